@@ -1,0 +1,45 @@
+# Everything runs in .venv, which is made when it is missing or its requirements changed.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+ARGS ?=
+
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: $(INSTALLED) ## Run the main job end to end and prove its result (ARGS="--fresh --changes 5000")
+	$(BIN)/omnisupport-ingest demo $(ARGS)
+
+.PHONY: up
+up: $(INSTALLED) ## Run the platform with the Dagster UI until Ctrl-C (ARGS="--workload 20")
+	$(BIN)/omnisupport-ingest up $(ARGS)
+
+.PHONY: test
+test: $(INSTALLED) ## Run the tests (ARGS="-m 'not slow'")
+	$(BIN)/python -m pytest $(ARGS)
+
+.PHONY: lint
+lint: $(INSTALLED) ## Check style, types, contracts and manifests
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/omnisupport-ingest contracts validate
+	$(BIN)/omnisupport-ingest manifest validate
+
+.PHONY: clean
+clean: ## Remove the home, the virtual environment and every cache
+	@if [ -x $(BIN)/omnisupport-ingest ]; then $(BIN)/omnisupport-ingest clean --yes; fi
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(INSTALLED): pyproject.toml constraints.txt setup.py
+	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
+	[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@

@@ -1,0 +1,101 @@
+"""The envelope: the columns of an event in ``raw_cdc_staging`` and ``deduped_events``.
+
+The payload (``before``, ``after``) stays the opaque text that landed. What the layers need to order,
+compare and route events stands beside it as columns of its own.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+POSITION_TYPE = T.StructType(
+    [
+        T.StructField("epoch", T.IntegerType()),
+        T.StructField("commit_lsn", T.LongType()),
+        T.StructField("ordinal", T.LongType()),
+    ]
+)
+"""Spark form of ``Position``; structs compare field by field, so it orders as the value does."""
+
+LANDED_TYPE = T.StructType(
+    [
+        T.StructField("epoch", T.IntegerType()),
+        T.StructField("commit_lsn", T.LongType()),
+        T.StructField("ordinal", T.LongType()),
+        T.StructField("op", T.StringType()),
+        T.StructField("source_ts", T.TimestampType()),
+        T.StructField("tx_id", T.LongType()),
+        T.StructField("lsn", T.LongType()),
+        T.StructField("source_schema", T.StringType()),
+        T.StructField("source_table", T.StringType()),
+        T.StructField("key", T.StringType()),
+        T.StructField("before", T.StringType()),
+        T.StructField("after", T.StringType()),
+        T.StructField("unchanged", T.ArrayType(T.StringType())),
+        T.StructField("moved_from_key", T.StringType()),
+        T.StructField("chunk_id", T.StringType()),
+        T.StructField("batch_id", T.StringType()),
+    ]
+)
+"""Spark form of a landed data file (``landing.rows.LANDED_SCHEMA``)."""
+
+_ARRIVAL = [
+    T.StructField("landed_at", T.TimestampType()),
+    T.StructField("watermark_before", T.TimestampType()),
+    T.StructField("event_hash", T.LongType()),
+]
+
+RAW_TYPE = T.StructType([T.StructField("window", T.StringType()), *LANDED_TYPE.fields, *_ARRIVAL])
+"""``raw_cdc_staging`` and ``deduped_events``: the landed columns, the window, the frozen arrival
+facts of the batch, and ``event_hash``."""
+
+QUARANTINE_TYPE = T.StructType(
+    [
+        *RAW_TYPE.fields,
+        T.StructField("reason", T.StringType()),
+        T.StructField("detector", T.StringType()),
+        T.StructField("rules", T.ArrayType(T.StringType())),
+        T.StructField("review_state", T.StringType()),
+    ]
+)
+"""``quarantine``: the whole event, why it is here (``reason``), what found it (``detector``), the
+names of the broken row rules, and the state of its review (``open``)."""
+
+ROW_OPS = ("c", "u", "d", "r")
+"""Operations that speak of one row."""
+
+IMAGE_OPS = ("c", "u", "r")
+"""Operations that carry a row image in ``after``."""
+
+
+def position() -> Column:
+    """The event's position as one comparable struct."""
+    return F.struct("epoch", "commit_lsn", "ordinal")
+
+
+def image(text: Column) -> Column:
+    """A row image as ``map<column, text>``; NULL where ``text`` is NULL or not a JSON object."""
+    return F.from_json(text, T.MapType(T.StringType(), T.StringType()))
+
+
+def event_hash() -> Column:
+    """64-bit hash (xxHash64) of an event's position and content, without capture metadata.
+
+    Two events at one position are the same event if and only if their hashes are equal.
+    """
+    return F.xxhash64(
+        "epoch",
+        "commit_lsn",
+        "ordinal",
+        "op",
+        "source_schema",
+        "source_table",
+        F.coalesce("key", F.lit("\x00")),
+        F.coalesce("before", F.lit("\x00")),
+        F.coalesce("after", F.lit("\x00")),
+        F.coalesce(F.array_join(F.array_sort("unchanged"), "\x00"), F.lit("\x01")),
+        F.coalesce("moved_from_key", F.lit("\x00")),
+        "source_ts",
+    )

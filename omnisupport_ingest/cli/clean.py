@@ -1,0 +1,40 @@
+"""``clean``: remove the home and everything in it."""
+
+from __future__ import annotations
+
+import shutil
+
+import click
+
+from omnisupport_ingest.cli.opening import open_settings
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.home import Home
+from omnisupport_ingest.runtime.home_lock import HomeLock
+
+
+@click.command()
+@click.confirmation_option("--yes", "-y", prompt="Remove the home with its lake, landing and database?")
+def clean() -> None:
+    """Remove the home: lake, landing, logs, Dagster's files, the embedded database."""
+    settings = open_settings()
+    folder = settings.home.expanduser().absolute()
+    if not folder.exists():
+        click.echo(f"{folder} is not there.")
+        return
+    if not (folder / "home.json").exists():
+        raise IngestError(
+            f"{folder} is not a home of this program (it has no home.json), so it is left alone.",
+            fix="Point OMNISUPPORT_HOME at the home to remove, or remove the folder yourself.",
+        )
+    remove_home(Home.open(folder, settings.window_size))
+    click.echo(f"{folder} is removed.")
+
+
+def remove_home(home: Home) -> None:
+    """Stop and remove the embedded database, then the folder; ``HomeInUse`` while it is in use."""
+    from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
+
+    with HomeLock(home, "clean"):
+        # Its data may lie outside of the home, see the class.
+        EmbeddedPostgres(home.postgres).destroy()
+        shutil.rmtree(home.path)

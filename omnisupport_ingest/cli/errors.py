@@ -1,0 +1,87 @@
+"""What a person sees when a command fails: the problem, the fix, and no traceback unless asked."""
+
+from __future__ import annotations
+
+import errno
+import os
+import traceback
+from pathlib import Path
+
+import click
+from pydantic import ValidationError
+
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.settings import PREFIX
+
+UNEXPECTED_EXIT_CODE = 70
+"""For what this program did not foresee (``EX_SOFTWARE`` of BSD's ``sysexits.h``)."""
+
+INTERRUPTED_EXIT_CODE = 130
+"""After Ctrl-C: 128 + SIGINT, as a shell has it."""
+
+
+class SettingsRefused(IngestError):
+    """A variable or a line of ``.env`` has a value that its setting cannot have."""
+
+    exit_code = 2
+
+
+def report(error: BaseException, *, debug: bool) -> int:
+    """Print ``error`` on standard error and return the exit code of the command."""
+    if isinstance(error, click.exceptions.Exit):
+        return error.exit_code
+    if isinstance(error, click.ClickException):
+        error.show()
+        return error.exit_code
+    if isinstance(error, (KeyboardInterrupt, click.exceptions.Abort)):
+        click.echo("Interrupted.", err=True)
+        return INTERRUPTED_EXIT_CODE
+    if debug:
+        click.echo("".join(traceback.format_exception(error)), err=True)
+    known = _known(error)
+    if known is None:
+        click.echo(_unexpected(error), err=True)
+        return UNEXPECTED_EXIT_CODE
+    click.echo(f"Error: {known}", err=True)
+    return known.exit_code
+
+
+def _known(error: BaseException) -> IngestError | None:
+    if isinstance(error, IngestError):
+        return error
+    if isinstance(error, ValidationError) and error.title == "Settings":
+        # Only the name and the rule: the value may be a password.
+        faults = "; ".join(f"{PREFIX}{_name(fault['loc'])}: {fault['msg']}" for fault in error.errors())
+        return SettingsRefused(
+            f"Settings that cannot be used: {faults}.",
+            fix="Correct the variable, or its line in .env; `omnisupport-ingest settings` lists them all.",
+        )
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return IngestError(
+            f"No space left on the disk{_at(error)}.",
+            fix="Free some space and run the same command again: it continues where it stopped.",
+        )
+    if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
+        return IngestError(
+            f"Not permitted: {os.strerror(error.errno)}{_at(error)}.",
+            fix="Give this user the right, or set OMNISUPPORT_HOME to a folder it may write.",
+        )
+    return None
+
+
+def _unexpected(error: BaseException) -> str:
+    # Not the message of the exception: a driver's message may quote a row.
+    last = traceback.extract_tb(error.__traceback__)[-1:]
+    where = f" in {last[0].name} ({Path(last[0].filename).name}:{last[0].lineno})" if last else ""
+    return (
+        f"Error: unexpected {type(error).__name__}{where}.\n"
+        "Fix: Run the command again as `omnisupport-ingest --debug …` and report the traceback."
+    )
+
+
+def _at(error: OSError) -> str:
+    return f" at {error.filename}" if error.filename else ""
+
+
+def _name(location: tuple[int | str, ...]) -> str:
+    return "_".join(str(part) for part in location).upper()

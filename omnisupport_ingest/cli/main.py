@@ -1,0 +1,67 @@
+"""The command ``omnisupport-ingest``: its subcommands, and how it ends.
+
+Nothing heavy is imported here or at the top of a command's module: ``--help`` answers at once, and
+PySpark and Dagster are loaded by the commands that use them.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from omnisupport_ingest import __version__
+from omnisupport_ingest.cli import errors
+from omnisupport_ingest.cli.capture import capture
+from omnisupport_ingest.cli.checkpoint import checkpoint
+from omnisupport_ingest.cli.clean import clean
+from omnisupport_ingest.cli.contracts import contracts
+from omnisupport_ingest.cli.demo import demo
+from omnisupport_ingest.cli.manifest import manifest
+from omnisupport_ingest.cli.postgres import postgres
+from omnisupport_ingest.cli.settings import settings
+from omnisupport_ingest.cli.up import up
+from omnisupport_ingest.cli.verify import verify
+from omnisupport_ingest.cli.workload import workload
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="omnisupport-ingest")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+def cli(debug: bool) -> None:
+    """PostgreSQL to a lakehouse by change data capture, on Dagster and Spark.
+
+    Every setting is a variable OMNISUPPORT_<NAME> or a line of .env; `settings` lists them.
+    """
+
+
+_COMMANDS = (
+    up,
+    demo,
+    capture,
+    verify,
+    checkpoint,
+    manifest,
+    contracts,
+    settings,
+    clean,
+    postgres,
+    workload,
+)
+for command in _COMMANDS:
+    cli.add_command(command)
+
+
+def main() -> None:
+    """Run the command line and exit; the entry point of the console script."""
+    # Read before parsing, so that an error of the parsing is shown in full as well.
+    debug = "--debug" in sys.argv[1:]
+    try:
+        outcome = cli(standalone_mode=False)
+    except BaseException as error:
+        sys.exit(errors.report(error, debug=debug))
+    sys.exit(outcome if isinstance(outcome, int) else 0)
+
+
+if __name__ == "__main__":
+    main()

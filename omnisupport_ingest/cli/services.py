@@ -1,0 +1,64 @@
+"""The subcommands of ours that run as services of ``up`` and ``demo``."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from omnisupport_ingest.home import Home
+from omnisupport_ingest.runtime.environment import settings_environment
+from omnisupport_ingest.runtime.supervisor import Backoff, Service, Supervisor
+from omnisupport_ingest.settings import Settings
+
+POSTGRES = "postgres"
+CAPTURE = "capture"
+WORKLOAD = "workload"
+
+_START_SECONDS = 120.0
+SEED = 1
+"""Seed of the rows that the support desk begins with."""
+
+
+def start_source(supervisor: Supervisor, settings: Settings, home: Home, *, seed: int = SEED) -> None:
+    """Start the embedded PostgreSQL with the support desk in it, unless a source is configured."""
+    if settings.source_dsn is not None:
+        return
+    from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
+    from omnisupport_ingest.sources.postgres.support_desk.seed import prepare
+
+    click.echo("Starting PostgreSQL …")
+    supervisor.start(_own(POSTGRES, settings, grace=60.0))
+    server = EmbeddedPostgres(home.postgres)
+    supervisor.wait(lambda: _accepts(server.dsn()), what="PostgreSQL", seconds=_START_SECONDS)
+    prepare(server.dsn(), seed)
+
+
+def capture(settings: Settings) -> Service:
+    """The capture of the source; started again when it fails, for a source may be away for hours."""
+    return _own(CAPTURE, settings, grace=30.0)
+
+
+def workload(settings: Settings, rate: float) -> Service:
+    """Traffic of ``rate`` changes per second."""
+    return _own(WORKLOAD, settings, f"--rate={rate}")
+
+
+def _own(name: str, settings: Settings, *options: str, grace: float = 10.0) -> Service:
+    return Service(
+        name,
+        (sys.executable, "-m", "omnisupport_ingest.cli.main", name, *options),
+        environment=settings_environment(settings) | {"PYTHONUNBUFFERED": "1"},
+        restart=Backoff(),
+        grace=grace,
+    )
+
+
+def _accepts(dsn: str) -> bool:
+    import psycopg2
+
+    try:
+        psycopg2.connect(dsn, connect_timeout=2).close()
+    except psycopg2.Error:
+        return False
+    return True

@@ -1,0 +1,32 @@
+"""Ending a command that runs until it is told to stop."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def stop_on_signal() -> Iterator[threading.Event]:
+    """An event that SIGINT and SIGTERM set, so that the work in hand is finished first."""
+    stop = threading.Event()
+    before = {
+        number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def interrupt_on_terminate() -> Iterator[None]:
+    """SIGTERM raises ``KeyboardInterrupt``, as Ctrl-C does: both stop a supervising command alike."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

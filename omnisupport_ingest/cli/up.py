@@ -1,0 +1,54 @@
+"""``up``: the whole platform in the foreground, until Ctrl-C."""
+
+from __future__ import annotations
+
+import click
+
+from omnisupport_ingest.cli import services
+from omnisupport_ingest.cli.opening import open_home, open_settings
+from omnisupport_ingest.cli.stopping import interrupt_on_terminate
+from omnisupport_ingest.runtime.dagster_services import start_dagster
+from omnisupport_ingest.runtime.home_lock import HomeLock
+from omnisupport_ingest.runtime.ports import require_port
+from omnisupport_ingest.runtime.spark_connect import start_spark_connect, stop_spark_connect
+from omnisupport_ingest.runtime.supervisor import Supervisor
+
+
+@click.command()
+@click.option(
+    "--workload",
+    "rate",
+    type=click.FloatRange(0, min_open=True),
+    metavar="RATE",
+    help="Keep changing the embedded support desk, RATE changes per second.",
+)
+def up(rate: float | None) -> None:
+    """Run everything: source, capture, Spark, the Dagster UI and its daemon. Ctrl-C stops it.
+
+    The source is the embedded PostgreSQL unless OMNISUPPORT_SOURCE_DSN names another one.
+    """
+    settings = open_settings()
+    if rate is not None and settings.source_dsn is not None:
+        raise click.UsageError("--workload changes rows: it runs on the embedded PostgreSQL only.")
+    home = open_home(settings)
+    with interrupt_on_terminate(), HomeLock(home, "up"):
+        # Refused before anything starts, not after a minute.
+        port = require_port(settings.webserver_port, "OMNISUPPORT_WEBSERVER_PORT")
+        settings = settings.model_copy(update={"webserver_port": port})
+        with Supervisor(home, report=click.echo) as supervisor:
+            try:
+                services.start_source(supervisor, settings, home)
+                supervisor.start(services.capture(settings))
+                if rate is not None:
+                    supervisor.start(services.workload(settings, rate))
+                click.echo("Starting Spark …")
+                start_spark_connect(supervisor, settings, home)
+                click.echo("Starting Dagster …")
+                ui = start_dagster(supervisor, settings, home).ui
+                click.echo(f"\nThe platform runs. UI: {ui}\nHome: {home.path}   Stop with Ctrl-C.\n")
+                supervisor.run()
+            except KeyboardInterrupt:
+                click.echo("\nStopping …")
+            finally:
+                stop_spark_connect(supervisor, home)
+    click.echo("Stopped. Nothing is lost; `omnisupport-ingest up` goes on from here.")

@@ -1,0 +1,28 @@
+"""``workload``: traffic for the support desk, so that there is something to see."""
+
+from __future__ import annotations
+
+import click
+
+from omnisupport_ingest.cli.opening import open_home, open_settings
+from omnisupport_ingest.cli.stopping import stop_on_signal
+
+
+@click.command()
+@click.option("--rate", type=click.FloatRange(0, min_open=True), default=20.0, show_default=True)
+@click.option("--seed", type=int, default=1, show_default=True, help="Same seed, same changes.")
+def workload(rate: float, seed: int) -> None:
+    """Make RATE changes per second in the embedded support desk, until Ctrl-C."""
+    from omnisupport_ingest.sources.postgres.capture import source_dsn
+    from omnisupport_ingest.sources.postgres.support_desk.seed import prepare
+    from omnisupport_ingest.sources.postgres.support_desk.workload import Workload
+
+    settings = open_settings()
+    if settings.source_dsn is not None:
+        raise click.UsageError(
+            "workload changes rows: it runs on the embedded PostgreSQL only. Unset OMNISUPPORT_SOURCE_DSN."
+        )
+    dsn = source_dsn(settings, open_home(settings))
+    prepare(dsn, seed)
+    with stop_on_signal() as stop:
+        Workload(dsn, seed).run_forever(rate, stop)

@@ -1,0 +1,153 @@
+"""The columns of a contract document, read into values; what cannot be enforced is refused."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from omnisupport_ingest.contracts.model import Column, ContractError
+from omnisupport_ingest.contracts.pg_types import ARRAYS, FLOATS, INTEGERS, NUMBERS, Kind, PgType
+
+RESERVED_PREFIX = "_cdc_"
+"""Names of the lake's own columns begin so; no source column may."""
+
+PARTITION_COLUMN = "window"
+"""The one column of the lake's own without that prefix."""
+
+_RULES = {
+    "enum": frozenset({Kind.TEXT}),
+    "pattern": frozenset({Kind.TEXT}),
+    "maxLength": frozenset({Kind.TEXT}),
+    "minimum": NUMBERS,
+    "maximum": NUMBERS,
+}
+"""JSON Schema keyword → the kinds of column it is enforced on."""
+
+
+def read_columns(path: Path, document: dict[str, Any]) -> tuple[Column, ...]:
+    """The columns of ``document`` in its order; ``ContractError`` for the first that cannot be used."""
+    required = set(document["required"])
+    unknown = sorted(required - set(document["properties"]))
+    if unknown:
+        raise refused(path, "required", f"names {unknown[0]!r}, which is not a column", "Name columns only.")
+    pii = document["x-cdc"].get("pii", {})
+    _check_pii(path, document, pii)
+    _check_names(path, document)
+    return tuple(
+        _column(path, name, body, nullable=name not in required, pii=pii.get(name))
+        for name, body in document["properties"].items()
+    )
+
+
+def refused(path: Path, at: str, problem: str, fix: str) -> ContractError:
+    """The error for something at the JSON path ``$.<at>`` of the file ``path``."""
+    return ContractError(f"{path} at $.{at}: {problem}.", fix=fix)
+
+
+def _column(
+    path: Path, name: str, body: dict[str, Any], *, nullable: bool, pii: dict[str, str] | None
+) -> Column:
+    kind = PgType.parse(body["x-pg-type"]).kind
+    _check_type(path, f"properties.{name}.type", body, kind, nullable=nullable)
+    _check_rules(path, f"properties.{name}", body, kind)
+    return Column(
+        name=name,
+        pg_type=body["x-pg-type"],
+        nullable=nullable,
+        description=body["description"],
+        enum=tuple(value for value in body.get("enum", ()) if value is not None),
+        minimum=_decimal(body.get("minimum")),
+        maximum=_decimal(body.get("maximum")),
+        pattern=body.get("pattern"),
+        max_length=body.get("maxLength"),
+        personal=pii is not None,
+        pii_note=pii["note"] if pii else "",
+    )
+
+
+def _check_pii(path: Path, document: dict[str, Any], pii: dict[str, Any]) -> None:
+    for name in pii:
+        if name not in document["properties"]:
+            raise refused(path, f"x-cdc.pii.{name}", "is not a column", "Name columns only.")
+        if pii[name]["policy"] != "keep":
+            raise refused(
+                path,
+                f"x-cdc.pii.{name}.policy",
+                f"is {pii[name]['policy']!r}, which this version cannot carry out: values would be kept",
+                "Use keep, or take the column out of the publication at the source.",
+            )
+
+
+def _check_names(path: Path, document: dict[str, Any]) -> None:
+    seen: dict[str, str] = {}
+    for name in document["properties"]:
+        at, plain = f"properties.{name}", name.lower()
+        if plain.startswith(RESERVED_PREFIX):
+            problem = f"begins with {RESERVED_PREFIX}, which marks the lake's own columns"
+        elif plain == PARTITION_COLUMN:
+            problem = "is the name of the lake's partition column"
+        elif seen.setdefault(plain, name) != name:
+            problem = f"differs from {seen[plain]!r} only in case, and Spark ignores case"
+        else:
+            continue
+        raise refused(path, at, problem, "Rename the column at the source, or leave it out of the contract.")
+
+
+def _check_type(path: Path, at: str, body: dict[str, Any], kind: Kind, *, nullable: bool) -> None:
+    types = {body["type"]} if isinstance(body["type"], str) else set(body["type"])
+    if ("null" in types) != nullable:
+        raise refused(
+            path,
+            at,
+            "and $.required disagree on whether the column may be null",
+            'Either list the column in required, or allow the type "null"; not both, not neither.',
+        )
+    if body["x-pg-type"].lower() in ("json", "jsonb"):
+        return
+    fitting = _json_types(kind)
+    misfits = sorted(types - fitting - {"null"})
+    if misfits:
+        raise refused(
+            path,
+            at,
+            f"{misfits[0]!r} does not fit the PostgreSQL type {body['x-pg-type']!r}",
+            f"Use {' or '.join(sorted(fitting))}, or correct x-pg-type.",
+        )
+
+
+def _json_types(kind: Kind) -> set[str]:
+    """The JSON types that values of ``kind`` may have in a document; exact numerics may be strings."""
+    if kind is Kind.BOOLEAN:
+        return {"boolean"}
+    if kind in INTEGERS:
+        return {"integer"}
+    if kind in FLOATS:
+        return {"number", "integer"}
+    if kind in NUMBERS:
+        return {"number", "integer", "string"}
+    if kind in ARRAYS:
+        return {"array", "string"}
+    return {"string", "object", "array"}
+
+
+def _check_rules(path: Path, at: str, body: dict[str, Any], kind: Kind) -> None:
+    for rule, kinds in _RULES.items():
+        if rule in body and kind not in kinds:
+            raise refused(
+                path,
+                f"{at}.{rule}",
+                f"is not enforced on the type {body['x-pg-type']!r}",
+                "Take the rule out.",
+            )
+    try:
+        re.compile(body.get("pattern", ""))
+    except re.error as problem:
+        raise refused(
+            path, f"{at}.pattern", f"is not a regular expression: {problem}", "Correct the pattern."
+        ) from None
+
+
+def _decimal(number: int | float | None) -> Decimal | None:
+    return None if number is None else Decimal(str(number))

@@ -1,0 +1,24 @@
+"""Lengths of time as contracts write them: ISO 8601 durations such as ``PT1H`` and ``P7D``."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+
+_DURATION = re.compile(
+    r"P(?=[0-9T])(?:([0-9]{1,6})W|(?:([0-9]{1,6})D)?"
+    r"(?:T(?=[0-9])(?:([0-9]{1,6})H)?(?:([0-9]{1,6})M)?(?:([0-9]{1,6})S)?)?)"
+)
+
+
+def parse_duration(text: str) -> timedelta:
+    """Read weeks (``P2W``) or days, hours, minutes and seconds (``P1DT6H30M``); whole numbers.
+
+    Years and months have no fixed length and are refused. ``ValueError`` for anything else.
+    Source of the format: ISO 8601-1:2019, 5.5.2.
+    """
+    match = _DURATION.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is not a duration like PT1H, P7D or P1DT6H30M")
+    weeks, days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return timedelta(weeks=weeks, days=days, hours=hours, minutes=minutes, seconds=seconds)

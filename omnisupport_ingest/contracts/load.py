@@ -1,0 +1,119 @@
+"""Contracts from their files: ``load_contracts`` reads a folder of JSON documents into values.
+
+A contract document is itself a JSON Schema of one row, with the policy of its change events in
+``x-cdc``; its own form is ``contracts/contract.schema.json``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from datetime import timedelta
+from pathlib import Path
+
+from omnisupport_ingest.contracts.columns import read_columns, refused
+from omnisupport_ingest.contracts.documents import check_document, program_file, read_document
+from omnisupport_ingest.contracts.durations import parse_duration
+from omnisupport_ingest.contracts.model import Column, ContractError, Contracts, TableContract
+
+__all__ = [
+    "Column",
+    "ContractError",
+    "Contracts",
+    "TableContract",
+    "default_contracts_dir",
+    "load_contract",
+    "load_contracts",
+]
+
+SCHEMA = "contracts/contract.schema.json"
+
+
+def default_contracts_dir() -> Path:
+    """``contracts/data`` of the working folder if it is there, else the contracts that come with us."""
+    here = Path("contracts/data")
+    return here if here.is_dir() else program_file("contracts/data")
+
+
+def load_contracts(folder: Path) -> Contracts:
+    """Every ``*.json`` in ``folder`` as a contract; ``ContractError`` for the first that is not one."""
+    if not folder.is_dir():
+        raise ContractError(
+            f"{folder} is not a folder of contracts.",
+            fix="Set OMNISUPPORT_CONTRACTS_DIR to the folder that holds the contract files.",
+        )
+    paths = sorted(folder.glob("*.json"))
+    if not paths:
+        raise ContractError(
+            f"{folder} holds no contract (*.json).",
+            fix="Add one contract file per table that is to be ingested.",
+        )
+    return Contracts(tuple(load_contract(path) for path in paths))
+
+
+def load_contract(path: Path) -> TableContract:
+    """The contract in one file; ``ContractError`` names the file, the JSON path and the fix."""
+    document = read_document(path, ContractError)
+    check_document(document, path, SCHEMA, ContractError)
+    policy = document["x-cdc"]
+    columns = read_columns(path, document)
+    _check_key(path, policy["key"], columns)
+    soft_delete = policy["events"]["soft_delete_column"]
+    if soft_delete is not None and soft_delete not in {column.name for column in columns}:
+        raise refused(
+            path,
+            "x-cdc.events.soft_delete_column",
+            f"{soft_delete!r} is not a column",
+            "Name a column, or null.",
+        )
+    allowed = _duration(path, "allowed", policy["lateness"])
+    longest = _duration(path, "max", policy["lateness"])
+    if longest < allowed:
+        raise refused(
+            path, "x-cdc.lateness.max", "is shorter than allowed", "Make max at least as long as allowed."
+        )
+    return TableContract(
+        name=policy["table"],
+        version=policy["version"],
+        source=policy["source"],
+        schema=policy["schema"],
+        table=policy["table"],
+        title=document["title"],
+        description=document["description"],
+        owner=policy["owner"],
+        key=tuple(policy["key"]),
+        columns=columns,
+        soft_delete_column=soft_delete,
+        allowed_lateness=allowed,
+        max_lateness=longest,
+        path=str(path),
+        fingerprint=hashlib.sha256(
+            json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+        ).hexdigest(),
+    )
+
+
+def _check_key(path: Path, key: list[str], columns: tuple[Column, ...]) -> None:
+    by_name = {column.name: column for column in columns}
+    for index, name in enumerate(key):
+        at = f"x-cdc.key[{index}]"
+        if name not in by_name:
+            raise refused(
+                path, at, f"{name!r} is not a column of this contract", "Name a column under properties."
+            )
+        if by_name[name].nullable:
+            raise refused(
+                path, at, f"{name!r} may be null, and a key may not", f"List {name} in required, as NOT NULL."
+            )
+
+
+def _duration(path: Path, name: str, lateness: dict[str, str]) -> timedelta:
+    try:
+        return parse_duration(lateness[name])
+    except ValueError as problem:
+        raise refused(
+            path,
+            f"x-cdc.lateness.{name}",
+            str(problem),
+            "Write an ISO 8601 duration without years and months.",
+        ) from None

@@ -1,0 +1,135 @@
+"""What a table contract says, as values: ``Column``, ``TableContract`` and ``Contracts``.
+
+These are plain values without Spark, pandera or file access, so that every room can speak them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import timedelta
+from decimal import Decimal
+
+from omnisupport_ingest.contracts.pg_types import PgType
+from omnisupport_ingest.errors import IngestError
+
+
+class ContractError(IngestError):
+    """A contract that cannot be used; the message names the file, the JSON path and the fix."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a contract.
+
+    ``pg_type`` is the source's type as the contract writes it (``numeric(12,2)``, ``text[]``).
+    ``enum``, ``minimum``, ``maximum``, ``pattern`` and ``max_length`` (in characters) are rules on
+    the value; empty or null: no rule. ``personal`` marks personal data; ``pii`` is what is done
+    with it, which in this version is always ``keep``; ``pii_note`` says why that is right.
+    """
+
+    name: str
+    pg_type: str
+    nullable: bool = True
+    description: str = ""
+    pii: str = "keep"
+    enum: tuple[str, ...] = ()
+    minimum: Decimal | None = None
+    maximum: Decimal | None = None
+    pattern: str | None = None
+    max_length: int | None = None
+    personal: bool = False
+    pii_note: str = ""
+
+    @property
+    def type(self) -> PgType:
+        """``pg_type``, parsed."""
+        return PgType.parse(self.pg_type)
+
+
+@dataclass(frozen=True, slots=True)
+class TableContract:
+    """What is agreed about one source table: its columns, its key and how its events are judged.
+
+    ``name`` names the table within its source (``dim_<name>``). ``key`` lists the key columns in
+    the order in which an event's key is written. ``soft_delete_column``: a non-null value in it
+    means that the row is deleted. A window closes ``allowed_lateness`` after its end; an event
+    later than ``max_lateness`` waits for a person. ``path`` is the contract's file and
+    ``fingerprint`` the SHA-256 of its canonical JSON: another fingerprint is another contract.
+    """
+
+    name: str
+    version: str
+    source: str
+    schema: str
+    table: str
+    title: str
+    description: str
+    owner: str
+    key: tuple[str, ...]
+    columns: tuple[Column, ...]
+    soft_delete_column: str | None
+    allowed_lateness: timedelta
+    max_lateness: timedelta
+    path: str
+    fingerprint: str
+
+    @property
+    def full_name(self) -> str:
+        """The table as the source calls it: ``schema.table``."""
+        return f"{self.schema}.{self.table}"
+
+    @property
+    def column_names(self) -> tuple[str, ...]:
+        return tuple(column.name for column in self.columns)
+
+    def column(self, name: str) -> Column:
+        """The column called ``name``; ``KeyError`` if the contract has none."""
+        for column in self.columns:
+            if column.name == name:
+                return column
+        raise KeyError(name)
+
+
+@dataclass(frozen=True)
+class Contracts:
+    """All contracts of one folder, at most one per source table; iterates by source and name."""
+
+    all: tuple[TableContract, ...]
+    _by_table: dict[tuple[str, str, str], TableContract] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        ordered = tuple(sorted(self.all, key=lambda contract: (contract.source, contract.name)))
+        by_name: dict[tuple[str, str], TableContract] = {}
+        for contract in ordered:
+            # Lake folders and Dagster keys carry source and name alone, without the schema.
+            other = by_name.setdefault((contract.source, contract.name.lower()), contract)
+            if other is not contract:
+                raise ContractError(
+                    f"{other.path} and {contract.path} are both contracts for the table {contract.name!r} "
+                    f"of the source {contract.source!r} ({other.full_name} and {contract.full_name}).",
+                    fix="Keep one of the two files; a table has one contract, and two schemas of one source "
+                    "cannot both hold a table of this name.",
+                )
+        object.__setattr__(self, "all", ordered)
+        object.__setattr__(self, "_by_table", {(c.source, c.schema, c.table): c for c in ordered})
+
+    def __iter__(self) -> Iterator[TableContract]:
+        return iter(self.all)
+
+    def __len__(self) -> int:
+        return len(self.all)
+
+    def sources(self) -> tuple[str, ...]:
+        """The names of the sources that have contracts, sorted."""
+        return tuple(sorted({contract.source for contract in self.all}))
+
+    def of_source(self, source: str) -> tuple[TableContract, ...]:
+        """The contracts of ``source``, sorted by name; empty for an unknown source."""
+        return tuple(contract for contract in self.all if contract.source == source)
+
+    def find(self, source: str, schema: str, table: str) -> TableContract | None:
+        """The contract of one source table, null if it has none."""
+        return self._by_table.get((source, schema, table))

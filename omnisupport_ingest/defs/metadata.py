@@ -1,0 +1,56 @@
+"""A checkpoint as Dagster metadata; whole numbers become plots over the partitions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import dagster as dg
+from dagster import MetadataValue
+
+from omnisupport_ingest.lake.checkpoint import Checkpoint
+
+CONCEPTS = ("cursor", "watermark", "dedupe_key", "idempotency_key", "checkpoint")
+"""The five entries that every materialization carries."""
+
+
+def checkpoint_metadata(
+    checkpoint: Checkpoint, *, duration_seconds: float | None = None
+) -> Mapping[str, dg.MetadataValue]:
+    """The entries for the materialization of the checkpoint's window.
+
+    ``duration_seconds`` is how long the step took for all of its windows; left out where unknown.
+    """
+    entries: dict[str, dg.MetadataValue] = {
+        "cursor": MetadataValue.text(checkpoint.cursor or "none: no event yet"),
+        "watermark": (
+            MetadataValue.timestamp(checkpoint.watermark)
+            if checkpoint.watermark is not None
+            else MetadataValue.text("none: no event yet")
+        ),
+        "dedupe_key": MetadataValue.text(checkpoint.dedupe_key),
+        "idempotency_key": MetadataValue.text(checkpoint.idempotency_key),
+        "checkpoint": MetadataValue.text(
+            f"Delta version {checkpoint.delta_version}, generation {checkpoint.generation}, "
+            f"committed {checkpoint.committed_at.isoformat(timespec='milliseconds')}"
+        ),
+        "lsn_range": MetadataValue.text(f"{checkpoint.lsn_start or '–'} → {checkpoint.lsn_end or '–'}"),
+        "last_batch_id": MetadataValue.text(checkpoint.last_batch_id or "–"),
+        "committed_by_run": MetadataValue.text(checkpoint.run_id),
+        "content_hash": MetadataValue.text(checkpoint.content_hash),
+        "batches": MetadataValue.int(checkpoint.batches),
+        "generation": MetadataValue.int(checkpoint.generation),
+        "events_raw": MetadataValue.int(checkpoint.raw),
+        "events_deduped": MetadataValue.int(checkpoint.deduped),
+        "events_duplicate": MetadataValue.int(checkpoint.duplicates),
+        "events_quarantined": MetadataValue.int(checkpoint.quarantined),
+        "dagster/row_count": MetadataValue.int(checkpoint.rows),
+    }
+    for name, value in (
+        ("delta_version", checkpoint.delta_version),
+        ("upstream_version", checkpoint.upstream_version),
+    ):
+        if value is not None:
+            entries[name] = MetadataValue.int(value)
+    if duration_seconds is not None:
+        entries["duration_seconds"] = MetadataValue.float(round(duration_seconds, 3))
+    return entries

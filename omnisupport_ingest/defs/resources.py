@@ -1,0 +1,37 @@
+"""What assets and checks are given: the workspace, and Spark through dagster-pyspark."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dagster as dg
+from dagster_pyspark import LazyPySparkResource
+
+from omnisupport_ingest.runtime.spark import session, session_conf
+from omnisupport_ingest.stages.workspace import Workspace
+
+
+class SparkResource(LazyPySparkResource):
+    """dagster-pyspark's lazy session, opened where the platform runs Spark.
+
+    The choice between the warm Spark Connect server and a JVM in this process is made when a step
+    first asks, not when definitions load: loading must neither need Java nor freeze an address.
+    """
+
+    workspace: dg.ResourceDependency[Workspace]
+
+    @property
+    def spark_session(self) -> Any:
+        """The session of this process; ``JavaMissing`` or ``SparkUnreachable`` say what to do."""
+        if self._spark_session is None:
+            # The builder of dagster-pyspark then finds this session and applies the configuration.
+            session(self.workspace.settings)
+        return super().spark_session
+
+
+def build_resources(workspace: Workspace) -> dict[str, Any]:
+    """The resources of the code location; neither opens anything before it is used."""
+    return {
+        "workspace": workspace,
+        "pyspark": SparkResource(spark_config=session_conf(workspace.settings), workspace=workspace),
+    }

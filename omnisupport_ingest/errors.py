@@ -1,0 +1,20 @@
+"""The one base class of every error a person may see: what is wrong, and what to do about it."""
+
+
+class IngestError(Exception):
+    """A problem with its fix, both written for the person who reads them.
+
+    ``problem`` names the file, row or setting and the value seen; ``fix`` is the next thing to do.
+    Neither may hold a password or the values of a data row. ``exit_code`` is what the command
+    line exits with; rooms define subclasses where a caller must tell two problems apart.
+    """
+
+    exit_code = 1
+
+    def __init__(self, problem: str, *, fix: str) -> None:
+        super().__init__(problem)
+        self.problem = problem
+        self.fix = fix
+
+    def __str__(self) -> str:
+        return f"{self.problem}\nFix: {self.fix}"

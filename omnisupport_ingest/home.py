@@ -1,0 +1,117 @@
+"""The home folder: where landing, lake, Dagster's own files and logs live, and what they agree on.
+
+``home.json`` is written once, when the folder is made. It fixes what must not change under data
+that is already there: the format version and the grid of windows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from omnisupport_ingest.durable import create_exclusively
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.windows import WindowGrid, WindowSize
+
+FORMAT_VERSION = 1
+"""Version of the layout of a home; raised when older code could not read a newer one."""
+
+_GRACE_BEFORE_CREATION = timedelta(hours=1)
+"""Windows start this long before the home: every window since the start is a Dagster partition."""
+
+
+class HomeMismatch(IngestError):
+    """The home was made by a newer version, or with another window size."""
+
+    exit_code = 3
+
+
+@dataclass(frozen=True)
+class Home:
+    """An opened home folder. Paths below it are made when first used, readable by the owner only."""
+
+    path: Path
+    grid: WindowGrid
+
+    @classmethod
+    def open(cls, path: Path, window: WindowSize, *, now: datetime | None = None) -> Home:
+        """Open the home at ``path``, making it if it is not there; ``HomeMismatch`` if it differs.
+
+        ``now`` (timezone-aware) is the time of creation, for tests.
+        """
+        path = path.expanduser().absolute()
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        marker = path / "home.json"
+        if not marker.exists():
+            first = WindowGrid(WindowSize(24 * 60), datetime(1970, 1, 1, tzinfo=UTC)).truncate
+            created = now or datetime.now(UTC)
+            start = WindowGrid(window, first(created)).truncate(created - _GRACE_BEFORE_CREATION)
+            record = {
+                "format_version": FORMAT_VERSION,
+                "window": str(window),
+                "first_window": start.isoformat(),
+                "created": created.isoformat(),
+            }
+            # Another process may be making the same home: the first marker counts, for both.
+            create_exclusively(marker, json.dumps(record, indent=2).encode() + b"\n")
+        return cls(path, _read_marker(marker, window))
+
+    @property
+    def landing(self) -> Path:
+        return self._folder("landing")
+
+    @property
+    def lake(self) -> Path:
+        return self._folder("lake")
+
+    @property
+    def dagster(self) -> Path:
+        return self._folder("dagster")
+
+    @property
+    def logs(self) -> Path:
+        return self._folder("logs")
+
+    @property
+    def postgres(self) -> Path:
+        return self._folder("postgres")
+
+    @property
+    def run(self) -> Path:
+        """Locks, process ids and addresses of what is running; nothing in it outlives a restart."""
+        return self._folder("run")
+
+    def _folder(self, name: str) -> Path:
+        folder = self.path / name
+        folder.mkdir(exist_ok=True, mode=0o700)
+        return folder
+
+
+def _read_marker(marker: Path, window: WindowSize) -> WindowGrid:
+    try:
+        record = json.loads(marker.read_text())
+        version = int(record["format_version"])
+        if version <= FORMAT_VERSION:
+            grid = WindowGrid(
+                WindowSize.parse(record["window"]), datetime.fromisoformat(record["first_window"])
+            )
+    except (ValueError, KeyError, TypeError, IngestError) as error:
+        raise HomeMismatch(
+            f"{os.fspath(marker)} cannot be read: {error}.",
+            fix="Restore home.json from a backup, or start with an empty home (OMNISUPPORT_HOME).",
+        ) from error
+    if version > FORMAT_VERSION:
+        raise HomeMismatch(
+            f"{os.fspath(marker.parent)} has format version {version}; this program reads up to "
+            f"{FORMAT_VERSION}.",
+            fix="Use the newer omnisupport_ingest that made it, or another OMNISUPPORT_HOME.",
+        )
+    if grid.size != window:
+        raise HomeMismatch(
+            f"{os.fspath(marker.parent)} has {grid.size} windows, but OMNISUPPORT_WINDOW is {window}.",
+            fix=f"Set OMNISUPPORT_WINDOW={grid.size}, or use another OMNISUPPORT_HOME for {window} windows.",
+        )
+    return grid

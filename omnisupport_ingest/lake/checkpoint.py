@@ -1,0 +1,68 @@
+"""What one window of one layer is complete to, as its last commit recorded it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from datetime import datetime
+from typing import Any
+
+_MOMENTS = frozenset({"watermark", "committed_at"})
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The record of one window after a commit; kept in the table, mirrored in run metadata.
+
+    ``cursor`` is the text of the last event (or the name of the last batch) taken, inclusive.
+    ``dedupe_key`` says what identifies an event, ``idempotency_key`` what identifies the work that
+    was done. ``rows`` counts what the layer holds for the window; ``raw``, ``deduped``,
+    ``duplicates`` and ``quarantined`` add up as ``raw = deduped + duplicates + quarantined``.
+    ``content_hash`` depends on the rows alone, not on their split into files. ``delta_version`` is
+    ``None`` inside the table, whose log numbers the commit only as it accepts it. Moments are
+    timezone-aware.
+    """
+
+    layer: str
+    table: str
+    source: str
+    window: str
+    cursor: str
+    watermark: datetime | None
+    dedupe_key: str
+    idempotency_key: str
+    last_batch_id: str | None
+    batches: int
+    lsn_start: str | None
+    lsn_end: str | None
+    rows: int
+    raw: int
+    deduped: int
+    duplicates: int
+    quarantined: int
+    content_hash: str
+    generation: int
+    delta_version: int | None
+    run_id: str
+    committed_at: datetime
+    upstream_version: int | None
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as JSON values; moments in ISO 8601."""
+        record = asdict(self)
+        for name in _MOMENTS:
+            if record[name] is not None:
+                record[name] = record[name].isoformat()
+        return record
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> Checkpoint:
+        """Read what ``to_json`` wrote; fields a newer version added are passed over.
+
+        ``KeyError`` names a field that is missing.
+        """
+        values = {field.name: record[field.name] for field in fields(cls)}
+        for name in _MOMENTS:
+            if values[name] is not None:
+                values[name] = datetime.fromisoformat(values[name])
+        return cls(**values)

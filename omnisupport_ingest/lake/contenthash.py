@@ -1,0 +1,72 @@
+"""A hash of a set of rows that does not depend on their order or their split into files.
+
+Each row brings a 64-bit hash of itself. The set's hash is their count, their sum modulo 2^64 and
+their exclusive or: commutative and associative, so parts may be hashed apart and joined. The sum
+tells repeated rows apart, which the exclusive or alone would cancel. It finds accidents, not
+attacks: someone who may choose the rows can make two sets collide.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow.parquet as pq
+
+_MODULUS = 1 << 64
+
+
+@dataclass(frozen=True, slots=True)
+class ContentHash:
+    """The hash of a set of rows; ``ContentHash()`` is that of no rows."""
+
+    count: int = 0
+    total: int = 0
+    parity: int = 0
+
+    @classmethod
+    def of(cls, hashes: npt.NDArray[np.int64]) -> ContentHash:
+        """The hash of the rows whose own hashes are ``hashes``."""
+        values = np.ascontiguousarray(hashes, dtype=np.int64).view(np.uint64)
+        # numpy's sum of unsigned numbers wraps around at 2^64, which is the modulus wanted.
+        total = int(np.add.reduce(values)) if len(values) else 0
+        parity = int(np.bitwise_xor.reduce(values)) if len(values) else 0
+        return cls(len(values), total, parity)
+
+    def __add__(self, other: ContentHash) -> ContentHash:
+        return ContentHash(
+            self.count + other.count, (self.total + other.total) % _MODULUS, self.parity ^ other.parity
+        )
+
+    def __str__(self) -> str:
+        """48 hexadecimal digits: count, sum, exclusive or."""
+        return f"{self.count:016x}{self.total:016x}{self.parity:016x}"
+
+    @classmethod
+    def parse(cls, text: str) -> ContentHash:
+        """Read the form that ``str`` writes."""
+        return cls(int(text[:16], 16), int(text[16:32], 16), int(text[32:], 16))
+
+
+def content_hash(files: Iterable[str | os.PathLike[str]], column: str) -> str:
+    """``hash_of_files`` as text."""
+    return str(hash_of_files(files, column))
+
+
+def hash_of_files(files: Iterable[str | os.PathLike[str]], column: str) -> ContentHash:
+    """The hash of all rows of the Parquet ``files``, from their int64 ``column``, read in batches.
+
+    A file without rows adds nothing. ``ValueError`` if a row has no hash (NULL).
+    """
+    found = ContentHash()
+    for file in files:
+        with pq.ParquetFile(os.fspath(file)) as parquet:
+            for batch in parquet.iter_batches(columns=[column]):
+                hashes = batch.column(0)
+                if hashes.null_count:
+                    raise ValueError(f"{hashes.null_count} rows of {os.fspath(file)} have no {column}")
+                found += ContentHash.of(hashes.to_numpy(zero_copy_only=False))
+    return found

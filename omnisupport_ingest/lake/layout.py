@@ -1,0 +1,116 @@
+"""Where the files of a table lie, and what a path says about the file at its end.
+
+::
+
+    <table>/_delta_log/                                          the log, which is the truth
+    <table>/.staging/<uuid>/                                     what Spark is still writing
+    <table>/window=W/g0001-<key>/source_table=T/part-0.parquet   one unit of work, placed by one rename
+    <table>/window=W/source_table=.../state-g0001-<digest>.parquet   the state of window W
+
+Every partition column appears in the path as ``name=value`` (Hive's form): Polars and DuckDB take
+the columns from there. A table without partitions has one window, the empty text, and the same
+layout without the ``name=value`` folders.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from urllib.parse import unquote
+
+WINDOW = "window"
+"""The partition column that names the window."""
+
+STAGING = ".staging"
+"""The folder of unfinished writes; its name is hidden from every reader of the table."""
+
+WHOLE_TABLE = ""
+"""The window of a table that is not partitioned."""
+
+HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
+"""How Hive and Spark spell NULL in a path."""
+
+_UNIT = re.compile(r"g\d{4,}-[0-9a-f]{16}")
+_STATE = re.compile(r"state-g\d{4,}-[0-9a-f]{16}\.parquet")
+
+Partition = tuple[tuple[str, str | None], ...]
+"""Partition columns and their values, in the order of the table."""
+
+
+@dataclass(frozen=True, slots=True)
+class LakeFile:
+    """A file that a version of the table holds.
+
+    ``path`` is relative to the table, ``uri`` the absolute path as plain text (not URL-encoded).
+    """
+
+    path: str
+    uri: str
+    window: str
+    partition: Partition
+    rows: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StagedFile:
+    """A file in its final place that no version of the table holds yet.
+
+    ``stats`` is the JSON text of its Delta statistics (Delta protocol, per-file statistics).
+    """
+
+    path: str
+    window: str
+    partition: Partition
+    rows: int
+    bytes: int
+    stats: str
+
+
+def unit_folder(window: str, generation: int, unit: str) -> str:
+    """The folder of what the work ``unit`` (its idempotency key) made for ``window``."""
+    name = f"g{generation:04d}-{_short(unit)}"
+    return f"{WINDOW}={window}/{name}" if window else name
+
+
+def state_path(window: str, generation: int, content: str, partition_by: tuple[str, ...]) -> str:
+    """The path of the state of ``window``; it follows from the state's ``content``.
+
+    So one state is one path, and another state of the same generation is another path: a Delta
+    commit cannot remove a path and add it again.
+    """
+    name = f"state-g{generation:04d}-{_short(content)}.parquet"
+    folders = [f"{WINDOW}={window}"] if partition_by else []
+    folders += [f"{column}={HIVE_NULL}" for column in partition_by[1:]]
+    return "/".join([*folders, name])
+
+
+def is_state(path: str) -> bool:
+    """Whether the file at ``path`` holds a window's state and no rows."""
+    return _STATE.fullmatch(PurePosixPath(path).name) is not None
+
+
+def unit_of(path: str) -> str | None:
+    """The unit folder that ``path`` lies in; ``None`` for a file that stands alone."""
+    parts = PurePosixPath(path).parts
+    for depth, part in enumerate(parts[:-1]):
+        if _UNIT.fullmatch(part):
+            return "/".join(parts[: depth + 1])
+    return None
+
+
+def partition_in(path: str, partition_by: Iterable[str]) -> Partition:
+    """The partition values that the folders of ``path`` name; ``KeyError`` if one is missing."""
+    folders: Mapping[str, str] = dict(
+        part.split("=", 1) for part in PurePosixPath(path).parts[:-1] if "=" in part
+    )
+    return tuple(
+        (name, None if folders[name] == HIVE_NULL else unquote(folders[name])) for name in partition_by
+    )
+
+
+def _short(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,100 @@
+"""The schema of a table on disk follows its spec: made with it, and widened when the spec grows."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Schema
+from deltalake.exceptions import CommitFailedError, DeltaError
+
+from omnisupport_ingest.errors import IngestError
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+
+class SchemaChanged(IngestError):
+    """The table on disk cannot take what the spec says."""
+
+
+def delta_schema(schema: StructType) -> Schema:
+    """The Delta schema; every column may be NULL, as in what Spark writes.
+
+    Delta serializes a schema exactly as Spark does (Delta protocol, schema serialization format).
+    """
+    return Schema.from_json(schema.toNullable().json())
+
+
+def arrow_schema(schema: StructType, *, without: tuple[str, ...]) -> pa.Schema:
+    """The Arrow schema of the columns, ``without`` those named."""
+    whole = pa.schema(delta_schema(schema).to_arrow())
+    return pa.schema([field for field in whole if field.name not in without])
+
+
+def open_with_schema(
+    folder: Path, schema: StructType, partition_by: tuple[str, ...], name: str, description: str
+) -> DeltaTable:
+    """The newest version of the table in ``folder``, made or widened as ``schema`` asks.
+
+    A new table's folder is open to its owner only. ``SchemaChanged`` if a column has another type
+    on disk, or the partition columns differ.
+    """
+    wanted = delta_schema(schema)
+    if not DeltaTable.is_deltatable(str(folder)):
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        try:
+            DeltaTable.create(
+                str(folder),
+                wanted,
+                mode="ignore",
+                partition_by=list(partition_by),
+                name=name,
+                description=description,
+                # A retry would make the table again, with another id, over the one just made.
+                commit_properties=CommitProperties(max_commit_retries=0),
+            )
+        except DeltaError:
+            # Another process made it in the same moment.
+            if not DeltaTable.is_deltatable(str(folder)):
+                raise
+    handle = DeltaTable(str(folder))
+    missing = _missing(handle, wanted, partition_by)
+    if missing:
+        # Another process may add them in the same moment; what is still missing shows below.
+        with suppress(CommitFailedError):
+            handle.alter.add_columns([field for field in wanted.fields if field.name in missing])
+        handle = DeltaTable(str(folder))
+        missing = _missing(handle, wanted, partition_by)
+        if missing:
+            raise SchemaChanged(
+                f"{folder} has no column {missing[0]}, and it could not be added.",
+                fix="Run again; if it stays, another program is changing the table's schema.",
+            )
+    return handle
+
+
+def _missing(handle: DeltaTable, wanted: Schema, partition_by: tuple[str, ...]) -> list[str]:
+    on_disk, asked = _types(handle.schema()), _types(wanted)
+    partitioned = tuple(handle.metadata().partition_columns)
+    if partitioned != partition_by:
+        raise SchemaChanged(
+            f"{handle.table_uri} is partitioned by {', '.join(partitioned) or 'nothing'}, not by "
+            f"{', '.join(partition_by) or 'nothing'}.",
+            fix="Use the version that made the table, or rebuild the lake from landing.",
+        )
+    for name, of_type in asked.items():
+        if name in on_disk and on_disk[name] != of_type:
+            raise SchemaChanged(
+                f"The column {name} of {handle.table_uri} is {on_disk[name]} on disk and {of_type} "
+                "by its contract.",
+                fix="Restore the type in the contract, or rebuild the table from landing.",
+            )
+    return [name for name in asked if name not in on_disk]
+
+
+def _types(schema: Schema) -> dict[str, Any]:
+    return {field["name"]: field["type"] for field in json.loads(schema.to_json())["fields"]}

@@ -1,0 +1,148 @@
+"""Spark writes a unit of work, and one rename per window puts it in its place.
+
+A unit's folder follows from its idempotency key and the window's generation. If it is there
+already, the same work was done before, by a run that crashed or by one that runs now: its files
+are taken, ours are dropped. So doing the same work twice gives the same files.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from omnisupport_ingest.durable import sync_file, sync_folder
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.failpoints import reached
+from omnisupport_ingest.lake import layout
+from omnisupport_ingest.lake.layout import StagedFile
+from omnisupport_ingest.lake.stats import delta_stats
+from omnisupport_ingest.lake.table import LakeTable
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import DataType
+
+
+class FrameMismatch(IngestError):
+    """A frame has not the columns of the table, or rows of windows that were not asked for."""
+
+
+@dataclass(frozen=True)
+class StagedFiles:
+    """The files of one unit of work, per window; a window without rows has none."""
+
+    files: tuple[StagedFile, ...]
+
+    def of(self, window: str) -> tuple[StagedFile, ...]:
+        """The files of ``window``, sorted by path."""
+        return tuple(file for file in self.files if file.window == window)
+
+    def windows(self) -> list[str]:
+        """The windows that have rows, sorted."""
+        return sorted({file.window for file in self.files})
+
+
+def stage_frame(
+    table: LakeTable, frame: DataFrame, *, unit: str, generation: Mapping[str, int]
+) -> StagedFiles:
+    """Write ``frame`` as Parquet files in their final place; no version of the table holds them yet.
+
+    ``frame`` has the columns of the table's spec, partition columns included, in any order.
+    ``unit`` is the idempotency key of the work: the same key for the same window and generation
+    must mean the same rows. ``generation`` gives the generation to write for every window that
+    may have rows (``""`` for a table without partitions). ``FrameMismatch`` if columns or windows
+    differ; ``table`` must have been opened once.
+    """
+    spec = table.spec
+    _check_columns(table, frame)
+    draft = table.folder / layout.STAGING / uuid.uuid4().hex
+    draft.parent.mkdir(mode=0o700, exist_ok=True)
+    try:
+        writer = frame.select(*spec.schema.names).write
+        if spec.partition_by:
+            writer = writer.partitionBy(*spec.partition_by)
+        writer.parquet(f"file://{draft}")
+        reached("lake.staged")
+        staged: list[StagedFile] = []
+        for window, written in _drafts(draft, spec.partition_by):
+            if window not in generation:
+                raise FrameMismatch(
+                    f"The frame for {spec.path} has rows of the window {window!r}, which was not planned.",
+                    fix="Filter the frame to the windows in hand before it is staged.",
+                )
+            place = layout.unit_folder(window, generation[window], unit)
+            _place(written, table.folder / place)
+            staged += _staged(table.folder, place, window, spec.partition_by)
+        reached("lake.placed")
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return StagedFiles(tuple(staged))
+
+
+def _check_columns(table: LakeTable, frame: DataFrame) -> None:
+    wanted = {field.name: field.dataType for field in table.spec.schema.toNullable()}
+    given = {field.name: field.dataType for field in frame.schema.toNullable()}
+    wrong = sorted(name for name in wanted.keys() | given.keys() if wanted.get(name) != given.get(name))
+    if wrong:
+        raise FrameMismatch(
+            f"The frame for {table.spec.path} differs from the table in: "
+            + ", ".join(f"{name} ({_type(given, name)} for {_type(wanted, name)})" for name in wrong),
+            fix="Select and cast the columns of the table's spec before the frame is staged.",
+        )
+
+
+def _type(types: Mapping[str, DataType], name: str) -> str:
+    return types[name].simpleString() if name in types else "nothing"
+
+
+def _drafts(draft: Path, partition_by: tuple[str, ...]) -> list[tuple[str, Path]]:
+    """The windows that Spark wrote, with the folder of each."""
+    if not partition_by:
+        return [(layout.WHOLE_TABLE, draft)]
+    prefix = f"{layout.WINDOW}="
+    return [
+        (folder.name.removeprefix(prefix), folder)
+        for folder in sorted(draft.iterdir())
+        if folder.name.startswith(prefix)
+    ]
+
+
+def _place(written: Path, place: Path) -> None:
+    """Move ``written`` to ``place`` in one step, unless ``place`` is there already."""
+    for file in written.rglob("*.parquet"):
+        sync_file(file)
+    place.parent.mkdir(exist_ok=True)
+    while True:
+        # A fresh time keeps ``sweep`` away until the commit.
+        os.utime(written)
+        try:
+            os.rename(written, place)
+            sync_folder(place.parent)
+            return
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+        try:
+            os.utime(place)
+            return
+        except FileNotFoundError:
+            continue
+
+
+def _staged(folder: Path, place: str, window: str, partition_by: tuple[str, ...]) -> list[StagedFile]:
+    staged = []
+    for file in sorted((folder / place).rglob("*.parquet")):
+        if file.name.startswith((".", "_")):
+            continue
+        path = file.relative_to(folder).as_posix()
+        rows, stats = delta_stats(file)
+        if rows:
+            partition = layout.partition_in(path, partition_by)
+            staged.append(StagedFile(path, window, partition, rows, file.stat().st_size, stats))
+    return staged

@@ -1,0 +1,121 @@
+"""The state of a window, kept inside the table in a Parquet file without rows.
+
+The file is added and removed by the commit that adds and removes the window's data, so the two
+cannot disagree; every reader of the table reads it as zero rows. The state is JSON in the key-value
+metadata of the file's footer (Parquet format, ``FileMetaData.key_value_metadata``).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from omnisupport_ingest.durable import create_exclusively
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.lake.checkpoint import Checkpoint
+
+FOOTER_KEY = b"omnisupport_ingest.window_state"
+
+FORMAT_VERSION = 1
+"""Version of the JSON; raised when older code could not read a newer one."""
+
+
+class StateUnreadable(IngestError):
+    """A window's state is damaged, or was written by a newer version."""
+
+
+@dataclass(frozen=True, slots=True)
+class WindowState:
+    """What a window's content was made from, and how far.
+
+    ``generation`` counts replacements of the window from 1. ``inputs`` names every unit consumed
+    (batch ids, or paths of files of the table above). ``upstream_table_id`` is the Delta id of the
+    table those paths belong to, ``None`` where the inputs are batches. ``batches`` names the landed
+    batches whose events the content holds, in every layer. ``companions`` are paths of files of a
+    second table that belong to this content (the quarantine of a window of deduped events).
+    ``versions`` are those of the logic and contracts that made it: with others it is stale.
+    """
+
+    generation: int
+    inputs: tuple[str, ...]
+    upstream_table_id: str | None
+    checkpoint: Checkpoint
+    batches: tuple[str, ...] = ()
+    companions: tuple[str, ...] = ()
+    versions: tuple[str, ...] = ()
+
+    def same_work(self, other: WindowState) -> bool:
+        """Whether both say that the same inputs were taken, whoever took them and when."""
+        mine = (self.generation, frozenset(self.inputs), self.upstream_table_id)
+        return mine == (other.generation, frozenset(other.inputs), other.upstream_table_id)
+
+    def to_text(self) -> str:
+        """One line of JSON, the same for equal states."""
+        return json.dumps(
+            {
+                "format_version": FORMAT_VERSION,
+                "generation": self.generation,
+                "inputs": self.inputs,
+                "upstream_table_id": self.upstream_table_id,
+                "checkpoint": self.checkpoint.to_json(),
+                "batches": self.batches,
+                "companions": self.companions,
+                "versions": self.versions,
+            },
+            sort_keys=True,
+            separators=(",", ":"),
+        )
+
+    @classmethod
+    def from_text(cls, text: str) -> WindowState:
+        """Read what ``to_text`` wrote; ``ValueError`` or ``KeyError`` if it is something else."""
+        record: dict[str, Any] = json.loads(text)
+        if record["format_version"] > FORMAT_VERSION:
+            raise ValueError(f"format version {record['format_version']} is newer than {FORMAT_VERSION}")
+        return cls(
+            generation=record["generation"],
+            inputs=tuple(record["inputs"]),
+            upstream_table_id=record["upstream_table_id"],
+            checkpoint=Checkpoint.from_json(record["checkpoint"]),
+            batches=tuple(record["batches"]),
+            companions=tuple(record["companions"]),
+            versions=tuple(record["versions"]),
+        )
+
+
+def write_state(path: Path, state: WindowState, schema: pa.Schema) -> int:
+    """Write ``state`` to ``path``, durable; returns the size of the file in bytes.
+
+    ``schema`` is that of the table's data files. The name of the file follows from the content, so
+    a file that is there already is the same one; its age starts again, which keeps ``sweep`` off.
+    """
+    metadata: dict[bytes | str, bytes | str] = {FOOTER_KEY: state.to_text().encode()}
+    buffer = pa.BufferOutputStream()
+    pq.write_table(schema.with_metadata(metadata).empty_table(), buffer)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = buffer.getvalue().to_pybytes()
+    while not create_exclusively(path, content):
+        try:
+            os.utime(path)
+            break
+        except FileNotFoundError:
+            continue
+    return path.stat().st_size
+
+
+def read_state(path: Path) -> WindowState:
+    """Read the state in the footer of ``path``; ``StateUnreadable`` names the file."""
+    try:
+        metadata = pq.read_metadata(path).metadata or {}
+        return WindowState.from_text(metadata[FOOTER_KEY].decode())
+    except (OSError, pa.ArrowException, ValueError, KeyError, TypeError) as error:
+        raise StateUnreadable(
+            f"The state of a window in {path} cannot be read: {type(error).__name__}: {error}.",
+            fix="Use the version that wrote it; if the file is damaged, rebuild the window.",
+        ) from error

@@ -1,0 +1,101 @@
+"""Deletes what a crash left behind, and what no version in use holds any more.
+
+A unit's folder is touched when it is placed and again when a second run finds it, so a folder that
+a running writer is about to commit is young. A folder is moved aside before its age is judged for
+good: a writer that comes a moment later finds no folder and places its own.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import time
+import uuid
+from datetime import timedelta
+from pathlib import Path
+from urllib.parse import unquote
+
+from deltalake import DeltaTable
+
+from omnisupport_ingest.lake import layout
+from omnisupport_ingest.lake.table import LakeTable
+
+
+def sweep(table: LakeTable, older_than: timedelta = timedelta(days=1)) -> list[str]:
+    """Delete unreferenced files of ``table`` older than ``older_than``; returns their paths, sorted.
+
+    Unreferenced are unit folders, states and foreign files that no commit added, or that a commit
+    removed longer ago than ``older_than``; and unfinished writes in the staging folder. Versions
+    older than that can no longer be read, and a writer must commit within that time.
+    """
+    if not table.exists:
+        return []
+    now = time.time()
+    folder = table.folder
+    handle = DeltaTable(str(folder))
+    unreferenced = {
+        unquote(path)
+        for path in handle.vacuum(
+            retention_hours=math.ceil(older_than / timedelta(hours=1)),
+            dry_run=True,
+            enforce_retention_duration=False,
+            full=True,
+        )
+    }
+    removed = [
+        target
+        for target in sorted(_targets(folder, unreferenced))
+        if _remove_if_old(folder / target, folder / layout.STAGING, now - older_than.total_seconds())
+    ]
+    staging = folder / layout.STAGING
+    for draft in sorted(staging.iterdir()) if staging.exists() else []:
+        if _newest(draft) < now - older_than.total_seconds():
+            shutil.rmtree(draft, ignore_errors=True)
+            removed.append(f"{layout.STAGING}/{draft.name}")
+    return sorted(removed)
+
+
+def _targets(folder: Path, unreferenced: set[str]) -> set[str]:
+    """Unit folders of which no file is referenced, and single files outside such folders."""
+    targets = set()
+    for path in unreferenced:
+        if path.startswith(f"{layout.STAGING}/") or not path.endswith(".parquet"):
+            continue
+        unit = layout.unit_of(path)
+        if unit is None:
+            targets.add(path)
+            continue
+        held = {file.relative_to(folder).as_posix() for file in (folder / unit).rglob("*.parquet")}
+        if held <= unreferenced:
+            targets.add(unit)
+    return targets
+
+
+def _remove_if_old(target: Path, staging: Path, limit: float) -> bool:
+    aside = staging / f"swept-{uuid.uuid4().hex}"
+    staging.mkdir(mode=0o700, exist_ok=True)
+    try:
+        if target.stat().st_mtime >= limit:
+            return False
+        os.rename(target, aside)
+    except FileNotFoundError:
+        return False
+    if aside.stat().st_mtime >= limit:
+        os.rename(aside, target)
+        return False
+    if aside.is_dir():
+        shutil.rmtree(aside)
+    else:
+        aside.unlink()
+    return True
+
+
+def _newest(draft: Path) -> float:
+    times = [draft.stat().st_mtime]
+    for file in draft.rglob("*"):
+        try:
+            times.append(file.stat().st_mtime)
+        except FileNotFoundError:
+            continue
+    return max(times)

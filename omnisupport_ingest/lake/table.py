@@ -1,0 +1,249 @@
+"""A Delta table as its stages see it: windows, their files, their state, and the next commit.
+
+A ``TableSnapshot`` is one version of the table. What is planned on it is committed on it, once; if
+the table has moved on, the commit is refused and the plan is made again on a new snapshot
+(``retrying``). Neither needs a JVM: only ``read`` uses Spark.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import unquote
+
+import pyarrow as pa
+from deltalake import DeltaTable
+from deltalake.transaction import AddAction, RemoveAction
+
+from omnisupport_ingest.lake import layout
+from omnisupport_ingest.lake.commit import (
+    CommitConflict,
+    WindowChange,
+    add_data,
+    add_state,
+    commit_actions,
+    commit_note,
+    remove,
+)
+from omnisupport_ingest.lake.layout import LakeFile
+from omnisupport_ingest.lake.schema import arrow_schema, open_with_schema
+from omnisupport_ingest.lake.state import WindowState, read_state, write_state
+from omnisupport_ingest.lake.stats import rows_in
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class TableSpec:
+    """What a table is. ``path`` is relative to the lake, like ``support_desk/raw_cdc_staging``.
+
+    ``schema`` holds every column, partition columns included. ``partition_by`` is empty, or starts
+    with ``window``; partition columns are text.
+    """
+
+    path: str
+    schema: StructType
+    partition_by: tuple[str, ...]
+    description: str
+
+    def __post_init__(self) -> None:
+        if self.partition_by and self.partition_by[0] != layout.WINDOW:
+            raise ValueError(f"{self.path}: the first partition column is not {layout.WINDOW}")
+        for name in self.partition_by:
+            if self.schema[name].dataType.typeName() != "string":
+                raise ValueError(f"{self.path}: the partition column {name} is not text")
+
+    @property
+    def app_id(self) -> str:
+        """The application id that all writers of the table share (Delta protocol, ``txn``)."""
+        return f"omnisupport_ingest/{self.path}"
+
+
+@dataclass(frozen=True)
+class LakeTable:
+    """A table of the lake in the folder ``root``; nothing is read or made before ``open``."""
+
+    root: Path
+    spec: TableSpec
+
+    @property
+    def folder(self) -> Path:
+        return self.root.absolute() / self.spec.path
+
+    @property
+    def exists(self) -> bool:
+        return DeltaTable.is_deltatable(str(self.folder))
+
+    def open(self) -> TableSnapshot:
+        """The newest version, in a handle of its own; makes the table if it is not there.
+
+        Columns that the spec has and the table lacks are added. ``SchemaChanged`` if a column has
+        another type, or the table is partitioned otherwise.
+        """
+        handle = open_with_schema(
+            self.folder, self.spec.schema, self.spec.partition_by, self.spec.path, self.spec.description
+        )
+        return TableSnapshot(self, handle)
+
+
+class TableSnapshot:
+    """One version of a table, and the right to commit the next, once."""
+
+    def __init__(self, table: LakeTable, handle: DeltaTable) -> None:
+        self.table = table
+        self._handle = handle
+        self._spent = False
+        self.version: int = handle.version()
+        self.table_id: str = str(handle.metadata().id)
+
+    def windows(self) -> list[str]:
+        """Every window that holds data or a state, sorted."""
+        return sorted({file.window for file in self._files})
+
+    def files(self, window: str) -> tuple[LakeFile, ...]:
+        """The data files of ``window``, sorted by path; none if the window is unknown."""
+        return self._data.get(window, ())
+
+    def all_files(self) -> tuple[LakeFile, ...]:
+        """The data files of every window, sorted by window, then path."""
+        return tuple(file for window in sorted(self._data) for file in self._data[window])
+
+    def state(self, window: str) -> WindowState | None:
+        """The state of ``window``; ``None`` if it has none.
+
+        A window with files but no state was rewritten by another program (compaction merges state
+        files away): what it was made from is no longer known here.
+        """
+        found = self._states.get(window, ())
+        if not found:
+            return None
+        return max((read_state(Path(file.uri)) for file in found), key=lambda state: state.generation)
+
+    def read(self, spark: SparkSession, files: Iterable[LakeFile]) -> DataFrame:
+        """A DataFrame of ``files`` with the columns of the spec, partition columns restored."""
+        from omnisupport_ingest.lake.read import read_files
+
+        return read_files(spark, self.table.spec.schema, self.table.spec.partition_by, files)
+
+    def commit(self, changes: Sequence[WindowChange]) -> int:
+        """Make all ``changes`` in one commit and return the version that holds them.
+
+        A change whose work the window already holds does nothing; if nothing is left, no version is
+        made. ``CommitConflict`` if the table has moved on since ``open``; ``StagedFileMissing`` if
+        a file to add is not there. A snapshot commits once: open the table again for more.
+        """
+        if self._spent:
+            raise RuntimeError(f"a snapshot of {self.table.spec.path} was committed on twice")
+        if len({change.window for change in changes}) != len(changes):
+            raise ValueError("one window is changed twice in one commit")
+        actions: list[AddAction | RemoveAction] = []
+        states: list[WindowState] = []
+        for change in changes:
+            planned = self._actions(change)
+            if planned:
+                actions += planned
+                states.append(change.state)
+        if not actions:
+            return self.version
+        version = commit_actions(
+            self._handle, actions, app_id=self.table.spec.app_id, note=commit_note(states)
+        )
+        self._spent = True
+        return version
+
+    def _actions(self, change: WindowChange) -> list[AddAction | RemoveAction]:
+        held = {file.path: file for file in self.files(change.window)}
+        staged = {file.path: file for file in change.add}
+        strangers = [file.path for file in change.add if file.window != change.window]
+        if strangers:
+            raise ValueError(f"{strangers[0]} is not a file of the window {change.window!r}")
+        unknown = [file.path for file in change.remove if file.path not in held]
+        if unknown:
+            raise ValueError(f"version {self.version} does not hold {unknown[0]}")
+        leaving = set(held) if change.replaces else {file.path for file in change.remove}
+        arriving = [path for path in staged if path not in held]
+        removed = sorted(leaving - set(staged))
+        actions: list[AddAction | RemoveAction] = []
+        actions += [add_data(self.table.folder, staged[path]) for path in sorted(arriving)]
+        actions += [remove(held[path]) for path in removed]
+        if change.add and not actions and self._holds(change):
+            return []
+        return actions + self._state_actions(change)
+
+    def _holds(self, change: WindowChange) -> bool:
+        state = self.state(change.window)
+        return state is not None and state.same_work(change.state)
+
+    def _state_actions(self, change: WindowChange) -> list[AddAction | RemoveAction]:
+        spec, state = self.table.spec, change.state
+        path = layout.state_path(change.window, state.generation, state.to_text(), spec.partition_by)
+        before = self._states.get(change.window, ())
+        actions: list[AddAction | RemoveAction] = [remove(file) for file in before if file.path != path]
+        if path not in {file.path for file in before}:
+            size = write_state(self.table.folder / path, state, self._data_schema)
+            actions.append(add_state(path, size, layout.partition_in(path, spec.partition_by)))
+        return actions
+
+    @cached_property
+    def _data_schema(self) -> pa.Schema:
+        return arrow_schema(self.table.spec.schema, without=self.table.spec.partition_by)
+
+    @cached_property
+    def _files(self) -> tuple[LakeFile, ...]:
+        listed = pa.table(self._handle.get_add_actions(flatten=False)).to_pylist()
+        return tuple(sorted(map(self._lake_file, listed), key=lambda file: file.path))
+
+    @cached_property
+    def _data(self) -> dict[str, tuple[LakeFile, ...]]:
+        return _by_window(file for file in self._files if not layout.is_state(file.path))
+
+    @cached_property
+    def _states(self) -> dict[str, tuple[LakeFile, ...]]:
+        return _by_window(file for file in self._files if layout.is_state(file.path))
+
+    def _lake_file(self, listed: dict[str, Any]) -> LakeFile:
+        path = unquote(listed["path"])
+        uri = os.fspath(self.table.folder / path)
+        values = listed.get("partition") or {}
+        partition = tuple((name, values.get(name)) for name in self.table.spec.partition_by)
+        rows = listed.get("num_records")
+        return LakeFile(
+            path=path,
+            uri=uri,
+            window=partition[0][1] or "" if partition else layout.WHOLE_TABLE,
+            partition=partition,
+            # A foreign writer may leave statistics out.
+            rows=rows_in(Path(uri)) if rows is None else rows,
+            bytes=listed["size_bytes"],
+        )
+
+
+def retrying(plan_and_commit: Callable[[TableSnapshot], T], table: LakeTable, *, attempts: int = 8) -> T:
+    """Call ``plan_and_commit`` on a fresh snapshot until its commit meets no other.
+
+    The last ``CommitConflict`` is raised after ``attempts`` calls. Between them passes a random
+    time of up to 0.1 s, longer each time, so that two writers do not meet again and again.
+    """
+    for attempt in range(1, attempts):
+        try:
+            return plan_and_commit(table.open())
+        except CommitConflict:
+            time.sleep(random.uniform(0, 0.1 * attempt))
+    return plan_and_commit(table.open())
+
+
+def _by_window(files: Iterable[LakeFile]) -> dict[str, tuple[LakeFile, ...]]:
+    found: dict[str, list[LakeFile]] = {}
+    for file in files:
+        found.setdefault(file.window, []).append(file)
+    return {window: tuple(of_window) for window, of_window in found.items()}

@@ -1,0 +1,103 @@
+"""Manifests and epoch records as JSON files: written whole, read strictly."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path, PurePosixPath
+from typing import Any, TypeVar
+
+from omnisupport_ingest.landing.errors import ManifestFromNewerVersion, ManifestUnreadable
+from omnisupport_ingest.landing.json_values import FieldProblem, from_plain, to_plain
+from omnisupport_ingest.landing.manifest import FORMAT_VERSION, Manifest, StreamSpan
+from omnisupport_ingest.landing.names import batch_id_of
+
+T = TypeVar("T")
+
+_FIX = (
+    "Restore this file from a backup. It was complete when it was written, so something outside "
+    "this program changed it."
+)
+
+
+def encode(record: object) -> bytes:
+    """``record``, a dataclass with a ``format_version``, as an indented JSON document."""
+    return json.dumps(to_plain(record), indent=1, ensure_ascii=False).encode() + b"\n"
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """``manifest`` as its JSON document; ``FieldProblem`` if it contradicts itself."""
+    check_manifest(manifest)
+    return encode(manifest)
+
+
+def decode(kind: type[T], content: bytes, file: Path, *, newest: int) -> T:
+    """The record of type ``kind`` in ``content``, which was read from ``file``.
+
+    Raises ``ManifestFromNewerVersion`` if its format version is above ``newest``, and
+    ``ManifestUnreadable``, naming file and field, for whatever else ``encode`` does not write.
+    """
+    try:
+        document = json.loads(content)
+        _check_version(document, file, newest)
+        return from_plain(kind, document)
+    except (ValueError, RecursionError) as error:
+        raise ManifestUnreadable(f"{file} cannot be read: {error}.", fix=_FIX) from error
+
+
+def decode_manifest(content: bytes, file: Path) -> Manifest:
+    """The manifest in ``content``, which was read from ``file``; errors as in ``decode``."""
+    manifest = decode(Manifest, content, file, newest=FORMAT_VERSION)
+    try:
+        check_manifest(manifest)
+        if file.stem != manifest.batch_id:
+            raise FieldProblem("batch_id", f"is {manifest.batch_id!r}, not the name of the file")
+    except FieldProblem as problem:
+        raise ManifestUnreadable(f"{file} cannot be read: {problem}.", fix=_FIX) from problem
+    return manifest
+
+
+def check_manifest(manifest: Manifest) -> None:
+    """Refuse (``FieldProblem``) a manifest whose fields contradict one another."""
+    kinds = [kind for kind in ("stream", "chunk", "file") if getattr(manifest, kind) is not None]
+    if len(kinds) != 1:
+        raise FieldProblem("stream, chunk, file", f"must be set one at a time, not {kinds or 'none'}")
+    expected = batch_id_of(manifest)
+    if manifest.batch_id != expected:
+        raise FieldProblem("batch_id", f"is {manifest.batch_id!r}, but its content says {expected!r}")
+    if manifest.stream is not None:
+        _check_span(manifest.stream)
+    for number, file in enumerate(manifest.files):
+        path = PurePosixPath(file.path)
+        if path.is_absolute() or ".." in path.parts or path.parts[:1] != ("data",):
+            raise FieldProblem(f"files[{number}].path", f"is {file.path!r}, outside the data folder")
+        if file.rows < 1 or sum(file.rows_per_table.values()) != file.rows:
+            raise FieldProblem(f"files[{number}].rows", "is not the sum of its rows per table")
+
+
+def _check_span(span: StreamSpan) -> None:
+    if span.end_lsn <= span.previous_end_lsn:
+        raise FieldProblem(
+            "stream.end_lsn", f"is {span.end_lsn}, not above previous_end_lsn {span.previous_end_lsn}"
+        )
+    of_transactions = (
+        span.start_lsn,
+        span.last_commit_lsn,
+        span.last_xid,
+        span.first_commit_ts,
+        span.last_commit_ts,
+    )
+    if any(value is None for value in of_transactions) and any(
+        value is not None for value in of_transactions
+    ):
+        raise FieldProblem("stream", "describes its transactions in part: set all of their fields or none")
+
+
+def _check_version(document: Any, file: Path, newest: int) -> None:
+    version = document.get("format_version") if isinstance(document, dict) else None
+    if type(version) is not int or version < 1:
+        raise FieldProblem("format_version", "is not a version number")
+    if version > newest:
+        raise ManifestFromNewerVersion(
+            f"{file} has format version {version}; this program reads up to {newest}.",
+            fix="Use the newer omnisupport_ingest that wrote it.",
+        )

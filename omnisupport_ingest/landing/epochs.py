@@ -1,0 +1,89 @@
+"""Epochs: which history of the source an event belongs to, allocated durably, one number each.
+
+A new epoch begins when continuity cannot be proved (another server, timeline or slot, or a hole).
+Its record says why, and what the server was at that moment.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+
+from omnisupport_ingest.durable import create_exclusively
+from omnisupport_ingest.landing.encoding import decode, encode
+from omnisupport_ingest.landing.errors import EpochContested, ManifestUnreadable
+from omnisupport_ingest.position import Lsn
+
+FORMAT_VERSION = 1
+"""Version of an epoch record's form."""
+
+_RECORD = re.compile(r"(\d{6,})\.json")
+
+
+@dataclass(frozen=True, slots=True)
+class EpochFacts:
+    """The server and slot an epoch reads from.
+
+    ``consistent_point``: where the slot's stream starts, as its creation reported it.
+    ``session_settings``: settings of the connections that shape how values are written as text.
+    """
+
+    system_identifier: str
+    timeline: int
+    slot: str
+    consistent_point: Lsn
+    database: str
+    server_version: str
+    session_settings: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class EpochRecord:
+    """An epoch that has begun. ``facts`` is null for a source that is not a server (files)."""
+
+    number: int
+    reason: str
+    began_at: datetime
+    facts: EpochFacts | None
+    format_version: int = FORMAT_VERSION
+
+
+def epoch_numbers(folder: Path) -> list[int]:
+    """The numbers of the epochs recorded in ``folder``, rising."""
+    with os.scandir(folder) as entries:
+        matches = [_RECORD.fullmatch(entry.name) for entry in entries]
+    return sorted(int(match.group(1)) for match in matches if match)
+
+
+def read_epoch(folder: Path, number: int) -> EpochRecord:
+    """The record of one epoch; errors as of a manifest."""
+    file = _file(folder, number)
+    try:
+        record = decode(EpochRecord, file.read_bytes(), file, newest=FORMAT_VERSION)
+    except FileNotFoundError:
+        raise ManifestUnreadable(
+            f"{file} does not exist.", fix="Restore this file from a backup of the landing folder."
+        ) from None
+    if record.number != number:
+        raise ManifestUnreadable(
+            f"{file} cannot be read: number is {record.number}, not the name of the file.",
+            fix="Restore this file from a backup of the landing folder.",
+        )
+    return record
+
+
+def write_epoch(folder: Path, record: EpochRecord) -> None:
+    """Make ``record`` durable; ``EpochContested`` if an epoch of that number has begun already."""
+    file = _file(folder, record.number)
+    if not create_exclusively(file, encode(record)):
+        raise EpochContested(
+            f"Epoch {record.number} has just been begun by another process ({file}).",
+            fix="Leave one capture per source running; it uses the epoch that is there.",
+        )
+
+
+def _file(folder: Path, number: int) -> Path:
+    return folder / f"{number:06d}.json"

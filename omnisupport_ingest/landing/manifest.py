@@ -1,0 +1,135 @@
+"""The manifest of a WAL batch: what the batch holds and what it continues.
+
+A batch exists when its manifest exists. The manifest's name is derived from what the batch
+continues, and it is created exclusively, so two writers cannot both continue the same chain.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from omnisupport_ingest.position import Lsn, Position
+
+FORMAT_VERSION = 1
+"""Version of the manifest's form; raised when older code could not read a newer one."""
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """One data file of a batch; all its events belong to one window.
+
+    ``path`` is relative to the source's landing folder. ``first`` and ``last`` are the lowest and
+    highest position in it; ``ordered`` says that positions rise strictly from row to row, so they
+    are unique in the file. ``rows_per_table`` is keyed by ``schema.table``.
+    """
+
+    path: str
+    window: str
+    rows: int
+    bytes: int
+    sha256: str
+    first: Position
+    last: Position
+    ordered: bool
+    rows_per_table: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSpan:
+    """The part of the WAL stream a batch covers: ``previous_end_lsn`` → ``end_lsn``.
+
+    ``start_lsn`` is the commit LSN of its first transaction; ``last_commit_lsn``, ``last_xid`` and
+    ``last_commit_ts`` are of its last one. All four are null for a batch that only moves the
+    chain on through an idle stretch (a keepalive).
+    """
+
+    previous_end_lsn: Lsn
+    end_lsn: Lsn
+    start_lsn: Lsn | None
+    last_commit_lsn: Lsn | None
+    last_xid: int | None
+    first_commit_ts: datetime | None
+    last_commit_ts: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkSpan:
+    """One chunk of a table's snapshot: the rows seen by one read, between two log positions.
+
+    Every transaction that committed below ``low`` was visible to the read. ``start`` and ``end``
+    bound the key range (null: open). ``boundary`` marks the batch that ends the table's snapshot.
+    """
+
+    snapshot_id: str
+    table: str
+    chunk: int
+    attempt: int
+    low: Lsn
+    high: Lsn
+    clock: datetime
+    start: str | None = None
+    end: str | None = None
+    boundary: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FileSpan:
+    """An input file landed as a whole, named by its content."""
+
+    sha256: str
+    name: str
+    manifest: str
+
+
+@dataclass(frozen=True, slots=True)
+class ArrivalFacts:
+    """What depends on when the batch arrived, frozen so that a rebuild reaches the same verdict.
+
+    ``…_before`` is the state the batch found, the other one the state it left. ``highest_commit_ts``
+    is the highest commit time of the epoch's stream that is not impossibly far ahead.
+    """
+
+    landed_at: datetime
+    watermark_before: datetime | None
+    watermark: datetime | None
+    highest_commit_ts_before: datetime | None
+    highest_commit_ts: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RelationVersion:
+    """The form of a table as the source described it when the batch was written."""
+
+    schema: str
+    table: str
+    columns: tuple[str, ...]
+    types: tuple[str, ...]
+    key_columns: tuple[str, ...]
+    replica_identity: str
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """A landed batch. Exactly one of ``stream``, ``chunk`` and ``file`` is set: its kind."""
+
+    batch_id: str
+    source: str
+    epoch: int
+    arrival: ArrivalFacts
+    stream: StreamSpan | None = None
+    chunk: ChunkSpan | None = None
+    file: FileSpan | None = None
+    files: tuple[DataFile, ...] = ()
+    relations: tuple[RelationVersion, ...] = ()
+    written_by: str = ""
+    format_version: int = field(default=FORMAT_VERSION)
+
+    @property
+    def rows(self) -> int:
+        return sum(file.rows for file in self.files)
+
+    @property
+    def windows(self) -> tuple[str, ...]:
+        """The windows the batch has events in, in order, each once."""
+        return tuple(sorted({file.window for file in self.files}))

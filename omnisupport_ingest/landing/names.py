@@ -1,0 +1,80 @@
+"""The name of a batch, derived from what the batch continues.
+
+Two writers that continue the same thing choose the same name, and only one of them can create its
+manifest. Names sort by epoch, then snapshot chunks (``r``) before the stream (``s``), then by
+position, so the last name of a stream is its newest batch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+from omnisupport_ingest.landing.manifest import Manifest
+from omnisupport_ingest.position import Lsn
+
+_SAFE = re.compile(r"[A-Za-z0-9_.]{1,80}")
+_UNSAFE_CHARACTER = re.compile(r"[^A-Za-z0-9_.]")
+_IN_EPOCH = re.compile(r"e(\d{6,})-([rs])-")
+
+
+def stream_batch_id(epoch: int, previous_end_lsn: Lsn) -> str:
+    """The name of the batch that continues the stream of ``epoch`` at ``previous_end_lsn``."""
+    return f"{stream_prefix(epoch)}{previous_end_lsn.value:016x}"
+
+
+def chunk_batch_id(
+    epoch: int, snapshot_id: str, table: str, chunk: int, attempt: int, *, boundary: bool = False
+) -> str:
+    """The name of one attempt at one chunk of a table's snapshot, or of the snapshot's boundary."""
+    name = f"e{epoch:06d}-r-{_safe(snapshot_id)}-{_safe(table)}-{chunk:06d}-a{attempt}"
+    return f"{name}-boundary" if boundary else name
+
+
+def file_batch_id(sha256: str) -> str:
+    """The name of the batch of an input file with this content hash (64 hexadecimal digits)."""
+    return f"f-{sha256[:32]}"
+
+
+def batch_id_of(manifest: Manifest) -> str:
+    """The name that the content of ``manifest`` asks for."""
+    if manifest.stream is not None:
+        return stream_batch_id(manifest.epoch, manifest.stream.previous_end_lsn)
+    if manifest.chunk is not None:
+        chunk = manifest.chunk
+        return chunk_batch_id(
+            manifest.epoch,
+            chunk.snapshot_id,
+            chunk.table,
+            chunk.chunk,
+            chunk.attempt,
+            boundary=chunk.boundary,
+        )
+    if manifest.file is not None:
+        return file_batch_id(manifest.file.sha256)
+    raise ValueError("a manifest has a stream, a chunk or a file")
+
+
+def stream_prefix(epoch: int) -> str:
+    """What every name of a stream batch of ``epoch`` starts with."""
+    return f"e{epoch:06d}-s-"
+
+
+def is_stream(batch_id: str) -> bool:
+    """Whether ``batch_id`` names a batch of the stream."""
+    match = _IN_EPOCH.match(batch_id)
+    return match is not None and match.group(2) == "s"
+
+
+def epoch_in(batch_id: str) -> int | None:
+    """The epoch a stream or chunk name holds; none for the name of a file batch."""
+    match = _IN_EPOCH.match(batch_id)
+    return int(match.group(1)) if match else None
+
+
+def _safe(text: str) -> str:
+    """``text`` as part of a file name; a digest keeps apart names that would read the same."""
+    if _SAFE.fullmatch(text):
+        return text
+    digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+    return f"{_UNSAFE_CHARACTER.sub('_', text)[:60]}_{digest}"

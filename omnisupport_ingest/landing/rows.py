@@ -1,0 +1,62 @@
+"""One landed event: the columns of a batch's data files.
+
+Values travel as the exact text PostgreSQL sent. A row image (``before``, ``after``) is one opaque
+JSON object, column name → text or null; the layers move it without looking into it.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import NamedTuple
+
+import pyarrow as pa
+
+LANDED_SCHEMA = pa.schema(
+    [
+        pa.field("epoch", pa.int32(), nullable=False),
+        pa.field("commit_lsn", pa.int64(), nullable=False),
+        pa.field("ordinal", pa.int64(), nullable=False),
+        pa.field("op", pa.string(), nullable=False),
+        pa.field("source_ts", pa.timestamp("us", tz="UTC"), nullable=False),
+        pa.field("tx_id", pa.int64()),
+        pa.field("lsn", pa.int64()),
+        pa.field("source_schema", pa.string(), nullable=False),
+        pa.field("source_table", pa.string(), nullable=False),
+        pa.field("key", pa.string()),
+        pa.field("before", pa.string()),
+        pa.field("after", pa.string()),
+        pa.field("unchanged", pa.list_(pa.field("element", pa.string()))),
+        pa.field("moved_from_key", pa.string()),
+        pa.field("chunk_id", pa.string()),
+        pa.field("batch_id", pa.string(), nullable=False),
+    ]
+)
+"""Arrow schema of a landed data file. LSNs are signed 64-bit (PostgreSQL stays far below 2^63)."""
+
+
+class LandedEvent(NamedTuple):
+    """One event as a source hands it to the batch writer (which adds the batch).
+
+    ``op``: ``c`` insert, ``u`` update, ``d`` delete, ``r`` snapshot row, ``t`` truncate of one
+    table, ``m`` logical message, ``b`` boundary of a finished snapshot of one table.
+    ``key``: JSON array of the key columns' texts in the contract's order (``["1"]``), null for
+    ``t``, ``m`` and ``b``. ``unchanged``: columns that were not sent (TOAST). ``moved_from_key``:
+    on the ``c`` of a key-changing update the old row's key; its ``d`` stands at ``ordinal - 1``.
+    ``source_ts``: commit time, timezone-aware. ``lsn``: of the change itself, never an identity.
+    """
+
+    epoch: int
+    commit_lsn: int
+    ordinal: int
+    op: str
+    source_ts: datetime
+    tx_id: int | None
+    lsn: int | None
+    source_schema: str
+    source_table: str
+    key: str | None
+    before: str | None
+    after: str | None
+    unchanged: list[str] | None
+    moved_from_key: str | None
+    chunk_id: str | None

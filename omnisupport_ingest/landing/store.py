@@ -1,0 +1,236 @@
+"""The landed batches of one source: publish, list, read, verify.
+
+A batch exists when its manifest exists. Manifests are immutable, so each is parsed once.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from omnisupport_ingest import failpoints
+from omnisupport_ingest.durable import create_exclusively, sync_file, sync_folder
+from omnisupport_ingest.landing import integrity
+from omnisupport_ingest.landing.chain import Hole, unbroken
+from omnisupport_ingest.landing.encoding import decode_manifest, encode_manifest
+from omnisupport_ingest.landing.epochs import (
+    EpochFacts,
+    EpochRecord,
+    epoch_numbers,
+    read_epoch,
+    write_epoch,
+)
+from omnisupport_ingest.landing.errors import ChainContested, ManifestUnreadable
+from omnisupport_ingest.landing.folder_lock import FolderLock
+from omnisupport_ingest.landing.manifest import DataFile, Manifest
+from omnisupport_ingest.landing.names import epoch_in, is_stream, stream_prefix
+
+_SUFFIX = ".json"
+
+
+@dataclass(frozen=True, slots=True)
+class Landed:
+    """What downstream may take, in landing order, and the first hole that holds back the rest."""
+
+    batches: tuple[Manifest, ...]
+    hole: Hole | None
+
+
+class LandingStore:
+    """The landing folder of one source: ``manifests/``, ``data/`` and ``epochs/`` below it."""
+
+    def __init__(self, root: Path, source: str) -> None:
+        """``root`` is the home's landing folder; the source's folders are made if they are missing."""
+        self.source = source
+        self.folder = root / source
+        self._manifests = self.folder / "manifests"
+        self._data = self.folder / "data"
+        self._epochs = self.folder / "epochs"
+        self._parsed: dict[str, Manifest] = {}
+        if not self._epochs.is_dir():
+            for folder in (self.folder, self._manifests, self._data, self._epochs):
+                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            sync_folder(self.folder)
+            sync_folder(root)
+
+    def data_folder(self, batch_id: str) -> Path:
+        """Where the data files of a batch are written."""
+        return self._data / batch_id
+
+    def path_of(self, data_file: DataFile) -> Path:
+        """The absolute path of a data file."""
+        return self.folder / data_file.path
+
+    def exists(self, batch_id: str) -> bool:
+        return self._manifest_file(batch_id).exists()
+
+    def publish(self, manifest: Manifest) -> None:
+        """Land ``manifest``: make its data files durable, then create it, exclusively and durable.
+
+        Raises ``ChainContested`` if the batch has landed already, or if it is of the stream and
+        does not continue the epoch's last batch; ``DamagedBatch`` if a data file is missing.
+        """
+        if manifest.source != self.source:
+            raise ValueError(f"a batch of {manifest.source} does not belong to {self.source}")
+        content = encode_manifest(manifest)
+        self._refuse_break(manifest)
+        self._make_durable(manifest)
+        failpoints.reached("landing.data")
+        if not create_exclusively(self._manifest_file(manifest.batch_id), content):
+            raise ChainContested(
+                f"Batch {manifest.batch_id} of {self.source} has already landed.",
+                fix="Stop this writer: another one captures this source. Run one capture per slot.",
+            )
+        failpoints.reached("landing.manifest")
+
+    def batch_ids(self) -> list[str]:
+        """The names of all landed batches, sorted; opens no file."""
+        with os.scandir(self._manifests) as entries:
+            names = [entry.name for entry in entries]
+        return sorted(
+            name.removesuffix(_SUFFIX)
+            for name in names
+            if name.endswith(_SUFFIX) and not name.startswith(".")
+        )
+
+    def read(self, batch_id: str) -> Manifest:
+        """One manifest, checked; ``ManifestUnreadable`` or ``ManifestFromNewerVersion`` otherwise."""
+        manifest = self._parsed.get(batch_id)
+        if manifest is None:
+            file = self._manifest_file(batch_id)
+            try:
+                manifest = decode_manifest(file.read_bytes(), file)
+            except FileNotFoundError:
+                raise ManifestUnreadable(
+                    f"{file} does not exist: batch {batch_id} has not landed or was removed.",
+                    fix="Restore the landing folder from a backup if the batch should be there.",
+                ) from None
+            if manifest.source != self.source:
+                raise ManifestUnreadable(
+                    f"{file} is a manifest of source {manifest.source!r}, not of {self.source!r}.",
+                    fix="Move the file to the landing folder of its own source.",
+                )
+            self._parsed[batch_id] = manifest
+        return manifest
+
+    def manifests(self) -> list[Manifest]:
+        """All manifests in landing order: by epoch, snapshot chunks, stream, then files as they came."""
+        return sorted((self.read(batch_id) for batch_id in self.batch_ids()), key=_landing_order)
+
+    def landed(self) -> Landed:
+        """The batches that downstream may take: all chunks and files, the stream up to a hole.
+
+        Chains are per epoch. A hole holds back the rest of its epoch and is reported for as long
+        as it is there; a later epoch is taken all the same, as a new epoch is the repair of a hole
+        that cannot be filled.
+        """
+        manifests = self.manifests()
+        held_back: set[str] = set()
+        first_hole: Hole | None = None
+        for epoch in sorted({manifest.epoch for manifest in manifests}):
+            stream = [each for each in manifests if each.epoch == epoch and each.stream is not None]
+            accepted, hole = unbroken(stream)
+            held_back |= {each.batch_id for each in stream} - {each.batch_id for each in accepted}
+            first_hole = first_hole or hole
+        return Landed(tuple(each for each in manifests if each.batch_id not in held_back), first_hole)
+
+    def last_stream(self, epoch: int) -> Manifest | None:
+        """The newest stream batch of ``epoch``, whether or not a hole lies before it."""
+        prefix = stream_prefix(epoch)
+        newest = max((name for name in self.batch_ids() if name.startswith(prefix)), default=None)
+        return self.read(newest) if newest is not None else None
+
+    def last_stream_until(self, epoch: int) -> Manifest | None:
+        """The newest stream batch of ``epoch``, else of the nearest epoch before it that has one."""
+        streams = (name for name in self.batch_ids() if is_stream(name))
+        newest = max((name for name in streams if (epoch_in(name) or 0) <= epoch), default=None)
+        return self.read(newest) if newest is not None else None
+
+    def verify_file(self, data_file: DataFile) -> None:
+        """Check existence, size and hash of a data file; ``DamagedBatch`` names it and the fix."""
+        integrity.verify(self.folder, data_file)
+
+    def verify(self, manifest: Manifest) -> None:
+        """``verify_file`` for every data file of a batch."""
+        for data_file in manifest.files:
+            self.verify_file(data_file)
+
+    def current_epoch(self) -> EpochRecord | None:
+        """The epoch that began last; none before the first."""
+        numbers = epoch_numbers(self._epochs)
+        return read_epoch(self._epochs, numbers[-1]) if numbers else None
+
+    def epochs(self) -> tuple[EpochRecord, ...]:
+        """Every epoch that has begun, in order."""
+        return tuple(read_epoch(self._epochs, number) for number in epoch_numbers(self._epochs))
+
+    def begin_epoch(
+        self, reason: str, facts: EpochFacts | None, *, now: datetime | None = None
+    ) -> EpochRecord:
+        """Allocate the next epoch, durably; ``EpochContested`` if another process did so first.
+
+        A number that any batch bears is never given again, even if its epoch record is lost.
+        """
+        used = [epoch_in(batch_id) or 0 for batch_id in self.batch_ids()]
+        number = max([*used, *epoch_numbers(self._epochs)], default=0) + 1
+        record = EpochRecord(number, reason, now or datetime.now(UTC), facts)
+        write_epoch(self._epochs, record)
+        return record
+
+    def clear_garbage(self) -> list[str]:
+        """Remove data folders that crashed writers left; returns the batch names they had.
+
+        A folder whose writer is alive is left alone.
+        """
+        with os.scandir(self._data) as entries:
+            unpublished = sorted(entry.name for entry in entries if not self.exists(entry.name))
+        cleared = []
+        for batch_id in unpublished:
+            lock = FolderLock.take(self.data_folder(batch_id))
+            if lock is None:
+                continue
+            # The writer may have published between the listing and the lock.
+            if not self.exists(batch_id):
+                lock.remove_contents()
+                cleared.append(batch_id)
+            lock.release()
+        return cleared
+
+    def _manifest_file(self, batch_id: str) -> Path:
+        return self._manifests / f"{batch_id}{_SUFFIX}"
+
+    def _refuse_break(self, manifest: Manifest) -> None:
+        if manifest.stream is None:
+            return
+        last = self.last_stream(manifest.epoch)
+        if last is None or last.stream is None:
+            return
+        if last.stream.end_lsn != manifest.stream.previous_end_lsn:
+            raise ChainContested(
+                f"Batch {manifest.batch_id} of {self.source} continues "
+                f"{manifest.stream.previous_end_lsn}, but the last landed batch, {last.batch_id}, "
+                f"ends at {last.stream.end_lsn}.",
+                fix="Stop this writer and start capture again: it continues from the last landed batch.",
+            )
+
+    def _make_durable(self, manifest: Manifest) -> None:
+        folders = set()
+        for data_file in manifest.files:
+            path = self.path_of(data_file)
+            try:
+                sync_file(path)
+            except FileNotFoundError:
+                raise integrity.missing(path, data_file) from None
+            folders.add(path.parent)
+        for folder in sorted(folders):
+            sync_folder(folder)
+        if folders:
+            sync_folder(self._data)
+
+
+def _landing_order(manifest: Manifest) -> tuple[int, int, str, str]:
+    if manifest.file is not None:
+        return manifest.epoch, 2, manifest.arrival.landed_at.isoformat(), manifest.batch_id
+    return manifest.epoch, 0 if manifest.chunk is not None else 1, "", manifest.batch_id

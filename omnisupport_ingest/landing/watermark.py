@@ -1,0 +1,59 @@
+"""How far the stream's commit times have come: the watermark, and the facts frozen at arrival.
+
+The watermark is a heuristic. PostgreSQL takes a commit's time before it writes the commit record,
+so an earlier event may still follow; it is then late, and its window is replayed.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from omnisupport_ingest.landing.manifest import ArrivalFacts, Manifest
+from omnisupport_ingest.windows import MAX_AHEAD
+
+
+def stream_facts(
+    previous: Manifest | None,
+    epoch: int,
+    commit_times: tuple[datetime, ...],
+    *,
+    confirmed_clock: datetime | None,
+    landed_at: datetime,
+    max_clock_skew: timedelta,
+) -> ArrivalFacts:
+    """The facts of a stream batch of ``epoch`` that arrives after ``previous``.
+
+    ``previous``: the last stream batch of the source, of this epoch or the one before it.
+    ``commit_times``: of the batch; a time too far ahead of ``landed_at`` cannot be right and does
+    not count. ``confirmed_clock``: a server clock up to which everything is known to have landed
+    (the caller judges that), or null. The watermark is
+    ``min(max(highest commit time, confirmed_clock), landed_at) - max_clock_skew`` and never moves
+    back within an epoch. A new epoch starts afresh: its server may have been restored from a
+    backup, with clocks and commits in the past.
+    """
+    before = previous.arrival if previous is not None else None
+    same_epoch = previous is not None and previous.epoch == epoch
+    carried = before if same_epoch else None
+    known = [moment for moment in commit_times if moment <= landed_at + MAX_AHEAD]
+    if carried is not None and carried.highest_commit_ts is not None:
+        known.append(carried.highest_commit_ts)
+    highest = max(known, default=None)
+    reached = [moment for moment in (highest, confirmed_clock) if moment is not None]
+    watermark = min(max(reached), landed_at) - max_clock_skew if reached else None
+    if carried is not None and carried.watermark is not None:
+        watermark = max(carried.watermark, watermark) if watermark else carried.watermark
+    return ArrivalFacts(
+        landed_at=landed_at,
+        watermark_before=before.watermark if before else None,
+        watermark=watermark,
+        highest_commit_ts_before=before.highest_commit_ts if before else None,
+        highest_commit_ts=highest,
+    )
+
+
+def unchanged_facts(previous: Manifest | None, landed_at: datetime) -> ArrivalFacts:
+    """The facts of a chunk or file batch: it carries the stream's watermark and never moves it."""
+    if previous is None:
+        return ArrivalFacts(landed_at, None, None, None, None)
+    watermark, highest = previous.arrival.watermark, previous.arrival.highest_commit_ts
+    return ArrivalFacts(landed_at, watermark, watermark, highest, highest)

@@ -1,0 +1,287 @@
+"""Writing one batch: events in, data files per window and a manifest out.
+
+Memory stays bounded however large a transaction is: buffers spill to Parquet row groups, and one
+thread encodes them while the caller goes on reading (Arrow releases the interpreter's lock).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from types import TracebackType
+from typing import Self, TypeVar
+
+import pyarrow as pa
+
+from omnisupport_ingest import __version__
+from omnisupport_ingest.landing.columns import row_group
+from omnisupport_ingest.landing.errors import ChainContested, LandingFailed
+from omnisupport_ingest.landing.folder_lock import FolderLock
+from omnisupport_ingest.landing.manifest import (
+    ArrivalFacts,
+    ChunkSpan,
+    DataFile,
+    FileSpan,
+    Manifest,
+    RelationVersion,
+    StreamSpan,
+)
+from omnisupport_ingest.landing.parts import PartFiles
+from omnisupport_ingest.landing.rows import LandedEvent
+from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.landing.watermark import stream_facts, unchanged_facts
+from omnisupport_ingest.windows import OUT_OF_RANGE, WindowGrid
+
+T = TypeVar("T")
+
+_EVENT_OVERHEAD = 100
+"""Bytes that an event costs beside its texts; an estimate."""
+
+_QUEUED_GROUPS = 3
+"""Row groups that may wait for the writer thread before ``add`` waits for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriterLimits:
+    """When buffers become row groups and files end. Sizes in bytes; texts count as characters."""
+
+    group_rows: int = 20_000
+    group_bytes: int = 16 * 1024 * 1024
+    file_bytes: int = 128 * 1024 * 1024
+    buffered_groups: int = 4
+    """How many full buffers' worth of events all windows together may hold before the largest
+    buffer is written, full or not."""
+
+
+class _Buffer:
+    """Events of one window that are not written yet."""
+
+    __slots__ = ("bytes", "events", "window")
+
+    def __init__(self, window: str) -> None:
+        self.window = window
+        self.events: list[LandedEvent] = []
+        self.bytes = 0
+
+
+class BatchWriter:
+    """Writes the batch ``batch_id``. Ends with ``seal`` or ``abandon``; as a context manager, with
+    ``abandon`` unless it was sealed.
+
+    What a crashed writer of the same batch left behind is cleared first.
+    """
+
+    def __init__(
+        self,
+        store: LandingStore,
+        grid: WindowGrid,
+        epoch: int,
+        batch_id: str,
+        *,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        limits: WriterLimits = WriterLimits(),  # noqa: B008 - frozen
+    ) -> None:
+        """Open the batch; ``ChainContested`` if it has landed or another writer has it open.
+
+        ``clock`` gives the landing clock's time, timezone-aware.
+        """
+        self.batch_id = batch_id
+        self.rows = 0
+        """Events taken in so far."""
+        self.bytes = 0
+        """Size of the events taken in so far, an estimate of their text size in bytes."""
+        self._store, self._grid, self._epoch = store, grid, epoch
+        self._clock, self._limits = clock, limits
+        self._opened_at = clock()
+        self._buffers: dict[str, _Buffer] = {}
+        self._buffer_of_minute: dict[datetime, _Buffer] = {}
+        self._current_ts: datetime | None = None
+        self._current = _Buffer("")
+        self._highest_ts: datetime | None = None
+        self._rows_spilled = 0
+        self._bytes_spilled = 0
+        self._lock: FolderLock | None = self._take_folder()
+        self._parts = PartFiles(store.data_folder(batch_id), limits.file_bytes)
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="landing-writer")
+        self._queued: deque[Future[None]] = deque()
+
+    def add(self, event: LandedEvent) -> None:
+        """Take in one event, of any window. ``LandingFailed`` if writing an earlier one failed."""
+        if event[4] is not self._current_ts:
+            self._turn_to(event[4])
+        buffer = self._current
+        buffer.events.append(event)
+        key, before, after = event[9], event[10], event[11]
+        size = _EVENT_OVERHEAD
+        if key is not None:
+            size += len(key)
+        if before is not None:
+            size += len(before)
+        if after is not None:
+            size += len(after)
+        buffer.bytes += size
+        self.bytes += size
+        self.rows += 1
+        if len(buffer.events) >= self._limits.group_rows or buffer.bytes >= self._limits.group_bytes:
+            self._spill(buffer)
+        elif len(self._buffers) > 1:
+            self._bound_buffers()
+
+    def seal(
+        self,
+        *,
+        stream: StreamSpan | None = None,
+        chunk: ChunkSpan | None = None,
+        file: FileSpan | None = None,
+        relations: tuple[RelationVersion, ...] = (),
+        confirmed_clock: datetime | None = None,
+        max_clock_skew: timedelta = timedelta(0),
+    ) -> Manifest:
+        """Finish the files and land the batch: when this returns, it is durable.
+
+        Exactly one of ``stream``, ``chunk`` and ``file`` says what the batch covers, and must fit
+        its name. ``confirmed_clock`` and ``max_clock_skew`` bear on the watermark of a stream
+        batch (see ``watermark.stream_facts``). Raises ``LandingFailed`` when files could not be
+        written and ``ChainContested`` when another writer landed the batch; then call ``abandon``.
+        """
+        files = self._finish_files()
+        manifest = Manifest(
+            batch_id=self.batch_id,
+            source=self._store.source,
+            epoch=self._epoch,
+            arrival=self._arrival(stream, confirmed_clock, max_clock_skew),
+            stream=stream,
+            chunk=chunk,
+            file=file,
+            files=files,
+            relations=relations,
+            written_by=f"omnisupport_ingest {__version__}",
+        )
+        with self._disk_errors():
+            self._store.publish(manifest)
+        self._close()
+        return manifest
+
+    def abandon(self) -> None:
+        """Give the batch up and delete what it wrote. Does nothing after ``seal`` or ``abandon``."""
+        if self._lock is None:
+            return
+        self._thread.shutdown(wait=True, cancel_futures=True)
+        if not self._has_landed():
+            self._parts.remove()
+        self._close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.abandon()
+
+    def _take_folder(self) -> FolderLock:
+        folder = self._store.data_folder(self.batch_id)
+        lock = FolderLock.take(folder)
+        if lock is None or self._store.exists(self.batch_id):
+            how = "is being written by another process" if lock is None else "has already landed"
+            if lock is not None:
+                lock.release()
+            raise ChainContested(
+                f"Batch {self.batch_id} of {self._store.source} {how}.",
+                fix="Stop this writer: another one captures this source. Run one capture per slot.",
+            )
+        lock.remove_contents()
+        return lock
+
+    def _turn_to(self, moment: datetime) -> None:
+        """Make the buffer of ``moment``'s window the current one.
+
+        Looked up by the minute: windows begin at whole minutes. The cut of times too far ahead is
+        a minute coarse for that, which nothing depends on.
+        """
+        minute = moment.replace(second=0, microsecond=0)
+        buffer = self._buffer_of_minute.get(minute)
+        if buffer is None:
+            window = self._grid.key_of(minute, self._opened_at)
+            buffer = self._buffers.setdefault(window, _Buffer(window))
+            self._buffer_of_minute[minute] = buffer
+        if buffer.window != OUT_OF_RANGE and (self._highest_ts is None or moment > self._highest_ts):
+            self._highest_ts = moment
+        self._current_ts, self._current = moment, buffer
+
+    def _bound_buffers(self) -> None:
+        limits = self._limits
+        rows, size = self.rows - self._rows_spilled, self.bytes - self._bytes_spilled
+        if rows >= limits.group_rows * limits.buffered_groups or (
+            size >= limits.group_bytes * limits.buffered_groups
+        ):
+            self._spill(max(self._buffers.values(), key=lambda buffer: buffer.bytes))
+
+    def _spill(self, buffer: _Buffer) -> None:
+        group = row_group(buffer.window, buffer.events, self.batch_id)
+        self._rows_spilled += len(buffer.events)
+        self._bytes_spilled += buffer.bytes
+        buffer.events, buffer.bytes = [], 0
+        self._queued.append(self._thread.submit(self._parts.write, group))
+        while len(self._queued) > _QUEUED_GROUPS:
+            self._wait_for(self._queued.popleft())
+
+    def _finish_files(self) -> tuple[DataFile, ...]:
+        for window in sorted(self._buffers):
+            if self._buffers[window].events:
+                self._spill(self._buffers[window])
+        while self._queued:
+            self._wait_for(self._queued.popleft())
+        return self._wait_for(self._thread.submit(self._parts.finish)) if self.rows else ()
+
+    def _wait_for(self, done: Future[T]) -> T:
+        with self._disk_errors():
+            return done.result()
+
+    @contextmanager
+    def _disk_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, pa.ArrowException) as error:
+            raise LandingFailed(
+                f"Batch {self.batch_id} cannot be written to {self._store.folder}: {error}.",
+                fix="Make room on the disk, check that the folder is writable, and start again: "
+                "nothing was confirmed to the source, so nothing is lost.",
+            ) from error
+
+    def _has_landed(self) -> bool:
+        """Whether a manifest names our files: an error may strike after it was created."""
+        if not self._store.exists(self.batch_id):
+            return False
+        named = {self._store.path_of(file) for file in self._store.read(self.batch_id).files}
+        return not named.isdisjoint(self._parts.paths)
+
+    def _arrival(
+        self, stream: StreamSpan | None, confirmed_clock: datetime | None, max_clock_skew: timedelta
+    ) -> ArrivalFacts:
+        previous = self._store.last_stream_until(self._epoch)
+        landed_at = self._clock()
+        if stream is None:
+            return unchanged_facts(previous, landed_at)
+        times = (self._highest_ts, stream.first_commit_ts, stream.last_commit_ts)
+        return stream_facts(
+            previous,
+            self._epoch,
+            tuple(moment for moment in times if moment is not None),
+            confirmed_clock=confirmed_clock,
+            landed_at=landed_at,
+            max_clock_skew=max_clock_skew,
+        )
+
+    def _close(self) -> None:
+        self._thread.shutdown(wait=True)
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None

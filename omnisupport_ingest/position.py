@@ -1,0 +1,60 @@
+"""Where an event stands in the history of its source: ``Lsn`` and ``Position``.
+
+``Position`` is the event's identity, its dedupe key and its order, all in one. The LSN of the
+change alone is none of these: several rows can share one, and a transaction that began before a
+snapshot may commit after it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_LSN_TEXT = re.compile(r"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})")
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Lsn:
+    """A PostgreSQL log sequence number: a byte offset in the WAL (PostgreSQL manual, ``pg_lsn``)."""
+
+    value: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.value < 1 << 64:
+            raise ValueError(f"an LSN is an unsigned 64-bit number, not {self.value}")
+
+    @classmethod
+    def parse(cls, text: str) -> Lsn:
+        """Read PostgreSQL's own form, ``16/B374D848``; ``ValueError`` for anything else."""
+        match = _LSN_TEXT.fullmatch(text)
+        if match is None:
+            raise ValueError(f"not an LSN: {text!r} (expected a form like 16/B374D848)")
+        high, low = match.groups()
+        return cls(int(high, 16) << 32 | int(low, 16))
+
+    def __str__(self) -> str:
+        return f"{self.value >> 32:X}/{self.value & 0xFFFFFFFF:X}"
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Position:
+    """``(epoch, commit_lsn, ordinal)``, scoped by source; later events compare greater.
+
+    ``epoch`` numbers the histories of the source that landing has seen (1, 2, …). ``commit_lsn``
+    is the LSN of the commit record. ``ordinal`` is twice the index of the change in its
+    transaction (odd: the second half of a key-changing update); negative for snapshot rows, which
+    stand below every change that committed at or after their low watermark.
+    """
+
+    epoch: int
+    commit_lsn: Lsn
+    ordinal: int
+
+    def __str__(self) -> str:
+        return f"{self.epoch}:{self.commit_lsn}:{self.ordinal}"
+
+    @classmethod
+    def parse(cls, text: str) -> Position:
+        """Read the form that ``str`` writes, ``1:16/B374D848:4``."""
+        epoch, lsn, ordinal = text.split(":")
+        return cls(int(epoch), Lsn.parse(lsn), int(ordinal))

@@ -1,0 +1,95 @@
+"""Dagster's own folder: ``dagster.yaml``, and the workspace that points at our code server.
+
+Written anew at every start from the settings, and without importing Dagster. No password is in it:
+PostgreSQL's URL is a reference to a variable that only the processes have.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+from omnisupport_ingest.durable import replace
+from omnisupport_ingest.home import Home
+from omnisupport_ingest.runtime.environment import settings_environment
+from omnisupport_ingest.settings import Settings
+
+LOCATION = "omnisupport_ingest"
+"""Name of the code location in the Dagster UI."""
+
+_STORAGE_VARIABLE = "OMNISUPPORT_DAGSTER_STORAGE_URL"
+_POSTGRES_SCHEMES = frozenset({"postgres", "postgresql"})
+
+
+def write_dagster_home(settings: Settings, home: Home) -> None:
+    """Write ``dagster.yaml`` into ``home.dagster``."""
+    # JSON is YAML, and needs no YAML library here.
+    text = json.dumps(_instance(settings, home), indent=2)
+    replace(home.dagster / "dagster.yaml", f"# Written at every start.\n{text}\n".encode())
+
+
+def write_workspace(home: Home, *, host: str, port: int) -> None:
+    """Write ``workspace.yaml`` into ``home.dagster``: the code server at ``host`` and ``port``."""
+    server = {"host": host, "port": port, "location_name": LOCATION}
+    text = json.dumps({"load_from": [{"grpc_server": server}]}, indent=2)
+    replace(home.dagster / "workspace.yaml", f"# Written at every start.\n{text}\n".encode())
+
+
+def dagster_environment(settings: Settings, home: Home) -> dict[str, str]:
+    """What a process needs to work on this instance: Dagster's variables and all settings."""
+    environment = settings_environment(settings) | {
+        "DAGSTER_HOME": str(home.dagster),
+        # One event per run for its planned partitions instead of one per partition.
+        "DAGSTER_EMIT_PARTITION_SUBSET_IN_PLANNED_EVENTS": "1",
+    }
+    if settings.dagster_pg_url is not None:
+        environment[_STORAGE_VARIABLE] = with_driver(settings.dagster_pg_url.get_secret_value())
+    return environment
+
+
+def with_driver(url: str) -> str:
+    """``url`` naming the driver that is installed.
+
+    SQLAlchemy 2.1 takes a bare ``postgresql://`` for psycopg 3; dagster-postgres brings psycopg2.
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in _POSTGRES_SCHEMES:
+        return url
+    return urlunsplit(parts._replace(scheme="postgresql+psycopg2"))
+
+
+def _instance(settings: Settings, home: Home) -> dict[str, Any]:
+    """The content of ``dagster.yaml`` (Dagster documentation, "Dagster instance configuration")."""
+    instance: dict[str, Any] = {
+        "telemetry": {"enabled": False},
+        "nux": {"enabled": False},
+        # One step at a time per pool, and a pool per table: `run` granularity would let two
+        # backfill runs write one table when its pool is used for the first time.
+        "concurrency": {
+            "pools": {"granularity": "op", "default_limit": 1},
+            "runs": {"max_concurrent_runs": 4},
+        },
+        # A killed run is found, marked failed, and gives its pool slots back.
+        "run_monitoring": {
+            "enabled": True,
+            "poll_interval_seconds": 10,
+            "start_timeout_seconds": 180,
+            "max_resume_run_attempts": 0,
+            "free_slots_after_run_end_seconds": 10,
+        },
+        # The sensors ask again for what is still missing; a retry by Dagster would do it twice.
+        "run_retries": {"enabled": False},
+        "retention": {
+            "sensor": {"purge_after_days": {"skipped": 1, "failure": 30, "success": 30, "started": 30}},
+            "schedule": {"purge_after_days": {"skipped": 1, "failure": 30, "success": 30, "started": 30}},
+        },
+        "compute_logs": {
+            "module": "dagster._core.storage.local_compute_log_manager",
+            "class": "LocalComputeLogManager",
+            "config": {"base_dir": str(home.logs / "runs")},
+        },
+    }
+    if settings.dagster_pg_url is not None:
+        instance["storage"] = {"postgres": {"postgres_url": {"env": _STORAGE_VARIABLE}}}
+    return instance

@@ -1,0 +1,112 @@
+"""Dagster's three processes as services: the code server, the daemon, the webserver.
+
+One code server serves the other two, so that the definitions are loaded once; the runs are its
+children. "Reload" in the UI loads them again after a contract file was added.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from omnisupport_ingest.home import Home
+from omnisupport_ingest.runtime.dagster_home import (
+    LOCATION,
+    dagster_environment,
+    write_dagster_home,
+    write_workspace,
+)
+from omnisupport_ingest.runtime.ports import LOOPBACK, answers, free_port, require_port
+from omnisupport_ingest.runtime.supervisor import Backoff, Service, Supervisor
+from omnisupport_ingest.settings import Settings
+
+CODE_SERVER = "dagster-code-server"
+DAEMON = "dagster-daemon"
+WEBSERVER = "dagster-webserver"
+
+DEFINITIONS = "omnisupport_ingest.definitions"
+
+_READY_SECONDS = 120.0
+_QUIET = {"PYTHONWARNINGS": "ignore"}
+"""Dagster warns about its own preview features at every start."""
+
+
+@dataclass(frozen=True)
+class DagsterPorts:
+    """The ports of loopback that Dagster listens on; ``webserver`` is none if there is no UI."""
+
+    code_server: int
+    webserver: int | None
+
+    @property
+    def ui(self) -> str | None:
+        """The address of the UI, for a browser."""
+        return None if self.webserver is None else f"http://{LOOPBACK}:{self.webserver}"
+
+
+def start_dagster(supervisor: Supervisor, settings: Settings, home: Home) -> DagsterPorts:
+    """Start the code server, the daemon and the UI; return once the UI shows the code location.
+
+    Raises ``PortTaken`` before anything starts, ``ServiceFailed`` if one does not become ready.
+    """
+    webserver = require_port(settings.webserver_port, "OMNISUPPORT_WEBSERVER_PORT")
+    ports = DagsterPorts(start_dagster_without_ui(supervisor, settings, home).code_server, webserver)
+    command = ("dagster_webserver", "-h", LOOPBACK, "-p", str(webserver), "-w", _workspace(home))
+    supervisor.start(_service(WEBSERVER, command, settings, home))
+    supervisor.wait(lambda: _shows_location(webserver), what="The Dagster UI", seconds=_READY_SECONDS)
+    return ports
+
+
+def start_dagster_without_ui(supervisor: Supervisor, settings: Settings, home: Home) -> DagsterPorts:
+    """Start the code server and the daemon alone, which is all that sensors and backfills need."""
+    write_dagster_home(settings, home)
+    port = free_port()
+    write_workspace(home, host=LOOPBACK, port=port)
+    command = ("dagster", "code-server", "start", "-m", DEFINITIONS, "-h", LOOPBACK, "-p", str(port))
+    supervisor.start(
+        _service(
+            CODE_SERVER,
+            (*command, "--use-python-environment-entry-point", "--location-name", LOCATION),
+            settings,
+            home,
+        )
+    )
+    supervisor.wait(lambda: answers(port), what="The Dagster code server", seconds=_READY_SECONDS)
+    supervisor.start(_service(DAEMON, ("dagster._daemon", "run", "-w", _workspace(home)), settings, home))
+    return DagsterPorts(port, None)
+
+
+def _service(name: str, module: tuple[str, ...], settings: Settings, home: Home) -> Service:
+    return Service(
+        name,
+        (sys.executable, "-m", *module),
+        environment=dagster_environment(settings, home) | _QUIET,
+        restart=Backoff(),
+    )
+
+
+def _workspace(home: Home) -> str:
+    return str(home.dagster / "workspace.yaml")
+
+
+def _shows_location(port: int) -> bool:
+    """Whether the webserver at ``port`` answers GraphQL with a code location."""
+    question = "{ repositoriesOrError { ... on RepositoryConnection { nodes { name } } } }"
+    request = urllib.request.Request(
+        f"http://{LOOPBACK}:{port}/graphql",
+        data=json.dumps({"query": question}).encode(),
+        headers={"Content-Type": "application/json"},
+    )
+    # A proxy of the environment is not for loopback.
+    open_directly: Callable[..., Any] = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
+    try:
+        with open_directly(request, timeout=5) as response:
+            answer = json.load(response)
+    except (OSError, ValueError):
+        return False
+    found = (answer.get("data") or {}).get("repositoriesOrError") or {}
+    return bool(found.get("nodes"))

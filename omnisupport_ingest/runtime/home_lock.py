@@ -1,0 +1,73 @@
+"""One supervisor per home: a lock file that says who holds it.
+
+The lock is the kernel's (``flock``), so it is gone with its holder however that ends; the text in
+the file is only for the message to the second one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from datetime import UTC, datetime
+from types import TracebackType
+
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.home import Home
+
+
+class HomeInUse(IngestError):
+    """Another command has its processes running on the same home."""
+
+    exit_code = 6
+
+
+class HomeLock:
+    """Held by a command while its processes run on ``home``; a context manager.
+
+    Entering raises ``HomeInUse``, which names the holder, if another process holds it.
+    """
+
+    def __init__(self, home: Home, command: str) -> None:
+        """``command`` is what the holder is called in the message, like ``up``."""
+        self._home, self._command = home, command
+        self._descriptor = -1
+
+    def __enter__(self) -> HomeLock:
+        path = self._home.run / "supervisor.lock"
+        # Not inherited by children (PEP 446): a daemon must not keep the lock of its starter.
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(descriptor, 4096, 0)
+            os.close(descriptor)
+            raise self._in_use(holder) from None
+        record = {
+            "pid": os.getpid(),
+            "command": self._command,
+            "since": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, json.dumps(record).encode(), 0)
+        self._descriptor = descriptor
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.ftruncate(self._descriptor, 0)
+        os.close(self._descriptor)
+
+    def _in_use(self, holder: bytes) -> HomeInUse:
+        stop = "Stop it (Ctrl-C where it runs)"
+        try:
+            record = json.loads(holder)
+            who = f"`{record['command']}` (process {record['pid']}, since {record['since']})"
+            stop = f"Stop it (Ctrl-C where it runs, or `kill {record['pid']}`)"
+        except (ValueError, KeyError, TypeError):
+            who = "another process"  # It has locked the file and not yet written its name.
+        return HomeInUse(
+            f"{self._home.path} is in use by {who}.",
+            fix=f"{stop}, or set OMNISUPPORT_HOME to another folder.",
+        )

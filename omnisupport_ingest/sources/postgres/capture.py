@@ -1,0 +1,210 @@
+"""Capture: from a configured source to landed batches, started, stopped and killed at any moment.
+
+What has landed says where to go on; nothing else is remembered. So a start is the same after a
+clean stop, a crash of this process, or a crash of the server.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from psycopg2.extensions import connection as Connection
+
+from omnisupport_ingest.contracts.model import Contracts
+from omnisupport_ingest.durable import replace, sync_folder
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.home import Home
+from omnisupport_ingest.landing.epochs import EpochFacts, EpochRecord
+from omnisupport_ingest.landing.manifest import Manifest
+from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.settings import Settings
+from omnisupport_ingest.sources.postgres.changes import EventReader
+from omnisupport_ingest.sources.postgres.connection import VALUE_SETTINGS, connect, connect_replication
+from omnisupport_ingest.sources.postgres.continuity import LandedTransaction, ResumePoint, resume_point
+from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
+from omnisupport_ingest.sources.postgres.follower import Follower
+from omnisupport_ingest.sources.postgres.lease import Lease
+from omnisupport_ingest.sources.postgres.preflight import preflight, require_ready
+from omnisupport_ingest.sources.postgres.server import server_facts, slot_facts, wal_clock
+from omnisupport_ingest.sources.postgres.slot import create_slot, drop_slot, ensure_publication, slot_taken
+from omnisupport_ingest.sources.postgres.snapshot import tables_to_snapshot, take_snapshot
+from omnisupport_ingest.sources.postgres.stream_batches import StreamBatches
+from omnisupport_ingest.sources.postgres.walstream import WalStream
+
+Landed = Callable[[Manifest], None]
+"""Called with each batch once it is durable (and, for a batch of the stream, confirmed)."""
+
+
+def source_dsn(settings: Settings, home: Home) -> str:
+    """The connection string of the source: the configured one, else the embedded server's."""
+    if settings.source_dsn is not None:
+        return settings.source_dsn.get_secret_value()
+    return EmbeddedPostgres(home.postgres).dsn()
+
+
+def capture_once(
+    settings: Settings, home: Home, contracts: Contracts, until: Lsn, landed: Landed | None = None
+) -> None:
+    """Capture until everything that committed below ``until`` is durable in landing."""
+    Capture(settings, home, contracts, landed).run(until, threading.Event())
+
+
+class Capture:
+    """The capture of one PostgreSQL source into one home."""
+
+    def __init__(
+        self, settings: Settings, home: Home, contracts: Contracts, landed: Landed | None = None
+    ) -> None:
+        """Opens nothing yet. ``IngestError`` if the source has no contract, so nothing to capture."""
+        self._settings, self._home = settings, home
+        self._landed: Landed = landed or (lambda _batch: None)
+        self._tables = contracts.of_source(settings.source)
+        self._keys = {(table.schema, table.table): table.key for table in self._tables}
+        if not self._tables:
+            raise IngestError(
+                f"No contract names the source {settings.source!r}.",
+                fix="Add a contract file per table, or set OMNISUPPORT_SOURCE to a source that has some: "
+                + (", ".join(contracts.sources()) or "there are none"),
+            )
+        self._store = LandingStore(home.landing, settings.source)
+        self._slot_intent = SlotIntent(self._store.folder)
+
+    def run(self, until: Lsn | None, stop: threading.Event) -> None:
+        """Capture until all that committed below ``until`` is durable (null: for ever), or ``stop``.
+
+        Prepares what is missing first: publication, slot, epoch, snapshots of tables that have
+        none in this epoch. Raises ``CaptureRunning``, ``PreflightFailed``, ``SlotInUse``,
+        ``HoleInSource``, ``SourceUnavailable`` (start again later), ``ChainContested``.
+        """
+        with Lease.take(self._home.run, self._settings.source):
+            dsn = source_dsn(self._settings, self._home)
+            connection = connect(dsn)
+            try:
+                epoch = self._prepare(dsn, connection)
+                self._snapshot(dsn, epoch, stop)
+                if not stop.is_set():
+                    self._follow(dsn, connection, epoch, until, stop)
+            finally:
+                connection.close()
+
+    def begin_new_epoch(self, reason: str) -> EpochRecord:
+        """The repair of a hole: a new slot and a new epoch. The next ``run`` takes new snapshots.
+
+        Everything that has landed stays. ``reason`` is recorded with the epoch.
+        """
+        with Lease.take(self._home.run, self._settings.source):
+            dsn = source_dsn(self._settings, self._home)
+            self._require_ready(dsn)
+            connection = connect(dsn)
+            try:
+                ensure_publication(connection, self._settings.publication, self._tables)
+                drop_slot(connection, self._settings.slot)
+                return self._begin_epoch(dsn, connection, reason)
+            finally:
+                connection.close()
+
+    def _prepare(self, dsn: str, connection: Connection) -> EpochRecord:
+        self._require_ready(dsn)
+        self._store.clear_garbage()
+        # Before any slot of a snapshot: what commits above its point must be published already.
+        ensure_publication(connection, self._settings.publication, self._tables)
+        epoch = self._store.current_epoch()
+        if epoch is None:
+            if self._slot_intent.covers(self._settings.slot):
+                # A first start died between making the slot and recording its epoch.
+                drop_slot(connection, self._settings.slot)
+            epoch = self._begin_epoch(dsn, connection, "first start")
+        # A slot that is gone or not ours is found now, not after long snapshots.
+        self._resume_point(dsn, connection, epoch)
+        return epoch
+
+    def _require_ready(self, dsn: str) -> None:
+        settings = self._settings
+        require_ready(preflight(dsn, self._tables, slot=settings.slot, publication=settings.publication))
+
+    def _begin_epoch(self, dsn: str, connection: Connection, reason: str) -> EpochRecord:
+        slot = self._settings.slot
+        if slot_facts(connection, slot) is not None:
+            raise slot_taken(slot)
+        self._slot_intent.record(slot)
+        point = create_slot(dsn, slot)
+        server = server_facts(dsn)
+        facts = EpochFacts(
+            server.system_identifier,
+            server.timeline,
+            slot,
+            point,
+            server.database,
+            server.version,
+            dict(VALUE_SETTINGS),
+        )
+        epoch = self._store.begin_epoch(reason, facts)
+        self._slot_intent.clear()
+        return epoch
+
+    def _snapshot(self, dsn: str, epoch: EpochRecord, stop: threading.Event) -> None:
+        tables = tables_to_snapshot(self._store, epoch.number, self._tables)
+        if tables:
+            take_snapshot(dsn, self._store, self._home.grid, epoch.number, tables, stop, self._landed)
+
+    def _follow(
+        self, dsn: str, connection: Connection, epoch: EpochRecord, until: Lsn | None, stop: threading.Event
+    ) -> None:
+        resume = self._resume_point(dsn, connection, epoch)
+        batches = StreamBatches(
+            self._store, self._home.grid, epoch.number, resume.end_of_chain, self._settings
+        )
+        if until is not None and batches.end >= until:
+            return
+        events = EventReader(epoch.number, lambda schema, table: self._keys.get((schema, table)))
+        slot, publication = epoch.facts.slot if epoch.facts else "", self._settings.publication
+        stream = WalStream(connect_replication(dsn), slot, publication, resume.start)
+        try:
+            Follower(stream, connection, batches, events, resume, self._landed).run(until, stop)
+        finally:
+            stream.close()
+
+    def _resume_point(self, dsn: str, connection: Connection, epoch: EpochRecord) -> ResumePoint:
+        end, last = end_of_chain(self._store, epoch)
+        slot = slot_facts(connection, epoch.facts.slot) if epoch.facts else None
+        return resume_point(epoch, end, last, server_facts(dsn), wal_clock(connection).flushed, slot)
+
+
+def end_of_chain(store: LandingStore, epoch: EpochRecord) -> tuple[Lsn, LandedTransaction | None]:
+    """Where the landed stream of ``epoch`` ends, and its last transaction (none before the first)."""
+    prefix = f"e{epoch.number:06d}-s-"
+    end: Lsn | None = None
+    for batch_id in reversed([each for each in store.batch_ids() if each.startswith(prefix)]):
+        span = store.read(batch_id).stream
+        if span is None:
+            continue
+        end = end or span.end_lsn
+        last = LandedTransaction.last_of(span)
+        if last is not None:
+            return end, last
+    if end is None:
+        end = epoch.facts.consistent_point if epoch.facts else Lsn(0)
+    return end, None
+
+
+class SlotIntent:
+    """A note, durable before the slot is made, that this home is about to make it.
+
+    A slot without an epoch is then known to be this home's own, and not another's.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "slot-being-made"
+
+    def record(self, slot: str) -> None:
+        replace(self._path, slot.encode())
+
+    def covers(self, slot: str) -> bool:
+        return self._path.is_file() and self._path.read_text() == slot
+
+    def clear(self) -> None:
+        self._path.unlink(missing_ok=True)
+        sync_folder(self._path.parent)

@@ -1,0 +1,122 @@
+"""Connections to the source, with every session setting that shapes values as text pinned.
+
+The snapshot reads values over a normal connection, the stream over a replication connection. Both
+must write a value as the same text, so both get the same settings from here, whatever the server,
+the database or the role has as its default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg2
+from psycopg2.extensions import connection as Connection
+from psycopg2.extensions import make_dsn, parse_dsn
+from psycopg2.extras import LogicalReplicationConnection
+
+from omnisupport_ingest.sources.postgres.errors import BadDsn, SourceUnavailable
+
+VALUE_SETTINGS: dict[str, str] = {
+    "DateStyle": "ISO",
+    "IntervalStyle": "postgres",
+    "TimeZone": "UTC",
+    "extra_float_digits": "3",
+    "bytea_output": "hex",
+    "lc_monetary": "C",
+    "xmlbinary": "base64",
+}
+"""Settings that decide how PostgreSQL writes values as text; recorded with each epoch."""
+
+_SESSION_SETTINGS: dict[str, str] = {
+    # Reading a large table, or waiting for a slot, may take longer than a role's default allows.
+    "statement_timeout": "0",
+    "idle_in_transaction_session_timeout": "0",
+    # A row-level policy must fail the read, never thin out the rows.
+    "row_security": "off",
+}
+
+_DEFAULTS: dict[str, str] = {
+    "connect_timeout": "10",
+    # A server that vanished without closing the connection is noticed in about a minute.
+    "keepalives_idle": "30",
+    "keepalives_interval": "10",
+    "keepalives_count": "3",
+}
+
+
+def connect(dsn: str, *, application_name: str = "omnisupport-ingest") -> Connection:
+    """An autocommit connection for SQL. Raises ``BadDsn`` or ``SourceUnavailable``."""
+    connection = _connect(dsn, application_name, replication=False)
+    connection.autocommit = True
+    return connection
+
+
+def connect_replication(dsn: str, *, application_name: str = "omnisupport-ingest") -> Connection:
+    """A connection to the walsender of the database in ``dsn`` (replication commands and SQL)."""
+    return _connect(dsn, application_name, replication=True)
+
+
+@contextmanager
+def source_errors(doing: str) -> Iterator[None]:
+    """Turn operational errors into ``SourceUnavailable``; ``doing`` completes "while …"."""
+    try:
+        yield
+    except (psycopg2.OperationalError, psycopg2.InterfaceError) as error:
+        raise SourceUnavailable(
+            f"The source database failed while {doing}: {_first_line(error)}.",
+            fix="Start the database again if it is down, or act on its message; capture then continues "
+            "where landing ends.",
+        ) from error
+
+
+def _connect(dsn: str, application_name: str, *, replication: bool) -> Connection:
+    try:
+        given = parse_dsn(dsn)
+    except psycopg2.ProgrammingError:
+        # The driver's message quotes a part of the string, perhaps the password: drop it.
+        raise BadDsn(
+            "The connection string of the source (OMNISUPPORT_SOURCE_DSN) cannot be read.",
+            fix="Write it as postgresql://user@host:5432/database or host=… dbname=… user=…, with "
+            "special characters percent-encoded in the first form and quoted in the second.",
+        ) from None
+    options = " ".join(f"-c {name}={value}" for name, value in (VALUE_SETTINGS | _SESSION_SETTINGS).items())
+    parameters = _DEFAULTS | given
+    parameters["options"] = f"{given.get('options', '')} {options}".strip()
+    parameters["client_encoding"] = "UTF8"
+    parameters["application_name"] = application_name
+    try:
+        if replication:
+            return LogicalReplicationConnection(make_dsn(**parameters))
+        return psycopg2.connect(**parameters)
+    except psycopg2.OperationalError as error:
+        raise SourceUnavailable(
+            f"Cannot connect to {_where(given)}: {_first_line(error)}.", fix=_fix_for(str(error))
+        ) from None
+
+
+def _where(given: dict[str, str]) -> str:
+    host = given.get("host") or given.get("hostaddr") or "the default host"
+    port, database = given.get("port", "5432"), given.get("dbname", "the default")
+    return f"the source at {host}, port {port}, database {database}, user {given.get('user', 'default')}"
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".") if lines else "the connection is closed"
+
+
+def _fix_for(message: str) -> str:
+    """What to do about a connection error (PostgreSQL's messages are translated on some servers)."""
+    if "password authentication failed" in message or "no password supplied" in message:
+        return "Correct the user or password in OMNISUPPORT_SOURCE_DSN, or set it for the role on the server."
+    if "pg_hba.conf" in message:
+        return "Allow this host, user and database in the server's pg_hba.conf, then SELECT pg_reload_conf();"
+    if (
+        "must be superuser or replication role" in message
+        or "permission denied to start WAL sender" in message
+    ):
+        return "Run as a superuser: ALTER ROLE <the capture role> REPLICATION;"
+    if "database" in message and "does not exist" in message:
+        return "Correct the database name in OMNISUPPORT_SOURCE_DSN, or create the database."
+    return "Check host and port in OMNISUPPORT_SOURCE_DSN, and that the server runs and accepts connections."

@@ -1,0 +1,120 @@
+"""Where one embedded server keeps its data and its socket: chosen once, then recorded."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import stat
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+from omnisupport_ingest import durable
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.sources.postgres.embedded_binaries import SHARED_FOLDER, reachable
+
+_RECORD = "location.json"
+_LONGEST_SOCKET_PATH = 103
+"""Bytes of a socket's path: 107 on Linux, 103 on macOS (``sun_path`` without its end)."""
+
+PORT = 5432
+"""Only part of the socket's name: nothing listens on TCP."""
+
+_SOCKET_NAME = f".s.PGSQL.{PORT}"
+
+
+class LocationUnusable(IngestError):
+    """The place of an embedded server cannot be read, made or trusted."""
+
+    exit_code = 4
+
+
+@dataclass(frozen=True)
+class Location:
+    """``base`` holds the data folder and the configuration; ``socket`` is the socket's folder."""
+
+    base: Path
+    socket: Path
+
+    @property
+    def data(self) -> Path:
+        return self.base / "data"
+
+    @classmethod
+    def read(cls, folder: Path) -> Location | None:
+        """The location recorded in ``folder``, or None if no server was made there."""
+        record = folder / _RECORD
+        try:
+            content = json.loads(record.read_text())
+            return cls._of(folder, name=str(content["name"]), outside=bool(content["outside"]))
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError) as error:
+            raise LocationUnusable(
+                f"{record} cannot be read: {error!r}.",
+                fix=f"Restore it from a backup: it says whether the data is in {folder} or in a folder "
+                f"below {SHARED_FOLDER}, and the name of that.",
+            ) from error
+
+    @classmethod
+    def choose(cls, folder: Path, uid: int) -> Location:
+        """Choose and record places that ``uid`` can reach, in ``folder`` itself where possible.
+
+        A place outside has a random name, not one made from ``folder``: a home that is moved keeps
+        its data, and a new home under the old path never finds another's.
+        """
+        outside = uid != os.geteuid() and not reachable(folder / "data", uid)
+        name = uuid.uuid4().hex[:16]
+        location = cls._of(folder, name=name, outside=outside)
+        if outside:
+            try:
+                location.base.mkdir(parents=True)
+                location.base.chmod(0o755)
+            except OSError as error:
+                raise LocationUnusable(
+                    f"PostgreSQL cannot run as root, its user (id {uid}) cannot enter {folder}, and "
+                    f"{location.base} cannot be made: {error.strerror}.",
+                    fix="Set OMNISUPPORT_HOME to a folder that another user owns, run as that user, or "
+                    "set OMNISUPPORT_SOURCE_DSN to a PostgreSQL server of your own.",
+                ) from error
+        record = {"name": name, "outside": outside}
+        durable.replace(folder / _RECORD, json.dumps(record).encode() + b"\n")
+        return location
+
+    @classmethod
+    def _of(cls, folder: Path, *, name: str, outside: bool) -> Location:
+        base = SHARED_FOLDER / name if outside else folder
+        socket = base / "socket"
+        if len(os.fsencode(socket / _SOCKET_NAME)) > _LONGEST_SOCKET_PATH:
+            socket = Path("/tmp") / f"omnisupport-{name}"
+        return cls(base, socket)
+
+    def remove(self) -> None:
+        """Remove data, configuration and socket. The folder that holds the record stays."""
+        for path in (self.socket, self.data, self.base / "data.new"):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+        (self.base / "server.conf").unlink(missing_ok=True)
+        if self.base.parent == SHARED_FOLDER and self.base.is_dir():
+            self.base.rmdir()
+
+
+def make_private_folder(path: Path, uid: int) -> None:
+    """Make ``path``, owned by ``uid`` and closed to others; take it over only if it is just that.
+
+    Raises ``LocationUnusable`` otherwise: ``/tmp`` is open to everyone, so somebody else may have
+    made a folder or link of that name.
+    """
+    try:
+        path.mkdir(mode=0o700)
+        if uid != os.geteuid():
+            os.chown(path, uid, -1)
+    except FileExistsError:
+        facts = path.lstat()
+        if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != uid or facts.st_mode & 0o077:
+            raise LocationUnusable(
+                f"{path} is there, but is not a folder that only user id {uid} can enter.",
+                fix=f"Find out what made it; then remove it: rm -r {shlex.quote(str(path))}",
+            ) from None

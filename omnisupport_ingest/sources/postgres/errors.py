@@ -1,0 +1,45 @@
+"""What can go wrong between capture and the source database, each with the fix for it."""
+
+from __future__ import annotations
+
+from omnisupport_ingest.errors import IngestError
+
+
+class BadDsn(IngestError):
+    """The connection string of the source cannot be read. It is never repeated: it may hold a password."""
+
+    exit_code = 2
+
+
+class SourceUnavailable(IngestError):
+    """The source cannot be reached, refuses the connection, or went away. Worth trying again later."""
+
+    exit_code = 4
+
+
+class PreflightFailed(IngestError):
+    """The source is not set up for capture; the fix lists the SQL for every finding."""
+
+    exit_code = 5
+
+
+class SlotInUse(IngestError):
+    """The replication slot belongs to another reader, or to another home."""
+
+    exit_code = 6
+
+
+class CaptureRunning(IngestError):
+    """Another process holds the lease on capturing this source into this home."""
+
+    exit_code = 6
+
+
+class HoleInSource(IngestError):
+    """It cannot be proved that the slot continues what has landed: something may be missing."""
+
+    exit_code = 7
+
+
+class ProtocolViolation(IngestError):
+    """The server sent something that the replication protocol does not allow at this point."""

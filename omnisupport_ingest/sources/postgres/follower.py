@@ -1,0 +1,253 @@
+"""Following the slot: messages in, batches out, and a position confirmed only once it is durable."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from psycopg2.extensions import connection as Connection
+
+from omnisupport_ingest import failpoints
+from omnisupport_ingest.landing.manifest import Manifest, RelationVersion
+from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.sources.postgres.changes import EventReader
+from omnisupport_ingest.sources.postgres.continuity import ResumePoint, below_the_chain, not_resent
+from omnisupport_ingest.sources.postgres.errors import ProtocolViolation
+from omnisupport_ingest.sources.postgres.pgoutput import (
+    Begin,
+    Commit,
+    Decoder,
+    LogicalMessage,
+    Relation,
+    RowChange,
+    Truncate,
+)
+from omnisupport_ingest.sources.postgres.relations import TypeNames
+from omnisupport_ingest.sources.postgres.server import WalClock, wal_clock
+from omnisupport_ingest.sources.postgres.stream_batches import StreamBatches
+from omnisupport_ingest.sources.postgres.walstream import (
+    KEEPALIVE,
+    WAL_DATA,
+    WAL_DATA_HEADER,
+    Keepalive,
+    WalStream,
+)
+
+IDLE_SECONDS = 10.0
+"""How often the server is asked how far it has read, so how often an idle stretch can land."""
+
+_ASK_UNTIL_SECONDS = 0.2
+"""The same while somebody waits for a given LSN."""
+
+_STOP_GRACE_SECONDS = 10.0
+"""How long a stop waits for the end of a transaction before it gives that transaction up."""
+
+_CHECK_MESSAGES = 4096
+"""Messages between two looks at clock and stop within one transaction."""
+
+
+class Follower:
+    """One run of one stream. ``run`` returns when it is told to stop or has reached its goal."""
+
+    def __init__(
+        self,
+        stream: WalStream,
+        connection: Connection,
+        batches: StreamBatches,
+        events: EventReader,
+        resume: ResumePoint,
+        landed: Callable[[Manifest], None],
+    ) -> None:
+        """``connection``: for SQL on the side. ``landed`` is called with each batch, once durable.
+
+        ``stream`` must have been started at ``resume.start``.
+        """
+        self.skipped_messages = 0
+        """Logical messages outside any transaction: they have no commit, so no position. Not landed."""
+        self._stream, self._connection, self._batches = stream, connection, batches
+        self._events, self._landed = events, landed
+        self._decoder = Decoder()
+        self._types = TypeNames(connection)
+        self._expected = resume.resent
+        self._passing_over = False
+        self._heard: Lsn = batches.end
+        # Read before any keepalive: one that has reached ``flushed`` proves the clock.
+        self._clock: WalClock = wal_clock(connection)
+        self._idle_wanted = True
+        self._next_ask = time.monotonic()
+        self._next_clock = self._next_ask + IDLE_SECONDS
+        self._stop_by: float | None = None
+        self._until: Lsn | None = None
+
+    def run(self, until: Lsn | None, stop: threading.Event) -> None:
+        """Follow until everything that committed below ``until`` is durable, or ``stop`` is set.
+
+        A stop lands what is complete. Raises ``SourceUnavailable`` when the server goes away,
+        ``HoleInSource``, ``ChainContested`` and ``LandingFailed``.
+        """
+        self._until = until
+        try:
+            self._run(stop)
+        finally:
+            self._batches.abandon()
+
+    def _run(self, stop: threading.Event) -> None:
+        read, batches = self._stream.read, self._batches
+        left = _CHECK_MESSAGES
+        while True:
+            message = read()
+            left -= 1
+            if message is None or left == 0 or not (batches.in_transaction or self._passing_over):
+                left = _CHECK_MESSAGES
+                if self._between_messages(stop, idle=message is None):
+                    return
+                if message is None:
+                    self._stream.wait(self._seconds_to_wait())
+                    continue
+            if message[0] == WAL_DATA:
+                self._take(message[WAL_DATA_HEADER:], int.from_bytes(message[1:9], "big"))
+            elif message[0] == KEEPALIVE:
+                self._answer(Keepalive.parse(message))
+            else:
+                raise ProtocolViolation(
+                    f"The source sent a replication message of type {message[:1]!r}, which is not known.",
+                    fix="Report this with the server's version. What has landed is intact.",
+                )
+
+    # --- changes -------------------------------------------------------------------------------
+
+    def _take(self, payload: bytes, lsn: int) -> None:
+        message = self._decoder.decode(payload)
+        if isinstance(message, RowChange):
+            if not self._passing_over:
+                self._batches.add(self._events.row(message, lsn))
+        elif isinstance(message, Begin):
+            self._begin(message)
+        elif isinstance(message, Commit):
+            self._commit(message)
+        elif isinstance(message, Relation):
+            self._describe(message)
+        elif isinstance(message, Truncate):
+            if not self._passing_over:
+                self._batches.add(self._events.truncate(message, lsn))
+        elif isinstance(message, LogicalMessage):
+            if not message.transactional:
+                self.skipped_messages += 1
+            elif not self._passing_over:
+                self._batches.add((self._events.message(message),))
+
+    def _begin(self, transaction: Begin) -> None:
+        expected = self._expected
+        if expected is not None:
+            found = (Lsn(transaction.commit_lsn), transaction.xid, transaction.commit_ts)
+            if found != (expected.commit_lsn, expected.xid, expected.commit_ts):
+                raise not_resent(
+                    expected, f"transaction {found[1]} that committed at {found[0]}, {found[2].isoformat()}"
+                )
+            self._expected = None
+            self._passing_over = True
+            return
+        if transaction.commit_lsn < self._batches.end.value:
+            raise below_the_chain(Lsn(transaction.commit_lsn), self._batches.end)
+        self._events.begin(transaction)
+        self._batches.begin(transaction)
+
+    def _commit(self, transaction: Commit) -> None:
+        if self._passing_over:
+            self._passing_over = False
+            return
+        self._batches.commit(transaction)
+        self._heard = max(self._heard, self._batches.received_end)
+        if self._batches.due or (self._until is not None and self._batches.received_end >= self._until):
+            self._seal()
+
+    def _describe(self, relation: Relation) -> None:
+        key = self._events.describe(relation)
+        self._batches.relations[relation.schema, relation.table] = RelationVersion(
+            relation.schema,
+            relation.table,
+            tuple(column.name for column in relation.columns),
+            self._types.of(relation.columns),
+            key,
+            relation.replica_identity,
+        )
+
+    # --- durable, then confirmed ---------------------------------------------------------------
+
+    def _seal(self) -> None:
+        self._confirm(self._batches.seal())
+
+    def _confirm(self, batch: Manifest) -> None:
+        failpoints.reached("capture.before_confirm")
+        self._stream.confirm(self._batches.end, received=self._heard)
+        failpoints.reached("capture.after_confirm")
+        self._landed(batch)
+
+    # --- idle, and told to stop ----------------------------------------------------------------
+
+    def _answer(self, keepalive: Keepalive) -> None:
+        """Land what the keepalive proves, if it is time to, and answer it if it asks.
+
+        The server sends everything that committed below ``wal_end`` before the keepalive. One that
+        shuts down asks until everything it sent is confirmed, so it is obeyed at once.
+        """
+        batches = self._batches
+        if self._expected is not None and keepalive.wal_end > self._expected.commit_lsn:
+            raise not_resent(self._expected, f"nothing in the WAL up to {keepalive.wal_end}")
+        self._heard = max(self._heard, keepalive.wal_end)
+        goal_passed = self._until is not None and keepalive.wal_end >= self._until > batches.end
+        if not (batches.in_transaction or self._passing_over or self._expected):
+            if batches.pending and (keepalive.reply_now or goal_passed):
+                self._seal()
+            wanted = keepalive.reply_now or goal_passed or self._idle_wanted
+            if wanted and not batches.pending and keepalive.wal_end > batches.end:
+                self._land_idle(keepalive.wal_end)
+        if keepalive.reply_now:
+            self._stream.confirm(batches.end, received=self._heard)
+
+    def _land_idle(self, wal_end: Lsn) -> None:
+        proven = self._clock.clock if wal_end >= self._clock.flushed else None
+        self._idle_wanted = False
+        self._confirm(self._batches.seal_idle(wal_end, proven))
+
+    def _between_messages(self, stop: threading.Event, *, idle: bool) -> bool:
+        """What must be looked at now and then. Returns whether the run is over."""
+        batches = self._batches
+        at_commit = not batches.in_transaction
+        if at_commit and batches.due:
+            self._seal()
+        if self._until is not None and batches.end >= self._until:
+            return True
+        if stop.is_set() and self._may_stop():
+            return True
+        now = time.monotonic()
+        if now >= self._next_ask:
+            self._ask(now, idle=idle and at_commit)
+        return False
+
+    def _may_stop(self) -> bool:
+        batches = self._batches
+        if not batches.in_transaction:
+            if batches.pending:
+                self._seal()
+            return True
+        if self._stop_by is None:
+            self._stop_by = time.monotonic() + _STOP_GRACE_SECONDS
+        return time.monotonic() >= self._stop_by
+
+    def _ask(self, now: float, *, idle: bool) -> None:
+        """Say that capture is alive; when idle, ask how far the server has read."""
+        self._next_ask = now + (IDLE_SECONDS if self._until is None else _ASK_UNTIL_SECONDS)
+        if idle and not self._batches.pending and now >= self._next_clock:
+            # Before the question: the keepalive that answers it then proves this clock.
+            self._clock = wal_clock(self._connection)
+            self._idle_wanted = True
+            self._next_clock = now + IDLE_SECONDS
+        self._stream.confirm(self._batches.end, received=self._heard, ask_reply=idle)
+
+    def _seconds_to_wait(self) -> float:
+        until_ask = self._next_ask - time.monotonic()
+        until_cut = self._batches.seconds_left if self._batches.pending else until_ask
+        # Short enough that a stop is noticed.
+        return min(until_ask, max(until_cut, 0.01), 0.2)

@@ -1,0 +1,1 @@
+"""The support desk: a small, realistic source database and the traffic on it."""

@@ -1,0 +1,159 @@
+"""The replication stream as raw messages: exactly what arrives is read, exactly what is said is sent.
+
+psycopg2's own replication cursor answers keepalives by itself, and moves the confirmed position on
+with them. Here a position may be confirmed only when it is durable in landing, so the stream is
+read by libpq's COPY functions on the connection that psycopg2 opened (``connection.pgconn_ptr``,
+made for this use). Message formats: PostgreSQL manual, "Streaming Replication Protocol".
+"""
+
+from __future__ import annotations
+
+import ctypes
+import select
+import struct
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+import psycopg2
+from psycopg2.extensions import connection as Connection
+
+from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.sources.postgres.errors import SourceUnavailable
+from omnisupport_ingest.sources.postgres.quoting import identifier, literal
+
+POSTGRES_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
+"""PostgreSQL counts microseconds from here."""
+
+WAL_DATA, KEEPALIVE = ord("w"), ord("k")
+"""First byte of the two messages that a server sends."""
+
+WAL_DATA_HEADER = 25
+"""Bytes before the payload of a ``WAL_DATA`` message: type, start LSN, end LSN, send time."""
+
+_KEEPALIVE = struct.Struct("!xQqB")
+_STATUS = struct.Struct("!cQQQqB")
+_COPY_BOTH = 8
+_READ_BLOCKS, _READ_NOW = 0, 1
+
+
+@dataclass(frozen=True, slots=True)
+class Keepalive:
+    """The server has nothing before ``wal_end`` left to send. ``reply_now``: it waits for a status."""
+
+    wal_end: Lsn
+    sent_at: datetime
+    reply_now: bool
+
+    @classmethod
+    def parse(cls, message: bytes) -> Keepalive:
+        wal_end, microseconds, reply = _KEEPALIVE.unpack_from(message)
+        return cls(Lsn(wal_end), from_microseconds(microseconds), bool(reply))
+
+
+def from_microseconds(since_2000: int) -> datetime:
+    """A protocol timestamp as a datetime in UTC."""
+    return POSTGRES_EPOCH + timedelta(microseconds=since_2000)
+
+
+def _libpq() -> ctypes.PyDLL:
+    """The libpq that psycopg2 is linked with, found through psycopg2's own library."""
+    library = ctypes.PyDLL(psycopg2._psycopg.__file__)
+    pointer, integer, text = ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p
+    signatures = {
+        "PQexec": (pointer, [pointer, text]),
+        "PQresultStatus": (integer, [pointer]),
+        "PQclear": (None, [pointer]),
+        "PQgetCopyData": (integer, [pointer, ctypes.POINTER(pointer), integer]),
+        "PQputCopyData": (integer, [pointer, text, integer]),
+        "PQconsumeInput": (integer, [pointer]),
+        "PQflush": (integer, [pointer]),
+        "PQfreemem": (None, [pointer]),
+        "PQerrorMessage": (text, [pointer]),
+    }
+    for name, (result, arguments) in signatures.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+class WalStream:
+    """A started logical replication stream. Not for use from several threads."""
+
+    def __init__(self, connection: Connection, slot: str, publication: str, start: Lsn) -> None:
+        """Start ``slot`` at ``start`` on a replication connection; the stream owns the connection.
+
+        Raises ``SourceUnavailable`` with the server's reason if it refuses.
+        """
+        self._connection = connection
+        self._pq = _libpq()
+        self._handle = ctypes.c_void_p(connection.pgconn_ptr)
+        self._buffer = ctypes.c_void_p()
+        self._buffer_address = ctypes.byref(self._buffer)
+        self._get = self._pq.PQgetCopyData
+        self._free = self._pq.PQfreemem
+        options = [("proto_version", "1"), ("publication_names", identifier(publication))]
+        if connection.server_version >= 140000:
+            options.append(("messages", "true"))
+        listed = ", ".join(f"{name} {literal(value)}" for name, value in options)
+        self._start(f"START_REPLICATION SLOT {identifier(slot)} LOGICAL {start} ({listed})")
+
+    def read(self) -> bytes | None:
+        """The next message whole, or none if none has arrived yet. Never waits."""
+        length = self._get(self._handle, self._buffer_address, _READ_NOW)
+        if length == 0:
+            # Nothing whole is buffered: take what the socket holds, without waiting for more.
+            if not self._pq.PQconsumeInput(self._handle):
+                raise self._went_away()
+            length = self._get(self._handle, self._buffer_address, _READ_NOW)
+            if length == 0:
+                return None
+        if length < 0:
+            raise self._went_away()
+        message = ctypes.string_at(self._buffer, length)
+        self._free(self._buffer)
+        return message
+
+    def wait(self, seconds: float) -> None:
+        """Wait until something arrives, at most ``seconds``."""
+        select.select([self._connection.fileno()], [], [], max(0.0, seconds))
+
+    def confirm(self, durable: Lsn, *, received: Lsn, ask_reply: bool = False) -> None:
+        """Tell the server that it need not send again what committed below ``durable``.
+
+        ``received`` (at or above it) only silences the server's keepalives. ``ask_reply`` asks for
+        a keepalive, which tells how far the server has read its WAL.
+        """
+        now = int((time.time() - POSTGRES_EPOCH.timestamp()) * 1_000_000)
+        status = _STATUS.pack(
+            b"r", max(received, durable).value, durable.value, durable.value, now, ask_reply
+        )
+        if (
+            self._pq.PQputCopyData(self._handle, status, len(status)) != 1
+            or self._pq.PQflush(self._handle) < 0
+        ):
+            raise self._went_away()
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _start(self, command: str) -> None:
+        result = self._pq.PQexec(self._handle, command.encode())
+        status = self._pq.PQresultStatus(result)
+        self._pq.PQclear(result)
+        if status != _COPY_BOTH:
+            raise SourceUnavailable(
+                f"The source refused to start replication: {self._message()}.",
+                fix="If the slot is active for another process, stop that process; otherwise act on "
+                "the server's message. Capture then continues where landing ends.",
+            )
+
+    def _went_away(self) -> SourceUnavailable:
+        return SourceUnavailable(
+            f"The source closed the replication stream: {self._message() or 'end of stream'}.",
+            fix="Start the database again if it is down; capture then continues where landing ends.",
+        )
+
+    def _message(self) -> str:
+        text: bytes = self._pq.PQerrorMessage(self._handle) or b""
+        return " ".join(text.decode(errors="replace").split()).rstrip(".")

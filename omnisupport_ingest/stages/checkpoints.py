@@ -1,0 +1,152 @@
+"""Checkpoints: written into the table by the commit they describe, and read back from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+from omnisupport_ingest.cdc.dedupe import DEDUPE_KEY
+from omnisupport_ingest.lake.checkpoint import Checkpoint
+from omnisupport_ingest.lake.commit import WindowChange
+from omnisupport_ingest.lake.contenthash import ContentHash, hash_of_files
+from omnisupport_ingest.lake.staging import StagedFiles
+from omnisupport_ingest.lake.state import WindowState
+from omnisupport_ingest.lake.table import LakeTable, TableSnapshot
+from omnisupport_ingest.stages.plan import Upstream, Work, WindowPlan
+from omnisupport_ingest.stages.progress import BatchFacts
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Whose checkpoint it is, and which run writes it."""
+
+    layer: str
+    source: str
+    run_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Events of a window: ``raw = deduped + duplicates + quarantined``."""
+
+    raw: int = 0
+    deduped: int = 0
+    duplicates: int = 0
+    quarantined: int = 0
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(
+            self.raw + other.raw,
+            self.deduped + other.deduped,
+            self.duplicates + other.duplicates,
+            self.quarantined + other.quarantined,
+        )
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint) -> Counts:
+        return cls(checkpoint.raw, checkpoint.deduped, checkpoint.duplicates, checkpoint.quarantined)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a plan comes to: the key of its work, the batches its content holds then, and the counts."""
+
+    idempotency_key: str
+    batches: tuple[str, ...]
+    facts: BatchFacts
+    counts: Counts
+    companions: tuple[str, ...] = ()
+    upstream_version: int | None = None
+
+
+def change_for(
+    snapshot: TableSnapshot,
+    plan: WindowPlan,
+    upstream: Upstream,
+    outcome: Outcome,
+    identity: Identity,
+    staged: StagedFiles,
+    hash_column: str,
+) -> WindowChange:
+    """The change that commits ``staged`` to the plan's window, with the checkpoint it leaves.
+
+    The content hash of an append is the old one joined with that of the new rows, so its cost
+    follows what is new.
+    """
+    files = staged.of(plan.window)
+    before = snapshot.state(plan.window)
+    content = hash_of_files((snapshot.table.folder / file.path for file in files), hash_column)
+    if plan.work is Work.APPEND and before is not None:
+        content = ContentHash.parse(before.checkpoint.content_hash) + content
+    state = WindowState(
+        generation=plan.generation,
+        inputs=tuple(sorted(upstream.units)),
+        upstream_table_id=upstream.table_id,
+        checkpoint=checkpoint_of(snapshot, plan, outcome, identity, content),
+        batches=tuple(sorted(outcome.batches)),
+        companions=tuple(sorted(outcome.companions)),
+        versions=upstream.versions,
+    )
+    return WindowChange(plan.window, files, (), state, plan.work is Work.REPLACE)
+
+
+def checkpoint_of(
+    snapshot: TableSnapshot, plan: WindowPlan, outcome: Outcome, identity: Identity, content: ContentHash
+) -> Checkpoint:
+    """The checkpoint of a window whose rows hash to ``content`` once the plan is committed."""
+    facts = outcome.facts
+    return Checkpoint(
+        layer=identity.layer,
+        table=snapshot.table.spec.path,
+        source=identity.source,
+        window=plan.window,
+        cursor=str(facts.last) if facts.last else "",
+        watermark=facts.watermark,
+        dedupe_key=DEDUPE_KEY,
+        idempotency_key=outcome.idempotency_key,
+        last_batch_id=facts.last_batch_id,
+        batches=len(outcome.batches),
+        lsn_start=str(facts.first.commit_lsn) if facts.first else None,
+        lsn_end=str(facts.last.commit_lsn) if facts.last else None,
+        rows=content.count,
+        raw=outcome.counts.raw,
+        deduped=outcome.counts.deduped,
+        duplicates=outcome.counts.duplicates,
+        quarantined=outcome.counts.quarantined,
+        content_hash=str(content),
+        generation=plan.generation,
+        delta_version=None,
+        run_id=identity.run_id,
+        committed_at=datetime.now(UTC),
+        upstream_version=outcome.upstream_version,
+    )
+
+
+def report(table: LakeTable, windows: Sequence[str]) -> list[Checkpoint]:
+    """The checkpoints of ``windows`` as the newest version of ``table`` holds them.
+
+    ``KeyError`` for a window that was never committed.
+    """
+    snapshot = table.open()
+    found = []
+    for window in windows:
+        state = snapshot.state(window)
+        if state is None:
+            raise KeyError(f"{table.spec.path} has no checkpoint of window {window!r}")
+        found.append(replace(state.checkpoint, delta_version=snapshot.version))
+    return found
+
+
+def read(tables: Iterable[LakeTable]) -> list[Checkpoint]:
+    """Every checkpoint of ``tables``, by table and window; tables that are not there yet have none."""
+    found: list[Checkpoint] = []
+    for table in tables:
+        if not table.exists:
+            continue
+        snapshot = table.open()
+        for window in snapshot.windows():
+            state = snapshot.state(window)
+            if state is not None:
+                found.append(replace(state.checkpoint, delta_version=snapshot.version))
+    return found

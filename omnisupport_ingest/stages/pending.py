@@ -1,0 +1,107 @@
+"""What has landed and is not yet committed in every layer: the work a sensor asks for.
+
+The answer is read from landing and from the tables' own logs, so a lost, rewound or failed cursor
+skips nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from omnisupport_ingest.contracts.load import TableContract
+from omnisupport_ingest.lake.layout import WHOLE_TABLE
+from omnisupport_ingest.lake.table import LakeTable, TableSnapshot
+from omnisupport_ingest.landing.chain import Hole
+from omnisupport_ingest.landing.manifest import Manifest
+from omnisupport_ingest.stages.published import upstream_of
+from omnisupport_ingest.stages.workspace import Workspace
+from omnisupport_ingest.windows import OUT_OF_RANGE
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """Windows with work to do, in order, and where landing stands.
+
+    ``windows``: of the first ``limit`` batches that some layer has not committed. ``batches``: how
+    many batches that is in all. ``last_batch_id``, ``last_lsn`` and ``watermark``: of the newest
+    landed batch. ``hole``: what holds back later batches.
+    """
+
+    windows: tuple[str, ...]
+    batches: int
+    landed: int
+    last_batch_id: str | None
+    last_lsn: str | None
+    watermark: datetime | None
+    hole: Hole | None
+
+
+def pending_windows(workspace: Workspace, source: str, *, limit: int = 500) -> Pending:
+    """Compare what landed from ``source`` with what every layer has committed."""
+    landed = workspace.landing(source).landed()
+    contracts = workspace.contracts.of_source(source)
+    layers = [
+        _open(table)
+        for table in (
+            workspace.raw(source),
+            workspace.deduped(source),
+            *(workspace.dimension(contract) for contract in contracts),
+        )
+    ]
+    held: dict[str, frozenset[str]] = {}
+    waiting: dict[str, set[str]] = {}
+    for batch in landed.batches:
+        for window in batch.windows:
+            if window not in held:
+                held[window] = _held(layers[:2] if window == OUT_OF_RANGE else layers, window)
+            if batch.batch_id not in held[window]:
+                waiting.setdefault(batch.batch_id, set()).add(window)
+    windows = {window for batch_id in list(waiting)[:limit] for window in waiting[batch_id]}
+    if not waiting:
+        windows |= _unpublished(workspace, contracts)
+    newest = landed.batches[-1] if landed.batches else None
+    return Pending(
+        windows=tuple(sorted(windows)),
+        batches=len(waiting),
+        landed=len(landed.batches),
+        last_batch_id=newest.batch_id if newest else None,
+        last_lsn=_end(newest),
+        watermark=newest.arrival.watermark if newest else None,
+        hole=landed.hole,
+    )
+
+
+def _open(table: LakeTable) -> TableSnapshot | None:
+    return table.open() if table.exists else None
+
+
+def _held(layers: list[TableSnapshot | None], window: str) -> frozenset[str]:
+    """The batches of ``window`` that every layer holds."""
+    sets = []
+    for layer in layers:
+        state = layer.state(window) if layer is not None else None
+        sets.append(frozenset(state.batches) if state else frozenset())
+    return frozenset.intersection(*sets)
+
+
+def _unpublished(workspace: Workspace, contracts: tuple[TableContract, ...]) -> set[str]:
+    """For each dimension that its published table does not show whole, one window to run again."""
+    windows = set()
+    for contract in contracts:
+        dimension = _open(workspace.dimension(contract))
+        if dimension is None or not dimension.windows():
+            continue
+        published = _open(workspace.published(contract))
+        state = published.state(WHOLE_TABLE) if published else None
+        if state is None or frozenset(state.inputs) != upstream_of(dimension, contract).units:
+            windows.add(dimension.windows()[-1])
+    return windows
+
+
+def _end(batch: Manifest | None) -> str | None:
+    if batch is None:
+        return None
+    if batch.stream is not None:
+        return str(batch.stream.end_lsn)
+    return str(batch.chunk.high) if batch.chunk is not None else None

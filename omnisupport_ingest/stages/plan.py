@@ -1,0 +1,75 @@
+"""What a window needs: nothing, the inputs it has not taken yet, or to be made again from all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from omnisupport_ingest.lake.state import WindowState
+from omnisupport_ingest.lake.table import TableSnapshot
+
+
+class Work(Enum):
+    """``NOTHING`` to do, ``APPEND`` the new inputs, or ``REPLACE`` the content from all inputs."""
+
+    NOTHING = "nothing"
+    APPEND = "append"
+    REPLACE = "replace"
+
+
+@dataclass(frozen=True, slots=True)
+class Upstream:
+    """What a window can be made from now: unit names, the table they belong to, logic versions."""
+
+    units: frozenset[str]
+    table_id: str | None
+    versions: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WindowPlan:
+    """The work of one window: the units to read, and the generation to write."""
+
+    window: str
+    work: Work
+    read: frozenset[str]
+    generation: int
+
+
+def plan_window(snapshot: TableSnapshot, window: str, upstream: Upstream, *, replay: bool) -> WindowPlan:
+    """Compare what the window holds with what is there now (semantics: reading upstream).
+
+    The content is made again on a replay; where the upstream table or a consumed file was
+    replaced; where logic or contract changed; and where another program rewrote the window, so
+    that what it was made from is not known here.
+    """
+    state = snapshot.state(window)
+    rewritten = state is None and bool(snapshot.files(window))
+    work = decide(state, upstream, rewritten=rewritten, replay=replay)
+    if work is Work.REPLACE:
+        # No generation is higher than the number of commits, so this one is new.
+        return WindowPlan(window, work, upstream.units, snapshot.version + 1)
+    taken = frozenset(state.inputs) if state else frozenset()
+    return WindowPlan(window, work, upstream.units - taken, state.generation if state else 1)
+
+
+def decide(state: WindowState | None, upstream: Upstream, *, rewritten: bool, replay: bool) -> Work:
+    """The rule of ``plan_window`` as a truth table, without a table at hand."""
+    if rewritten:
+        return Work.REPLACE
+    if state is None:
+        return Work.APPEND
+    if (
+        replay
+        or state.upstream_table_id != upstream.table_id
+        or state.versions != upstream.versions
+        or not frozenset(state.inputs) <= upstream.units
+    ):
+        return Work.REPLACE
+    return Work.APPEND if upstream.units - frozenset(state.inputs) else Work.NOTHING
+
+
+def pending(plans: Iterable[WindowPlan]) -> list[WindowPlan]:
+    """The plans that call for work."""
+    return [plan for plan in plans if plan.work is not Work.NOTHING]

@@ -1,0 +1,52 @@
+"""Facts about landed batches that a checkpoint repeats: cursor, watermark and LSN range."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+
+from omnisupport_ingest.landing.manifest import DataFile, Manifest
+from omnisupport_ingest.position import Position
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFacts:
+    """What the batches of one window have in common.
+
+    ``first`` and ``last`` are the lowest and highest position among their events of that window,
+    ``watermark`` the highest that any of them set, ``last_batch_id`` the batch of the highest event.
+    """
+
+    first: Position | None
+    last: Position | None
+    last_batch_id: str | None
+    watermark: datetime | None
+
+
+def facts_of(batches: Iterable[Manifest], window: str) -> BatchFacts:
+    """The facts of ``batches`` for ``window``; all null where none has events in it."""
+    held = [(file, batch) for batch in batches for file in batch.files if file.window == window]
+    if not held:
+        return BatchFacts(None, None, None, None)
+    newest = max(held, key=lambda pair: pair[0].last)
+    marks = [batch.arrival.watermark for _, batch in held if batch.arrival.watermark is not None]
+    return BatchFacts(
+        first=min(file.first for file, _ in held),
+        last=newest[0].last,
+        last_batch_id=newest[1].batch_id,
+        watermark=max(marks, default=None),
+    )
+
+
+def rise_from(last: Position | None, files: Iterable[DataFile]) -> bool:
+    """Whether the positions in ``files`` are distinct and all above ``last``.
+
+    Proved from what landing recorded: each file's positions rise strictly, and the files' ranges
+    follow one another. Then there is nothing to dedupe, and no shuffle to pay for it.
+    """
+    for file in sorted(files, key=lambda each: each.first):
+        if not file.ordered or (last is not None and file.first <= last):
+            return False
+        last = file.last
+    return True

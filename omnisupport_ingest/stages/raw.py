@@ -1,0 +1,207 @@
+"""Landed batches → ``raw_cdc_staging``: every event, payload untouched, duplicates included.
+
+The unit of work is the batches of a window that raw does not hold yet. A batch file is checked
+against its manifest before it is read, so a damaged file stops here and changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from omnisupport_ingest.cdc.envelope import LANDED_TYPE, RAW_TYPE, event_hash
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.lake.checkpoint import Checkpoint
+from omnisupport_ingest.lake.staging import StagedFiles, stage_frame
+from omnisupport_ingest.lake.table import TableSnapshot, retrying
+from omnisupport_ingest.landing.manifest import DataFile, Manifest
+from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.stages.checkpoints import Counts, Identity, Outcome, change_for, report
+from omnisupport_ingest.stages.idempotency import LOGIC_VERSION, idempotency_key, unit_key
+from omnisupport_ingest.stages.plan import Upstream, WindowPlan, pending, plan_window
+from omnisupport_ingest.stages.progress import facts_of
+from omnisupport_ingest.stages.workspace import Workspace
+from omnisupport_ingest.windows import OUT_OF_RANGE, WindowGrid
+
+LAYER = "raw_cdc_staging"
+
+_VERSIONS = (f"logic:{LOGIC_VERSION}",)
+
+_KEY_FORMAT = "yyyy-MM-dd'T'HHmm"
+"""``windows.KEY_FORMAT`` in Spark's letters."""
+
+_ARRIVAL_TYPE = T.StructType(
+    [
+        T.StructField("batch_id", T.StringType()),
+        T.StructField("landed_at", T.TimestampType()),
+        T.StructField("watermark_before", T.TimestampType()),
+    ]
+)
+
+
+class LandingDisagrees(IngestError):
+    """A batch file does not hold the rows that its manifest says."""
+
+
+def materialize(
+    workspace: Workspace,
+    spark: SparkSession,
+    source: str,
+    windows: Sequence[str],
+    run_id: str,
+    *,
+    replay: bool = False,
+) -> list[Checkpoint]:
+    """Take in the batches of ``windows`` that raw does not hold yet; a second call changes nothing.
+
+    With ``replay`` the windows are written again from all their batches; where raw holds a batch
+    that is no longer in landing, raw is the record and only new batches join it. The sentinel
+    window is taken in with every call. Returns one checkpoint per window asked for, in order.
+    ``DamagedBatch`` and ``LandingDisagrees`` name a file that is not what its manifest says.
+    """
+    store, table = workspace.landing(source), workspace.raw(source)
+    landed = {batch.batch_id: batch for batch in store.landed().batches}
+    identity = Identity(LAYER, source, run_id)
+
+    def attempt(snapshot: TableSnapshot) -> None:
+        targets = [*dict.fromkeys(windows), *_sentinel(landed)]
+        upstreams = {window: _upstream(snapshot, window, landed) for window in targets}
+        plans = pending(
+            plan_window(
+                snapshot, window, upstreams[window], replay=replay and _all_landed(snapshot, window, landed)
+            )
+            for window in targets
+        )
+        if not plans:
+            return
+        outcomes = {plan.window: _outcome(plan, upstreams[plan.window], landed) for plan in plans}
+        unit = unit_key(outcome.idempotency_key for outcome in outcomes.values())
+        staged = _stage(spark, store, snapshot, plans, landed, unit, workspace.grid)
+        _refuse_other_counts(store, plans, landed, staged)
+        snapshot.commit(
+            [
+                change_for(
+                    snapshot,
+                    plan,
+                    upstreams[plan.window],
+                    outcomes[plan.window],
+                    identity,
+                    staged,
+                    "event_hash",
+                )
+                for plan in plans
+            ]
+        )
+
+    retrying(attempt, table)
+    return report(table, windows)
+
+
+def _sentinel(landed: Mapping[str, Manifest]) -> list[str]:
+    return [OUT_OF_RANGE] if any(OUT_OF_RANGE in batch.windows for batch in landed.values()) else []
+
+
+def _held(snapshot: TableSnapshot, window: str) -> frozenset[str]:
+    state = snapshot.state(window)
+    return frozenset(state.inputs) if state else frozenset()
+
+
+def _all_landed(snapshot: TableSnapshot, window: str, landed: Mapping[str, Manifest]) -> bool:
+    """Whether landing still has every batch that raw holds: else raw is the record."""
+    return _held(snapshot, window) <= landed.keys()
+
+
+def _upstream(snapshot: TableSnapshot, window: str, landed: Mapping[str, Manifest]) -> Upstream:
+    here = frozenset(batch.batch_id for batch in landed.values() if window in batch.windows)
+    forgotten = _held(snapshot, window) - landed.keys()
+    return Upstream(here | forgotten, None, _VERSIONS)
+
+
+def _outcome(plan: WindowPlan, upstream: Upstream, landed: Mapping[str, Manifest]) -> Outcome:
+    taken = [landed[name] for name in upstream.units if name in landed]
+    rows = sum(file.rows for _, file in _files(plan.window, upstream.units, landed))
+    return Outcome(
+        idempotency_key=idempotency_key(
+            layer=LAYER, table=LAYER, window=plan.window, inputs=upstream.units, versions=upstream.versions
+        ),
+        batches=tuple(upstream.units),
+        facts=facts_of(taken, plan.window),
+        counts=Counts(raw=rows),
+    )
+
+
+def _files(
+    window: str, units: Iterable[str], landed: Mapping[str, Manifest]
+) -> list[tuple[Manifest, DataFile]]:
+    return [
+        (landed[name], file)
+        for name in sorted(units)
+        if name in landed
+        for file in landed[name].files
+        if file.window == window
+    ]
+
+
+def _stage(
+    spark: SparkSession,
+    store: LandingStore,
+    snapshot: TableSnapshot,
+    plans: Sequence[WindowPlan],
+    landed: Mapping[str, Manifest],
+    unit: str,
+    grid: WindowGrid,
+) -> StagedFiles:
+    files = [
+        (plan.window, batch, file) for plan in plans for batch, file in _files(plan.window, plan.read, landed)
+    ]
+    if not files:
+        return StagedFiles(())
+    for _, _, file in files:
+        store.verify_file(file)
+    batches = {batch.batch_id: batch for _, batch, _ in files}
+    arrivals = spark.createDataFrame(
+        [(name, b.arrival.landed_at, b.arrival.watermark_before) for name, b in sorted(batches.items())],
+        _ARRIVAL_TYPE,
+    )
+    in_time = [str(store.path_of(file)) for window, _, file in files if window != OUT_OF_RANGE]
+    beyond = [str(store.path_of(file)) for window, _, file in files if window == OUT_OF_RANGE]
+    frames = []
+    if in_time:
+        frames.append(_landed(spark, in_time).withColumn("window", _window_of_event(grid)))
+    if beyond:
+        frames.append(_landed(spark, beyond).withColumn("window", F.lit(OUT_OF_RANGE)))
+    frame = reduce(DataFrame.unionByName, frames)
+    raw = frame.join(F.broadcast(arrivals), "batch_id").withColumn("event_hash", event_hash())
+    generation = {plan.window: plan.generation for plan in plans}
+    return stage_frame(snapshot.table, raw.select(*RAW_TYPE.names), unit=unit, generation=generation)
+
+
+def _landed(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
+    return spark.read.schema(LANDED_TYPE).parquet(*(f"file://{path}" for path in paths))
+
+
+def _window_of_event(grid: WindowGrid) -> Column:
+    """The key of the window of ``source_ts``, as ``WindowGrid.key_of`` gives it."""
+    seconds = F.unix_seconds("source_ts")
+    start = seconds - F.pmod(seconds, F.lit(grid.size.minutes * 60))
+    return F.date_format(F.timestamp_seconds(start), _KEY_FORMAT)
+
+
+def _refuse_other_counts(
+    store: LandingStore, plans: Sequence[WindowPlan], landed: Mapping[str, Manifest], staged: StagedFiles
+) -> None:
+    for plan in plans:
+        files = _files(plan.window, plan.read, landed)
+        expected = sum(file.rows for _, file in files)
+        written = sum(file.rows for file in staged.of(plan.window))
+        if written != expected:
+            names = ", ".join(str(store.path_of(file)) for _, file in files[:3])
+            raise LandingDisagrees(
+                f"The manifests count {expected} events for window {plan.window}, the batch files hold {written} "
+                f"(first files: {names}).",
+                fix="Restore the batch from a backup of the landing folder, or read the table again from its source.",
+            )

@@ -1,0 +1,90 @@
+"""The places a stage works on: the landing of each source and the tables of the lake."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from omnisupport_ingest.cdc.current import published_type
+from omnisupport_ingest.cdc.envelope import QUARANTINE_TYPE, RAW_TYPE
+from omnisupport_ingest.cdc.fold import folded_type
+from omnisupport_ingest.contracts.load import Contracts, TableContract, default_contracts_dir, load_contracts
+from omnisupport_ingest.home import Home
+from omnisupport_ingest.lake.table import LakeTable, TableSpec
+from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.settings import Settings
+from omnisupport_ingest.windows import WindowGrid
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """One home with the contracts that apply to it; hands out its landing stores and lake tables."""
+
+    settings: Settings
+    home: Home
+    contracts: Contracts
+
+    @classmethod
+    def open(cls, settings: Settings) -> Workspace:
+        """Open the home and read the contracts that ``settings`` name; ``IngestError`` says what is wrong."""
+        contracts = load_contracts(settings.contracts_dir or default_contracts_dir())
+        return cls(settings, Home.open(settings.home, settings.window_size), contracts)
+
+    @property
+    def grid(self) -> WindowGrid:
+        return self.home.grid
+
+    def landing(self, source: str) -> LandingStore:
+        return LandingStore(self.home.landing, source)
+
+    def raw(self, source: str) -> LakeTable:
+        return self._table(
+            TableSpec(
+                path=f"{source}/raw_cdc_staging",
+                schema=RAW_TYPE,
+                partition_by=("window",),
+                description=f"Every event that landed from {source}, duplicates included, payload untouched.",
+            )
+        )
+
+    def deduped(self, source: str) -> LakeTable:
+        return self._table(
+            TableSpec(
+                path=f"{source}/deduped_events",
+                schema=RAW_TYPE,
+                partition_by=("window", "source_table"),
+                description=f"The distinct accepted events of {source}.",
+            )
+        )
+
+    def quarantine(self, source: str) -> LakeTable:
+        return self._table(
+            TableSpec(
+                path=f"{source}/quarantine",
+                schema=QUARANTINE_TYPE,
+                partition_by=("window", "reason"),
+                description=f"Events of {source} that were not accepted, each with its reason.",
+            )
+        )
+
+    def dimension(self, contract: TableContract) -> LakeTable:
+        return self._table(
+            TableSpec(
+                path=f"{contract.source}/dim_{contract.name}",
+                schema=folded_type(contract),
+                partition_by=("window",),
+                description=f"Net change of {contract.full_name} per window: one folded row per key touched.",
+            )
+        )
+
+    def published(self, contract: TableContract) -> LakeTable:
+        return self._table(
+            TableSpec(
+                path=f"{contract.source}/published/{contract.name}",
+                schema=published_type(contract),
+                partition_by=(),
+                description=f"Current state of {contract.full_name}, soft-deleted rows included.",
+            )
+        )
+
+    def _table(self, spec: TableSpec) -> LakeTable:
+        return LakeTable(self.home.lake, spec)

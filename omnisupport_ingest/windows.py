@@ -1,0 +1,138 @@
+"""Event-time windows: which one an event belongs to, and how windows join into ranges.
+
+A window is a function of the event's commit time, never of its arrival, so a redelivered event
+falls where it fell before. Times are UTC throughout; datetimes are timezone-aware.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from omnisupport_ingest.errors import IngestError
+
+KEY_FORMAT = "%Y-%m-%dT%H%M"
+"""``strftime`` form of a window's key, its start to the minute; no character a path must escape."""
+
+OUT_OF_RANGE = "out-of-range"
+"""The sentinel partition of events whose time cannot be right: before the first window, or so far
+ahead of the clock that landed them that no clock error explains it."""
+
+MAX_AHEAD = timedelta(days=1)
+"""How far an event's commit time may lie ahead of the clock that landed it."""
+
+_SIZE = re.compile(r"minutes:([1-9][0-9]*)")
+
+
+@dataclass(frozen=True, slots=True)
+class WindowSize:
+    """``hourly``, ``daily`` or ``minutes:N`` where N divides an hour."""
+
+    minutes: int
+
+    def __post_init__(self) -> None:
+        if self.minutes not in (60, 24 * 60) and (self.minutes < 1 or 60 % self.minutes):
+            raise ValueError(f"{self.minutes} minutes do not divide an hour")
+
+    @classmethod
+    def parse(cls, text: str) -> WindowSize:
+        """Read the form that ``str`` writes; ``IngestError`` names the accepted forms."""
+        named = {"hourly": 60, "daily": 24 * 60}
+        if text in named:
+            return cls(named[text])
+        match = _SIZE.fullmatch(text)
+        try:
+            if match is None:
+                raise ValueError(text)
+            return cls(int(match.group(1)))
+        except ValueError:
+            raise IngestError(
+                f"OMNISUPPORT_WINDOW is {text!r}, which is not a window size.",
+                fix="Use hourly, daily, or minutes:N where N divides 60 (minutes:1, minutes:15).",
+            ) from None
+
+    def __str__(self) -> str:
+        return {60: "hourly", 24 * 60: "daily"}.get(self.minutes, f"minutes:{self.minutes}")
+
+    @property
+    def length(self) -> timedelta:
+        return timedelta(minutes=self.minutes)
+
+    @property
+    def cron(self) -> str:
+        """The cron schedule that ticks at every window's start."""
+        if self.minutes == 24 * 60:
+            return "0 0 * * *"
+        return "0 * * * *" if self.minutes == 60 else f"*/{self.minutes} * * * *"
+
+
+@dataclass(frozen=True, slots=True)
+class WindowRange:
+    """Windows from ``first`` to ``last``, both included, without a gap between them."""
+
+    first: str
+    last: str
+
+
+@dataclass(frozen=True, slots=True)
+class WindowGrid:
+    """All windows of one lake: their size and the start of the first one."""
+
+    size: WindowSize
+    first: datetime
+
+    def __post_init__(self) -> None:
+        if self.first != self.truncate(self.first):
+            raise ValueError(f"{self.first.isoformat()} is not the start of a window")
+
+    def truncate(self, moment: datetime) -> datetime:
+        """The start of the window that ``moment`` falls in, whether or not the grid reaches it."""
+        moment = moment.astimezone(UTC)
+        midnight = moment.replace(hour=0, minute=0, second=0, microsecond=0)
+        return midnight + (moment - midnight) // self.size.length * self.size.length
+
+    def key_of(self, moment: datetime, landed_at: datetime) -> str:
+        """The key of the window of an event with commit time ``moment``, or ``OUT_OF_RANGE``."""
+        if moment < self.first or moment > landed_at + MAX_AHEAD:
+            return OUT_OF_RANGE
+        return self.truncate(moment).strftime(KEY_FORMAT)
+
+    def start_of(self, key: str) -> datetime:
+        """The start of the window named ``key``; ``IngestError`` if the grid has no such window."""
+        try:
+            start = datetime.strptime(key, KEY_FORMAT).replace(tzinfo=UTC)
+        except ValueError:
+            start = None
+        if start is None or start != self.truncate(start) or start < self.first:
+            raise IngestError(
+                f"{key!r} is not a window of this lake ({self.size} windows since "
+                f"{self.first.strftime(KEY_FORMAT)}).",
+                fix="Name a window by its start in UTC, like 2026-01-31T0900.",
+            )
+        return start
+
+    def end_of(self, key: str) -> datetime:
+        return self.start_of(key) + self.size.length
+
+    def keys_between(self, first: str, last: str) -> list[str]:
+        """Every window from ``first`` to ``last``, both included."""
+        start, end = self.start_of(first), self.start_of(last)
+        count = (end - start) // self.size.length + 1
+        return [(start + i * self.size.length).strftime(KEY_FORMAT) for i in range(count)]
+
+    def ranges(self, keys: Iterable[str]) -> list[WindowRange]:
+        """The fewest gapless ranges that hold exactly ``keys`` (repeats allowed, any order)."""
+        found: list[WindowRange] = []
+        for key in sorted(set(keys)):
+            if found and self.end_of(found[-1].last) == self.start_of(key):
+                found[-1] = WindowRange(found[-1].first, key)
+            else:
+                found.append(WindowRange(key, key))
+        return found
+
+
+def without_sentinel(keys: Sequence[str]) -> list[str]:
+    """``keys`` that are windows of time."""
+    return [key for key in keys if key != OUT_OF_RANGE]

@@ -1,0 +1,173 @@
+"""Many histories in one Spark job: each a lane of keys of its own, in one table.
+
+What ends a whole table ends the rows of every lane, so the lanes share those events, and are
+interleaved in log order with them and with each other.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from random import Random
+
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import types as T
+
+from omnisupport_ingest.cdc.envelope import RAW_TYPE
+from omnisupport_ingest.cdc.fold import EXISTENCE
+from omnisupport_ingest.contracts.model import Column, TableContract
+from omnisupport_ingest_tests.oracle import histories
+from omnisupport_ingest_tests.oracle.model import Event, Image, Key, Position, TableShape
+from omnisupport_ingest_tests.oracle.oracle import current_state
+
+SHAPE = histories.SHAPE
+CONTRACT = TableContract(
+    name=SHAPE.name,
+    version="1.0.0",
+    source="support_desk",
+    schema="public",
+    table=SHAPE.name,
+    title="Tickets",
+    description="Tickets with a composite key and one column that may be long.",
+    owner="team:support",
+    key=("lane", "id"),
+    columns=(
+        Column("lane", "bigint", nullable=False),
+        Column("id", "bigint", nullable=False),
+        *(Column(name, "text") for name in SHAPE.columns),
+    ),
+    soft_delete_column=None,
+    allowed_lateness=timedelta(hours=1),
+    max_lateness=timedelta(days=7),
+    path="tickets.json",
+    fingerprint="0" * 64,
+)
+
+_LANES_PER_LSN = 1000
+_SCHEMA = T.StructType([*RAW_TYPE.fields, T.StructField("hole", T.BooleanType())])
+_START = datetime(2026, 11, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True)
+class State:
+    """What oracle and Spark are compared in: a row's end, its resolved values, the unresolved ones.
+
+    ``deleted_at`` is the commit time of the event that ended the life. The values of a row that
+    is not known to exist are not compared: they hold only if it does.
+    """
+
+    is_deleted: bool
+    deleted_at: datetime | None
+    existence_unresolved: bool
+    values: tuple[tuple[str, str | None], ...]
+    unresolved: frozenset[str]
+
+
+def in_lanes(rng: Random, count: int) -> list[Event]:
+    """``count`` event soups as lanes of one history, with a few truncates and boundaries for all."""
+    events = []
+    for lane in range(1, count + 1):
+        events += [_in_lane(event, lane) for event in histories.soup(rng, shape=SHAPE, whole_table=False)]
+    for epoch, lsn in ((1, 2), (1, 5), (2, 4)):
+        at = Position(epoch, lsn * _LANES_PER_LSN, rng.choice((-7, 0)))
+        events.append(Event(at, rng.choice("tb"), SHAPE.name, None, _START))
+    rng.shuffle(events)
+    return events
+
+
+def in_one_lane(events: Iterable[Event]) -> list[Event]:
+    return [_in_lane(event, 0, lanes=1) for event in events]
+
+
+def _in_lane(event: Event, lane: int, lanes: int = _LANES_PER_LSN) -> Event:
+    def key_of(key: Key | None) -> Key | None:
+        return None if key is None else (str(lane), *key)
+
+    at = event.at._replace(commit_lsn=event.at.commit_lsn * lanes + lane)
+    return replace(event, at=at, key=key_of(event.key), moved_from=key_of(event.moved_from))
+
+
+def with_distinct_times(events: list[Event]) -> list[Event]:
+    """``events`` with a commit time for each position, so that times tell what happened when."""
+    ranks = {at: rank for rank, at in enumerate(sorted({event.at for event in events}))}
+    return [replace(event, source_ts=_START + timedelta(seconds=ranks[event.at])) for event in events]
+
+
+def frame(spark: SparkSession, events: Iterable[Event], windows: dict[tuple[int, int], str]) -> DataFrame:
+    """The events as the fold takes them; ``windows``: by transaction (epoch, commit LSN)."""
+    rows = [
+        (
+            windows[event.at[:2]],
+            *event.at,
+            event.op,
+            event.source_ts,
+            None,
+            None,
+            "public",
+            event.table,
+            _key_text(event.key),
+            _image_text(event.before, event.moved_from or event.key),
+            _image_text(event.after, event.key),
+            sorted(event.unchanged),
+            _key_text(event.moved_from),
+            None,
+            "batch",
+            event.source_ts,
+            None,
+            None,
+            event.quarantined,
+        )
+        for event in events
+    ]
+    return spark.createDataFrame(rows, _SCHEMA)
+
+
+def expected(events: Iterable[Event], shape: TableShape = SHAPE) -> dict[Key, State]:
+    """What the oracle makes of the events."""
+    events = list(events)
+    times = {event.at: event.source_ts for event in events}
+    return {
+        key: _state(
+            row.is_deleted,
+            None if row.deleted_at is None else times[row.deleted_at],
+            row.existence_unresolved,
+            row.values,
+        )
+        for key, row in current_state(events, shape).items()
+    }
+
+
+def folded(current: DataFrame) -> dict[Key, State]:
+    """What Spark makes of them, from the fold's current state."""
+    return {(str(row["lane"]), str(row["id"])): _folded_state(row) for row in current.collect()}
+
+
+def _folded_state(row: Row) -> State:
+    unresolved = set(row["_cdc_unresolved"])
+    deleted_at = row["_cdc_deleted_at"]
+    return _state(
+        row["_cdc_is_deleted"],
+        None if deleted_at is None else deleted_at.astimezone(UTC),
+        EXISTENCE in unresolved,
+        {name: row[name] for name in SHAPE.columns if name not in unresolved},
+    )
+
+
+def _state(is_deleted: bool, deleted_at: datetime | None, doubtful: bool, values: Image) -> State:
+    if doubtful:
+        values = {}
+    unresolved = frozenset() if doubtful else frozenset(SHAPE.columns) - frozenset(values)
+    return State(is_deleted, deleted_at, doubtful, tuple(sorted(values.items())), unresolved)
+
+
+def _key_text(key: Key | None) -> str | None:
+    return None if key is None else json.dumps(list(key), separators=(",", ":"))
+
+
+def _image_text(image: Image | None, key: Key | None) -> str | None:
+    """A row image as it lands: with the key's columns in it."""
+    if image is None or key is None:
+        return None
+    return json.dumps({**dict(zip(CONTRACT.key, key, strict=True)), **image})

@@ -1,0 +1,39 @@
+"""Fixtures that cost seconds to make and are shared by the whole test session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from pyspark.sql import SparkSession
+
+from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
+
+
+@pytest.fixture(scope="session")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostgres]:
+    """A running PostgreSQL; a test that needs an empty place makes a database of its own in it."""
+    server = EmbeddedPostgres(tmp_path_factory.mktemp("postgres") / "server")
+    server.start()
+    yield server
+    server.destroy()
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """A classic session on two cores that keeps time and errors as the platform does; loopback, no UI."""
+    session = (
+        SparkSession.builder.master("local[2]")
+        .appName("omnisupport_ingest_tests")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.memory", "1g")
+        .config("spark.ui.enabled", "false")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.ansi.enabled", "true")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
+        .getOrCreate()
+    )
+    yield session
+    session.stop()

@@ -1,0 +1,184 @@
+"""Row rules name every fault of a row, and the pandera gate finds nothing in rows they accept."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from decimal import Decimal
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from omnisupport_ingest.contracts import pandera_schema
+from omnisupport_ingest.contracts.model import Column, TableContract
+from omnisupport_ingest.contracts.pandera_schema import GateFailed, failures
+from omnisupport_ingest.contracts.rules import broken_rules, row_rules
+from omnisupport_ingest.contracts.spark_types import fits, typed
+
+CONTRACT = TableContract(
+    name="parcels",
+    version="1.0.0",
+    source="shop",
+    schema="public",
+    table="parcels",
+    title="Parcels",
+    description="What is sent.",
+    owner="team:shop",
+    key=("id",),
+    columns=(
+        Column("id", "bigint", nullable=False, minimum=Decimal(1)),
+        Column("state", "shop.state", nullable=False, enum=("new", "sent")),
+        Column("priority", "smallint", minimum=Decimal(1), maximum=Decimal(4)),
+        Column("weight", "numeric(6,2)", minimum=Decimal("0.50"), maximum=Decimal(100)),
+        Column("value", "numeric", minimum=Decimal(0)),
+        Column("rating", "double precision", maximum=Decimal(5)),
+        Column("label", "text", max_length=4, pattern="^[a-zä]*$"),
+        Column("sent_at", "timestamptz", nullable=False),
+        Column("tags", "text[]"),
+    ),
+    soft_delete_column=None,
+    allowed_lateness=timedelta(hours=1),
+    max_lateness=timedelta(days=7),
+    path="parcels.json",
+    fingerprint="0" * 64,
+)
+
+Image = dict[str, str | None]
+
+FINE: Image = {
+    "id": "1",
+    "state": "new",
+    "priority": None,
+    "weight": "0.50",
+    "value": "1",
+    "rating": "5",
+    "label": "abä",
+    "sent_at": "2026-11-21 09:00:00+00",
+    "tags": "{a}",
+}
+
+IMAGES = T.StructType([T.StructField("image", T.MapType(T.StringType(), T.StringType()))])
+
+
+def frame_of(spark: SparkSession, images: list[Image | None]) -> DataFrame:
+    return spark.createDataFrame([(image,) for image in images], IMAGES).coalesce(1)
+
+
+def broken(spark: SparkSession, images: list[Image | None]) -> list[list[str]]:
+    judged = frame_of(spark, images).select(broken_rules(CONTRACT, F.col("image")).alias("broken"))
+    return [row.broken for row in judged.collect()]
+
+
+def typed_frame(images: DataFrame) -> DataFrame:
+    return images.select(
+        *[typed(F.try_element_at("image", F.lit(c.name)), c).alias(c.name) for c in CONTRACT.columns]
+    )
+
+
+def test_every_broken_rule_is_named(spark: SparkSession) -> None:
+    cases: list[tuple[Image, list[str]]] = [
+        ({}, []),
+        ({"id": None, "state": None}, ["id:not_null", "state:not_null"]),
+        ({"id": "x"}, ["id:type"]),
+        ({"id": "0"}, ["id:minimum"]),
+        ({"state": "lost"}, ["state:enum"]),
+        ({"priority": "5"}, ["priority:maximum"]),
+        ({"weight": "0.49"}, ["weight:minimum"]),
+        ({"weight": "12345.00"}, ["weight:maximum"]),
+        ({"weight": "NaN"}, ["weight:maximum"]),
+        ({"weight": "-Infinity"}, ["weight:minimum"]),
+        ({"value": "-0.1"}, ["value:minimum"]),
+        ({"value": "much"}, ["value:type"]),
+        ({"rating": "5.1"}, ["rating:maximum"]),
+        ({"label": "ABCDE"}, ["label:max_length", "label:pattern"]),
+        ({"sent_at": "yesterday"}, ["sent_at:type"]),
+        ({"tags": "a"}, ["tags:type"]),
+    ]
+    found = broken(spark, [FINE | changed for changed, _ in cases])
+    assert found == [expected for _, expected in cases]
+
+
+def test_a_value_that_does_not_fit_its_typed_column_breaks_no_rule(spark: SparkSession) -> None:
+    unfit: Image = {"sent_at": "infinity", "tags": "{{a}}", "weight": "1.234", "value": "NaN"}
+    assert broken(spark, [FINE | unfit]) == [[]]
+
+
+def test_columns_that_were_not_sent_are_not_judged(spark: SparkSession) -> None:
+    assert broken(spark, [{}, {"priority": "9"}, None]) == [[], ["priority:maximum"], []]
+
+
+def test_rules_are_named_without_a_spark_session() -> None:
+    names = [rule.name for rule in row_rules(CONTRACT)]
+    assert len(set(names)) == len(names) and "label:pattern" in names
+
+
+def test_the_gate_names_what_is_broken_and_shows_no_row(spark: SparkSession) -> None:
+    schema = pandera_schema.pandera_schema(CONTRACT)
+    assert set(schema.columns) == set(CONTRACT.column_names)
+    secret: Image = {"state": "s3cret", "priority": "9", "label": "s3cret", "id": None}
+    found = failures(typed_frame(frame_of(spark, [FINE, FINE | secret])), CONTRACT)
+    assert found == ("id:not_null", "label:max_length", "label:pattern", "priority:maximum", "state:enum")
+
+
+def test_the_gate_names_columns_that_are_missing_or_of_another_type(spark: SparkSession) -> None:
+    frame = typed_frame(frame_of(spark, [FINE])).drop("tags").withColumn("priority", F.lit("s3cret"))
+    assert failures(frame, CONTRACT) == ("priority:schema", "tags:schema")
+
+
+def test_the_gate_passes_an_empty_frame_and_allows_further_columns(spark: SparkSession) -> None:
+    frame = typed_frame(frame_of(spark, [])).withColumn("_cdc_op", F.lit("c"))
+    assert failures(frame, CONTRACT) == ()
+
+
+def test_a_gate_that_could_not_look_is_no_pass_and_no_fault_of_the_rows(spark: SparkSession) -> None:
+    frame = typed_frame(frame_of(spark, [FINE])).withColumn(
+        "id", F.raise_error(F.lit("s3cret")).cast("bigint")
+    )
+    with pytest.raises(GateFailed) as failed:
+        failures(frame, CONTRACT)
+    assert "s3cret" not in str(failed.value)
+
+
+NUMBERS = st.one_of(
+    st.integers(-2, 6).map(str),
+    st.decimals(-2, 200, places=3).map(str),
+    st.sampled_from(["NaN", "Infinity", "-Infinity", "1e3", "99999999999999999999", "abc", ""]),
+)
+TEXTS: dict[str, st.SearchStrategy[str]] = {
+    "id": NUMBERS,
+    "state": st.sampled_from(["new", "sent", "lost", ""]),
+    "priority": NUMBERS,
+    "weight": NUMBERS,
+    "value": NUMBERS,
+    "rating": NUMBERS,
+    "label": st.text("aäB\n", max_size=6),
+    "sent_at": st.sampled_from(["2026-11-21 09:00:00+00", "infinity", "now", "0044-03-15 00:00:00+00 BC"]),
+    "tags": st.sampled_from(["{}", '{"a b",NULL}', "{{a}}", "[2:3]={a,b}", "a"]),
+}
+ROWS = st.fixed_dictionaries(
+    {
+        column.name: st.one_of(st.none(), st.just(FINE[column.name]), TEXTS[column.name])
+        for column in CONTRACT.columns
+    }
+)
+
+
+@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rows=st.lists(ROWS, min_size=1, max_size=60))
+def test_gate_and_row_rules_agree(spark: SparkSession, rows: list[Image]) -> None:
+    images = frame_of(spark, list(rows)).withColumn("broken", broken_rules(CONTRACT, F.col("image")))
+    accepted = images.filter(F.size("broken") == 0)
+    assert failures(typed_frame(accepted), CONTRACT) == ()
+
+    # Where every value fits its type, the gate finds exactly the rules that rows break.
+    everything_fits = F.lit(True)
+    for column in CONTRACT.columns:
+        everything_fits &= fits(F.try_element_at("image", F.lit(column.name)), column)
+    fitting = images.filter(everything_fits)
+    named = {name for row in fitting.select("broken").collect() for name in row.broken}
+    # NOT NULL of a column whose values may not fit, and text that is no number in an exact
+    # numeric, are for the row rules alone.
+    assert set(failures(typed_frame(fitting), CONTRACT)) == named - {"sent_at:not_null", "value:type"}

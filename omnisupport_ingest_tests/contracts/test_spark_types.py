@@ -1,0 +1,155 @@
+"""PostgreSQL text becomes typed Spark values without loss, and never fails a job under ANSI rules."""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from pyspark.sql import Row, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from omnisupport_ingest.contracts.documents import program_file
+from omnisupport_ingest.contracts.load import load_contracts
+from omnisupport_ingest.contracts.model import Column
+from omnisupport_ingest.contracts.spark_types import fits, is_value, spark_schema, spark_type, typed
+
+HELD: list[tuple[str, str, Any]] = [
+    ("boolean", "t", True),
+    ("boolean", "false", False),
+    ("smallint", "-32768", -32768),
+    ("bigint", "9223372036854775807", 9223372036854775807),
+    ("real", "1.1", pytest.approx(1.1)),
+    ("double precision", "0.1", 0.1),
+    ("double precision", "-Infinity", -math.inf),
+    ("double precision", "0e10", 0.0),
+    ("numeric(5,2)", "-999.99", Decimal("-999.99")),
+    ("numeric(5,2)", "1.2300", Decimal("1.23")),
+    ("numeric(38,0)", "9" * 38, Decimal("9" * 38)),
+    ("numeric", "123456789012345678901234567890.1234567890123456789", None),
+    ("date", "2024-02-29", dt.date(2024, 2, 29)),
+    ("timestamptz", "2026-11-21 01:36:00.123456+00", dt.datetime(2026, 11, 21, 1, 36, 0, 123456)),
+    ("timestamptz", "2026-11-21 01:36:00+05:30", dt.datetime(2026, 11, 20, 20, 6)),
+    ("timestamptz", "2026-11-21T01:36:00Z", dt.datetime(2026, 11, 21, 1, 36)),
+    ("timestamp", "2026-11-21 01:36:00", dt.datetime(2026, 11, 21, 1, 36)),
+    ("bytea", "\\x6869", b"hi"),
+    ("bytea", "\\x", b""),
+    ("text[]", "{}", []),
+    ("text[]", '{a,"b c",NULL,"NULL","","x,{y}"}', ["a", "b c", None, "NULL", "", "x,{y}"]),
+    ("text[]", r'{"say \"hi\"","back\\slash"}', ['say "hi"', "back\\slash"]),
+    ("text[]", '{"two\nlines",ä}', ["two\nlines", "ä"]),
+    ("text[]", '{"' + '\\"' * 20_000 + '"}', ['"' * 20_000]),
+    ("text[]", "{" + ",".join("a" * 20_000) + "}", ["a"] * 20_000),
+    ("bigint[]", "{1,-2,NULL}", [1, -2, None]),
+    ("jsonb", '{"a": [1]}', '{"a": [1]}'),
+    ("inet", "10.0.0.1/8", "10.0.0.1/8"),
+    ("text", "", ""),
+]
+
+NOT_HELD: list[tuple[str, str]] = [
+    ("numeric(5,2)", "NaN"),
+    ("numeric(5,2)", "Infinity"),
+    ("numeric(5,2)", "1.234"),
+    ("numeric(5,2)", "1000"),
+    ("date", "infinity"),
+    ("date", "0044-03-15 BC"),
+    ("date", "12026-01-01"),
+    ("timestamptz", "-infinity"),
+    ("timestamptz", "0044-03-15 00:00:00+00 BC"),
+    ("text[]", "{{a,b},{c,d}}"),
+    ("text[]", "[0:1]={a,b}"),
+    ("bigint[]", "{1,99999999999999999999}"),
+]
+
+GARBAGE: list[tuple[str, str]] = [
+    ("boolean", "maybe"),
+    ("smallint", "32768"),
+    ("integer", "1.5"),
+    ("integer", ""),
+    ("bigint", "abc"),
+    ("double precision", "1.0d"),
+    ("double precision", "1e400"),
+    ("double precision", "1e-400"),
+    ("numeric(5,2)", "x"),
+    ("date", "2026-02-31"),
+    ("date", "2026"),
+    ("timestamptz", "10:00"),
+    ("timestamptz", "2026-11-21 25:00:00+00"),
+    ("bytea", "\\x6"),
+    ("text[]", "abc"),
+]
+
+
+def judged(spark: SparkSession, cases: list[tuple[str, str | None]]) -> list[Row]:
+    """For each (type, text): typed value, whether it fits, whether it is a value; one Spark job."""
+    columns = [Column(f"c{i}", pg_type) for i, (pg_type, _) in enumerate(cases)]
+    texts = spark.createDataFrame(
+        [tuple(text for _, text in cases)],
+        T.StructType([T.StructField(c.name, T.StringType()) for c in columns]),
+    )
+    row = texts.select(
+        *[
+            F.struct(
+                typed(F.col(c.name), c).alias("typed"),
+                fits(F.col(c.name), c).alias("fits"),
+                is_value(F.col(c.name), c).alias("is_value"),
+            ).alias(c.name)
+            for c in columns
+        ]
+    ).collect()[0]
+    return [row[c.name] for c in columns]
+
+
+def test_held_values_are_typed_without_loss(spark: SparkSession) -> None:
+    for (pg_type, text, expected), found in zip(HELD, judged(spark, [h[:2] for h in HELD]), strict=True):
+        assert found.typed == (text if pg_type == "numeric" else expected), (pg_type, text[:60])
+        assert found.fits and found.is_value, (pg_type, text[:60])
+
+
+def test_a_double_holds_nan(spark: SparkSession) -> None:
+    [found] = judged(spark, [("double precision", "NaN")])
+    assert math.isnan(found.typed) and found.fits and found.is_value
+
+
+def test_values_without_room_do_not_fit_and_are_values_all_the_same(spark: SparkSession) -> None:
+    for case, found in zip(NOT_HELD, judged(spark, list(NOT_HELD)), strict=True):
+        assert (found.typed, found.fits, found.is_value) == (None, False, True), case
+
+
+def test_garbage_is_no_value(spark: SparkSession) -> None:
+    for case, found in zip(GARBAGE, judged(spark, list(GARBAGE)), strict=True):
+        assert (found.typed, found.fits, found.is_value) == (None, False, False), case
+    [unbounded] = judged(spark, [("numeric", "abc")])
+    assert not unbounded.is_value
+
+
+def test_null_fits_every_type_and_is_not_judged(spark: SparkSession) -> None:
+    types = sorted({pg_type for pg_type, *_ in HELD})
+    for found in judged(spark, [(pg_type, None) for pg_type in types]):
+        assert (found.typed, found.fits, found.is_value) == (None, True, None)
+
+
+def test_times_are_utc_whatever_the_sessions_zone(spark: SparkSession) -> None:
+    spark.conf.set("spark.sql.session.timeZone", "America/New_York")
+    try:
+        frame = spark.createDataFrame([("2026-11-21 01:36:00",)], "t string")
+        moment = typed(F.col("t"), Column("t", "timestamp"))
+        assert frame.select(F.unix_micros(moment)).collect()[0][0] == 1795224960_000000
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+
+
+def test_the_schema_of_every_contract_is_what_typed_gives(spark: SparkSession) -> None:
+    for contract in load_contracts(program_file("contracts/data")):
+        texts = spark.createDataFrame(
+            [], T.StructType([T.StructField(name, T.StringType()) for name in contract.column_names])
+        )
+        frame = texts.select(*[typed(F.col(c.name), c).alias(c.name) for c in contract.columns])
+        assert [f.dataType for f in frame.schema] == [f.dataType for f in spark_schema(contract)]
+
+
+def test_a_type_nobody_knows_is_a_string() -> None:
+    assert spark_type(Column("c", "geometry(Point,4326)")) == T.StringType()

@@ -1,0 +1,176 @@
+"""What Spark stages is committed, read back by every engine, and replaced exactly."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC
+from pathlib import Path
+
+import duckdb
+import polars as pl
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+from pyspark.sql.types import LongType, StructField, StructType
+
+from omnisupport_ingest.lake.staging import FrameMismatch, stage_frame
+from omnisupport_ingest.lake.table import LakeTable
+from omnisupport_ingest_tests.lake.tables import (
+    NOON,
+    W1,
+    W2,
+    Row,
+    by_window,
+    by_window_and_table,
+    change,
+    frame_of,
+    unpartitioned,
+)
+
+ODD = "we ird:x%y+ü{*}'="
+"""A source table's name with all that paths, URLs and globs treat specially."""
+
+ROWS: list[Row] = [
+    (W1, "tickets", 1, NOON),
+    (W1, ODD, 2, NOON),
+    (W2, None, 3, NOON),
+    (W2, "tickets", 4, NOON),
+]
+
+
+def fill(spark: SparkSession, table: LakeTable, rows: list[Row]) -> None:
+    snapshot = table.open()
+    windows = [W1, W2] if table.spec.partition_by else [""]
+    staged = stage_frame(
+        table, frame_of(spark, table, rows), unit="u1", generation={window: 1 for window in windows}
+    )
+    snapshot.commit([change(window, staged.of(window), ["b1"]) for window in windows])
+
+
+@pytest.mark.parametrize("make", [by_window, by_window_and_table, unpartitioned])
+def test_every_engine_reads_what_was_committed(
+    spark: SparkSession, tmp_path: Path, make: Callable[[Path], LakeTable]
+) -> None:
+    table = make(tmp_path)
+    fill(spark, table, ROWS)
+    names = table.spec.schema.names
+    all_columns = [dict(zip(("window", "source_table", "n", "at"), row, strict=True)) for row in ROWS]
+    expected = [{name: row[name] for name in names} for row in all_columns]
+
+    snapshot = table.open()
+    delta = DeltaTable(str(table.folder))
+    with duckdb.connect() as connection:
+        connection.execute("SET TimeZone = 'UTC'")
+        in_duckdb = connection.read_parquet(delta.file_uris(), hive_partitioning=True)
+        found = {
+            "spark": [row.asDict() for row in snapshot.read(spark, snapshot.all_files()).collect()],
+            "deltalake": delta.to_pyarrow_table().to_pylist(),
+            "polars": pl.scan_delta(str(table.folder)).collect().to_dicts(),
+            "duckdb": in_duckdb.to_arrow_table().to_pylist(),
+        }
+    for engine, rows in found.items():
+        # Spark gives moments without a zone, in the machine's own.
+        moments = [{**row, "at": row["at"].astimezone(UTC)} for row in rows]
+        assert sorted(moments, key=lambda row: row["n"]) == expected, engine
+
+
+def test_a_replaced_window_keeps_only_the_new_rows(spark: SparkSession, tmp_path: Path) -> None:
+    table = by_window_and_table(tmp_path)
+    fill(spark, table, ROWS)
+    snapshot = table.open()
+    staged = stage_frame(table, frame_of(spark, table, [(W1, ODD, 7, NOON)]), unit="u1", generation={W1: 2})
+    snapshot.commit([change(W1, staged.of(W1), ["b1"], generation=2, replaces=True)])
+    snapshot = table.open()
+    found = snapshot.read(spark, snapshot.all_files()).select("window", "source_table", "n")
+    assert {tuple(row) for row in found.collect()} == {(W1, ODD, 7), (W2, None, 3), (W2, "tickets", 4)}
+
+
+def test_a_window_without_rows_has_no_files(spark: SparkSession, tmp_path: Path) -> None:
+    table = by_window(tmp_path)
+    snapshot = table.open()
+    staged = stage_frame(table, frame_of(spark, table, ROWS[:2]), unit="u", generation={W1: 1, W2: 1})
+    assert (staged.windows(), staged.of(W2)) == ([W1], ())
+    snapshot.commit([change(window, staged.of(window), ["b1"]) for window in (W1, W2)])
+    snapshot = table.open()
+    assert snapshot.windows() == [W1, W2]
+    assert snapshot.files(W2) == ()
+    assert snapshot.read(spark, snapshot.files(W2)).schema.names == table.spec.schema.names
+    assert snapshot.read(spark, snapshot.files(W2)).count() == 0
+
+
+def test_the_same_unit_staged_again_gives_the_same_files(spark: SparkSession, tmp_path: Path) -> None:
+    table = by_window_and_table(tmp_path)
+    table.open()
+    first, second = (
+        stage_frame(table, frame_of(spark, table, ROWS), unit="u", generation={W1: 1, W2: 1})
+        for _ in range(2)
+    )
+    assert first == second
+    assert len(list(table.folder.rglob("*.parquet"))) == len(first.files)
+    assert list((table.folder / ".staging").iterdir()) == []
+
+
+def test_rows_of_a_window_not_planned_are_refused(spark: SparkSession, tmp_path: Path) -> None:
+    table = by_window(tmp_path)
+    table.open()
+    with pytest.raises(FrameMismatch, match=W2):
+        stage_frame(table, frame_of(spark, table, ROWS), unit="u", generation={W1: 1})
+
+
+def test_a_column_of_another_type_is_named(spark: SparkSession, tmp_path: Path) -> None:
+    table = by_window(tmp_path)
+    table.open()
+    frame = frame_of(spark, table, ROWS).selectExpr("window", "cast(n AS int) AS n", "at", "1 AS more")
+    with pytest.raises(FrameMismatch, match=r"more \(int for nothing\), n \(int for bigint\)"):
+        stage_frame(table, frame, unit="u", generation={W1: 1, W2: 1})
+
+
+def test_a_column_added_to_the_spec_is_null_in_older_files(spark: SparkSession, tmp_path: Path) -> None:
+    table = by_window(tmp_path)
+    fill(spark, table, ROWS)
+    wider = replace(
+        table.spec, schema=StructType([*table.spec.schema.fields, StructField("more", LongType())])
+    )
+    table = LakeTable(tmp_path, wider)
+    snapshot = table.open()
+    assert {row.more for row in snapshot.read(spark, snapshot.all_files()).collect()} == {None}
+    assert pl.scan_delta(str(table.folder)).select("more").collect().null_count().item() == 4
+
+
+CRASHING = """
+import sys
+from pathlib import Path
+from pyspark.sql import SparkSession
+from omnisupport_ingest_tests.lake import test_staging
+spark = (
+    SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
+    .config("spark.driver.bindAddress", "127.0.0.1").config("spark.driver.host", "127.0.0.1")
+    .config("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS").getOrCreate()
+)
+test_staging.fill(spark, test_staging.by_window(Path(sys.argv[1])), test_staging.ROWS)
+"""
+
+
+def test_work_that_died_after_placing_its_files_is_done_again_with_them(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    died = subprocess.run(
+        [sys.executable, "-c", CRASHING, str(tmp_path)],
+        env={**os.environ, "OMNISUPPORT_FAILPOINT": "lake.placed"},
+        capture_output=True,
+    )
+    assert died.returncode == -signal.SIGKILL, died.stderr.decode()[-2000:]
+    table = by_window(tmp_path)
+    placed = {path.relative_to(table.folder).as_posix() for path in table.folder.rglob("part-*.parquet")}
+    placed = {path for path in placed if not path.startswith(".staging")}
+    assert placed and table.open().windows() == []
+
+    fill(spark, table, ROWS)
+    snapshot = table.open()
+    assert {file.path for file in snapshot.all_files()} == placed
+    assert sorted(row.n for row in snapshot.read(spark, snapshot.all_files()).collect()) == [1, 2, 3, 4]

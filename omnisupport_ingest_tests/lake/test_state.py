@@ -1,0 +1,51 @@
+"""States and checkpoints keep their values on the way to disk and back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from omnisupport_ingest.lake.checkpoint import Checkpoint
+from omnisupport_ingest.lake.state import FOOTER_KEY, StateUnreadable, WindowState, read_state, write_state
+from omnisupport_ingest_tests.lake.tables import W1, checkpoint, state
+
+SCHEMA = pa.schema([("n", pa.int64())])
+
+
+@pytest.mark.parametrize("made", [checkpoint(W1), replace(checkpoint(W1), watermark=None, lsn_end=None)])
+def test_a_checkpoint_comes_back_from_json(made: Checkpoint) -> None:
+    assert Checkpoint.from_json(made.to_json()) == made
+    assert Checkpoint.from_json({**made.to_json(), "added_later": 1}) == made
+
+
+def test_a_state_comes_back_from_a_file_without_rows(tmp_path: Path) -> None:
+    made = state(W1, ["b1", "b2"], generation=3)
+    path = tmp_path / "window=W" / "state.parquet"
+    size = write_state(path, made, SCHEMA)
+    assert read_state(path) == made
+    assert size == path.stat().st_size
+    assert (pq.read_table(path).num_rows, pq.read_schema(path).names) == (0, ["n"])
+    assert write_state(path, made, SCHEMA) == size
+
+
+def test_the_same_work_is_recognised_whoever_did_it() -> None:
+    made = state(W1, ["b1", "b2"])
+    assert made.same_work(state(W1, ["b2", "b1"], run_id="another"))
+    assert not made.same_work(state(W1, ["b1"]))
+    assert not made.same_work(state(W1, ["b1", "b2"], generation=2))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[]", state(W1, []).to_text().replace('version":1', 'version":99')]
+)
+def test_a_state_that_cannot_be_read_names_its_file(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "state.parquet"
+    metadata: dict[bytes | str, bytes | str] = {FOOTER_KEY: text.encode()}
+    pq.write_table(SCHEMA.with_metadata(metadata).empty_table(), path)
+    with pytest.raises(StateUnreadable, match=r"state\.parquet"):
+        read_state(path)
+    assert WindowState.from_text(state(W1, []).to_text()) == state(W1, [])

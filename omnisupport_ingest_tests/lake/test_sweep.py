@@ -1,0 +1,69 @@
+"""What is deleted as left over, and what is not: the young, the referenced, the just removed."""
+
+from __future__ import annotations
+
+import os
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from omnisupport_ingest.lake.sweep import sweep
+from omnisupport_ingest.lake.table import LakeTable
+from omnisupport_ingest_tests.lake.tables import W1, by_window, change, numbers_in, place_without_spark
+
+DAY = timedelta(days=1)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> LakeTable:
+    table = by_window(tmp_path)
+    table.open().commit([change(W1, place_without_spark(table, W1, "held", [1]), ["held"])])
+    return table
+
+
+def age(path: Path, by: timedelta) -> None:
+    """Set ``path`` and all below it back in time."""
+    then = time.time() - by.total_seconds()
+    for each in (*path.rglob("*"), path):
+        os.utime(each, (then, then))
+
+
+def test_old_leftovers_go_and_what_the_table_holds_stays(table: LakeTable) -> None:
+    orphan = place_without_spark(table, W1, "orphan", [2])[0].path
+    leftover = table.folder / ".staging" / "dead"
+    (leftover / f"window={W1}").mkdir(parents=True)
+    age(table.folder, 2 * DAY)
+    assert sweep(table, DAY) == [".staging/dead", str(Path(orphan).parent)]
+    assert not leftover.exists() and not (table.folder / orphan).exists()
+    assert numbers_in(table) == [1]
+    assert sweep(table, DAY) == []
+
+
+def test_young_leftovers_may_belong_to_a_running_writer_and_stay(table: LakeTable) -> None:
+    orphan = place_without_spark(table, W1, "orphan", [2])
+    (table.folder / ".staging" / "running").mkdir(parents=True)
+    assert sweep(table, DAY) == []
+    table.open().commit([change(W1, orphan, ["held", "orphan"])])
+    assert numbers_in(table) == [1, 2]
+
+
+def test_an_old_unit_that_a_writer_found_again_stays(table: LakeTable) -> None:
+    orphan = table.folder / place_without_spark(table, W1, "orphan", [2])[0].path
+    age(table.folder, 2 * DAY)
+    os.utime(orphan.parent)  # as staging does when it finds the unit in its place
+    assert sweep(table, DAY) == []
+
+
+def test_files_that_a_commit_just_removed_stay_for_running_readers(table: LakeTable) -> None:
+    age(table.folder, 2 * DAY)
+    old = table.open().files(W1)[0]
+    staged = place_without_spark(table, W1, "new", [5], generation=2)
+    table.open().commit([change(W1, staged, ["new"], generation=2, replaces=True)])
+    assert sweep(table, DAY) == []
+    assert Path(old.uri).exists()
+
+
+def test_a_table_that_was_never_made_needs_no_sweep(tmp_path: Path) -> None:
+    assert sweep(by_window(tmp_path / "nowhere")) == []

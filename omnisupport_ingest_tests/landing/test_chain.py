@@ -1,0 +1,92 @@
+"""The chain of stream batches and its holes."""
+
+from __future__ import annotations
+
+import random
+from itertools import accumulate, pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from omnisupport_ingest.landing.chain import unbroken
+from omnisupport_ingest.landing.errors import ChainContested
+from omnisupport_ingest.landing.manifest import Manifest
+from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.position import Lsn
+from omnisupport_ingest_tests.landing.batches import land, manifest
+
+lengths = st.lists(st.integers(1, 50), min_size=1, max_size=12)
+
+
+def chain_of(lengths: list[int]) -> list[Manifest]:
+    """Batches that link up, of these lengths in bytes of WAL."""
+    return [manifest(start, end) for start, end in pairwise(accumulate(lengths, initial=100))]
+
+
+@given(lengths, st.randoms(use_true_random=False))
+def test_whole_chain_is_accepted_in_any_order_of_listing(lengths: list[int], rng: random.Random) -> None:
+    chain = chain_of(lengths)
+    shuffled = chain.copy()
+    rng.shuffle(shuffled)
+    assert unbroken(shuffled) == (tuple(chain), None)
+
+
+@given(lengths.filter(lambda each: len(each) > 2), st.data())
+def test_one_missing_batch_holds_back_everything_after_it(lengths: list[int], data: st.DataObject) -> None:
+    chain = chain_of(lengths)
+    lost = data.draw(st.integers(1, len(chain) - 2))
+    accepted, hole = unbroken(chain[:lost] + chain[lost + 1 :])
+    assert accepted == tuple(chain[:lost])
+    assert hole is not None
+    span = chain[lost].stream
+    assert span is not None
+    assert (hole.expected, hole.found) == (span.previous_end_lsn, span.end_lsn)
+    assert (hole.after, hole.before) == (chain[lost - 1].batch_id, chain[lost + 1].batch_id)
+    assert str(hole.expected) in str(hole) and str(hole.found) in str(hole)
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 20)), unique_by=lambda each: each[0]))
+def test_accepted_batches_always_link_up(spans: list[tuple[int, int]]) -> None:
+    batches = [manifest(start, start + length) for start, length in spans]
+    accepted, hole = unbroken(batches)
+    for before, after in pairwise(each.stream for each in accepted):
+        assert before is not None and after is not None
+        assert before.end_lsn == after.previous_end_lsn
+    assert (hole is None) == (len(accepted) == len(batches))
+
+
+def test_overlap_is_a_hole_too() -> None:
+    accepted, hole = unbroken([manifest(1, 9), manifest(5, 12)])
+    assert accepted == (manifest(1, 9),)
+    assert hole is not None and (hole.expected, hole.found) == (Lsn(9), Lsn(5))
+
+
+def test_store_gives_batches_up_to_the_hole_and_a_later_epoch(store: LandingStore) -> None:
+    first, lost, after = (land(store, start, start + 10) for start in (10, 20, 30))
+    later = land(store, 5, 9, epoch=2)
+    assert store.landed().batches == (first, lost, after, later)
+    (store.folder / "manifests" / f"{lost.batch_id}.json").rename(store.folder / "lost.json")
+    landed = store.landed()
+    assert landed.batches == (first, later)
+    assert landed.hole is not None and (landed.hole.epoch, landed.hole.after) == (1, first.batch_id)
+    (store.folder / "lost.json").rename(store.folder / "manifests" / f"{lost.batch_id}.json")
+    assert store.landed().hole is None
+
+
+def test_batch_that_does_not_continue_the_last_one_is_refused(store: LandingStore) -> None:
+    land(store, 10, 20)
+    with pytest.raises(ChainContested, match="ends at 0/14"):
+        land(store, 25, 30)
+    assert len(store.batch_ids()) == 1
+
+
+def test_last_stream_is_of_the_epoch_asked_for(store: LandingStore) -> None:
+    assert store.last_stream(1) is None
+    land(store, 10, 20)
+    second = land(store, 20, 4096)
+    third = land(store, 5, 9, epoch=3)
+    assert store.last_stream(1) == second
+    assert store.last_stream(2) is None
+    assert store.last_stream_until(2) == second
+    assert store.last_stream_until(3) == third

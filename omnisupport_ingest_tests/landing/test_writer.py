@@ -1,0 +1,230 @@
+"""A batch is written: what goes in comes out, cut at windows and at sizes."""
+
+from __future__ import annotations
+
+import stat
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from omnisupport_ingest import failpoints
+from omnisupport_ingest.landing import parts
+from omnisupport_ingest.landing.columns import row_group
+from omnisupport_ingest.landing.errors import ChainContested, DamagedBatch, LandingFailed
+from omnisupport_ingest.landing.json_values import FieldProblem
+from omnisupport_ingest.landing.manifest import ChunkSpan, FileSpan, Manifest, RelationVersion
+from omnisupport_ingest.landing.names import chunk_batch_id, file_batch_id
+from omnisupport_ingest.landing.rows import LANDED_SCHEMA
+from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.landing.writer import BatchWriter, WriterLimits
+from omnisupport_ingest.position import Lsn, Position
+from omnisupport_ingest.windows import OUT_OF_RANGE
+from omnisupport_ingest_tests.landing.batches import GRID, NOON, event, land, open_writer, span
+
+SMALL = WriterLimits(group_rows=10, file_bytes=1)
+
+
+def rows_of(store: LandingStore, batch: Manifest) -> list[dict[str, Any]]:
+    return [row for file in batch.files for row in pq.read_table(store.path_of(file)).to_pylist()]
+
+
+def test_every_column_comes_back_as_it_went_in(store: LandingStore) -> None:
+    full = event(9)._replace(
+        op="u",
+        key='["1", "ü"]',
+        before='{"id": null}',
+        after='{"body": "naïve \\u0000 🐘"}',
+        unchanged=["body", "notes"],
+        moved_from_key='["0"]',
+        chunk_id="s1-tickets-1",
+        source_ts=NOON + timedelta(microseconds=123457),
+    )
+    bare = event(9, 2)._replace(tx_id=None, lsn=None, key=None, after=None, op="t")
+    with open_writer(store, 8) as writer:
+        writer.add(full)
+        writer.add(bare)
+        batch = writer.seal(stream=span(8, 20))
+    file = store.path_of(batch.files[0])
+    assert pq.read_schema(file).equals(LANDED_SCHEMA)
+    assert rows_of(store, batch) == [
+        {**full._asdict(), "batch_id": batch.batch_id},
+        {**bare._asdict(), "batch_id": batch.batch_id},
+    ]
+    assert store.read(batch.batch_id) == batch
+    store.verify(batch)
+
+
+def test_manifest_describes_the_file(store: LandingStore) -> None:
+    relation = RelationVersion("public", "tickets", ("id",), ("bigint",), ("id",), "default")
+    with open_writer(store, 8) as writer:
+        for ordinal in (0, 2, 4):
+            writer.add(event(9, ordinal, table="agents" if ordinal == 4 else "tickets"))
+        assert writer.rows == 3
+        assert writer.bytes > 3 * len("printer on fire")
+        batch = writer.seal(stream=span(8, 20), relations=(relation,))
+    (file,) = batch.files
+    assert (file.first, file.last) == (Position(1, Lsn(9), 0), Position(1, Lsn(9), 4))
+    assert file.ordered
+    assert file.rows_per_table == {"public.agents": 1, "public.tickets": 2}
+    assert batch.rows == 3
+    assert batch.relations == (relation,)
+
+
+def test_files_are_cut_at_windows(store: LandingStore) -> None:
+    moments = {
+        "2026-03-02T1100": NOON - timedelta(microseconds=1),
+        "2026-03-02T1200": NOON,
+        OUT_OF_RANGE: GRID.first - timedelta(microseconds=1),
+    }
+    with open_writer(store, 8) as writer:
+        for ordinal, moment in enumerate([*moments.values(), NOON + timedelta(days=3)]):
+            writer.add(event(9, ordinal, at=moment))
+        batch = writer.seal(stream=span(8, 20))
+    assert batch.windows == tuple(sorted(moments))
+    assert {file.window: file.rows for file in batch.files}[OUT_OF_RANGE] == 2
+
+
+def test_huge_transaction_spills_into_several_files_of_one_window(store: LandingStore) -> None:
+    with open_writer(store, 8, limits=SMALL) as writer:
+        for ordinal in range(0, 70, 2):
+            writer.add(event(9, ordinal))
+        batch = writer.seal(stream=span(8, 20))
+    assert [file.rows for file in batch.files] == [10, 10, 10, 5]
+    assert [row["ordinal"] for row in rows_of(store, batch)] == list(range(0, 70, 2))
+    assert all(file.ordered for file in batch.files)
+    store.verify(batch)
+
+
+def test_buffers_are_bounded_over_many_windows_and_open_files_too(
+    store: LandingStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "MAX_OPEN_FILES", 3)
+    limits = WriterLimits(group_rows=10, buffered_groups=2)
+    most = 0
+    with open_writer(store, 8, limits=limits) as writer:
+        for i in range(200):
+            writer.add(event(9, i, at=NOON - timedelta(hours=i % 8)))
+            most = max(most, sum(len(buffer.events) for buffer in writer._buffers.values()))
+        batch = writer.seal(stream=span(8, 20))
+    assert most <= 20
+    assert len(batch.windows) == 8
+    assert sorted(row["ordinal"] for row in rows_of(store, batch)) == list(range(200))
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 4), st.integers(-3, 3)), min_size=1, max_size=12))
+def test_ordered_means_that_positions_rise_strictly(positions: list[tuple[int, int]]) -> None:
+    group = row_group("w", [event(lsn, ordinal) for lsn, ordinal in positions], "b")
+    assert group.ordered == (positions == sorted(set(positions)))
+    assert group.first[1:] == min(positions)
+    assert group.last[1:] == max(positions)
+
+
+def test_order_is_judged_across_row_groups(store: LandingStore) -> None:
+    with open_writer(store, 8, limits=WriterLimits(group_rows=2)) as writer:
+        for ordinal in (4, 6, 0, 2):
+            writer.add(event(9, ordinal))
+        (file,) = writer.seal(stream=span(8, 20)).files
+    assert not file.ordered
+    assert (file.first.ordinal, file.last.ordinal) == (0, 6)
+
+
+def test_data_is_readable_by_its_owner_only(store: LandingStore) -> None:
+    batch = land(store, 8, 20)
+    path = store.path_of(batch.files[0])
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+def test_keepalive_batch_has_no_data_folder(store: LandingStore) -> None:
+    batch = land(store, 8, 20, at=None)
+    assert (batch.files, batch.rows) == ((), 0)
+    assert not store.data_folder(batch.batch_id).exists()
+
+
+def test_abandoned_batch_leaves_nothing(store: LandingStore) -> None:
+    writer = open_writer(store, 8, limits=SMALL)
+    for ordinal in range(25):
+        writer.add(event(9, ordinal))
+    writer.abandon()
+    writer.abandon()
+    assert store.batch_ids() == []
+    assert list((store.folder / "data").iterdir()) == []
+    land(store, 8, 20)
+
+
+def test_failed_write_surfaces_and_lands_nothing(store: LandingStore) -> None:
+    with open_writer(store, 8, limits=SMALL) as writer:
+        writer.add(event(9))
+        store.data_folder(writer.batch_id).rmdir()
+        with pytest.raises(LandingFailed, match="cannot be written"):
+            writer.seal(stream=span(8, 20))
+    assert store.batch_ids() == []
+
+
+def test_failed_write_surfaces_in_add_within_a_bounded_number_of_row_groups(store: LandingStore) -> None:
+    with open_writer(store, 8, limits=SMALL) as writer:
+        store.data_folder(writer.batch_id).rmdir()
+        with pytest.raises(LandingFailed):
+            for ordinal in range(10 * 10):
+                writer.add(event(9, ordinal))
+
+
+def test_batch_whose_data_file_is_missing_is_not_landed(store: LandingStore, tmp_path: Path) -> None:
+    batch = land(store, 8, 20)
+    elsewhere = LandingStore(tmp_path / "elsewhere", store.source)
+    with pytest.raises(DamagedBatch, match="is missing"):
+        elsewhere.publish(batch)
+    assert elsewhere.batch_ids() == []
+
+
+def test_data_of_a_batch_that_landed_survives_an_error_right_after(
+    store: LandingStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(name: str) -> None:
+        if name == "landing.manifest":
+            raise OSError("fsync of the folder failed")
+
+    monkeypatch.setattr(failpoints, "reached", fail)
+    with pytest.raises(LandingFailed, match="fsync of the folder failed"):
+        land(store, 8, 20)
+    (batch,) = store.landed().batches
+    store.verify(batch)
+
+
+def test_second_writer_of_a_batch_is_refused_while_the_first_is_open(store: LandingStore) -> None:
+    with open_writer(store, 8) as first:
+        first.add(event(9))
+        with pytest.raises(ChainContested, match="being written"):
+            open_writer(store, 8)
+        batch = first.seal(stream=span(8, 20))
+    with pytest.raises(ChainContested, match="already landed"):
+        open_writer(store, 8)
+    store.verify(batch)
+
+
+def test_span_must_fit_the_name_of_the_batch(store: LandingStore) -> None:
+    with open_writer(store, 8) as writer, pytest.raises(FieldProblem, match="batch_id"):
+        writer.seal(stream=span(9, 20))
+    assert store.batch_ids() == []
+
+
+def test_chunk_and_file_batches_land_beside_the_stream(tmp_path: Path) -> None:
+    store = LandingStore(tmp_path, "support_desk")
+    stream = land(store, 8, 20)
+    chunk = ChunkSpan("s1", "public.Läden/2026", 3, 1, Lsn(5), Lsn(6), NOON, start="1", end="9")
+    chunk_id = chunk_batch_id(1, "s1", chunk.table, 3, 1)
+    with BatchWriter(store, GRID, 1, chunk_id, clock=lambda: NOON) as writer:
+        writer.add(event(5, -4)._replace(op="r"))
+        landed_chunk = writer.seal(chunk=chunk)
+    digest = "ab" * 32
+    with BatchWriter(store, GRID, 1, file_batch_id(digest), clock=lambda: NOON) as writer:
+        landed_file = writer.seal(file=FileSpan(digest, "events.jsonl", "seed"))
+    assert store.landed().batches == (landed_chunk, stream, landed_file)
+    assert landed_chunk.arrival.watermark == stream.arrival.watermark
+    assert landed_chunk.arrival.watermark_before == stream.arrival.watermark

@@ -1,0 +1,114 @@
+"""The oracle's own words: an event, its position, and a row of current state.
+
+Nothing here is shared with the pipeline, so that a mistake in one cannot hide in the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import NamedTuple
+
+Key = tuple[str, ...]
+"""The texts of a row's key columns, in the contract's order."""
+
+Image = dict[str, str | None]
+"""Columns that were sent, by name. NULL is ``None``; a column that was not sent is not in it."""
+
+
+class Position(NamedTuple):
+    """Identity and order of an event: ``(epoch, commit_lsn, ordinal)``."""
+
+    epoch: int
+    commit_lsn: int
+    ordinal: int
+
+    def below(self) -> Position:
+        """The position just below: that of the ``d`` when this is the ``c`` of a key change."""
+        return self._replace(ordinal=self.ordinal - 1)
+
+
+@dataclass(frozen=True)
+class Event:
+    """One event of one table.
+
+    ``op``: ``c`` insert, ``u`` update, ``d`` delete, ``r`` snapshot row, ``t`` truncate, ``b``
+    boundary of a finished snapshot. ``after`` holds the columns that were sent, without the key's;
+    ``before`` those of the old row, where the source sent it. ``moved_from``: on the ``c`` of a
+    key change, the old key; its ``d`` stands just below. ``quarantined``: the event is a hole.
+
+    ``read_at`` is of ``r`` only: the read saw exactly the transactions that committed below this
+    LSN of its epoch. ``None`` says the same of the row's own position: an exact snapshot.
+    """
+
+    at: Position
+    op: str
+    table: str
+    key: Key | None
+    source_ts: datetime
+    before: Image | None = None
+    after: Image | None = None
+    unchanged: frozenset[str] = frozenset()
+    moved_from: Key | None = None
+    quarantined: bool = False
+    read_at: int | None = None
+
+    @property
+    def content(self) -> tuple[object, ...]:
+        """What two events of one position must share to be copies of one event."""
+        images = (None if i is None else frozenset(i.items()) for i in (self.before, self.after))
+        return (self.op, self.table, self.key, *images, self.unchanged, self.source_ts)
+
+    def saw(self, other: Event) -> bool:
+        """Whether this snapshot row was read after the transaction of ``other`` became visible."""
+        seen_below = self.at.commit_lsn if self.read_at is None else self.read_at
+        return self.op == "r" and (self.at.epoch, seen_below) > other.at[:2]
+
+
+@dataclass(frozen=True)
+class TableShape:
+    """The columns of a table beside its key, and the one that marks soft deletes, if any."""
+
+    name: str
+    columns: tuple[str, ...]
+    soft_delete_column: str | None = None
+
+
+class Cell(NamedTuple):
+    """A known value, with the event that carried it."""
+
+    value: str | None
+    decided_by: Event
+
+
+@dataclass
+class Row:
+    """Current state of one key.
+
+    ``cells`` are the columns whose value is known; every other column is unresolved. A row that
+    is deleted keeps its last known cells for display. ``deleted_at``: the position of the ``d``,
+    ``t`` or ``b`` that ended the life (never of a soft delete). ``existence_unresolved``: a
+    delete of this row is in quarantine, so whether the row exists is not known.
+    """
+
+    shape: TableShape
+    last: Position
+    cells: dict[str, Cell] = field(default_factory=dict)
+    deleted_at: Position | None = None
+    existence_unresolved: bool = False
+
+    @property
+    def ended(self) -> bool:
+        return self.deleted_at is not None
+
+    @property
+    def is_deleted(self) -> bool:
+        return self.ended or self.values.get(self.shape.soft_delete_column or "") is not None
+
+    @property
+    def values(self) -> Image:
+        return {column: cell.value for column, cell in self.cells.items()}
+
+    @property
+    def unresolved(self) -> frozenset[str]:
+        return frozenset(self.shape.columns) - frozenset(self.cells)

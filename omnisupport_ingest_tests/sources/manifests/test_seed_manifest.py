@@ -1,0 +1,93 @@
+"""A seed manifest asks only for what is carried out; anything else is refused by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from omnisupport_ingest.contracts.documents import program_file
+from omnisupport_ingest.contracts.load import load_contracts
+from omnisupport_ingest.sources.manifests.seed_manifest import SeedManifestError, load_manifest
+
+CONTRACTS = load_contracts(program_file("contracts/data"))
+
+
+def manifest() -> dict[str, Any]:
+    """A valid manifest document."""
+    document: dict[str, Any] = json.loads(
+        program_file("data/seed_manifests/legacy_tickets_2025.json").read_text()
+    )
+    return document
+
+
+def written(folder: Path, document: dict[str, Any]) -> Path:
+    path = folder / "delivery.json"
+    path.write_text(json.dumps(document))
+    return path
+
+
+def test_a_manifest_is_read_whole(tmp_path: Path) -> None:
+    document = manifest() | {"as_of": "2026-01-01T00:00:00Z"}
+    seed = load_manifest(written(tmp_path, document), CONTRACTS)
+    assert (seed.load_mode, seed.license, seed.owner) == ("full_snapshot", "CC0-1.0", "team:support-platform")
+    assert seed.contract.full_name == "files.legacy_tickets"
+    assert seed.as_of == datetime(2026, 1, 1, tzinfo=UTC)
+    assert seed.files[0].path == tmp_path / "../support_tickets/legacy_tickets_2025.jsonl"
+    assert (seed.rows, seed.gates.row) == (300, "quarantine")
+
+
+@pytest.mark.parametrize("mode", ["incremental_cursor", "cdc", "replay", "backfill"])
+def test_a_load_mode_that_is_not_carried_out_is_refused_by_name(tmp_path: Path, mode: str) -> None:
+    with pytest.raises(SeedManifestError, match=f"'{mode}' is not carried out"):
+        load_manifest(written(tmp_path, manifest() | {"load_mode": mode}), CONTRACTS)
+
+
+@pytest.mark.parametrize(
+    ("fault", "action"),
+    [
+        ("checksum", "warn"),
+        ("row_count", "accept"),
+        ("schema", "quarantine"),
+        ("unknown_column", "warn"),
+        ("row", "reject"),
+        ("row", "accept"),
+    ],
+)
+def test_a_gate_action_that_is_not_carried_out_is_refused(tmp_path: Path, fault: str, action: str) -> None:
+    document = manifest()
+    document["gates"][fault] = action
+    with pytest.raises(SeedManifestError, match=rf"gates\.{fault}: '{action}' is not carried out"):
+        load_manifest(written(tmp_path, document), CONTRACTS)
+
+
+REFUSED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    "a load mode nobody knows": (lambda d: d.update(load_mode="guess"), "$.load_mode"),
+    "no owner": (lambda d: d.pop("owner"), "'owner' is a required property"),
+    "no licence": (lambda d: d.pop("license"), "'license' is a required property"),
+    "a gate is missing": (lambda d: d["gates"].pop("row"), "$.gates"),
+    "no contract for the table": (lambda d: d["contract"].update(table="nope"), "$.contract"),
+    "another version of the contract": (
+        lambda d: d["contract"].update(version="9.0.0"),
+        "$.contract.version",
+    ),
+    "a hash that is none": (lambda d: d["files"][0].update(sha256="abc"), "$.files[0].sha256"),
+    "a moment without a zone": (lambda d: d.update(as_of="2026-01-01T00:00:00"), "$.as_of"),
+    "no files": (lambda d: d.update(files=[]), "$.files"),
+    "an unknown member": (lambda d: d.update(colour="red"), "'colour' was unexpected"),
+}
+
+
+@pytest.mark.parametrize("situation", REFUSED)
+def test_refused_with_file_and_place(tmp_path: Path, situation: str) -> None:
+    edit, words = REFUSED[situation]
+    document = manifest()
+    edit(document)
+    path = written(tmp_path, document)
+    with pytest.raises(SeedManifestError) as refused:
+        load_manifest(path, CONTRACTS)
+    assert str(path) in refused.value.problem and words in refused.value.problem

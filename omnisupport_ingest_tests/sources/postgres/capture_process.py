@@ -1,0 +1,31 @@
+"""Capture as a process that a test can kill: ``python -m … DSN SLOT HOME UNTIL TABLES``."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import threading
+from pathlib import Path
+
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.position import Lsn
+from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract
+
+
+def main() -> int:
+    dsn, slot, home, until, tables = sys.argv[1:]
+    contracts = [contract(table, columns, key) for table, columns, key in json.loads(tables)]
+    source = SourceUnderTest(dsn, slot, Path(home), contracts)
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda _signal, _frame: stop.set())
+    try:
+        source.capture().run(Lsn.parse(until) if until else None, stop)
+    except IngestError as error:
+        print(type(error).__name__, error, file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

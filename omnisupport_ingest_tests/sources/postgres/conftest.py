@@ -1,0 +1,42 @@
+"""A database of its own for each test, on the session's server."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from omnisupport_ingest.sources.postgres.connection import connect
+from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
+from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest
+
+
+@pytest.fixture
+def source(postgres: EmbeddedPostgres, tmp_path: Path) -> Iterator[SourceUnderTest]:
+    """An empty database with a slot name of its own; both are gone after the test."""
+    name = f"capture_{secrets.token_hex(4)}"
+    admin = connect(postgres.dsn())
+    with admin.cursor() as cursor:
+        cursor.execute(f"CREATE DATABASE {name}")
+        yield SourceUnderTest(postgres.dsn(name), name, tmp_path / "home")
+    admin.close()
+    _drop(postgres.dsn(), name)
+
+
+def _drop(dsn: str, name: str) -> None:
+    connection = connect(dsn)
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT pg_terminate_backend(active_pid, 5000) FROM pg_replication_slots"
+            " WHERE database = %s AND active",
+            (name,),
+        )
+        cursor.execute(
+            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots"
+            " WHERE database = %s AND NOT temporary",
+            (name,),
+        )
+        cursor.execute(f"DROP DATABASE {name} WITH (FORCE)")
+    connection.close()

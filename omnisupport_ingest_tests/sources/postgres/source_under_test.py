@@ -1,0 +1,196 @@
+"""A database of its own with contracts, a home and a capture: what most tests here start from."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+from psycopg2.extensions import connection as Connection
+from pydantic import SecretStr
+
+from omnisupport_ingest import failpoints
+from omnisupport_ingest.contracts.model import Column, Contracts, TableContract
+from omnisupport_ingest.home import Home
+from omnisupport_ingest.landing.manifest import Manifest
+from omnisupport_ingest.landing.rows import LandedEvent
+from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.settings import Settings
+from omnisupport_ingest.sources.postgres.capture import Capture
+from omnisupport_ingest.sources.postgres.connection import connect
+from omnisupport_ingest.sources.postgres.server import current_wal_lsn
+
+SOURCE = "support_desk"
+
+
+def contract(table: str, columns: Sequence[str], key: Sequence[str] = ("id",)) -> TableContract:
+    """A contract of ``public.<table>`` as far as capture looks at it."""
+    return TableContract(
+        name=table,
+        version="1.0.0",
+        source=SOURCE,
+        schema="public",
+        table=table,
+        title=table,
+        description=table,
+        owner="tests",
+        key=tuple(key),
+        columns=tuple(Column(name, "text") for name in columns),
+        soft_delete_column=None,
+        allowed_lateness=timedelta(minutes=5),
+        max_lateness=timedelta(days=1),
+        path=f"{table}.json",
+        fingerprint=table,
+    )
+
+
+@dataclass
+class SourceUnderTest:
+    """``dsn`` of the database, the ``slot``, and the ``home`` that capture lands in."""
+
+    dsn: str
+    slot: str
+    home_folder: Path
+    tables: list[TableContract] = field(default_factory=list)
+    overrides: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def settings(self) -> Settings:
+        given = {
+            "home": self.home_folder,
+            "window": "minutes:1",
+            "source": SOURCE,
+            "source_dsn": SecretStr(self.dsn),
+            "slot": self.slot,
+            "publication": self.slot,
+            "batch_max_seconds": 0.5,
+        }
+        return Settings(_env_file=None, **(given | self.overrides))
+
+    @property
+    def home(self) -> Home:
+        return Home.open(self.home_folder, self.settings.window_size)
+
+    @property
+    def store(self) -> LandingStore:
+        return LandingStore(self.home.landing, SOURCE)
+
+    def sql(self, *statements: str) -> None:
+        """Run statements, each in a transaction of its own."""
+        with self.connected() as connection, connection.cursor() as cursor:
+            for statement in statements:
+                cursor.execute(statement)
+
+    def transaction(self, *statements: str) -> None:
+        """Run statements in one transaction."""
+        self.sql("BEGIN; " + "; ".join(statements) + "; COMMIT")
+
+    def query(self, statement: str) -> list[tuple[Any, ...]]:
+        with self.connected() as connection, connection.cursor() as cursor:
+            cursor.execute(statement)
+            return cursor.fetchall()
+
+    @contextmanager
+    def connected(self) -> Iterator[Connection]:
+        connection = connect(self.dsn, application_name="test")
+        try:
+            yield connection
+        finally:
+            connection.close()
+
+    def capture(self) -> Capture:
+        return Capture(self.settings, self.home, Contracts(tuple(self.tables)))
+
+    def catch_up(self) -> None:
+        """Capture everything that has committed by now."""
+        self.capture().run(current_wal_lsn(self.dsn), threading.Event())
+
+    def capture_process(self, *, until: Lsn | None = None, failpoint: str | None = None) -> subprocess.Popen[str]:
+        """Start capture as a process of its own; it dies by SIGKILL at ``failpoint``."""
+        tables = [(table.table, table.column_names, table.key) for table in self.tables]
+        arguments = [self.dsn, self.slot, str(self.home_folder), str(until or ""), json.dumps(tables)]
+        environment = os.environ | ({failpoints.VARIABLE: failpoint} if failpoint else {})
+        return subprocess.Popen(
+            [sys.executable, "-m", "omnisupport_ingest_tests.sources.postgres.capture_process", *arguments],
+            env=environment,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def killed_at(self, failpoint: str) -> None:
+        """Capture up to now in a process that dies at ``failpoint``."""
+        process = self.capture_process(until=current_wal_lsn(self.dsn), failpoint=failpoint)
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == -signal.SIGKILL, errors
+
+    def manifests(self) -> list[Manifest]:
+        store = self.store
+        landed = store.landed()
+        assert landed.hole is None
+        for manifest in landed.batches:
+            store.verify(manifest)
+        return list(landed.batches)
+
+    def events(self, *ops: str) -> list[LandedEvent]:
+        """Every landed event in position order (only those with an op in ``ops``, if given)."""
+        found = []
+        for manifest in self.manifests():
+            for file in manifest.files:
+                for row in pq.read_table(self.store.path_of(file), partitioning=None).to_pylist():
+                    row.pop("batch_id")
+                    found.append(LandedEvent(**row))
+        found.sort(key=lambda event: (event.epoch, event.commit_lsn, event.ordinal))
+        return [event for event in found if not ops or event.op in ops]
+
+    def changes(self) -> list[LandedEvent]:
+        """Landed events of the stream, in position order."""
+        return [event for event in self.events() if event.op not in ("r", "b")]
+
+    def confirmed(self) -> Lsn:
+        ((text,),) = self.query(
+            f"SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = '{self.slot}'"
+        )
+        return Lsn.parse(text)
+
+    def rows(self, table: str, columns: Sequence[str]) -> dict[str, dict[str, str | None]]:
+        """The rows of ``table`` now, by their key column ``id``, every value as text."""
+        listed = ", ".join(f'"{name}"::text' for name in columns)
+        rows = self.query(f"SELECT id::text, {listed} FROM {table}")
+        return {json.dumps([row[0]]): dict(zip(columns, row[1:], strict=True)) for row in rows}
+
+
+def folded(events: list[LandedEvent], table: str) -> dict[str, dict[str, str | None]]:
+    """The rows that ``events`` (in position order) leave in ``table``: the fold, in its plainest form."""
+    rows: dict[str, dict[str, str | None]] = {}
+    ended: dict[str, dict[str, str | None]] = {}
+    for event in events:
+        if event.source_table != table:
+            continue
+        if event.op in ("t", "b"):
+            rows.clear()
+            continue
+        assert event.key is not None
+        key = json.dumps(json.loads(event.key))
+        if event.op == "d":
+            ended = {key: rows.pop(key, {})}
+            continue
+        assert event.after is not None
+        sent = json.loads(event.after)
+        before = json.loads(event.before) if event.before else {}
+        if event.moved_from_key is not None:
+            before = ended[json.dumps(json.loads(event.moved_from_key))] | before
+        elif event.op == "u":
+            before = rows.get(key, {}) | before
+        rows[key] = {name: before[name] for name in event.unchanged or ()} | sent
+    return rows

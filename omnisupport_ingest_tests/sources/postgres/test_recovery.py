@@ -1,0 +1,260 @@
+"""Dying and starting again: the chain goes on, no event is missing, none moves."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from omnisupport_ingest.landing.names import is_stream
+from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.sources.postgres.capture import end_of_chain
+from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
+from omnisupport_ingest.sources.postgres.errors import (
+    CaptureRunning,
+    HoleInSource,
+    PreflightFailed,
+    SlotInUse,
+    SourceUnavailable,
+)
+from omnisupport_ingest.sources.postgres.lease import Lease
+from omnisupport_ingest.sources.postgres.server import current_wal_lsn
+from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract, folded
+
+COLUMNS = ("id", "v")
+
+
+@pytest.fixture
+def tickets(source: SourceUnderTest) -> SourceUnderTest:
+    """A source with a filled table ``tickets``, nothing of it captured yet."""
+    source.sql("CREATE TABLE tickets (id int PRIMARY KEY, v text)")
+    source.sql("INSERT INTO tickets SELECT g, 'old' FROM generate_series(1, 500) g")
+    source.tables.append(contract("tickets", COLUMNS))
+    return source
+
+
+def _change(source: SourceUnderTest, mark: str) -> None:
+    source.sql(
+        f"UPDATE tickets SET v = '{mark}' WHERE id % 7 = 0",
+        "UPDATE tickets SET id = -id WHERE id = (SELECT min(id) FROM tickets WHERE id > 0)",
+        "DELETE FROM tickets WHERE id = (SELECT max(id) FROM tickets)",
+        f"INSERT INTO tickets SELECT max(id) + 1, '{mark}' FROM tickets",
+    )
+
+
+def _assert_same_as_source(source: SourceUnderTest) -> None:
+    events = source.events()
+    positions = [(event.epoch, event.commit_lsn, event.ordinal) for event in events]
+    assert len(set(positions)) == len(positions)
+    assert folded(events, "tickets") == source.rows("tickets", COLUMNS)
+
+
+def _eventually(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come true in time"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    "failpoint", ["landing.data", "landing.manifest", "capture.before_confirm", "capture.after_confirm"]
+)
+def test_capture_killed_on_the_way_loses_nothing_and_moves_nothing(
+    tickets: SourceUnderTest, tmp_path: Path, failpoint: str
+) -> None:
+    undisturbed = SourceUnderTest(tickets.dsn, f"{tickets.slot}_b", tmp_path / "undisturbed", tickets.tables)
+    tickets.catch_up()
+    undisturbed.catch_up()
+    _change(tickets, "before")
+    tickets.killed_at(failpoint)
+    _change(tickets, "after")
+    tickets.catch_up()
+    undisturbed.catch_up()
+    assert tickets.changes() == undisturbed.changes()
+    _assert_same_as_source(tickets)
+
+
+@pytest.mark.parametrize("failpoint", ["landing.data", "landing.manifest", "snapshot.before_boundary"])
+def test_first_snapshot_killed_on_the_way_is_taken_again(tickets: SourceUnderTest, failpoint: str) -> None:
+    tickets.killed_at(failpoint)
+    tickets.sql("DELETE FROM tickets WHERE id < 100")
+    tickets.catch_up()
+    _assert_same_as_source(tickets)
+    assert [epoch.number for epoch in tickets.store.epochs()] == [1]
+
+
+def test_snapshot_under_concurrent_writes_ends_up_as_the_source(tickets: SourceUnderTest) -> None:
+    done = threading.Event()
+
+    def write() -> None:
+        for turn in range(1000):
+            if done.is_set():
+                return
+            _change(tickets, f"turn {turn}")
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        tickets.catch_up()
+    finally:
+        done.set()
+        writer.join()
+    tickets.catch_up()
+    _assert_same_as_source(tickets)
+    boundary, *rows = [event for event in tickets.events() if event.op in ("r", "b")]
+    assert boundary.op == "b" and all(boundary.ordinal < row.ordinal < 0 for row in rows)
+
+
+def test_table_added_by_a_contract_is_read_in_the_same_epoch(tickets: SourceUnderTest) -> None:
+    tickets.catch_up()
+    tickets.sql("CREATE TABLE extra (id int PRIMARY KEY, v text)", "INSERT INTO extra VALUES (1, 'a'), (2, 'b')")
+    tickets.tables.append(contract("extra", COLUMNS))
+    tickets.catch_up()
+    tickets.sql("DELETE FROM extra WHERE id = 1")
+    tickets.catch_up()
+    assert folded(tickets.events(), "extra") == tickets.rows("extra", COLUMNS)
+    assert {event.epoch for event in tickets.events()} == {1}
+
+
+def test_killed_server_sends_again_and_nothing_lands_twice(
+    tickets: SourceUnderTest, postgres: EmbeddedPostgres
+) -> None:
+    tickets.catch_up()
+    for attempt in range(3):
+        _change(tickets, f"attempt {attempt}")
+        tickets.catch_up()
+        confirmed, landed = tickets.confirmed(), tickets.changes()
+        assert postgres.pid is not None
+        os.kill(postgres.pid, signal.SIGKILL)
+        with pytest.raises(SourceUnavailable):
+            tickets.capture().run(None, threading.Event())
+        postgres.start()
+        # The server writes a slot down now and then: mostly it forgets the last confirmations.
+        if tickets.confirmed() < confirmed:
+            break
+    else:
+        pytest.fail("the server never forgot a confirmation, so it had nothing to send again")
+    _change(tickets, "two")
+    tickets.catch_up()
+    assert tickets.changes()[: len(landed)] == landed
+    _assert_same_as_source(tickets)
+
+
+def test_server_that_shuts_down_is_let_go_at_once_and_capture_goes_on_after(
+    tickets: SourceUnderTest, postgres: EmbeddedPostgres
+) -> None:
+    process = tickets.capture_process()
+    try:
+        _eventually(lambda: any(is_stream(name) for name in tickets.store.batch_ids()))
+        _change(tickets, "one")
+        began = time.monotonic()
+        postgres.stop()
+        assert time.monotonic() - began < 8
+        _, errors = process.communicate(timeout=20)
+        assert process.returncode == SourceUnavailable.exit_code, errors
+    finally:
+        process.kill()
+        postgres.start()
+    _change(tickets, "two")
+    tickets.catch_up()
+    _assert_same_as_source(tickets)
+
+
+def test_stop_lands_what_is_complete(tickets: SourceUnderTest) -> None:
+    tickets.overrides["batch_max_seconds"] = 3600
+    process = tickets.capture_process()
+    try:
+        _eventually(lambda: any(is_stream(name) for name in tickets.store.batch_ids()))
+        _change(tickets, "one")
+        goal = current_wal_lsn(tickets.dsn)
+        time.sleep(1)
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=20)
+    finally:
+        process.kill()
+    assert process.returncode == 0, errors
+    epoch = tickets.store.current_epoch()
+    assert epoch is not None and tickets.confirmed() == end_of_chain(tickets.store, epoch)[0]
+    assert tickets.changes() and goal > Lsn(0)
+
+
+def test_idle_source_moves_slot_and_watermark_by_empty_batches_of_their_own(tickets: SourceUnderTest) -> None:
+    tickets.catch_up()
+    before = tickets.manifests()
+    tickets.sql("CREATE TABLE elsewhere AS SELECT generate_series(1, 1000)")
+    tickets.catch_up()
+    (idle,) = tickets.manifests()[len(before) :]
+    assert idle.rows == 0 and idle.stream is not None and idle.stream.start_lsn is None
+    assert tickets.confirmed() == idle.stream.end_lsn
+    assert idle.arrival.watermark is not None
+
+
+def test_second_capture_is_refused_and_told_who_runs(tickets: SourceUnderTest) -> None:
+    with Lease.take(tickets.home.run, "support_desk"), pytest.raises(CaptureRunning) as refused:
+        tickets.catch_up()
+    assert f"process {os.getpid()}" in refused.value.problem
+    tickets.catch_up()
+
+
+def test_lease_of_a_killed_process_is_free(tickets: SourceUnderTest) -> None:
+    process: subprocess.Popen[str] = tickets.capture_process()
+    lock = tickets.home.run / "capture-support_desk.lock"
+    _eventually(lambda: lock.exists() and lock.read_text() != "")
+    process.kill()
+    process.communicate(timeout=10)
+    _eventually(lambda: not tickets.query("SELECT FROM pg_replication_slots WHERE active"))
+    tickets.catch_up()
+    _assert_same_as_source(tickets)
+
+
+def test_dropped_slot_is_a_hole_and_a_new_epoch_repairs_it(tickets: SourceUnderTest) -> None:
+    tickets.catch_up()
+    tickets.sql(f"SELECT pg_drop_replication_slot('{tickets.slot}')", "DELETE FROM tickets WHERE id < 50")
+    with pytest.raises(HoleInSource, match="is gone"):
+        tickets.catch_up()
+    tickets.capture().begin_new_epoch("slot dropped")
+    tickets.catch_up()
+    assert [epoch.reason for epoch in tickets.store.epochs()] == ["first start", "slot dropped"]
+    _assert_same_as_source(tickets)
+
+
+def test_slot_made_anew_by_somebody_is_a_hole(tickets: SourceUnderTest) -> None:
+    tickets.catch_up()
+    tickets.sql(
+        f"SELECT pg_drop_replication_slot('{tickets.slot}')",
+        "DELETE FROM tickets WHERE id < 50",
+        f"SELECT pg_create_logical_replication_slot('{tickets.slot}', 'pgoutput')",
+    )
+    with pytest.raises(HoleInSource, match="made anew"):
+        tickets.catch_up()
+
+
+def test_slot_of_another_home_is_left_alone(tickets: SourceUnderTest, tmp_path: Path) -> None:
+    tickets.catch_up()
+    stranger = SourceUnderTest(tickets.dsn, tickets.slot, tmp_path / "stranger", tickets.tables)
+    for _ in range(2):
+        with pytest.raises(SlotInUse):
+            stranger.catch_up()
+    tickets.catch_up()
+
+
+def test_wal_level_that_is_not_logical_is_named_with_its_fix(tmp_path: Path) -> None:
+    server = EmbeddedPostgres(tmp_path / "server")
+    server.start()
+    try:
+        source = SourceUnderTest(server.dsn(), "replica_only", tmp_path / "home", [contract("t", ("id",))])
+        source.sql("CREATE TABLE t (id int PRIMARY KEY)", "ALTER SYSTEM SET wal_level = 'replica'")
+        server.stop()
+        server.start()
+        with pytest.raises(PreflightFailed) as refused:
+            source.catch_up()
+        assert "wal_level is replica" in refused.value.problem
+        assert "ALTER SYSTEM SET wal_level = 'logical'" in refused.value.fix
+    finally:
+        server.destroy()

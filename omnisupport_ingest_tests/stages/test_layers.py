@@ -1,0 +1,180 @@
+"""From landed batches to the published table, on real Spark and real Delta tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from omnisupport_ingest.landing.errors import DamagedBatch
+from omnisupport_ingest.stages import deduped, dimensions, published, raw
+from omnisupport_ingest.stages.pending import pending_windows
+from omnisupport_ingest_tests.stages.story import FIRST, SECOND, SOURCE, Change, Commit, Story
+
+pytestmark = pytest.mark.usefixtures("spark")
+
+INSERT = Commit(10, 1, [Change("c", 1, {"title": "one", "body": "long"}), Change("c", 2, {"title": "two", "body": "B2"})])
+UPDATE = Commit(20, 2, [Change("u", 1, {"title": "uno"}, unchanged=("body",))])
+MOVE = Commit(30, 61, [Change("d", 1), Change("c", 9, {"title": "uno"}, unchanged=("body",), moved_from=1)])
+DELETE = Commit(40, 62, [Change("d", 2)])
+
+
+@pytest.fixture
+def story(tmp_path: Path) -> Story:
+    return Story(tmp_path)
+
+
+def run(story: Story, spark: SparkSession, *windows: str, replay: bool = False) -> dict[str, list]:
+    arguments = (story.workspace, spark, SOURCE, windows, "run")
+    found = {
+        "raw": raw.materialize(*arguments, replay=replay),
+        "deduped": deduped.materialize(*arguments, replay=replay),
+        "dim": dimensions.materialize(story.workspace, spark, story.contract, windows, "run", replay=replay),
+    }
+    found["published"] = [published.materialize(story.workspace, spark, story.contract, "run", replay=replay)]
+    return found
+
+
+def state(story: Story, spark: SparkSession) -> dict[int, tuple]:
+    snapshot = story.workspace.published(story.contract).open()
+    rows = snapshot.read(spark, snapshot.files("")).collect()
+    return {
+        row["id"]: (row["title"], row["body"], row["_cdc_is_deleted"], row["_cdc_unresolved"]) for row in rows
+    }
+
+
+FINAL = {1: ("uno", "long", True, []), 2: ("two", "B2", True, []), 9: ("uno", "long", False, [])}
+
+
+def hashes(found: dict[str, list]) -> dict[str, list[str]]:
+    return {layer: [each.content_hash for each in checkpoints] for layer, checkpoints in found.items()}
+
+
+def test_a_key_change_across_windows_takes_the_unsent_column_from_the_old_key(story, spark):
+    story.land(INSERT, UPDATE)
+    story.land(MOVE, DELETE)
+    run(story, spark, FIRST, SECOND)
+    assert state(story, spark) == FINAL
+
+
+def test_batch_by_batch_and_all_at_once_give_the_same_content_in_every_layer(tmp_path, spark):
+    steps, whole = Story(tmp_path / "steps"), Story(tmp_path / "whole")
+    for commit in (INSERT, UPDATE, MOVE, DELETE):
+        steps.land(commit)
+        found = run(steps, spark, FIRST, SECOND)
+    for commit in (INSERT, UPDATE, MOVE, DELETE):
+        whole.land(commit)
+    assert hashes(found) == hashes(run(whole, spark, FIRST, SECOND))
+    assert state(steps, spark) == FINAL
+
+
+def test_running_again_commits_nothing_and_a_replay_gives_the_same_hash_in_a_new_generation(story, spark):
+    story.land(INSERT, UPDATE, MOVE, DELETE)
+    first = run(story, spark, FIRST, SECOND)
+    again = run(story, spark, FIRST, SECOND)
+    assert again == first
+    replayed = run(story, spark, FIRST, SECOND, replay=True)
+    assert hashes(replayed) == hashes(first)
+    for layer, checkpoints in replayed.items():
+        for now, before in zip(checkpoints, first[layer], strict=True):
+            assert now.generation > before.generation
+    assert state(story, spark) == FINAL
+
+
+def test_a_second_delivery_is_kept_in_raw_and_dropped_as_duplicate_downstream(story, spark):
+    story.land(INSERT, UPDATE)
+    first = run(story, spark, FIRST)
+    story.land_again(INSERT, UPDATE)
+    second = run(story, spark, FIRST)
+    (raw_now,), (deduped_now,) = second["raw"], second["deduped"]
+    assert raw_now.rows == 6
+    assert (deduped_now.raw, deduped_now.deduped, deduped_now.duplicates, deduped_now.quarantined) == (6, 3, 3, 0)
+    assert second["dim"][0].content_hash == first["dim"][0].content_hash
+
+
+def test_two_contents_at_one_position_are_both_quarantined_and_leave_a_hole(story, spark):
+    story.land(INSERT)
+    story.land(UPDATE)
+    story.land_again(Commit(20, 2, [Change("u", 1, {"title": "another"}, unchanged=("body",))]))
+    found = run(story, spark, FIRST)
+    assert (found["deduped"][0].deduped, found["deduped"][0].quarantined) == (2, 2)
+    assert state(story, spark)[1] == (None, "long", False, ["title"])
+
+
+def test_an_event_that_breaks_a_row_rule_is_quarantined_until_a_later_one_carries_the_column(story, spark):
+    story.land(INSERT, Commit(20, 2, [Change("u", 1, {"title": "x" * 21}, unchanged=("body",))]))
+    found = run(story, spark, FIRST)
+    assert found["deduped"][0].quarantined == 1
+    assert state(story, spark)[1] == (None, "long", False, ["title"])
+    story.land(Commit(50, 3, [Change("u", 1, {"title": "short"}, unchanged=("body",))]))
+    run(story, spark, FIRST)
+    assert state(story, spark)[1] == ("short", "long", False, [])
+
+
+def test_a_truncate_in_one_window_deletes_the_keys_of_another(story, spark):
+    story.land(INSERT, Commit(30, 61, [Change("t")]), Commit(31, 62, [Change("c", 2, {"title": "new", "body": None})]))
+    run(story, spark, FIRST, SECOND)
+    assert state(story, spark) == {1: ("one", "long", True, []), 2: ("new", None, False, [])}
+
+
+def test_an_older_event_that_arrives_last_overwrites_nothing(story, spark):
+    story.land(Commit(20, 2, [Change("u", 1, {"title": "newest", "body": "b"})]))
+    run(story, spark, FIRST)
+    story.land_again(Commit(10, 1, [Change("c", 1, {"title": "oldest", "body": "a"})]))
+    run(story, spark, FIRST)
+    assert state(story, spark)[1] == ("newest", "b", False, [])
+
+
+def test_an_event_far_ahead_of_the_clock_waits_in_the_sentinel_and_stops_nothing(story, spark):
+    story.land(INSERT, Commit(20, 60 * 60 * 24 * 30, [Change("c", 3, {"title": "from the future", "body": None})]))
+    run(story, spark, FIRST)
+    quarantine = story.workspace.quarantine(SOURCE).open()
+    rows = quarantine.read(spark, quarantine.all_files()).collect()
+    assert [(row["window"], row["reason"]) for row in rows] == [("out-of-range", "out_of_range")]
+    assert set(state(story, spark)) == {1, 2}
+
+
+def test_a_damaged_batch_file_is_named_and_changes_nothing(story, spark):
+    story.land(INSERT)
+    run(story, spark, FIRST)
+    manifest = story.land(UPDATE)
+    path = story.store.path_of(manifest.files[0])
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(DamagedBatch, match=path.name):
+        run(story, spark, FIRST)
+    path.write_bytes(whole)
+    run(story, spark, FIRST)
+    assert state(story, spark)[1][0] == "uno"
+
+
+def test_pending_names_the_windows_that_landed_and_are_not_in_every_layer(story, spark):
+    assert pending_windows(story.workspace, SOURCE).windows == ()
+    story.land(INSERT, MOVE)
+    assert pending_windows(story.workspace, SOURCE).windows == (FIRST, SECOND)
+    arguments = (story.workspace, spark, SOURCE, [FIRST], "run")
+    raw.materialize(*arguments)
+    assert pending_windows(story.workspace, SOURCE).windows == (FIRST, SECOND)
+    run(story, spark, FIRST)
+    assert pending_windows(story.workspace, SOURCE).windows == (SECOND,)
+    run(story, spark, SECOND)
+    assert pending_windows(story.workspace, SOURCE).windows == ()
+
+
+def test_another_contract_makes_the_windows_stale_and_judges_them_again(story, spark):
+    story.land(INSERT)
+    run(story, spark, FIRST)
+    stricter = {**story_contract(), "properties": {**story_contract()["properties"]}}
+    stricter["properties"]["title"] = {**stricter["properties"]["title"], "maxLength": 2}
+    story.write_contract(stricter)
+    changed = type(story.workspace).open(story.workspace.settings)
+    story.workspace = changed
+    found = run(story, spark, FIRST)
+    assert (found["deduped"][0].deduped, found["deduped"][0].quarantined) == (0, 2)
+
+
+def story_contract() -> dict:
+    from omnisupport_ingest_tests.stages.story import CONTRACT
+
+    return CONTRACT

@@ -1,0 +1,72 @@
+"""A home is made once and agrees with what opens it later."""
+
+from __future__ import annotations
+
+import json
+import stat
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from omnisupport_ingest.home import Home, HomeMismatch
+from omnisupport_ingest.windows import WindowSize
+
+NOW = datetime(2026, 3, 2, 0, 20, tzinfo=UTC)
+HOURLY = WindowSize(60)
+
+
+def test_windows_start_before_the_home_does(tmp_path: Path) -> None:
+    home = Home.open(tmp_path / "home", HOURLY, now=NOW)
+    assert home.grid.first == datetime(2026, 3, 1, 23, tzinfo=UTC)
+    assert home.grid.size == HOURLY
+
+
+@pytest.mark.parametrize("minutes", [1, 15, 60, 24 * 60])
+def test_any_window_size_makes_a_home(tmp_path: Path, minutes: int) -> None:
+    grid = Home.open(tmp_path, WindowSize(minutes), now=NOW).grid
+    assert grid.first == grid.truncate(grid.first) < NOW
+
+
+def test_opening_again_changes_nothing(tmp_path: Path) -> None:
+    made = Home.open(tmp_path, HOURLY, now=NOW)
+    marker = (tmp_path / "home.json").read_bytes()
+    assert Home.open(tmp_path, HOURLY) == made
+    assert (tmp_path / "home.json").read_bytes() == marker
+
+
+def test_folders_are_for_the_owner_only(tmp_path: Path) -> None:
+    home = Home.open(tmp_path / "home", HOURLY)
+    folders = [home.path, home.landing, home.lake, home.dagster, home.logs, home.postgres, home.run]
+    assert {stat.S_IMODE(folder.stat().st_mode) for folder in folders} == {0o700}
+    assert stat.S_IMODE((home.path / "home.json").stat().st_mode) == 0o600
+
+
+def test_another_window_size_is_refused_with_the_one_it_has(tmp_path: Path) -> None:
+    Home.open(tmp_path, HOURLY)
+    with pytest.raises(HomeMismatch, match="hourly windows, but OMNISUPPORT_WINDOW is daily") as raised:
+        Home.open(tmp_path, WindowSize(24 * 60))
+    assert "OMNISUPPORT_WINDOW=hourly" in raised.value.fix
+
+
+def test_newer_home_is_refused_whatever_else_it_says(tmp_path: Path) -> None:
+    (tmp_path / "home.json").write_text(json.dumps({"format_version": 99}))
+    with pytest.raises(HomeMismatch, match="format version 99; this program reads up to 1"):
+        Home.open(tmp_path, HOURLY)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"format_version": 1}',
+        '{"format_version": 1, "window": "weekly", "first_window": "2026-03-01T00:00:00+00:00"}',
+        '{"format_version": 1, "window": "hourly", "first_window": "2026-03-01T00:30:00+00:00"}',
+    ],
+)
+def test_damaged_marker_is_named(tmp_path: Path, content: str) -> None:
+    (tmp_path / "home.json").write_text(content)
+    with pytest.raises(HomeMismatch, match=r"home\.json cannot be read"):
+        Home.open(tmp_path, HOURLY)

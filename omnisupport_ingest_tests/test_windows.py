@@ -1,0 +1,100 @@
+"""Windows: each moment has one, whatever its arrival, and ranges join them without a gap."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.windows import (
+    MAX_AHEAD,
+    OUT_OF_RANGE,
+    WindowGrid,
+    WindowRange,
+    WindowSize,
+    without_sentinel,
+)
+
+FIRST = datetime(2026, 1, 31, tzinfo=UTC)
+sizes = st.sampled_from(["hourly", "daily", "minutes:1", "minutes:15", "minutes:30"])
+grids = sizes.map(lambda text: WindowGrid(WindowSize.parse(text), FIRST))
+zones = st.sampled_from([UTC, timezone(timedelta(hours=5, minutes=45)), timezone(timedelta(hours=-11))])
+moments = st.datetimes(datetime(2026, 2, 1), datetime(2027, 1, 1), timezones=zones)
+
+
+@given(grids, moments)
+def test_moment_lies_in_its_window(grid: WindowGrid, moment: datetime) -> None:
+    key = grid.key_of(moment, moment)
+    assert grid.start_of(key) <= moment < grid.end_of(key)
+
+
+@given(grids, moments, st.timedeltas(timedelta(0), timedelta(days=900)))
+def test_window_does_not_depend_on_arrival(grid: WindowGrid, moment: datetime, delay: timedelta) -> None:
+    assert grid.key_of(moment, moment) == grid.key_of(moment, moment + delay)
+
+
+@given(grids, moments, moments)
+def test_keys_sort_as_time_does(grid: WindowGrid, a: datetime, b: datetime) -> None:
+    if a <= b:
+        assert grid.key_of(a, a) <= grid.key_of(b, b)
+
+
+@given(grids, st.sets(st.integers(0, 60), min_size=1))
+def test_ranges_hold_exactly_the_keys_given(grid: WindowGrid, numbers: set[int]) -> None:
+    keys = [grid.truncate(FIRST + number * grid.size.length).strftime("%Y-%m-%dT%H%M") for number in numbers]
+    ranges = grid.ranges(keys)
+    held = [key for each in ranges for key in grid.keys_between(each.first, each.last)]
+    assert held == sorted(keys)
+    for before, after in zip(ranges, ranges[1:], strict=False):
+        assert grid.end_of(before.last) < grid.start_of(after.first)
+
+
+def test_ranges_of_repeated_unsorted_keys() -> None:
+    grid = WindowGrid(WindowSize(60), FIRST)
+    keys = ["2026-01-31T0300", "2026-01-31T0100", "2026-01-31T0200", "2026-01-31T0100", "2026-02-01T0000"]
+    assert grid.ranges(keys) == [
+        WindowRange("2026-01-31T0100", "2026-01-31T0300"),
+        WindowRange("2026-02-01T0000", "2026-02-01T0000"),
+    ]
+    assert grid.ranges([]) == []
+
+
+def test_times_that_cannot_be_right_fall_out_of_range() -> None:
+    grid = WindowGrid(WindowSize(60), FIRST)
+    now = FIRST + timedelta(days=3)
+    tick = timedelta(microseconds=1)
+    assert grid.key_of(FIRST - tick, now) == OUT_OF_RANGE
+    assert grid.key_of(FIRST, now) == "2026-01-31T0000"
+    assert grid.key_of(now + MAX_AHEAD, now) == "2026-02-04T0000"
+    assert grid.key_of(now + MAX_AHEAD + tick, now) == OUT_OF_RANGE
+    assert without_sentinel([OUT_OF_RANGE, "2026-01-31T0000"]) == ["2026-01-31T0000"]
+
+
+@pytest.mark.parametrize("key", ["2026-01-31T0030", "2026-01-30T2300", "yesterday", "", OUT_OF_RANGE])
+def test_key_that_is_no_window_is_refused(key: str) -> None:
+    with pytest.raises(IngestError, match="not a window of this lake"):
+        WindowGrid(WindowSize(60), FIRST).start_of(key)
+
+
+@pytest.mark.parametrize("text", ["", "weekly", "minutes:0", "minutes:7", "minutes:-5", "minutes:120", "60"])
+def test_size_that_does_not_divide_an_hour_is_refused(text: str) -> None:
+    with pytest.raises(IngestError, match="is not a window size"):
+        WindowSize.parse(text)
+
+
+@given(sizes)
+def test_size_reads_back_from_its_text(text: str) -> None:
+    assert str(WindowSize.parse(text)) == text
+
+
+def test_grid_starts_at_a_window() -> None:
+    with pytest.raises(ValueError, match="not the start of a window"):
+        WindowGrid(WindowSize(60), FIRST + timedelta(minutes=1))
+
+
+def test_cron_ticks_at_window_starts() -> None:
+    crons = {text: WindowSize.parse(text).cron for text in ("hourly", "daily", "minutes:15")}
+    assert crons == {"hourly": "0 * * * *", "daily": "0 0 * * *", "minutes:15": "*/15 * * * *"}

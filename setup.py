@@ -1,0 +1,25 @@
+"""Everything is in ``pyproject.toml``; here only what it cannot say.
+
+``contracts/`` and ``data/`` stand at the top of the repository and are read from there; a built
+package carries copies under ``omnisupport_ingest/packaged``.
+"""
+
+import shutil
+from pathlib import Path
+
+from setuptools import setup
+from setuptools.command.build_py import build_py
+
+
+class BuildWithContracts(build_py):
+    def run(self) -> None:
+        super().run()
+        if self.editable_mode:
+            return
+        packaged = Path(self.build_lib) / "omnisupport_ingest" / "packaged"
+        shutil.rmtree(packaged, ignore_errors=True)
+        for folder in ("contracts", "data"):
+            shutil.copytree(folder, packaged / folder)
+
+
+setup(cmdclass={"build_py": BuildWithContracts})
