@@ -76,6 +76,8 @@ def _old_lives(rows: DataFrame, ended: DataFrame, ends: DataFrame, contract: Tab
     hidden = (F.col("_cdc_key") == F.col("_hidden_key")) & (F.col("_cdc_ended_at") == F.col("_hidden_at"))
     lives = lives.join(F.broadcast(_hidden(of_keys)), hidden, "left_anti").localCheckpoint()
     for _ in range(_LINKS_FOLLOWED):
+        if lives.where(F.col("_from_key").isNotNull()).isEmpty():
+            break
         lives = _take_from(lives, lives, contract).localCheckpoint()
     return lives
 

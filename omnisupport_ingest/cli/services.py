@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
+from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.runtime.environment import settings_environment
 from omnisupport_ingest.runtime.supervisor import Backoff, Service, Supervisor
 from omnisupport_ingest.settings import Settings
+
+if TYPE_CHECKING:
+    from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
 
 POSTGRES = "postgres"
 CAPTURE = "capture"
@@ -30,7 +35,7 @@ def start_source(supervisor: Supervisor, settings: Settings, home: Home, *, seed
     click.echo("Starting PostgreSQL …")
     supervisor.start(_own(POSTGRES, settings, grace=60.0))
     server = EmbeddedPostgres(home.postgres)
-    supervisor.wait(lambda: _accepts(server.dsn()), what="PostgreSQL", seconds=_START_SECONDS)
+    supervisor.wait(lambda: server.running and _accepts(server), what="PostgreSQL", seconds=_START_SECONDS)
     prepare(server.dsn(), seed)
 
 
@@ -54,11 +59,12 @@ def _own(name: str, settings: Settings, *options: str, grace: float = 10.0) -> S
     )
 
 
-def _accepts(dsn: str) -> bool:
+def _accepts(server: EmbeddedPostgres) -> bool:
+    """Whether the server takes connections to its database, which it makes after its first start."""
     import psycopg2
 
     try:
-        psycopg2.connect(dsn, connect_timeout=2).close()
-    except psycopg2.Error:
+        psycopg2.connect(server.dsn(), connect_timeout=2).close()
+    except (psycopg2.Error, IngestError):
         return False
     return True

@@ -6,8 +6,6 @@ into Dagster. A stage that finds nothing to do returns its checkpoints all the s
 partition of a run is materialized.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
@@ -109,7 +107,7 @@ def deduped_asset(
         deps=[keys.raw_key(source)],
         partitions_def=partitions,
         backfill_policy=dg.BackfillPolicy.single_run(),
-        description=f"{spec.description} Events that were not accepted are in the table quarantine beside it.",
+        description=f"{spec.description} Events not accepted are in the table quarantine beside it.",
         group_name=keys.DEDUPED,
         kinds=_LAKE_KINDS,
         owners=_owners(workspace, source),
@@ -200,9 +198,7 @@ def published_asset(*, workspace: Workspace, contract: TableContract) -> dg.Asse
         done = published.materialize(
             workspace, pyspark.spark_session, contract, context.run_id, replay=_replays(context)
         )
-        context.add_asset_metadata(
-            checkpoint_metadata(done, duration_seconds=time.monotonic() - started)
-        )
+        context.add_asset_metadata(checkpoint_metadata(done, duration_seconds=time.monotonic() - started))
 
     return materialize_published
 

@@ -1,7 +1,5 @@
 """What assets and checks are given: the workspace, and Spark through dagster-pyspark."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import dagster as dg

@@ -47,4 +47,4 @@ def plan_runs(
 def retry_at(failures: int, last_failure: datetime) -> datetime:
     """When to try again after ``failures`` failed runs in a row: 5 s later, then 10 s, … 10 minutes."""
     doublings = min(max(failures - 1, 0), 16)
-    return last_failure + min(FIRST_WAIT * 2**doublings, LONGEST_WAIT)
+    return last_failure + min(FIRST_WAIT * (1 << doublings), LONGEST_WAIT)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+from contextlib import closing
 from decimal import Decimal
 from typing import Any
 
+import psycopg2
 import pytest
 from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as F
@@ -16,6 +18,7 @@ from omnisupport_ingest.contracts.documents import program_file
 from omnisupport_ingest.contracts.load import load_contracts
 from omnisupport_ingest.contracts.model import Column
 from omnisupport_ingest.contracts.spark_types import fits, is_value, spark_schema, spark_type, typed
+from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
 
 HELD: list[tuple[str, str, Any]] = [
     ("boolean", "t", True),
@@ -153,3 +156,33 @@ def test_the_schema_of_every_contract_is_what_typed_gives(spark: SparkSession) -
 
 def test_a_type_nobody_knows_is_a_string() -> None:
     assert spark_type(Column("c", "geometry(Point,4326)")) == T.StringType()
+
+
+def test_what_postgresql_writes_is_held(spark: SparkSession, postgres: EmbeddedPostgres) -> None:
+    values: list[tuple[str, str, Any]] = [
+        ("boolean", "true", True),
+        ("double precision", "1e-300::float8", 1e-300),
+        ("double precision", "0.1::float8 + 0.2::float8", 0.1 + 0.2),
+        ("numeric(38,10)", "12345.6789::numeric(38,10)", Decimal("12345.6789")),
+        ("date", "date '0001-01-01'", dt.date(1, 1, 1)),
+        (
+            "timestamptz",
+            "timestamptz '2026-11-21 06:36:00.5+05'",
+            dt.datetime(2026, 11, 21, 1, 36, 0, 500_000),
+        ),
+        ("bytea", r"decode('00ff', 'hex')", b"\x00\xff"),
+        (
+            "text[]",
+            r"""array['a', 'b c', null, 'NULL', '', 'x,{y}', 'q"q', E'back\\slash', E'two\nlines', 'ä']""",
+            ["a", "b c", None, "NULL", "", "x,{y}", 'q"q', "back\\slash", "two\nlines", "ä"],
+        ),
+        ("integer[]", "array[1, null, -3]", [1, None, -3]),
+    ]
+    with closing(psycopg2.connect(postgres.dsn("postgres"))) as connection, connection.cursor() as cursor:
+        cursor.execute("SET TimeZone = 'UTC'")
+        cursor.execute("SELECT " + ", ".join(f"({expression})::text" for _, expression, _ in values))
+        texts = cursor.fetchone()
+    cases = [(pg_type, text) for (pg_type, *_), text in zip(values, texts, strict=True)]
+    for (pg_type, _, expected), found in zip(values, judged(spark, cases), strict=True):
+        assert found.typed == expected, pg_type
+        assert found.fits, pg_type

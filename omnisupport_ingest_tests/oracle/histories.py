@@ -226,7 +226,9 @@ def _several(rng: Random, source: Source, most: int) -> int:
     return rng.randint(0, most * len(source.keys) // len(KEYS))
 
 
-def soup(rng: Random, *, shape: TableShape = SHAPE, holes: bool = True, whole_table: bool = True) -> list[Event]:
+def soup(
+    rng: Random, *, shape: TableShape = SHAPE, holes: bool = True, whole_table: bool = True
+) -> list[Event]:
     """Events that no database would send, in any order: gaps, holes, repeats, collisions.
 
     Updates of rows that are gone, creations that never came, columns that were never sent; with

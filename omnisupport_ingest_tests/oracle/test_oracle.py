@@ -6,10 +6,10 @@ story (the database), and by the specification's situations, each written down b
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -28,7 +28,7 @@ NOTHING: Image = {}
 randoms = st.randoms(use_true_random=False)
 
 
-def event(lsn: int, op: str, key: Key | None = ONE, after: Image | None = None, **more: object) -> Event:
+def event(lsn: int, op: str, key: Key | None = ONE, after: Image | None = None, **more: Any) -> Event:
     """An event of transaction ``lsn`` of epoch 1; columns that are not in ``after`` were not sent."""
     plain = Event(Position(1, lsn, 0), op, SHAPE.name, key, NOON + timedelta(minutes=lsn), after=after)
     return replace(plain, **more)
@@ -299,7 +299,8 @@ class TestSoftDelete:
 
 class TestHoles:
     def test_the_columns_of_a_quarantined_update_are_unresolved_until_they_come_again(self) -> None:
-        created, quarantined = event(1, "c", after=FULL), hole(event(2, "u", after={"status": "?", "body": "?"}))
+        created = event(1, "c", after=FULL)
+        quarantined = hole(event(2, "u", after={"status": "?", "body": "?"}))
         assert fold(created, quarantined)[ONE].unresolved == {"status", "body"}
         row = fold(created, quarantined, event(3, "u", after={"status": "known"}))[ONE]
         assert row.values == {"status": "known", "note": None}
@@ -317,7 +318,7 @@ class TestHoles:
         assert row.values == NOTHING
 
     @pytest.mark.parametrize("op", ["c", "u", "d", "t"])
-    def test_an_accepted_event_above_a_quarantined_delete_settles_whether_the_row_exists(self, op: str) -> None:
+    def test_an_accepted_event_above_a_quarantined_delete_settles_existence(self, op: str) -> None:
         settling = event(3, op, None if op == "t" else ONE, after=FULL if op in "cu" else None)
         row = fold(event(1, "c", after=FULL), hole(event(2, "d")), settling)[ONE]
         assert not row.existence_unresolved
@@ -376,8 +377,3 @@ class TestIdentity:
         states = [fold(*layers(order).folded) for order in (pair, pair[::-1])]
         assert states[0] == states[1]
         assert states[0][ONE].existence_unresolved
-
-
-def test_reading_a_table_does_not_depend_on_how_events_are_kept() -> None:
-    drawn: Iterable[Event] = iter(source.simulate(Random(7)).events)
-    assert live(current_state(drawn, SHAPE))

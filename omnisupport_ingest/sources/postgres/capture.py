@@ -6,6 +6,7 @@ clean stop, a crash of this process, or a crash of the server.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -28,11 +29,16 @@ from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
 from omnisupport_ingest.sources.postgres.follower import Follower
 from omnisupport_ingest.sources.postgres.lease import Lease
 from omnisupport_ingest.sources.postgres.preflight import preflight, require_ready
-from omnisupport_ingest.sources.postgres.server import server_facts, slot_facts, wal_clock
+from omnisupport_ingest.sources.postgres.server import server_facts, slot_facts, wait_until_free, wal_clock
 from omnisupport_ingest.sources.postgres.slot import create_slot, drop_slot, ensure_publication, slot_taken
 from omnisupport_ingest.sources.postgres.snapshot import tables_to_snapshot, take_snapshot
 from omnisupport_ingest.sources.postgres.stream_batches import StreamBatches
 from omnisupport_ingest.sources.postgres.walstream import WalStream
+
+_log = logging.getLogger(__name__)
+
+SLOT_WAIT_SECONDS = 10.0
+"""How long a start waits for the server to notice that the slot's last reader has died."""
 
 Landed = Callable[[Manifest], None]
 """Called with each batch once it is durable (and, for a batch of the stream, confirmed)."""
@@ -101,6 +107,7 @@ class Capture:
             connection = connect(dsn)
             try:
                 ensure_publication(connection, self._settings.publication, self._tables)
+                wait_until_free(connection, self._settings.slot, SLOT_WAIT_SECONDS)
                 drop_slot(connection, self._settings.slot)
                 return self._begin_epoch(dsn, connection, reason)
             finally:
@@ -159,8 +166,17 @@ class Capture:
         )
         if until is not None and batches.end >= until:
             return
+        if resume.resent is not None:
+            _log.info("continuing at %s: the last landed transaction must be sent again", resume.start)
+        else:
+            _log.info(
+                "continuing at %s by the weaker proof: the slot is confirmed no further than the chain "
+                "reaches, and the server's WAL reaches the end of the chain",
+                resume.start,
+            )
         events = EventReader(epoch.number, lambda schema, table: self._keys.get((schema, table)))
         slot, publication = epoch.facts.slot if epoch.facts else "", self._settings.publication
+        wait_until_free(connection, slot, SLOT_WAIT_SECONDS)
         stream = WalStream(connect_replication(dsn), slot, publication, resume.start)
         try:
             Follower(stream, connection, batches, events, resume, self._landed).run(until, stop)

@@ -71,15 +71,7 @@ def source_errors(doing: str) -> Iterator[None]:
 
 
 def _connect(dsn: str, application_name: str, *, replication: bool) -> Connection:
-    try:
-        given = parse_dsn(dsn)
-    except psycopg2.ProgrammingError:
-        # The driver's message quotes a part of the string, perhaps the password: drop it.
-        raise BadDsn(
-            "The connection string of the source (OMNISUPPORT_SOURCE_DSN) cannot be read.",
-            fix="Write it as postgresql://user@host:5432/database or host=… dbname=… user=…, with "
-            "special characters percent-encoded in the first form and quoted in the second.",
-        ) from None
+    given = _parsed(dsn)
     options = " ".join(f"-c {name}={value}" for name, value in (VALUE_SETTINGS | _SESSION_SETTINGS).items())
     parameters = _DEFAULTS | given
     parameters["options"] = f"{given.get('options', '')} {options}".strip()
@@ -93,6 +85,24 @@ def _connect(dsn: str, application_name: str, *, replication: bool) -> Connectio
         raise SourceUnavailable(
             f"Cannot connect to {_where(given)}: {_first_line(error)}.", fix=_fix_for(str(error))
         ) from None
+
+
+def _parsed(dsn: str) -> dict[str, str]:
+    """The parts of ``dsn``; nothing of it is repeated, for any part may be one of the password."""
+    try:
+        given: dict[str, str] = parse_dsn(dsn)
+    except psycopg2.ProgrammingError:
+        given = {"port": "unreadable"}
+    # A password with an unencoded "/" or "@" slips into the port, the host or the database.
+    ports = given.get("port", "5432").split(",")
+    slipped = any("@" in given.get(name, "") for name in ("host", "port", "dbname"))
+    if slipped or not all(port.isdigit() for port in ports):
+        raise BadDsn(
+            "The connection string of the source (OMNISUPPORT_SOURCE_DSN) cannot be read.",
+            fix="Write it as postgresql://user@host:5432/database or host=… dbname=… user=…, with "
+            "special characters percent-encoded in the first form and quoted in the second.",
+        ) from None
+    return given
 
 
 def _where(given: dict[str, str]) -> str:

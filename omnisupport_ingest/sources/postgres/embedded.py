@@ -181,6 +181,11 @@ class EmbeddedPostgres:
 
     def _make_data(self, location: Location, user: pwd.struct_passwd) -> None:
         """Run initdb beside the final place and rename: a half-made folder is never started."""
+        if not location.base.is_dir():
+            raise EmbeddedPostgresError(
+                f"{location.base}, which {self.folder} names as the place of its data, is gone.",
+                fix=f"Restore it from a backup, or remove {self.folder} to begin with an empty database.",
+            )
         free = shutil.disk_usage(location.base).free
         if free < _SPACE_FOR_A_NEW_SERVER:
             raise NotEnoughSpace(

@@ -88,7 +88,7 @@ class Location:
         base = SHARED_FOLDER / name if outside else folder
         socket = base / "socket"
         if len(os.fsencode(socket / _SOCKET_NAME)) > _LONGEST_SOCKET_PATH:
-            socket = Path("/tmp") / f"omnisupport-{name}"
+            socket = Path("/tmp") / f"omnisupport-{name}"  # noqa: S108 (make_private_folder checks it)
         return cls(base, socket)
 
     def remove(self) -> None:

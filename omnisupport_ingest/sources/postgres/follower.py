@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -33,6 +34,8 @@ from omnisupport_ingest.sources.postgres.walstream import (
     Keepalive,
     WalStream,
 )
+
+_log = logging.getLogger(__name__)
 
 IDLE_SECONDS = 10.0
 """How often the server is asked how far it has read, so how often an idle stretch can land."""
@@ -72,7 +75,7 @@ class Follower:
         self._expected = resume.resent
         self._passing_over = False
         self._heard: Lsn = batches.end
-        # Read before any keepalive: one that has reached ``flushed`` proves the clock.
+        # A keepalive that has reached ``flushed`` proves the clock: what had committed has arrived.
         self._clock: WalClock = wal_clock(connection)
         self._idle_wanted = True
         self._next_ask = time.monotonic()
@@ -91,6 +94,12 @@ class Follower:
             self._run(stop)
         finally:
             self._batches.abandon()
+            if self.skipped_messages:
+                _log.warning(
+                    "%d logical messages were sent outside any transaction; they have no position "
+                    "and did not land",
+                    self.skipped_messages,
+                )
 
     def _run(self, stop: threading.Event) -> None:
         read, batches = self._stream.read, self._batches
@@ -180,9 +189,15 @@ class Follower:
 
     def _confirm(self, batch: Manifest) -> None:
         failpoints.reached("capture.before_confirm")
-        self._stream.confirm(self._batches.end, received=self._heard)
+        self._report()
         failpoints.reached("capture.after_confirm")
         self._landed(batch)
+
+    def _report(self, *, ask_reply: bool = False) -> None:
+        # Until the slot has proved that it continues the chain it stays where it is, so that the
+        # next start can ask for the same proof.
+        durable = self._batches.end if self._expected is None else None
+        self._stream.confirm(durable, received=self._heard, ask_reply=ask_reply)
 
     # --- idle, and told to stop ----------------------------------------------------------------
 
@@ -204,7 +219,7 @@ class Follower:
             if wanted and not batches.pending and keepalive.wal_end > batches.end:
                 self._land_idle(keepalive.wal_end)
         if keepalive.reply_now:
-            self._stream.confirm(batches.end, received=self._heard)
+            self._report()
 
     def _land_idle(self, wal_end: Lsn) -> None:
         proven = self._clock.clock if wal_end >= self._clock.flushed else None
@@ -240,11 +255,10 @@ class Follower:
         """Say that capture is alive; when idle, ask how far the server has read."""
         self._next_ask = now + (IDLE_SECONDS if self._until is None else _ASK_UNTIL_SECONDS)
         if idle and not self._batches.pending and now >= self._next_clock:
-            # Before the question: the keepalive that answers it then proves this clock.
             self._clock = wal_clock(self._connection)
             self._idle_wanted = True
             self._next_clock = now + IDLE_SECONDS
-        self._stream.confirm(self._batches.end, received=self._heard, ask_reply=idle)
+        self._report(ask_reply=idle)
 
     def _seconds_to_wait(self) -> float:
         until_ask = self._next_ask - time.monotonic()

@@ -129,7 +129,7 @@ def _of_table(connection: Connection, contract: TableContract, publication: str)
     if table.kind not in ("r", "p") or table.persistence != "p":
         yield Finding(
             "table",
-            f"{contract.full_name} is not an ordinary, permanent, logged table: its changes are not in the WAL.",
+            f"{contract.full_name} is no ordinary, permanent, logged table: its changes are not in the WAL.",
             f"ALTER TABLE {name} SET LOGGED;  -- or take the contract out, if it is a view or foreign table",
         )
         return
@@ -171,14 +171,14 @@ def _columns_and_key(connection: Connection, contract: TableContract, table: _Ta
         columns = ", ".join(identifier(column) for column in contract.key)
         yield Finding(
             "replica_identity",
-            f"Key column {', '.join(missing)} of {contract.full_name} is not in the table's replica identity.",
+            f"Key column {', '.join(missing)} of {contract.full_name} is not in its replica identity.",
             f"ALTER TABLE {name} ADD PRIMARY KEY ({columns});"
             f"  -- or, if it has another primary key: ALTER TABLE {name} REPLICA IDENTITY FULL;",
         )
     if deferrable:
         yield Finding(
             "deferrable_key",
-            f"The primary key of {contract.full_name} is deferrable: within a transaction two rows may share a key.",
+            f"The primary key of {contract.full_name} is deferrable: two rows may share a key for a time.",
             f"ALTER TABLE {name} DROP CONSTRAINT {identifier(deferrable)}, ADD CONSTRAINT"
             f" {identifier(deferrable)} PRIMARY KEY"
             f" ({', '.join(identifier(column) for column in contract.key)}) NOT DEFERRABLE;",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -9,6 +10,7 @@ from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.sources.postgres.connection import connect, connect_replication, source_errors
+from omnisupport_ingest.sources.postgres.errors import SlotInUse
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,22 @@ def slot_facts(connection: Connection, name: str) -> SlotFacts | None:
         return None
     slot, plugin, database, active_pid, restart, confirmed, wal_status, retained = row
     return SlotFacts(slot, plugin, database, active_pid, _lsn(restart), _lsn(confirmed), wal_status, retained)
+
+
+def wait_until_free(connection: Connection, name: str, seconds: float) -> None:
+    """Wait until no process reads from the slot ``name``; ``SlotInUse`` after ``seconds``.
+
+    The server may notice only after a moment that a reader has died.
+    """
+    give_up = time.monotonic() + seconds
+    while (slot := slot_facts(connection, name)) is not None and slot.active_pid is not None:
+        if time.monotonic() >= give_up:
+            raise SlotInUse(
+                f"The replication slot {name} is being read from (server process {slot.active_pid}).",
+                fix="Stop the other reader, or set OMNISUPPORT_SLOT to a slot of this home's own. If the "
+                f"reader is gone for certain: SELECT pg_terminate_backend({slot.active_pid});",
+            )
+        time.sleep(0.05)
 
 
 def wal_clock(connection: Connection) -> WalClock:

@@ -46,7 +46,8 @@ def ensure_publication(connection: Connection, name: str, tables: Sequence[Table
         if publication is not None and not publication[1]:
             raise PreflightFailed(
                 f"Publication {name} leaves out some kinds of changes.",
-                fix=f"ALTER PUBLICATION {identifier(name)} SET (publish = 'insert, update, delete, truncate');",
+                fix=f"ALTER PUBLICATION {identifier(name)}"
+                " SET (publish = 'insert, update, delete, truncate');",
             )
         if publication is not None and publication[0]:
             return []
@@ -62,7 +63,8 @@ def ensure_publication(connection: Connection, name: str, tables: Sequence[Table
             return []
         listed = ", ".join(qualified(table.schema, table.table) for table in missing)
         command = (
-            f"CREATE PUBLICATION {identifier(name)} FOR TABLE {listed} WITH (publish_via_partition_root = true)"
+            f"CREATE PUBLICATION {identifier(name)} FOR TABLE {listed}"
+            " WITH (publish_via_partition_root = true)"
             if publication is None
             else f"ALTER PUBLICATION {identifier(name)} ADD TABLE {listed}"
         )

@@ -34,7 +34,7 @@ WAL_DATA_HEADER = 25
 _KEEPALIVE = struct.Struct("!xQqB")
 _STATUS = struct.Struct("!cQQQqB")
 _COPY_BOTH = 8
-_READ_BLOCKS, _READ_NOW = 0, 1
+_READ_NOW = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +90,8 @@ class WalStream:
         self._handle = ctypes.c_void_p(connection.pgconn_ptr)
         self._buffer = ctypes.c_void_p()
         self._buffer_address = ctypes.byref(self._buffer)
+        self._socket = select.poll()
+        self._socket.register(connection.fileno(), select.POLLIN)
         self._get = self._pq.PQgetCopyData
         self._free = self._pq.PQfreemem
         options = [("proto_version", "1"), ("publication_names", identifier(publication))]
@@ -116,18 +118,17 @@ class WalStream:
 
     def wait(self, seconds: float) -> None:
         """Wait until something arrives, at most ``seconds``."""
-        select.select([self._connection.fileno()], [], [], max(0.0, seconds))
+        self._socket.poll(max(0.0, seconds) * 1000)
 
-    def confirm(self, durable: Lsn, *, received: Lsn, ask_reply: bool = False) -> None:
+    def confirm(self, durable: Lsn | None, *, received: Lsn, ask_reply: bool = False) -> None:
         """Tell the server that it need not send again what committed below ``durable``.
 
-        ``received`` (at or above it) only silences the server's keepalives. ``ask_reply`` asks for
-        a keepalive, which tells how far the server has read its WAL.
+        Null leaves the slot where it is. ``received`` (at or above ``durable``) only silences the
+        server's keepalives. ``ask_reply`` asks for one: it tells how far the server has read its WAL.
         """
         now = int((time.time() - POSTGRES_EPOCH.timestamp()) * 1_000_000)
-        status = _STATUS.pack(
-            b"r", max(received, durable).value, durable.value, durable.value, now, ask_reply
-        )
+        flushed = durable.value if durable is not None else 0
+        status = _STATUS.pack(b"r", received.value, flushed, flushed, now, ask_reply)
         if (
             self._pq.PQputCopyData(self._handle, status, len(status)) != 1
             or self._pq.PQflush(self._handle) < 0

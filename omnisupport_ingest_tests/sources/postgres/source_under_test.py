@@ -116,7 +116,9 @@ class SourceUnderTest:
         """Capture everything that has committed by now."""
         self.capture().run(current_wal_lsn(self.dsn), threading.Event())
 
-    def capture_process(self, *, until: Lsn | None = None, failpoint: str | None = None) -> subprocess.Popen[str]:
+    def capture_process(
+        self, *, until: Lsn | None = None, failpoint: str | None = None
+    ) -> subprocess.Popen[str]:
         """Start capture as a process of its own; it dies by SIGKILL at ``failpoint``."""
         tables = [(table.table, table.column_names, table.key) for table in self.tables]
         arguments = [self.dsn, self.slot, str(self.home_folder), str(until or ""), json.dumps(tables)]

@@ -76,9 +76,7 @@ def test_truncate_of_several_tables_is_one_event_each(notes: SourceUnderTest) ->
     notes.sql("CREATE TABLE other (id int PRIMARY KEY)")
     notes.tables.append(contract("other", ("id",)))
     notes.catch_up()
-    notes.transaction(
-        "INSERT INTO notes VALUES (1)", "TRUNCATE notes, other", "INSERT INTO other VALUES (7)"
-    )
+    notes.transaction("INSERT INTO notes VALUES (1)", "TRUNCATE notes, other", "INSERT INTO other VALUES (7)")
     notes.catch_up()
     events = [(event.ordinal, event.op, event.source_table) for event in notes.changes()]
     assert sorted(events[1:3]) == [(2, "t", events[1][2]), (4, "t", events[2][2])]
@@ -102,7 +100,9 @@ def test_rolled_back_savepoints_leave_no_trace_and_no_gap(notes: SourceUnderTest
 def test_changes_of_a_table_without_contract_count_in_the_ordinals(notes: SourceUnderTest) -> None:
     notes.sql("CREATE TABLE unagreed (a int, b int, PRIMARY KEY (b, a))")
     notes.sql(f"ALTER PUBLICATION {notes.slot} ADD TABLE unagreed")
-    notes.transaction("INSERT INTO notes VALUES (1)", "INSERT INTO unagreed VALUES (5, 6)", "DELETE FROM notes")
+    notes.transaction(
+        "INSERT INTO notes VALUES (1)", "INSERT INTO unagreed VALUES (5, 6)", "DELETE FROM notes"
+    )
     notes.catch_up()
     assert [(event.ordinal, event.source_table, event.key) for event in notes.changes()] == [
         (0, "notes", '["1"]'),
@@ -169,7 +169,27 @@ def test_weird_text_and_every_type_read_the_same_by_snapshot_and_by_stream(sourc
         " tz timestamp, d date, i interval, b bytea, j jsonb, a text[], e mood, m money, u uuid, x bool,"
         " p point, h inet, rng int4range)",
     )
-    columns = ("id", "t", "n", "f", "r", "ts", "tz", "d", "i", "b", "j", "a", "e", "m", "u", "x", "p", "h", "rng")
+    columns = (
+        "id",
+        "t",
+        "n",
+        "f",
+        "r",
+        "ts",
+        "tz",
+        "d",
+        "i",
+        "b",
+        "j",
+        "a",
+        "e",
+        "m",
+        "u",
+        "x",
+        "p",
+        "h",
+        "rng",
+    )
     source.tables.append(contract("samples", columns))
     values = (
         "'NaN', 0.1::float8 + 0.2, 1e-40::real, '0044-03-15 12:00:00.123456+05:30 BC', 'infinity',"
@@ -195,7 +215,9 @@ def test_weird_text_and_every_type_read_the_same_by_snapshot_and_by_stream(sourc
     for key, row in snapshot.items():
         assert row | {"id": ""} == stream[key] | {"id": ""}
     assert snapshot[0]["t"] == "a\tb\nc\\N\r\\" and snapshot[4]["t"] == "\\N" and snapshot[5]["t"] == ""
-    assert snapshot[0]["f"] == "0.30000000000000004" and snapshot[0]["ts"] == "0044-03-15 06:30:00.123456+00 BC"
+    assert (
+        snapshot[0]["f"] == "0.30000000000000004" and snapshot[0]["ts"] == "0044-03-15 06:30:00.123456+00 BC"
+    )
     assert set(snapshot[90].values()) == {"90", None}
 
 
@@ -225,7 +247,10 @@ def test_large_transaction_keeps_one_commit_and_rising_ordinals(source: SourceUn
     source.tables.append(contract("many", ("id", "v")))
     source.catch_up()
     source.overrides["batch_max_bytes"] = 100_000
-    source.sql("INSERT INTO many SELECT g, repeat('v', 50) FROM generate_series(1, 30000) g", "DELETE FROM many WHERE id = 1")
+    source.sql(
+        "INSERT INTO many SELECT g, repeat('v', 50) FROM generate_series(1, 30000) g",
+        "DELETE FROM many WHERE id = 1",
+    )
     source.catch_up()
     stream = [manifest for manifest in source.manifests() if manifest.stream and manifest.rows]
     assert [manifest.rows for manifest in stream] == [30000, 1]
@@ -242,3 +267,22 @@ def test_new_column_of_the_source_lands_without_a_contract_change(notes: SourceU
     described = next(manifest.relations[0] for manifest in reversed(notes.manifests()) if manifest.relations)
     assert described.columns[-1] == "extra" and described.types[-1] == "numeric(5,2)"
     assert described.key_columns == ("id",) and described.replica_identity == "d"
+
+
+def test_partitioned_table_is_one_table(source: SourceUnderTest) -> None:
+    source.sql(
+        "CREATE TABLE logs (id int PRIMARY KEY, v text) PARTITION BY RANGE (id)",
+        "CREATE TABLE logs_1 PARTITION OF logs FOR VALUES FROM (0) TO (10)",
+        "CREATE TABLE logs_2 PARTITION OF logs FOR VALUES FROM (10) TO (20)",
+        "INSERT INTO logs VALUES (1, 'a'), (11, 'b')",
+    )
+    source.tables.append(contract("logs", ("id", "v")))
+    source.catch_up()
+    source.sql(
+        "UPDATE logs SET id = 12 WHERE id = 1",
+        "INSERT INTO logs VALUES (2, 'c')",
+        "DELETE FROM logs WHERE id = 11",
+    )
+    source.catch_up()
+    assert {event.source_table for event in source.events()} == {"logs"}
+    assert folded(source.events(), "logs") == source.rows("logs", ("id", "v"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -15,6 +16,7 @@ import pytest
 from omnisupport_ingest.landing.names import is_stream
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.sources.postgres.capture import end_of_chain
+from omnisupport_ingest.sources.postgres.connection import connect_replication
 from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
 from omnisupport_ingest.sources.postgres.errors import (
     CaptureRunning,
@@ -25,6 +27,7 @@ from omnisupport_ingest.sources.postgres.errors import (
 )
 from omnisupport_ingest.sources.postgres.lease import Lease
 from omnisupport_ingest.sources.postgres.server import current_wal_lsn
+from omnisupport_ingest.sources.postgres.walstream import WalStream
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract, folded
 
 COLUMNS = ("id", "v")
@@ -80,13 +83,28 @@ def test_capture_killed_on_the_way_loses_nothing_and_moves_nothing(
     _assert_same_as_source(tickets)
 
 
-@pytest.mark.parametrize("failpoint", ["landing.data", "landing.manifest", "snapshot.before_boundary"])
+@pytest.mark.parametrize("failpoint", ["landing.data", "snapshot.before_boundary"])
 def test_first_snapshot_killed_on_the_way_is_taken_again(tickets: SourceUnderTest, failpoint: str) -> None:
     tickets.killed_at(failpoint)
     tickets.sql("DELETE FROM tickets WHERE id < 100")
     tickets.catch_up()
     _assert_same_as_source(tickets)
     assert [epoch.number for epoch in tickets.store.epochs()] == [1]
+
+
+def test_snapshot_that_is_stopped_within_a_table_goes_on_at_the_next_start(tickets: SourceUnderTest) -> None:
+    class StopLater(threading.Event):
+        asked = 0
+
+        def is_set(self) -> bool:
+            self.asked += 1
+            return self.asked > 1
+
+    tickets.sql("INSERT INTO tickets SELECT g, 'more' FROM generate_series(1000, 9000) g")
+    tickets.capture().run(None, StopLater())
+    assert tickets.manifests() == []
+    tickets.catch_up()
+    _assert_same_as_source(tickets)
 
 
 def test_snapshot_under_concurrent_writes_ends_up_as_the_source(tickets: SourceUnderTest) -> None:
@@ -113,7 +131,9 @@ def test_snapshot_under_concurrent_writes_ends_up_as_the_source(tickets: SourceU
 
 def test_table_added_by_a_contract_is_read_in_the_same_epoch(tickets: SourceUnderTest) -> None:
     tickets.catch_up()
-    tickets.sql("CREATE TABLE extra (id int PRIMARY KEY, v text)", "INSERT INTO extra VALUES (1, 'a'), (2, 'b')")
+    tickets.sql(
+        "CREATE TABLE extra (id int PRIMARY KEY, v text)", "INSERT INTO extra VALUES (1, 'a'), (2, 'b')"
+    )
     tickets.tables.append(contract("extra", COLUMNS))
     tickets.catch_up()
     tickets.sql("DELETE FROM extra WHERE id = 1")
@@ -224,6 +244,22 @@ def test_dropped_slot_is_a_hole_and_a_new_epoch_repairs_it(tickets: SourceUnderT
     _assert_same_as_source(tickets)
 
 
+def test_source_with_another_last_transaction_is_a_hole_at_every_start(tickets: SourceUnderTest) -> None:
+    tickets.catch_up()
+    _change(tickets, "one")
+    tickets.killed_at("capture.before_confirm")
+    (manifest,) = [
+        file
+        for file in tickets.store.folder.glob("manifests/*-s-*.json")
+        if '"last_xid": ' in file.read_text() and '"last_xid": null' not in file.read_text()
+    ]
+    manifest.write_text(re.sub(r'"last_xid": \d+', '"last_xid": 3', manifest.read_text()))
+    _change(tickets, "two")
+    for _ in range(2):
+        with pytest.raises(HoleInSource, match="history is another one"):
+            tickets.catch_up()
+
+
 def test_slot_made_anew_by_somebody_is_a_hole(tickets: SourceUnderTest) -> None:
     tickets.catch_up()
     tickets.sql(
@@ -233,6 +269,21 @@ def test_slot_made_anew_by_somebody_is_a_hole(tickets: SourceUnderTest) -> None:
     )
     with pytest.raises(HoleInSource, match="made anew"):
         tickets.catch_up()
+
+
+def test_slot_that_another_process_reads_from_is_waited_for_and_then_named(
+    tickets: SourceUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tickets.catch_up()
+    monkeypatch.setattr("omnisupport_ingest.sources.postgres.capture.SLOT_WAIT_SECONDS", 0.2)
+    reader = WalStream(connect_replication(tickets.dsn), tickets.slot, tickets.slot, tickets.confirmed())
+    _change(tickets, "one")
+    with pytest.raises(SlotInUse, match="server process"):
+        tickets.catch_up()
+    reader.close()
+    monkeypatch.undo()
+    tickets.catch_up()
+    _assert_same_as_source(tickets)
 
 
 def test_slot_of_another_home_is_left_alone(tickets: SourceUnderTest, tmp_path: Path) -> None:

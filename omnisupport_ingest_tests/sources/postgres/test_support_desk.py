@@ -41,6 +41,12 @@ def three_desks(postgres: EmbeddedPostgres) -> Iterator[tuple[str, ...]]:
     yield from databases(postgres, ("desk_a", "desk_b", "desk_c"))
 
 
+@pytest.fixture
+def desk(postgres: EmbeddedPostgres) -> Iterator[str]:
+    for [dsn] in databases(postgres, ("desk",)):
+        yield dsn
+
+
 def query(dsn: str, statement: str) -> list[tuple[object, ...]]:
     with closing(psycopg2.connect(dsn)) as connection, connection, connection.cursor() as cursor:
         cursor.execute(statement)
@@ -187,27 +193,27 @@ def test_the_same_seed_gives_the_same_rows_and_another_seed_others(three_desks: 
     assert content(one) == content(same)
 
 
-def test_a_second_run_continues_where_the_first_ended(three_desks: tuple[str, ...]) -> None:
-    dsn = three_desks[0]
-    assert prepare(dsn, seed=5, tickets=60)
-    assert not prepare(dsn, seed=5, tickets=60)
-    assert [Workload(dsn, seed=5).run(300).changes for _ in range(3)] == [300, 300, 300]
+def test_a_second_run_continues_where_the_first_ended(desk: str) -> None:
+    assert prepare(desk, seed=5, tickets=60)
+    assert not prepare(desk, seed=5, tickets=60)
+    assert [Workload(desk, seed=5).run(300).changes for _ in range(3)] == [300, 300, 300]
 
 
-def test_a_run_is_spread_over_its_time_and_ends_early_when_told(three_desks: tuple[str, ...]) -> None:
-    dsn = three_desks[0]
-    prepare(dsn, seed=6, tickets=60)
+def test_a_run_is_spread_over_its_time_and_ends_early_when_told(desk: str) -> None:
+    prepare(desk, seed=6, tickets=60)
     progress: list[tuple[float, int]] = []
     began = time.monotonic()
-    Workload(dsn, seed=6).run(300, 1.0, lambda done: progress.append((time.monotonic() - began, done)))
-    assert progress[-1] == (pytest.approx(1.0, abs=0.5), 300)
+    Workload(desk, seed=6).run(300, 1.0, lambda done: progress.append((time.monotonic() - began, done)))
+    last_seconds, last_done = progress[-1]
+    assert last_done == 300
+    assert last_seconds > 0.9
     assert max(done for seconds, done in progress if seconds < 0.4) < 200
     stop = threading.Event()
     threading.Timer(0.3, stop.set).start()
-    report = Workload(dsn, seed=6).run_forever(50, stop)
+    report = Workload(desk, seed=6).run_forever(50, stop)
     assert 0 < report.changes < 200
 
 
-def test_a_desk_that_was_never_made_is_a_clear_error(three_desks: tuple[str, ...]) -> None:
+def test_a_desk_that_was_never_made_is_a_clear_error(desk: str) -> None:
     with pytest.raises(WorkloadFailed, match="SQLSTATE 42P01"):
-        Workload(three_desks[0], seed=7).run(1)
+        Workload(desk, seed=7).run(1)

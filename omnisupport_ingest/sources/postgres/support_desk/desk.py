@@ -63,7 +63,7 @@ class Desk:
         self.cursor = connection.cursor()
         self.cursor.execute("SELECT last_value FROM support.organizations_id_seq")
         run = cast(int, self._one()[0])
-        self.rng = random.Random(f"workload {seed} {run}")
+        self.rng = random.Random(f"workload {seed} {run}")  # noqa: S311 (repeatable, not secret)
         self.rows = RowMaker(self.rng, first_second=run * _SECONDS_BETWEEN_RUNS)
         self.keys = {table: Keys(self._load(table)) for table in KEY_COLUMNS}
         self._next_ticket = 1 + max((cast(int, key[0]) for key in self.keys["tickets"].live), default=0)

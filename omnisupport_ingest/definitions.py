@@ -1,0 +1,43 @@
+"""The code location: what Dagster loads. Loading reads settings and contracts, and starts nothing."""
+
+from __future__ import annotations
+
+import dagster as dg
+
+from omnisupport_ingest.defs.assets import build_assets
+from omnisupport_ingest.defs.checks import build_content_checks, build_log_checks
+from omnisupport_ingest.defs.jobs import build_jobs
+from omnisupport_ingest.defs.partitions import window_partitions
+from omnisupport_ingest.defs.resources import build_resources
+from omnisupport_ingest.defs.sensors import wal_batches_sensor
+from omnisupport_ingest.runtime.environment import with_window_of_home
+from omnisupport_ingest.settings import Settings
+from omnisupport_ingest.stages.workspace import Workspace
+
+
+def build_definitions(workspace: Workspace) -> dg.Definitions:
+    """Assets, checks, jobs and sensors of every source that has contracts."""
+    partitions = window_partitions(workspace.grid)
+    parts = [
+        dg.Definitions(
+            assets=build_assets(workspace, partitions),
+            resources=build_resources(workspace),
+            executor=dg.in_process_executor,
+        )
+    ]
+    for source in workspace.contracts.sources():
+        contracts = workspace.contracts.of_source(source)
+        log_checks = build_log_checks(source)
+        content_checks = [check for contract in contracts for check in build_content_checks(contract)]
+        parts += [
+            dg.Definitions(asset_checks=[*log_checks, *content_checks]),
+            build_jobs(workspace.contracts, source, log_checks=log_checks, content_checks=content_checks),
+            dg.Definitions(sensors=[wal_batches_sensor(source=source, partitions=partitions)]),
+        ]
+    return dg.Definitions.merge(*parts)
+
+
+@dg.definitions
+def defs() -> dg.Definitions:
+    """Definitions of the home that the settings name; ``IngestError`` says what is wrong with it."""
+    return build_definitions(Workspace.open(with_window_of_home(Settings())))

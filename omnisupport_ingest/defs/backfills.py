@@ -1,0 +1,122 @@
+"""Partition backfills without the web server. Every private Dagster import of the project is here.
+
+Dagster has no public Python call that launches a backfill; a test runs this against the installed
+version, so that an upgrade which moves something fails there and not at a customer's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import dagster as dg
+from dagster._core.definitions.assets.graph.asset_graph_subset import AssetGraphSubset
+from dagster._core.definitions.events import AssetKeyPartitionKey
+from dagster._core.execution.backfill import BulkActionStatus, PartitionBackfill
+from dagster._core.utils import make_new_backfill_id
+
+from omnisupport_ingest.defs import keys
+from omnisupport_ingest.errors import IngestError
+
+_FINISHED = (
+    BulkActionStatus.COMPLETED,
+    BulkActionStatus.COMPLETED_SUCCESS,
+    BulkActionStatus.COMPLETED_FAILED,
+    BulkActionStatus.FAILED,
+    BulkActionStatus.CANCELED,
+)
+_SUCCEEDED = (BulkActionStatus.COMPLETED, BulkActionStatus.COMPLETED_SUCCESS)
+
+
+class BackfillRefused(IngestError):
+    """The backfill that was asked for names no window that Dagster knows, or does not exist."""
+
+
+@dataclass(frozen=True, slots=True)
+class BackfillStatus:
+    """How far a backfill is: Dagster's word for it, and what it means."""
+
+    backfill_id: str
+    status: str
+    finished: bool
+    succeeded: bool
+    run_ids: tuple[str, ...]
+    error: str | None
+
+
+def launch_backfill(
+    instance: dg.DagsterInstance,
+    definitions: dg.Definitions,
+    source: str,
+    windows: Sequence[str],
+    *,
+    reason: str,
+    tags: Mapping[str, str] | None = None,
+) -> str:
+    """Ask for a replay of ``windows`` through every layer of ``source``; returns the backfill's id.
+
+    The Dagster daemon carries it out, one run per gapless range, and the backfills page shows it.
+    ``reason`` becomes its title and a tag. ``BackfillRefused`` if a window is not a partition.
+    """
+    graph = definitions.resolve_asset_graph()
+    asked = sorted(set(windows))
+    subset: set[AssetKeyPartitionKey] = set()
+    for key in graph.materializable_asset_keys:
+        if key.path[0] != source:
+            continue
+        partitions = graph.get(key).partitions_def
+        if partitions is None:
+            subset.add(AssetKeyPartitionKey(key))
+            continue
+        unknown = [window for window in asked if not partitions.has_partition_key(window)]
+        if unknown:
+            raise BackfillRefused(
+                f"{unknown[0]!r} is not a window that {source} has had so far.",
+                fix="Name windows by their start in UTC, like 2026-01-31T0900, between the home's first "
+                "window and now.",
+            )
+        subset |= {AssetKeyPartitionKey(key, window) for window in asked}
+    if not subset or not asked:
+        raise BackfillRefused(
+            f"There is nothing to backfill for {source!r} and {len(asked)} windows.",
+            fix=f"Name at least one window, and one of these sources: {', '.join(_sources(definitions))}.",
+        )
+    backfill_id = make_new_backfill_id()
+    instance.add_backfill(
+        PartitionBackfill.from_asset_graph_subset(
+            backfill_id=backfill_id,
+            backfill_timestamp=time.time(),
+            tags={keys.SOURCE_TAG: source, keys.REASON_TAG: reason, **(tags or {})},
+            dynamic_partitions_store=instance,
+            asset_graph_subset=AssetGraphSubset.from_asset_partition_set(subset, graph),
+            title=reason,
+            description=f"Replay of {len(asked)} windows of {source}.",
+            run_config=None,
+        )
+    )
+    return backfill_id
+
+
+def backfill_status(instance: dg.DagsterInstance, backfill_id: str) -> BackfillStatus:
+    """Where the backfill stands now; ``BackfillRefused`` if there is none of this id."""
+    backfill = instance.get_backfill(backfill_id)
+    if backfill is None:
+        raise BackfillRefused(
+            f"There is no backfill {backfill_id!r} in this Dagster instance.",
+            fix="Look for its id on the backfills page.",
+        )
+    runs = instance.get_runs(dg.RunsFilter(tags={"dagster/backfill": backfill_id}))
+    return BackfillStatus(
+        backfill_id=backfill_id,
+        status=backfill.status.value,
+        finished=backfill.status in _FINISHED,
+        succeeded=backfill.status in _SUCCEEDED,
+        run_ids=tuple(run.run_id for run in runs),
+        error=backfill.error.message if backfill.error is not None else None,
+    )
+
+
+def _sources(definitions: dg.Definitions) -> list[str]:
+    graph = definitions.resolve_asset_graph()
+    return sorted({key.path[0] for key in graph.materializable_asset_keys})

@@ -1,0 +1,62 @@
+"""Jobs: ``ingest_<source>`` takes new batches through every layer, ``audit_<source>`` runs every check.
+
+Each runs in one process, so that a run opens Spark once. Windows and unpartitioned published tables
+stand in one job: a run over a range of windows materializes the published tables once, at its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import dagster as dg
+
+from omnisupport_ingest.contracts.model import Contracts
+from omnisupport_ingest.defs import keys
+
+
+def table_keys(contracts: Contracts, source: str) -> list[dg.AssetKey]:
+    """The tables of ``source`` in the order that data flows through them."""
+    of_source = contracts.of_source(source)
+    return [
+        keys.raw_key(source),
+        keys.deduped_key(source),
+        *(keys.dimension_key(contract) for contract in of_source),
+        *(keys.published_key(contract) for contract in of_source),
+    ]
+
+
+def build_jobs(
+    contracts: Contracts,
+    source: str,
+    *,
+    log_checks: Sequence[dg.AssetChecksDefinition],
+    content_checks: Sequence[dg.AssetChecksDefinition],
+) -> dg.Definitions:
+    """Both jobs of ``source``, and the hourly schedule of its audit.
+
+    Checks that need no Spark run with every ingest; those that read rows run in the audit only, so
+    that a small batch does not pay for the size of the tables.
+    """
+    tables = dg.AssetSelection.assets(*table_keys(contracts, source)).without_checks()
+    ingest = dg.define_asset_job(
+        keys.ingest_job_name(source),
+        selection=tables | dg.AssetSelection.checks(*log_checks),
+        description=f"New batches of {source}, from landing to the published tables.",
+        executor_def=dg.in_process_executor,
+        tags={keys.TAKE_NEW_TAG: "true", keys.SOURCE_TAG: source},
+    )
+    audit = dg.define_asset_job(
+        keys.audit_job_name(source),
+        selection=dg.AssetSelection.checks(*log_checks, *content_checks),
+        description=f"Every check of {source}: the logs, and the rows of the published tables.",
+        executor_def=dg.in_process_executor,
+        tags={keys.SOURCE_TAG: source},
+    )
+    hourly = dg.ScheduleDefinition(
+        name=f"hourly_{audit.name}",
+        job=audit,
+        cron_schedule="5 * * * *",
+        default_status=dg.DefaultScheduleStatus.RUNNING,
+        description=f"Runs every check of {source} at minute 5 of every hour.",
+    )
+    return dg.Definitions(jobs=[ingest, audit], schedules=[hourly])

@@ -1,0 +1,146 @@
+"""Sensor ``wal_batches_<source>``: asks for the windows of what has landed and is not yet committed.
+
+The question is put to landing and to the tables' logs at every tick. The cursor only remembers
+what was seen last, so a lost, rewound or failed one skips nothing. A run that failed or was lost
+leaves its windows pending, and they are asked for again under a fresh run key.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Self
+
+import dagster as dg
+
+from omnisupport_ingest.defs import keys
+from omnisupport_ingest.defs.run_history import RunHistory
+from omnisupport_ingest.stages.pending import Pending, pending_windows
+from omnisupport_ingest.stages.run_requests import RunPlan, plan_runs, retry_at
+from omnisupport_ingest.stages.workspace import Workspace
+
+BATCHES_PER_TICK = 500
+"""At most so many batches are asked for at once, in landing order."""
+
+INTERVAL_SECONDS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class SensorCursor:
+    """The newest landed batch that a tick has seen, where it ends, and the attempt it was asked for in."""
+
+    last_batch_id: str | None = None
+    lsn: str | None = None
+    attempt: int = 0
+
+    def to_text(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_text(cls, text: str | None) -> Self:
+        """Read what ``to_text`` wrote; anything else counts as no cursor, which costs nothing."""
+        try:
+            record = json.loads(text or "{}")
+            return cls(record.get("last_batch_id"), record.get("lsn"), int(record.get("attempt", 0)))
+        except (ValueError, AttributeError, TypeError):
+            return cls()
+
+
+def wal_batches_sensor(*, source: str, partitions: dg.TimeWindowPartitionsDefinition) -> dg.SensorDefinition:
+    """The sensor of one source; running unless somebody stops it."""
+
+    @dg.sensor(
+        name=f"wal_batches_{source}",
+        job_name=keys.ingest_job_name(source),
+        minimum_interval_seconds=INTERVAL_SECONDS,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description=f"Asks for a run over the windows of {source} that have landed and are not committed.",
+    )
+    def wal_batches(
+        context: dg.SensorEvaluationContext, workspace: dg.ResourceParam[Workspace]
+    ) -> dg.SensorResult:
+        now = datetime.now(UTC)
+        seen = SensorCursor.from_text(context.cursor)
+        pending = pending_windows(workspace, source, limit=BATCHES_PER_TICK)
+        observations = (
+            [] if pending.last_batch_id == seen.last_batch_id else [_observed(source, pending, now)]
+        )
+        if not pending.windows:
+            cursor = SensorCursor(pending.last_batch_id, pending.last_lsn)
+            return _nothing(_all_committed(pending), cursor, observations)
+
+        history = RunHistory(context.instance, source)
+        failures, last_failure = history.failures_in_a_row()
+        if last_failure is not None and now < (again := retry_at(failures, last_failure)):
+            # Nothing is asked for, so the attempt stays what it was.
+            cursor = SensorCursor(pending.last_batch_id, pending.last_lsn, seen.attempt)
+            reason = f"{failures} runs failed in a row; the next attempt is at {again:%H:%M:%S} UTC."
+            return _nothing(reason, cursor, observations)
+
+        newest = partitions.get_last_partition_key()
+        plan = plan_runs(
+            workspace.grid,
+            pending.windows,
+            in_progress=history.in_progress(),
+            newest=newest or pending.windows[0],
+        )
+        requests = [
+            _request(source, pending, history.attempts(pending.last_batch_id, first, last) + 1, first, last)
+            for first, last in ((each.first, each.last) for each in plan.ranges)
+        ]
+        attempt = max((int(each.tags[keys.ATTEMPT_TAG]) for each in requests), default=seen.attempt)
+        cursor = SensorCursor(pending.last_batch_id, pending.last_lsn, attempt)
+        if not requests:
+            return _nothing(_why_waiting(plan), cursor, observations)
+        return dg.SensorResult(run_requests=requests, cursor=cursor.to_text(), asset_events=observations)
+
+    return wal_batches
+
+
+def _request(source: str, pending: Pending, attempt: int, first: str, last: str) -> dg.RunRequest:
+    return dg.RunRequest(
+        # Run keys are remembered for ever, those of failed runs too.
+        run_key=f"{source}/{first}/{last}/{pending.last_batch_id}/a{attempt}",
+        tags={
+            "dagster/asset_partition_range_start": first,
+            "dagster/asset_partition_range_end": last,
+            keys.CURSOR_TAG: pending.last_batch_id or "",
+            keys.ATTEMPT_TAG: str(attempt),
+        },
+    )
+
+
+def _nothing(reason: str, cursor: SensorCursor, observations: list[dg.AssetObservation]) -> dg.SensorResult:
+    return dg.SensorResult(skip_reason=reason, cursor=cursor.to_text(), asset_events=observations)
+
+
+def _all_committed(pending: Pending) -> str:
+    if pending.hole is not None:
+        return f"Everything before the hole is committed. {pending.hole}"
+    if pending.last_batch_id is None:
+        return "Nothing has landed yet."
+    return f"All {pending.landed} batches are committed, up to {pending.last_batch_id}."
+
+
+def _why_waiting(plan: RunPlan) -> str:
+    reasons = []
+    if plan.running:
+        reasons.append(f"a run in progress covers {len(plan.running)} windows")
+    if plan.ahead:
+        reasons.append(f"{len(plan.ahead)} windows lie ahead of the clock, from {plan.ahead[0]}")
+    return "Waiting: " + "; ".join(reasons) + "."
+
+
+def _observed(source: str, pending: Pending, now: datetime) -> dg.AssetObservation:
+    entries: dict[str, dg.MetadataValue] = {
+        "batches_landed": dg.MetadataValue.int(pending.landed),
+        "batches_pending": dg.MetadataValue.int(pending.batches),
+        "windows_pending": dg.MetadataValue.int(len(pending.windows)),
+        "last_batch_id": dg.MetadataValue.text(pending.last_batch_id or "–"),
+        "lsn": dg.MetadataValue.text(pending.last_lsn or "–"),
+        "chain": dg.MetadataValue.text(str(pending.hole or "unbroken")),
+    }
+    if pending.watermark is not None:
+        entries["watermark"] = dg.MetadataValue.timestamp(pending.watermark)
+        lag = (now - pending.watermark).total_seconds()
+        entries["lag_seconds"] = dg.MetadataValue.float(round(lag, 3))
+    return dg.AssetObservation(keys.landing_key(source), metadata=entries)

@@ -1,0 +1,131 @@
+"""Checks that landing and the tables' logs can answer: none of them starts Spark.
+
+They read the records that a commit left, not what a run reported, so an old backfill or a lost
+event log cannot make them green.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import datetime, timedelta
+
+from omnisupport_ingest.lake.checkpoint import Checkpoint
+from omnisupport_ingest.stages import checkpoints
+from omnisupport_ingest.stages.findings import CheckFinding
+from omnisupport_ingest.stages.workspace import Workspace
+from omnisupport_ingest.windows import OUT_OF_RANGE
+
+FRESH_WITHIN = timedelta(minutes=15)
+"""How far the watermark may stay behind the clock before the source counts as stale."""
+
+_NAMED = 3
+"""How many windows a summary names before it only counts them."""
+
+
+def chain_unbroken(workspace: Workspace, source: str) -> CheckFinding:
+    """Whether every stream batch continues the one before it; a hole is named with both LSNs."""
+    landed = workspace.landing(source).landed()
+    numbers: dict[str, int | float] = {"batches": len(landed.batches)}
+    if landed.hole is not None:
+        return CheckFinding(False, f"{landed.hole} Later batches are held back.", numbers)
+    return CheckFinding(True, "Every batch continues the one before it.", numbers)
+
+
+def sentinel_empty(workspace: Workspace, source: str) -> CheckFinding:
+    """Whether every landed event has a commit time that a window can hold."""
+    events = sum(
+        file.rows
+        for batch in workspace.landing(source).landed().batches
+        for file in batch.files
+        if file.window == OUT_OF_RANGE
+    )
+    if events:
+        summary = (
+            f"{events} events were committed before the first window or far ahead of the clock. They are in "
+            f"quarantine, in the partition {OUT_OF_RANGE}."
+        )
+        return CheckFinding(False, summary, {"events": events})
+    return CheckFinding(True, "Every event falls into a window.", {"events": 0})
+
+
+def watermark_fresh(workspace: Workspace, source: str, now: datetime) -> CheckFinding:
+    """Whether the newest stream batch's watermark is near ``now`` (timezone-aware)."""
+    marks = [
+        batch.arrival.watermark
+        for batch in workspace.landing(source).landed().batches
+        if batch.stream is not None and batch.arrival.watermark is not None
+    ]
+    if not marks:
+        return CheckFinding(True, "Nothing of a stream has landed, so there is no watermark to be stale.")
+    lag = (now - marks[-1]).total_seconds()
+    numbers: dict[str, int | float] = {"watermark_lag_seconds": round(lag, 1)}
+    if lag > FRESH_WITHIN.total_seconds():
+        return CheckFinding(
+            False, f"The watermark is {lag / 60:.0f} minutes behind: is capture running?", numbers
+        )
+    return CheckFinding(True, f"The watermark is {lag:.0f} seconds behind.", numbers)
+
+
+def counts_add_up(workspace: Workspace, source: str) -> CheckFinding:
+    """Whether ``raw = deduped + duplicates + quarantined`` in every window, and raw agrees.
+
+    A window that raw holds and deduped has not judged yet is ordinary work and left out, and so is
+    one in which raw is further than deduped.
+    """
+    raw = {each.window: each for each in checkpoints.read([workspace.raw(source)])}
+    judged = checkpoints.read([workspace.deduped(source)])
+    wrong = [each.window for each in judged if not _adds_up(each, raw.get(each.window))]
+    total: Counter[str] = Counter()
+    for each in judged:
+        total.update(
+            raw=each.raw,
+            deduped=each.deduped,
+            duplicates=each.duplicates,
+            quarantined=each.quarantined,
+        )
+    numbers: dict[str, int | float] = {"windows": len(judged), "windows_wrong": len(wrong), **total}
+    if wrong:
+        return CheckFinding(False, f"Events are not accounted for in {_named(wrong)}.", numbers)
+    return CheckFinding(
+        True,
+        f"{total['raw']} raw events = {total['deduped']} deduped + {total['duplicates']} duplicates + "
+        f"{total['quarantined']} quarantined, in each of {len(judged)} windows.",
+        numbers,
+    )
+
+
+def no_collisions(workspace: Workspace, source: str) -> CheckFinding:
+    """Whether quarantine is free of events that share a position but not their content."""
+    table = workspace.quarantine(source)
+    rows: Counter[str] = Counter()
+    windows = set()
+    if table.exists:
+        for file in table.open().all_files():
+            reason = dict(file.partition).get("reason") or "unknown"
+            rows[reason] += file.rows
+            if reason == "collision" and file.rows:
+                windows.add(file.window)
+    numbers: dict[str, int | float] = {f"quarantined_{reason}": rows[reason] for reason in sorted(rows)}
+    if windows:
+        summary = (
+            f"{rows['collision']} events share a position with different content, in "
+            f"{_named(sorted(windows))}. Neither copy was accepted."
+        )
+        return CheckFinding(False, summary, numbers)
+    return CheckFinding(True, f"No collision; {rows.total()} events are in quarantine.", numbers)
+
+
+def _adds_up(judged: Checkpoint, raw: Checkpoint | None) -> bool:
+    if judged.raw != judged.deduped + judged.duplicates + judged.quarantined:
+        return False
+    # Raw may be further, but what deduped has judged can be no more than raw holds.
+    if raw is None or judged.raw > raw.rows:
+        return False
+    same = judged.last_batch_id == raw.last_batch_id and judged.batches == raw.batches
+    return judged.raw == raw.rows if same else True
+
+
+def _named(windows: list[str]) -> str:
+    shown = ", ".join(windows[:_NAMED])
+    more = len(windows) - _NAMED
+    return f"{shown} and {more} more windows" if more > 0 else shown

@@ -1,0 +1,98 @@
+"""The command line as a person meets it: quick to start, and clear when it fails."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psycopg2
+import pytest
+
+from omnisupport_ingest.cli import errors
+from omnisupport_ingest.errors import IngestError
+
+
+def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "omnisupport_ingest.cli.main", *arguments],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_importing_the_command_line_loads_nothing_heavy() -> None:
+    heavy = ("pyspark", "dagster", "pandas", "pyarrow", "deltalake", "pandera", "duckdb", "psycopg2", "numpy")
+    program = (
+        f"import sys, omnisupport_ingest.cli.main\nprint([name for name in {heavy!r} if name in sys.modules])"
+    )
+    assert subprocess.check_output([sys.executable, "-c", program], text=True).strip() == "[]"
+
+
+def test_a_setting_that_cannot_be_used_is_named_with_the_fix_and_no_traceback() -> None:
+    done = run("settings", OMNISUPPORT_WINDOW="weekly")
+    assert done.returncode == 1
+    assert done.stderr == (
+        "Error: OMNISUPPORT_WINDOW is 'weekly', which is not a window size.\n"
+        "Fix: Use hourly, daily, or minutes:N where N divides 60 (minutes:1, minutes:15).\n"
+    )
+    assert done.stdout == ""
+
+
+def test_a_setting_of_the_wrong_type_is_named_without_its_value() -> None:
+    done = run("settings", OMNISUPPORT_WEBSERVER_PORT="hunter2")
+    assert done.returncode == errors.SettingsRefused.exit_code
+    assert "OMNISUPPORT_WEBSERVER_PORT" in done.stderr
+    assert "hunter2" not in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_debug_shows_the_traceback_as_well() -> None:
+    done = run("--debug", "settings", OMNISUPPORT_WINDOW="weekly")
+    assert "Traceback" in done.stderr
+    assert "Fix: " in done.stderr
+
+
+def test_an_unknown_command_is_a_usage_error() -> None:
+    assert run("fly").returncode == 2
+
+
+def test_settings_are_listed_without_secrets() -> None:
+    done = run("settings", OMNISUPPORT_SOURCE_DSN="password=hunter2")
+    assert done.returncode == 0
+    assert "OMNISUPPORT_SOURCE_DSN=(set, not shown)" in done.stdout
+    assert "hunter2" not in done.stdout
+
+
+def test_contracts_and_manifests_of_the_project_are_valid() -> None:
+    assert "contracts in" in run("contracts", "validate").stdout
+    assert "manifests are valid" in run("manifest", "validate").stdout
+
+
+def test_clean_leaves_a_folder_alone_that_is_no_home(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("mine")
+    done = run("clean", "--yes", OMNISUPPORT_HOME=str(tmp_path))
+    assert done.returncode == 1
+    assert "is not a home" in done.stderr
+    assert (tmp_path / "precious").exists()
+
+
+def test_a_full_disk_is_told_as_such(capsys: pytest.CaptureFixture[str]) -> None:
+    code = errors.report(OSError(28, "No space left on device", "/lake/file"), debug=False)
+    assert code == IngestError.exit_code
+    told = capsys.readouterr().err
+    assert "No space left on the disk at /lake/file." in told
+    assert "run the same command again" in told
+
+
+def test_an_error_nobody_foresaw_is_told_without_its_message_which_may_quote_a_row(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    error = psycopg2.IntegrityError("DETAIL: Key (email)=(someone@example.com) already exists.")
+    assert errors.report(error, debug=False) == errors.UNEXPECTED_EXIT_CODE
+    told = capsys.readouterr().err
+    assert "unexpected IntegrityError" in told
+    assert "someone@example.com" not in told

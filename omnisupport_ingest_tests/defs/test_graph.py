@@ -1,0 +1,115 @@
+"""The asset graph that the contracts make."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from omnisupport_ingest.contracts.load import load_contracts
+from omnisupport_ingest.contracts.model import ContractError
+from omnisupport_ingest.definitions import build_definitions
+from omnisupport_ingest.home import Home
+from omnisupport_ingest.settings import Settings
+from omnisupport_ingest.stages.workspace import Workspace
+from omnisupport_ingest.windows import WindowSize
+from omnisupport_ingest_tests.stages.story import CONTRACT, Story
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def graph_of(workspace: Workspace) -> dict[str, tuple[str, tuple[str, ...]]]:
+    graph = build_definitions(workspace).resolve_asset_graph()
+    return {
+        key.to_user_string(): (graph.get(key).group_name, tuple(sorted(graph.get(key).kinds)))
+        for key in graph.get_all_asset_keys()
+    }
+
+
+def test_the_graph_of_the_shipped_contracts(tmp_path):
+    settings = Settings(home=tmp_path / "home", _env_file=None)
+    contracts = load_contracts(REPOSITORY / "contracts" / "data")
+    workspace = Workspace(settings, Home.open(settings.home, WindowSize(60)), contracts)
+    lake = ("deltalake", "spark")
+    expected = {
+        "support_desk/landing": ("landing", ("parquet", "postgres")),
+        "support_files/landing": ("landing", ("file", "parquet")),
+        "support_files/raw_cdc_staging": ("raw", lake),
+        "support_files/deduped_events": ("deduped", lake),
+        "support_files/dim_legacy_tickets": ("dimensions", lake),
+        "support_files/published/legacy_tickets": ("published", lake),
+        "support_desk/raw_cdc_staging": ("raw", lake),
+        "support_desk/deduped_events": ("deduped", lake),
+    }
+    for table in ("agents", "customers", "organizations", "ticket_comments", "tickets"):
+        expected[f"support_desk/dim_{table}"] = ("dimensions", lake)
+        expected[f"support_desk/published/{table}"] = ("published", lake)
+    assert graph_of(workspace) == expected
+
+
+def test_every_layer_reads_the_one_above_it(definitions):
+    graph = definitions.resolve_asset_graph()
+    chain = ["landing", "raw_cdc_staging", "deduped_events", "dim_notes"]
+    keys = [dg.AssetKey(["desk", name]) for name in chain] + [dg.AssetKey(["desk", "published", "notes"])]
+    for upstream, downstream in zip(keys, keys[1:], strict=False):
+        assert graph.get(downstream).parent_keys == {upstream}
+
+
+def test_a_contract_file_adds_assets_checks_and_pools(story: Story):
+    before = build_definitions(story.workspace).resolve_asset_graph()
+    contract = copy.deepcopy(CONTRACT)
+    contract["title"] = "Labels"
+    contract["x-cdc"]["table"] = "labels"
+    (story.contracts / "labels.json").write_text(json.dumps(contract))
+    workspace = Workspace(
+        story.workspace.settings, story.workspace.home, load_contracts(story.contracts)
+    )
+    after = build_definitions(workspace).resolve_asset_graph()
+    assert {key.to_user_string() for key in after.get_all_asset_keys() - before.get_all_asset_keys()} == {
+        "desk/dim_labels",
+        "desk/published/labels",
+    }
+    assert {key.to_user_string() for key in after.asset_check_keys - before.asset_check_keys} == {
+        "desk/published/labels:keys_unique",
+        "desk/published/labels:no_unresolved_cells",
+        "desk/published/labels:meets_contract",
+    }
+    assert after.get(dg.AssetKey(["desk", "dim_labels"])).pools == {"desk/dim_labels"}
+
+
+def test_the_partition_of_the_open_window_is_there(story: Story, definitions):
+    partitions = definitions.resolve_asset_graph().get(dg.AssetKey(["desk", "raw_cdc_staging"])).partitions_def
+    assert partitions.get_first_partition_key() == "2026-01-01T1100"
+    assert partitions.end_offset == 1
+
+
+def test_a_table_describes_its_columns(story: Story, definitions):
+    schema = definitions.resolve_asset_graph().get(dg.AssetKey(["desk", "published", "notes"])).metadata
+    columns = {column.name: column for column in schema["dagster/column_schema"].schema.columns}
+    assert columns["title"].type == "string"
+    assert columns["title"].description == "Title."
+    assert columns["id"].type == "bigint"
+    assert not columns["id"].constraints.nullable
+
+
+def test_a_broken_contract_names_its_file(tmp_path):
+    (tmp_path / "broken.json").write_text("{")
+    with pytest.raises(ContractError, match=r"broken\.json"):
+        Workspace.open(Settings(home=tmp_path / "home", contracts_dir=tmp_path, _env_file=None))
+
+
+def test_loading_the_code_location_starts_no_jvm(tmp_path):
+    code = (
+        "from omnisupport_ingest.definitions import defs; defs().get_repository_def();"
+        "from pyspark import SparkContext; assert SparkContext._gateway is None"
+    )
+    environment = {"OMNISUPPORT_HOME": str(tmp_path / "home"), "PATH": "/nowhere", "PYTHONWARNINGS": "ignore"}
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], cwd=REPOSITORY, env=environment, capture_output=True, text=True
+    )
+    assert loaded.returncode == 0, loaded.stderr

@@ -1,0 +1,54 @@
+"""One run through every layer on real Spark, what Dagster then shows, and what is left without Dagster."""
+
+from __future__ import annotations
+
+import dagster as dg
+import pytest
+
+from omnisupport_ingest.defs.checkpoints import rebuild_materializations
+from omnisupport_ingest.defs.metadata import CONCEPTS
+from omnisupport_ingest_tests.stages.story import FIRST, SECOND, SOURCE, Change, Commit, Story
+
+pytestmark = pytest.mark.usefixtures("spark")
+
+TAGS = {"dagster/asset_partition_range_start": FIRST, "dagster/asset_partition_range_end": SECOND}
+RAW = dg.AssetKey([SOURCE, "raw_cdc_staging"])
+DIMENSION = dg.AssetKey([SOURCE, "dim_notes"])
+PUBLISHED = dg.AssetKey([SOURCE, "published", "notes"])
+
+
+def test_a_range_of_windows_goes_through_every_layer_and_survives_the_loss_of_dagster(story: Story, definitions):
+    story.land(Commit(10, 1, [Change("c", 1, {"title": "one", "body": None})]))
+    story.land(Commit(20, 2, [Change("u", 1, {"title": "two", "body": None})]))
+    with dg.DagsterInstance.ephemeral() as instance:
+        run = definitions.resolve_job_def(f"ingest_{SOURCE}").execute_in_process(instance=instance, tags=TAGS)
+        assert run.success
+        assert instance.get_materialized_partitions(DIMENSION) == {FIRST, SECOND}
+        metadata = instance.fetch_materializations(
+            dg.AssetRecordsFilter(RAW, asset_partitions=[FIRST]), limit=1
+        ).records[0].asset_materialization.metadata
+        assert set(CONCEPTS) <= set(metadata)
+        assert metadata["events_raw"].value == 2
+        assert metadata["cursor"].value == "1:0/14:0"
+        assert all(check.passed for check in run.get_asset_check_evaluations() if check.check_name != "watermark_fresh")
+        assert instance.get_latest_materialization_event(PUBLISHED) is not None
+
+        audit = definitions.resolve_job_def(f"audit_{SOURCE}").execute_in_process(instance=instance)
+        verdicts = {check.check_name: check.passed for check in audit.get_asset_check_evaluations()}
+        assert verdicts == {
+            "chain_unbroken": True,
+            "counts_add_up": True,
+            "keys_unique": True,
+            "meets_contract": True,
+            "no_collisions": True,
+            "no_unresolved_cells": True,
+            "sentinel_empty": True,
+            "watermark_fresh": False,  # The story is set in the past.
+        }
+
+    with dg.DagsterInstance.ephemeral() as empty:
+        assert rebuild_materializations(empty, story.workspace) == 7
+        assert rebuild_materializations(empty, story.workspace) == 0
+        assert empty.get_materialized_partitions(DIMENSION) == {FIRST, SECOND}
+        event = empty.get_latest_materialization_event(PUBLISHED)
+        assert set(CONCEPTS) <= set(event.asset_materialization.metadata)

@@ -1,0 +1,154 @@
+"""The state machine of the sensor ``wal_batches``, on a real instance and really landed batches."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from uuid import uuid4
+
+import dagster as dg
+import pytest
+
+from omnisupport_ingest.defs.sensors import SensorCursor
+from omnisupport_ingest_tests.stages.story import FIRST, SECOND, SOURCE, Change, Commit, Story
+
+FIRST_BATCH = Commit(10, 1, [Change("c", 1, {"title": "one", "body": None})])
+SECOND_BATCH = Commit(20, 61, [Change("u", 1, {"title": "two", "body": None})])
+LATER_BATCH = Commit(30, 300, [Change("u", 1, {"title": "three", "body": None})])
+
+RANGE = ("dagster/asset_partition_range_start", "dagster/asset_partition_range_end")
+
+
+class Sensor:
+    """Ticks of one sensor on an instance, and runs as its launcher would record them."""
+
+    def __init__(self, story: Story, definitions: dg.Definitions, instance: dg.DagsterInstance) -> None:
+        self._workspace = story.workspace
+        self._instance = instance
+        self._sensor = definitions.get_repository_def().get_sensor_def(f"wal_batches_{SOURCE}")
+        self.cursor: str | None = None
+
+    def tick(self) -> dg.SensorResult:
+        context = dg.build_sensor_context(self._instance, cursor=self.cursor)
+        result = self._sensor(context, workspace=self._workspace)
+        self.cursor = result.cursor
+        return result
+
+    def launch(self, request: dg.RunRequest, status: dg.DagsterRunStatus) -> dg.DagsterRun:
+        """Record the run of ``request`` in ``status``; a key is launched once, as the daemon does."""
+        key = {"dagster/run_key": request.run_key}
+        assert not self._instance.get_runs(dg.RunsFilter(tags=key)), "the daemon would drop this run"
+        run = dg.DagsterRun(
+            job_name=f"ingest_{SOURCE}", run_id=str(uuid4()), status=status, tags={**request.tags, **key}
+        )
+        self._instance.add_run(run)
+        return run
+
+    def fail(self, run: dg.DagsterRun) -> None:
+        self._instance.report_run_failed(run)
+
+
+@pytest.fixture
+def sensor(story: Story, definitions: dg.Definitions):
+    with dg.DagsterInstance.ephemeral() as instance:
+        yield Sensor(story, definitions, instance)
+
+
+def ranges(result: dg.SensorResult) -> list[tuple[str, str]]:
+    return [(request.tags[RANGE[0]], request.tags[RANGE[1]]) for request in result.run_requests or []]
+
+
+def test_nothing_landed_is_said(sensor):
+    assert sensor.tick().skip_reason.skip_message == "Nothing has landed yet."
+
+
+def test_landed_windows_are_asked_for_as_one_range_and_observed(story, sensor):
+    story.land(FIRST_BATCH)
+    newest = story.land(SECOND_BATCH)
+    result = sensor.tick()
+    assert ranges(result) == [(FIRST, SECOND)]
+    cursor = SensorCursor.from_text(result.cursor)
+    assert cursor == SensorCursor(newest.batch_id, "0/14", 1)
+    assert result.run_requests[0].run_key == f"{SOURCE}/{FIRST}/{SECOND}/{newest.batch_id}/a1"
+    (observation,) = result.asset_events
+    assert observation.asset_key == dg.AssetKey([SOURCE, "landing"])
+    assert observation.metadata["batches_pending"].value == 2
+
+
+def test_windows_with_a_gap_are_two_runs(story, sensor):
+    story.land(FIRST_BATCH)
+    story.land(LATER_BATCH)
+    assert ranges(sensor.tick()) == [(FIRST, FIRST), ("2026-01-01T1205", "2026-01-01T1205")]
+
+
+@pytest.mark.parametrize("status", [dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.STARTED])
+def test_a_run_in_progress_is_not_asked_for_again(story, sensor, status):
+    story.land(FIRST_BATCH)
+    sensor.launch(sensor.tick().run_requests[0], status)
+    result = sensor.tick()
+    assert not result.run_requests
+    assert "a run in progress covers 1 windows" in result.skip_reason.skip_message
+    assert not result.asset_events
+
+
+def test_new_windows_do_not_wait_for_the_run_of_others(story, sensor):
+    story.land(FIRST_BATCH)
+    sensor.launch(sensor.tick().run_requests[0], dg.DagsterRunStatus.STARTED)
+    story.land(SECOND_BATCH)
+    assert ranges(sensor.tick()) == [(SECOND, SECOND)]
+
+
+def test_a_failed_run_is_retried_with_a_fresh_run_key_after_a_wait(story, sensor, monkeypatch):
+    story.land(FIRST_BATCH)
+    request = sensor.tick().run_requests[0]
+    sensor.fail(sensor.launch(request, dg.DagsterRunStatus.STARTED))
+    waiting = sensor.tick()
+    assert not waiting.run_requests
+    assert "1 runs failed in a row" in waiting.skip_reason.skip_message
+
+    pass_time(monkeypatch, timedelta(seconds=6))
+    again = sensor.tick().run_requests[0]
+    assert again.run_key.endswith("/a2")
+    sensor.launch(again, dg.DagsterRunStatus.STARTED)
+
+
+@pytest.mark.parametrize("cursor", [None, "", "not json", "[1]", SensorCursor("e000001-s-f", "F/F", 9).to_text()])
+def test_a_lost_rewound_or_garbled_cursor_skips_nothing_and_repeats_nothing(story, sensor, cursor):
+    story.land(FIRST_BATCH)
+    story.land(SECOND_BATCH)
+    request = sensor.tick().run_requests[0]
+    sensor.cursor = cursor
+    repeated = sensor.tick()
+    assert ranges(repeated) == [(FIRST, SECOND)]
+    # The daemon launches a key once, so the run that was launched before the crash counts.
+    assert repeated.run_requests[0].run_key == request.run_key
+
+
+def test_a_run_that_succeeded_without_committing_is_asked_for_under_another_key(story, sensor):
+    story.land(FIRST_BATCH)
+    sensor.launch(sensor.tick().run_requests[0], dg.DagsterRunStatus.SUCCESS)
+    assert sensor.tick().run_requests[0].run_key.endswith("/a2")
+
+
+def test_a_backfill_in_progress_covers_its_windows(story, sensor):
+    story.land(FIRST_BATCH)
+    with_raw = dg.DagsterRun(
+        job_name="__ASSET_JOB",
+        run_id=str(uuid4()),
+        status=dg.DagsterRunStatus.STARTED,
+        tags={RANGE[0]: FIRST, RANGE[1]: FIRST},
+        asset_selection={dg.AssetKey([SOURCE, "raw_cdc_staging"])},
+    )
+    sensor._instance.add_run(with_raw)
+    assert not sensor.tick().run_requests
+
+
+def pass_time(monkeypatch: pytest.MonkeyPatch, by: timedelta) -> None:
+    """Let the sensor's clock run ahead of the machine's."""
+    from omnisupport_ingest.defs import sensors
+
+    class Later(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return datetime.now(tz or UTC) + by
+
+    monkeypatch.setattr(sensors, "datetime", Later)

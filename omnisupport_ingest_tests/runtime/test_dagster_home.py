@@ -1,0 +1,57 @@
+"""The instance that Dagster reads from the folder we write."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from dagster import DagsterInstance
+
+from omnisupport_ingest.home import Home
+from omnisupport_ingest.runtime.dagster_home import dagster_environment, with_driver, write_dagster_home
+from omnisupport_ingest.settings import Settings
+
+
+def made(settings: Settings) -> Home:
+    home = Home.open(settings.home, settings.window_size)
+    write_dagster_home(settings, home)
+    return home
+
+
+def test_dagster_takes_the_folder_and_sends_no_telemetry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Settings(home=tmp_path / "home")
+    home = made(settings)
+    for name, value in dagster_environment(settings, home).items():
+        monkeypatch.setenv(name, value)
+    with DagsterInstance.get() as instance:
+        assert not instance.telemetry_enabled
+        assert instance.run_monitoring_enabled
+        assert not instance.run_retries_enabled
+        pools = instance.get_concurrency_config().pool_config
+        assert (str(pools.pool_granularity.value), pools.default_pool_limit) == ("op", 1)
+        assert instance.event_log_storage.get_materialized_partitions  # It opens: SQLite in the home.
+        assert "sqlite" in type(instance.event_log_storage).__module__
+        assert list(home.dagster.rglob("*.db"))
+
+
+def test_postgresql_storage_is_chosen_by_one_setting_and_its_password_is_in_no_file(tmp_path: Path) -> None:
+    settings = Settings(home=tmp_path / "home", dagster_pg_url="postgresql://me:hunter2@127.0.0.1:1/dagster")
+    home = made(settings)
+    assert "hunter2" not in (home.dagster / "dagster.yaml").read_text()
+    assert "OMNISUPPORT_DAGSTER_STORAGE_URL" in (home.dagster / "dagster.yaml").read_text()
+    url = dagster_environment(settings, home)["OMNISUPPORT_DAGSTER_STORAGE_URL"]
+    assert url == "postgresql+psycopg2://me:hunter2@127.0.0.1:1/dagster"
+
+
+@pytest.mark.parametrize(
+    ("given", "taken"),
+    [
+        ("postgresql://h/d", "postgresql+psycopg2://h/d"),
+        ("postgres://h/d", "postgresql+psycopg2://h/d"),
+        ("postgresql+psycopg2://h/d", "postgresql+psycopg2://h/d"),
+    ],
+)
+def test_the_url_names_the_driver_that_is_installed(given: str, taken: str) -> None:
+    assert with_driver(given) == taken
