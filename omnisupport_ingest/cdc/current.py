@@ -74,6 +74,7 @@ def _old_lives(rows: DataFrame, ended: DataFrame, ends: DataFrame, contract: Tab
     merged = fold.merge_rows(of_keys.withColumn("window", F.lit("")).select(*rows.columns), contract)
     lives = _lives(merged.where(F.col("_cdc_kind") == fold.ENDED), ends, contract)
     hidden = (F.col("_cdc_key") == F.col("_hidden_key")) & (F.col("_cdc_ended_at") == F.col("_hidden_at"))
+    lives = lives.where(F.col("_end").isNull())
     lives = lives.join(F.broadcast(_hidden(of_keys)), hidden, "left_anti").localCheckpoint()
     for _ in range(_LINKS_FOLLOWED):
         if lives.where(F.col("_from_key").isNotNull()).isEmpty():
@@ -86,7 +87,7 @@ def _lives(merged: DataFrame, ends: DataFrame, contract: TableContract) -> DataF
     """The life of each row's latest living event: when it began and ended, its cells still valid."""
     reach = F.filter(
         "_table_ends",
-        lambda d: F.col("_cdc_ended_at").isNull() | (d.position < F.col("_cdc_ended_at")),
+        lambda d: (d.position > F.col("_cdc_first")) & (F.col("_cdc_ended_at").isNull() | (d.position < F.col("_cdc_ended_at"))),
     )
     joined = merged.crossJoin(F.broadcast(ends)).withColumn("_ends", F.concat("_cdc_deletes", reach))
     alive = F.col("_cdc_alive")
@@ -94,11 +95,15 @@ def _lives(merged: DataFrame, ends: DataFrame, contract: TableContract) -> DataF
     # NULL where the latest living event began no life that reaches here: a `u` whose `c` is unknown.
     begins = fold.life_begins(alive, F.col("_cdc_life_start"), F.col("_ends"))
     facts = joined.select("*", F.get(after, F.lit(0)).alias("_end"), begins.alias("_begins"))
+    doubt, end = F.col("_cdc_doubt"), F.col("_end")
+    counts = doubt.isNotNull() & (end.isNull() | (end.position > doubt) | (doubt < alive))
+    facts = facts.withColumn("_doubted", F.when(counts, doubt))
     cells = []
     for column in _plain_columns(contract):
         unknown = F.array_contains("_cdc_unresolved", column)
         decided = F.coalesce(F.col("_cdc_column_positions")[column], F.when(~unknown, alive))
         valid = decided.isNotNull() & (F.col("_begins").isNull() | (decided >= F.col("_begins")))
+        valid = valid & (F.col("_doubted").isNull() | (decided > F.col("_doubted")))
         cell = F.struct(
             decided.alias("p"),
             (~unknown).alias("known"),
@@ -107,7 +112,7 @@ def _lives(merged: DataFrame, ends: DataFrame, contract: TableContract) -> DataF
         )
         cells.append(F.when(valid, cell).alias(_cell(column)))
     # The old key matters only while the life that the key change began is the current one.
-    moved = F.when(F.col("_cdc_life_start") >= F.col("_begins"), F.col("_cdc_moved_from_key"))
+    moved = F.when((F.col("_cdc_life_start") >= F.col("_begins")) & (F.col("_doubted").isNull() | (F.col("_cdc_life_start") > F.col("_doubted"))), F.col("_cdc_moved_from_key"))
     return facts.select(
         *[name for name in facts.columns if name not in ("_cdc_moved_from_key", "_table_ends", "_ends")],
         moved.alias("_from_key"),

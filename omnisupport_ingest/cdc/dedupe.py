@@ -50,10 +50,11 @@ def judge(marked: DataFrame, contracts: Sequence[TableContract]) -> DataFrame:
     In: the columns of ``mark_copies``. Out: the raw columns, without ``copy`` and ``collision``.
     Tables without a contract have no rules; their events are judged by position alone.
     """
-    after = image(F.col("after"))
     carries_image = F.col("op").isin(*IMAGE_OPS)
-    malformed = carries_image & (after.isNull() | F.col("key").isNull())
-    judged = marked.withColumn("rules", _rules_of(contracts, carries_image, after)).select(
+    malformed = carries_image & (F.col("_image").isNull() | F.col("key").isNull())
+    # A column of its own: every rule looks into the image, and it is parsed once.
+    parsed = marked.withColumn("_image", F.when(carries_image, image(F.col("after"))))
+    judged = parsed.withColumn("rules", _rules_of(contracts, carries_image, F.col("_image"))).select(
         "*",
         F.when(F.col("window") == OUT_OF_RANGE, "out_of_range")
         .when(F.col("collision"), "collision")
@@ -72,7 +73,7 @@ def judge(marked: DataFrame, contracts: Sequence[TableContract]) -> DataFrame:
         .when(F.col("reason") == "malformed_image", "envelope")
         .when(F.col("reason") == "row_rule", "contract")
         .alias("detector"),
-    ).drop("copy", "collision")
+    ).drop("copy", "collision", "_image")
 
 
 def _rules_of(contracts: Sequence[TableContract], carries_image: Column, after: Column) -> Column:

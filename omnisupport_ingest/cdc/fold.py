@@ -163,7 +163,7 @@ def _entries(keyed: DataFrame, contract: TableContract) -> DataFrame:
         F.when(alive, F.col("source_ts")).alias("_cdc_updated_at"),
         F.when(starts, F.col("_p")).alias("_cdc_life_start"),
         # Where the image is complete, nothing will ever be taken from the old key.
-        F.when(starts & ~complete, F.col("moved_from_key")).alias("_cdc_moved_from_key"),
+        F.when(starts & ~complete & ~F.col("hole"), F.col("moved_from_key")).alias("_cdc_moved_from_key"),
         F.when(
             (F.col("op") == "d") & ~F.col("hole"),
             F.array(F.struct(F.col("_p").alias("position"), F.col("source_ts").alias("at"))),

@@ -75,8 +75,9 @@ def run(demo: Demo) -> int:
         start_spark(demo)
         start_dagster(demo)
         run_the_workload(demo)
+        replay = demo_pipeline.start_a_replay(demo)
         demo_pipeline.wait_for_the_sensor(demo)
-        demo_pipeline.replay_a_window(demo)
+        demo_pipeline.finish_the_replay(demo, replay)
         result = demo_pipeline.prove_the_result(demo)
     finally:
         stop_spark_connect(demo.supervisor, demo.home)

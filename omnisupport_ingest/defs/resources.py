@@ -18,13 +18,11 @@ class SparkResource(LazyPySparkResource):
 
     workspace: dg.ResourceDependency[Workspace]
 
-    @property
-    def spark_session(self) -> Any:
-        """The session of this process; ``JavaMissing`` or ``SparkUnreachable`` say what to do."""
+    def _init_session(self) -> None:
+        # dagster-pyspark would build a session from its configuration alone; on Connect a process
+        # must name the server in the builder, and which one is known only now.
         if self._spark_session is None:
-            # The builder of dagster-pyspark then finds this session and applies the configuration.
-            session(self.workspace.settings)
-        return super().spark_session
+            self._spark_session = session(self.workspace.settings)
 
 
 def build_resources(workspace: Workspace) -> dict[str, Any]:

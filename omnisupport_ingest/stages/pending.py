@@ -14,6 +14,7 @@ from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.lake.table import LakeTable, TableSnapshot
 from omnisupport_ingest.landing.chain import Hole
 from omnisupport_ingest.landing.manifest import Manifest
+from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.stages.published import upstream_of
 from omnisupport_ingest.stages.workspace import Workspace
 from omnisupport_ingest.windows import OUT_OF_RANGE
@@ -25,7 +26,8 @@ class Pending:
 
     ``windows``: of the first ``limit`` batches that some layer has not committed. ``batches``: how
     many batches that is in all. ``last_batch_id``, ``last_lsn`` and ``watermark``: of the newest
-    landed batch. ``hole``: what holds back later batches.
+    landed batch. ``stream_end``: up to where the WAL stream has landed. ``hole``: what holds back
+    later batches.
     """
 
     windows: tuple[str, ...]
@@ -35,6 +37,7 @@ class Pending:
     last_lsn: str | None
     watermark: datetime | None
     hole: Hole | None
+    stream_end: Lsn | None = None
 
 
 def pending_windows(workspace: Workspace, source: str, *, limit: int = 500) -> Pending:
@@ -69,6 +72,7 @@ def pending_windows(workspace: Workspace, source: str, *, limit: int = 500) -> P
         last_lsn=_end(newest),
         watermark=newest.arrival.watermark if newest else None,
         hole=landed.hole,
+        stream_end=max((batch.stream.end_lsn for batch in landed.batches if batch.stream), default=None),
     )
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import dagster as dg
 import pytest
 
 from omnisupport_ingest.definitions import build_definitions
+from omnisupport_ingest_tests.stages import story as stories
 from omnisupport_ingest_tests.stages.story import Story
 
 
@@ -19,3 +21,11 @@ def story(tmp_path: Path) -> Story:
 @pytest.fixture
 def definitions(story: Story) -> dg.Definitions:
     return build_definitions(story.workspace)
+
+
+@pytest.fixture
+def recent_story(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Story:
+    """A story that begins ten minutes ago: Dagster counts every window since the first one."""
+    start = datetime.now(UTC).replace(second=0, microsecond=0) - timedelta(minutes=10)
+    monkeypatch.setattr(stories, "START", start)
+    return Story(tmp_path / "recent")

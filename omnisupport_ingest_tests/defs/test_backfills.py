@@ -42,7 +42,12 @@ def test_a_backfill_covers_its_windows_in_every_layer_and_is_listed(instance, de
 def test_its_status_is_read_back(instance, definitions):
     backfill_id = launch_backfill(instance, definitions, SOURCE, [FIRST], reason="replay")
     status = backfill_status(instance, backfill_id)
-    assert (status.status, status.finished, status.succeeded, status.run_ids) == ("REQUESTED", False, False, ())
+    assert (status.status, status.finished, status.succeeded, status.run_ids) == (
+        "REQUESTED",
+        False,
+        False,
+        (),
+    )
 
 
 def test_a_window_that_is_no_partition_is_refused(instance, definitions):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import subprocess
 import sys
@@ -56,7 +57,7 @@ def test_every_layer_reads_the_one_above_it(definitions):
     graph = definitions.resolve_asset_graph()
     chain = ["landing", "raw_cdc_staging", "deduped_events", "dim_notes"]
     keys = [dg.AssetKey(["desk", name]) for name in chain] + [dg.AssetKey(["desk", "published", "notes"])]
-    for upstream, downstream in zip(keys, keys[1:], strict=False):
+    for upstream, downstream in itertools.pairwise(keys):
         assert graph.get(downstream).parent_keys == {upstream}
 
 
@@ -66,9 +67,7 @@ def test_a_contract_file_adds_assets_checks_and_pools(story: Story):
     contract["title"] = "Labels"
     contract["x-cdc"]["table"] = "labels"
     (story.contracts / "labels.json").write_text(json.dumps(contract))
-    workspace = Workspace(
-        story.workspace.settings, story.workspace.home, load_contracts(story.contracts)
-    )
+    workspace = Workspace(story.workspace.settings, story.workspace.home, load_contracts(story.contracts))
     after = build_definitions(workspace).resolve_asset_graph()
     assert {key.to_user_string() for key in after.get_all_asset_keys() - before.get_all_asset_keys()} == {
         "desk/dim_labels",
@@ -83,14 +82,16 @@ def test_a_contract_file_adds_assets_checks_and_pools(story: Story):
 
 
 def test_the_partition_of_the_open_window_is_there(story: Story, definitions):
-    partitions = definitions.resolve_asset_graph().get(dg.AssetKey(["desk", "raw_cdc_staging"])).partitions_def
+    partitions = (
+        definitions.resolve_asset_graph().get(dg.AssetKey(["desk", "raw_cdc_staging"])).partitions_def
+    )
     assert partitions.get_first_partition_key() == "2026-01-01T1100"
     assert partitions.end_offset == 1
 
 
 def test_a_table_describes_its_columns(story: Story, definitions):
     schema = definitions.resolve_asset_graph().get(dg.AssetKey(["desk", "published", "notes"])).metadata
-    columns = {column.name: column for column in schema["dagster/column_schema"].schema.columns}
+    columns = {column.name: column for column in schema["dagster/column_schema"].columns}
     assert columns["title"].type == "string"
     assert columns["title"].description == "Title."
     assert columns["id"].type == "bigint"

@@ -80,7 +80,7 @@ def test_windows_with_a_gap_are_two_runs(story, sensor):
     assert ranges(sensor.tick()) == [(FIRST, FIRST), ("2026-01-01T1205", "2026-01-01T1205")]
 
 
-@pytest.mark.parametrize("status", [dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.STARTED])
+@pytest.mark.parametrize("status", [dg.DagsterRunStatus.NOT_STARTED, dg.DagsterRunStatus.STARTED])
 def test_a_run_in_progress_is_not_asked_for_again(story, sensor, status):
     story.land(FIRST_BATCH)
     sensor.launch(sensor.tick().run_requests[0], status)
@@ -111,7 +111,9 @@ def test_a_failed_run_is_retried_with_a_fresh_run_key_after_a_wait(story, sensor
     sensor.launch(again, dg.DagsterRunStatus.STARTED)
 
 
-@pytest.mark.parametrize("cursor", [None, "", "not json", "[1]", SensorCursor("e000001-s-f", "F/F", 9).to_text()])
+@pytest.mark.parametrize(
+    "cursor", [None, "", "not json", "[1]", SensorCursor("e000001-s-f", "F/F", 9).to_text()]
+)
 def test_a_lost_rewound_or_garbled_cursor_skips_nothing_and_repeats_nothing(story, sensor, cursor):
     story.land(FIRST_BATCH)
     story.land(SECOND_BATCH)

@@ -71,7 +71,9 @@ def _in_order(events: Iterable[Event]) -> Iterator[Event]:
     """Each event once, by position; an accepted event voids the holes at its position."""
     at: dict[Position, list[Event]] = {}
     for event in events:
-        at.setdefault(event.at, []).append(event)
+        known = at.setdefault(event.at, [])
+        if event not in known:
+            known.append(event)
     for position in sorted(at):
         accepted = [event for event in at[position] if not event.quarantined]
         if accepted:
@@ -129,7 +131,7 @@ class _Replay:
     def _delete(self, key: Key, event: Event) -> None:
         row = self.rows.setdefault(key, Row(self._shape, event.at))
         if not row.ended:
-            self._below_delete[key, event.at] = replace(row, cells=dict(row.cells))
+            self._below_delete.setdefault((key, event.at), replace(row, cells=dict(row.cells)))
         _end(row, event)
 
     def _carried(self, event: Event) -> dict[str, Cell]:

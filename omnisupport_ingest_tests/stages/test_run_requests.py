@@ -30,7 +30,9 @@ def span(first: int, last: int) -> WindowRange:
         pytest.param([0, 2], [], [span(0, 0), span(2, 2)], [], [], id="a gap makes two ranges"),
         pytest.param([0, 1, 2], [span(1, 1)], [span(0, 0), span(2, 2)], [1], [], id="a run splits them"),
         pytest.param([0, 1], [span(0, 3)], [], [0, 1], [], id="a run covers all"),
-        pytest.param([4], [span(0, 3)], [span(4, 4)], [], [], id="a run of other windows is no reason to wait"),
+        pytest.param(
+            [4], [span(0, 3)], [span(4, 4)], [], [], id="a run of other windows is no reason to wait"
+        ),
         pytest.param([4, 5, 6], [], [span(4, 5)], [], [6], id="a window that is no partition yet waits"),
         pytest.param([6], [span(6, 6)], [], [6], [], id="ahead, but running: named once"),
     ],

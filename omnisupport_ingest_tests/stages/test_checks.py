@@ -1,0 +1,80 @@
+"""Checks that read landing and the tables' logs, without Spark where they need none."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from omnisupport_ingest.landing.manifest import StreamSpan
+from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.stages import checks, content_checks, deduped, dimensions, published, raw
+from omnisupport_ingest_tests.stages.story import FIRST, SOURCE, START, Change, Commit, Story, events
+
+INSERT = Commit(10, 1, [Change("c", 1, {"title": "one", "body": "text"})])
+OTHER = Commit(10, 1, [Change("c", 1, {"title": "another", "body": "text"})])
+
+
+@pytest.fixture
+def story(tmp_path: Path) -> Story:
+    return Story(tmp_path)
+
+
+def test_a_hole_in_the_chain_is_red_and_names_both_ends(story: Story):
+    story.land(INSERT)
+    gone = story.land(Commit(20, 2, [Change("d", 1)]))
+    story.land(Commit(30, 3, [Change("c", 1, {"title": "two", "body": None})]))
+    assert checks.chain_unbroken(story.workspace, SOURCE).passed
+    (story.store.folder / "manifests" / f"{gone.batch_id}.json").unlink()
+    found = checks.chain_unbroken(story.workspace, SOURCE)
+    assert not found.passed
+    assert "0/A" in found.summary
+    assert "0/14" in found.summary
+
+
+def test_an_event_from_before_the_first_window_is_red(story: Story):
+    story.land(INSERT)
+    assert checks.sentinel_empty(story.workspace, SOURCE).passed
+    story.land(Commit(20, -90_000, [Change("d", 1)]))
+    found = checks.sentinel_empty(story.workspace, SOURCE)
+    assert (found.passed, found.numbers) == (False, {"events": 1})
+
+
+@pytest.mark.parametrize(("minutes", "fresh"), [(1, True), (14, True), (16, False)])
+def test_the_watermark_of_the_newest_batch_must_be_near_the_clock(story: Story, minutes, fresh):
+    story.land(INSERT)
+    found = checks.watermark_fresh(story.workspace, SOURCE, START + timedelta(minutes=minutes))
+    assert found.passed is fresh
+
+
+def test_no_stream_means_no_watermark_to_be_stale(story: Story):
+    assert checks.watermark_fresh(story.workspace, SOURCE, START).passed
+
+
+def test_checks_of_tables_that_are_not_there_yet_pass(story: Story):
+    assert checks.counts_add_up(story.workspace, SOURCE).passed
+    assert checks.no_collisions(story.workspace, SOURCE).passed
+
+
+def test_a_collision_turns_red_and_its_unknown_cells_do_too(story: Story, spark):
+    story.land(INSERT)
+    end = Lsn(11)
+    story._seal(events(OTHER), StreamSpan(Lsn(10), end, end, end, 1, START, START))
+    story.land(Commit(20, 2, [Change("u", 1, {"title": "three"}, unchanged=("body",))]))
+    for stage in (raw, deduped):
+        stage.materialize(story.workspace, spark, SOURCE, [FIRST], "run")
+    dimensions.materialize(story.workspace, spark, story.contract, [FIRST], "run")
+    published.materialize(story.workspace, spark, story.contract, "run")
+
+    found = checks.no_collisions(story.workspace, SOURCE)
+    assert (found.passed, found.numbers) == (False, {"quarantined_collision": 2})
+    assert FIRST in found.summary
+    accounted = checks.counts_add_up(story.workspace, SOURCE)
+    assert accounted.passed
+    assert (accounted.numbers["raw"], accounted.numbers["quarantined"]) == (3, 2)
+
+    unresolved = content_checks.no_unresolved_cells(story.workspace, spark, story.contract)
+    assert (unresolved.passed, unresolved.numbers) == (False, {"rows_unresolved": 1, "cells_unresolved": 1})
+    assert content_checks.keys_unique(story.workspace, spark, story.contract).passed
+    assert content_checks.meets_contract(story.workspace, spark, story.contract).passed

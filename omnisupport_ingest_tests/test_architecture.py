@@ -1,0 +1,74 @@
+"""The arrows between the rooms: who may import whom, read from the source of every module."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import omnisupport_ingest
+
+PACKAGE = Path(omnisupport_ingest.__file__).parent
+
+VALUES = {"errors", "position", "windows"}
+FLOOR_1 = VALUES | {"settings", "durable", "failpoints", "home"}
+
+MAY_IMPORT: dict[str, set[str]] = {
+    **{name: FLOOR_1 - {name} for name in FLOOR_1},
+    "contracts": FLOOR_1,
+    "lake": FLOOR_1,
+    "landing": FLOOR_1,
+    "cdc": FLOOR_1 | {"contracts"},
+    "sources": FLOOR_1 | {"contracts", "landing"},
+    "stages": FLOOR_1 | {"contracts", "landing", "lake", "cdc"},
+    "runtime": FLOOR_1,
+    "defs": FLOOR_1 | {"contracts", "landing", "lake", "cdc", "stages", "sources", "runtime"},
+    "definitions": FLOOR_1 | {"contracts", "stages", "defs", "runtime"},
+}
+"""Room → rooms it may import besides itself. ``cli`` may import everything."""
+
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+
+def imported(module: Path) -> set[str]:
+    """Every name that ``module`` imports, at whatever depth of the code."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(module.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module} imports by a relative name"
+            name = node.module or ""
+            own = name == "omnisupport_ingest"
+            found |= {f"{name}.{alias.name}" for alias in node.names} if own else {name}
+    return found
+
+
+def room_of(module: Path) -> str:
+    return module.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_arrows_point_down(module):
+    room = room_of(module)
+    if room in ("cli", "__init__"):
+        return
+    ours = {name.split(".")[1] for name in imported(module) if name.startswith("omnisupport_ingest.")}
+    assert ours - {room, "__version__"} <= MAY_IMPORT[room]
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_dagster_stays_above_the_stages(module):
+    if room_of(module) in ("cli", "defs", "definitions"):
+        return
+    assert not {name for name in imported(module) if name.split(".")[0].startswith("dagster")}
+
+
+def test_private_dagster_names_are_in_one_module():
+    private = {
+        str(module.relative_to(PACKAGE))
+        for module in MODULES
+        if any(name.startswith("dagster._") for name in imported(module))
+    }
+    assert private == {"defs/backfills.py"}
