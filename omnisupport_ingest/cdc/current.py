@@ -87,7 +87,10 @@ def _lives(merged: DataFrame, ends: DataFrame, contract: TableContract) -> DataF
     """The life of each row's latest living event: when it began and ended, its cells still valid."""
     reach = F.filter(
         "_table_ends",
-        lambda d: (d.position > F.col("_cdc_first")) & (F.col("_cdc_ended_at").isNull() | (d.position < F.col("_cdc_ended_at"))),
+        lambda d: (
+            (d.position > F.col("_cdc_first"))
+            & (F.col("_cdc_ended_at").isNull() | (d.position < F.col("_cdc_ended_at")))
+        ),
     )
     joined = merged.crossJoin(F.broadcast(ends)).withColumn("_ends", F.concat("_cdc_deletes", reach))
     alive = F.col("_cdc_alive")
@@ -112,7 +115,11 @@ def _lives(merged: DataFrame, ends: DataFrame, contract: TableContract) -> DataF
         )
         cells.append(F.when(valid, cell).alias(_cell(column)))
     # The old key matters only while the life that the key change began is the current one.
-    moved = F.when((F.col("_cdc_life_start") >= F.col("_begins")) & (F.col("_doubted").isNull() | (F.col("_cdc_life_start") > F.col("_doubted"))), F.col("_cdc_moved_from_key"))
+    moved = F.when(
+        (F.col("_cdc_life_start") >= F.col("_begins"))
+        & (F.col("_doubted").isNull() | (F.col("_cdc_life_start") > F.col("_doubted"))),
+        F.col("_cdc_moved_from_key"),
+    )
     return facts.select(
         *[name for name in facts.columns if name not in ("_cdc_moved_from_key", "_table_ends", "_ends")],
         moved.alias("_from_key"),

@@ -32,7 +32,8 @@ from pyspark.sql import types as T
 
 from omnisupport_ingest.cdc.envelope import POSITION_TYPE, image, position
 from omnisupport_ingest.contracts.load import TableContract
-from omnisupport_ingest.contracts.spark_types import fits, spark_schema, typed
+from omnisupport_ingest.contracts.pg_types import ALWAYS_FITS
+from omnisupport_ingest.contracts.spark_types import spark_schema, typed
 
 KEY, ENDED, TRUNCATE, BOUNDARY = "key", "ended", "truncate", "boundary"
 
@@ -84,12 +85,11 @@ def fold_events(events: DataFrame, contract: TableContract) -> DataFrame:
     """
     keyed = events.where(F.col("op").isin("c", "u", "d", "r") & F.col("key").isNotNull())
     entries = _entries(keyed, contract)
-    moves = entries.where(F.col("_cdc_moved_from_key").isNotNull())
-    ends = moves.select(
-        "window", F.col("_cdc_moved_from_key").alias("key"), ended_by(F.col("_cdc_life_start")).alias("at")
-    )
+    moves = keyed.where(F.col("moved_from_key").isNotNull())
+    if not moves.isEmpty():
+        entries = entries.unionByName(_ended_lives_of_events(keyed, moves, contract))
     keyless = _keyless(events.where(F.col("op").isin("t", "b") & ~F.col("hole")))
-    merged = _merge(entries.unionByName(_ended_lives(entries, ends)), contract)
+    merged = _merge(entries, contract)
     return merged.unionByName(_as_folded(keyless, contract)).select(*folded_type(contract).names)
 
 
@@ -99,10 +99,12 @@ def merge_rows(rows: DataFrame, contract: TableContract) -> DataFrame:
     A life that a key change ended also takes in what other rows of that key hold below its end.
     """
     keyless = rows.where(F.col("_cdc_kind").isin(TRUNCATE, BOUNDARY)).dropDuplicates(["window", *_PLACE])
-    keyed = _unpack(rows.where(F.col("_cdc_kind").isin(KEY, ENDED)), contract)
+    entries = _unpack(rows.where(F.col("_cdc_kind").isin(KEY, ENDED)), contract)
     ended = rows.where(F.col("_cdc_kind") == ENDED)
-    ends = ended.select("window", F.col("_cdc_key").alias("key"), F.col("_cdc_ended_at").alias("at"))
-    merged = _merge(keyed.unionByName(_ended_lives(keyed, ends)), contract)
+    if not ended.isEmpty():
+        ends = ended.select("window", F.col("_cdc_key").alias("key"), F.col("_cdc_ended_at").alias("at"))
+        entries = entries.unionByName(_ended_lives(entries, ends))
+    merged = _merge(entries, contract)
     return merged.unionByName(keyless).select(*folded_type(contract).names)
 
 
@@ -133,24 +135,49 @@ def _entries(keyed: DataFrame, contract: TableContract) -> DataFrame:
     alive = F.col("op").isin("c", "u", "r")
     starts = F.col("op").isin("c", "r")
     none = F.lit(None)
+    plain = [column for column in contract.columns if column.name not in contract.key]
+    sent = {
+        column.name: F.coalesce(
+            F.map_contains_key("_after", F.lit(column.name))
+            | F.map_contains_key("_before", F.lit(column.name)),
+            F.map_contains_key("_after", F.lit(column.name)),
+            F.map_contains_key("_before", F.lit(column.name)),
+            F.lit(False),
+        )
+        for column in plain
+    }
+    texts = parsed.select(
+        "*",
+        *(
+            F.coalesce(F.col("_after")[column.name], F.col("_before")[column.name]).alias(
+                f"_text_{column.name}"
+            )
+            for column in plain
+        ),
+        *(sent[column.name].alias(f"_sent_{column.name}") for column in plain),
+    )
+    # Columns of their own, so that each value is typed once.
+    values = texts.select(
+        "*",
+        *(typed(F.col(f"_text_{column.name}"), column).alias(f"_value_{column.name}") for column in plain),
+    )
+    known = ~F.col("hole")
     cells = []
     complete = F.lit(True)
-    for column in contract.columns:
-        if column.name in contract.key:
-            continue
-        sent = F.coalesce(F.map_contains_key("_after", F.lit(column.name)), F.lit(False))
-        kept = F.coalesce(F.map_contains_key("_before", F.lit(column.name)), F.lit(False))
-        text = F.when(sent, F.col("_after")[column.name]).otherwise(F.col("_before")[column.name])
-        known = ~F.col("hole")
+    for column in plain:
+        text, value = F.col(f"_text_{column.name}"), F.col(f"_value_{column.name}")
+        exact = F.lit(None).cast("string")
+        if column.type.kind not in ALWAYS_FITS:
+            exact = F.when(known & value.isNull(), text)
         cell = F.struct(
             F.col("_p").alias("p"),
             known.alias("known"),
-            F.when(known, typed(text, column)).alias("v"),
-            F.when(known & ~fits(text, column), text).alias("exact"),
+            F.when(known, value).alias("v"),
+            exact.alias("exact"),
         )
-        cells.append(F.when(alive & (sent | kept), cell).alias(_cell_name(column.name)))
-        complete = complete & (sent | kept)
-    return parsed.select(
+        cells.append(F.when(alive & F.col(f"_sent_{column.name}"), cell).alias(_cell_name(column.name)))
+        complete = complete & F.col(f"_sent_{column.name}")
+    return values.select(
         "window",
         F.lit(KEY).alias("_cdc_kind"),
         F.col("key").alias("_cdc_key"),
@@ -175,6 +202,20 @@ def _entries(keyed: DataFrame, contract: TableContract) -> DataFrame:
         F.col("landed_at").alias("_cdc_ingested_at"),
         *cells,
     )
+
+
+def _ended_lives_of_events(keyed: DataFrame, moves: DataFrame, contract: TableContract) -> DataFrame:
+    """The ended lives that the key changes among ``keyed`` call for.
+
+    Key changes are few: their old keys' events are picked out before anything is parsed.
+    """
+    incomplete = _entries(moves, contract).where(F.col("_cdc_moved_from_key").isNotNull())
+    ends = incomplete.select(
+        "window", F.col("_cdc_moved_from_key").alias("key"), ended_by(F.col("_cdc_life_start")).alias("at")
+    )
+    old_keys = moves.select("window", F.col("moved_from_key").alias("key")).distinct()
+    concerned = keyed.join(F.broadcast(old_keys), ["window", "key"], "left_semi").select(*keyed.columns)
+    return _ended_lives(_entries(concerned, contract), ends)
 
 
 def _ended_lives(entries: DataFrame, ends: DataFrame) -> DataFrame:

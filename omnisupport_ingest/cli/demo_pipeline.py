@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from omnisupport_ingest.cli.proof import Proof, prove
 from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.lake.checkpoint import Checkpoint
 from omnisupport_ingest.stages import checkpoints
 from omnisupport_ingest.stages.pending import pending_windows
 from omnisupport_ingest.stages.workspace import Workspace
@@ -71,9 +72,9 @@ def start_a_replay(demo: Demo) -> Replay:
 
     workspace = _workspace(demo)
     source = demo.settings.source
-    committed = [each for each in checkpoints.read([workspace.deduped(source)]) if each.deduped]
+    _wait(demo, lambda: bool(_replayable(workspace, source)), "the first window in every layer")
     # The window with most events has most to lose.
-    window = max(committed, key=lambda each: each.deduped).window
+    window = max(_replayable(workspace, source), key=lambda each: each.deduped).window
     with _instance(demo) as instance:
         backfill_id = launch_backfill(
             instance, build_definitions(workspace), source, [window], reason="demo: replay of a finished window"
@@ -127,6 +128,13 @@ def _tables(workspace: Workspace, source: str) -> Iterator[LakeTable]:
     yield workspace.deduped(source)
     for contract in workspace.contracts.of_source(source):
         yield workspace.dimension(contract)
+
+
+def _replayable(workspace: Workspace, source: str) -> list[Checkpoint]:
+    """The checkpoints of windows with events that every layer holds."""
+    behind = pending_windows(workspace, source).windows
+    committed = checkpoints.read([workspace.deduped(source)])
+    return [each for each in committed if each.deduped and each.window not in behind]
 
 
 def _hashes(workspace: Workspace, source: str, window: str) -> dict[str, str]:

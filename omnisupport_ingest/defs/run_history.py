@@ -48,6 +48,11 @@ class RunHistory:
                 found.append(WindowRange(first, last))
         return found
 
+    def ingesting(self) -> bool:
+        """Whether a run of the ingest job is queued or started."""
+        wanted = dg.RunsFilter(job_name=self._job, statuses=_IN_PROGRESS)
+        return self._instance.get_runs_count(wanted) > 0
+
     def attempts(self, last_batch_id: str | None, first: str, last: str) -> int:
         """How many runs were ever asked for over this range at this cursor."""
         tags = {keys.CURSOR_TAG: last_batch_id or "", _RANGE_START: first, _RANGE_END: last}

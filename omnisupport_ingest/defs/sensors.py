@@ -76,6 +76,12 @@ def wal_batches_sensor(*, source: str, partitions: dg.TimeWindowPartitionsDefini
             reason = f"{failures} runs failed in a row; the next attempt is at {again:%H:%M:%S} UTC."
             return _nothing(reason, cursor, observations)
 
+        if history.ingesting():
+            # What a run costs is mostly fixed, so two at a time would only slow each other down.
+            cursor = SensorCursor(pending.last_batch_id, pending.last_lsn, seen.attempt)
+            reason = f"A run is in progress; the next one takes {pending.batches} more batches."
+            return _nothing(reason, cursor, observations)
+
         newest = partitions.get_last_partition_key()
         plan = plan_runs(
             workspace.grid,

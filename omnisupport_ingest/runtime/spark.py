@@ -63,6 +63,12 @@ def session_conf(settings: Settings) -> dict[str, str]:
         "spark.sql.timestampType": "TIMESTAMP_LTZ",
         "spark.sql.parquet.inferTimestampNTZ.enabled": "false",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
+        # The plans are wide (a column's state is several expressions) and the batches small:
+        # compiling a plan costs more than interpreting it (measured: half the time without).
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+        # A run may read many small files; listing them in a job of its own costs a second.
+        "spark.sql.sources.parallelPartitionDiscovery.threshold": "10000",
     }
     if settings.spark_master.startswith("local"):
         # The default of 200 costs seconds per job on one machine; adaptive execution merges more.

@@ -91,7 +91,7 @@ def _pairs(contract: TableContract) -> str:
     ]
     key = " || ',' || ".join(f"coalesce(s.{_name(k.name)}, l.{_name(k.name)}::VARCHAR)" for k in keys)
     return (
-        f"SELECT {key} AS key, list_filter([{', '.join(reasons)}], x -> x IS NOT NULL) AS differing"
+        f"SELECT {key} AS key, list_filter([{', '.join(reasons)}], lambda x: x IS NOT NULL) AS differing"
         f" FROM source s FULL OUTER JOIN lake l ON {same_key}"
     )
 

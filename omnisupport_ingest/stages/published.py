@@ -63,8 +63,16 @@ def materialize(
 
 
 def upstream_of(dimension: TableSnapshot, contract: TableContract) -> Upstream:
-    """What the published table is made from: the data files of the dimension."""
-    units = frozenset(file.path for file in dimension.all_files())
+    """What the published table is made from: the content of each window of the dimension.
+
+    Content, not files: a window that was replayed to the same rows leaves nothing to publish.
+    """
+    states = {window: dimension.state(window) for window in dimension.windows()}
+    units = frozenset(
+        f"{window}@{state.checkpoint.content_hash}" if state else f"{window}@rewritten:{dimension.version}"
+        for window, state in states.items()
+        if dimension.files(window)
+    )
     return Upstream(units, dimension.table_id, (f"logic:{LOGIC_VERSION}", f"contract:{contract.fingerprint}"))
 
 

@@ -154,7 +154,7 @@ class RowMaker:
             self.text(_SUBJECTS),
             self.body(),
             self._rng.choice(STATUSES),
-            self._rng.choice((None, 1, 2, 3, -32768)),
+            self._rng.choice((None, 1, 2, 3, 4)),
             self._rng.choice(_CHANNELS),
             Json(metadata) if self._rng.random() < 0.7 else None,
             self._rng.choice((None, 0.1, 1 / 3, 5.0, 1e-300)),
@@ -183,4 +183,4 @@ class RowMaker:
         """An amount of money with up to ``digits`` digits before the point, or NULL."""
         if self._rng.random() < 0.1:
             return None
-        return Decimal(self._rng.randrange(-99, 10 ** (digits + 1))) / 100
+        return Decimal(self._rng.randrange(10 ** (digits + 1))) / 100
