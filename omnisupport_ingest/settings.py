@@ -30,7 +30,9 @@ class Settings(BaseSettings):
     )
     slot: str = Field("omnisupport_ingest", description="Name of the replication slot.")
     publication: str = Field("omnisupport_ingest", description="Name of the publication.")
-    batch_max_bytes: int = Field(64 * 1024 * 1024, ge=1, description="Cut a WAL batch at this size, in bytes.")
+    batch_max_bytes: int = Field(
+        64 * 1024 * 1024, ge=1, description="Cut a WAL batch at this size, in bytes."
+    )
     batch_max_seconds: float = Field(5.0, gt=0, description="Cut a WAL batch at this age, in seconds.")
     max_clock_skew_seconds: float = Field(
         2.0, ge=0, description="How far commit times may run behind the clock, in seconds (watermark)."
@@ -38,8 +40,12 @@ class Settings(BaseSettings):
     dagster_pg_url: SecretStr | None = Field(
         None, description="PostgreSQL URL for Dagster's own storage; unset: SQLite in the home."
     )
-    spark_master: str = Field("local[2]", description="Spark master of the Connect server or classic session.")
-    spark_remote: str | None = Field(None, description="Address of a running Spark Connect server, sc://host:port.")
+    spark_master: str = Field(
+        "local[2]", description="Spark master of the Connect server or classic session."
+    )
+    spark_remote: str | None = Field(
+        None, description="Address of a running Spark Connect server, sc://host:port."
+    )
     spark_driver_memory: str = Field("2g", description="Memory of the Spark driver, like 2g.")
     webserver_port: int = Field(3000, ge=0, le=65535, description="Port of the Dagster UI on loopback.")
 

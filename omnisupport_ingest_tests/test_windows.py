@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta, timezone
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -48,7 +49,7 @@ def test_ranges_hold_exactly_the_keys_given(grid: WindowGrid, numbers: set[int])
     ranges = grid.ranges(keys)
     held = [key for each in ranges for key in grid.keys_between(each.first, each.last)]
     assert held == sorted(keys)
-    for before, after in zip(ranges, ranges[1:], strict=False):
+    for before, after in pairwise(ranges):
         assert grid.end_of(before.last) < grid.start_of(after.first)
 
 

@@ -14,7 +14,13 @@ from omnisupport_ingest.runtime.supervisor import Backoff
 
 
 @click.command()
-def capture() -> None:
+@click.option(
+    "--new-epoch",
+    "reason",
+    metavar="REASON",
+    help="Repair a hole: drop our slot, begin a new epoch for this REASON, snapshot every table again.",
+)
+def capture(reason: str | None) -> None:
     """Land the WAL of the source as batches, until Ctrl-C.
 
     Takes the snapshot first if there is none yet. Waits for a source that is away; stops at what
@@ -32,6 +38,9 @@ def capture() -> None:
     def landed(batch: Manifest) -> None:
         click.echo(f"landed {batch.batch_id}")
 
+    if reason is not None:
+        epoch = Capture(settings, home, contracts).begin_new_epoch(reason)
+        click.echo(f"Epoch {epoch.number} has begun: {reason}")
     with stop_on_signal() as stop:
         follow(
             lambda: Capture(settings, home, contracts, landed).run(None, stop), stop, retry=SourceUnavailable

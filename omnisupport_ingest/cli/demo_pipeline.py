@@ -77,7 +77,11 @@ def start_a_replay(demo: Demo) -> Replay:
     window = max(_replayable(workspace, source), key=lambda each: each.deduped).window
     with _instance(demo) as instance:
         backfill_id = launch_backfill(
-            instance, build_definitions(workspace), source, [window], reason="demo: replay of a finished window"
+            instance,
+            build_definitions(workspace),
+            source,
+            [window],
+            reason="demo: replay of a finished window",
         )
     demo.console.print(f"Backfill {backfill_id}: replaying window {window} through every layer …")
     return Replay(window, backfill_id, _hashes(workspace, source, window))

@@ -7,6 +7,7 @@ PySpark and Dagster are loaded by the commands that use them.
 from __future__ import annotations
 
 import sys
+import warnings
 
 import click
 
@@ -56,6 +57,9 @@ def main() -> None:
     """Run the command line and exit; the entry point of the console script."""
     # Read before parsing, so that an error of the parsing is shown in full as well.
     debug = "--debug" in sys.argv[1:]
+    if not debug:
+        # Warnings of libraries are for developers; what a person should know, we say ourselves.
+        warnings.simplefilter("ignore")
     try:
         outcome = cli(standalone_mode=False)
     except BaseException as error:

@@ -103,7 +103,8 @@ def _wait_until(workspace: Workspace, lsn: Lsn, advance: Callable[[], None], sec
             return
         if time.monotonic() > deadline:
             raise ProofNotReached(
-                f"After {seconds:.0f} s the lake is not at {lsn} of the source: landing is at {landed or 'nothing'}.",
+                f"After {seconds:.0f} s the lake is not at {lsn} of the source; "
+                f"landing is at {landed or 'nothing'}.",
                 fix="Start capture and the pipeline (omnisupport-ingest up), or look at their logs.",
             )
         advance()
@@ -159,8 +160,8 @@ def print_proof(proof: Proof, console: Console | None = None) -> None:
     """The outcome as a table, with the keys that differ."""
     console = console or Console(highlight=False)
     shown = Table("table", box=None, header_style="bold")
-    for title in ("source rows", "current rows", "soft-deleted", "events", "unresolved", "differences"):
-        shown.add_column(title, justify="right")
+    for title in ("source", "current", "deleted", "events", "unresolved", "differ"):
+        shown.add_column(title, justify="right", no_wrap=True)
     for name, table in proof.tables.items():
         shown.add_row(
             name,
@@ -171,11 +172,11 @@ def print_proof(proof: Proof, console: Console | None = None) -> None:
             f"{table.unresolved:,}",
             f"{table.differences:,}",
         )
-    console.print(f"\nSource and dimensions at LSN {proof.lsn}:")
+    console.print(f"\nRows of the source and of the published tables at LSN {proof.lsn}:\n")
     console.print(shown)
     events = proof.events
     console.print(
-        f"Events: {events.raw:,} raw = {events.deduped:,} deduped + {events.duplicates:,} duplicates "
+        f"\nEvents: {events.raw:,} raw = {events.deduped:,} deduped + {events.duplicates:,} duplicates "
         f"+ {events.quarantined:,} quarantined"
     )
     for name, table in proof.tables.items():

@@ -238,7 +238,7 @@ def retrying(plan_and_commit: Callable[[TableSnapshot], T], table: LakeTable, *,
         try:
             return plan_and_commit(table.open())
         except CommitConflict:
-            time.sleep(random.uniform(0, 0.1 * attempt))
+            time.sleep(random.uniform(0, 0.1 * attempt))  # noqa: S311 - no secret depends on it
     return plan_and_commit(table.open())
 
 

@@ -83,7 +83,7 @@ class BatchWriter:
         batch_id: str,
         *,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
-        limits: WriterLimits = WriterLimits(),  # noqa: B008 - frozen
+        limits: WriterLimits = WriterLimits(),
     ) -> None:
         """Open the batch; ``ChainContested`` if it has landed or another writer has it open.
 

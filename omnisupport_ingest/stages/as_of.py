@@ -16,7 +16,7 @@ from omnisupport_ingest.stages.workspace import Workspace
 def state_as_of(
     workspace: Workspace, spark: SparkSession, contract: TableContract, position: Position
 ) -> DataFrame:
-    """Rows of ``published_type(contract)`` folded from every accepted or quarantined event below ``position``."""
+    """The fold of every accepted or quarantined event below ``position``: ``published_type`` rows."""
     return current_state(fold_events(_events(workspace, spark, contract, position), contract), contract)
 
 
@@ -32,7 +32,10 @@ def events_from(
 def _events(
     workspace: Workspace, spark: SparkSession, contract: TableContract, position: Position
 ) -> DataFrame:
-    deduped, quarantine = workspace.deduped(contract.source).open(), workspace.quarantine(contract.source).open()
+    deduped, quarantine = (
+        workspace.deduped(contract.source).open(),
+        workspace.quarantine(contract.source).open(),
+    )
     files = [file for file in deduped.all_files() if _of_table(file, contract)]
     accepted = deduped.read(spark, files).withColumn("hole", F.lit(False))
     named = {

@@ -13,7 +13,7 @@ from omnisupport_ingest.lake.contenthash import ContentHash, hash_of_files
 from omnisupport_ingest.lake.staging import StagedFiles
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.table import LakeTable, TableSnapshot
-from omnisupport_ingest.stages.plan import Upstream, Work, WindowPlan
+from omnisupport_ingest.stages.plan import Upstream, WindowPlan, Work
 from omnisupport_ingest.stages.progress import BatchFacts
 
 

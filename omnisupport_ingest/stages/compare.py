@@ -71,33 +71,38 @@ def compare(contract: TableContract, expected: Path, files: Sequence[str]) -> Co
         ).fetchone()
         differing = "FROM pairs WHERE len(differing) > 0"
         total = connection.execute(f"SELECT count(*) {differing}").fetchone()
-        examples = connection.execute(f"SELECT key, differing {differing} ORDER BY key LIMIT {_SHOWN}").fetchall()
+        examples = connection.execute(
+            f"SELECT key, differing {differing} ORDER BY key LIMIT {_SHOWN}"
+        ).fetchall()
     assert counts is not None and total is not None
-    return Comparison(*counts, total[0], tuple(Difference(key, tuple(columns)) for key, columns in examples))
+    source_rows, current_rows, deleted_rows, unresolved = counts
+    return Comparison(
+        source_rows=source_rows,
+        current_rows=current_rows,
+        deleted_rows=deleted_rows,
+        unresolved=unresolved,
+        differences=total[0],
+        examples=tuple(Difference(key, tuple(columns)) for key, columns in examples),
+    )
 
 
 def _pairs(contract: TableContract) -> str:
     keys = [contract.column(name) for name in contract.key]
     same_key = " AND ".join(f"{_cast(column)} = l.{_name(column.name)}" for column in keys)
     plain = [column for column in contract.columns if column.name not in contract.key]
+    in_source, in_lake = f"s.{_name(keys[0].name)} IS NOT NULL", "l._cdc_key IS NOT NULL"
+    both = f"{in_source} AND {in_lake}"
     reasons = [
-        "CASE WHEN l._cdc_key IS NULL THEN 'missing in the lake' END",
-        f"CASE WHEN s.{_name(keys[0].name)} IS NULL AND NOT l._cdc_is_deleted THEN 'not in the source' END",
-        f"CASE WHEN {_both(keys[0])} AND l._cdc_is_deleted AND {_alive(contract)} THEN 'deleted in the lake' END",
-        *(
-            f"CASE WHEN {_both(keys[0])} AND NOT ({_equal(column)}) THEN {_text(column.name)} END"
-            for column in plain
-        ),
+        f"CASE WHEN NOT ({in_lake}) THEN 'missing in the lake' END",
+        f"CASE WHEN NOT ({in_source}) AND NOT l._cdc_is_deleted THEN 'not in the source' END",
+        f"CASE WHEN {both} AND l._cdc_is_deleted AND {_alive(contract)} THEN 'deleted in the lake' END",
+        *(f"CASE WHEN {both} AND NOT ({_equal(column)}) THEN {_text(column.name)} END" for column in plain),
     ]
     key = " || ',' || ".join(f"coalesce(s.{_name(k.name)}, l.{_name(k.name)}::VARCHAR)" for k in keys)
     return (
         f"SELECT {key} AS key, list_filter([{', '.join(reasons)}], lambda x: x IS NOT NULL) AS differing"
         f" FROM source s FULL OUTER JOIN lake l ON {same_key}"
     )
-
-
-def _both(key: Column) -> str:
-    return f"s.{_name(key.name)} IS NOT NULL AND l._cdc_key IS NOT NULL"
 
 
 def _alive(contract: TableContract) -> str:

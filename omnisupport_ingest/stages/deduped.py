@@ -29,7 +29,7 @@ from omnisupport_ingest.position import Position
 from omnisupport_ingest.stages import quarantine
 from omnisupport_ingest.stages.checkpoints import Counts, Identity, Outcome, change_for, report
 from omnisupport_ingest.stages.idempotency import LOGIC_VERSION, idempotency_key, unit_key
-from omnisupport_ingest.stages.plan import Upstream, Work, WindowPlan, pending, plan_window
+from omnisupport_ingest.stages.plan import Upstream, WindowPlan, Work, plan_window
 from omnisupport_ingest.stages.progress import facts_of, rise_from
 from omnisupport_ingest.stages.workspace import Workspace
 from omnisupport_ingest.windows import OUT_OF_RANGE
@@ -222,8 +222,8 @@ def _counts(
         )
         if now.raw != now.deduped + now.duplicates + now.quarantined:
             raise CountsDisagree(
-                f"Window {window} of {snapshot.table.spec.path}: {now.raw} raw events became {now.deduped} deduped, "
-                f"{now.duplicates} duplicates and {now.quarantined} quarantined.",
+                f"Window {window} of {snapshot.table.spec.path}: {now.raw} raw events became "
+                f"{now.deduped} deduped, {now.duplicates} duplicates and {now.quarantined} quarantined.",
                 fix="Nothing was committed. Run the window again; if it fails again, report it with the log.",
             )
         before = Counts.of(state.checkpoint) if state and job.plan.work is Work.APPEND else Counts()

@@ -22,7 +22,7 @@ from omnisupport_ingest.lake.table import TableSnapshot, retrying
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.stages.checkpoints import Counts, Identity, Outcome, change_for, report
 from omnisupport_ingest.stages.idempotency import LOGIC_VERSION, idempotency_key, unit_key
-from omnisupport_ingest.stages.plan import Upstream, Work, WindowPlan, plan_window
+from omnisupport_ingest.stages.plan import Upstream, WindowPlan, Work, plan_window
 from omnisupport_ingest.stages.progress import BatchFacts, facts_of
 from omnisupport_ingest.stages.workspace import Workspace
 

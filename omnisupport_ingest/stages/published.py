@@ -13,7 +13,7 @@ from omnisupport_ingest.lake.table import TableSnapshot, retrying
 from omnisupport_ingest.position import Position
 from omnisupport_ingest.stages.checkpoints import Counts, Identity, Outcome, change_for, report
 from omnisupport_ingest.stages.idempotency import LOGIC_VERSION, idempotency_key
-from omnisupport_ingest.stages.plan import Upstream, Work, WindowPlan, plan_window
+from omnisupport_ingest.stages.plan import Upstream, WindowPlan, Work, plan_window
 from omnisupport_ingest.stages.progress import BatchFacts
 from omnisupport_ingest.stages.workspace import Workspace
 

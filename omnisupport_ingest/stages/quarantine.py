@@ -19,7 +19,7 @@ from omnisupport_ingest.lake.staging import StagedFiles, stage_frame
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.table import LakeTable, TableSnapshot, retrying
 from omnisupport_ingest.stages.checkpoints import Counts, Identity, Outcome, checkpoint_of
-from omnisupport_ingest.stages.plan import Work, WindowPlan
+from omnisupport_ingest.stages.plan import WindowPlan, Work
 from omnisupport_ingest.stages.progress import BatchFacts
 
 LAYER = "quarantine"
@@ -48,7 +48,7 @@ def commit(
             rows = others.where(F.col("verdict") == dedupe.QUARANTINED).withColumn(
                 "review_state", F.lit("open")
             )
-            generation = {window: 1 for window in keep}
+            generation = dict.fromkeys(keep, 1)
             staged = stage_frame(table, rows.select(*QUARANTINE_TYPE.names), unit=unit, generation=generation)
         changes = []
         for window, kept in keep.items():

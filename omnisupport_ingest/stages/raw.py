@@ -201,7 +201,8 @@ def _refuse_other_counts(
         if written != expected:
             names = ", ".join(str(store.path_of(file)) for _, file in files[:3])
             raise LandingDisagrees(
-                f"The manifests count {expected} events for window {plan.window}, the batch files hold {written} "
-                f"(first files: {names}).",
-                fix="Restore the batch from a backup of the landing folder, or read the table again from its source.",
+                f"The manifests count {expected} events for window {plan.window}, the batch files hold "
+                f"{written} (first files: {names}).",
+                fix="Restore the batch from a backup of the landing folder, or read the table again from "
+                "its source.",
             )

@@ -46,9 +46,7 @@ ROWS: list[Row] = [
 def fill(spark: SparkSession, table: LakeTable, rows: list[Row]) -> None:
     snapshot = table.open()
     windows = [W1, W2] if table.spec.partition_by else [""]
-    staged = stage_frame(
-        table, frame_of(spark, table, rows), unit="u1", generation={window: 1 for window in windows}
-    )
+    staged = stage_frame(table, frame_of(spark, table, rows), unit="u1", generation=dict.fromkeys(windows, 1))
     snapshot.commit([change(window, staged.of(window), ["b1"]) for window in windows])
 
 

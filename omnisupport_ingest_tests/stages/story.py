@@ -112,7 +112,9 @@ class Story:
         self.contracts = folder / "contracts"
         self.contracts.mkdir(parents=True)
         self.write_contract(CONTRACT)
-        settings = Settings(home=folder / "home", window="minutes:1", contracts_dir=self.contracts, _env_file=None)
+        settings = Settings(
+            home=folder / "home", window="minutes:1", contracts_dir=self.contracts, _env_file=None
+        )
         home = Home.open(settings.home, WindowSize(1), now=START)
         self.workspace = Workspace(settings, home, load_contracts(self.contracts))
         self.store = self.workspace.landing(SOURCE)
@@ -150,7 +152,9 @@ class Story:
 
     def _seal(self, found: list[LandedEvent], span: StreamSpan) -> Manifest:
         name = stream_batch_id(1, span.previous_end_lsn)
-        writer = BatchWriter(self.store, self.workspace.grid, 1, name, clock=lambda: START + timedelta(minutes=5))
+        writer = BatchWriter(
+            self.store, self.workspace.grid, 1, name, clock=lambda: START + timedelta(minutes=5)
+        )
         for event in found:
             writer.add(event)
         self._end = span.end_lsn

@@ -14,7 +14,9 @@ from omnisupport_ingest_tests.stages.story import FIRST, SECOND, SOURCE, Change,
 
 pytestmark = pytest.mark.usefixtures("spark")
 
-INSERT = Commit(10, 1, [Change("c", 1, {"title": "one", "body": "long"}), Change("c", 2, {"title": "two", "body": "B2"})])
+INSERT = Commit(
+    10, 1, [Change("c", 1, {"title": "one", "body": "long"}), Change("c", 2, {"title": "two", "body": "B2"})]
+)
 UPDATE = Commit(20, 2, [Change("u", 1, {"title": "uno"}, unchanged=("body",))])
 MOVE = Commit(30, 61, [Change("d", 1), Change("c", 9, {"title": "uno"}, unchanged=("body",), moved_from=1)])
 DELETE = Commit(40, 62, [Change("d", 2)])
@@ -89,7 +91,12 @@ def test_a_second_delivery_is_kept_in_raw_and_dropped_as_duplicate_downstream(st
     second = run(story, spark, FIRST)
     (raw_now,), (deduped_now,) = second["raw"], second["deduped"]
     assert raw_now.rows == 6
-    assert (deduped_now.raw, deduped_now.deduped, deduped_now.duplicates, deduped_now.quarantined) == (6, 3, 3, 0)
+    assert (deduped_now.raw, deduped_now.deduped, deduped_now.duplicates, deduped_now.quarantined) == (
+        6,
+        3,
+        3,
+        0,
+    )
     assert second["dim"][0].content_hash == first["dim"][0].content_hash
 
 
@@ -113,7 +120,11 @@ def test_an_event_that_breaks_a_row_rule_is_quarantined_until_a_later_one_carrie
 
 
 def test_a_truncate_in_one_window_deletes_the_keys_of_another(story, spark):
-    story.land(INSERT, Commit(30, 61, [Change("t")]), Commit(31, 62, [Change("c", 2, {"title": "new", "body": None})]))
+    story.land(
+        INSERT,
+        Commit(30, 61, [Change("t")]),
+        Commit(31, 62, [Change("c", 2, {"title": "new", "body": None})]),
+    )
     run(story, spark, FIRST, SECOND)
     assert state(story, spark) == {1: ("one", "long", True, []), 2: ("new", None, False, [])}
 
@@ -127,7 +138,9 @@ def test_an_older_event_that_arrives_last_overwrites_nothing(story, spark):
 
 
 def test_an_event_far_ahead_of_the_clock_waits_in_the_sentinel_and_stops_nothing(story, spark):
-    story.land(INSERT, Commit(20, 60 * 60 * 24 * 30, [Change("c", 3, {"title": "from the future", "body": None})]))
+    story.land(
+        INSERT, Commit(20, 60 * 60 * 24 * 30, [Change("c", 3, {"title": "from the future", "body": None})])
+    )
     run(story, spark, FIRST)
     quarantine = story.workspace.quarantine(SOURCE).open()
     rows = quarantine.read(spark, quarantine.all_files()).collect()

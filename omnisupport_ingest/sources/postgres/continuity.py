@@ -18,7 +18,7 @@ from omnisupport_ingest.sources.postgres.server import ServerFacts, SlotFacts
 
 REPAIR = (
     "Find out what happened to the source first. Then begin a new epoch, which takes a new snapshot of "
-    "every table and keeps what has landed: omnisupport-ingest capture --new-epoch"
+    'every table and keeps what has landed: omnisupport-ingest capture --new-epoch "what happened"'
 )
 """The documented repair of a hole."""
 

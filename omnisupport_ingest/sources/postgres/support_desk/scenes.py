@@ -111,8 +111,8 @@ def keys_are_swapped(desk: Desk) -> None:
     """Two tickets and two comments exchange keys over a temporary one, bodies unsent."""
     tickets, comments = desk.with_long_body("tickets", 2), desk.with_long_body("ticket_comments", 2)
     with desk.transaction():
-        _swap(desk, "tickets", tickets[0], tickets[1], (-1,))
-        _swap(desk, "ticket_comments", comments[0], comments[1], (comments[0][0], -1))
+        _swap(desk, "tickets", tickets[0], tickets[1], (10**15,))
+        _swap(desk, "ticket_comments", comments[0], comments[1], (comments[0][0], 2**31 - 1))
 
 
 def rows_are_deleted_and_come_back(desk: Desk) -> None:
