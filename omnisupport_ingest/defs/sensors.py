@@ -14,6 +14,7 @@ import dagster as dg
 
 from omnisupport_ingest.defs import keys
 from omnisupport_ingest.defs.run_history import RunHistory
+from omnisupport_ingest.failpoints import reached
 from omnisupport_ingest.stages.pending import Pending, pending_windows
 from omnisupport_ingest.stages.run_requests import RunPlan, plan_runs, retry_at
 from omnisupport_ingest.stages.workspace import Workspace
@@ -97,6 +98,7 @@ def wal_batches_sensor(*, source: str, partitions: dg.TimeWindowPartitionsDefini
         cursor = SensorCursor(pending.last_batch_id, pending.last_lsn, attempt)
         if not requests:
             return _nothing(_why_waiting(plan), cursor, observations)
+        reached("sensor.before_cursor")
         return dg.SensorResult(run_requests=requests, cursor=cursor.to_text(), asset_events=observations)
 
     return wal_batches

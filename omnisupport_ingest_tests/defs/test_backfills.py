@@ -33,7 +33,6 @@ def test_a_backfill_covers_its_windows_in_every_layer_and_is_listed(instance, de
         "desk/raw_cdc_staging",
         "desk/deduped_events",
         "desk/dim_notes",
-        "desk/published/notes",
     }
     windows = data.target_subset.get_partitions_subset(dg.AssetKey(["desk", "dim_notes"]))
     assert set(windows.get_partition_keys()) == {FIRST, SECOND}

@@ -1,0 +1,84 @@
+"""All stages of one home in a process of its own, for tests that kill it.
+
+``python -m omnisupport_ingest_tests.recovery.pipeline FOLDER`` takes the windows of the told story in
+``FOLDER`` through every layer on a classic session, and dies where ``OMNISUPPORT_FAILPOINT`` says.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from omnisupport_ingest.failpoints import VARIABLE
+from omnisupport_ingest.runtime.spark import classic_session
+from omnisupport_ingest.settings import Settings
+from omnisupport_ingest.stages import deduped, dimensions, published, raw
+from omnisupport_ingest.stages.workspace import Workspace
+from omnisupport_ingest_tests.stages.story import FIRST, SECOND, SOURCE
+
+TIMEOUT_SECONDS = 180
+WINDOWS = (FIRST, SECOND)
+
+
+def open_workspace(folder: Path) -> Workspace:
+    """The workspace of the story that was told in ``folder``."""
+    settings = Settings(
+        home=folder / "home",
+        contracts_dir=folder / "contracts",
+        window="minutes:1",
+        spark_driver_memory="1g",
+        _env_file=None,
+    )
+    return Workspace.open(settings)
+
+
+def run_stages(workspace: Workspace, spark: SparkSession) -> None:
+    """Take ``WINDOWS`` from landing to the published tables, as one run of the ingest job does."""
+    raw.materialize(workspace, spark, SOURCE, WINDOWS, "run")
+    deduped.materialize(workspace, spark, SOURCE, WINDOWS, "run")
+    for contract in workspace.contracts.of_source(SOURCE):
+        dimensions.materialize(workspace, spark, contract, WINDOWS, "run")
+    for contract in workspace.contracts.of_source(SOURCE):
+        published.materialize(workspace, spark, contract, "run")
+
+
+def start(folder: Path, *, failpoint: str = "") -> subprocess.Popen[str]:
+    """The pipeline of ``folder`` as a process; its standard error goes to ``pipeline.log`` there."""
+    with (folder / "pipeline.log").open("w") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", __spec__.name, str(folder)],
+            env={**os.environ, VARIABLE: failpoint},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=log,
+            text=True,
+        )
+
+
+def finish(process: subprocess.Popen[str]) -> int:
+    """Wait for the end of ``process``; a negative code is the signal that ended it."""
+    try:
+        return process.wait(TIMEOUT_SECONDS)
+    finally:
+        process.kill()
+
+
+def kill_when(process: subprocess.Popen[str], seen: Callable[[], bool]) -> int:
+    """SIGKILL ``process`` as soon as ``seen`` is true; its code, also if it ended before that."""
+    give_up = time.monotonic() + TIMEOUT_SECONDS
+    while process.poll() is None and not seen():
+        assert time.monotonic() < give_up, "the moment to kill never came"
+        time.sleep(0.002)
+    process.kill()
+    return process.wait()
+
+
+if __name__ == "__main__":
+    opened = open_workspace(Path(sys.argv[1]))
+    run_stages(opened, classic_session(opened.settings))

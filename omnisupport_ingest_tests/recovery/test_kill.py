@@ -1,0 +1,139 @@
+"""The pipeline's process is killed at one step after another, and ends as if nothing had happened."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from omnisupport_ingest.stages.pending import pending_windows
+from omnisupport_ingest_tests.recovery.pipeline import finish, kill_when, open_workspace, run_stages, start
+from omnisupport_ingest_tests.recovery.traces import Moment, contents, tables, traces
+from omnisupport_ingest_tests.stages.story import FIRST, SECOND, SOURCE, Change, Commit, Story
+
+INSERT = Commit(
+    10, 1, [Change("c", 1, {"title": "one", "body": "long"}), Change("c", 2, {"title": "two", "body": "B2"})]
+)
+UPDATE = Commit(20, 2, [Change("u", 1, {"title": "uno"}, unchanged=("body",))])
+TOO_LONG = Commit(25, 3, [Change("u", 2, {"title": "x" * 21}, unchanged=("body",))])
+MOVE = Commit(30, 61, [Change("d", 1), Change("c", 9, {"title": "uno"}, unchanged=("body",), moved_from=1)])
+DELETE = Commit(40, 62, [Change("d", 2)])
+INSERT_AGAIN = Commit(60, 63, [Change("c", 2, {"title": "again", "body": None})])
+OTHER_UPDATE = Commit(20, 2, [Change("u", 1, {"title": "other"}, unchanged=("body",))])
+LATER_UPDATE = Commit(70, 64, [Change("u", 9, {"title": "nine"}, unchanged=("body",))])
+
+
+def tell_first_half(story: Story) -> None:
+    """Both windows, with an event that breaks a row rule."""
+    story.land(INSERT, UPDATE, TOO_LONG)
+    story.land(MOVE, DELETE)
+
+
+def tell_second_half(story: Story) -> None:
+    """The first batch delivered again, a collision with it, and new events of the second window."""
+    story.land_again(INSERT, UPDATE, TOO_LONG)
+    story.land_again(OTHER_UPDATE)
+    story.land(INSERT_AGAIN, LATER_UPDATE)
+
+
+@dataclass(frozen=True)
+class Death:
+    """A kill: the failpoint that asks for it (none: from outside), and where it must strike."""
+
+    failpoint: str | None
+    table: str
+    moment: Moment
+
+
+# The Nth pass of a failpoint counts the work that is left: raw, deduped, quarantine, dim, published
+# are staged and placed in this order; the quarantine is committed before deduped.
+FIRST_HALF = [
+    Death(None, "raw", Moment.WRITING),
+    Death("lake.placed:3", "quarantine", Moment.PLACED),
+    Death("lake.committed:1", "quarantine", Moment.COMMITTED),
+    Death("lake.staged:3", "dim", Moment.STAGED),
+    Death("lake.committed:2", "published", Moment.COMMITTED),
+]
+SECOND_HALF = [
+    Death("lake.committed:2", "quarantine", Moment.COMMITTED),
+    Death("lake.placed:3", "dim", Moment.PLACED),
+]
+OTHERS_OF_FIRST_HALF = [
+    Death("lake.staged:1", "raw", Moment.STAGED),
+    Death("lake.placed:1", "raw", Moment.PLACED),
+    Death("lake.committed:1", "raw", Moment.COMMITTED),
+    Death("lake.staged:1", "deduped", Moment.STAGED),
+    Death("lake.placed:1", "deduped", Moment.PLACED),
+    Death("lake.staged:2", "quarantine", Moment.STAGED),
+    Death("lake.committed:2", "deduped", Moment.COMMITTED),
+]
+OTHERS_OF_SECOND_HALF = [
+    Death("lake.committed:4", "dim", Moment.COMMITTED),
+    Death("lake.staged:1", "published", Moment.STAGED),
+    Death("lake.placed:1", "published", Moment.PLACED),
+]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession):
+    """The contents of a home that went the same way and was never killed."""
+    story = Story(tmp_path_factory.mktemp("undisturbed") / "told")
+    tell_first_half(story)
+    run_stages(story.workspace, spark)
+    tell_second_half(story)
+    run_stages(story.workspace, spark)
+    found = contents(story.workspace)
+    assert all(content.rows for content in found.values())
+    return found
+
+
+def die(folder: Path, death: Death) -> None:
+    """Run the pipeline until it is killed, and check that it was, where it was meant to be."""
+    workspace = open_workspace(folder)
+    before = traces(workspace)
+    process = start(folder, failpoint=death.failpoint or "")
+    if death.failpoint is None:
+        staging = dict(tables(workspace))[death.table].folder / ".staging"
+        code = kill_when(process, lambda: any(staging.glob("*")))
+    else:
+        code = finish(process)
+    assert code == -signal.SIGKILL, (folder / "pipeline.log").read_text()[-2000:]
+    after = traces(workspace)
+    reached = {name: after[name].since(before[name]) for name in after}
+    assert reached[death.table] is death.moment, reached
+    names = list(reached)
+    for later in names[names.index(death.table) + 1 :]:
+        # The accepted events are staged before the quarantine that is committed with them.
+        expected = {None, Moment.PLACED} if (death.table, later) == ("quarantine", "deduped") else {None}
+        assert reached[later] in expected, reached
+
+
+@pytest.mark.parametrize(
+    ("first_half", "second_half"),
+    [
+        pytest.param(FIRST_HALF, SECOND_HALF, id="each-layer-once"),
+        pytest.param(
+            OTHERS_OF_FIRST_HALF, OTHERS_OF_SECOND_HALF, id="every-other-step", marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_a_pipeline_killed_at_many_steps_ends_as_one_that_never_was(
+    tmp_path, undisturbed, first_half, second_half
+):
+    folder = tmp_path / "told"
+    story = Story(folder)
+    tell_first_half(story)
+    for death in first_half:
+        die(folder, death)
+    tell_second_half(story)
+    for death in second_half:
+        die(folder, death)
+        assert pending_windows(open_workspace(folder), SOURCE).windows == (FIRST, SECOND)
+    process = start(folder)
+    assert finish(process) == 0, (folder / "pipeline.log").read_text()[-2000:]
+    workspace = open_workspace(folder)
+    assert contents(workspace) == undisturbed
+    assert pending_windows(workspace, SOURCE).windows == ()

@@ -1,0 +1,106 @@
+"""What a process left in the folders of the lake, and what readers find in the tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from deltalake import DeltaTable
+
+from omnisupport_ingest.lake import layout
+from omnisupport_ingest.lake.checkpoint import Checkpoint
+from omnisupport_ingest.lake.table import LakeTable
+from omnisupport_ingest.stages import checkpoints
+from omnisupport_ingest.stages.workspace import Workspace
+from omnisupport_ingest_tests.stages.story import SOURCE
+
+
+class Moment(Enum):
+    """How far a unit of work was when its process died."""
+
+    WRITING = "Spark writes its files"
+    STAGED = "Spark wrote all, nothing is in its place"
+    PLACED = "the files are in their place, no version holds them"
+    COMMITTED = "a new version holds the files"
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What stands in the folder of one table: versions after the empty one, unit folders, drafts."""
+
+    version: int = 0
+    units: frozenset[str] = frozenset()
+    unfinished: frozenset[str] = frozenset()
+    finished: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, table: LakeTable) -> Trace:
+        if not table.exists:
+            return cls()
+        folder = table.folder
+        drafts = set((folder / layout.STAGING).glob("*"))
+        finished = {draft for draft in drafts if (draft / "_SUCCESS").exists()}
+        units = {layout.unit_of(file.relative_to(folder).as_posix()) for file in folder.rglob("g*/**/*.parquet")}
+        return cls(
+            version=DeltaTable(str(folder)).version(),
+            units=frozenset(unit for unit in units if unit),
+            unfinished=frozenset(draft.name for draft in drafts - finished),
+            finished=frozenset(draft.name for draft in finished),
+        )
+
+    def since(self, before: Trace) -> Moment | None:
+        """How far the newest work got that ``before`` had not seen; ``None`` if nothing is new."""
+        if self.version > before.version:
+            return Moment.COMMITTED
+        if self.units > before.units:
+            return Moment.PLACED
+        if self.finished > before.finished:
+            return Moment.STAGED
+        return Moment.WRITING if self.unfinished > before.unfinished else None
+
+
+def tables(workspace: Workspace) -> Iterator[tuple[str, LakeTable]]:
+    """Every table of the story by its layer, in the order in which a run commits to them."""
+    (contract,) = workspace.contracts.of_source(SOURCE)
+    yield "raw", workspace.raw(SOURCE)
+    yield "quarantine", workspace.quarantine(SOURCE)
+    yield "deduped", workspace.deduped(SOURCE)
+    yield "dim", workspace.dimension(contract)
+    yield "published", workspace.published(contract)
+
+
+def traces(workspace: Workspace) -> dict[str, Trace]:
+    return {name: Trace.of(table) for name, table in tables(workspace)}
+
+
+@dataclass(frozen=True)
+class Content:
+    """A table as its readers see it: the checkpoint's hash and counts per window, and its rows.
+
+    Physical split, generations, versions and times are left out: they may differ between two
+    homes of the same content.
+    """
+
+    windows: frozenset[tuple[object, ...]]
+    rows: tuple[str, ...]
+
+
+def contents(workspace: Workspace) -> dict[str, Content]:
+    """The content of every table; fails where a checkpoint counts other rows than the table has."""
+    return {name: _content(table) for name, table in tables(workspace)}
+
+
+def _content(table: LakeTable) -> Content:
+    found = checkpoints.read([table])
+    rows = DeltaTable(str(table.folder)).to_pyarrow_table().to_pylist()
+    assert len(rows) == sum(each.rows for each in found)
+    # Windows of the quarantine without rows may or may not have been committed.
+    windows = frozenset(_facts(each) for each in found if each.rows or each.layer != "quarantine")
+    return Content(windows, tuple(sorted(repr(sorted(row.items())) for row in rows)))
+
+
+def _facts(each: Checkpoint) -> tuple[object, ...]:
+    counts = (each.rows, each.raw, each.deduped, each.duplicates, each.quarantined, each.batches)
+    place = (each.window, each.cursor, each.watermark, each.last_batch_id, each.lsn_start, each.lsn_end)
+    return (*place, *counts, each.content_hash)
