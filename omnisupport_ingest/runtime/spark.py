@@ -67,6 +67,8 @@ def session_conf(settings: Settings) -> dict[str, str]:
         # compiling a plan costs more than interpreting it (measured: half the time without).
         "spark.sql.codegen.wholeStage": "false",
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+        # Inferring filters from constraints is what takes longest on such plans, and finds none.
+        "spark.sql.constraintPropagation.enabled": "false",
         # A run may read many small files; listing them in a job of its own costs a second.
         "spark.sql.sources.parallelPartitionDiscovery.threshold": "10000",
     }

@@ -29,7 +29,8 @@ def facts_of(batches: Iterable[Manifest], window: str) -> BatchFacts:
     held = [(file, batch) for batch in batches for file in batch.files if file.window == window]
     if not held:
         return BatchFacts(None, None, None, None)
-    newest = max(held, key=lambda pair: pair[0].last)
+    # Copies of one event may stand in several batches; any order of ``batches`` names the same one.
+    newest = max(held, key=lambda pair: (pair[0].last, pair[1].batch_id))
     marks = [batch.arrival.watermark for _, batch in held if batch.arrival.watermark is not None]
     return BatchFacts(
         first=min(file.first for file, _ in held),

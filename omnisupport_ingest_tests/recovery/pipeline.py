@@ -1,7 +1,8 @@
 """All stages of one home in a process of its own, for tests that kill it.
 
 ``python -m omnisupport_ingest_tests.recovery.pipeline FOLDER`` takes the windows of the told story in
-``FOLDER`` through every layer on a classic session, and dies where ``OMNISUPPORT_FAILPOINT`` says.
+``FOLDER`` through every layer, on a warm server where ``OMNISUPPORT_SPARK_REMOTE`` names one and on a
+classic session otherwise, and dies where ``OMNISUPPORT_FAILPOINT`` says.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from omnisupport_ingest.failpoints import VARIABLE
-from omnisupport_ingest.runtime.spark import classic_session
-from omnisupport_ingest.settings import Settings
+from omnisupport_ingest.runtime.spark import session
+from omnisupport_ingest.settings import PREFIX, Settings
 from omnisupport_ingest.stages import deduped, dimensions, published, raw
 from omnisupport_ingest.stages.workspace import Workspace
 from omnisupport_ingest_tests.stages.story import FIRST, SECOND, SOURCE
 
+REMOTE = f"{PREFIX}SPARK_REMOTE"
 TIMEOUT_SECONDS = 180
 WINDOWS = (FIRST, SECOND)
 
@@ -48,12 +50,16 @@ def run_stages(workspace: Workspace, spark: SparkSession) -> None:
         published.materialize(workspace, spark, contract, "run")
 
 
-def start(folder: Path, *, failpoint: str = "") -> subprocess.Popen[str]:
-    """The pipeline of ``folder`` as a process; its standard error goes to ``pipeline.log`` there."""
+def start(folder: Path, *, failpoint: str = "", remote: str | None = None) -> subprocess.Popen[str]:
+    """The pipeline of ``folder`` as a process; its standard error goes to ``pipeline.log`` there.
+
+    ``remote`` is the address of a warm server; without one the process has a JVM of its own.
+    """
+    environment = {**os.environ, VARIABLE: failpoint} | ({REMOTE: remote} if remote else {})
     with (folder / "pipeline.log").open("w") as log:
         return subprocess.Popen(
             [sys.executable, "-m", __spec__.name, str(folder)],
-            env={**os.environ, VARIABLE: failpoint},
+            env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=log,
@@ -81,4 +87,4 @@ def kill_when(process: subprocess.Popen[str], seen: Callable[[], bool]) -> int:
 
 if __name__ == "__main__":
     opened = open_workspace(Path(sys.argv[1]))
-    run_stages(opened, classic_session(opened.settings))
+    run_stages(opened, session(opened.settings))

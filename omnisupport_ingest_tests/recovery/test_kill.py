@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
+from omnisupport_ingest.home import Home
+from omnisupport_ingest.lake.sweep import sweep
+from omnisupport_ingest.runtime.spark_connect import start_spark_connect
+from omnisupport_ingest.runtime.supervisor import Supervisor
+from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.stages.pending import pending_windows
 from omnisupport_ingest_tests.recovery.pipeline import finish, kill_when, open_workspace, run_stages, start
 from omnisupport_ingest_tests.recovery.traces import Moment, contents, tables, traces
-from omnisupport_ingest_tests.stages.story import FIRST, SECOND, SOURCE, Change, Commit, Story
+from omnisupport_ingest_tests.stages.story import SOURCE, Change, Commit, Story
 
 INSERT = Commit(
     10, 1, [Change("c", 1, {"title": "one", "body": "long"}), Change("c", 2, {"title": "two", "body": "B2"})]
@@ -41,7 +48,10 @@ def tell_second_half(story: Story) -> None:
 
 @dataclass(frozen=True)
 class Death:
-    """A kill: the failpoint that asks for it (none: from outside), and where it must strike."""
+    """A kill: the failpoint that asks for it (none: from outside), and where it must strike.
+
+    From outside the process has a JVM of its own, which dies in the middle of its write.
+    """
 
     failpoint: str | None
     table: str
@@ -90,11 +100,22 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession):
     return found
 
 
-def die(folder: Path, death: Death) -> None:
+@pytest.fixture(scope="module")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a Spark Connect server, which outlives the processes that are killed."""
+    settings = Settings(
+        home=tmp_path_factory.mktemp("warm") / "home", spark_driver_memory="1g", _env_file=None
+    )
+    home = Home.open(settings.home, settings.window_size)
+    with Supervisor(home) as supervisor:
+        yield start_spark_connect(supervisor, settings, home).url
+
+
+def die(folder: Path, death: Death, remote: str | None) -> None:
     """Run the pipeline until it is killed, and check that it was, where it was meant to be."""
     workspace = open_workspace(folder)
     before = traces(workspace)
-    process = start(folder, failpoint=death.failpoint or "")
+    process = start(folder, failpoint=death.failpoint or "", remote=remote)
     if death.failpoint is None:
         staging = dict(tables(workspace))[death.table].folder / ".staging"
         code = kill_when(process, lambda: any(staging.glob("*")))
@@ -121,19 +142,23 @@ def die(folder: Path, death: Death) -> None:
     ],
 )
 def test_a_pipeline_killed_at_many_steps_ends_as_one_that_never_was(
-    tmp_path, undisturbed, first_half, second_half
+    tmp_path, undisturbed, warm, first_half, second_half
 ):
     folder = tmp_path / "told"
     story = Story(folder)
     tell_first_half(story)
     for death in first_half:
-        die(folder, death)
+        die(folder, death, warm if death.failpoint else None)
     tell_second_half(story)
     for death in second_half:
-        die(folder, death)
-        assert pending_windows(open_workspace(folder), SOURCE).windows == (FIRST, SECOND)
-    process = start(folder)
+        assert pending_windows(open_workspace(folder), SOURCE).windows
+        die(folder, death, warm)
+    process = start(folder, remote=warm)
     assert finish(process) == 0, (folder / "pipeline.log").read_text()[-2000:]
     workspace = open_workspace(folder)
     assert contents(workspace) == undisturbed
     assert pending_windows(workspace, SOURCE).windows == ()
+    for _, table in tables(workspace):
+        sweep(table, timedelta(0))
+    assert contents(workspace) == undisturbed
+    assert not any(trace.unfinished | trace.finished for trace in traces(workspace).values())

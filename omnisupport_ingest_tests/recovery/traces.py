@@ -41,7 +41,9 @@ class Trace:
         folder = table.folder
         drafts = set((folder / layout.STAGING).glob("*"))
         finished = {draft for draft in drafts if (draft / "_SUCCESS").exists()}
-        units = {layout.unit_of(file.relative_to(folder).as_posix()) for file in folder.rglob("g*/**/*.parquet")}
+        units = {
+            layout.unit_of(file.relative_to(folder).as_posix()) for file in folder.rglob("g*/**/*.parquet")
+        }
         return cls(
             version=DeltaTable(str(folder)).version(),
             units=frozenset(unit for unit in units if unit),

@@ -1,0 +1,57 @@
+"""A home that cannot be opened as told: a clear error, and the same command works after its fix."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from omnisupport_ingest.home import Home
+from omnisupport_ingest.windows import WindowSize
+
+MISMATCH_EXIT_CODE = 3
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return Home.open(tmp_path / "home", WindowSize(60)).path
+
+
+def show_checkpoints(home: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "omnisupport_ingest.cli.main", "checkpoint", "show"],
+        env={**os.environ, "OMNISUPPORT_HOME": str(home), **variables},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_a_home_of_another_window_size_opens_with_its_own(home: Path):
+    marker = (home / "home.json").read_bytes()
+    refused = show_checkpoints(home, OMNISUPPORT_WINDOW="daily")
+    assert refused.returncode == MISMATCH_EXIT_CODE
+    assert f"{home} has hourly windows, but OMNISUPPORT_WINDOW is daily." in refused.stderr
+    assert "Fix: Set OMNISUPPORT_WINDOW=hourly" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert (home / "home.json").read_bytes() == marker
+    assert show_checkpoints(home, OMNISUPPORT_WINDOW="hourly").returncode == 0
+    assert show_checkpoints(home).returncode == 0
+
+
+def test_a_home_of_a_newer_format_is_left_alone(home: Path):
+    marker = home / "home.json"
+    ours = marker.read_text()
+    marker.write_text(json.dumps({**json.loads(ours), "format_version": 99}))
+    newer = marker.read_bytes()
+    refused = show_checkpoints(home)
+    assert refused.returncode == MISMATCH_EXIT_CODE
+    assert "has format version 99" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert marker.read_bytes() == newer
+    marker.write_text(ours)
+    assert show_checkpoints(home).returncode == 0

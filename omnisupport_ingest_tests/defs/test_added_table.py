@@ -1,0 +1,89 @@
+"""A table is added by its contract file alone: assets, checks, pool, and a real run into its tables."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import dagster as dg
+import pytest
+from deltalake import DeltaTable
+
+from omnisupport_ingest.definitions import build_definitions
+from omnisupport_ingest.landing.manifest import StreamSpan
+from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.stages.pending import pending_windows
+from omnisupport_ingest.stages.workspace import Workspace
+from omnisupport_ingest_tests.stages import story as stories
+from omnisupport_ingest_tests.stages.story import CONTRACT, SOURCE, Change, Commit, Story, events
+
+pytestmark = pytest.mark.usefixtures("spark")
+
+NOTE = Commit(10, 1, [Change("c", 1, {"title": "note", "body": None})])
+LABELS = Commit(
+    20, 2, [Change("c", 1, {"title": "bug", "body": None}), Change("c", 2, {"title": "idea", "body": "x"})]
+)
+
+
+def land_of_both_tables(story: Story) -> str:
+    """One batch with a row of ``notes`` and two of ``labels``; returns its window."""
+    labels = [event._replace(source_table="labels") for event in events(LABELS)]
+    start, end = Lsn(NOTE.lsn), Lsn(LABELS.lsn)
+    span = StreamSpan(Lsn(0), end, start, end, LABELS.lsn, stories.START, stories.START)
+    (window,) = story._seal([*events(NOTE), *labels], span).windows
+    return window
+
+
+def add_labels(story: Story) -> Workspace:
+    contract = copy.deepcopy(CONTRACT)
+    contract["title"] = "Labels"
+    contract["x-cdc"]["table"] = "labels"
+    (story.contracts / "labels.json").write_text(json.dumps(contract))
+    return Workspace.open(story.workspace.settings)
+
+
+def ingest(workspace: Workspace, window: str, instance: dg.DagsterInstance) -> dg.ExecuteInProcessResult:
+    tags = {
+        "dagster/asset_partition_range_start": window,
+        "dagster/asset_partition_range_end": window,
+    }
+    job = build_definitions(workspace).resolve_job_def(f"ingest_{SOURCE}")
+    done = job.execute_in_process(instance=instance, tags=tags)
+    assert done.success
+    return done
+
+
+def published(workspace: Workspace) -> dict[str, list[tuple[int, str]]]:
+    """The rows of each published table that is there, by table."""
+    found = {}
+    for contract in workspace.contracts.of_source(SOURCE):
+        rows = DeltaTable(str(workspace.published(contract).folder)).to_pyarrow_table().to_pylist()
+        found[contract.name] = sorted((row["id"], row["title"]) for row in rows)
+    return found
+
+
+def test_a_contract_file_brings_the_rows_that_landed_before_it_into_a_published_table(recent_story: Story):
+    window = land_of_both_tables(recent_story)
+    with dg.DagsterInstance.ephemeral() as instance:
+        ingest(recent_story.workspace, window, instance)
+        assert published(recent_story.workspace) == {"notes": [(1, "note")]}
+        assert pending_windows(recent_story.workspace, SOURCE).windows == ()
+
+        workspace = add_labels(recent_story)
+        assert pending_windows(workspace, SOURCE).windows == (window,)
+        graph = build_definitions(workspace).resolve_asset_graph()
+        dimension, table = dg.AssetKey([SOURCE, "dim_labels"]), dg.AssetKey([SOURCE, "published", "labels"])
+        assert graph.get(dimension).pools == {f"{SOURCE}/dim_labels"}
+        assert graph.get(table).pools == {f"{SOURCE}/published/labels"}
+
+        run = ingest(workspace, window, instance)
+        assert published(workspace) == {"notes": [(1, "note")], "labels": [(1, "bug"), (2, "idea")]}
+        assert pending_windows(workspace, SOURCE).windows == ()
+        assert instance.get_materialized_partitions(dimension) == {window}
+        assert instance.get_latest_materialization_event(table) is not None
+        assert all(check.passed for check in run.get_asset_check_evaluations())
+
+        audit = build_definitions(workspace).resolve_job_def(f"audit_{SOURCE}")
+        verdicts = audit.execute_in_process(instance=instance).get_asset_check_evaluations()
+        of_labels = {check.check_name: check.passed for check in verdicts if check.asset_key == table}
+        assert of_labels == {"keys_unique": True, "no_unresolved_cells": True, "meets_contract": True}

@@ -1,0 +1,59 @@
+"""A batch is missing from the chain: check and sensor name both ends, and go on once it is back."""
+
+from __future__ import annotations
+
+import dagster as dg
+
+from omnisupport_ingest.defs import keys
+from omnisupport_ingest.defs.checks import build_log_checks
+from omnisupport_ingest.landing.manifest import StreamSpan
+from omnisupport_ingest.position import Lsn
+from omnisupport_ingest_tests.stages.story import FIRST, SECOND, SOURCE, Change, Commit, Story
+
+MISSING = Commit(0x20, 1, [Change("c", 1, {"title": "one", "body": None})])
+BEHIND = Commit(0x30, 61, [Change("c", 2, {"title": "two", "body": None})])
+
+
+def evaluate(story: Story, definitions: dg.Definitions, instance: dg.DagsterInstance) -> dg.SensorResult:
+    sensor = definitions.get_repository_def().get_sensor_def(f"wal_batches_{SOURCE}")
+    return sensor(dg.build_sensor_context(instance), workspace=story.workspace)
+
+
+def chain_check(story: Story, instance: dg.DagsterInstance) -> dg.AssetCheckEvaluation:
+    """The verdict of ``chain_unbroken`` in a run of the checks that need no Spark."""
+    checks = build_log_checks(SOURCE)
+    definitions = dg.Definitions(
+        assets=[dg.AssetSpec(keys.landing_key(SOURCE)), dg.AssetSpec(keys.deduped_key(SOURCE))],
+        asset_checks=checks,
+        resources={"workspace": story.workspace},
+        jobs=[dg.define_asset_job("checks", selection=dg.AssetSelection.checks(*checks))],
+    )
+    run = definitions.resolve_job_def("checks").execute_in_process(instance=instance)
+    (found,) = [each for each in run.get_asset_check_evaluations() if each.check_name == "chain_unbroken"]
+    return found
+
+
+def test_a_hole_is_named_by_both_its_ends_and_holds_back_what_lies_behind_it(story: Story, definitions):
+    story._seal([], StreamSpan(Lsn(0), Lsn(0x10), None, None, None, None, None))
+    gone = story.land(MISSING)
+    story.land(BEHIND)
+    manifest = story.store.folder / "manifests" / f"{gone.batch_id}.json"
+    kept = manifest.read_bytes()
+    with dg.DagsterInstance.ephemeral() as instance:
+        assert chain_check(story, instance).passed
+
+        manifest.unlink()
+        verdict = chain_check(story, instance)
+        result = evaluate(story, definitions, instance)
+        assert not verdict.passed
+        assert verdict.severity is dg.AssetCheckSeverity.ERROR
+        assert not result.run_requests
+        for said in (verdict.description, result.skip_reason.skip_message):
+            assert "ends at 0/10" in said
+            assert "continues 0/20" in said
+
+        manifest.write_bytes(kept)
+        assert chain_check(story, instance).passed
+        (request,) = evaluate(story, definitions, instance).run_requests
+        assert request.tags["dagster/asset_partition_range_start"] == FIRST
+        assert request.tags["dagster/asset_partition_range_end"] == SECOND

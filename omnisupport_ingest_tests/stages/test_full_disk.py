@@ -1,0 +1,109 @@
+"""The disk is full while a batch lands or Spark writes: nothing is lost, and the same work goes on after."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from omnisupport_ingest.landing.errors import LandingFailed
+from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.stages import deduped, dimensions, published, raw
+from omnisupport_ingest.stages.pending import pending_windows
+from omnisupport_ingest_tests.landing.batches import land
+from omnisupport_ingest_tests.stages.story import FIRST, SOURCE, Change, Commit, Story
+
+INSERT = Commit(10, 1, [Change("c", 1, {"title": "one", "body": "long"})])
+UPDATE = Commit(20, 2, [Change("u", 1, {"title": "uno"}, unchanged=("body",))])
+UPDATED = [("uno", "long")]
+
+
+class Disk:
+    """A small file system of its own."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @contextmanager
+    def full(self, *, but: int = 0) -> Iterator[None]:
+        """All the room is taken, except ``but`` bytes; it is there again afterwards."""
+        ballast = self.path / "ballast"
+        room = os.statvfs(self.path)
+        free = room.f_bavail * room.f_frsize
+        with ballast.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, free - but)
+        try:
+            yield
+        finally:
+            ballast.unlink()
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    path = tmp_path / "disk"
+    path.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", path], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("a small file system can only be mounted by root")
+    try:
+        yield Disk(path)
+    finally:
+        subprocess.run(["umount", "--lazy", path], check=True)
+
+
+def rows(story: Story, spark: SparkSession) -> list[tuple[str, str]]:
+    """What the published table holds; every other table is opened too."""
+    workspace = story.workspace
+    for table in (workspace.raw(SOURCE), workspace.deduped(SOURCE), workspace.dimension(story.contract)):
+        assert table.open().state(FIRST) is not None
+    current = workspace.published(story.contract).open()
+    return [(row["title"], row["body"]) for row in current.read(spark, current.all_files()).collect()]
+
+
+def run(story: Story, spark: SparkSession) -> None:
+    for stage in (raw, deduped):
+        stage.materialize(story.workspace, spark, SOURCE, [FIRST], "run")
+    dimensions.materialize(story.workspace, spark, story.contract, [FIRST], "run")
+    published.materialize(story.workspace, spark, story.contract, "run")
+
+
+def test_a_batch_that_does_not_fit_lands_whole_once_there_is_room(disk: Disk):
+    store = LandingStore(disk.path, "support_desk")
+    first = land(store, 10, 20)
+    with disk.full(), pytest.raises(LandingFailed, match="No space left on device") as refused:
+        land(store, 20, 30)
+    assert "Make room on the disk" in refused.value.fix
+    assert store.batch_ids() == [first.batch_id]
+    second = land(store, 20, 30)
+    store.verify(second)
+    assert store.landed().hole is None
+    assert store.batch_ids() == [first.batch_id, second.batch_id]
+
+
+def test_a_run_that_finds_too_little_room_breaks_no_table_and_ends_well_once_there_is_some(
+    disk: Disk, spark: SparkSession
+):
+    story = Story(disk.path / "told")
+    story.land(INSERT)
+    run(story, spark)
+    story.land(UPDATE)
+    before = rows(story, spark)
+    failed = []
+    for kilobytes in range(0, 400, 40):
+        with disk.full(but=kilobytes * 1024):
+            try:
+                run(story, spark)
+                break
+            except Exception as error:
+                failed.append(error)
+        assert "no space left on" in str(failed[-1]).lower()
+        assert rows(story, spark) in (before, UPDATED)
+    assert len(failed) > 2
+    run(story, spark)
+    assert pending_windows(story.workspace, SOURCE).windows == ()
+    assert rows(story, spark) == UPDATED
