@@ -19,6 +19,7 @@ from rich.table import Table
 
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.position import Lsn, Position
+from omnisupport_ingest.stages.checkpoints import Counts
 from omnisupport_ingest.stages.compare import Comparison
 
 if TYPE_CHECKING:
@@ -33,28 +34,19 @@ class ProofNotReached(IngestError):
 
 
 @dataclass(frozen=True)
-class EventCounts:
-    """Events of the whole source over all windows: ``raw = deduped + duplicates + quarantined``."""
-
-    raw: int
-    deduped: int
-    duplicates: int
-    quarantined: int
-
-
-@dataclass(frozen=True)
 class Proof:
     """What was compared, at which LSN, and what came out, per table."""
 
     lsn: Lsn
-    events: EventCounts
-    events_per_table: dict[str, int]
+    events: dict[str, Counts]
     tables: dict[str, Comparison]
 
     @property
     def holds(self) -> bool:
-        """Whether no table differs and no live row has an unresolved column."""
-        return all(not each.differences and not each.unresolved for each in self.tables.values())
+        """Whether no table differs, no live row has an unresolved column, and the events add up."""
+        return all(not each.differences and not each.unresolved for each in self.tables.values()) and all(
+            each.raw == each.deduped + each.duplicates + each.quarantined for each in self.events.values()
+        )
 
 
 def prove(
@@ -72,10 +64,12 @@ def prove(
     from omnisupport_ingest.sources.postgres.capture import source_dsn
     from omnisupport_ingest.sources.postgres.rows_at import write_rows_at
     from omnisupport_ingest.sources.postgres.slot import consistent_snapshot
+    from omnisupport_ingest.stages.event_counts import events_per_table
 
     source = workspace.settings.source
     dsn = source_dsn(workspace.settings, workspace.home)
     contracts = workspace.contracts.of_source(source)
+    names = {contract.name: contract.table for contract in contracts}
     with tempfile.TemporaryDirectory(prefix="proof-", dir=workspace.home.run) as scratch:
         expected = {contract.name: Path(scratch) / f"{contract.name}.parquet" for contract in contracts}
         with consistent_snapshot(dsn) as (lsn, snapshot):
@@ -86,7 +80,8 @@ def prove(
             contract.name: _compare(workspace, spark, contract, lsn, expected[contract.name], Path(scratch))
             for contract in contracts
         }
-    return Proof(lsn, _counts(workspace, source), _per_table(workspace), tables)
+    counted = events_per_table(workspace, source)
+    return Proof(lsn, {name: counted.get(table, Counts()) for name, table in names.items()}, tables)
 
 
 def _wait_until(workspace: Workspace, lsn: Lsn, advance: Callable[[], None], seconds: float) -> None:
@@ -133,53 +128,35 @@ def _compare(
     return compare(contract, expected, [str(file) for file in sorted(folder.glob("*.parquet"))])
 
 
-def _counts(workspace: Workspace, source: str) -> EventCounts:
-    from omnisupport_ingest.stages import checkpoints
-
-    found = checkpoints.read([workspace.deduped(source)])
-    return EventCounts(
-        sum(each.raw for each in found),
-        sum(each.deduped for each in found),
-        sum(each.duplicates for each in found),
-        sum(each.quarantined for each in found),
-    )
-
-
-def _per_table(workspace: Workspace) -> dict[str, int]:
-    """Accepted events of each table with a contract."""
-    from omnisupport_ingest.stages import checkpoints
-
-    contracts = workspace.contracts.of_source(workspace.settings.source)
-    return {
-        contract.name: sum(each.deduped for each in checkpoints.read([workspace.dimension(contract)]))
-        for contract in contracts
-    }
-
-
 def print_proof(proof: Proof, console: Console | None = None) -> None:
     """The outcome as a table, with the keys that differ."""
     console = console or Console(highlight=False)
-    shown = Table("table", box=None, header_style="bold")
-    for title in ("source", "current", "deleted", "events", "unresolved", "differ"):
+    shown = Table("table", box=None, header_style="bold", title_justify="left")
+    titles = ("source", "current", "deleted", "raw", "dupl.", "quar.", "deduped", "differ")
+    for title in titles:
         shown.add_column(title, justify="right", no_wrap=True)
     for name, table in proof.tables.items():
-        shown.add_row(
-            name,
-            f"{table.source_rows:,}",
-            f"{table.current_rows:,}",
-            f"{table.deleted_rows:,}",
-            f"{proof.events_per_table[name]:,}",
-            f"{table.unresolved:,}",
-            f"{table.differences:,}",
+        events = proof.events[name]
+        numbers = (
+            table.source_rows,
+            table.current_rows,
+            table.deleted_rows,
+            events.raw,
+            events.duplicates,
+            events.quarantined,
+            events.deduped,
+            table.differences,
         )
-    console.print(f"\nRows of the source and of the published tables at LSN {proof.lsn}:\n")
-    console.print(shown)
-    events = proof.events
+        shown.add_row(name, *(f"{number:,}" for number in numbers))
     console.print(
-        f"\nEvents: {events.raw:,} raw = {events.deduped:,} deduped + {events.duplicates:,} duplicates "
-        f"+ {events.quarantined:,} quarantined"
+        f"\nSource and lake at LSN {proof.lsn}: rows in the source, current and soft-deleted rows in"
     )
+    console.print("the lake, events raw, duplicate, quarantined and deduped, keys that differ.\n")
+    console.print(shown)
     for name, table in proof.tables.items():
+        if table.unresolved:
+            console.print(f"  {name}: {table.unresolved} live rows have a column whose value is not known")
         for each in table.examples:
             console.print(f"  {name} {each.key}: {', '.join(each.columns)}", markup=False)
-    console.print("No difference." if proof.holds else "The lake differs from the source.", style="bold")
+    verdict = "No difference." if proof.holds else "The lake differs from the source."
+    console.print(f"\n{verdict}", style="bold")

@@ -9,6 +9,7 @@ from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.pandera_schema import failures
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.stages.findings import CheckFinding
+from omnisupport_ingest.stages.published import known_live_rows
 from omnisupport_ingest.stages.workspace import Workspace
 
 
@@ -36,10 +37,7 @@ def no_unresolved_cells(workspace: Workspace, spark: SparkSession, contract: Tab
 
 def meets_contract(workspace: Workspace, spark: SparkSession, contract: TableContract) -> CheckFinding:
     """Whether the live rows whose cells are all known pass the contract's pandera schema."""
-    known = _live(_published(workspace, spark, contract)).where(
-        F.coalesce(F.size("_cdc_unresolved"), F.lit(0)) <= 0
-    )
-    broken = failures(known, contract)
+    broken = failures(known_live_rows(_published(workspace, spark, contract)), contract)
     numbers: dict[str, int | float] = {"checks_broken": len(broken)}
     if broken:
         return CheckFinding(False, f"Broken by some row: {', '.join(broken)}.", numbers)

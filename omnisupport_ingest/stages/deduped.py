@@ -68,10 +68,7 @@ def materialize(
     Returns one checkpoint per window asked for, in order.
     """
     table, contracts = workspace.deduped(source), workspace.contracts.of_source(source)
-    versions = (
-        f"logic:{LOGIC_VERSION}",
-        *(f"contract:{contract.name}:{contract.fingerprint}" for contract in contracts),
-    )
+    versions = versions_of(contracts)
     store = workspace.landing(source)
 
     def attempt(snapshot: TableSnapshot) -> None:
@@ -87,6 +84,12 @@ def materialize(
 
     retrying(attempt, table)
     return report(table, windows)
+
+
+def versions_of(contracts: Sequence[TableContract]) -> tuple[str, ...]:
+    """What makes a window of this layer stale when it changes: the logic, or any contract of the source."""
+    prints = (f"contract:{contract.name}:{contract.fingerprint}" for contract in contracts)
+    return (f"logic:{LOGIC_VERSION}", *prints)
 
 
 def _job(

@@ -25,6 +25,7 @@ from omnisupport_ingest.stages.idempotency import LOGIC_VERSION, idempotency_key
 from omnisupport_ingest.stages.plan import Upstream, WindowPlan, Work, plan_window
 from omnisupport_ingest.stages.progress import BatchFacts, facts_of
 from omnisupport_ingest.stages.workspace import Workspace
+from omnisupport_ingest.windows import OUT_OF_RANGE
 
 LAYER = "dimension"
 
@@ -62,13 +63,14 @@ def materialize(
     nothing. Returns one checkpoint per window asked for, in order.
     """
     table = workspace.dimension(contract)
-    asked = list(dict.fromkeys(windows))
 
     def attempt(snapshot: TableSnapshot) -> None:
-        deduped, quarantine = (
-            workspace.deduped(contract.source).open(),
-            workspace.quarantine(contract.source).open(),
-        )
+        deduped = workspace.deduped(contract.source).open()
+        quarantine = workspace.quarantine(contract.source).open()
+        asked = list(dict.fromkeys(windows))
+        if deduped.state(OUT_OF_RANGE) is not None:
+            # Events whose time cannot be right are holes in the fold like any other.
+            asked.append(OUT_OF_RANGE)
         jobs = [_job(snapshot, deduped, quarantine, contract, window, replay) for window in asked]
         jobs = [job for job in jobs if job.plan.work is not Work.NOTHING]
         if not jobs:
@@ -118,7 +120,7 @@ def _job(
     upstream = Upstream(
         frozenset(file.path for file in accepted) | frozenset(f"quarantine/{file.path}" for file in holes),
         deduped.table_id,
-        (f"logic:{LOGIC_VERSION}", f"contract:{contract.fingerprint}"),
+        versions_of(contract),
     )
     plan = plan_window(snapshot, window, upstream, replay=replay)
     state = snapshot.state(window)
@@ -142,6 +144,11 @@ def _job(
         ),
         batches=batches,
     )
+
+
+def versions_of(contract: TableContract) -> tuple[str, ...]:
+    """What makes a window of the dimension stale when it changes."""
+    return (f"logic:{LOGIC_VERSION}", f"contract:{contract.fingerprint}")
 
 
 def _key(contract: TableContract, job: _Job) -> str:

@@ -1,7 +1,7 @@
 """What has landed and is not yet committed in every layer: the work a sensor asks for.
 
 The answer is read from landing and from the tables' own logs, so a lost, rewound or failed cursor
-skips nothing.
+skips nothing, and a window that a changed contract made stale is pending again.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from omnisupport_ingest.lake.table import LakeTable, TableSnapshot
 from omnisupport_ingest.landing.chain import Hole
 from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.stages import deduped, dimensions, raw
 from omnisupport_ingest.stages.published import upstream_of
 from omnisupport_ingest.stages.workspace import Workspace
-from omnisupport_ingest.windows import OUT_OF_RANGE
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +40,29 @@ class Pending:
     stream_end: Lsn | None = None
 
 
+@dataclass(frozen=True)
+class _Layer:
+    """A table as it stands, null before its first commit, and the versions it should be made with."""
+
+    snapshot: TableSnapshot | None
+    versions: tuple[str, ...]
+
+    def held(self, window: str) -> frozenset[str]:
+        """The batches of ``window`` that the layer holds; none if it is stale."""
+        state = self.snapshot.state(window) if self.snapshot is not None else None
+        return frozenset(state.batches) if state and state.versions == self.versions else frozenset()
+
+
 def pending_windows(workspace: Workspace, source: str, *, limit: int = 500) -> Pending:
     """Compare what landed from ``source`` with what every layer has committed."""
     landed = workspace.landing(source).landed()
     contracts = workspace.contracts.of_source(source)
     layers = [
-        _open(table)
-        for table in (
-            workspace.raw(source),
-            workspace.deduped(source),
-            *(workspace.dimension(contract) for contract in contracts),
+        _Layer(_open(table), versions)
+        for table, versions in (
+            (workspace.raw(source), raw.VERSIONS),
+            (workspace.deduped(source), deduped.versions_of(contracts)),
+            *((workspace.dimension(each), dimensions.versions_of(each)) for each in contracts),
         )
     ]
     held: dict[str, frozenset[str]] = {}
@@ -57,7 +70,7 @@ def pending_windows(workspace: Workspace, source: str, *, limit: int = 500) -> P
     for batch in landed.batches:
         for window in batch.windows:
             if window not in held:
-                held[window] = _held(layers[:2] if window == OUT_OF_RANGE else layers, window)
+                held[window] = frozenset.intersection(*(layer.held(window) for layer in layers))
             if batch.batch_id not in held[window]:
                 waiting.setdefault(batch.batch_id, set()).add(window)
     windows = {window for batch_id in list(waiting)[:limit] for window in waiting[batch_id]}
@@ -78,15 +91,6 @@ def pending_windows(workspace: Workspace, source: str, *, limit: int = 500) -> P
 
 def _open(table: LakeTable) -> TableSnapshot | None:
     return table.open() if table.exists else None
-
-
-def _held(layers: list[TableSnapshot | None], window: str) -> frozenset[str]:
-    """The batches of ``window`` that every layer holds."""
-    sets = []
-    for layer in layers:
-        state = layer.state(window) if layer is not None else None
-        sets.append(frozenset(state.batches) if state else frozenset())
-    return frozenset.intersection(*sets)
 
 
 def _unpublished(workspace: Workspace, contracts: tuple[TableContract, ...]) -> set[str]:

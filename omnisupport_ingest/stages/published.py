@@ -1,23 +1,35 @@
-"""``dim_<table>`` → the published table: the fold of all windows, one row per key, for any engine."""
+"""``dim_<table>`` → the published table: the fold of all windows, one row per key, for any engine.
+
+Between writing the rows and committing them stands the contract's pandera gate: row rules have
+judged the events one by one, the gate judges what became of them, and a table that does not pass
+stays as it was.
+"""
 
 from __future__ import annotations
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
-from omnisupport_ingest.cdc.current import current_state
+from omnisupport_ingest.cdc.current import current_state, published_type
 from omnisupport_ingest.contracts.load import TableContract
+from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.lake.checkpoint import Checkpoint
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
-from omnisupport_ingest.lake.staging import stage_frame
+from omnisupport_ingest.lake.staging import StagedFiles, stage_frame
 from omnisupport_ingest.lake.table import TableSnapshot, retrying
 from omnisupport_ingest.position import Position
 from omnisupport_ingest.stages.checkpoints import Counts, Identity, Outcome, change_for, report
-from omnisupport_ingest.stages.idempotency import LOGIC_VERSION, idempotency_key
+from omnisupport_ingest.stages.dimensions import versions_of
+from omnisupport_ingest.stages.idempotency import idempotency_key
 from omnisupport_ingest.stages.plan import Upstream, WindowPlan, Work, plan_window
 from omnisupport_ingest.stages.progress import BatchFacts
 from omnisupport_ingest.stages.workspace import Workspace
 
 LAYER = "published"
+
+
+class GateClosed(IngestError):
+    """Rows that would have been published break the contract."""
 
 
 def materialize(
@@ -48,6 +60,7 @@ def materialize(
         rows = dimension.read(spark, dimension.all_files())
         state = current_state(rows, contract).sortWithinPartitions("_cdc_key")
         staged = stage_frame(table, state, unit=key, generation={WHOLE_TABLE: plan.generation})
+        _gate(spark, snapshot, contract, staged)
         outcome = Outcome(
             idempotency_key=key,
             batches=_batches(dimension),
@@ -62,6 +75,29 @@ def materialize(
     return report(table, [WHOLE_TABLE])[0]
 
 
+def known_live_rows(rows: DataFrame) -> DataFrame:
+    """The rows that the contract's rules are about: alive, and every cell known."""
+    unresolved = F.coalesce(F.size("_cdc_unresolved"), F.lit(0))
+    return rows.where(~F.col("_cdc_is_deleted") & (unresolved <= 0))
+
+
+def _gate(spark: SparkSession, snapshot: TableSnapshot, contract: TableContract, staged: StagedFiles) -> None:
+    # pandera takes seconds to import, so only who publishes pays for it.
+    from omnisupport_ingest.contracts.pandera_schema import failures
+
+    paths = [f"file://{snapshot.table.folder / file.path}" for file in staged.files]
+    if not paths:
+        return
+    broken = failures(known_live_rows(spark.read.schema(published_type(contract)).parquet(*paths)), contract)
+    if broken:
+        raise GateClosed(
+            f"The current state of {contract.full_name} does not meet its contract: {', '.join(broken)}. "
+            "It was not published.",
+            fix=f"Look at the rows of dim_{contract.name} that break it; correct the contract or its source, "
+            "and run the windows again.",
+        )
+
+
 def upstream_of(dimension: TableSnapshot, contract: TableContract) -> Upstream:
     """What the published table is made from: the content of each window of the dimension.
 
@@ -73,7 +109,7 @@ def upstream_of(dimension: TableSnapshot, contract: TableContract) -> Upstream:
         for window, state in states.items()
         if dimension.files(window)
     )
-    return Upstream(units, dimension.table_id, (f"logic:{LOGIC_VERSION}", f"contract:{contract.fingerprint}"))
+    return Upstream(units, dimension.table_id, versions_of(contract))
 
 
 def _batches(dimension: TableSnapshot) -> tuple[str, ...]:

@@ -29,7 +29,8 @@ from omnisupport_ingest.windows import OUT_OF_RANGE, WindowGrid
 
 LAYER = "raw_cdc_staging"
 
-_VERSIONS = (f"logic:{LOGIC_VERSION}",)
+VERSIONS = (f"logic:{LOGIC_VERSION}",)
+"""What makes a window of this layer stale when it changes."""
 
 _KEY_FORMAT = "yyyy-MM-dd'T'HHmm"
 """``windows.KEY_FORMAT`` in Spark's letters."""
@@ -118,7 +119,7 @@ def _all_landed(snapshot: TableSnapshot, window: str, landed: Mapping[str, Manif
 def _upstream(snapshot: TableSnapshot, window: str, landed: Mapping[str, Manifest]) -> Upstream:
     here = frozenset(batch.batch_id for batch in landed.values() if window in batch.windows)
     forgotten = _held(snapshot, window) - landed.keys()
-    return Upstream(here | forgotten, None, _VERSIONS)
+    return Upstream(here | forgotten, None, VERSIONS)
 
 
 def _outcome(plan: WindowPlan, upstream: Upstream, landed: Mapping[str, Manifest]) -> Outcome:

@@ -94,7 +94,7 @@ def test_a_run_that_finds_too_little_room_breaks_no_table_and_ends_well_once_the
     story.land(UPDATE)
     before = rows(story, spark)
     failed = []
-    for kilobytes in range(0, 400, 40):
+    for kilobytes in range(0, 400, 24):
         with disk.full(but=kilobytes * 1024):
             try:
                 run(story, spark)
@@ -103,7 +103,7 @@ def test_a_run_that_finds_too_little_room_breaks_no_table_and_ends_well_once_the
                 failed.append(error)
         assert "no space left on" in str(failed[-1]).lower()
         assert rows(story, spark) in (before, UPDATED)
-    assert len(failed) > 2
+    assert len(failed) > 1
     run(story, spark)
     assert pending_windows(story.workspace, SOURCE).windows == ()
     assert rows(story, spark) == UPDATED
