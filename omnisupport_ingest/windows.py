@@ -26,6 +26,12 @@ MAX_AHEAD = timedelta(days=1)
 _SIZE = re.compile(r"minutes:([1-9][0-9]*)")
 
 
+class WindowSizeRefused(IngestError):
+    """A text is not the name of a window size."""
+
+    exit_code = 2
+
+
 @dataclass(frozen=True, slots=True)
 class WindowSize:
     """``hourly``, ``daily`` or ``minutes:N`` where N divides an hour."""
@@ -38,7 +44,7 @@ class WindowSize:
 
     @classmethod
     def parse(cls, text: str) -> WindowSize:
-        """Read the form that ``str`` writes; ``IngestError`` names the accepted forms."""
+        """Read the form that ``str`` writes; ``WindowSizeRefused`` names the accepted forms."""
         named = {"hourly": 60, "daily": 24 * 60}
         if text in named:
             return cls(named[text])
@@ -48,7 +54,7 @@ class WindowSize:
                 raise ValueError(text)
             return cls(int(match.group(1)))
         except ValueError:
-            raise IngestError(
+            raise WindowSizeRefused(
                 f"OMNISUPPORT_WINDOW is {text!r}, which is not a window size.",
                 fix="Use hourly, daily, or minutes:N where N divides 60 (minutes:1, minutes:15).",
             ) from None

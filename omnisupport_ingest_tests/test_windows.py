@@ -16,6 +16,7 @@ from omnisupport_ingest.windows import (
     WindowGrid,
     WindowRange,
     WindowSize,
+    WindowSizeRefused,
     without_sentinel,
 )
 
@@ -82,8 +83,9 @@ def test_key_that_is_no_window_is_refused(key: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "weekly", "minutes:0", "minutes:7", "minutes:-5", "minutes:120", "60"])
 def test_size_that_does_not_divide_an_hour_is_refused(text: str) -> None:
-    with pytest.raises(IngestError, match="is not a window size"):
+    with pytest.raises(WindowSizeRefused, match="is not a window size") as raised:
         WindowSize.parse(text)
+    assert raised.value.exit_code == 2, "as for every other setting"
 
 
 @given(sizes)

@@ -10,7 +10,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from omnisupport_ingest.cdc import fold
+from omnisupport_ingest.cdc import fold, folded
 from omnisupport_ingest.contracts.load import TableContract
 from omnisupport_ingest.contracts.spark_types import spark_schema
 
@@ -47,17 +47,17 @@ def current_state(rows: DataFrame, contract: TableContract) -> DataFrame:
 
     In: ``folded_type(contract)`` rows of any windows. Out: ``published_type(contract)``, one row
     per key. ``_cdc_unresolved`` of a live row names the columns whose value is not known; they are
-    NULL in their column, and ``fold.EXISTENCE`` among them says that the row itself may be gone.
+    NULL in their column, and ``folded.EXISTENCE`` among them says that the row itself may be gone.
     """
     everywhere = rows.withColumn("window", F.lit(""))
-    of_keys = fold.merge_rows(everywhere.where(F.col("_cdc_kind") != fold.ENDED), contract)
-    ends = of_keys.where(F.col("_cdc_kind").isin(fold.TRUNCATE, fold.BOUNDARY)).agg(
+    of_keys = fold.merge_rows(everywhere.where(F.col("_cdc_kind") != folded.ENDED), contract)
+    ends = of_keys.where(F.col("_cdc_kind").isin(folded.TRUNCATE, folded.BOUNDARY)).agg(
         F.collect_list(
             F.struct(F.col("_cdc_position").alias("position"), F.col("_cdc_source_ts").alias("at"))
         ).alias("_table_ends")
     )
-    lives = _lives(of_keys.where(F.col("_cdc_kind") == fold.KEY), ends, contract)
-    ended = rows.where(F.col("_cdc_kind") == fold.ENDED)
+    lives = _lives(of_keys.where(F.col("_cdc_kind") == folded.KEY), ends, contract)
+    ended = rows.where(F.col("_cdc_kind") == folded.ENDED)
     if _plain_columns(contract) and not ended.isEmpty():
         lives = _take_from(_old_lives(rows, ended, ends, contract), lives, contract)
     return _published(lives, contract)
@@ -72,7 +72,7 @@ def _old_lives(rows: DataFrame, ended: DataFrame, ends: DataFrame, contract: Tab
     """
     of_keys = rows.join(F.broadcast(ended.select("_cdc_key").distinct()), "_cdc_key", "left_semi")
     merged = fold.merge_rows(of_keys.withColumn("window", F.lit("")).select(*rows.columns), contract)
-    lives = _lives(merged.where(F.col("_cdc_kind") == fold.ENDED), ends, contract)
+    lives = _lives(merged.where(F.col("_cdc_kind") == folded.ENDED), ends, contract)
     hidden = (F.col("_cdc_key") == F.col("_hidden_key")) & (F.col("_cdc_ended_at") == F.col("_hidden_at"))
     lives = lives.where(F.col("_end").isNull())
     lives = lives.join(F.broadcast(_hidden(of_keys)), hidden, "left_anti").localCheckpoint()
@@ -135,10 +135,10 @@ def _hidden(rows: DataFrame) -> DataFrame:
     so nothing can be said of the earlier: the columns stay unresolved. This takes commit times that
     run against log order across a window's edge.
     """
-    ended = rows.where(F.col("_cdc_kind") == fold.ENDED).select(
+    ended = rows.where(F.col("_cdc_kind") == folded.ENDED).select(
         F.col("window").alias("_ended_window"), "_cdc_key", F.col("_cdc_ended_at").alias("_at")
     )
-    across = rows.where(F.col("_cdc_kind") == fold.KEY).select(
+    across = rows.where(F.col("_cdc_kind") == folded.KEY).select(
         "window", "_cdc_key", "_cdc_first", "_cdc_position"
     )
     return (
@@ -188,7 +188,7 @@ def _published(lives: DataFrame, contract: TableContract) -> DataFrame:
                 F.col("_cdc_doubt").isNotNull()
                 & (F.col("_cdc_alive").isNull() | (F.col("_cdc_doubt") > F.col("_cdc_alive")))
                 & F.col("_end").isNull(),
-                F.lit(fold.EXISTENCE),
+                F.lit(folded.EXISTENCE),
             ),
         )
     )
@@ -228,7 +228,7 @@ def _published(lives: DataFrame, contract: TableContract) -> DataFrame:
         "_cdc_batch_id",
         "_cdc_ingested_at",
     )
-    return state.withColumn("_cdc_row_hash", fold.row_hash(state)).select(*published_type(contract).names)
+    return state.withColumn("_cdc_row_hash", folded.row_hash(state)).select(*published_type(contract).names)
 
 
 def _plain_columns(contract: TableContract) -> list[str]:

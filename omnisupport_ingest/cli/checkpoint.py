@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
-
 import click
 
 from omnisupport_ingest.cli.opening import open_home, open_settings
-
-if TYPE_CHECKING:
-    from omnisupport_ingest.lake.table import LakeTable
-    from omnisupport_ingest.stages.workspace import Workspace
 
 
 @click.group()
@@ -28,7 +21,7 @@ def show() -> None:
     from omnisupport_ingest.stages import checkpoints
     from omnisupport_ingest.stages.workspace import Workspace
 
-    found = checkpoints.read(_tables(Workspace.open(open_settings())))
+    found = checkpoints.read(Workspace.open(open_settings()).tables())
     shown = Table("table", "window", "cursor", "watermark", "rows", "last batch", "generation", box=None)
     for each in found:
         watermark = each.watermark.isoformat(timespec="seconds") if each.watermark else "-"
@@ -64,14 +57,3 @@ def rebuild() -> None:
     with DagsterInstance.get() as instance:
         count = rebuild_materializations(instance, Workspace.open(settings))
     click.echo(f"{count} partitions are reported materialized again.")
-
-
-def _tables(workspace: Workspace) -> Iterator[LakeTable]:
-    """Every table that checkpoints stand in, in the order the data takes."""
-    for source in workspace.contracts.sources():
-        yield workspace.raw(source)
-        yield workspace.deduped(source)
-        yield workspace.quarantine(source)
-        for contract in workspace.contracts.of_source(source):
-            yield workspace.dimension(contract)
-            yield workspace.published(contract)

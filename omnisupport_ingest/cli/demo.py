@@ -5,41 +5,24 @@ Each step is a function that may find its work done already: a demo that was int
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from omnisupport_ingest.cli import services
 from omnisupport_ingest.cli.clean import remove_home
+from omnisupport_ingest.cli.demo_run import Demo, progress
 from omnisupport_ingest.cli.opening import open_home, open_settings
 from omnisupport_ingest.cli.stopping import interrupt_on_terminate
-from omnisupport_ingest.home import Home
 from omnisupport_ingest.runtime.dagster_services import start_dagster_without_ui
 from omnisupport_ingest.runtime.home_lock import HomeLock
-from omnisupport_ingest.runtime.spark_connect import start_spark_connect, stop_spark_connect
+from omnisupport_ingest.runtime.spark_connect import stop_spark_connect
 from omnisupport_ingest.runtime.supervisor import Supervisor
-from omnisupport_ingest.settings import Settings
 
 WINDOW = "minutes:1"
 """Windows of a minute: the workload crosses at least two of them while a person waits."""
 
 _WORKLOAD_SECONDS = 65.0
 """Long enough to reach into a second window wherever in a minute it begins."""
-
-
-@dataclass(frozen=True)
-class Demo:
-    """One run of the demo: where it works, what it was asked for, and how it speaks."""
-
-    settings: Settings
-    home: Home
-    supervisor: Supervisor
-    console: Console
-    changes: int
-    """Row changes that the workload commits."""
-    seed: int
 
 
 @click.command()
@@ -50,6 +33,11 @@ def demo(changes: int, seed: int, fresh: bool) -> int:
     """Run the main job end to end on an embedded PostgreSQL, and prove the result."""
     console = Console(highlight=False)
     settings = open_settings()
+    if settings.source_dsn is not None:
+        raise click.UsageError(
+            "demo makes tables and changes rows: it runs on the embedded PostgreSQL only. "
+            "Unset OMNISUPPORT_SOURCE_DSN."
+        )
     if not (settings.home.expanduser() / "home.json").exists() and "window" not in settings.model_fields_set:
         settings = open_settings(window=WINDOW)
     home = open_home(settings)
@@ -99,8 +87,7 @@ def start_capture(demo: Demo) -> None:
 
 def start_spark(demo: Demo) -> None:
     """One warm Spark for all runs."""
-    demo.console.print("Starting Spark …")
-    start_spark_connect(demo.supervisor, demo.settings, demo.home)
+    services.start_spark(demo.supervisor, demo.settings, demo.home)
 
 
 def start_dagster(demo: Demo) -> None:
@@ -132,14 +119,3 @@ def say_what_to_do_next(demo: Demo) -> None:
     demo.console.print(f"\nLake:     {demo.home.lake}", soft_wrap=True)
     demo.console.print("See it:   make up   (or: omnisupport-ingest up)")
     demo.console.print(f'Query it: python -c "{query}"', soft_wrap=True, markup=False)
-
-
-def progress(console: Console) -> Progress:
-    """The bar that every step with a countable amount of work shows."""
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console,
-    )

@@ -13,17 +13,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from omnisupport_ingest.cli.demo_run import Demo, progress
 from omnisupport_ingest.cli.proof import Proof, prove
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.lake.checkpoint import Checkpoint
 from omnisupport_ingest.stages import checkpoints
-from omnisupport_ingest.stages.pending import pending_windows
+from omnisupport_ingest.stages.pending import Pending, pending_windows
 from omnisupport_ingest.stages.workspace import Workspace
 
 if TYPE_CHECKING:
     from dagster import DagsterInstance
 
-    from omnisupport_ingest.cli.demo import Demo
     from omnisupport_ingest.lake.table import LakeTable
 
 _STEP_SECONDS = 600.0
@@ -33,7 +33,7 @@ _LOOK_SECONDS = 0.5
 
 
 class DemoStuck(IngestError):
-    """The platform did not do its part of the demo in time."""
+    """The platform did not do its part of the demo, or cannot."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,6 @@ class Replay:
 
 def wait_for_the_sensor(demo: Demo) -> None:
     """Until everything that the source has committed so far is in every layer."""
-    from omnisupport_ingest.cli.demo import progress
     from omnisupport_ingest.sources.postgres.capture import source_dsn
     from omnisupport_ingest.sources.postgres.server import current_wal_lsn
 
@@ -57,7 +56,7 @@ def wait_for_the_sensor(demo: Demo) -> None:
         row = bar.add_task("Sensor runs: batches in every layer", total=None)
 
         def done() -> bool:
-            pending = pending_windows(workspace, demo.settings.source)
+            pending = _pending(workspace, demo.settings.source)
             bar.update(row, completed=pending.landed - pending.batches, total=pending.landed)
             landed = pending.stream_end
             return landed is not None and landed >= target and not pending.windows
@@ -127,6 +126,15 @@ def _workspace(demo: Demo) -> Workspace:
     return Workspace.open(demo.settings)
 
 
+def _pending(workspace: Workspace, source: str) -> Pending:
+    """What is not committed yet; ``DemoStuck`` where waiting for it would be in vain."""
+    pending = pending_windows(workspace, source)
+    # Behind a hole that a later epoch has repaired, the platform goes on.
+    if pending.hole is not None and pending.hole.later_epoch is None:
+        raise DemoStuck(str(pending.hole), fix=pending.hole.fix)
+    return pending
+
+
 def _tables(workspace: Workspace, source: str) -> Iterator[LakeTable]:
     yield workspace.raw(source)
     yield workspace.deduped(source)
@@ -136,7 +144,7 @@ def _tables(workspace: Workspace, source: str) -> Iterator[LakeTable]:
 
 def _replayable(workspace: Workspace, source: str) -> list[Checkpoint]:
     """The checkpoints of windows with events that every layer holds."""
-    behind = pending_windows(workspace, source).windows
+    behind = _pending(workspace, source).windows
     committed = checkpoints.read([workspace.deduped(source)])
     return [each for each in committed if each.deduped and each.window not in behind]
 

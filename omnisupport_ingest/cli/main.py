@@ -21,6 +21,7 @@ from omnisupport_ingest.cli.demo import demo
 from omnisupport_ingest.cli.manifest import manifest
 from omnisupport_ingest.cli.postgres import postgres
 from omnisupport_ingest.cli.settings import settings
+from omnisupport_ingest.cli.sweep import sweep
 from omnisupport_ingest.cli.up import up
 from omnisupport_ingest.cli.verify import verify
 from omnisupport_ingest.cli.workload import workload
@@ -42,6 +43,7 @@ _COMMANDS = (
     capture,
     verify,
     checkpoint,
+    sweep,
     manifest,
     contracts,
     settings,

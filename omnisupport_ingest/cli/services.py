@@ -39,6 +39,18 @@ def start_source(supervisor: Supervisor, settings: Settings, home: Home, *, seed
     prepare(server.dsn(), seed)
 
 
+def start_spark(supervisor: Supervisor, settings: Settings, home: Home) -> None:
+    """Start the warm Spark Connect server of the home, unless the settings name one that runs elsewhere."""
+    if settings.spark_remote is not None:
+        # What follows the address may be a token.
+        click.echo(f"Spark is at {settings.spark_remote.partition('/;')[0]}.")
+        return
+    from omnisupport_ingest.runtime.spark_connect import start_spark_connect
+
+    click.echo("Starting Spark …")
+    start_spark_connect(supervisor, settings, home)
+
+
 def capture(settings: Settings) -> Service:
     """The capture of the source; started again when it fails, for a source may be away for hours."""
     return _own(CAPTURE, settings, grace=30.0)

@@ -24,9 +24,14 @@ def stop_on_signal() -> Iterator[threading.Event]:
 
 @contextmanager
 def interrupt_on_terminate() -> Iterator[None]:
-    """SIGTERM raises ``KeyboardInterrupt``, as Ctrl-C does: both stop a supervising command alike."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    """SIGTERM raises ``KeyboardInterrupt``, as Ctrl-C does: both stop a supervising command alike.
+
+    A shell starts a command in the background with SIGINT ignored; here it counts all the same.
+    """
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

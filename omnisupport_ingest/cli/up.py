@@ -10,7 +10,7 @@ from omnisupport_ingest.cli.stopping import interrupt_on_terminate
 from omnisupport_ingest.runtime.dagster_services import start_dagster
 from omnisupport_ingest.runtime.home_lock import HomeLock
 from omnisupport_ingest.runtime.ports import require_port
-from omnisupport_ingest.runtime.spark_connect import start_spark_connect, stop_spark_connect
+from omnisupport_ingest.runtime.spark_connect import stop_spark_connect
 from omnisupport_ingest.runtime.supervisor import Supervisor
 
 
@@ -41,8 +41,7 @@ def up(rate: float | None) -> None:
                 supervisor.start(services.capture(settings))
                 if rate is not None:
                     supervisor.start(services.workload(settings, rate))
-                click.echo("Starting Spark …")
-                start_spark_connect(supervisor, settings, home)
+                services.start_spark(supervisor, settings, home)
                 click.echo("Starting Dagster …")
                 ui = start_dagster(supervisor, settings, home).ui
                 click.echo(f"\nThe platform runs. UI: {ui}\nHome: {home.path}   Stop with Ctrl-C.\n")

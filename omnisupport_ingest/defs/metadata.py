@@ -39,12 +39,16 @@ def checkpoint_metadata(
         "content_hash": MetadataValue.text(checkpoint.content_hash),
         "batches": MetadataValue.int(checkpoint.batches),
         "generation": MetadataValue.int(checkpoint.generation),
-        "events_raw": MetadataValue.int(checkpoint.raw),
-        "events_deduped": MetadataValue.int(checkpoint.deduped),
-        "events_duplicate": MetadataValue.int(checkpoint.duplicates),
-        "events_quarantined": MetadataValue.int(checkpoint.quarantined),
         "dagster/row_count": MetadataValue.int(checkpoint.rows),
     }
+    if checkpoint.window:
+        # A published table holds rows of many windows' events, and counts none.
+        entries |= {
+            "events_raw": MetadataValue.int(checkpoint.raw),
+            "events_deduped": MetadataValue.int(checkpoint.deduped),
+            "events_duplicate": MetadataValue.int(checkpoint.duplicates),
+            "events_quarantined": MetadataValue.int(checkpoint.quarantined),
+        }
     for name, value in (
         ("delta_version", checkpoint.delta_version),
         ("upstream_version", checkpoint.upstream_version),

@@ -123,7 +123,7 @@ def _nothing(reason: str, cursor: SensorCursor, observations: list[dg.AssetObser
 
 def _all_committed(pending: Pending) -> str:
     if pending.hole is not None:
-        return f"Everything before the hole is committed. {pending.hole}"
+        return f"Everything before the hole is committed. {pending.hole} Fix: {pending.hole.fix}"
     if pending.last_batch_id is None:
         return "Nothing has landed yet."
     return f"All {pending.landed} batches are committed, up to {pending.last_batch_id}."

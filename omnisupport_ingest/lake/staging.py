@@ -11,7 +11,8 @@ import errno
 import os
 import shutil
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +28,16 @@ from omnisupport_ingest.lake.table import LakeTable
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import DataType
+
+
+_NO_ROOM = ("No space left on device", "Disk quota exceeded")
+"""The operating system's messages (ENOSPC, EDQUOT), which Spark passes on as text."""
+
+
+class NoRoomOnDisk(IngestError):
+    """The disk of the lake is full."""
+
+    exit_code = 4
 
 
 class FrameMismatch(IngestError):
@@ -67,7 +78,8 @@ def stage_frame(
         writer = frame.select(*spec.schema.names).write
         if spec.partition_by:
             writer = writer.partitionBy(*spec.partition_by)
-        writer.parquet(f"file://{draft}")
+        with _room_on_disk(draft):
+            writer.parquet(f"file://{draft}")
         reached("lake.staged")
         staged: list[StagedFile] = []
         for window, written in _drafts(draft, spec.partition_by):
@@ -83,6 +95,21 @@ def stage_frame(
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return StagedFiles(tuple(staged))
+
+
+@contextmanager
+def _room_on_disk(draft: Path) -> Iterator[None]:
+    """Say plainly what Spark reports as a failed task with a Java trace."""
+    try:
+        yield
+    except Exception as error:
+        if not any(text in str(error) for text in _NO_ROOM):
+            raise
+        raise NoRoomOnDisk(
+            f"No space left on the disk while writing {draft.parent.parent}; nothing was committed.",
+            fix="Free some space on the disk of OMNISUPPORT_HOME, or move the home to a larger one; then "
+            "run the same again.",
+        ) from error
 
 
 def _check_columns(table: LakeTable, frame: DataFrame) -> None:

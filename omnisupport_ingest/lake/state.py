@@ -27,7 +27,15 @@ FORMAT_VERSION = 1
 
 
 class StateUnreadable(IngestError):
-    """A window's state is damaged, or was written by a newer version."""
+    """A window's state is damaged or gone: what the window was made from is not known."""
+
+
+class StateFromNewerVersion(IngestError):
+    """A window's state has a format version that this program does not know."""
+
+
+class _Newer(ValueError):
+    """The format version of a state that is too new to be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +82,10 @@ class WindowState:
 
     @classmethod
     def from_text(cls, text: str) -> WindowState:
-        """Read what ``to_text`` wrote; ``ValueError`` or ``KeyError`` if it is something else."""
+        """Read what ``to_text`` wrote; ``ValueError``, ``KeyError``, ``TypeError`` for something else."""
         record: dict[str, Any] = json.loads(text)
         if record["format_version"] > FORMAT_VERSION:
-            raise ValueError(f"format version {record['format_version']} is newer than {FORMAT_VERSION}")
+            raise _Newer(record["format_version"])
         return cls(
             generation=record["generation"],
             inputs=tuple(record["inputs"]),
@@ -110,12 +118,25 @@ def write_state(path: Path, state: WindowState, schema: pa.Schema) -> int:
 
 
 def read_state(path: Path) -> WindowState:
-    """Read the state in the footer of ``path``; ``StateUnreadable`` names the file."""
+    """Read the state in the footer of ``path``.
+
+    ``StateUnreadable`` or ``StateFromNewerVersion`` name the file; a file that this user may not
+    read is a ``PermissionError``.
+    """
     try:
         metadata = pq.read_metadata(path).metadata or {}
         return WindowState.from_text(metadata[FOOTER_KEY].decode())
-    except (OSError, pa.ArrowException, ValueError, KeyError, TypeError) as error:
+    except _Newer as newer:
+        raise StateFromNewerVersion(
+            f"The state of a window in {path} has format version {newer}; this program reads up to "
+            f"{FORMAT_VERSION}.",
+            fix="Use the newer omnisupport_ingest that wrote it.",
+        ) from None
+    except PermissionError:
+        raise
+    except (OSError, pa.ArrowException, ValueError, KeyError, TypeError, AttributeError) as error:
         raise StateUnreadable(
             f"The state of a window in {path} cannot be read: {type(error).__name__}: {error}.",
-            fix="Use the version that wrote it; if the file is damaged, rebuild the window.",
+            fix="Restore the file from a backup, or run the window again: it is made again from the layer "
+            "above, and the damaged file leaves the table.",
         ) from error

@@ -7,6 +7,7 @@ the table has moved on, the commit is refused and the plan is made again on a ne
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import time
@@ -33,7 +34,7 @@ from omnisupport_ingest.lake.commit import (
 )
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.schema import arrow_schema, open_with_schema
-from omnisupport_ingest.lake.state import WindowState, read_state, write_state
+from omnisupport_ingest.lake.state import StateUnreadable, WindowState, read_state, write_state
 from omnisupport_ingest.lake.stats import rows_in
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -119,15 +122,18 @@ class TableSnapshot:
         return tuple(file for window in sorted(self._data) for file in self._data[window])
 
     def state(self, window: str) -> WindowState | None:
-        """The state of ``window``; ``None`` if it has none.
+        """The state of ``window``; ``None`` if it has none, or none that can be read.
 
         A window with files but no state was rewritten by another program (compaction merges state
-        files away): what it was made from is no longer known here.
+        files away), or its state is damaged: what it was made from is not known here. The next
+        commit to the window removes a damaged state. ``StateFromNewerVersion`` is no damage.
         """
-        found = self._states.get(window, ())
-        if not found:
+        try:
+            states = [read_state(Path(file.uri)) for file in self._states.get(window, ())]
+        except StateUnreadable as error:
+            _log.warning("%s The window counts as one without a state.", error.problem)
             return None
-        return max((read_state(Path(file.uri)) for file in found), key=lambda state: state.generation)
+        return max(states, key=lambda state: state.generation, default=None)
 
     def read(self, spark: SparkSession, files: Iterable[LakeFile]) -> DataFrame:
         """A DataFrame of ``files`` with the columns of the spec, partition columns restored."""
@@ -216,7 +222,7 @@ class TableSnapshot:
         uri = os.fspath(self.table.folder / path)
         values = listed.get("partition") or {}
         partition = tuple((name, values.get(name)) for name in self.table.spec.partition_by)
-        rows = listed.get("num_records")
+        rows = 0 if layout.is_state(path) else listed.get("num_records")
         return LakeFile(
             path=path,
             uri=uri,

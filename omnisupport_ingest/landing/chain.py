@@ -17,39 +17,70 @@ from omnisupport_ingest.position import Lsn
 class Hole:
     """A break in the chain of one epoch.
 
-    ``after`` is the last batch of the unbroken part, which ends at ``expected``; ``before`` is the
-    next batch found, which continues ``found`` instead. ``found`` below ``expected`` is an overlap
-    of two writers; above it, a batch is missing.
+    ``after`` is the last batch of the unbroken part, which ends at ``expected``; null if the break is
+    at the start of the epoch, which ``expected`` is then. ``before`` is the next batch found, which
+    continues ``found`` instead. ``found`` below ``expected`` is an overlap of two writers; above it,
+    a batch is missing. ``later_epoch`` is the newest epoch if that is another one: the repair of a
+    hole that cannot be filled has then been made.
     """
 
     epoch: int
-    after: str
+    after: str | None
     expected: Lsn
     before: str
     found: Lsn
+    later_epoch: int | None = None
 
     def __str__(self) -> str:
+        end = "it starts" if self.after is None else f"{self.after} ends"
         return (
-            f"The chain of epoch {self.epoch} is broken: {self.after} ends at {self.expected}, "
+            f"The chain of epoch {self.epoch} is broken: {end} at {self.expected}, "
             f"but the next batch, {self.before}, continues {self.found}."
         )
 
+    @property
+    def fix(self) -> str:
+        """What a person can do about it."""
+        if self.later_epoch is not None:
+            repair = (
+                f"nothing is left to do: epoch {self.later_epoch} has begun with a new snapshot, and this "
+                f"hole names what is not known event by event."
+            )
+        else:
+            repair = (
+                '`omnisupport-ingest capture --new-epoch "what happened"` begins a new epoch with a new '
+                f"snapshot of every table. The batches of epoch {self.epoch} from {self.found} on stay "
+                "held back."
+            )
+        if self.found < self.expected:
+            return f"Two writers have landed the same part of the WAL: stop one of them. Then {repair}"
+        lost = (
+            f" Events between {self.expected} and {self.found} that the source no longer has are lost, and "
+            "this hole names them."
+        )
+        return (
+            "Restore the manifest and the data of the missing batch from a backup of the landing folder. "
+            f"If there is none: {repair}{'' if self.later_epoch is not None else lost}"
+        )
 
-def unbroken(manifests: Iterable[Manifest]) -> tuple[tuple[Manifest, ...], Hole | None]:
+
+def unbroken(
+    manifests: Iterable[Manifest], start: Lsn | None = None
+) -> tuple[tuple[Manifest, ...], Hole | None]:
     """The stream batches of one epoch up to the first hole, and that hole.
 
-    ``manifests``: stream batches of one epoch, in any order. The one with the lowest
-    ``previous_end_lsn`` starts the chain: batches before it may be gone by retention.
+    ``manifests``: stream batches of one epoch, in any order. ``start``: where the epoch's stream
+    starts. A first batch that does not is a hole, for nothing deletes landed batches in this
+    version. Without it the batch with the lowest ``previous_end_lsn`` starts the chain.
     """
     accepted: list[Manifest] = []
+    after, expected = None, start
     for manifest in sorted(manifests, key=lambda each: _span(each).previous_end_lsn):
-        if accepted:
-            last, expected = accepted[-1], _span(accepted[-1]).end_lsn
-            found = _span(manifest).previous_end_lsn
-            if found != expected:
-                hole = Hole(manifest.epoch, last.batch_id, expected, manifest.batch_id, found)
-                return tuple(accepted), hole
+        found = _span(manifest).previous_end_lsn
+        if expected is not None and found != expected:
+            return tuple(accepted), Hole(manifest.epoch, after, expected, manifest.batch_id, found)
         accepted.append(manifest)
+        after, expected = manifest.batch_id, _span(manifest).end_lsn
     return tuple(accepted), None
 
 

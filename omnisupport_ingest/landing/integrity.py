@@ -7,6 +7,7 @@ from pathlib import Path
 
 from omnisupport_ingest.landing.errors import DamagedBatch
 from omnisupport_ingest.landing.manifest import DataFile
+from omnisupport_ingest.landing.names import epoch_in
 
 
 def sha256_of(path: Path) -> str:
@@ -25,21 +26,21 @@ def verify(folder: Path, data_file: DataFile) -> None:
             raise _damaged(path, data_file, f"is {how}: {size} bytes instead of {data_file.bytes}")
         digest = sha256_of(path)
     except FileNotFoundError:
-        raise missing(path, data_file) from None
+        raise _damaged(path, data_file, "is missing") from None
     if digest != data_file.sha256:
         raise _damaged(path, data_file, f"is altered: SHA-256 {digest} instead of {data_file.sha256}")
 
 
-def missing(path: Path, data_file: DataFile) -> DamagedBatch:
-    """The error for a data file that is not there."""
-    return _damaged(path, data_file, "is missing")
-
-
 def _damaged(path: Path, data_file: DataFile, what: str) -> DamagedBatch:
     batch_id = Path(data_file.path).parent.name
+    again = (
+        "load its seed manifest again: `omnisupport-ingest manifest load`"
+        if epoch_in(batch_id) is None
+        else 'begin a new epoch: `omnisupport-ingest capture --new-epoch "what happened"`'
+    )
     return DamagedBatch(
         f"Data file {path} of batch {batch_id} {what}.",
-        fix=f"Restore {path} from a backup. Without one, read batch {batch_id} (window "
-        f"{data_file.window}) from the source again: take a new snapshot of its tables, "
-        f"{', '.join(sorted(data_file.rows_per_table))}.",
+        fix=f"Restore {path} from a backup of the landing folder. If there is none, stop the platform, "
+        f"move manifests/{batch_id}.json out of the landing folder, so that the batch counts as missing, "
+        f"and {again}.",
     )

@@ -6,7 +6,7 @@ A batch exists when its manifest exists. Manifests are immutable, so each is par
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from omnisupport_ingest.landing.epochs import (
     read_epoch,
     write_epoch,
 )
-from omnisupport_ingest.landing.errors import ChainContested, ManifestUnreadable
+from omnisupport_ingest.landing.errors import ChainContested, DamagedBatch, ManifestUnreadable
 from omnisupport_ingest.landing.folder_lock import FolderLock
 from omnisupport_ingest.landing.manifest import DataFile, Manifest
 from omnisupport_ingest.landing.names import epoch_in, is_stream, stream_prefix
@@ -32,7 +32,10 @@ _SUFFIX = ".json"
 
 @dataclass(frozen=True, slots=True)
 class Landed:
-    """What downstream may take, in landing order, and the first hole that holds back the rest."""
+    """What downstream may take, in landing order, and the hole that holds back the rest of an epoch.
+
+    If several epochs have one, it is that of the newest of them: the one that may still be repaired.
+    """
 
     batches: tuple[Manifest, ...]
     hole: Hole | None
@@ -122,19 +125,25 @@ class LandingStore:
     def landed(self) -> Landed:
         """The batches that downstream may take: all chunks and files, the stream up to a hole.
 
-        Chains are per epoch. A hole holds back the rest of its epoch and is reported for as long
-        as it is there; a later epoch is taken all the same, as a new epoch is the repair of a hole
-        that cannot be filled.
+        Chains are per epoch. A chain starts at the consistent point that the epoch's record names;
+        nothing deletes landed batches in this version, so a first batch that starts elsewhere is a
+        hole too. Without such a record the lowest batch starts it. A hole holds back the rest of
+        its epoch and is reported for as long as it is there; a later epoch is taken all the same,
+        as a new epoch is the repair of a hole that cannot be filled.
         """
         manifests = self.manifests()
+        starts = {each.number: each.facts.consistent_point for each in self.epochs() if each.facts}
+        epochs = sorted({manifest.epoch for manifest in manifests})
+        newest = max([*epochs, *epoch_numbers(self._epochs)], default=0)
         held_back: set[str] = set()
-        first_hole: Hole | None = None
-        for epoch in sorted({manifest.epoch for manifest in manifests}):
+        found: Hole | None = None
+        for epoch in epochs:
             stream = [each for each in manifests if each.epoch == epoch and each.stream is not None]
-            accepted, hole = unbroken(stream)
+            accepted, hole = unbroken(stream, starts.get(epoch))
             held_back |= {each.batch_id for each in stream} - {each.batch_id for each in accepted}
-            first_hole = first_hole or hole
-        return Landed(tuple(each for each in manifests if each.batch_id not in held_back), first_hole)
+            if hole is not None:
+                found = replace(hole, later_epoch=newest if newest > epoch else None)
+        return Landed(tuple(each for each in manifests if each.batch_id not in held_back), found)
 
     def last_stream(self, epoch: int) -> Manifest | None:
         """The newest stream batch of ``epoch``, whether or not a hole lies before it."""
@@ -222,7 +231,10 @@ class LandingStore:
             try:
                 sync_file(path)
             except FileNotFoundError:
-                raise integrity.missing(path, data_file) from None
+                raise DamagedBatch(
+                    f"Data file {path} is missing, so batch {manifest.batch_id} does not land.",
+                    fix="Run the same command again: the batch is read from its source anew.",
+                ) from None
             folders.add(path.parent)
         for folder in sorted(folders):
             sync_folder(folder)

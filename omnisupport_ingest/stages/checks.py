@@ -27,7 +27,8 @@ def chain_unbroken(workspace: Workspace, source: str) -> CheckFinding:
     landed = workspace.landing(source).landed()
     numbers: dict[str, int | float] = {"batches": len(landed.batches)}
     if landed.hole is not None:
-        return CheckFinding(False, f"{landed.hole} Later batches are held back.", numbers)
+        summary = f"{landed.hole} Later batches of that epoch are held back. Fix: {landed.hole.fix}"
+        return CheckFinding(False, summary, numbers)
     return CheckFinding(True, "Every batch continues the one before it.", numbers)
 
 

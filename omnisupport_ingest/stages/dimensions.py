@@ -13,7 +13,8 @@ from functools import reduce
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from omnisupport_ingest.cdc.fold import fold_events, folded_type, merge_rows
+from omnisupport_ingest.cdc.fold import fold_events, merge_rows
+from omnisupport_ingest.cdc.folded import folded_type
 from omnisupport_ingest.contracts.load import TableContract
 from omnisupport_ingest.lake.checkpoint import Checkpoint
 from omnisupport_ingest.lake.layout import LakeFile

@@ -7,6 +7,7 @@ Duplicates are counted in raw itself, not taken as what is missing downstream, s
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import duckdb
 
@@ -38,7 +39,7 @@ def events_per_table(workspace: Workspace, source: str) -> dict[str, Counts]:
     return found
 
 
-def _ask(columns: str, files: Iterable[LakeFile]) -> list[tuple[str, int] | tuple[str, int, int]]:
+def _ask(columns: str, files: Iterable[LakeFile]) -> list[tuple[Any, ...]]:
     listed = ", ".join("'" + file.uri.replace("'", "''") + "'" for file in files)
     if not listed:
         return []

@@ -53,7 +53,9 @@ def commit(
         changes = []
         for window, kept in keep.items():
             wanted[window] = tuple(sorted({*kept, *(file.path for file in staged.of(window))}))
-            if {file.path for file in snapshot.files(window)} != set(wanted[window]):
+            held = {file.path for file in snapshot.files(window)}
+            damaged = bool(held) and snapshot.state(window) is None
+            if damaged or held != set(wanted[window]):
                 changes.append(_change(snapshot, window, wanted[window], staged, unit, identity))
         if changes:
             snapshot.commit(changes)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from omnisupport_ingest.cdc.current import published_type
 from omnisupport_ingest.cdc.envelope import QUARANTINE_TYPE, RAW_TYPE
-from omnisupport_ingest.cdc.fold import folded_type
+from omnisupport_ingest.cdc.folded import folded_type
 from omnisupport_ingest.contracts.load import Contracts, TableContract, default_contracts_dir, load_contracts
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.lake.table import LakeTable, TableSpec
@@ -85,6 +86,16 @@ class Workspace:
                 description=f"Current state of {contract.full_name}, soft-deleted rows included.",
             )
         )
+
+    def tables(self) -> Iterator[LakeTable]:
+        """Every table of the lake, there or not yet, by source and in the order the data takes."""
+        for source in self.contracts.sources():
+            yield self.raw(source)
+            yield self.deduped(source)
+            yield self.quarantine(source)
+            for contract in self.contracts.of_source(source):
+                yield self.dimension(contract)
+                yield self.published(contract)
 
     def _table(self, spec: TableSpec) -> LakeTable:
         return LakeTable(self.home.lake, spec)

@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import types as T
 
 from omnisupport_ingest.cdc.envelope import RAW_TYPE
-from omnisupport_ingest.cdc.fold import EXISTENCE
+from omnisupport_ingest.cdc.folded import EXISTENCE
 from omnisupport_ingest.contracts.model import Column, TableContract
 from omnisupport_ingest_tests.oracle import histories
 from omnisupport_ingest_tests.oracle.model import Event, Image, Key, Position

@@ -15,7 +15,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from omnisupport_ingest.cdc.current import current_state
-from omnisupport_ingest.cdc.fold import KEY, fold_events, merge_rows
+from omnisupport_ingest.cdc.fold import fold_events, merge_rows
+from omnisupport_ingest.cdc.folded import KEY
 from omnisupport_ingest_tests.cdc import lanes
 from omnisupport_ingest_tests.cdc.lanes import CONTRACT, State
 from omnisupport_ingest_tests.oracle.histories import simulate

@@ -34,7 +34,7 @@ def test_importing_the_command_line_loads_nothing_heavy() -> None:
 
 def test_a_setting_that_cannot_be_used_is_named_with_the_fix_and_no_traceback() -> None:
     done = run("settings", OMNISUPPORT_WINDOW="weekly")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stderr == (
         "Error: OMNISUPPORT_WINDOW is 'weekly', which is not a window size.\n"
         "Fix: Use hourly, daily, or minutes:N where N divides 60 (minutes:1, minutes:15).\n"
@@ -58,6 +58,16 @@ def test_debug_shows_the_traceback_as_well() -> None:
 
 def test_an_unknown_command_is_a_usage_error() -> None:
     assert run("fly").returncode == 2
+
+
+@pytest.mark.parametrize("fresh", [(), ("--fresh",)])
+def test_demo_leaves_a_configured_source_and_the_home_alone(tmp_path: Path, fresh: tuple[str, ...]) -> None:
+    home = tmp_path / "home"
+    done = run("demo", *fresh, OMNISUPPORT_HOME=str(home), OMNISUPPORT_SOURCE_DSN="host=h password=hunter2")
+    assert done.returncode == 2
+    assert "Unset OMNISUPPORT_SOURCE_DSN" in done.stderr
+    assert "hunter2" not in done.stderr
+    assert not home.exists()
 
 
 def test_settings_are_listed_without_secrets() -> None:

@@ -51,6 +51,8 @@ def test_a_hole_is_named_by_both_its_ends_and_holds_back_what_lies_behind_it(sto
         for said in (verdict.description, result.skip_reason.skip_message):
             assert "ends at 0/10" in said
             assert "continues 0/20" in said
+            assert "Fix: Restore the manifest" in said
+            assert "capture --new-epoch" in said
 
         manifest.write_bytes(kept)
         assert chain_check(story, instance).passed

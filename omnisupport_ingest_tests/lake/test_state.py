@@ -9,8 +9,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.lake.checkpoint import Checkpoint
-from omnisupport_ingest.lake.state import FOOTER_KEY, StateUnreadable, WindowState, read_state, write_state
+from omnisupport_ingest.lake.state import (
+    FOOTER_KEY,
+    StateFromNewerVersion,
+    StateUnreadable,
+    WindowState,
+    read_state,
+    write_state,
+)
 from omnisupport_ingest_tests.lake.tables import W1, checkpoint, state
 
 SCHEMA = pa.schema([("n", pa.int64())])
@@ -40,12 +48,20 @@ def test_the_same_work_is_recognised_whoever_did_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{}", "[]", state(W1, []).to_text().replace('version":1', 'version":99')]
+    ("text", "refusal"),
+    [
+        ("", StateUnreadable),
+        ("{}", StateUnreadable),
+        ("[]", StateUnreadable),
+        (state(W1, []).to_text().replace('version":1', 'version":99'), StateFromNewerVersion),
+    ],
 )
-def test_a_state_that_cannot_be_read_names_its_file(tmp_path: Path, text: str) -> None:
+def test_a_state_that_cannot_be_read_names_its_file(
+    tmp_path: Path, text: str, refusal: type[IngestError]
+) -> None:
     path = tmp_path / "state.parquet"
     metadata: dict[bytes | str, bytes | str] = {FOOTER_KEY: text.encode()}
     pq.write_table(SCHEMA.with_metadata(metadata).empty_table(), path)
-    with pytest.raises(StateUnreadable, match=r"state\.parquet"):
+    with pytest.raises(refusal, match=r"state\.parquet"):
         read_state(path)
     assert WindowState.from_text(state(W1, []).to_text()) == state(W1, [])

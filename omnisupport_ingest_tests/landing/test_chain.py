@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import random
 from itertools import accumulate, pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omnisupport_ingest.landing.chain import unbroken
-from omnisupport_ingest.landing.errors import ChainContested
+from omnisupport_ingest.landing.chain import Hole, unbroken
+from omnisupport_ingest.landing.epochs import EpochFacts
+from omnisupport_ingest.landing.errors import ChainContested, DamagedBatch
 from omnisupport_ingest.landing.manifest import Manifest
-from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.landing.store import Landed, LandingStore
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest_tests.landing.batches import land, manifest
 
 lengths = st.lists(st.integers(1, 50), min_size=1, max_size=12)
+
+
+FACTS = EpochFacts("741", 1, "omnisupport_ingest", Lsn(0x1234), "desk", "18.4")
+
+
+def manifest_of(store: LandingStore, batch: Manifest) -> Path:
+    return store.folder / "manifests" / f"{batch.batch_id}.json"
 
 
 def chain_of(lengths: list[int]) -> list[Manifest]:
@@ -62,15 +71,73 @@ def test_overlap_is_a_hole_too() -> None:
     assert hole is not None and (hole.expected, hole.found) == (Lsn(9), Lsn(5))
 
 
+def test_fix_of_a_hole_names_what_is_lost_and_of_an_overlap_does_not() -> None:
+    _, hole = unbroken([manifest(1, 9), manifest(12, 15)])
+    assert hole is not None
+    assert "from a backup of the landing folder" in hole.fix
+    assert "capture --new-epoch" in hole.fix and "between 0/9 and 0/C" in hole.fix
+    _, overlap = unbroken([manifest(1, 9), manifest(5, 12)])
+    assert overlap is not None
+    assert "Two writers" in overlap.fix and "lost" not in overlap.fix
+
+
+def test_missing_first_batch_is_a_hole_where_the_start_of_the_epoch_is_recorded(store: LandingStore) -> None:
+    began = store.begin_epoch("first start", FACTS)
+    assert began.facts is not None
+    start = began.facts.consistent_point.value
+    first, second = land(store, start, start + 8), land(store, start + 8, start + 20)
+    assert store.landed() == Landed((first, second), None)
+    manifest_of(store, first).rename(store.folder / "lost.json")
+    landed = store.landed()
+    assert landed.batches == ()
+    assert landed.hole == Hole(1, None, Lsn(start), second.batch_id, Lsn(start + 8))
+    assert "it starts at 0/1234" in str(landed.hole)
+    (store.folder / "epochs" / "000001.json").unlink()
+    assert store.landed() == Landed((second,), None), "without a record the lowest batch is the first"
+
+
+def test_new_epoch_goes_on_behind_a_damaged_batch_whose_manifest_was_moved_away(store: LandingStore) -> None:
+    """The repair that ``DamagedBatch`` names where there is no backup."""
+    store.begin_epoch("first start", FACTS)
+    start = 0x1234
+    first, damaged, behind = (land(store, start + n, start + n + 10) for n in (0, 10, 20))
+    store.path_of(damaged.files[0]).unlink()
+    with pytest.raises(DamagedBatch, match="is missing") as raised:
+        store.verify(damaged)
+    assert f"manifests/{damaged.batch_id}.json" in raised.value.fix
+    assert "capture --new-epoch" in raised.value.fix
+    manifest_of(store, damaged).rename(store.folder.parent / "damaged.json")
+    again = LandingStore(store.folder.parent, store.source)
+    hole = again.landed().hole
+    assert hole is not None and (hole.before, hole.later_epoch) == (behind.batch_id, None)
+    epoch = again.begin_epoch("a batch was damaged", FACTS)
+    assert again.landed().batches == (first,)
+    later = land(again, start, start + 30, epoch=epoch.number)
+    landed = again.landed()
+    assert landed.batches == (first, later)
+    assert landed.hole is not None and landed.hole.later_epoch == epoch.number
+    assert "nothing is left to do: epoch 2 has begun" in landed.hole.fix
+    for batch in landed.batches:
+        again.verify(batch)
+
+
+def test_of_two_epochs_with_a_hole_the_newer_is_reported(store: LandingStore) -> None:
+    for epoch in (1, 2):
+        batches = [land(store, start, start + 10, epoch=epoch) for start in (10, 20, 30)]
+        manifest_of(store, batches[1]).unlink()
+    hole = store.landed().hole
+    assert hole is not None and (hole.epoch, hole.later_epoch) == (2, None)
+
+
 def test_store_gives_batches_up_to_the_hole_and_a_later_epoch(store: LandingStore) -> None:
     first, lost, after = (land(store, start, start + 10) for start in (10, 20, 30))
     later = land(store, 5, 9, epoch=2)
     assert store.landed().batches == (first, lost, after, later)
-    (store.folder / "manifests" / f"{lost.batch_id}.json").rename(store.folder / "lost.json")
+    manifest_of(store, lost).rename(store.folder / "lost.json")
     landed = store.landed()
     assert landed.batches == (first, later)
     assert landed.hole is not None and (landed.hole.epoch, landed.hole.after) == (1, first.batch_id)
-    (store.folder / "lost.json").rename(store.folder / "manifests" / f"{lost.batch_id}.json")
+    (store.folder / "lost.json").rename(manifest_of(store, lost))
     assert store.landed().hole is None
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 from dagster import DagsterInstance
+from dagster._core.instance.ref import InstanceRef
 
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.runtime.dagster_home import dagster_environment, with_driver, write_dagster_home
@@ -34,6 +36,21 @@ def test_dagster_takes_the_folder_and_sends_no_telemetry(
         assert instance.event_log_storage.get_materialized_partitions  # It opens: SQLite in the home.
         assert "sqlite" in type(instance.event_log_storage).__module__
         assert list(home.dagster.rglob("*.db"))
+
+
+def test_a_plain_dagster_dev_in_the_project_has_the_same_rules_and_sends_no_telemetry(
+    tmp_path: Path,
+) -> None:
+    """Without DAGSTER_HOME, `dagster dev` configures its temporary instance from its working directory."""
+    project = Path(__file__).parents[2]
+    settings = Settings(home=tmp_path / "home")
+    written = yaml.safe_load((made(settings).dagster / "dagster.yaml").read_text())
+    plain = yaml.safe_load((project / "dagster.yaml").read_text())
+    assert plain == {name: written[name] for name in plain}
+    (tmp_path / "instance").mkdir()
+    reference = InstanceRef.from_dir(str(tmp_path / "instance"), config_dir=str(project))
+    with DagsterInstance.from_ref(reference) as instance:
+        assert not instance.telemetry_enabled
 
 
 def test_postgresql_storage_is_chosen_by_one_setting_and_its_password_is_in_no_file(tmp_path: Path) -> None:

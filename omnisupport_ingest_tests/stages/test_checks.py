@@ -31,6 +31,7 @@ def test_a_hole_in_the_chain_is_red_and_names_both_ends(story: Story):
     assert not found.passed
     assert "0/A" in found.summary
     assert "0/14" in found.summary
+    assert "Fix: Restore the manifest and the data of the missing batch" in found.summary
 
 
 def test_an_event_from_before_the_first_window_is_red(story: Story):

@@ -6,8 +6,8 @@ a folder that its own user and root alone may enter; that folder is the authenti
 
 PostgreSQL refuses to run as root. Started by root, the server runs as the owner of ``folder``, or
 as ``postgres`` or ``nobody``. If that user cannot enter ``folder`` (a home of root is closed to
-others), the data goes to ``/var/lib/omnisupport-ingest/<random>``; ``location.json`` in ``folder``
-records it, and ``destroy`` removes it.
+others), the data goes to ``/var/lib/omnisupport-ingest/<random>``, and so does a copy of the programs
+if it cannot reach them; ``location.json`` in ``folder`` records it, and ``destroy`` removes it.
 """
 
 from __future__ import annotations
@@ -117,7 +117,9 @@ class EmbeddedPostgres:
         location = Location.read(self.folder)
         if location is None:
             raise EmbeddedPostgresError(
-                f"There is no embedded PostgreSQL in {self.folder} yet.", fix="Start it first."
+                f"There is no embedded PostgreSQL in {self.folder} yet.",
+                fix="Start it with `omnisupport-ingest up` or `omnisupport-ingest demo`, or set "
+                "OMNISUPPORT_SOURCE_DSN to a PostgreSQL server of your own.",
             )
         dsn: str = make_dsn(host=str(location.socket), port=PORT, user=SUPERUSER, dbname=dbname)
         return dsn
@@ -193,7 +195,7 @@ class EmbeddedPostgres:
                 f"{_SPACE_FOR_A_NEW_SERVER >> 20} MiB.",
                 fix="Free some space, or set OMNISUPPORT_HOME to a folder on another disk.",
             )
-        programs = embedded_binaries.programs(self._version, user.pw_uid)
+        programs = embedded_binaries.programs(self._version, user.pw_uid, location.programs)
         draft = location.base / "data.new"
         if draft.exists():
             shutil.rmtree(draft)
@@ -212,7 +214,7 @@ class EmbeddedPostgres:
 
     def _launch(self, location: Location, user: pwd.struct_passwd) -> None:
         version = (location.data / "PG_VERSION").read_text().strip()
-        programs = embedded_binaries.programs(version, user.pw_uid)
+        programs = embedded_binaries.programs(version, user.pw_uid, location.programs)
         make_private_folder(location.socket, user.pw_uid)
         configuration = location.base / "server.conf"
         configuration.write_text(_CONFIGURATION.format(port=PORT, socket_folder=location.socket))

@@ -69,25 +69,33 @@ def bundled(version: str = DEFAULT_VERSION) -> Path:
     return folder
 
 
-def programs(version: str, uid: int, *, shared: Path = SHARED_FOLDER) -> Path:
+def programs(version: str, uid: int, copies: Path) -> Path:
     """The ``bin`` folder of PostgreSQL ``version`` that ``uid`` can run.
 
     That is the wheel's own, or, if ``uid`` cannot enter the folders above it (a virtual environment
-    below ``/root``), a copy of about 35 MB in ``shared``, made once by root.
+    below ``/root``), a copy of about 35 MB in ``copies``, made once by root.
     """
     source = bundled(version)
     if uid == os.geteuid() or reachable(source / "bin" / "postgres", uid):
         return source / "bin"
-    copy = shared / f"postgresql-{version}-{PACKAGE}-{_wheel_version()}"
+    copy = copies / f"postgresql-{version}-{PACKAGE}-{_wheel_version()}"
     if not copy.is_dir():
         _copy(source, copy)
     return copy / source.relative_to(source.parent.parent) / "bin"
 
 
+def make_shared_folder(folder: Path) -> None:
+    """Make ``folder`` and what is missing above it, for everyone to enter, whatever the umask."""
+    for each in reversed((folder, *folder.parents)):
+        if not each.exists():
+            each.mkdir(exist_ok=True)
+            each.chmod(0o755)
+
+
 def _copy(source: Path, copy: Path) -> None:
     """Copy ``source`` and the libraries beside its package, which it finds by relative path."""
     package = source.parent
-    copy.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    make_shared_folder(copy.parent)
     draft = Path(tempfile.mkdtemp(prefix=".copy-", dir=copy.parent))
     for part in _PARTS:
         shutil.copytree(source / part, draft / package.name / source.name / part, symlinks=True)

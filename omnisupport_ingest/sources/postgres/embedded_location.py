@@ -8,12 +8,13 @@ import shlex
 import shutil
 import stat
 import uuid
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from omnisupport_ingest import durable
 from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.sources.postgres.embedded_binaries import SHARED_FOLDER, reachable
+from omnisupport_ingest.sources.postgres.embedded_binaries import SHARED_FOLDER, make_shared_folder, reachable
 
 _RECORD = "location.json"
 _LONGEST_SOCKET_PATH = 103
@@ -33,14 +34,26 @@ class LocationUnusable(IngestError):
 
 @dataclass(frozen=True)
 class Location:
-    """``base`` holds the data folder and the configuration; ``socket`` is the socket's folder."""
+    """``base`` holds the data folder and the configuration; ``socket`` is the socket's folder.
+
+    ``shared`` is this server's own part of the folder that only root writes.
+    """
 
     base: Path
     socket: Path
+    shared: Path
 
     @property
     def data(self) -> Path:
         return self.base / "data"
+
+    @property
+    def programs(self) -> Path:
+        """Where the programs are copied to if the server's user cannot reach those of the wheel.
+
+        Never in the home: the copy is made by root, and its path must not be another user's to change.
+        """
+        return self.shared / "programs"
 
     @classmethod
     def read(cls, folder: Path) -> Location | None:
@@ -70,8 +83,7 @@ class Location:
         location = cls._of(folder, name=name, outside=outside)
         if outside:
             try:
-                location.base.mkdir(parents=True)
-                location.base.chmod(0o755)
+                make_shared_folder(location.base)
             except OSError as error:
                 raise LocationUnusable(
                     f"PostgreSQL cannot run as root, its user (id {uid}) cannot enter {folder}, and "
@@ -85,20 +97,24 @@ class Location:
 
     @classmethod
     def _of(cls, folder: Path, *, name: str, outside: bool) -> Location:
-        base = SHARED_FOLDER / name if outside else folder
+        shared = SHARED_FOLDER / name
+        base = shared if outside else folder
         socket = base / "socket"
         if len(os.fsencode(socket / _SOCKET_NAME)) > _LONGEST_SOCKET_PATH:
             socket = Path("/tmp") / f"omnisupport-{name}"  # noqa: S108 (make_private_folder checks it)
-        return cls(base, socket)
+        return cls(base, socket, shared)
 
     def remove(self) -> None:
-        """Remove data, configuration and socket. The folder that holds the record stays."""
-        for path in (self.socket, self.data, self.base / "data.new"):
+        """Remove data, configuration, socket and programs. The folder that holds the record stays."""
+        for path in (self.socket, self.data, self.base / "data.new", self.programs):
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
         (self.base / "server.conf").unlink(missing_ok=True)
-        if self.base.parent == SHARED_FOLDER and self.base.is_dir():
-            self.base.rmdir()
+        if self.shared.is_dir():
+            self.shared.rmdir()
+            # The folder above stays while another home has something in it.
+            with suppress(OSError):
+                self.shared.parent.rmdir()
 
 
 def make_private_folder(path: Path, uid: int) -> None:

@@ -16,7 +16,7 @@ import psutil
 import psycopg2
 import pytest
 
-from omnisupport_ingest.sources.postgres import embedded, embedded_binaries
+from omnisupport_ingest.sources.postgres import embedded, embedded_binaries, embedded_location
 from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres, EmbeddedPostgresError
 from omnisupport_ingest.sources.postgres.embedded_location import Location, LocationUnusable
 from omnisupport_ingest.sources.postgres.embedded_log import ServerLog
@@ -134,6 +134,12 @@ def test_the_server_outlives_its_starter_and_has_none_of_its_files(
     assert str(secret) not in {file.path for file in psutil.Process(server.pid).open_files()}
 
 
+def test_a_server_that_was_never_started_is_told_with_the_commands_that_start_it(tmp_path: Path) -> None:
+    with pytest.raises(EmbeddedPostgresError, match="There is no embedded PostgreSQL") as raised:
+        EmbeddedPostgres(tmp_path / "postgres").dsn()
+    assert "omnisupport-ingest up" in raised.value.fix
+
+
 def test_destroy_leaves_nothing(tmp_path: Path) -> None:
     server = EmbeddedPostgres(tmp_path / "postgres", version="16")
     server.start()
@@ -146,6 +152,7 @@ def test_destroy_leaves_nothing(tmp_path: Path) -> None:
     for path in (server.folder, location.data, location.socket):
         assert not path.exists()
     assert location.base == server.folder or not location.base.exists()
+    assert not location.shared.exists()
     gone, _ = psutil.wait_procs(processes, timeout=5)
     assert len(gone) == len(processes)
     server.destroy()
@@ -250,6 +257,32 @@ def test_programs_that_the_user_cannot_reach_are_copied_once(tmp_path: Path) -> 
             assert b"PostgreSQL" in ran.stdout
     finally:
         subprocess.run(["rm", "-r", str(shared)], check=True)
+
+
+@as_root
+def test_a_copy_of_the_programs_is_the_servers_own_and_goes_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = Path("/tmp") / f"omnisupport-copies-{os.getpid()}"
+    monkeypatch.setattr(embedded_location, "SHARED_FOLDER", shared)
+    monkeypatch.setattr(embedded_binaries, "reachable", lambda path, uid: False)
+    first, second = EmbeddedPostgres(tmp_path / "first"), EmbeddedPostgres(tmp_path / "second")
+    before = os.umask(0o077)
+    try:
+        for server in (first, second):
+            server.start()
+            assert ask(server, "SELECT 1") == 1
+        kept = Location.read(second.folder)
+        assert kept is not None and kept.programs.is_dir()
+        first.destroy()
+        assert [path.name for path in shared.iterdir()] == [kept.shared.name]
+        assert ask(second, "SELECT 1") == 1
+        second.destroy()
+        assert not shared.exists()
+    finally:
+        os.umask(before)
+        first.destroy()
+        second.destroy()
 
 
 @as_root

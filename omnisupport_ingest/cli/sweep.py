@@ -1,0 +1,36 @@
+"""``sweep``: delete the files that no version in use of any table holds."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import click
+
+from omnisupport_ingest.cli.opening import open_settings
+
+
+@click.command()
+@click.option(
+    "--older-than-hours",
+    "hours",
+    # A run in progress has placed files that it has not committed yet.
+    type=click.IntRange(min=1),
+    default=24,
+    show_default=True,
+    help="Keep what is younger. A run must be able to finish within that time.",
+)
+def sweep(hours: int) -> None:
+    """Delete what crashed runs left in the lake, and what newer versions of its tables replaced.
+
+    The platform may go on meanwhile. Table versions older than that can no longer be read.
+    """
+    from omnisupport_ingest.lake.sweep import sweep as sweep_table
+    from omnisupport_ingest.stages.workspace import Workspace
+
+    total = 0
+    for table in Workspace.open(open_settings()).tables():
+        removed = len(sweep_table(table, timedelta(hours=hours)))
+        if removed:
+            click.echo(f"{table.spec.path}: {removed}")
+        total += removed
+    click.echo(f"{total} folders and single files that no table holds any more are removed.")

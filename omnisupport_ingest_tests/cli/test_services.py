@@ -1,0 +1,29 @@
+"""What ``up`` and ``demo`` start, and what they leave to others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from omnisupport_ingest.cli import services
+from omnisupport_ingest.home import Home
+from omnisupport_ingest.runtime.connect_address import ConnectAddress
+from omnisupport_ingest.runtime.spark_connect import stop_spark_connect
+from omnisupport_ingest.runtime.supervisor import Supervisor
+from omnisupport_ingest.settings import Settings
+
+
+def test_a_spark_that_runs_elsewhere_is_not_started_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = Settings(home=tmp_path / "home", spark_remote="sc://spark.example:15002/;token=hunter2")
+    home = Home.open(settings.home, settings.window_size)
+    with Supervisor(home) as supervisor:
+        services.start_spark(supervisor, settings, home)
+        assert supervisor.names == ()
+        assert ConnectAddress.read(home.run) is None
+        stop_spark_connect(supervisor, home)
+    told = capsys.readouterr().out
+    assert "sc://spark.example:15002" in told
+    assert "hunter2" not in told
