@@ -17,6 +17,7 @@ from omnisupport_ingest.runtime.dagster_services import start_dagster_without_ui
 from omnisupport_ingest.runtime.home_lock import HomeLock
 from omnisupport_ingest.runtime.spark_connect import stop_spark_connect
 from omnisupport_ingest.runtime.supervisor import Supervisor
+from omnisupport_ingest.settings import Settings
 
 WINDOW = "minutes:1"
 """Windows of a minute: the workload crosses at least two of them while a person waits."""
@@ -38,12 +39,15 @@ def demo(changes: int, seed: int, fresh: bool) -> int:
             "demo makes tables and changes rows: it runs on the embedded PostgreSQL only. "
             "Unset OMNISUPPORT_SOURCE_DSN."
         )
-    if not (settings.home.expanduser() / "home.json").exists() and "window" not in settings.model_fields_set:
-        settings = open_settings(window=WINDOW)
-    home = open_home(settings)
-    if fresh:
+    home = open_home(settings) if _exists(settings) else None
+    if home is not None and fresh:
         remove_home(home)
-        settings = open_settings(window=settings.window)
+        home = None
+    if home is None:
+        # The size of the windows is fixed when a home is made.
+        chosen = Settings()
+        window = chosen.window if "window" in chosen.model_fields_set else WINDOW
+        settings = open_settings(window=window)
         home = open_home(settings)
     with (
         interrupt_on_terminate(),
@@ -51,6 +55,10 @@ def demo(changes: int, seed: int, fresh: bool) -> int:
         Supervisor(home, report=console.print) as supervisor,
     ):
         return run(Demo(settings, home, supervisor, console, changes, seed))
+
+
+def _exists(settings: Settings) -> bool:
+    return (settings.home.expanduser() / "home.json").exists()
 
 
 def run(demo: Demo) -> int:

@@ -204,6 +204,6 @@ def _refuse_other_counts(
             raise LandingDisagrees(
                 f"The manifests count {expected} events for window {plan.window}, the batch files hold "
                 f"{written} (first files: {names}).",
-                fix="Restore the batch from a backup of the landing folder. If there is none, move its manifest "
-                'away and begin a new epoch: omnisupport-ingest capture --new-epoch "what happened"',
+                fix="Restore the batch from a backup of the landing folder. If there is none, move its "
+                'manifest away and begin a new epoch: omnisupport-ingest capture --new-epoch "what happened"',
             )
