@@ -1,0 +1,140 @@
+"""The comparison behind the proof must find every way in which the lake can differ from its source."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from omnisupport_ingest.contracts.model import Column, TableContract
+from omnisupport_ingest.stages.compare import Comparison, Difference, compare
+
+CONTRACT = TableContract(
+    name="notes",
+    version="1.0.0",
+    source="desk",
+    schema="public",
+    table="notes",
+    title="",
+    description="",
+    owner="team:tests",
+    key=("id",),
+    columns=(
+        Column("id", "bigint"),
+        Column("title", "text"),
+        Column("amount", "numeric(8,2)"),
+        Column("tags", "text[]"),
+        Column("at", "timestamptz"),
+        Column("gone_at", "timestamptz"),
+    ),
+    soft_delete_column="gone_at",
+    allowed_lateness=datetime.resolution,
+    max_lateness=datetime.resolution,
+    path="",
+    fingerprint="",
+)
+
+SOURCE = {
+    "id": "1",
+    "title": "a",
+    "amount": "1.50",
+    "tags": '{"x,y",NULL}',
+    "json:tags": '["x,y",null]',
+    "at": "2026-01-01 00:00:00.5+00",
+    "gone_at": None,
+}
+LAKE = {
+    "id": 1,
+    "title": "a",
+    "amount": Decimal("1.50"),
+    "tags": ["x,y", None],
+    "at": datetime(2026, 1, 1, 0, 0, 0, 500_000, tzinfo=UTC),
+    "gone_at": None,
+    "_cdc_key": '["1"]',
+    "_cdc_is_deleted": False,
+    "_cdc_unresolved": [],
+    "_cdc_exact": [],
+}
+MOMENT = pa.timestamp("us", tz="UTC")
+LAKE_SCHEMA = pa.schema(
+    [
+        ("id", pa.int64()),
+        ("title", pa.string()),
+        ("amount", pa.decimal128(8, 2)),
+        ("tags", pa.list_(pa.string())),
+        ("at", MOMENT),
+        ("gone_at", MOMENT),
+        ("_cdc_key", pa.string()),
+        ("_cdc_is_deleted", pa.bool_()),
+        ("_cdc_unresolved", pa.list_(pa.string())),
+        ("_cdc_exact", pa.map_(pa.string(), pa.string())),
+    ]
+)
+
+
+def outcome(tmp_path: Path, source: list[dict], lake: list[dict]) -> Comparison:
+    expected, state = tmp_path / "expected.parquet", tmp_path / "state.parquet"
+    pq.write_table(
+        pa.Table.from_pylist(source, pa.schema([(name, pa.string()) for name in SOURCE])), expected
+    )
+    pq.write_table(pa.Table.from_pylist(lake, LAKE_SCHEMA), state)
+    return compare(CONTRACT, expected, [str(state)])
+
+
+@pytest.mark.parametrize(
+    ("source", "lake"),
+    [
+        pytest.param([SOURCE], [LAKE], id="equal"),
+        pytest.param([], [], id="both empty"),
+        pytest.param([], [LAKE | {"_cdc_is_deleted": True}], id="deleted in both"),
+        pytest.param(
+            [SOURCE | {"amount": "NaN"}],
+            [LAKE | {"amount": None, "_cdc_exact": [("amount", "NaN")]}],
+            id="a value its type cannot hold, kept as exact text",
+        ),
+        pytest.param(
+            [SOURCE | {"gone_at": "2026-01-02 00:00:00+00"}],
+            [LAKE | {"gone_at": datetime(2026, 1, 2, tzinfo=UTC), "_cdc_is_deleted": True}],
+            id="softly deleted in the source",
+        ),
+    ],
+)
+def test_what_is_the_same_does_not_differ(tmp_path, source, lake):
+    assert outcome(tmp_path, source, lake).differences == 0
+
+
+@pytest.mark.parametrize(
+    ("source", "lake", "columns"),
+    [
+        pytest.param([SOURCE], [], ("missing in the lake",), id="a row the lake does not have"),
+        pytest.param([], [LAKE], ("not in the source",), id="a live row the source does not have"),
+        pytest.param(
+            [SOURCE], [LAKE | {"_cdc_is_deleted": True}], ("deleted in the lake",), id="deleted too much"
+        ),
+        pytest.param([SOURCE], [LAKE | {"title": "b"}], ("title",), id="another text"),
+        pytest.param([SOURCE | {"title": ""}], [LAKE | {"title": None}], ("title",), id="empty is not NULL"),
+        pytest.param([SOURCE | {"title": None}], [LAKE | {"title": ""}], ("title",), id="NULL is not empty"),
+        pytest.param([SOURCE], [LAKE | {"amount": Decimal("1.51")}], ("amount",), id="another number"),
+        pytest.param(
+            [SOURCE | {"amount": "NaN"}], [LAKE | {"amount": None}], ("amount",), id="NaN became NULL"
+        ),
+        pytest.param([SOURCE], [LAKE | {"tags": ["x", "y", None]}], ("tags",), id="another array"),
+        pytest.param(
+            [SOURCE], [LAKE | {"at": datetime(2026, 1, 1, tzinfo=UTC)}], ("at",), id="half a second off"
+        ),
+    ],
+)
+def test_every_difference_is_found_and_named(tmp_path, source, lake, columns):
+    found = outcome(tmp_path, source, lake)
+    assert (found.differences, found.examples) == (1, (Difference("1", columns),))
+
+
+def test_a_live_row_with_an_unresolved_column_is_counted_even_if_its_value_happens_to_agree(tmp_path):
+    found = outcome(
+        tmp_path, [SOURCE | {"title": None}], [LAKE | {"title": None, "_cdc_unresolved": ["title"]}]
+    )
+    assert (found.differences, found.unresolved) == (0, 1)
