@@ -141,7 +141,7 @@ def _commit(
     jobs: Sequence[_Job],
     run_id: str,
 ) -> None:
-    unit = unit_key(job.outcome_key for job in jobs)
+    unit = unit_key((job.outcome_key, job.plan) for job in jobs)
     judged = dedupe.judge(_marked(spark, raw, jobs), contracts)
     refused = Observation()
     accepted = stage_frame(

@@ -77,7 +77,15 @@ def materialize(
         if not jobs:
             return
         keys = {job.plan.window: _key(contract, job) for job in jobs}
-        staged = _stage(spark, contract, snapshot, deduped, quarantine, jobs, unit_key(keys.values()))
+        staged = _stage(
+            spark,
+            contract,
+            snapshot,
+            deduped,
+            quarantine,
+            jobs,
+            unit_key((keys[job.plan.window], job.plan) for job in jobs),
+        )
         landing = workspace.landing(contract.source)
         snapshot.commit(
             [

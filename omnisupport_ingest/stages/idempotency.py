@@ -6,6 +6,8 @@ import hashlib
 import json
 from collections.abc import Iterable
 
+from omnisupport_ingest.stages.plan import WindowPlan
+
 LOGIC_VERSION = 1
 """Version of what the stages do with their input; raised when the same input gives another output."""
 
@@ -20,9 +22,13 @@ def idempotency_key(
     return _digest([layer, table, window, sorted(set(inputs)), sorted(set(versions))])
 
 
-def unit_key(keys: Iterable[str]) -> str:
-    """The key of several windows' work that is written in one go."""
-    return _digest(sorted(keys))
+def unit_key(work: Iterable[tuple[str, WindowPlan]]) -> str:
+    """The key of what is written in one go for several windows, each with its idempotency key and plan.
+
+    The rows written follow from what is read, not only from what the window holds afterwards: two
+    appends that end at the same inputs may have begun at different ones.
+    """
+    return _digest(sorted([key, plan.window, plan.work.value, sorted(plan.read)] for key, plan in work))
 
 
 def _digest(value: object) -> str:

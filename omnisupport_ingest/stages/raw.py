@@ -80,7 +80,7 @@ def materialize(
         if not plans:
             return
         outcomes = {plan.window: _outcome(plan, upstreams[plan.window], landed) for plan in plans}
-        unit = unit_key(outcome.idempotency_key for outcome in outcomes.values())
+        unit = unit_key((outcomes[plan.window].idempotency_key, plan) for plan in plans)
         staged = _stage(spark, store, snapshot, plans, landed, unit, workspace.grid)
         _refuse_other_counts(store, plans, landed, staged)
         snapshot.commit(
