@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 from pyspark.sql import SparkSession
 
 from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
+
+# The suite is the same for everyone; `--hypothesis-profile=search` looks for new examples.
+hypothesis.settings.register_profile("same", derandomize=True, deadline=None)
+hypothesis.settings.register_profile("search", deadline=None, max_examples=500)
+hypothesis.settings.load_profile("same")
 
 
 @pytest.fixture(scope="session")

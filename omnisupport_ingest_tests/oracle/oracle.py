@@ -148,6 +148,10 @@ class _Replay:
         if event.before is not None and column in event.before:
             return Cell(event.before[column], event)
         old_row = self._below_delete.get((old_key, event.at.below()))
+        if old_row is None:
+            # Its `d` was discarded: the row stands as it was just below.
+            standing = self.rows.get(old_key)
+            old_row = standing if standing is not None and not standing.ended else None
         cell = old_row.cells.get(column) if old_row else None
         if cell is not None and not cell.decided_by.saw(event):
             return cell
