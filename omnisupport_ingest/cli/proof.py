@@ -131,7 +131,7 @@ def _compare(
 def print_proof(proof: Proof, console: Console | None = None) -> None:
     """The outcome as a table, with the keys that differ."""
     console = console or Console(highlight=False)
-    shown = Table("table", box=None, header_style="bold", title_justify="left")
+    shown = Table("table", box=None, header_style="bold", padding=(0, 0, 0, 1), pad_edge=False)
     titles = ("source", "current", "deleted", "raw", "dupl.", "quar.", "deduped", "differ")
     for title in titles:
         shown.add_column(title, justify="right", no_wrap=True)
@@ -148,10 +148,8 @@ def print_proof(proof: Proof, console: Console | None = None) -> None:
             table.differences,
         )
         shown.add_row(name, *(f"{number:,}" for number in numbers))
-    console.print(
-        f"\nSource and lake at LSN {proof.lsn}: rows in the source, current and soft-deleted rows in"
-    )
-    console.print("the lake, events raw, duplicate, quarantined and deduped, keys that differ.\n")
+    console.print(f"\nSource and lake at LSN {proof.lsn}. Rows: source, current, softly deleted;")
+    console.print("events: raw, duplicate, quarantined, deduped; keys that differ.\n")
     console.print(shown)
     for name, table in proof.tables.items():
         if table.unresolved:
