@@ -22,7 +22,9 @@ def show() -> None:
     from omnisupport_ingest.stages.workspace import Workspace
 
     found = checkpoints.read(Workspace.open(open_settings()).tables())
-    shown = Table("table", "window", "cursor", "watermark", "rows", "last batch", "generation", box=None)
+    shown = Table(box=None, padding=(0, 2, 0, 0))
+    for title in ("table", "window", "cursor", "watermark", "rows", "generation"):
+        shown.add_column(title, no_wrap=True)
     for each in found:
         watermark = each.watermark.isoformat(timespec="seconds") if each.watermark else "-"
         shown.add_row(
@@ -31,10 +33,10 @@ def show() -> None:
             each.cursor,
             watermark,
             str(each.rows),
-            each.last_batch_id or "-",
             str(each.generation),
         )
-    Console().print(shown)
+    # A line that is too long for the terminal wraps; cut off it would say nothing.
+    Console(width=max(Console().width, 140), highlight=False).print(shown)
     click.echo(f"{len(found)} checkpoints.")
 
 

@@ -64,6 +64,9 @@ def main() -> None:
         warnings.simplefilter("ignore")
     try:
         outcome = cli(standalone_mode=False)
+    except SystemExit:
+        # click ends so when the reader of our output has gone away.
+        raise
     except BaseException as error:
         sys.exit(errors.report(error, debug=debug))
     sys.exit(outcome if isinstance(outcome, int) else 0)

@@ -26,6 +26,7 @@ from omnisupport_ingest.sources.postgres.changes import EventReader
 from omnisupport_ingest.sources.postgres.connection import VALUE_SETTINGS, connect, connect_replication
 from omnisupport_ingest.sources.postgres.continuity import LandedTransaction, ResumePoint, resume_point
 from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
+from omnisupport_ingest.sources.postgres.errors import SourceUnavailable
 from omnisupport_ingest.sources.postgres.follower import Follower
 from omnisupport_ingest.sources.postgres.lease import Lease
 from omnisupport_ingest.sources.postgres.preflight import preflight, require_ready
@@ -45,10 +46,19 @@ Landed = Callable[[Manifest], None]
 
 
 def source_dsn(settings: Settings, home: Home) -> str:
-    """The connection string of the source: the configured one, else the embedded server's."""
+    """The connection string of the source: the configured one, else the embedded server's.
+
+    ``SourceUnavailable`` if that server is not running.
+    """
     if settings.source_dsn is not None:
         return settings.source_dsn.get_secret_value()
-    return EmbeddedPostgres(home.postgres).dsn()
+    server = EmbeddedPostgres(home.postgres)
+    if not server.running:
+        raise SourceUnavailable(
+            f"The embedded PostgreSQL of {home.path} is not running.",
+            fix="Start it with the platform: omnisupport-ingest up",
+        )
+    return server.dsn()
 
 
 def capture_once(
