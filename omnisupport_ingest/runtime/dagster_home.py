@@ -7,6 +7,9 @@ PostgreSQL's URL is a reference to a variable that only the processes have.
 from __future__ import annotations
 
 import json
+import shutil
+import time
+from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -14,6 +17,9 @@ from omnisupport_ingest.durable import replace
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.runtime.environment import settings_environment
 from omnisupport_ingest.settings import Settings
+
+RUN_LOGS_KEPT = timedelta(days=30)
+"""How long what a run printed is kept; Dagster itself never deletes it."""
 
 LOCATION = "omnisupport_ingest"
 """Name of the code location in the Dagster UI."""
@@ -27,6 +33,15 @@ def write_dagster_home(settings: Settings, home: Home) -> None:
     # JSON is YAML, and needs no YAML library here.
     text = json.dumps(_instance(settings, home), indent=2)
     replace(home.dagster / "dagster.yaml", f"# Written at every start.\n{text}\n".encode())
+
+
+def remove_old_run_logs(home: Home, *, older_than: timedelta = RUN_LOGS_KEPT) -> int:
+    """Delete the logs of runs that last wrote to them longer ago; returns how many were deleted."""
+    oldest = time.time() - older_than.total_seconds()
+    folders = [folder for folder in (home.logs / "runs").glob("*") if folder.stat().st_mtime < oldest]
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
+    return len(folders)
 
 
 def write_workspace(home: Home, *, host: str, port: int) -> None:

@@ -17,6 +17,7 @@ from omnisupport_ingest.home import Home
 from omnisupport_ingest.runtime.dagster_home import (
     LOCATION,
     dagster_environment,
+    remove_old_run_logs,
     write_dagster_home,
     write_workspace,
 )
@@ -64,6 +65,7 @@ def start_dagster(supervisor: Supervisor, settings: Settings, home: Home) -> Dag
 def start_dagster_without_ui(supervisor: Supervisor, settings: Settings, home: Home) -> DagsterPorts:
     """Start the code server and the daemon alone, which is all that sensors and backfills need."""
     write_dagster_home(settings, home)
+    remove_old_run_logs(home)
     port = free_port()
     write_workspace(home, host=LOOPBACK, port=port)
     command = ("dagster", "code-server", "start", "-m", DEFINITIONS, "-h", LOOPBACK, "-p", str(port))

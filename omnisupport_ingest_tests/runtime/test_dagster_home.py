@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,12 @@ from dagster import DagsterInstance
 from dagster._core.instance.ref import InstanceRef
 
 from omnisupport_ingest.home import Home
-from omnisupport_ingest.runtime.dagster_home import dagster_environment, with_driver, write_dagster_home
+from omnisupport_ingest.runtime.dagster_home import (
+    dagster_environment,
+    remove_old_run_logs,
+    with_driver,
+    write_dagster_home,
+)
 from omnisupport_ingest.settings import Settings
 
 
@@ -72,3 +79,14 @@ def test_postgresql_storage_is_chosen_by_one_setting_and_its_password_is_in_no_f
 )
 def test_the_url_names_the_driver_that_is_installed(given: str, taken: str) -> None:
     assert with_driver(given) == taken
+
+
+def test_logs_of_runs_long_past_are_removed_and_younger_ones_kept(tmp_path: Path) -> None:
+    home = made(Settings(home=tmp_path / "home"))
+    for name, days in (("old", 31), ("young", 29)):
+        folder = home.logs / "runs" / name
+        folder.mkdir(parents=True)
+        then = time.time() - days * 86_400
+        os.utime(folder, (then, then))
+    assert remove_old_run_logs(home) == 1
+    assert [folder.name for folder in (home.logs / "runs").iterdir()] == ["young"]
