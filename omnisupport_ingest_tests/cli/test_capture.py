@@ -38,9 +38,12 @@ def test_what_needs_a_person_ends_it() -> None:
 
 def test_told_to_stop_while_it_waits_it_stops() -> None:
     stop = threading.Event()
+    runs = []
 
     def run() -> None:
+        runs.append(1)
         stop.set()
         raise Away("away", fix="wait")
 
     follow(run, stop, retry=Away, backoff=Backoff(first=3600, longest=3600))
+    assert len(runs) == 1
