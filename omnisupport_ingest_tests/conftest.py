@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
 
 import hypothesis
@@ -28,6 +30,7 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostg
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """A classic session on two cores that keeps time and errors as the platform does; loopback, no UI."""
+    os.environ["PYSPARK_PYTHON"] = sys.executable
     session = (
         SparkSession.builder.master("local[2]")
         .appName("omnisupport_ingest_tests")

@@ -1,16 +1,24 @@
 """Reading the current state: all folded rows of a table → one row per key, alive or softly deleted.
 
-Here meet what a single window cannot know: the key's rows from every window, the truncates and
-boundaries of the table, and the columns that a key change did not send.
+The lives of each key are worked out by ``current_rows``, on Spark's workers; here the truncates and
+boundaries are handed to them, and columns that a key change did not send are taken from the life
+it ended, along chains and swaps.
 """
 
 from __future__ import annotations
 
-from pyspark.sql import Column, DataFrame
+from functools import partial
+
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from omnisupport_ingest.cdc import fold, folded
+from omnisupport_ingest.cdc.current_rows import TableEnds, current_groups
+from omnisupport_ingest.cdc.envelope import POSITION_TYPE
+from omnisupport_ingest.cdc.event_fold import ENDED, KEY
+from omnisupport_ingest.cdc.fold import by_group, shape_of
+from omnisupport_ingest.cdc.folded import folded_type, row_hash
+from omnisupport_ingest.cdc.life import Ending
 from omnisupport_ingest.contracts.load import TableContract
 from omnisupport_ingest.contracts.spark_types import spark_schema
 
@@ -42,178 +50,129 @@ def published_type(contract: TableContract) -> T.StructType:
     )
 
 
-def current_state(rows: DataFrame, contract: TableContract) -> DataFrame:
+def lives_type(contract: TableContract) -> T.StructType:
+    """Schema of the lives of keys: the current one of each, and those that key changes ended.
+
+    ``_open``: columns that nothing in this life decided; they are those that the life named by
+    ``_from_key`` and ``_from_at`` may fill.
+    """
+    return T.StructType(
+        [
+            *spark_schema(contract).fields,
+            T.StructField("_cdc_kind", T.StringType()),
+            T.StructField("_cdc_key", T.StringType()),
+            T.StructField("_cdc_ended_at", POSITION_TYPE),
+            T.StructField("_cdc_op", T.StringType()),
+            T.StructField("_cdc_position", POSITION_TYPE),
+            T.StructField("_cdc_source_ts", T.TimestampType()),
+            T.StructField("_cdc_updated_at", T.TimestampType()),
+            T.StructField("_cdc_batch_id", T.StringType()),
+            T.StructField("_cdc_ingested_at", T.TimestampType()),
+            T.StructField("_ended", T.BooleanType()),
+            T.StructField("_ended_time", T.TimestampType()),
+            T.StructField("_cdc_unresolved", T.ArrayType(T.StringType())),
+            T.StructField("_cdc_exact", T.MapType(T.StringType(), T.StringType())),
+            T.StructField("_open", T.ArrayType(T.StringType())),
+            T.StructField("_from_key", T.StringType()),
+            T.StructField("_from_at", POSITION_TYPE),
+        ]
+    )
+
+
+def current_state(rows: DataFrame, contract: TableContract, *, partitions: int | None = None) -> DataFrame:
     """Fold all windows into the current state.
 
     In: ``folded_type(contract)`` rows of any windows. Out: ``published_type(contract)``, one row
     per key. ``_cdc_unresolved`` of a live row names the columns whose value is not known; they are
-    NULL in their column, and ``folded.EXISTENCE`` among them says that the row itself may be gone.
+    NULL in their column, and ``current_rows.EXISTENCE`` among them says that the row itself may be
+    gone. ``partitions``: as in ``fold.fold_events``.
     """
-    everywhere = rows.withColumn("window", F.lit(""))
-    of_keys = fold.merge_rows(everywhere.where(F.col("_cdc_kind") != folded.ENDED), contract)
-    ends = of_keys.where(F.col("_cdc_kind").isin(folded.TRUNCATE, folded.BOUNDARY)).agg(
-        F.collect_list(
-            F.struct(F.col("_cdc_position").alias("position"), F.col("_cdc_source_ts").alias("at"))
-        ).alias("_table_ends")
+    ends, moved = _whole_table(rows)
+    keyed = rows.where(F.col("_cdc_kind").isin(KEY, ENDED)).select(
+        *(f"`{name}`" for name in folded_type(contract).names)
     )
-    lives = _lives(of_keys.where(F.col("_cdc_kind") == folded.KEY), ends, contract)
-    ended = rows.where(F.col("_cdc_kind") == folded.ENDED)
-    if _plain_columns(contract) and not ended.isEmpty():
-        lives = _take_from(_old_lives(rows, ended, ends, contract), lives, contract)
+    grouped = by_group(keyed, ["_cdc_key"], partitions)
+    found = grouped.mapInArrow(
+        partial(current_groups, shape=shape_of(contract), ends=ends), lives_type(contract)
+    )
+    lives = found.where(F.col("_cdc_kind") == KEY)
+    if moved:
+        lives = _filled(lives, _followed(found.where(F.col("_cdc_kind") == ENDED), contract), contract)
     return _published(lives, contract)
 
 
-def _old_lives(rows: DataFrame, ended: DataFrame, ends: DataFrame, contract: TableContract) -> DataFrame:
+def _whole_table(rows: DataFrame) -> tuple[TableEnds, bool]:
+    """What speaks of the whole table, and whether any key change ended a life that is still needed."""
+    place = F.struct("_cdc_position", F.unix_micros("_cdc_source_ts").alias("at"), "_cdc_doubt")
+    spoken = rows.where(F.col("_cdc_kind") != KEY).agg(
+        F.count_if(F.col("_cdc_kind") == ENDED),
+        F.collect_set(F.when(F.col("_cdc_kind") != ENDED, place)),
+    )
+    moved, places = spoken.collect()[0]
+    endings = {Ending(tuple(row["_cdc_position"]), row["at"]) for row in places if row["_cdc_doubt"] is None}
+    # An accepted one voids a quarantined one at its position.
+    accepted = {each.position for each in endings}
+    doubts = {tuple(row["_cdc_doubt"]) for row in places if row["_cdc_doubt"] is not None} - accepted
+    return TableEnds(tuple(sorted(endings)), tuple(sorted(doubts))), bool(moved)
+
+
+def _followed(lives: DataFrame, contract: TableContract) -> DataFrame:
     """The lives that key changes ended, each with what it knows, chains and swaps followed back.
 
     Pointer doubling: in each round every life takes what the life it points to knows, and then
     points to where that one points. They are few (key changes that left a column unsent), so each
     round is written down: the plan would otherwise double with it.
     """
-    of_keys = rows.join(F.broadcast(ended.select("_cdc_key").distinct()), "_cdc_key", "left_semi")
-    merged = fold.merge_rows(of_keys.withColumn("window", F.lit("")).select(*rows.columns), contract)
-    lives = _lives(merged.where(F.col("_cdc_kind") == folded.ENDED), ends, contract)
-    hidden = (F.col("_cdc_key") == F.col("_hidden_key")) & (F.col("_cdc_ended_at") == F.col("_hidden_at"))
-    lives = lives.where(F.col("_end").isNull())
-    lives = lives.join(F.broadcast(_hidden(of_keys)), hidden, "left_anti").localCheckpoint()
+    lives = lives.localCheckpoint()
     for _ in range(_LINKS_FOLLOWED):
         if lives.where(F.col("_from_key").isNotNull()).isEmpty():
             break
-        lives = _take_from(lives, lives, contract).localCheckpoint()
+        lives = _filled(lives, lives, contract).localCheckpoint()
     return lives
 
 
-def _lives(merged: DataFrame, ends: DataFrame, contract: TableContract) -> DataFrame:
-    """The life of each row's latest living event: when it began and ended, its cells still valid."""
-    reach = F.filter(
-        "_table_ends",
-        lambda d: (
-            (d.position > F.col("_cdc_first"))
-            & (F.col("_cdc_ended_at").isNull() | (d.position < F.col("_cdc_ended_at")))
-        ),
-    )
-    joined = merged.crossJoin(F.broadcast(ends)).withColumn("_ends", F.concat("_cdc_deletes", reach))
-    alive = F.col("_cdc_alive")
-    after = F.array_sort(F.filter("_ends", lambda d: alive.isNull() | (d.position > alive)))
-    # NULL where the latest living event began no life that reaches here: a `u` whose `c` is unknown.
-    begins = fold.life_begins(alive, F.col("_cdc_life_start"), F.col("_ends"))
-    facts = joined.select("*", F.get(after, F.lit(0)).alias("_end"), begins.alias("_begins"))
-    doubt, end = F.col("_cdc_doubt"), F.col("_end")
-    counts = doubt.isNotNull() & (end.isNull() | (end.position > doubt) | (doubt < alive))
-    facts = facts.withColumn("_doubted", F.when(counts, doubt))
-    cells = []
-    for column in _plain_columns(contract):
-        unknown = F.array_contains("_cdc_unresolved", column)
-        decided = F.coalesce(F.col("_cdc_column_positions")[column], F.when(~unknown, alive))
-        valid = decided.isNotNull() & (F.col("_begins").isNull() | (decided >= F.col("_begins")))
-        valid = valid & (F.col("_doubted").isNull() | (decided > F.col("_doubted")))
-        cell = F.struct(
-            decided.alias("p"),
-            (~unknown).alias("known"),
-            F.col(f"`{column}`").alias("v"),
-            F.col("_cdc_exact")[column].alias("exact"),
-        )
-        cells.append(F.when(valid, cell).alias(_cell(column)))
-    # The old key matters only while the life that the key change began is the current one.
-    moved = F.when(
-        (F.col("_cdc_life_start") >= F.col("_begins"))
-        & (F.col("_doubted").isNull() | (F.col("_cdc_life_start") > F.col("_doubted"))),
-        F.col("_cdc_moved_from_key"),
-    )
-    return facts.select(
-        *[name for name in facts.columns if name not in ("_cdc_moved_from_key", "_table_ends", "_ends")],
-        moved.alias("_from_key"),
-        F.when(moved.isNotNull(), fold.ended_by(F.col("_cdc_life_start"))).alias("_from_at"),
-        *cells,
-    )
-
-
-def _hidden(rows: DataFrame) -> DataFrame:
-    """Ended lives below which some window may hold events it no longer shows.
-
-    A window that folded events of the old key from both sides of the end kept only the later ones,
-    so nothing can be said of the earlier: the columns stay unresolved. This takes commit times that
-    run against log order across a window's edge.
-    """
-    ended = rows.where(F.col("_cdc_kind") == folded.ENDED).select(
-        F.col("window").alias("_ended_window"), "_cdc_key", F.col("_cdc_ended_at").alias("_at")
-    )
-    across = rows.where(F.col("_cdc_kind") == folded.KEY).select(
-        "window", "_cdc_key", "_cdc_first", "_cdc_position"
-    )
-    return (
-        across.join(F.broadcast(ended), "_cdc_key")
-        .where(
-            (F.col("window") != F.col("_ended_window"))
-            & (F.col("_cdc_first") < F.col("_at"))
-            & (F.col("_cdc_position") > F.col("_at"))
-        )
-        .select(F.col("_cdc_key").alias("_hidden_key"), F.col("_at").alias("_hidden_at"))
-        .distinct()
-    )
-
-
-def _take_from(old: DataFrame, lives: DataFrame, contract: TableContract) -> DataFrame:
-    """Fill the cells that ``lives`` lack from the lives they point to, and point on from there."""
-    columns = _plain_columns(contract)
-    names = ["_from_key", "_from_at", *(_cell(column) for column in columns)]
+def _filled(lives: DataFrame, old: DataFrame, contract: TableContract) -> DataFrame:
+    """Fill the open columns of ``lives`` from the lives they point to, and point on from there."""
+    plain = [column.name for column in contract.columns if column.name not in contract.key]
+    taken = [*plain, "_cdc_unresolved", "_cdc_exact", "_open", "_from_key", "_from_at"]
     known = old.select(
         F.col("_cdc_key").alias("_old_key"),
         F.col("_cdc_ended_at").alias("_old_at"),
-        *(F.col(name).alias(f"_old{name}") for name in names),
+        *(F.col(f"`{name}`").alias(f"_old_{name}") for name in taken),
     )
-    linked = lives.join(
-        F.broadcast(known),
-        (F.col("_from_key") == F.col("_old_key")) & (F.col("_from_at") == F.col("_old_at")),
-        "left",
+    named = (F.col("_from_key") == F.col("_old_key")) & (F.col("_from_at") == F.col("_old_at"))
+    linked = lives.join(F.broadcast(known), named, "left")
+    found = F.col("_old_key").isNotNull()
+    # The columns that this life leaves open and the old one knows.
+    fills = F.coalesce(
+        F.when(found, F.array_except("_open", "_old__cdc_unresolved")), F.array().cast("array<string>")
     )
-    return linked.select(
-        *(name for name in lives.columns if name not in names),
-        F.col("_old_from_key").alias("_from_key"),
-        F.col("_old_from_at").alias("_from_at"),
-        *(F.coalesce(_cell(c), F.col(f"_old{_cell(c)}")).alias(_cell(c)) for c in columns),
-    )
+    linked = linked.withColumn("_fills", fills)
+    filled = {
+        name: F.when(F.array_contains("_fills", name), F.col(f"`_old_{name}`")).otherwise(F.col(f"`{name}`"))
+        for name in plain
+    }
+    from_old = F.map_filter("_old__cdc_exact", lambda name, _: F.array_contains("_fills", name))
+    filled |= {
+        "_cdc_unresolved": F.array_except("_cdc_unresolved", "_fills"),
+        "_cdc_exact": F.when(found, F.map_concat("_cdc_exact", from_old)).otherwise(F.col("_cdc_exact")),
+        "_open": F.when(found, F.array_intersect("_open", "_old__open")).otherwise(F.col("_open")),
+        "_from_key": F.col("_old__from_key"),
+        "_from_at": F.col("_old__from_at"),
+    }
+    return linked.select(*(filled.get(name, F.col(f"`{name}`")).alias(name) for name in lives.columns))
 
 
 def _published(lives: DataFrame, contract: TableContract) -> DataFrame:
-    values: list[Column] = []
-    plain = _plain_columns(contract)
-    for column in contract.columns:
-        in_key = column.name in contract.key
-        values.append(F.col(f"`{column.name}`") if in_key else F.col(_cell(column.name)).v.alias(column.name))
-    unknown = F.array_compact(
-        F.array(
-            *(F.when(F.col(_cell(c)).isNull() | ~F.col(_cell(c)).known, F.lit(c)) for c in plain),
-            F.when(
-                F.col("_cdc_doubt").isNotNull()
-                & (F.col("_cdc_alive").isNull() | (F.col("_cdc_doubt") > F.col("_cdc_alive")))
-                & F.col("_end").isNull(),
-                F.lit(folded.EXISTENCE),
-            ),
-        )
-    )
-    exact = F.array_compact(
-        F.array(
-            F.lit(None).cast("struct<key:string,value:string>"),
-            *(
-                F.when(
-                    F.col(_cell(c)).exact.isNotNull(),
-                    F.struct(F.lit(c).alias("key"), F.col(_cell(c)).exact.alias("value")),
-                )
-                for c in plain
-            ),
-        )
-    )
-    ended = F.col("_end").isNotNull()
-    gone, gone_at = ended, F.col("_end").at
+    gone, gone_at = F.col("_ended"), F.col("_ended_time")
     if contract.soft_delete_column is not None:
-        mark = F.col(_cell(contract.soft_delete_column)).v
-        gone = ended | mark.isNotNull()
+        mark = F.col(f"`{contract.soft_delete_column}`")
         is_time = isinstance(spark_schema(contract)[contract.soft_delete_column].dataType, T.TimestampType)
-        gone_at = F.when(ended, gone_at).when(mark.isNotNull(), mark if is_time else F.col("_cdc_updated_at"))
+        gone_at = F.when(gone, gone_at).when(mark.isNotNull(), mark if is_time else F.col("_cdc_updated_at"))
+        gone = gone | mark.isNotNull()
     last = F.col("_cdc_position")
     state = lives.select(
-        *values,
+        *(f"`{column.name}`" for column in contract.columns),
         "_cdc_key",
         "_cdc_op",
         last.epoch.alias("_cdc_epoch"),
@@ -223,17 +182,11 @@ def _published(lives: DataFrame, contract: TableContract) -> DataFrame:
         "_cdc_updated_at",
         gone.alias("_cdc_is_deleted"),
         gone_at.alias("_cdc_deleted_at"),
-        unknown.alias("_cdc_unresolved"),
-        F.map_from_entries(exact).alias("_cdc_exact"),
+        "_cdc_unresolved",
+        "_cdc_exact",
         "_cdc_batch_id",
         "_cdc_ingested_at",
     )
-    return state.withColumn("_cdc_row_hash", folded.row_hash(state)).select(*published_type(contract).names)
-
-
-def _plain_columns(contract: TableContract) -> list[str]:
-    return [column.name for column in contract.columns if column.name not in contract.key]
-
-
-def _cell(column: str) -> str:
-    return f"_cell_{column}"
+    return state.withColumn("_cdc_row_hash", row_hash(state)).select(
+        *(f"`{name}`" for name in published_type(contract).names)
+    )

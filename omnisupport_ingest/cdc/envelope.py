@@ -44,6 +44,7 @@ LANDED_TYPE = T.StructType(
 _ARRIVAL = [
     T.StructField("landed_at", T.TimestampType()),
     T.StructField("watermark_before", T.TimestampType()),
+    T.StructField("newest_epoch_before", T.IntegerType()),
     T.StructField("event_hash", T.LongType()),
 ]
 
@@ -62,22 +63,6 @@ QUARANTINE_TYPE = T.StructType(
 )
 """``quarantine``: the whole event, why it is here (``reason``), what found it (``detector``), the
 names of the broken row rules, and the state of its review (``open``)."""
-
-ROW_OPS = ("c", "u", "d", "r")
-"""Operations that speak of one row."""
-
-IMAGE_OPS = ("c", "u", "r")
-"""Operations that carry a row image in ``after``."""
-
-
-def position() -> Column:
-    """The event's position as one comparable struct."""
-    return F.struct("epoch", "commit_lsn", "ordinal")
-
-
-def image(text: Column) -> Column:
-    """A row image as ``map<column, text>``; NULL where ``text`` is NULL or not a JSON object."""
-    return F.from_json(text, T.MapType(T.StringType(), T.StringType()))
 
 
 def event_hash() -> Column:

@@ -17,7 +17,6 @@ _QUOTED = r'"(?:[^"\\]++|\\.)*+"'
 _BARE = r'[^,{}"\\\s]++'
 _ELEMENT = rf"(?s)({_QUOTED}|{_BARE})"
 _ONE_DIMENSION = rf"(?s)^\{{(?:(?:{_QUOTED}|{_BARE})(?:,(?:{_QUOTED}|{_BARE}))*+)?\}}\z"
-_ANY_ARRAY = r"(?s)^(\[[-+:\d\[\]]+\]=)?\{.*\}\z"
 _WHOLE_NUMBER = r"^-?\d+\z"
 
 
@@ -37,11 +36,6 @@ def array_of_longs(text: Column) -> Column:
         F.arrays_zip(strings.alias("s"), longs.alias("l")), lambda pair: pair.s.isNotNull() & pair.l.isNull()
     )
     return F.when(~lost, longs)
-
-
-def looks_like_array(text: Column) -> Column:
-    """Whether ``text`` may be an array literal of any form."""
-    return text.rlike(_ANY_ARRAY)
 
 
 def _elements(text: Column) -> Column:

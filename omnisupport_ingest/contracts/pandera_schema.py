@@ -1,6 +1,6 @@
 """The pandera gate of a contract: the last look at accepted rows, typed, before they are published.
 
-Rows are judged and quarantined by ``rules.py``, one by one; the gate says that nothing got past it.
+Rows are judged and quarantined by ``row_rules``, one by one; the gate says that nothing got past it.
 pandera runs a Spark job per check, so the checks of one frame share a single aggregate here, and
 of its report only the names of broken checks are passed on: its messages may print rows.
 """
@@ -16,8 +16,8 @@ from pyspark.sql import functions as F
 
 from omnisupport_ingest.contracts import model
 from omnisupport_ingest.contracts.pg_types import ALWAYS_FITS
-from omnisupport_ingest.contracts.rules import Judge, value_rules
 from omnisupport_ingest.contracts.spark_types import spark_type
+from omnisupport_ingest.contracts.typed_rules import Judge, value_rules
 from omnisupport_ingest.errors import IngestError
 
 

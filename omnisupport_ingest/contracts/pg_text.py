@@ -1,8 +1,7 @@
 """Reading the canonical text of each PostgreSQL type with Spark expressions that cannot fail.
 
-Per kind there are two questions: the typed value (``READERS``), and, for text without one, whether
-it is still a value of the type that the Spark type has no room for (``UNFIT``). Text is canonical:
-``DateStyle=ISO``, ``TimeZone=UTC``, ``bytea_output=hex``.
+``READERS`` gives the typed value per kind. Text is canonical: ``DateStyle=ISO``, ``TimeZone=UTC``,
+``bytea_output=hex``.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql.types import DecimalType
 
-from omnisupport_ingest.contracts.array_literals import array_of_longs, array_of_strings, looks_like_array
+from omnisupport_ingest.contracts.array_literals import array_of_longs, array_of_strings
 from omnisupport_ingest.contracts.pg_types import Kind, PgType
 
 # Java's regular expressions: \z is the true end, where $ would let a line break follow. Casts alone
@@ -24,7 +23,6 @@ _SOME_DIGIT_SET = r"^[^eE]*[1-9]"
 _DAY = r"^\d{4}-\d\d-\d\d\z"
 _MOMENT = r"^\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d(:?\d\d)?)?\z"
 _WITH_ZONE = r"(Z|[+-]\d\d(:?\d\d)?)\z"
-_BEYOND_SPARKS_TIME = r"^(-?infinity|\d{4,}-\d\d-\d\d.* BC|\d{5,}-\d\d-\d\d.*)\z"
 _BYTES = r"^\\x([0-9a-fA-F]{2})*+\z"
 
 
@@ -100,13 +98,3 @@ READERS: dict[Kind, Callable[[Column, PgType], Column]] = {
     Kind.TEXT: _exact_text,
 }
 """Kind → (text column, type) → typed column, NULL where the text has no typed value."""
-
-UNFIT: dict[Kind, Callable[[Column], Column]] = {
-    Kind.DECIMAL: is_number,
-    Kind.DATE: lambda text: text.rlike(_BEYOND_SPARKS_TIME),
-    Kind.TIMESTAMP: lambda text: text.rlike(_BEYOND_SPARKS_TIME),
-    Kind.TIMESTAMPTZ: lambda text: text.rlike(_BEYOND_SPARKS_TIME),
-    Kind.TEXT_ARRAY: looks_like_array,
-    Kind.INTEGER_ARRAY: looks_like_array,
-}
-"""Kind → whether text without a typed value is a value of the PostgreSQL type all the same."""

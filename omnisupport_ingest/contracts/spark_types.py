@@ -2,13 +2,13 @@
 
 A value that its typed column cannot hold (``NaN`` in a numeric, the date ``infinity``, a
 two-dimensional array) becomes NULL and does not *fit*; the dimension keeps its exact text beside it.
-All expressions are Spark's own functions, so nothing runs in Python on the executors.
+All expressions are Spark's own functions. Whether a text is a value of its type at all is a question for
+``pg_values``.
 """
 
 from __future__ import annotations
 
 from pyspark.sql import Column
-from pyspark.sql import functions as F
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -28,7 +28,7 @@ from pyspark.sql.types import (
 )
 
 from omnisupport_ingest.contracts import model
-from omnisupport_ingest.contracts.pg_text import READERS, UNFIT, is_number
+from omnisupport_ingest.contracts.pg_text import READERS
 from omnisupport_ingest.contracts.pg_types import Kind
 
 _SPARK_TYPES: dict[Kind, DataType] = {
@@ -70,21 +70,3 @@ def typed(text: Column, column: model.Column) -> Column:
     """
     pg_type = column.type
     return READERS[pg_type.kind](text, pg_type)
-
-
-def fits(text: Column, column: model.Column) -> Column:
-    """Whether ``typed`` loses nothing (boolean, never NULL): true for a NULL ``text`` too."""
-    return text.isNull() | typed(text, column).isNotNull()
-
-
-def is_value(text: Column, column: model.Column) -> Column:
-    """Whether ``text`` is a value of the column's PostgreSQL type, fitting or not.
-
-    Boolean; NULL where ``text`` is NULL. Types kept as exact text take any text, except that an
-    exact numeric must spell a number.
-    """
-    kind = column.type.kind
-    if kind is Kind.NUMERIC_TEXT:
-        return is_number(text)
-    held = typed(text, column).isNotNull()
-    return F.when(text.isNotNull(), held | UNFIT[kind](text) if kind in UNFIT else held)

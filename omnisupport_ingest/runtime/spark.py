@@ -7,6 +7,7 @@ and Connect cannot mix in one process: whichever session a process opens first, 
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -81,16 +82,22 @@ def session_conf(settings: Settings) -> dict[str, str]:
 def classic_session(settings: Settings) -> SparkSession:
     """A session with its own JVM in this process; ``JavaMissing`` if there is no Java for it.
 
-    Sets ``JAVA_HOME`` in this process, where PySpark looks for it.
+    Sets ``JAVA_HOME`` and ``PYSPARK_PYTHON`` in this process, where PySpark looks for them.
     """
     from pyspark.sql import SparkSession
 
     if SparkSession.getActiveSession() is None:
+        os.environ |= workers_environment()
         os.environ["JAVA_HOME"] = str(find_java(_home(settings) / "run").path)
     builder = SparkSession.builder
     for key, value in spark_conf(settings).items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
+
+
+def workers_environment() -> dict[str, str]:
+    """The environment by which Spark starts its Python workers: with this interpreter and its packages."""
+    return {"PYSPARK_PYTHON": sys.executable}
 
 
 def session(settings: Settings) -> SparkSession:

@@ -19,7 +19,7 @@ from omnisupport_ingest.runtime.connect_address import ConnectAddress
 from omnisupport_ingest.runtime.environment import settings_environment
 from omnisupport_ingest.runtime.java import find_java
 from omnisupport_ingest.runtime.ports import LOOPBACK, answers, free_port
-from omnisupport_ingest.runtime.spark import spark_conf
+from omnisupport_ingest.runtime.spark import spark_conf, workers_environment
 from omnisupport_ingest.runtime.supervisor import Backoff, Service, ServiceFailed, Supervisor
 from omnisupport_ingest.settings import Settings
 
@@ -74,7 +74,8 @@ def _service(settings: Settings, home: Home, address: ConnectAddress) -> Service
             "--properties-file",
             str(properties),
         ),
-        environment={
+        environment=workers_environment()
+        | {
             "SPARK_HOME": str(spark_home),
             "JAVA_HOME": str(find_java(home.run).path),
             # Not on the command line, which every user of the machine can read.

@@ -17,6 +17,7 @@ from pyspark.sql import functions as F
 
 from omnisupport_ingest.cdc import dedupe
 from omnisupport_ingest.cdc.envelope import RAW_TYPE
+from omnisupport_ingest.cdc.judging import ACCEPTED, DUPLICATE, QUARANTINED
 from omnisupport_ingest.contracts.load import TableContract
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.lake.checkpoint import Checkpoint
@@ -146,14 +147,14 @@ def _commit(
     refused = Observation()
     accepted = stage_frame(
         snapshot.table,
-        judged.observe(refused, F.count_if(F.col("verdict") != dedupe.ACCEPTED).alias("rows"))
-        .where(F.col("verdict") == dedupe.ACCEPTED)
+        judged.observe(refused, F.count_if(F.col("verdict") != ACCEPTED).alias("rows"))
+        .where(F.col("verdict") == ACCEPTED)
         .select(*RAW_TYPE.names),
         unit=unit,
         generation={job.plan.window: job.plan.generation for job in jobs},
     )
     # Most often every event is accepted; then the events are read once, and nothing is left to do.
-    others = judged.where(F.col("verdict") != dedupe.ACCEPTED) if refused.get["rows"] else None
+    others = judged.where(F.col("verdict") != ACCEPTED) if refused.get["rows"] else None
     counts = _counts(snapshot, jobs, accepted, others)
     companions = quarantine.commit(
         workspace.quarantine(source),
@@ -220,8 +221,8 @@ def _counts(
         now = Counts(
             raw=sum(file.rows for file in job.files),
             deduped=sum(file.rows for file in accepted.of(window)),
-            duplicates=found.get((window, dedupe.DUPLICATE), 0),
-            quarantined=found.get((window, dedupe.QUARANTINED), 0),
+            duplicates=found.get((window, DUPLICATE), 0),
+            quarantined=found.get((window, QUARANTINED), 0),
         )
         if now.raw != now.deduped + now.duplicates + now.quarantined:
             raise CountsDisagree(

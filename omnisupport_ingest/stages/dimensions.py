@@ -13,7 +13,7 @@ from functools import reduce
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from omnisupport_ingest.cdc.fold import fold_events, merge_rows
+from omnisupport_ingest.cdc.fold import fold_events, merge_rows, partitions_for
 from omnisupport_ingest.cdc.folded import folded_type
 from omnisupport_ingest.contracts.load import TableContract
 from omnisupport_ingest.lake.checkpoint import Checkpoint
@@ -187,10 +187,14 @@ def _stage(
     working = [job for job in jobs if job.files]
     if not working:
         return StagedFiles(())
-    rows = fold_events(_events(spark, contract, deduped, quarantine, working), contract)
+    events = sum(file.rows for job in working for file in job.files)
+    rows = fold_events(
+        _events(spark, contract, deduped, quarantine, working), contract, partitions=partitions_for(events)
+    )
     held = [file for job in working for file in job.held]
     if held:
-        rows = merge_rows(rows.unionByName(snapshot.read(spark, held)), contract)
+        parts = partitions_for(events + sum(file.rows for file in held))
+        rows = merge_rows(rows.unionByName(snapshot.read(spark, held)), contract, partitions=parts)
     generation = {job.plan.window: job.plan.generation for job in working}
     return stage_frame(
         snapshot.table, rows.select(*folded_type(contract).names), unit=unit, generation=generation

@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from omnisupport_ingest.cdc.current import current_state, published_type
+from omnisupport_ingest.cdc.fold import partitions_for
 from omnisupport_ingest.contracts.load import TableContract
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.lake.checkpoint import Checkpoint
@@ -58,7 +59,8 @@ def materialize(
             versions=upstream.versions,
         )
         rows = dimension.read(spark, dimension.all_files())
-        state = current_state(rows, contract).sortWithinPartitions("_cdc_key")
+        parts = partitions_for(sum(file.rows for file in dimension.all_files()))
+        state = current_state(rows, contract, partitions=parts).sortWithinPartitions("_cdc_key")
         staged = stage_frame(table, state, unit=key, generation={WHOLE_TABLE: plan.generation})
         _gate(spark, snapshot, contract, staged)
         outcome = Outcome(

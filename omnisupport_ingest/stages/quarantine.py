@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from omnisupport_ingest.cdc import dedupe
 from omnisupport_ingest.cdc.envelope import QUARANTINE_TYPE
+from omnisupport_ingest.cdc.judging import QUARANTINED
 from omnisupport_ingest.lake.commit import WindowChange
 from omnisupport_ingest.lake.contenthash import hash_of_files
 from omnisupport_ingest.lake.staging import StagedFiles, stage_frame
@@ -45,9 +45,7 @@ def commit(
     def attempt(snapshot: TableSnapshot) -> None:
         staged = StagedFiles(())
         if others is not None:
-            rows = others.where(F.col("verdict") == dedupe.QUARANTINED).withColumn(
-                "review_state", F.lit("open")
-            )
+            rows = others.where(F.col("verdict") == QUARANTINED).withColumn("review_state", F.lit("open"))
             generation = dict.fromkeys(keep, 1)
             staged = stage_frame(table, rows.select(*QUARANTINE_TYPE.names), unit=unit, generation=generation)
         changes = []

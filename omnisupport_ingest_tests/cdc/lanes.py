@@ -15,8 +15,8 @@ from random import Random
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import types as T
 
+from omnisupport_ingest.cdc.current_rows import EXISTENCE
 from omnisupport_ingest.cdc.envelope import RAW_TYPE
-from omnisupport_ingest.cdc.folded import EXISTENCE
 from omnisupport_ingest.contracts.model import Column, TableContract
 from omnisupport_ingest_tests.oracle import histories
 from omnisupport_ingest_tests.oracle.model import Event, Image, Key, Position
@@ -69,17 +69,22 @@ class State:
         return replace(self, values=()) == replace(other, values=()) and set(self.values) <= set(other.values)
 
 
-def in_lanes(rng: Random, count: int) -> list[Event]:
+def in_lanes(rng: Random, count: int, *, whole_table_holes: bool = False) -> list[Event]:
     """``count`` event soups, every other with holes, as lanes of one history.
 
-    They share a truncate and a boundary, between what they do in log order.
+    They share a truncate and a boundary, between what they do in log order; with
+    ``whole_table_holes`` also a truncate and a boundary that are in quarantine.
     """
     events = []
     for lane in range(1, count + 1):
         soup = histories.soup(rng, shape=SHAPE, holes=lane % 2 == 0, whole_table=False)
         events += [_in_lane(event, lane) for event in soup]
-    for op, lsn in (("t", 2), ("b", 4)):
-        events.append(Event(Position(1, lsn * _LANES_PER_LSN, 0), op, SHAPE.name, None, _START))
+    shared = [("t", 2, False), ("b", 4, False)]
+    if whole_table_holes:
+        shared += [("t", 3, True), ("b", 5, True)]
+    for op, lsn, hole in shared:
+        at = Position(1, lsn * _LANES_PER_LSN, 0)
+        events.append(Event(at, op, SHAPE.name, None, _START, quarantined=hole))
     rng.shuffle(events)
     return events
 
@@ -124,6 +129,7 @@ def frame(spark: SparkSession, events: Iterable[Event], windows: dict[tuple[int,
             event.source_ts,
             None,
             None,
+            None,
             event.quarantined,
         )
         for event in events
@@ -156,6 +162,9 @@ def folded(current: DataFrame, events: list[Event]) -> dict[Key, State]:
 
 
 def _lanes_with_holes(events: list[Event]) -> frozenset[str]:
+    keys = [event.key for event in events if event.key is not None]
+    if any(event.key is None and event.quarantined for event in events):
+        return frozenset(key[0] for key in keys)
     return frozenset(event.key[0] for event in events if event.key is not None and event.quarantined)
 
 

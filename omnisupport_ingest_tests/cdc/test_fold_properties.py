@@ -15,8 +15,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from omnisupport_ingest.cdc.current import current_state
+from omnisupport_ingest.cdc.event_fold import KEY
 from omnisupport_ingest.cdc.fold import fold_events, merge_rows
-from omnisupport_ingest.cdc.folded import KEY
 from omnisupport_ingest_tests.cdc import lanes
 from omnisupport_ingest_tests.cdc.lanes import CONTRACT, State
 from omnisupport_ingest_tests.oracle.histories import simulate
@@ -99,6 +99,16 @@ class TestSoups:
         one_window = dict.fromkeys(_transactions(events), "w")
         current = current_state(_fold(spark, events, one_window), CONTRACT)
         _assert_equal(lanes.folded(current, events), lanes.expected(events), events)
+
+    def test_a_truncate_and_a_boundary_in_quarantine_leave_every_row_below_in_doubt(
+        self, spark: SparkSession
+    ) -> None:
+        events = lanes.with_distinct_times(lanes.in_lanes(Random(SEED + 2), 80, whole_table_holes=True))
+        rng = Random(SEED)
+        windows = {at: rng.choice(("w1", "w2")) for at in _transactions(events)}
+        found = lanes.folded(current_state(_fold(spark, events, windows), CONTRACT), events)
+        assert any(state.existence_unresolved for state in found.values())
+        _assert_part(found, lanes.expected(events), events)
 
     def test_parts_of_windows_come_to_the_same(self, parts: list[DataFrame], events: list[Event]) -> None:
         current = current_state(reduce(DataFrame.unionByName, parts), CONTRACT)

@@ -15,8 +15,8 @@ from pyspark.sql import types as T
 from omnisupport_ingest.contracts import pandera_schema
 from omnisupport_ingest.contracts.model import Column, TableContract
 from omnisupport_ingest.contracts.pandera_schema import GateFailed, failures
-from omnisupport_ingest.contracts.rules import broken_rules, row_rules
-from omnisupport_ingest.contracts.spark_types import fits, typed
+from omnisupport_ingest.contracts.row_rules import RowRules
+from omnisupport_ingest.contracts.spark_types import typed
 
 CONTRACT = TableContract(
     name="parcels",
@@ -67,9 +67,7 @@ def frame_of(spark: SparkSession, images: list[Image | None]) -> DataFrame:
     return spark.createDataFrame([(image,) for image in images], IMAGES).coalesce(1)
 
 
-def broken(spark: SparkSession, images: list[Image | None]) -> list[list[str]]:
-    judged = frame_of(spark, images).select(broken_rules(CONTRACT, F.col("image")).alias("broken"))
-    return [row.broken for row in judged.collect()]
+RULES = RowRules(CONTRACT)
 
 
 def typed_frame(images: DataFrame) -> DataFrame:
@@ -78,7 +76,7 @@ def typed_frame(images: DataFrame) -> DataFrame:
     )
 
 
-def test_every_broken_rule_is_named(spark: SparkSession) -> None:
+def test_every_broken_rule_is_named() -> None:
     cases: list[tuple[Image, list[str]]] = [
         ({}, []),
         ({"id": None, "state": None}, ["id:not_null", "state:not_null"]),
@@ -97,21 +95,22 @@ def test_every_broken_rule_is_named(spark: SparkSession) -> None:
         ({"sent_at": "yesterday"}, ["sent_at:type"]),
         ({"tags": "a"}, ["tags:type"]),
     ]
-    found = broken(spark, [FINE | changed for changed, _ in cases])
+    found = [RULES.broken(FINE | changed) for changed, _ in cases]
     assert found == [expected for _, expected in cases]
 
 
-def test_a_value_that_does_not_fit_its_typed_column_breaks_no_rule(spark: SparkSession) -> None:
+def test_a_value_that_does_not_fit_its_typed_column_breaks_no_rule() -> None:
     unfit: Image = {"sent_at": "infinity", "tags": "{{a}}", "weight": "1.234", "value": "NaN"}
-    assert broken(spark, [FINE | unfit]) == [[]]
+    assert RULES.broken(FINE | unfit) == []
 
 
-def test_columns_that_were_not_sent_are_not_judged(spark: SparkSession) -> None:
-    assert broken(spark, [{}, {"priority": "9"}, None]) == [[], ["priority:maximum"], []]
+def test_columns_that_were_not_sent_are_not_judged() -> None:
+    assert RULES.broken({}) == []
+    assert RULES.broken({"priority": "9"}) == ["priority:maximum"]
 
 
-def test_rules_are_named_without_a_spark_session() -> None:
-    names = [rule.name for rule in row_rules(CONTRACT)]
+def test_every_rule_has_a_name_of_its_own() -> None:
+    names = RULES.names
     assert len(set(names)) == len(names) and "label:pattern" in names
 
 
@@ -169,16 +168,17 @@ ROWS = st.fixed_dictionaries(
 @settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=st.lists(ROWS, min_size=1, max_size=60))
 def test_gate_and_row_rules_agree(spark: SparkSession, rows: list[Image]) -> None:
-    images = frame_of(spark, list(rows)).withColumn("broken", broken_rules(CONTRACT, F.col("image")))
-    accepted = images.filter(F.size("broken") == 0)
+    accepted = frame_of(spark, [row for row in rows if not RULES.broken(row)])
     assert failures(typed_frame(accepted), CONTRACT) == ()
 
     # Where every value fits its type, the gate finds exactly the rules that rows break.
+    texts = frame_of(spark, list(rows))
     everything_fits = F.lit(True)
     for column in CONTRACT.columns:
-        everything_fits &= fits(F.try_element_at("image", F.lit(column.name)), column)
-    fitting = images.filter(everything_fits)
-    named = {name for row in fitting.select("broken").collect() for name in row.broken}
+        text = F.try_element_at("image", F.lit(column.name))
+        everything_fits &= text.isNull() | typed(text, column).isNotNull()
+    fitting = texts.filter(everything_fits)
+    named = {name for row in fitting.collect() for name in RULES.broken(row.image)}
     # NOT NULL of a column whose values may not fit, and text that is no number in an exact
     # numeric, are for the row rules alone.
     assert set(failures(typed_frame(fitting), CONTRACT)) == named - {"sent_at:not_null", "value:type"}

@@ -1,0 +1,127 @@
+"""Between Arrow columns and the plain values of ``life``: positions, endings, times and lists."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from omnisupport_ingest.cdc.life import Ending, Micros, Position
+
+TIME = pa.timestamp("us", tz="UTC")
+POSITION = pa.struct([("epoch", pa.int32()), ("commit_lsn", pa.int64()), ("ordinal", pa.int64())])
+_NOWHERE: Position = (0, 0, 0)
+"""Stands under the mask of a null position."""
+
+ENDING = pa.struct([("position", POSITION), ("at", TIME)])
+
+
+def whole(batches: Iterable[pa.RecordBatch]) -> pa.Table | None:
+    """All ``batches`` as one table of one chunk, every column nullable; null if there are none."""
+    held = [batch for batch in batches if batch.num_rows]
+    if not held:
+        return None
+    table = pa.Table.from_batches(held).combine_chunks()
+    return table.cast(pa.schema([field.with_nullable(True) for field in table.schema]))
+
+
+def one_chunk(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+    if isinstance(column, pa.Array):
+        return column
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def positions(column: pa.ChunkedArray | pa.Array) -> list[Position | None]:
+    """A struct column as tuples, null where the struct is."""
+    array = one_chunk(column)
+    fields = [pc.struct_field(array, index).to_pylist() for index in range(3)]
+    return [
+        None if epoch is None else (epoch, lsn, ordinal) for epoch, lsn, ordinal in zip(*fields, strict=True)
+    ]
+
+
+def micros(column: pa.ChunkedArray | pa.Array) -> list[Micros | None]:
+    return column.cast(pa.int64()).to_pylist()  # type: ignore[no-any-return]
+
+
+def endings(column: pa.ChunkedArray) -> list[Sequence[Ending]]:
+    """A column of lists of endings; a null list has none."""
+    array = one_chunk(column)
+    flat = array.flatten()
+    found = [
+        Ending(position, at)  # type: ignore[arg-type]
+        for position, at in zip(
+            positions(pc.struct_field(flat, 0)), micros(pc.struct_field(flat, 1)), strict=True
+        )
+    ]
+    lengths = pc.fill_null(pc.list_value_length(array), 0).to_pylist()
+    lists: list[Sequence[Ending]] = []
+    start = 0
+    for length in lengths:
+        lists.append(found[start : start + length] if length else ())
+        start += length
+    return lists
+
+
+def position_array(values: Sequence[Position | None]) -> pa.Array:
+    if not values:
+        return pa.nulls(0, POSITION)
+    mask = pa.array([value is None for value in values], pa.bool_())
+    columns = zip(*[value or _NOWHERE for value in values], strict=True)
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, POSITION, strict=True)]
+    return pa.StructArray.from_arrays(arrays, fields=list(POSITION), mask=mask)
+
+
+def time_array(values: Sequence[Micros | None]) -> pa.Array:
+    return pa.array(values, pa.int64()).cast(TIME)
+
+
+def ending_lists(values: Sequence[Sequence[Ending]]) -> pa.Array:
+    flat = [ending for each in values for ending in each]
+    items = pa.StructArray.from_arrays(
+        [position_array([ending.position for ending in flat]), time_array([ending.at for ending in flat])],
+        fields=list(ENDING),
+    )
+    return pa.ListArray.from_arrays(_offsets(values), items)
+
+
+def position_column(epoch: pa.Array, commit_lsn: pa.Array, ordinal: pa.Array) -> pa.Array:
+    """Three columns as one of positions, none of them null."""
+    return pa.StructArray.from_arrays(
+        [one_chunk(column) for column in (epoch, commit_lsn, ordinal)], fields=list(POSITION)
+    )
+
+
+def text_lists(values: Sequence[Sequence[str]]) -> pa.Array:
+    return pa.array(values, pa.list_(pa.string()))
+
+
+def position_maps(values: Sequence[Sequence[tuple[str, Position]]]) -> pa.Array:
+    flat = [pair for each in values for pair in each]
+    return pa.MapArray.from_arrays(
+        _offsets(values),
+        pa.array([name for name, _ in flat], pa.string()),
+        position_array([position for _, position in flat]),
+    )
+
+
+def text_maps(values: Sequence[Sequence[tuple[str, str]]]) -> pa.Array:
+    flat = [pair for each in values for pair in each]
+    return pa.MapArray.from_arrays(
+        _offsets(values),
+        pa.array([name for name, _ in flat], pa.string()),
+        pa.array([text for _, text in flat], pa.string()),
+    )
+
+
+def take(column: pa.ChunkedArray, rows: Sequence[int | None]) -> pa.Array:
+    """The values of ``column`` at ``rows``; null where the row is null."""
+    return one_chunk(column).take(pa.array(rows, pa.int64()))
+
+
+def _offsets(values: Sequence[Sequence[object]]) -> pa.Array:
+    ends = [0]
+    for each in values:
+        ends.append(ends[-1] + len(each))
+    return pa.array(ends, pa.int32())

@@ -1,0 +1,293 @@
+"""The current state of each key, in plain Python on Arrow batches: all its folded rows → one row.
+
+Here meet what a single window cannot know: the key's rows from every window, and the truncates and
+boundaries of the table. A row that nothing of that touches, which is almost every row, is passed on
+as it is, column by column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from omnisupport_ingest.cdc import columnar
+from omnisupport_ingest.cdc.event_fold import ENDED, KEY, Shape
+from omnisupport_ingest.cdc.life import (
+    Cell,
+    Ending,
+    Life,
+    Position,
+    just_below,
+    latest,
+    life_begins,
+    merge,
+)
+from omnisupport_ingest.cdc.row_fold import Folded, groups_of, lives_of
+
+EXISTENCE = "*"
+"""Stands among the unresolved columns where a quarantined delete leaves open whether the row exists."""
+
+_YIELD_ROWS = 20_000
+_LIVING = pa.array(["c", "u", "r"])
+
+
+@dataclass(frozen=True, slots=True)
+class TableEnds:
+    """What speaks of a whole table: accepted truncates and boundaries, and quarantined ones."""
+
+    endings: tuple[Ending, ...] = ()
+    doubts: tuple[Position, ...] = ()
+
+    @property
+    def last(self) -> Position | None:
+        return max((*(each.position for each in self.endings), *self.doubts), default=None)
+
+
+def current_groups(
+    batches: Iterable[pa.RecordBatch], shape: Shape, ends: TableEnds
+) -> Iterator[pa.RecordBatch]:
+    """One row per key for its current life, and one per life that a key change ended.
+
+    In: folded rows with whole keys (no truncates, no boundaries). Out: the columns of
+    ``current.lives_type``. An ended life of which nothing is known for certain is left out.
+    """
+    table = columnar.whole(batches)
+    if table is None:
+        return
+    plain, rest = _split(table, groups_of(table, ("_cdc_key",)), ends)
+    standing = _plain_rows(table.take(pa.array(plain, pa.int64())), shape)
+    yield from standing.to_batches(_YIELD_ROWS)
+    if rest:
+        folded = Folded(table.take(pa.array([row for rows in rest for row in rows], pa.int64())), shape)
+        lives = _Lives(folded, shape, ends)
+        start = 0
+        for members in rest:
+            lives.add_key(range(start, start + len(members)))
+            start += len(members)
+        # Batches of one worker must agree in every detail, the names inside lists and maps included.
+        yield from lives.table().cast(standing.schema).to_batches(_YIELD_ROWS)
+
+
+def _split(
+    table: pa.Table, groups: dict[tuple[str | None, ...], list[int]], ends: TableEnds
+) -> tuple[list[int], list[list[int]]]:
+    """Rows that are a key's state as they stand, and the groups of rows that are not.
+
+    A row stands for itself if it is its key's only one, is alive at its last event, owes nothing
+    to another key, and no truncate or boundary lies above its first event.
+    """
+    stands = pc.and_(
+        pc.equal(table["_cdc_kind"], KEY), pc.is_in(table["_cdc_op"], value_set=_LIVING)
+    ).to_numpy(zero_copy_only=False)
+    for name in ("_cdc_doubt", "_cdc_moved_from_key"):
+        stands &= table[name].is_null().to_numpy()
+    last = ends.last
+    if last is not None:
+        stands &= ~_below(columnar.one_chunk(table["_cdc_first"]), last)
+    plain, rest = [], []
+    for members in groups.values():
+        if len(members) == 1 and stands[members[0]]:
+            plain.append(members[0])
+        else:
+            rest.append(members)
+    return plain, rest
+
+
+def _below(column: pa.Array, last: Position) -> np.ndarray:
+    epoch, lsn, ordinal = (
+        pc.fill_null(pc.struct_field(column, index), 0).to_numpy(zero_copy_only=False) for index in range(3)
+    )
+    in_epoch = (lsn < last[1]) | ((lsn == last[1]) & (ordinal < last[2]))
+    return (epoch < last[0]) | ((epoch == last[0]) & in_epoch)  # type: ignore[no-any-return]
+
+
+def _plain_rows(table: pa.Table, shape: Shape) -> pa.Table:
+    none = pa.nulls(table.num_rows)
+    return pa.table(
+        {
+            **{name: table[name] for name in shape.columns},
+            **{name: table[name] for name in _TAKEN},
+            "_ended": pa.array(np.zeros(table.num_rows, dtype=bool)),
+            "_ended_time": none.cast(columnar.TIME),
+            "_cdc_unresolved": table["_cdc_unresolved"],
+            "_cdc_exact": table["_cdc_exact"],
+            "_open": none.cast(pa.list_(pa.string())),
+            "_from_key": none.cast(pa.string()),
+            "_from_at": _no_positions(table.num_rows),
+        }
+    )
+
+
+_TAKEN = (
+    "_cdc_kind",
+    "_cdc_key",
+    "_cdc_ended_at",
+    "_cdc_op",
+    "_cdc_position",
+    "_cdc_source_ts",
+    "_cdc_updated_at",
+    "_cdc_batch_id",
+    "_cdc_ingested_at",
+)
+"""Columns of folded rows that a life has too."""
+
+
+def _no_positions(count: int) -> pa.Array:
+    return pa.nulls(count, columnar.POSITION)
+
+
+@dataclass
+class _Lives:
+    """Lives under construction."""
+
+    folded: Folded
+    shape: Shape
+    ends: TableEnds
+    kind: list[str] = field(default_factory=list)
+    base: list[int] = field(default_factory=list)
+    ended_at: list[Position | None] = field(default_factory=list)
+    lives: list[Life] = field(default_factory=list)
+    sources: dict[str, list[int | None]] = field(init=False)
+    ending: list[Ending | None] = field(default_factory=list)
+    unresolved: list[list[str]] = field(default_factory=list)
+    exact: list[list[tuple[str, str]]] = field(default_factory=list)
+    open_columns: list[list[str]] = field(default_factory=list)
+    from_key: list[str | None] = field(default_factory=list)
+    from_at: list[Position | None] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.sources = {name: [] for name in self.shape.plain}
+
+    def add_key(self, members: Sequence[int]) -> None:
+        keyed, ends = lives_of(self.folded, members)
+        if keyed:
+            self._add(KEY, keyed, None)
+        for end in sorted(ends):
+            if not self._hidden(keyed, ends[end], end):
+                self._add(ENDED, ends[end], end)
+
+    def table(self) -> pa.Table:
+        given = self.folded.table
+        last = [life.last.row for life in self.lives]
+        living = [None if life.living is None else life.living.row for life in self.lives]
+        return pa.table(
+            {
+                **{
+                    name: columnar.take(given[name], self.sources.get(name, self.base))
+                    for name in self.shape.columns
+                },
+                "_cdc_kind": pa.array(self.kind, pa.string()),
+                "_cdc_key": columnar.take(given["_cdc_key"], self.base),
+                "_cdc_ended_at": columnar.position_array(self.ended_at),
+                "_cdc_op": columnar.take(given["_cdc_op"], last),
+                "_cdc_position": columnar.take(given["_cdc_position"], last),
+                "_cdc_source_ts": columnar.take(given["_cdc_source_ts"], last),
+                "_cdc_updated_at": columnar.take(given["_cdc_updated_at"], living),
+                "_cdc_batch_id": columnar.take(given["_cdc_batch_id"], last),
+                "_cdc_ingested_at": columnar.take(given["_cdc_ingested_at"], last),
+                "_ended": pa.array([ending is not None for ending in self.ending], pa.bool_()),
+                "_ended_time": columnar.time_array(
+                    [None if ending is None else ending.at for ending in self.ending]
+                ),
+                "_cdc_unresolved": columnar.text_lists(self.unresolved),
+                "_cdc_exact": columnar.text_maps(self.exact),
+                "_open": columnar.text_lists(self.open_columns),
+                "_from_key": pa.array(self.from_key, pa.string()),
+                "_from_at": columnar.position_array(self.from_at),
+            }
+        )
+
+    def _hidden(self, keyed: Sequence[int], rows: Sequence[int], end: Position) -> bool:
+        """Whether some window may hold events below ``end`` that it no longer shows.
+
+        A window that folded events of the old key from both sides of the end kept only the later
+        ones, so nothing can be said of the earlier: the columns stay unresolved. This takes commit
+        times that run against log order across a window's edge.
+        """
+        folded = self.folded
+        windows = {folded.window[row] for row in rows if folded.kind[row] == ENDED}
+        for row in keyed:
+            part = folded.parts[row]
+            if part.first is None or part.position is None or not part.first < end < part.position:
+                continue
+            if windows - {folded.window[row]}:
+                return True
+        return False
+
+    def _add(self, kind: str, members: Sequence[int], ended_at: Position | None) -> None:
+        folded = self.folded
+        life = merge([folded.parts[row] for row in members], folded.rank)
+        endings = sorted([*life.deletes, *self._reaching(life, ended_at)])
+        ending = next((each for each in endings if life.alive is None or each.position > life.alive), None)
+        if kind == ENDED and ending is not None:
+            return
+        begins = life_begins(life.alive, _start(life), endings)
+        doubted = self._doubted(life, ended_at, ending)
+        cells = {
+            name: cell
+            for name, cell in folded.cells(members, begins).items()
+            if doubted is None or cell.position > doubted
+        }
+        self.kind.append(kind)
+        self.base.append(members[0])
+        self.ended_at.append(ended_at)
+        self.lives.append(life)
+        self.ending.append(ending)
+        self._add_cells(cells)
+        if ending is None and doubted is not None and (life.alive is None or doubted > life.alive):
+            self.unresolved[-1].append(EXISTENCE)
+        self._add_origin(life, begins, doubted)
+
+    def _reaching(self, life: Life, ended_at: Position | None) -> list[Ending]:
+        return [each for each in self.ends.endings if _reaches(each.position, life, ended_at)]
+
+    def _doubted(self, life: Life, ended_at: Position | None, ending: Ending | None) -> Position | None:
+        """The latest doubt that bears on this life: a life that has ended is not ended again."""
+        doubts = [each for each in self.ends.doubts if _reaches(each, life, ended_at)]
+        if life.doubting is not None and life.doubting.doubt is not None:
+            doubts.append(life.doubting.doubt)
+        found = None
+        for doubt in doubts:
+            in_time = ending is None or doubt < ending.position
+            if in_time or (life.alive is not None and doubt < life.alive):
+                found = latest(found, doubt)
+        return found
+
+    def _add_cells(self, cells: dict[str, Cell]) -> None:
+        unresolved, open_columns = [], []
+        for name in self.shape.plain:
+            cell = cells.get(name)
+            self.sources[name].append(None if cell is None else cell.row)
+            if cell is None:
+                open_columns.append(name)
+            if cell is None or not cell.known:
+                unresolved.append(name)
+        self.unresolved.append(unresolved)
+        self.open_columns.append(open_columns)
+        self.exact.append(self.folded.exact(cells))
+
+    def _add_origin(self, life: Life, begins: Position | None, doubted: Position | None) -> None:
+        """The old key matters only while the life that the key change began is the current one."""
+        start = _start(life)
+        current = start is not None and begins is not None and start >= begins
+        if start is None or not current or (doubted is not None and start <= doubted):
+            self.from_key.append(None)
+            self.from_at.append(None)
+        else:
+            old_key = life.start.moved_from if life.start is not None else None
+            self.from_key.append(old_key)
+            self.from_at.append(None if old_key is None else just_below(start))
+
+
+def _reaches(end: Position, life: Life, ended_at: Position | None) -> bool:
+    """Whether an end of the whole table comes after the life's first event and before its end."""
+    first = life.first.first
+    return first is not None and end > first and (ended_at is None or end < ended_at)
+
+
+def _start(life: Life) -> Position | None:
+    return None if life.start is None else life.start.life_start

@@ -1,0 +1,308 @@
+"""Folding events, in plain Python on Arrow batches: the part of the fold that Spark hands to its workers.
+
+A worker gets whole groups (window and key), in any order. Only images that decide a column are
+parsed: a key's events are walked from the newest down until every column is decided.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+
+from omnisupport_ingest.cdc import columnar
+from omnisupport_ingest.cdc.images import read_image
+from omnisupport_ingest.cdc.life import Ending, Life, Part, Position, just_below, merge
+
+KEY, ENDED, TRUNCATE, BOUNDARY = "key", "ended", "truncate", "boundary"
+"""Kinds of folded rows (see ``folded``)."""
+
+LEFT = "left"
+"""Operation of a row that tells the old key of a key change that its life ended: the ``c`` again, under
+the old key. It is in no table; the fold makes it for itself."""
+
+_LIVING = frozenset("cur")
+_STARTS = frozenset("cr")
+_YIELD_ROWS = 20_000
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The columns of a table: all in the contract's order, and those of the key in the key's order."""
+
+    columns: tuple[str, ...]
+    key: tuple[str, ...]
+
+    @cached_property
+    def plain(self) -> tuple[str, ...]:
+        """The columns beside the key."""
+        return tuple(name for name in self.columns if name not in self.key)
+
+    @cached_property
+    def plain_set(self) -> frozenset[str]:
+        return frozenset(self.plain)
+
+
+@dataclass(slots=True)
+class Cells:
+    """What a folded row knows of its columns.
+
+    ``image``: the known values. ``apart``: deciding positions of the columns that the latest living
+    event did not decide. ``unresolved``: columns without a known value.
+    """
+
+    image: Mapping[str, Any]
+    apart: Sequence[tuple[str, Position]] = ()
+    unresolved: Sequence[str] = ()
+
+
+def fold_groups(batches: Iterable[pa.RecordBatch], shape: Shape) -> Iterator[pa.RecordBatch]:
+    """Fold the events in ``batches``; one row per window and key, and per life that a key change ended.
+
+    In: the columns that ``fold.fold_events`` selects. Out: the columns of ``folded.folded_type``,
+    the contract's as text, without the row hash.
+    """
+    table = columnar.whole(batches)
+    if table is None:
+        return
+    events = _Events(table)
+    rows = _Rows(shape)
+    for (window, key), members in events.groups().items():
+        if key is None:
+            _keyless(events, window, members, rows)
+        else:
+            _keyed(events, window, key, members, rows, shape)
+    yield from rows.table(table).to_batches(max_chunksize=_YIELD_ROWS)
+
+
+class _Events:
+    """The columns of a table of events that every event is asked for, as lists; the rest on demand."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self.op: list[str] = table["op"].to_pylist()
+        self.position: list[Position] = list(
+            zip(
+                table["epoch"].to_pylist(),
+                table["commit_lsn"].to_pylist(),
+                table["ordinal"].to_pylist(),
+                strict=True,
+            )
+        )
+        self.hole: list[bool] = table["hole"].to_pylist()
+        self.moved_from: list[str | None] = table["moved_from_key"].to_pylist()
+        self.at: list[int] = columnar.micros(table["source_ts"])  # type: ignore[assignment]
+        self._window: list[str] = table["window"].to_pylist()
+        self._key: list[str | None] = table["key"].to_pylist()
+        self._table = table
+        self._after = columnar.one_chunk(table["after"])
+        self._before = columnar.one_chunk(table["before"])
+        self._unchanged = columnar.one_chunk(table["unchanged"])
+
+    def groups(self) -> dict[tuple[str, str | None], list[int]]:
+        found: dict[tuple[str, str | None], list[int]] = defaultdict(list)
+        for row, place in enumerate(zip(self._window, self._key, strict=True)):
+            found[place].append(row)
+        return found
+
+    def carried(self, row: int) -> dict[str, Any]:
+        """The columns that the event carried, by name; an image that cannot be read carried none.
+
+        An unsent column may stand in the old image (replica identity full).
+        """
+        image = read_image(self._after[row].as_py()) or {}
+        unsent = self._unchanged[row].as_py()
+        if unsent and self._before[row].is_valid:
+            before = read_image(self._before[row].as_py()) or {}
+            image = {name: before[name] for name in unsent if name in before} | image
+        return image
+
+    def rank(self, row: int) -> tuple[Any, ...]:
+        table = self._table
+        return (
+            not self.hole[row],
+            self.op[row],
+            self.at[row],
+            table["batch_id"][row].as_py(),
+            table["after"][row].as_py() or "",
+        )
+
+
+def _keyless(events: _Events, window: str, members: Sequence[int], rows: _Rows) -> None:
+    """Truncates and boundaries, each once; one in quarantine leaves doubt where it would end lives."""
+    kinds = {"t": TRUNCATE, "b": BOUNDARY}
+    chosen: dict[tuple[str, Position], int] = {}
+    for row in members:
+        if events.op[row] in kinds:
+            place = (kinds[events.op[row]], events.position[row])
+            if place not in chosen or events.rank(row) > events.rank(chosen[place]):
+                chosen[place] = row
+    for (kind, position), row in chosen.items():
+        part = Part(row, position, position, doubt=position if events.hole[row] else None)
+        rows.add(window, kind, None, None, merge([part], events.rank), Cells({}))
+
+
+def _keyed(events: _Events, window: str, key: str, members: Sequence[int], rows: _Rows, shape: Shape) -> None:
+    ends: set[Position] = set()
+    if len(members) > 1 or events.op[members[0]] == LEFT:
+        for row in members:
+            # Where the image is complete, nothing will ever be taken from the old key.
+            if events.op[row] == LEFT and not _complete(events, row, shape):
+                ends.add(just_below(events.position[row]))
+        members = _once(events, [row for row in members if events.op[row] != LEFT])
+    if members:
+        rows.add(window, KEY, key, None, *_fold(events, members, shape))
+    for end in sorted(ends):
+        below = [row for row in members if events.position[row] < end]
+        if below:
+            rows.add(window, ENDED, key, end, *_fold(events, below, shape))
+        else:
+            # It stands all the same, so that it does not depend on what arrived first.
+            rows.add(window, ENDED, key, end, None, Cells({}, (), shape.plain))
+
+
+def _once(events: _Events, members: Sequence[int]) -> list[int]:
+    """``members`` without the holes whose position an accepted event has: it voids them."""
+    if not any(events.hole[row] for row in members):
+        return list(members)
+    accepted = {events.position[row] for row in members if not events.hole[row]}
+    return [row for row in members if not events.hole[row] or events.position[row] not in accepted]
+
+
+def _complete(events: _Events, row: int, shape: Shape) -> bool:
+    return events.carried(row).keys() >= shape.plain_set
+
+
+def _fold(events: _Events, members: Sequence[int], shape: Shape) -> tuple[Life, Cells]:
+    life = merge([_part(events, row, shape) for row in members], events.rank)
+    return life, _cells(events, members, life, shape)
+
+
+def _cells(events: _Events, members: Sequence[int], life: Life, shape: Shape) -> Cells:
+    if life.living is None:
+        return Cells({}, (), shape.plain)
+    newest = life.living.row
+    if not events.hole[newest]:
+        image = events.carried(newest)
+        if image.keys() >= shape.plain_set:
+            return Cells(image)
+    living = [row for row in members if events.op[row] in _LIVING]
+    living.sort(key=lambda row: (events.position[row], not events.hole[row]), reverse=True)
+    open_columns = dict.fromkeys(shape.plain)
+    known: dict[str, Any] = {}
+    apart, alive = [], life.alive
+    for row in living:
+        position, hole = events.position[row], events.hole[row]
+        if not open_columns or (life.begins is not None and position < life.begins):
+            break
+        carried = events.carried(row)
+        for name in [name for name in open_columns if name in carried]:
+            del open_columns[name]
+            if not hole:
+                known[name] = carried[name]
+            if hole or position != alive:
+                apart.append((name, position))
+    return Cells(known, apart, [name for name in shape.plain if name not in known])
+
+
+def _part(events: _Events, row: int, shape: Shape) -> Part:
+    op, position, hole = events.op[row], events.position[row], events.hole[row]
+    if op == "d":
+        if hole:
+            return Part(row, position, position, doubt=position)
+        return Part(row, position, position, deletes=(Ending(position, events.at[row]),))
+    moved_from = events.moved_from[row]
+    if moved_from is not None and (hole or op not in _STARTS or _complete(events, row, shape)):
+        moved_from = None
+    return Part(
+        row,
+        position,
+        position,
+        alive=position,
+        life_start=position if op in _STARTS else None,
+        moved_from=moved_from,
+    )
+
+
+@dataclass
+class _Rows:
+    """Folded rows under construction."""
+
+    shape: Shape
+    window: list[str] = field(default_factory=list)
+    kind: list[str] = field(default_factory=list)
+    key: list[str | None] = field(default_factory=list)
+    ended_at: list[Position | None] = field(default_factory=list)
+    lives: list[Life | None] = field(default_factory=list)
+    cells: list[Cells] = field(default_factory=list)
+
+    def add(
+        self,
+        window: str,
+        kind: str,
+        key: str | None,
+        ended_at: Position | None,
+        life: Life | None,
+        cells: Cells,
+    ) -> None:
+        self.window.append(window)
+        self.kind.append(kind)
+        self.key.append(key)
+        self.ended_at.append(ended_at)
+        self.lives.append(life)
+        self.cells.append(cells)
+
+    def table(self, events: pa.Table) -> pa.Table:
+        """The folded rows; ``events`` is where the rows of their lives stand."""
+        at = columnar.position_column(events["epoch"], events["commit_lsn"], events["ordinal"])
+        lives = self.lives
+        last = [None if life is None else life.last.row for life in lives]
+        living = [_row(life.living) if life is not None else None for life in lives]
+        start = [_row(life.start) if life is not None else None for life in lives]
+        images = [cells.image for cells in self.cells]
+        values = self._keys() | {
+            name: pa.array([image.get(name) for image in images], pa.string()) for name in self.shape.plain
+        }
+        columns = {
+            "window": pa.array(self.window, pa.string()),
+            # Spark takes the columns by their place, and the key's may stand anywhere among them.
+            **{name: values[name] for name in self.shape.columns},
+            "_cdc_kind": pa.array(self.kind, pa.string()),
+            "_cdc_key": pa.array(self.key, pa.string()),
+            "_cdc_ended_at": columnar.position_array(self.ended_at),
+            "_cdc_op": columnar.take(events["op"], last),
+            "_cdc_position": columnar.take(at, last),
+            "_cdc_first": columnar.take(at, [None if life is None else life.first.row for life in lives]),
+            "_cdc_source_ts": columnar.take(events["source_ts"], last),
+            "_cdc_alive": columnar.take(at, living),
+            "_cdc_updated_at": columnar.take(events["source_ts"], living),
+            "_cdc_life_start": columnar.take(at, start),
+            "_cdc_moved_from_key": pa.array(
+                [None if life is None or life.start is None else life.start.moved_from for life in lives],
+                pa.string(),
+            ),
+            "_cdc_deletes": columnar.ending_lists([() if life is None else life.deletes for life in lives]),
+            "_cdc_doubt": columnar.take(
+                at, [_row(life.doubting) if life is not None else None for life in lives]
+            ),
+            "_cdc_column_positions": columnar.position_maps([cells.apart for cells in self.cells]),
+            "_cdc_unresolved": columnar.text_lists([cells.unresolved for cells in self.cells]),
+            "_cdc_batch_id": columnar.take(events["batch_id"], last),
+            "_cdc_ingested_at": columnar.take(events["landed_at"], last),
+        }
+        return pa.table(columns)
+
+    def _keys(self) -> dict[str, pa.Array]:
+        texts = [() if key is None else json.loads(key) for key in self.key]
+        return {
+            name: pa.array([each[number] if number < len(each) else None for each in texts], pa.string())
+            for number, name in enumerate(self.shape.key)
+        }
+
+
+def _row(part: Part | None) -> int | None:
+    return None if part is None else part.row

@@ -1,0 +1,176 @@
+"""The algebra of the fold, on plain values: what is kept of a key's life, and how two parts of it merge.
+
+A *part* is what one event, or one folded row, says of a key. Parts merge by taking maxima: the latest
+life start, the latest event that leaves the key alive, and per column the latest event that carried
+it. A maximum does not care about order, grouping or repetition, so the fold is associative,
+commutative and idempotent: a window folded in parts, replayed, or merged with others gives the
+same state. (The state is a join-semilattice, as in state-based CRDTs: Shapiro et al., 2011.)
+
+Nothing here knows of Spark or Arrow. Positions are tuples, which compare as positions do; times are
+microseconds since 1970, UTC.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+Position = tuple[int, int, int]
+"""(epoch, commit LSN, ordinal)."""
+
+Micros = int
+
+
+class Ending(NamedTuple):
+    """A delete, truncate or boundary: it ends the life of the keys it reaches."""
+
+    position: Position
+    at: Micros
+
+
+class Cell(NamedTuple):
+    """A column's latest entry: deciding position, and whether its value is known there.
+
+    Cells compare by position first; an accepted event (``known``) beats a quarantined one at the
+    same position. ``row`` is where the value stands, for whoever holds the values.
+    """
+
+    position: Position
+    known: bool
+    row: int
+
+
+@dataclass(slots=True)
+class Part:
+    """What one event or one folded row, number ``row`` of its table, says of a key.
+
+    ``alive``: latest event that leaves the key alive. ``life_start``: latest ``c`` or ``r``; a new
+    life inherits nothing. ``moved_from``: old key, where a key change began that life and left a
+    column unsent. ``doubt``: latest quarantined delete. All null where there is none.
+    """
+
+    row: int
+    position: Position | None
+    first: Position | None
+    alive: Position | None = None
+    life_start: Position | None = None
+    moved_from: str | None = None
+    deletes: Sequence[Ending] = ()
+    doubt: Position | None = None
+
+
+@dataclass(slots=True)
+class Life:
+    """Parts merged: which of them is the last, the first, the latest living one, the latest start of a
+    life, the latest doubt (null where no part has any).
+
+    ``deletes``: in order, the last one below ``alive`` and all above it. ``begins``: lowest position
+    that can belong to the life of the latest living event; cells below it are void.
+    """
+
+    last: Part
+    first: Part
+    living: Part | None
+    start: Part | None
+    doubting: Part | None
+    deletes: Sequence[Ending]
+    begins: Position | None
+
+    @property
+    def alive(self) -> Position | None:
+        return self.living.alive if self.living is not None else None
+
+
+def merge(parts: Sequence[Part], rank: Callable[[int], Any]) -> Life:
+    """Merge ``parts`` (at least one). ``rank`` orders rows of one position, which is rare: any total
+    order of their content, so that the outcome does not depend on who came first."""
+    last = first = parts[0]
+    living = start = doubting = None
+    deletes: set[Ending] = set()
+    for part in parts:
+        last = _later(last, part, last.position, part.position, rank)
+        if part.first is not None and (first.first is None or part.first < first.first):
+            first = part
+        if part.alive is not None:
+            living = part if living is None else _later(living, part, living.alive, part.alive, rank)
+        if part.life_start is not None and (start is None or _start(part) > _start(start)):
+            start = part
+        if part.doubt is not None and (
+            doubting is None or doubting.doubt is None or part.doubt > doubting.doubt
+        ):
+            doubting = part
+        if part.deletes:
+            deletes.update(part.deletes)
+    alive = living.alive if living is not None else None
+    matter = deletes_that_matter(alive, deletes) if deletes else ()
+    return Life(
+        last=last,
+        first=first,
+        living=living,
+        start=start,
+        doubting=doubting,
+        deletes=matter,
+        begins=life_begins(alive, start.life_start if start is not None else None, matter),
+    )
+
+
+def _later(
+    held: Part, part: Part, at: Position | None, other: Position | None, rank: Callable[[int], Any]
+) -> Part:
+    """Whichever of two parts stands later, by the positions ``at`` and ``other``."""
+    if other is None or held is part:
+        return held
+    if at is None or other > at:
+        return part
+    return part if other == at and rank(part.row) > rank(held.row) else held
+
+
+def _start(part: Part) -> tuple[Position | None, str]:
+    return part.life_start, part.moved_from or ""
+
+
+def deletes_that_matter(alive: Position | None, deletes: Iterable[Ending]) -> list[Ending]:
+    """The last delete below the latest living event, and all above it, in order.
+
+    Deletes below that one cannot matter any more: life starts and living events only move up.
+    """
+    ordered = sorted(deletes)
+    if alive is None or not ordered:
+        return ordered
+    above = [each for each in ordered if each.position > alive]
+    below = [each for each in ordered if each.position < alive]
+    return below[-1:] + above
+
+
+def life_begins(alive: Position | None, start: Position | None, endings: Sequence[Ending]) -> Position | None:
+    """The later of the life's start and the last ending below ``alive``; null if there is neither."""
+    if alive is None or not endings:
+        return start
+    last = max((each.position for each in endings if each.position < alive), default=None)
+    return latest(start, last)
+
+
+def winner(cells: Iterable[Cell], begins: Position | None) -> Cell | None:
+    """The latest of one column's cells, unless it belongs to an earlier life."""
+    best = max(cells, default=None)
+    if best is None or (begins is not None and best.position < begins):
+        return None
+    return best
+
+
+def latest(one: Position | None, other: Position | None) -> Position | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return max(one, other)
+
+
+def earliest(one: Position | None, other: Position | None) -> Position | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return min(one, other)
+
+
+def just_below(start: Position) -> Position:
+    """Position of the ``d`` of a key change whose ``c`` began a life at ``start``."""
+    return (start[0], start[1], start[2] - 1)

@@ -1,0 +1,241 @@
+"""Merging folded rows, in plain Python on Arrow batches: what Spark hands to its workers next.
+
+A worker gets whole groups, in any order. Values are never looked into: which row's value wins is
+decided by positions, and the columns are then taken row by row from where the winners stand.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from omnisupport_ingest.cdc import columnar
+from omnisupport_ingest.cdc.event_fold import ENDED, KEY, Shape
+from omnisupport_ingest.cdc.life import Cell, Life, Part, Position, merge, winner
+
+_YIELD_ROWS = 20_000
+
+
+def merge_groups(batches: Iterable[pa.RecordBatch], shape: Shape) -> Iterator[pa.RecordBatch]:
+    """Merge folded rows to one per window, kind, key and end.
+
+    A life that a key change ended also takes in what other rows of that key hold below its end.
+    In and out: the columns of ``folded.folded_type``; the row hash of a row that changed is null.
+    """
+    table = columnar.whole(batches)
+    if table is None:
+        return
+    groups = groups_of(table, ("window", "_cdc_key"))
+    alone = [members[0] for members in groups.values() if len(members) == 1]
+    together = [members for (_, key), members in groups.items() if len(members) > 1 and key is not None]
+    keyless = _keyless_once(table, groups)
+    kept = table.take(pa.array(sorted(alone + keyless), pa.int64()))
+    yield from kept.to_batches(max_chunksize=_YIELD_ROWS)
+    if together:
+        yield from _merged(table, together, shape).to_batches(max_chunksize=_YIELD_ROWS)
+
+
+def groups_of(table: pa.Table, by: Sequence[str]) -> dict[tuple[str | None, ...], list[int]]:
+    """The numbers of the rows that agree in the columns ``by``, by their values there."""
+    found: dict[tuple[str | None, ...], list[int]] = defaultdict(list)
+    for row, place in enumerate(zip(*(table[name].to_pylist() for name in by), strict=True)):
+        found[place].append(row)
+    return found
+
+
+def _keyless_once(table: pa.Table, groups: dict[tuple[str | None, ...], list[int]]) -> list[int]:
+    """One row per truncate or boundary, of the groups with more than one row."""
+    members = [row for (_, key), rows in groups.items() if key is None and len(rows) > 1 for row in rows]
+    if not members:
+        return []
+    rows = table.take(pa.array(members, pa.int64()))
+    places = zip(
+        rows["window"].to_pylist(),
+        rows["_cdc_kind"].to_pylist(),
+        columnar.positions(rows["_cdc_position"]),
+        columnar.positions(rows["_cdc_doubt"]),
+        strict=True,
+    )
+    chosen: dict[object, tuple[bool, int]] = {}
+    for row, (window, kind, position, doubt) in zip(members, places, strict=True):
+        # An accepted one voids a quarantined one at its position.
+        better = (doubt is None, row)
+        chosen[window, kind, position] = max(better, chosen.get((window, kind, position), better))
+    return [row for _, row in chosen.values()]
+
+
+class Folded:
+    """Folded rows of several keys with their state as plain values, row by row."""
+
+    def __init__(self, table: pa.Table, shape: Shape) -> None:
+        self.table = table
+        self._shape = shape
+        self.kind: list[str] = table["_cdc_kind"].to_pylist()
+        self.key: list[str] = table["_cdc_key"].to_pylist()
+        self.window: list[str] = table["window"].to_pylist()
+        self.ended_at = columnar.positions(table["_cdc_ended_at"])
+        self._exact: list[list[tuple[str, str]] | None] = table["_cdc_exact"].to_pylist()
+        self._unresolved = [frozenset(names or ()) for names in table["_cdc_unresolved"].to_pylist()]
+        self._apart = [
+            {name: tuple(at.values()) for name, at in (pairs or ())}
+            for pairs in table["_cdc_column_positions"].to_pylist()
+        ]
+        self.parts = [
+            Part(row, *facts)
+            for row, facts in enumerate(
+                zip(
+                    columnar.positions(table["_cdc_position"]),
+                    columnar.positions(table["_cdc_first"]),
+                    columnar.positions(table["_cdc_alive"]),
+                    columnar.positions(table["_cdc_life_start"]),
+                    table["_cdc_moved_from_key"].to_pylist(),
+                    columnar.endings(table["_cdc_deletes"]),
+                    columnar.positions(table["_cdc_doubt"]),
+                    strict=True,
+                )
+            )
+        ]
+
+    def rank(self, row: int) -> tuple[object, ...]:
+        names = ("_cdc_op", "_cdc_source_ts", "_cdc_batch_id", "_cdc_ingested_at")
+        return tuple(self.table[name][row].as_py() for name in names)
+
+    def cell(self, name: str, row: int) -> Cell | None:
+        """The cell that the row has for a column; null where no event carried it."""
+        apart, known = self._apart[row].get(name), name not in self._unresolved[row]
+        position = apart if apart is not None else (self.parts[row].alive if known else None)
+        return None if position is None else Cell(position, known, row)
+
+    def cells(self, members: Sequence[int], begins: Position | None) -> dict[str, Cell]:
+        """The latest cell of every column among ``members``, of the life that begins there."""
+        found = {}
+        for name in self._shape.plain:
+            best = winner((cell for row in members if (cell := self.cell(name, row)) is not None), begins)
+            if best is not None:
+                found[name] = best
+        return found
+
+    def exact(self, cells: dict[str, Cell]) -> list[tuple[str, str]]:
+        """The exact texts of those of ``cells`` whose typed value could not hold them."""
+        texts = []
+        for name, cell in cells.items():
+            held = self._exact[cell.row]
+            if held and cell.known:
+                texts += [pair for pair in held if pair[0] == name]
+        return texts
+
+
+def _merged(table: pa.Table, together: Sequence[Sequence[int]], shape: Shape) -> pa.Table:
+    folded = Folded(table.take(pa.array([row for rows in together for row in rows], pa.int64())), shape)
+    rows = _Merged(folded, shape)
+    start = 0
+    for members in together:
+        _merge_key(folded, range(start, start + len(members)), rows)
+        start += len(members)
+    return rows.table(table.schema)
+
+
+def _merge_key(folded: Folded, members: Sequence[int], rows: _Merged) -> None:
+    keyed, ends = lives_of(folded, members)
+    if keyed:
+        rows.add(KEY, keyed)
+    for end in sorted(ends):
+        rows.add(ENDED, ends[end])
+
+
+def lives_of(folded: Folded, members: Sequence[int]) -> tuple[list[int], dict[Position, list[int]]]:
+    """The rows of one key that make up its current life, and those of each life a key change ended.
+
+    What other rows of the key hold below an end belongs to the ended life too.
+    """
+    keyed = [row for row in members if folded.kind[row] == KEY]
+    ends: dict[Position, list[int]] = defaultdict(list)
+    for row in members:
+        end = folded.ended_at[row]
+        if folded.kind[row] == ENDED and end is not None:
+            ends[end].append(row)
+    for end, rows in ends.items():
+        for row in keyed:
+            position = folded.parts[row].position
+            if position is not None and position < end:
+                rows.append(row)
+    return keyed, ends
+
+
+@dataclass
+class _Merged:
+    """Merged rows under construction: for each the life, and for each column the row to take it from."""
+
+    folded: Folded
+    shape: Shape
+    kind: list[str] = field(default_factory=list)
+    base: list[int] = field(default_factory=list)
+    ended_at: list[Position | None] = field(default_factory=list)
+    lives: list[Life] = field(default_factory=list)
+    sources: dict[str, list[int | None]] = field(init=False)
+    column_positions: list[list[tuple[str, Position]]] = field(default_factory=list)
+    unresolved: list[list[str]] = field(default_factory=list)
+    exact: list[list[tuple[str, str]]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.sources = {name: [] for name in self.shape.plain}
+
+    def add(self, kind: str, members: Sequence[int]) -> None:
+        """Merge ``members`` to one row of ``kind``; the first of them has the group's own columns."""
+        folded = self.folded
+        life = merge([folded.parts[row] for row in members], folded.rank)
+        cells = folded.cells(members, life.begins)
+        self.kind.append(kind)
+        self.base.append(members[0])
+        self.ended_at.append(folded.ended_at[members[0]])
+        self.lives.append(life)
+        apart, unknown = [], []
+        for name in self.shape.plain:
+            cell = cells.get(name)
+            self.sources[name].append(None if cell is None else cell.row)
+            if cell is None or not cell.known:
+                unknown.append(name)
+            if cell is not None and (not cell.known or cell.position != life.alive):
+                apart.append((name, cell.position))
+        self.column_positions.append(apart)
+        self.unresolved.append(unknown)
+        self.exact.append(folded.exact(cells))
+
+    def table(self, schema: pa.Schema) -> pa.Table:
+        given = self.folded.table
+        last = [life.last.row for life in self.lives]
+        living = [_row(life.living) for life in self.lives]
+        start = [_row(life.start) for life in self.lives]
+        columns = {
+            "window": columnar.take(given["window"], self.base),
+            **{name: columnar.take(given[name], self.base) for name in self.shape.key},
+            **{name: columnar.take(given[name], rows) for name, rows in self.sources.items()},
+            "_cdc_kind": pa.array(self.kind, pa.string()),
+            "_cdc_key": columnar.take(given["_cdc_key"], self.base),
+            "_cdc_ended_at": columnar.position_array(self.ended_at),
+            "_cdc_op": columnar.take(given["_cdc_op"], last),
+            "_cdc_position": columnar.take(given["_cdc_position"], last),
+            "_cdc_first": columnar.take(given["_cdc_first"], [life.first.row for life in self.lives]),
+            "_cdc_source_ts": columnar.take(given["_cdc_source_ts"], last),
+            "_cdc_alive": columnar.take(given["_cdc_alive"], living),
+            "_cdc_updated_at": columnar.take(given["_cdc_updated_at"], living),
+            "_cdc_life_start": columnar.take(given["_cdc_life_start"], start),
+            "_cdc_moved_from_key": columnar.take(given["_cdc_moved_from_key"], start),
+            "_cdc_deletes": columnar.ending_lists([life.deletes for life in self.lives]),
+            "_cdc_doubt": columnar.take(given["_cdc_doubt"], [_row(life.doubting) for life in self.lives]),
+            "_cdc_column_positions": columnar.position_maps(self.column_positions),
+            "_cdc_unresolved": columnar.text_lists(self.unresolved),
+            "_cdc_exact": columnar.text_maps(self.exact),
+            "_cdc_batch_id": columnar.take(given["_cdc_batch_id"], last),
+            "_cdc_ingested_at": columnar.take(given["_cdc_ingested_at"], last),
+            "_cdc_row_hash": pa.nulls(len(self.kind), pa.int64()),
+        }
+        # Batches of one worker must agree in every detail, the names inside lists and maps included.
+        return pa.table({name: columns[name] for name in schema.names}).cast(schema)
+
+
+def _row(part: Part | None) -> int | None:
+    return None if part is None else part.row

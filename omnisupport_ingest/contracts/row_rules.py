@@ -1,0 +1,104 @@
+"""The rules of a contract about one row: every row judged in one pass, every broken rule named.
+
+A rule is named ``<column>:<rule>``, where the rule is one of ``not_null``, ``type``, ``enum``,
+``minimum``, ``maximum``, ``max_length`` and ``pattern``. Rules read the row as PostgreSQL's text. The
+``gate`` asks those that bear on a typed value once more, of the whole table, before it is published.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+
+from omnisupport_ingest.contracts import model
+from omnisupport_ingest.contracts.pg_types import Kind
+from omnisupport_ingest.contracts.pg_values import above, below, number, value_test
+
+Breaks = Callable[[str], bool]
+"""Whether a text breaks a rule."""
+
+
+@dataclass(frozen=True)
+class _ColumnRules:
+    """The rules of one column; ``not_null`` is null where NULL is allowed."""
+
+    column: str
+    not_null: str | None
+    rules: tuple[tuple[str, Breaks], ...]
+
+
+class RowRules:
+    """Every rule of a contract, in the order of its columns."""
+
+    def __init__(self, contract: model.TableContract) -> None:
+        self._columns = tuple(_rules_of(column) for column in contract.columns)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all rules."""
+        return tuple(
+            name
+            for each in self._columns
+            for name in (*([each.not_null] if each.not_null else []), *(name for name, _ in each.rules))
+        )
+
+    def broken(self, image: Mapping[str, str | None]) -> list[str]:
+        """The names of the rules that a row image breaks; none when it is fine.
+
+        ``image``: column name → text. A column that it does not name was not sent and is not judged.
+        """
+        broken = []
+        for column in self._columns:
+            if column.column not in image:
+                continue
+            text = image[column.column]
+            if text is None:
+                if column.not_null is not None:
+                    broken.append(column.not_null)
+                continue
+            broken += [name for name, breaks in column.rules if breaks(text)]
+        return broken
+
+
+def _rules_of(column: model.Column) -> _ColumnRules:
+    rules: dict[str, Breaks] = {}
+    kind = column.type.kind
+    if kind is not Kind.TEXT:
+        rules["type"] = _unless(value_test(kind))
+    if column.enum:
+        rules["enum"] = _unless(frozenset(column.enum).__contains__)
+    if column.minimum is not None:
+        rules["minimum"] = _beyond(below, column.minimum, kind)
+    if column.maximum is not None:
+        rules["maximum"] = _beyond(above, column.maximum, kind)
+    if column.max_length is not None:
+        rules["max_length"] = _longer_than(column.max_length)
+    if column.pattern is not None:
+        rules["pattern"] = _without(re.compile(column.pattern))
+    return _ColumnRules(
+        column.name,
+        None if column.nullable else f"{column.name}:not_null",
+        tuple((f"{column.name}:{name}", breaks) for name, breaks in rules.items()),
+    )
+
+
+def _unless(holds: Callable[[str], bool]) -> Breaks:
+    return lambda text: not holds(text)
+
+
+def _beyond(compare: Callable[[Decimal | float, Decimal], bool], bound: Decimal, kind: Kind) -> Breaks:
+    def breaks(text: str) -> bool:
+        value = number(text, kind)
+        return value is not None and compare(value, bound)
+
+    return breaks
+
+
+def _longer_than(length: int) -> Breaks:
+    return lambda text: len(text) > length
+
+
+def _without(pattern: re.Pattern[str]) -> Breaks:
+    return lambda text: pattern.search(text) is None
