@@ -27,7 +27,7 @@ def build_definitions(workspace: Workspace) -> dg.Definitions:
     ]
     for source in workspace.contracts.sources():
         contracts = workspace.contracts.of_source(source)
-        log_checks = build_log_checks(source)
+        log_checks = build_log_checks(source, contracts)
         content_checks = [check for contract in contracts for check in build_content_checks(contract)]
         parts += [
             dg.Definitions(asset_checks=[*log_checks, *content_checks]),

@@ -1,6 +1,6 @@
 """Asset checks: which finding belongs to which asset. None blocks a run; each keeps its own colour."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 
 import dagster as dg
@@ -16,9 +16,14 @@ from omnisupport_ingest.stages.workspace import Workspace
 _WARN = dg.AssetCheckSeverity.WARN
 _ERROR = dg.AssetCheckSeverity.ERROR
 
+_COMPLETE = "complete"
 
-def build_log_checks(source: str) -> list[dg.AssetChecksDefinition]:
-    """The checks of one source that read landing and logs alone, cheap enough for every run."""
+
+def build_log_checks(source: str, contracts: Sequence[TableContract]) -> list[dg.AssetChecksDefinition]:
+    """The checks of one source that read landing and logs alone, cheap enough for every run.
+
+    ``contracts``: those of the source.
+    """
     landing, deduped = keys.landing_key(source), keys.deduped_key(source)
     rows: list[tuple[dg.AssetKey, str, Callable[[Workspace, str], CheckFinding], dg.AssetCheckSeverity]] = [
         (landing, "chain_unbroken", checks.chain_unbroken, _ERROR),
@@ -26,11 +31,13 @@ def build_log_checks(source: str) -> list[dg.AssetChecksDefinition]:
         (landing, "watermark_fresh", _watermark_fresh_now, _WARN),
         (deduped, "counts_add_up", checks.counts_add_up, _ERROR),
         (deduped, "no_collisions", checks.no_collisions, _ERROR),
+        (deduped, "epochs_in_order", checks.epochs_in_order, _ERROR),
     ]
-    return [
+    found = [
         _log_check(asset=asset, name=name, source=source, finding=finding, severity=severity)
         for asset, name, finding, severity in rows
     ]
+    return [*found, _completeness_check(source, contracts)]
 
 
 def build_content_checks(contract: TableContract) -> list[dg.AssetChecksDefinition]:
@@ -60,6 +67,24 @@ def _log_check(
     return check
 
 
+def _completeness_check(source: str, contracts: Sequence[TableContract]) -> dg.AssetChecksDefinition:
+    """One check per published table; landing is read once for all of them."""
+    asset_of = {contract.name: keys.published_key(contract) for contract in contracts}
+
+    @dg.multi_asset_check(
+        name=f"complete_{source}",
+        specs=[
+            dg.AssetCheckSpec(_COMPLETE, asset=asset, description=_description(checks.tables_complete))
+            for asset in asset_of.values()
+        ],
+    )
+    def check(workspace: dg.ResourceParam[Workspace]) -> Iterator[dg.AssetCheckResult]:
+        for name, finding in checks.tables_complete(workspace, source).items():
+            yield _result(finding, _WARN, asset=asset_of[name], name=_COMPLETE)
+
+    return check
+
+
 def _content_check(
     *,
     contract: TableContract,
@@ -78,8 +103,16 @@ def _watermark_fresh_now(workspace: Workspace, source: str) -> CheckFinding:
     return checks.watermark_fresh(workspace, source, datetime.now(UTC))
 
 
-def _result(finding: CheckFinding, severity: dg.AssetCheckSeverity) -> dg.AssetCheckResult:
+def _result(
+    finding: CheckFinding,
+    severity: dg.AssetCheckSeverity,
+    *,
+    asset: dg.AssetKey | None = None,
+    name: str | None = None,
+) -> dg.AssetCheckResult:
     return dg.AssetCheckResult(
+        asset_key=asset,
+        check_name=name,
         passed=finding.passed,
         severity=severity,
         description=finding.summary,
@@ -90,5 +123,5 @@ def _result(finding: CheckFinding, severity: dg.AssetCheckSeverity) -> dg.AssetC
     )
 
 
-def _description(finding: Callable[..., CheckFinding]) -> str:
+def _description(finding: Callable[..., object]) -> str:
     return (finding.__doc__ or "").strip().partition("\n\n")[0]

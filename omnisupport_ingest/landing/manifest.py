@@ -8,11 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any
 
+from omnisupport_ingest.landing.json_values import FieldProblem
 from omnisupport_ingest.position import Lsn, Position
 
-FORMAT_VERSION = 1
-"""Version of the manifest's form; raised when older code could not read a newer one."""
+FORMAT_VERSION = 2
+"""Version of the manifest's form; raised when older code could not read a newer one.
+
+Version 2 added ``arrival.newest_epoch_before``.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +93,9 @@ class ArrivalFacts:
 
     ``…_before`` is the state the batch found, the other one the state it left. ``highest_commit_ts``
     is the highest commit time of the epoch's stream that is not impossibly far ahead.
+    ``newest_epoch_before`` is the highest epoch that had begun, which means that an event of it had
+    landed; 0 if none had. It is null where the batch was landed by format version 1, which did not
+    record it; such a batch counts as landed before any newer epoch began.
     """
 
     landed_at: datetime
@@ -95,6 +103,7 @@ class ArrivalFacts:
     watermark: datetime | None
     highest_commit_ts_before: datetime | None
     highest_commit_ts: datetime | None = None
+    newest_epoch_before: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,3 +142,20 @@ class Manifest:
     def windows(self) -> tuple[str, ...]:
         """The windows the batch has events in, in order, each once."""
         return tuple(sorted({file.window for file in self.files}))
+
+
+def upgraded(document: dict[str, Any]) -> dict[str, Any]:
+    """The document of a manifest of any known format version, in the form of ``FORMAT_VERSION``.
+
+    What an older version did not record is null. ``FieldProblem`` for a field that the document's
+    own version does not have.
+    """
+    arrival = document.get("arrival")
+    if document["format_version"] != 1 or not isinstance(arrival, dict):
+        return document
+    if "newest_epoch_before" in arrival:
+        raise FieldProblem("arrival.newest_epoch_before", "is not a field of this format version")
+    return document | {
+        "arrival": arrival | {"newest_epoch_before": None},
+        "format_version": FORMAT_VERSION,
+    }

@@ -157,6 +157,22 @@ class LandingStore:
         newest = max((name for name in streams if (epoch_in(name) or 0) <= epoch), default=None)
         return self.read(newest) if newest is not None else None
 
+    def newest_epoch_begun(self) -> int:
+        """The highest epoch of which an event has landed; 0 before the first.
+
+        An epoch that is recorded only, or that has landed idle stretches alone, has not begun.
+        """
+        of_epoch: dict[int | None, list[str]] = {}
+        for batch_id in self.batch_ids():
+            of_epoch.setdefault(epoch_in(batch_id), []).append(batch_id)
+        deliveries = (self.read(batch_id) for batch_id in of_epoch.pop(None, ()))
+        begun = max((each.epoch for each in deliveries if each.rows), default=0)
+        for epoch in sorted((each for each in of_epoch if each is not None), reverse=True):
+            # Names of chunks sort first, so as a rule the first manifest settles it.
+            if epoch > begun and any(self.read(batch_id).rows for batch_id in of_epoch[epoch]):
+                return epoch
+        return begun
+
     def verify_file(self, data_file: DataFile) -> None:
         """Check existence, size and hash of a data file; ``DamagedBatch`` names it and the fix."""
         integrity.verify(self.folder, data_file)
@@ -194,7 +210,8 @@ class LandingStore:
         A folder whose writer is alive is left alone.
         """
         with os.scandir(self._data) as entries:
-            unpublished = sorted(entry.name for entry in entries if not self.exists(entry.name))
+            folders = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+        unpublished = sorted(name for name in folders if not self.exists(name))
         cleared = []
         for batch_id in unpublished:
             lock = FolderLock.take(self.data_folder(batch_id))

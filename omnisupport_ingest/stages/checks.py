@@ -7,9 +7,14 @@ event log cannot make them green.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 
+from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.lake.checkpoint import Checkpoint
+from omnisupport_ingest.lake.layout import WHOLE_TABLE
+from omnisupport_ingest.landing.completeness import below_the_snapshots, incomplete_now, is_captured
+from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.stages import checkpoints
 from omnisupport_ingest.stages.findings import CheckFinding
 from omnisupport_ingest.stages.workspace import Workspace
@@ -47,6 +52,59 @@ def sentinel_empty(workspace: Workspace, source: str) -> CheckFinding:
         )
         return CheckFinding(False, summary, {"events": events})
     return CheckFinding(True, "Every event falls into a window.", {"events": 0})
+
+
+def tables_complete(workspace: Workspace, source: str) -> dict[str, CheckFinding]:
+    """Whether the stream has passed the table's snapshot, and the published table shows it.
+
+    By name of the contract. Until then the published table is no state that the source ever had.
+    """
+    store = workspace.landing(source)
+    batches = store.landed().batches
+    epoch = max([*(each.number for each in store.epochs()), *(each.epoch for each in batches)], default=0)
+    return {
+        contract.name: _table_complete(workspace, contract, batches, epoch)
+        for contract in workspace.contracts.of_source(source)
+    }
+
+
+def _table_complete(
+    workspace: Workspace, contract: TableContract, batches: Sequence[Manifest], epoch: int
+) -> CheckFinding:
+    if not is_captured(batches):
+        return CheckFinding(True, "Deliveries land whole." if batches else "Nothing has landed yet.")
+    incomplete = incomplete_now(batches, contract.name, epoch)
+    if incomplete is not None:
+        behind = incomplete.bytes_behind
+        numbers: dict[str, int | float] = {} if behind is None else {"bytes_behind": behind}
+        return CheckFinding(False, f"{incomplete.problem} Fix: {incomplete.fix}", numbers)
+    missing = _not_published(workspace, contract, below_the_snapshots(batches, contract.name, epoch))
+    if missing:
+        summary = (
+            f"The published table does not show {missing} batches yet that belong to its snapshot or to the "
+            "stream below it. The sensor asks for their windows."
+        )
+        return CheckFinding(False, summary, {"batches_missing": missing})
+    return CheckFinding(True, f"The stream has passed the snapshot of epoch {epoch}.", {"batches_missing": 0})
+
+
+def _not_published(workspace: Workspace, contract: TableContract, batches: Sequence[Manifest]) -> int:
+    """How many of ``batches`` the dimension, or of its chunks the published table, has not taken."""
+    tables = workspace.dimension(contract), workspace.published(contract)
+    if not all(table.exists for table in tables):
+        return len(batches)
+    dimension, published = (table.open() for table in tables)
+    shown = published.state(WHOLE_TABLE)
+    missing = 0
+    for batch in batches:
+        windows = {file.window for file in batch.files if contract.full_name in file.rows_per_table}
+        states = [dimension.state(window) for window in windows]
+        taken = all(state is not None and batch.batch_id in state.batches for state in states)
+        # A batch of the stream may leave the content as it was; then nothing is published anew.
+        if batch.chunk is not None and windows:
+            taken = taken and shown is not None and batch.batch_id in shown.batches
+        missing += not taken
+    return missing
 
 
 def watermark_fresh(workspace: Workspace, source: str, now: datetime) -> CheckFinding:
@@ -97,23 +155,40 @@ def counts_add_up(workspace: Workspace, source: str) -> CheckFinding:
 
 def no_collisions(workspace: Workspace, source: str) -> CheckFinding:
     """Whether quarantine is free of events that share a position but not their content."""
-    table = workspace.quarantine(source)
-    rows: Counter[str] = Counter()
-    windows = set()
-    if table.exists:
-        for file in table.open().all_files():
-            reason = dict(file.partition).get("reason") or "unknown"
-            rows[reason] += file.rows
-            if reason == "collision" and file.rows:
-                windows.add(file.window)
+    rows, windows = _quarantined(workspace, source)
     numbers: dict[str, int | float] = {f"quarantined_{reason}": rows[reason] for reason in sorted(rows)}
-    if windows:
+    if rows["collision"]:
         summary = (
             f"{rows['collision']} events share a position with different content, in "
-            f"{_named(sorted(windows))}. Neither copy was accepted."
+            f"{_named(sorted(windows['collision']))}. Neither copy was accepted."
         )
         return CheckFinding(False, summary, numbers)
     return CheckFinding(True, f"No collision; {rows.total()} events are in quarantine.", numbers)
+
+
+def epochs_in_order(workspace: Workspace, source: str) -> CheckFinding:
+    """Whether no event of an older epoch landed after a newer epoch had begun."""
+    rows, windows = _quarantined(workspace, source)
+    numbers: dict[str, int | float] = {"events": rows["older_epoch"]}
+    if rows["older_epoch"]:
+        summary = (
+            f"{rows['older_epoch']} events of an older epoch landed after a newer one had begun, in "
+            f"{_named(sorted(windows['older_epoch']))}. They are in quarantine."
+        )
+        return CheckFinding(False, summary, numbers)
+    return CheckFinding(True, "No event of an older epoch landed after a newer one had begun.", numbers)
+
+
+def _quarantined(workspace: Workspace, source: str) -> tuple[Counter[str], dict[str, set[str]]]:
+    """Events in quarantine by reason, and the windows that they are in."""
+    rows: Counter[str] = Counter()
+    windows: dict[str, set[str]] = {}
+    table = workspace.quarantine(source)
+    for file in table.open().all_files() if table.exists else ():
+        reason = dict(file.partition).get("reason") or "unknown"
+        rows[reason] += file.rows
+        windows.setdefault(reason, set()).add(file.window)
+    return rows, windows
 
 
 def _adds_up(judged: Checkpoint, raw: Checkpoint | None) -> bool:

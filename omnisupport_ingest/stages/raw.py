@@ -40,6 +40,7 @@ _ARRIVAL_TYPE = T.StructType(
         T.StructField("batch_id", T.StringType()),
         T.StructField("landed_at", T.TimestampType()),
         T.StructField("watermark_before", T.TimestampType()),
+        T.StructField("newest_epoch_before", T.IntegerType()),
     ]
 )
 
@@ -165,7 +166,11 @@ def _stage(
         store.verify_file(file)
     batches = {batch.batch_id: batch for _, batch, _ in files}
     arrivals = spark.createDataFrame(
-        [(name, b.arrival.landed_at, b.arrival.watermark_before) for name, b in sorted(batches.items())],
+        [
+            (name, facts.landed_at, facts.watermark_before, facts.newest_epoch_before)
+            for name in sorted(batches)
+            for facts in [batches[name].arrival]
+        ],
         _ARRIVAL_TYPE,
     )
     in_time = [str(store.path_of(file)) for window, _, file in files if window != OUT_OF_RANGE]

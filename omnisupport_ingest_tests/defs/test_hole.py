@@ -21,9 +21,10 @@ def evaluate(story: Story, definitions: dg.Definitions, instance: dg.DagsterInst
 
 def chain_check(story: Story, instance: dg.DagsterInstance) -> dg.AssetCheckEvaluation:
     """The verdict of ``chain_unbroken`` in a run of the checks that need no Spark."""
-    checks = build_log_checks(SOURCE)
+    checks = build_log_checks(SOURCE, [story.contract])
+    checked = [keys.landing_key(SOURCE), keys.deduped_key(SOURCE), keys.published_key(story.contract)]
     definitions = dg.Definitions(
-        assets=[dg.AssetSpec(keys.landing_key(SOURCE)), dg.AssetSpec(keys.deduped_key(SOURCE))],
+        assets=[dg.AssetSpec(key) for key in checked],
         asset_checks=checks,
         resources={"workspace": story.workspace},
         jobs=[dg.define_asset_job("checks", selection=dg.AssetSelection.checks(*checks))],

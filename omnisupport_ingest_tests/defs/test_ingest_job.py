@@ -16,11 +16,14 @@ pytestmark = pytest.mark.usefixtures("spark")
 RAW = dg.AssetKey([SOURCE, "raw_cdc_staging"])
 DIMENSION = dg.AssetKey([SOURCE, "dim_notes"])
 PUBLISHED = dg.AssetKey([SOURCE, "published", "notes"])
+EMPTY = Commit(5, 0, [])
 
 
 def test_a_range_of_windows_goes_through_every_layer_and_survives_the_loss_of_dagster(recent_story: Story):
     story = recent_story
     definitions = build_definitions(story.workspace)
+    story.land_chunk(EMPTY)
+    story.land_boundary(EMPTY)
     story.land(Commit(10, 1, [Change("c", 1, {"title": "one", "body": None})]))
     batch = story.land(Commit(20, 2, [Change("u", 1, {"title": "two", "body": None})]))
     (first,) = batch.windows
@@ -36,7 +39,7 @@ def test_a_range_of_windows_goes_through_every_layer_and_survives_the_loss_of_da
             .asset_materialization.metadata
         )
         assert set(CONCEPTS) <= set(metadata)
-        assert metadata["events_raw"].value == 2
+        assert metadata["events_raw"].value == 3
         assert metadata["cursor"].value == "1:0/14:0"
         assert all(check.passed for check in run.get_asset_check_evaluations())
         assert instance.get_latest_materialization_event(PUBLISHED) is not None
@@ -45,7 +48,9 @@ def test_a_range_of_windows_goes_through_every_layer_and_survives_the_loss_of_da
         verdicts = {check.check_name: check.passed for check in audit.get_asset_check_evaluations()}
         assert verdicts == {
             "chain_unbroken": True,
+            "complete": True,
             "counts_add_up": True,
+            "epochs_in_order": True,
             "keys_unique": True,
             "meets_contract": True,
             "no_collisions": True,

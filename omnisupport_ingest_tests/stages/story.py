@@ -10,8 +10,8 @@ from pathlib import Path
 
 from omnisupport_ingest.contracts.load import load_contracts
 from omnisupport_ingest.home import Home
-from omnisupport_ingest.landing.manifest import Manifest, StreamSpan
-from omnisupport_ingest.landing.names import stream_batch_id
+from omnisupport_ingest.landing.manifest import ChunkSpan, Manifest, StreamSpan
+from omnisupport_ingest.landing.names import chunk_batch_id, stream_batch_id
 from omnisupport_ingest.landing.rows import LandedEvent
 from omnisupport_ingest.landing.writer import BatchWriter
 from omnisupport_ingest.position import Lsn
@@ -118,7 +118,8 @@ class Story:
         home = Home.open(settings.home, WindowSize(1), now=START)
         self.workspace = Workspace(settings, home, load_contracts(self.contracts))
         self.store = self.workspace.landing(SOURCE)
-        self._end = Lsn(0)
+        self.clock = START + timedelta(minutes=5)
+        self._ends: dict[int, Lsn] = {}
 
     def write_contract(self, contract: object) -> None:
         (self.contracts / "notes.json").write_text(json.dumps(contract))
@@ -127,13 +128,17 @@ class Story:
     def contract(self):  # type: ignore[no-untyped-def]
         return self.workspace.contracts.of_source(SOURCE)[0]
 
-    def land(self, *commits: Commit) -> Manifest:
-        """Land ``commits`` as one batch that continues the stream."""
+    @property
+    def _end(self) -> Lsn:
+        return self._ends.get(1, Lsn(0))
+
+    def land(self, *commits: Commit, epoch: int = 1) -> Manifest:
+        """Land ``commits`` as one batch that continues the stream of ``epoch``."""
         end = Lsn(commits[-1].lsn)
         return self._seal(
-            [event for commit in commits for event in events(commit)],
+            [event for commit in commits for event in events(commit, epoch)],
             StreamSpan(
-                previous_end_lsn=self._end,
+                previous_end_lsn=self._ends.get(epoch, Lsn(0)),
                 end_lsn=end,
                 start_lsn=Lsn(commits[0].lsn),
                 last_commit_lsn=end,
@@ -141,21 +146,57 @@ class Story:
                 first_commit_ts=START + timedelta(seconds=commits[0].second),
                 last_commit_ts=START + timedelta(seconds=commits[-1].second),
             ),
+            epoch,
         )
 
-    def land_again(self, *commits: Commit) -> Manifest:
+    def land_again(self, *commits: Commit, epoch: int = 1) -> Manifest:
         """Land a copy of ``commits`` in a batch of its own, as a second delivery would."""
-        end = Lsn(self._end.value + 1)
-        copies = [event for commit in commits for event in events(commit)]
-        span = StreamSpan(self._end, end, end, end, 1, START, START)
-        return self._seal(copies, span)
+        before = self._ends.get(epoch, Lsn(0))
+        end = Lsn(before.value + 1)
+        copies = [event for commit in commits for event in events(commit, epoch)]
+        return self._seal(copies, StreamSpan(before, end, end, end, 1, START, START), epoch)
 
-    def _seal(self, found: list[LandedEvent], span: StreamSpan) -> Manifest:
-        name = stream_batch_id(1, span.previous_end_lsn)
-        writer = BatchWriter(
-            self.store, self.workspace.grid, 1, name, clock=lambda: START + timedelta(minutes=5)
+    def land_idle(self, end: int, epoch: int = 1) -> Manifest:
+        """Land an empty batch that moves the stream of ``epoch`` on to ``end``."""
+        before = self._ends.get(epoch, Lsn(0))
+        return self._seal([], StreamSpan(before, Lsn(end), None, None, None, None, None), epoch)
+
+    def land_chunk(self, read: Commit, high: int | None = None, epoch: int = 1) -> Manifest:
+        """Land the rows of ``read`` as what a snapshot found at ``read.lsn``, without its boundary."""
+        rows = [
+            event._replace(ordinal=number - 100) for number, event in enumerate(events(read, epoch), start=1)
+        ]
+        return self._seal_chunk(rows, read, high, epoch, boundary=False)
+
+    def land_boundary(self, read: Commit, high: int | None = None, epoch: int = 1) -> Manifest:
+        """Land the boundary of the snapshot that ``land_chunk`` has landed the rows of."""
+        end = Commit(read.lsn, read.second, [Change("b")])
+        rows = [event._replace(ordinal=-100) for event in events(end, epoch)]
+        return self._seal_chunk(rows, read, high, epoch, boundary=True)
+
+    def _seal_chunk(
+        self, found: list[LandedEvent], read: Commit, high: int | None, epoch: int, *, boundary: bool
+    ) -> Manifest:
+        span = ChunkSpan(
+            snapshot_id=f"{read.lsn:016x}",
+            table="notes",
+            chunk=0,
+            attempt=1,
+            low=Lsn(read.lsn),
+            high=Lsn(read.lsn if high is None else high),
+            clock=START + timedelta(seconds=read.second),
+            boundary=boundary,
         )
+        name = chunk_batch_id(epoch, span.snapshot_id, span.table, 0, 1, boundary=boundary)
+        return self._writer(found, name, epoch).seal(chunk=span)
+
+    def _seal(self, found: list[LandedEvent], span: StreamSpan, epoch: int = 1) -> Manifest:
+        writer = self._writer(found, stream_batch_id(epoch, span.previous_end_lsn), epoch)
+        self._ends[epoch] = span.end_lsn
+        return writer.seal(stream=span)
+
+    def _writer(self, found: list[LandedEvent], name: str, epoch: int) -> BatchWriter:
+        writer = BatchWriter(self.store, self.workspace.grid, epoch, name, clock=lambda: self.clock)
         for event in found:
             writer.add(event)
-        self._end = span.end_lsn
-        return writer.seal(stream=span)
+        return writer

@@ -58,6 +58,34 @@ def test_checks_of_tables_that_are_not_there_yet_pass(story: Story):
     assert checks.no_collisions(story.workspace, SOURCE).passed
 
 
+def test_a_table_is_incomplete_until_stream_and_published_table_are_past_its_snapshot(story: Story, spark):
+    def complete() -> tuple[bool, str]:
+        found = checks.tables_complete(story.workspace, SOURCE)[story.contract.name]
+        return found.passed, found.summary
+
+    read = Commit(5, 0, [Change("r", 1, {"title": "one", "body": "text"})])
+    assert complete() == (True, "Nothing has landed yet.")
+    story.land_chunk(read, high=15)
+    assert complete()[1].startswith("The snapshot of table notes in epoch 1 is not finished. Fix: Start ")
+    story.land_boundary(read, high=15)
+    story.land(INSERT)
+    passed, summary = complete()
+    assert not passed
+    assert "has landed up to 0/A and must pass 0/F. Fix: Wait, capture is still behind: 5 bytes" in summary
+
+    story.land(Commit(15, 2, [Change("u", 1, {"title": "two"}, unchanged=("body",))]))
+    assert complete()[1].startswith("The published table does not show 4 batches yet")
+    for stage in (raw, deduped):
+        stage.materialize(story.workspace, spark, SOURCE, [FIRST], "run")
+    dimensions.materialize(story.workspace, spark, story.contract, [FIRST], "run")
+    assert complete()[0] is False
+    published.materialize(story.workspace, spark, story.contract, "run")
+    assert complete() == (True, "The stream has passed the snapshot of epoch 1.")
+
+    story.store.begin_epoch("the slot was lost", None)
+    assert complete()[1].startswith("Table notes has not been read in epoch 2.")
+
+
 def test_a_collision_turns_red_and_its_unknown_cells_do_too(story: Story, spark):
     story.land(INSERT)
     end = Lsn(11)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -11,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from omnisupport_ingest.contracts.model import Column, TableContract
-from omnisupport_ingest.stages.compare import Comparison, Difference, compare
+from omnisupport_ingest.stages.compare import Comparison, Difference, Sample, changed_since, compare
 
 CONTRACT = TableContract(
     name="notes",
@@ -76,13 +77,20 @@ LAKE_SCHEMA = pa.schema(
 )
 
 
-def outcome(tmp_path: Path, source: list[dict], lake: list[dict]) -> Comparison:
+def outcome(
+    tmp_path: Path,
+    source: list[dict],
+    lake: list[dict],
+    *,
+    sample: Sample | None = None,
+    live: int | None = None,
+) -> Comparison:
     expected, state = tmp_path / "expected.parquet", tmp_path / "state.parquet"
     pq.write_table(
         pa.Table.from_pylist(source, pa.schema([(name, pa.string()) for name in SOURCE])), expected
     )
     pq.write_table(pa.Table.from_pylist(lake, LAKE_SCHEMA), state)
-    return compare(CONTRACT, expected, [str(state)])
+    return compare(CONTRACT, expected, [str(state)], sample=sample, source_live=live)
 
 
 @pytest.mark.parametrize(
@@ -138,3 +146,52 @@ def test_a_live_row_with_an_unresolved_column_is_counted_even_if_its_value_happe
         tmp_path, [SOURCE | {"title": None}], [LAKE | {"title": None, "_cdc_unresolved": ["title"]}]
     )
     assert (found.differences, found.unresolved) == (0, 1)
+
+
+def test_a_key_whose_type_cannot_hold_it_is_the_same_key(tmp_path):
+    contract = replace(CONTRACT, key=("at",))
+    expected, state = tmp_path / "expected.parquet", tmp_path / "state.parquet"
+    source = SOURCE | {"at": "infinity"}
+    lake = LAKE | {"at": None, "_cdc_key": '["infinity"]', "_cdc_exact": [("at", "infinity")]}
+    pq.write_table(
+        pa.Table.from_pylist([source], pa.schema([(name, pa.string()) for name in SOURCE])), expected
+    )
+    pq.write_table(pa.Table.from_pylist([lake], LAKE_SCHEMA), state)
+    assert compare(contract, expected, [str(state)]).differences == 0
+
+
+EVENTS_SCHEMA = pa.schema(
+    [("epoch", pa.int64()), ("commit_lsn", pa.int64()), ("source_schema", pa.string()), ("key", pa.string())]
+)
+
+
+def events(tmp_path: Path, *found: tuple[int, str | None]) -> tuple[str, ...]:
+    """A file of accepted events of epoch 1: commit LSN and key."""
+    rows = [
+        {"epoch": 1, "commit_lsn": lsn, "source_schema": CONTRACT.schema, "key": key} for lsn, key in found
+    ]
+    path = tmp_path / "events.parquet"
+    pq.write_table(pa.Table.from_pylist(rows, EVENTS_SCHEMA), path)
+    return (str(path),)
+
+
+def test_of_a_sample_keys_that_have_changed_since_are_left_out_and_counted(tmp_path):
+    later = Sample(None, events(tmp_path, (9, '["2"]'), (10, '["1"]')), (), 1, 10)
+    assert changed_since(CONTRACT, later) == (1, 0)
+    other = LAKE | {"id": 2, "_cdc_key": '["2"]', "title": "b"}
+    found = outcome(
+        tmp_path, [SOURCE, SOURCE | {"id": "2"}], [LAKE | {"title": "newer"}, other], sample=later, live=2
+    )
+    assert (found.differences, found.examples) == (1, (Difference("2", ("title",)),))
+    assert (found.skipped, found.miscounted) == (1, None)
+
+
+def test_an_event_without_a_key_is_about_every_row(tmp_path):
+    assert changed_since(CONTRACT, Sample(None, events(tmp_path, (10, None)), (), 1, 10)) == (0, 1)
+
+
+def test_a_row_outside_of_the_sample_is_found_by_the_count_alone(tmp_path):
+    # Bound 0: no key of the lake is in the sample, and none of the source was read.
+    nothing = Sample("00000000", (), (), 1, 10)
+    found = outcome(tmp_path, [], [LAKE], sample=nothing, live=2)
+    assert (found.differences, found.miscounted, found.holds) == (0, 1, False)

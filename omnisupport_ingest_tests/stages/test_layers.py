@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from pyspark.sql import SparkSession
 from omnisupport_ingest.landing.errors import DamagedBatch
 from omnisupport_ingest.position import Lsn, Position
 from omnisupport_ingest.stages import deduped, dimensions, published, raw
-from omnisupport_ingest.stages.as_of import events_from, state_as_of
+from omnisupport_ingest.stages.as_of import TableIncomplete, events_from, require_complete, state_as_of
 from omnisupport_ingest.stages.pending import pending_windows
 from omnisupport_ingest.stages.published import GateClosed
 from omnisupport_ingest_tests.stages.story import FIRST, SECOND, SOURCE, Change, Commit, Story
@@ -24,6 +25,7 @@ INSERT = Commit(
 UPDATE = Commit(20, 2, [Change("u", 1, {"title": "uno"}, unchanged=("body",))])
 MOVE = Commit(30, 61, [Change("d", 1), Change("c", 9, {"title": "uno"}, unchanged=("body",), moved_from=1)])
 DELETE = Commit(40, 62, [Change("d", 2)])
+EMPTY = Commit(5, 0, [])
 
 
 @pytest.fixture
@@ -198,6 +200,8 @@ def story_contract() -> dict:
 
 
 def test_the_state_as_of_a_position_is_what_was_published_when_the_stream_stood_there(story, spark):
+    story.land_chunk(EMPTY)
+    story.land_boundary(EMPTY)
     story.land(INSERT, UPDATE)
     run(story, spark, FIRST)
     then = state(story, spark)
@@ -207,6 +211,38 @@ def test_the_state_as_of_a_position_is_what_was_published_when_the_stream_stood_
     assert events_from(story.workspace, spark, story.contract, position) == 3
     rows = state_as_of(story.workspace, spark, story.contract, position).collect()
     assert {row["id"]: (row["title"], row["body"], row["_cdc_is_deleted"], []) for row in rows} == then
+
+
+def test_a_state_that_was_never_one_of_the_source_is_refused_by_name(story, spark):
+    story.land_chunk(EMPTY, high=15)
+    story.land_boundary(EMPTY, high=15)
+    story.land(INSERT)
+    at = partial(state_as_of, story.workspace, spark, story.contract)
+    with pytest.raises(TableIncomplete, match=r"Table notes has no state at 0/A .* starts at 0/F") as early:
+        at(Position(1, Lsn(10), 0))
+    assert early.value.fix.startswith("Ask for 0/F or later")
+    with pytest.raises(TableIncomplete, match="Table notes is incomplete") as behind:
+        at(Position(1, Lsn(20), 0))
+    assert "capture is still behind: 10 bytes" in behind.value.fix
+    story.land_idle(20)
+    run(story, spark, FIRST)
+    assert {row["id"] for row in at(Position(1, Lsn(20), 0)).collect()} == {1, 2}
+
+
+def test_a_state_behind_a_hole_is_refused_with_the_repair_of_the_hole(story):
+    story.land_chunk(EMPTY)
+    story.land_boundary(EMPTY)
+    story.land(INSERT)
+    gone = story.land(UPDATE)
+    story.land(MOVE)
+    (story.store.folder / "manifests" / f"{gone.batch_id}.json").unlink()
+    ask = partial(require_complete, story.workspace, SOURCE, [story.contract])
+    ask(Position(1, Lsn(INSERT.lsn), 0))
+    with pytest.raises(
+        TableIncomplete, match=r"Table notes is incomplete.* The chain of epoch 1 is broken"
+    ) as hole:
+        ask(Position(1, Lsn(MOVE.lsn), 0))
+    assert hole.value.fix.startswith("Restore the manifest")
 
 
 def test_rows_that_do_not_meet_the_contract_are_not_published(story, spark):

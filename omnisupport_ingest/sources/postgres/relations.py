@@ -46,6 +46,30 @@ def read_relation(connection: Connection, schema: str, table: str) -> CatalogRel
     return CatalogRelation(names, types, identities[0], partitioned[0])
 
 
+def was_rewritten(connection: Connection, schema: str, table: str) -> bool:
+    """Whether the table, as the open transaction sees it, has other files by now.
+
+    A TRUNCATE and an ALTER TABLE that rewrites do not heed older snapshots: read through one, the
+    table is then empty (PostgreSQL manual, "Caveats" of concurrency control). The stream says nothing
+    of a rewrite. To be asked when the table has been read, for its lock then holds off both.
+    """
+    with source_errors(f"looking at the files of {schema}.{table}"), connection.cursor() as cursor:
+        # The catalog's row is the one of the snapshot; the function answers for this moment.
+        cursor.execute(
+            "WITH RECURSIVE parts AS ("
+            " SELECT c.oid, c.relkind, c.relfilenode FROM pg_class c"
+            " JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relname = %s"
+            " UNION ALL SELECT c.oid, c.relkind, c.relfilenode FROM parts p"
+            " JOIN pg_inherits i ON i.inhparent = p.oid JOIN pg_class c ON c.oid = i.inhrelid"
+            " WHERE p.relkind = 'p')"
+            " SELECT bool_or(pg_relation_filenode(oid) IS DISTINCT FROM relfilenode)"
+            " FROM parts WHERE relkind = 'r'",
+            (schema, table),
+        )
+        (rewritten,) = cursor.fetchone()
+    return bool(rewritten)
+
+
 class TypeNames:
     """Names of column types, asked for once each; the stream itself sends only their numbers."""
 

@@ -1,0 +1,172 @@
+"""Whether a table's snapshot is whole, and the stream has passed all of it.
+
+The rows of a snapshot were read while the source went on. Until the stream has passed the highest
+LSN at which a chunk was read (``high``), what is known of the table is no state that the source ever
+had: the table is incomplete, and its history starts there. Manifests alone answer this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from omnisupport_ingest.landing.manifest import ChunkSpan, Manifest
+from omnisupport_ingest.position import Lsn, Position
+
+_START_CAPTURE = "Start capture (omnisupport-ingest up) and wait until it has read the table."
+
+
+@dataclass(frozen=True, slots=True)
+class Incomplete:
+    """Why a table is not complete. ``problem`` names the table, ``fix`` is what a person can do.
+
+    ``bytes_behind``: of WAL that the stream has still to land, where that is what is missing.
+    """
+
+    table: str
+    problem: str
+    fix: str
+    bytes_behind: int | None = None
+
+
+def is_captured(batches: Iterable[Manifest]) -> bool:
+    """Whether a source is read by snapshot and stream. A delivery of files lands whole or not at all."""
+    return any(batch.file is None for batch in batches)
+
+
+def incomplete_now(batches: Iterable[Manifest], table: str, epoch: int) -> Incomplete | None:
+    """Why the newest state of ``table`` is incomplete; none if it is complete.
+
+    ``batches``: what downstream may take (``LandingStore.landed``), in any order. ``table``: the name
+    that chunks have for it. ``epoch``: the newest that is recorded; a table that it has not read
+    again is incomplete, for nothing proves what became of its rows.
+    """
+    landed = _InEpoch.of(batches, table, epoch)
+    unread = landed.unread()
+    if unread is not None:
+        return unread
+    return landed.behind(max(chunk.high for chunk in landed.chunks))
+
+
+def incomplete_at(batches: Iterable[Manifest], table: str, position: Position) -> Incomplete | None:
+    """Why the state of ``table`` at ``position``, of the events below it, cannot be told; none if it can.
+
+    ``batches`` and ``table`` as in ``incomplete_now``. The table's snapshot must lie below
+    ``position`` as a whole, no other one may be under way there, and the stream of its epoch must
+    have landed up to it.
+    """
+    landed = _InEpoch.of(batches, table, position.epoch)
+    unread = landed.unread()
+    if unread is not None:
+        return unread
+    start = min(landed.highs_of_finished())
+    if not _passed(start, position):
+        return Incomplete(
+            table,
+            f"Table {table} has no state at {position.commit_lsn} in epoch {position.epoch}: its history "
+            f"there starts at {start}, where its snapshot was read.",
+            f"Ask for {start} or later; `verify` run again does.",
+        )
+    reading = [chunk.high for chunk in landed.chunks if _reading(chunk, position)]
+    if reading:
+        return Incomplete(
+            table,
+            f"Table {table} has no state at {position.commit_lsn} in epoch {position.epoch}: a snapshot of "
+            f"it was being read there, up to {max(reading)}.",
+            f"Ask for {max(reading)} or later; `verify` run again does.",
+        )
+    # Of the transaction at the position itself, only the events below the position count.
+    return landed.behind(position.commit_lsn, inclusive=position.ordinal > 0)
+
+
+def below_the_snapshots(batches: Iterable[Manifest], table: str, epoch: int) -> list[Manifest]:
+    """The batches that the completeness of ``table`` in ``epoch`` rests on.
+
+    Those of its chunks, and those of the stream that begin below the highest ``high``. A layer that
+    has taken them all is past the snapshot.
+    """
+    landed = list(batches)
+    chunks = _InEpoch.of(landed, table, epoch).chunks
+    high = max((chunk.high for chunk in chunks), default=Lsn(0))
+    return [
+        batch
+        for batch in landed
+        if batch.epoch == epoch
+        and (
+            (batch.chunk is not None and batch.chunk.table == table)
+            or (batch.stream is not None and batch.stream.previous_end_lsn < high)
+        )
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _InEpoch:
+    """What has landed of one table's snapshots in one epoch, and how far that epoch's stream has."""
+
+    table: str
+    epoch: int
+    chunks: tuple[ChunkSpan, ...]
+    stream_end: Lsn | None
+
+    @classmethod
+    def of(cls, batches: Iterable[Manifest], table: str, epoch: int) -> _InEpoch:
+        here = [batch for batch in batches if batch.epoch == epoch]
+        chunks = [batch.chunk for batch in here if batch.chunk is not None and batch.chunk.table == table]
+        ends = [batch.stream.end_lsn for batch in here if batch.stream is not None]
+        return cls(table, epoch, tuple(chunks), max(ends, default=None))
+
+    def unread(self) -> Incomplete | None:
+        """What to say if no snapshot of the table is whole."""
+        if self.highs_of_finished():
+            return None
+        if not self.chunks:
+            when = f"in epoch {self.epoch}" if self.epoch else "yet"
+            problem = f"Table {self.table} has not been read {when}."
+            return Incomplete(self.table, problem, _START_CAPTURE)
+        if all(chunk.boundary for chunk in self.chunks):
+            return Incomplete(
+                self.table,
+                f"The snapshot of table {self.table} in epoch {self.epoch} has ended, but the batch of its "
+                "rows is missing from landing.",
+                "Restore that batch from a backup of the landing folder. If there is none, begin a new "
+                'epoch: `omnisupport-ingest capture --new-epoch "what happened"`',
+            )
+        problem = f"The snapshot of table {self.table} in epoch {self.epoch} is not finished."
+        return Incomplete(self.table, problem, _START_CAPTURE)
+
+    def highs_of_finished(self) -> list[Lsn]:
+        """The highest ``high`` of each snapshot that has both rows and boundary in landing."""
+        snapshots: dict[str, list[ChunkSpan]] = {}
+        for chunk in self.chunks:
+            snapshots.setdefault(chunk.snapshot_id, []).append(chunk)
+        return [
+            max(chunk.high for chunk in chunks)
+            for chunks in snapshots.values()
+            if {chunk.boundary for chunk in chunks} == {True, False}
+        ]
+
+    def behind(self, goal: Lsn, *, inclusive: bool = False) -> Incomplete | None:
+        """What to say if the stream has not landed up to ``goal``; ``inclusive``: with a commit there."""
+        end = self.stream_end
+        if end is not None and (end > goal if inclusive else end >= goal):
+            return None
+        missing = None if end is None else goal.value - end.value
+        landed = "has landed nothing" if end is None else f"has landed up to {end}"
+        wait = "" if missing is None else f": {missing:,} bytes"
+        return Incomplete(
+            self.table,
+            f"Table {self.table} is incomplete: the stream of epoch {self.epoch} {landed} and must pass "
+            f"{goal}.",
+            f"Wait, capture is still behind{wait}. If it is not running, start it (omnisupport-ingest up).",
+            missing,
+        )
+
+
+def _passed(high: Lsn, position: Position) -> bool:
+    """Whether everything that a snapshot read up to ``high`` found lies below ``position``."""
+    return high < position.commit_lsn or (high == position.commit_lsn and position.ordinal >= 0)
+
+
+def _reading(chunk: ChunkSpan, position: Position) -> bool:
+    """Whether ``position`` lies above the rows of ``chunk``, but not above all that its read saw."""
+    return _passed(chunk.low, position) and not _passed(chunk.high, position)
