@@ -1,26 +1,122 @@
-"""``contracts``: look at the table contracts."""
+"""``contracts``: make table contracts, check them, and compare them with the source."""
 
 from __future__ import annotations
+
+import json
+from pathlib import Path
 
 import click
 
 from omnisupport_ingest.cli.opening import open_settings
 
+FINDINGS = 1
+"""Exit code when something was refused, or found to matter."""
+
+_as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+
 
 @click.group()
 def contracts() -> None:
-    """Check the table contracts."""
+    """Make the table contracts, check them, compare them with the source."""
 
 
 @contracts.command()
-def validate() -> None:
-    """Read every contract; the first problem is told with its file, its place and the fix."""
-    from omnisupport_ingest.contracts.load import default_contracts_dir, load_contracts
+@click.option(
+    "--table", "tables", multiple=True, metavar="SCHEMA.TABLE", help="A table of the source; may be repeated."
+)
+@click.option("--all", "every", is_flag=True, help="Every table of the source, but for partitions.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder to write to.  [default: OMNISUPPORT_CONTRACTS_DIR, else contracts/data]",
+)
+@click.option("--owner", default="team:unassigned", show_default=True, help="team:NAME or an email address.")
+@click.option("--force", is_flag=True, help="Write contracts anew that are there already.")
+@_as_json
+def new(
+    tables: tuple[str, ...], every: bool, out: Path | None, owner: str, force: bool, as_json: bool
+) -> int:
+    """Write a contract file for each table named, from what the source says of it.
 
-    folder = open_settings().contracts_dir or default_contracts_dir()
-    found = load_contracts(folder)
-    for contract in found:
-        click.echo(
-            f"{contract.source}.{contract.full_name}  {contract.version}  {len(contract.columns)} columns"
-        )
-    click.echo(f"{len(found)} contracts in {folder} are valid.")
+    Types, key, NOT NULL, enum values, lengths and comments come from the source. The source is the one that
+    OMNISUPPORT_SOURCE_DSN names, else the embedded PostgreSQL of the home, which must be running.
+
+    Nothing is marked as personal data, and every value is kept: look through the columns and say in
+    x-cdc.pii which ones are personal, each with its policy (keep is the only one that this version
+    carries out) and a note that says why. Owner, descriptions and rules are yours to write, too.
+
+    A table whose changes cannot name their rows is refused with the ways to repair it; the others are
+    written all the same.
+
+    \b
+    Examples:
+      omnisupport-ingest contracts new --all
+      omnisupport-ingest contracts new --table sales.orders --table 'public."Weird Name"'
+
+    Exit code: 0 done, 1 a table was refused, 2 usage or settings, 3 no home, 4 the source is away.
+    """
+    from omnisupport_ingest.cli.contracts_new import document, show, write_contracts
+
+    if every == bool(tables):
+        raise click.UsageError("Name tables by --table, or take every one by --all.")
+    settings = open_settings()
+    outcomes = write_contracts(settings, tables, out=out, owner=owner, force=force)
+    if as_json:
+        click.echo(json.dumps(document(outcomes), indent=2, ensure_ascii=False))
+    else:
+        show(outcomes)
+    return FINDINGS if any(outcome.refused for outcome in outcomes) else 0
+
+
+@contracts.command()
+@_as_json
+def validate(as_json: bool) -> int:
+    """Read every contract; each problem is told with its file, its place and the fix.
+
+    \b
+    Example:
+      omnisupport-ingest contracts validate
+
+    Exit code: 0 all are valid, 1 one is not, 2 usage or settings.
+    """
+    from omnisupport_ingest.cli.contracts_validate import document, read_all, show
+    from omnisupport_ingest.contracts.load import default_contracts_dir
+
+    found = read_all(open_settings().contracts_dir or default_contracts_dir())
+    if as_json:
+        click.echo(json.dumps(document(found), indent=2, ensure_ascii=False))
+    else:
+        show(found)
+    return FINDINGS if found.problems else 0
+
+
+@contracts.command()
+@click.option(
+    "--table",
+    "tables",
+    multiple=True,
+    metavar="NAME",
+    help="Only this table, by its name in the lake or schema.table; may be repeated.",
+)
+@_as_json
+def diff(tables: tuple[str, ...], as_json: bool) -> int:
+    """Compare the contracts of the source with its tables as they are now.
+
+    A difference that would stop capture or quarantine rows matters. A column that no contract names does
+    not: it stays in the raw layers, and never fails ingestion.
+
+    \b
+    Example:
+      omnisupport-ingest contracts diff --table tickets
+
+    Exit code: 0 no difference that matters, 1 there is one, 2 usage or settings, 3 no home, 4 the source
+    is away.
+    """
+    from omnisupport_ingest.cli.contracts_diff import compare, document, show
+
+    found = compare(open_settings(), tables)
+    if as_json:
+        click.echo(json.dumps(document(found), indent=2, ensure_ascii=False))
+    else:
+        show(found)
+    return FINDINGS if found.matters else 0

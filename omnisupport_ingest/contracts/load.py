@@ -10,17 +10,21 @@ import hashlib
 import json
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 from omnisupport_ingest.contracts.columns import read_columns, refused
 from omnisupport_ingest.contracts.documents import check_document, program_file, read_document
 from omnisupport_ingest.contracts.durations import parse_duration
 from omnisupport_ingest.contracts.model import Column, ContractError, Contracts, TableContract
+from omnisupport_ingest.contracts.names import PLAIN_NAME
 
 __all__ = [
     "Column",
     "ContractError",
     "Contracts",
     "TableContract",
+    "contract_of",
+    "contract_paths",
     "default_contracts_dir",
     "load_contract",
     "load_contracts",
@@ -37,6 +41,11 @@ def default_contracts_dir() -> Path:
 
 def load_contracts(folder: Path) -> Contracts:
     """Every ``*.json`` in ``folder`` as a contract; ``ContractError`` for the first that is not one."""
+    return Contracts(tuple(load_contract(path) for path in contract_paths(folder)))
+
+
+def contract_paths(folder: Path) -> list[Path]:
+    """The contract files of ``folder``, sorted; ``ContractError`` if it is no folder or holds none."""
     if not folder.is_dir():
         raise ContractError(
             f"{folder} is not a folder of contracts.",
@@ -48,12 +57,16 @@ def load_contracts(folder: Path) -> Contracts:
             f"{folder} holds no contract (*.json).",
             fix="Add one contract file per table that is to be ingested.",
         )
-    return Contracts(tuple(load_contract(path) for path in paths))
+    return paths
 
 
 def load_contract(path: Path) -> TableContract:
     """The contract in one file; ``ContractError`` names the file, the JSON path and the fix."""
-    document = read_document(path, ContractError)
+    return contract_of(read_document(path, ContractError), path)
+
+
+def contract_of(document: dict[str, Any], path: Path) -> TableContract:
+    """The contract in ``document``, which is or will be the content of ``path``; else ``ContractError``."""
     check_document(document, path, SCHEMA, ContractError)
     policy = document["x-cdc"]
     columns = read_columns(path, document)
@@ -73,7 +86,7 @@ def load_contract(path: Path) -> TableContract:
             path, "x-cdc.lateness.max", "is shorter than allowed", "Make max at least as long as allowed."
         )
     return TableContract(
-        name=policy["table"],
+        name=_name(path, policy),
         version=policy["version"],
         source=policy["source"],
         schema=policy["schema"],
@@ -91,6 +104,20 @@ def load_contract(path: Path) -> TableContract:
             json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
         ).hexdigest(),
     )
+
+
+def _name(path: Path, policy: dict[str, Any]) -> str:
+    """What the lake calls the table: ``x-cdc.name``, else the table's own name where that can be one."""
+    name: str = policy.get("name", policy["table"])
+    if not PLAIN_NAME.fullmatch(name):
+        raise refused(
+            path,
+            "x-cdc.table",
+            f"{name!r} cannot name folders and assets of the lake",
+            "Leave it as the source has it, and give the table a plain name in x-cdc.name: letters, digits "
+            "and underscores, not beginning with a digit.",
+        )
+    return name
 
 
 def _check_key(path: Path, key: list[str], columns: tuple[Column, ...]) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from decimal import Decimal
 
+from omnisupport_ingest.contracts.names import lake_name
 from omnisupport_ingest.contracts.pg_types import PgType
 from omnisupport_ingest.errors import IngestError
 
@@ -53,7 +54,8 @@ class Column:
 class TableContract:
     """What is agreed about one source table: its columns, its key and how its events are judged.
 
-    ``name`` names the table within its source (``dim_<name>``). ``key`` lists the key columns in
+    ``name`` names the table within its source in the lake (``dim_<name>``); ``schema`` and ``table``
+    are its name at the source, whatever that is. ``key`` lists the key columns in
     the order in which an event's key is written. ``soft_delete_column``: a non-null value in it
     means that the row is deleted. A window closes ``allowed_lateness`` after its end; an event
     later than ``max_lateness`` waits for a person. ``path`` is the contract's file and
@@ -103,18 +105,27 @@ class Contracts:
     def __post_init__(self) -> None:
         ordered = tuple(sorted(self.all, key=lambda contract: (contract.source, contract.name)))
         by_name: dict[tuple[str, str], TableContract] = {}
+        by_table: dict[tuple[str, str, str], TableContract] = {}
         for contract in ordered:
-            # Lake folders and Dagster keys carry source and name alone, without the schema.
+            other = by_table.setdefault((contract.source, contract.schema, contract.table), contract)
+            if other is not contract:
+                raise ContractError(
+                    f"{other.path} and {contract.path} are both contracts for {contract.full_name} of the "
+                    f"source {contract.source!r}.",
+                    fix="Keep one of the two files; a table has one contract.",
+                )
+            # Lake folders and Dagster keys carry source and name alone, without the schema, and file
+            # systems may ignore case.
             other = by_name.setdefault((contract.source, contract.name.lower()), contract)
             if other is not contract:
                 raise ContractError(
-                    f"{other.path} and {contract.path} are both contracts for the table {contract.name!r} "
-                    f"of the source {contract.source!r} ({other.full_name} and {contract.full_name}).",
-                    fix="Keep one of the two files; a table has one contract, and two schemas of one source "
-                    "cannot both hold a table of this name.",
+                    f"{other.path} ({other.full_name}) and {contract.path} ({contract.full_name}) both call "
+                    f"their table {contract.name!r} in the lake of the source {contract.source!r}.",
+                    fix=f"Give one of the two another x-cdc.name, such as "
+                    f"{lake_name(f'{contract.schema}_{contract.table}')}.",
                 )
         object.__setattr__(self, "all", ordered)
-        object.__setattr__(self, "_by_table", {(c.source, c.schema, c.table): c for c in ordered})
+        object.__setattr__(self, "_by_table", by_table)
 
     def __iter__(self) -> Iterator[TableContract]:
         return iter(self.all)

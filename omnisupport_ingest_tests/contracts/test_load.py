@@ -281,3 +281,34 @@ def test_reading_contracts_needs_neither_spark_nor_pandera() -> None:
         "assert not {'pyspark', 'pandera', 'pandas', 'dagster'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_table_with_an_odd_name_has_a_name_of_its_own_in_the_lake(tmp_path: Path) -> None:
+    document = orders()
+    document["x-cdc"] |= {"schema": "My Schema", "table": 'Weird "Name"', "name": "weird"}
+    contract = load_contract(written(tmp_path, document))
+    assert (contract.name, contract.schema, contract.table) == ("weird", "My Schema", 'Weird "Name"')
+
+
+def test_two_schemas_may_hold_a_table_of_one_name(tmp_path: Path) -> None:
+    written(tmp_path, orders())
+    document = orders()
+    document["x-cdc"] |= {"schema": "archive", "name": "archive_orders"}
+    written(tmp_path, document, "archive.json")
+    assert [contract.name for contract in load_contracts(tmp_path)] == ["archive_orders", "orders"]
+
+
+def test_two_names_for_one_table_are_refused(tmp_path: Path) -> None:
+    written(tmp_path, orders())
+    document = orders()
+    document["x-cdc"]["name"] = "other"
+    written(tmp_path, document, "other.json")
+    with pytest.raises(ContractError, match=r"both contracts for public\.orders"):
+        load_contracts(tmp_path)
+
+
+def test_an_owner_that_dagster_would_not_take_is_refused(tmp_path: Path) -> None:
+    document = orders()
+    document["x-cdc"]["owner"] = "somebody"
+    with pytest.raises(ContractError, match="Write team:NAME or an email address"):
+        load_contract(written(tmp_path, document))

@@ -1,0 +1,141 @@
+"""Contracts against the live tables of their source: what differs, and whether it matters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from omnisupport_ingest.cli.opening import existing_home
+from omnisupport_ingest.contracts.load import default_contracts_dir, load_contracts
+from omnisupport_ingest.contracts.model import ContractError, TableContract
+from omnisupport_ingest.settings import Settings
+from omnisupport_ingest.sources.postgres.capture import source_dsn
+from omnisupport_ingest.sources.postgres.connection import connect
+from omnisupport_ingest.sources.postgres.live_table import read_live_tables
+from omnisupport_ingest.sources.postgres.preflight.contract_match import contract_findings
+from omnisupport_ingest.sources.postgres.preflight.findings import Finding, Severity
+from omnisupport_ingest.sources.postgres.publication import Publication, read_publication
+
+_WORDS = {Severity.BLOCKS: "stops capture", Severity.WARNS: "matters", Severity.NOTES: "note"}
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """Every contract compared, with its findings, the worst first. ``published``: the publication exists."""
+
+    source: str
+    publication: str
+    published: bool
+    tables: tuple[tuple[TableContract, tuple[Finding, ...]], ...]
+
+    @property
+    def matters(self) -> bool:
+        """Whether there is a finding that is more than a note."""
+        return any(finding.severity is not Severity.NOTES for _, found in self.tables for finding in found)
+
+
+def compare(settings: Settings, only: Sequence[str]) -> Compared:
+    """Compare the contracts of the source (``only`` those named) with its tables; changes nothing."""
+    contracts = _chosen(settings, only)
+    # Only the embedded server needs the home.
+    dsn = (
+        settings.source_dsn.get_secret_value()
+        if settings.source_dsn is not None
+        else source_dsn(settings, existing_home(settings))
+    )
+    connection = connect(dsn)
+    try:
+        live = read_live_tables(connection, [(each.schema, each.table) for each in contracts])
+        publication = read_publication(connection, settings.publication)
+    finally:
+        connection.close()
+    compared = []
+    for contract in contracts:
+        table = live.get((contract.schema, contract.table))
+        found = [*contract_findings(contract, table)]
+        if table is not None and table.in_the_wal and publication is not None:
+            found += _not_published(contract, publication)
+        found.sort(key=lambda finding: list(Severity).index(finding.severity))
+        compared.append((contract, tuple(found)))
+    return Compared(settings.source, settings.publication, publication is not None, tuple(compared))
+
+
+def _chosen(settings: Settings, only: Sequence[str]) -> list[TableContract]:
+    contracts = load_contracts(settings.contracts_dir or default_contracts_dir())
+    of_source = contracts.of_source(settings.source)
+    if not of_source:
+        raise ContractError(
+            f"No contract names the source {settings.source!r}.",
+            fix="Write some with `omnisupport-ingest contracts new`, or set OMNISUPPORT_SOURCE to one of: "
+            + (", ".join(contracts.sources()) or "there are none"),
+        )
+    unknown = [name for name in only if not any(name in (each.name, each.full_name) for each in of_source)]
+    if unknown:
+        raise ContractError(
+            f"No contract of the source {settings.source!r} is for {unknown[0]}.",
+            fix=f"Name one of: {', '.join(each.name for each in of_source)}.",
+        )
+    return [each for each in of_source if not only or each.name in only or each.full_name in only]
+
+
+def _not_published(contract: TableContract, publication: Publication) -> list[Finding]:
+    if publication.all_tables or (contract.schema, contract.table) in publication.tables:
+        return []
+    return [
+        Finding(
+            "publication",
+            f"Publication {publication.name} does not cover {contract.full_name} yet; capture adds it.",
+            "",
+            Severity.NOTES,
+        )
+    ]
+
+
+def show(compared: Compared) -> None:
+    """Say for each contract what differs, and sum up."""
+    width = max(len(contract.name) for contract, _ in compared.tables)
+    for contract, found in compared.tables:
+        if not found:
+            click.echo(f"{contract.name:{width}}  as {contract.full_name} is")
+        for finding in found:
+            click.echo(f"{contract.name:{width}}  {_WORDS[finding.severity]}: {finding.problem}")
+            if finding.fix:
+                click.echo(f"{'':{width}}    Fix: {finding.fix}")
+    differing = sum(
+        any(finding.severity is not Severity.NOTES for finding in found) for _, found in compared.tables
+    )
+    if not compared.published:
+        click.echo(f"Publication {compared.publication} is not there yet; capture makes it.")
+    click.echo(
+        f"{len(compared.tables)} contracts of {compared.source} compared with their tables: "
+        f"{differing or 'none'} with a difference that matters."
+    )
+
+
+def document(compared: Compared) -> dict[str, Any]:
+    """The comparison as JSON; ``severity`` is ``blocks``, ``warns`` or ``notes``."""
+    return {
+        "source": compared.source,
+        "publication": {"name": compared.publication, "exists": compared.published},
+        "matters": compared.matters,
+        "contracts": [
+            {
+                "name": contract.name,
+                "table": contract.full_name,
+                "path": contract.path,
+                "findings": [
+                    {
+                        "check": finding.check,
+                        "severity": finding.severity.value,
+                        "problem": finding.problem,
+                        "fix": finding.fix or None,
+                    }
+                    for finding in found
+                ],
+            }
+            for contract, found in compared.tables
+        ],
+    }

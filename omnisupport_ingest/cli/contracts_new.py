@@ -1,0 +1,173 @@
+"""Writing the contracts of new tables: where each goes, and what became of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+
+from omnisupport_ingest.cli.opening import existing_home
+from omnisupport_ingest.contracts.document_text import document_text
+from omnisupport_ingest.contracts.load import ContractError, TableContract, contract_of, load_contract
+from omnisupport_ingest.contracts.names import lake_names
+from omnisupport_ingest.durable import replace
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.settings import Settings
+from omnisupport_ingest.sources.postgres.capture import source_dsn
+from omnisupport_ingest.sources.postgres.chosen_tables import all_tables, choose
+from omnisupport_ingest.sources.postgres.connection import connect
+from omnisupport_ingest.sources.postgres.live_table import LiveTable, TableName, read_live_tables
+from omnisupport_ingest.sources.postgres.new_contract import LeftOut, draft
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one table that was asked for. ``status``: ``written``, ``kept`` or ``refused``.
+
+    ``problem`` and ``fix`` are for a refused one, ``contract`` for the others.
+    """
+
+    table: str
+    status: str
+    path: Path | None = None
+    contract: TableContract | None = None
+    left_out: tuple[LeftOut, ...] = field(default=())
+    problem: str = ""
+    fix: str = ""
+
+    @property
+    def refused(self) -> bool:
+        return self.status == "refused"
+
+
+def live_tables(settings: Settings) -> dict[TableName, LiveTable]:
+    """Every table of the source that ``settings`` name; ``IngestError`` if it cannot be asked."""
+    # Only the embedded server needs the home.
+    dsn = (
+        settings.source_dsn.get_secret_value()
+        if settings.source_dsn is not None
+        else source_dsn(settings, existing_home(settings))
+    )
+    connection = connect(dsn)
+    try:
+        return read_live_tables(connection)
+    finally:
+        connection.close()
+
+
+def write_contracts(
+    settings: Settings, tables: Sequence[str], *, out: Path | None, owner: str, force: bool
+) -> list[Outcome]:
+    """Write a contract for each of ``tables`` (none: every table of the source), in their order."""
+    folder = out or settings.contracts_dir or Path("contracts/data")
+    there = _contracts_in(folder, settings.source)
+    live = live_tables(settings)
+    outcomes: list[Outcome] = []
+    chosen: list[LiveTable] = []
+    for text in dict.fromkeys(tables):
+        try:
+            table = live[choose(text, live)]
+        except IngestError as error:
+            outcomes.append(Outcome(text, "refused", problem=error.problem, fix=error.fix))
+            continue
+        if table not in chosen:
+            chosen.append(table)
+    if not tables:
+        chosen = all_tables(live.values())
+    taken = {table: contract.name for table, contract in there.items()}
+    names = lake_names([(table.schema, table.table) for table in chosen], taken)
+    folder.mkdir(parents=True, exist_ok=True)
+    for table in chosen:
+        key = table.schema, table.table
+        outcomes.append(
+            _write(table, names[key], there.get(key), folder, settings.source, owner=owner, force=force)
+        )
+    return outcomes
+
+
+def _write(
+    table: LiveTable,
+    name: str,
+    there: TableContract | None,
+    folder: Path,
+    source: str,
+    *,
+    owner: str,
+    force: bool,
+) -> Outcome:
+    if there is not None and not force:
+        return Outcome(table.full_name, "kept", Path(there.path), there)
+    path = Path(there.path) if there is not None else _free_path(folder, name, source)
+    try:
+        made = draft(table, source=source, name=name, owner=owner)
+        # Read as it will be read from the file, so that what is written can be used.
+        contract = contract_of(made.document, path)
+    except ContractError as error:
+        if "x-cdc.owner" in error.problem:
+            raise
+        return Outcome(table.full_name, "refused", problem=error.problem, fix=error.fix)
+    except IngestError as error:
+        return Outcome(table.full_name, "refused", problem=error.problem, fix=error.fix)
+    replace(path, document_text(made.document).encode())
+    return Outcome(table.full_name, "written", path, contract, made.left_out)
+
+
+def _contracts_in(folder: Path, source: str) -> dict[TableName, TableContract]:
+    found = (load_contract(path) for path in sorted(folder.glob("*.json")))
+    return {(contract.schema, contract.table): contract for contract in found if contract.source == source}
+
+
+def _free_path(folder: Path, name: str, source: str) -> Path:
+    # The folder may hold the contracts of other sources, too.
+    path = folder / f"{name}.json"
+    return folder / f"{source}.{name}.json" if path.exists() else path
+
+
+def show(outcomes: Sequence[Outcome]) -> None:
+    """Say what became of every table, the refused ones with their fix, and a summary."""
+    width = max((len(outcome.table) for outcome in outcomes if not outcome.refused), default=0)
+    for outcome in outcomes:
+        if outcome.contract is None:
+            continue
+        count = len(outcome.contract.columns)
+        about = f"{count} column{'s' * (count != 1)}, key {', '.join(outcome.contract.key)}"
+        kept = "  (was there: --force writes it anew)" if outcome.status == "kept" else ""
+        click.echo(f"{outcome.status}  {outcome.table:{width}}  {outcome.path}  {about}{kept}")
+        for each in outcome.left_out:
+            click.echo(f"         without the column {each.column!r}: {each.why}")
+    refused = [outcome for outcome in outcomes if outcome.refused]
+    for outcome in refused:
+        click.echo(f"refused  {outcome.problem}\n  Fix: " + outcome.fix.replace("\n", "\n  "))
+    counts = {
+        status: sum(outcome.status == status for outcome in outcomes)
+        for status in ("written", "kept", "refused")
+    }
+    click.echo(", ".join(f"{count} {status}" for status, count in counts.items()) + ".")
+    if counts["written"]:
+        click.echo(
+            "Before you capture: describe the columns, name an owner, and mark personal data in x-cdc.pii "
+            "(nothing is marked; every value is kept)."
+        )
+
+
+def document(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """The outcomes as JSON."""
+    return {
+        "tables": [
+            {
+                "table": outcome.table,
+                "status": outcome.status,
+                "path": str(outcome.path) if outcome.path else None,
+                "name": outcome.contract.name if outcome.contract else None,
+                "columns": len(outcome.contract.columns) if outcome.contract else None,
+                "key": list(outcome.contract.key) if outcome.contract else None,
+                "left_out": [{"column": each.column, "why": each.why} for each in outcome.left_out],
+                "problem": outcome.problem or None,
+                "fix": outcome.fix or None,
+            }
+            for outcome in outcomes
+        ]
+    }
