@@ -15,6 +15,7 @@ from psycopg2.extensions import connection as Connection
 from psycopg2.extensions import make_dsn, parse_dsn
 from psycopg2.extras import LogicalReplicationConnection
 
+from omnisupport_ingest.sources.postgres.connect_errors import connection_error, first_line
 from omnisupport_ingest.sources.postgres.errors import BadDsn, SourceUnavailable
 
 VALUE_SETTINGS: dict[str, str] = {
@@ -46,7 +47,7 @@ _DEFAULTS: dict[str, str] = {
 
 
 def connect(dsn: str, *, application_name: str = "omnisupport-ingest") -> Connection:
-    """An autocommit connection for SQL. Raises ``BadDsn`` or ``SourceUnavailable``."""
+    """An autocommit connection for SQL. Raises ``BadDsn``, ``SourceRefused`` or ``SourceUnavailable``."""
     connection = _connect(dsn, application_name, replication=False)
     connection.autocommit = True
     return connection
@@ -64,14 +65,14 @@ def source_errors(doing: str) -> Iterator[None]:
         yield
     except (psycopg2.OperationalError, psycopg2.InterfaceError) as error:
         raise SourceUnavailable(
-            f"The source database failed while {doing}: {_first_line(error)}.",
+            f"The source database failed while {doing}: {first_line(error)}.",
             fix="Start the database again if it is down, or act on its message; capture then continues "
             "where landing ends.",
         ) from error
 
 
 def _connect(dsn: str, application_name: str, *, replication: bool) -> Connection:
-    given = _parsed(dsn)
+    given = dsn_parts(dsn)
     options = " ".join(f"-c {name}={value}" for name, value in (VALUE_SETTINGS | _SESSION_SETTINGS).items())
     parameters = _DEFAULTS | given
     parameters["options"] = f"{given.get('options', '')} {options}".strip()
@@ -82,13 +83,11 @@ def _connect(dsn: str, application_name: str, *, replication: bool) -> Connectio
             return LogicalReplicationConnection(make_dsn(**parameters))
         return psycopg2.connect(**parameters)
     except psycopg2.OperationalError as error:
-        raise SourceUnavailable(
-            f"Cannot connect to {_where(given)}: {_first_line(error)}.", fix=_fix_for(str(error))
-        ) from None
+        raise connection_error(error, given) from None
 
 
-def _parsed(dsn: str) -> dict[str, str]:
-    """The parts of ``dsn``; nothing of it is repeated, for any part may be one of the password."""
+def dsn_parts(dsn: str) -> dict[str, str]:
+    """The parts of ``dsn``; ``BadDsn`` repeats nothing of it, for any part may be one of the password."""
     try:
         given: dict[str, str] = parse_dsn(dsn)
     except psycopg2.ProgrammingError:
@@ -103,30 +102,3 @@ def _parsed(dsn: str) -> dict[str, str]:
             "special characters percent-encoded in the first form and quoted in the second.",
         ) from None
     return given
-
-
-def _where(given: dict[str, str]) -> str:
-    host = given.get("host") or given.get("hostaddr") or "the default host"
-    port, database = given.get("port", "5432"), given.get("dbname", "the default")
-    return f"the source at {host}, port {port}, database {database}, user {given.get('user', 'default')}"
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0].rstrip(".") if lines else "the connection is closed"
-
-
-def _fix_for(message: str) -> str:
-    """What to do about a connection error (PostgreSQL's messages are translated on some servers)."""
-    if "password authentication failed" in message or "no password supplied" in message:
-        return "Correct the user or password in OMNISUPPORT_SOURCE_DSN, or set it for the role on the server."
-    if "pg_hba.conf" in message:
-        return "Allow this host, user and database in the server's pg_hba.conf, then SELECT pg_reload_conf();"
-    if (
-        "must be superuser or replication role" in message
-        or "permission denied to start WAL sender" in message
-    ):
-        return "Run as a superuser: ALTER ROLE <the capture role> REPLICATION;"
-    if "database" in message and "does not exist" in message:
-        return "Correct the database name in OMNISUPPORT_SOURCE_DSN, or create the database."
-    return "Check host and port in OMNISUPPORT_SOURCE_DSN, and that the server runs and accepts connections."

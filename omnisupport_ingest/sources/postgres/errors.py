@@ -17,6 +17,15 @@ class SourceUnavailable(IngestError):
     exit_code = 4
 
 
+class SourceRefused(IngestError):
+    """The source answers, but lets us in only after a person has changed something.
+
+    A wrong password, a missing right or database, a rule of ``pg_hba.conf``, TLS, a pooler.
+    """
+
+    exit_code = 5
+
+
 class PreflightFailed(IngestError):
     """The source is not set up for capture; the fix lists the SQL for every finding."""
 
@@ -33,6 +42,10 @@ class CaptureRunning(IngestError):
     """Another process holds the lease on capturing this source into this home."""
 
     exit_code = 6
+
+
+class CapturePaused(IngestError):
+    """Somebody has paused the capture of this source into this home."""
 
 
 class HoleInSource(IngestError):

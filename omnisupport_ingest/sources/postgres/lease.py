@@ -44,6 +44,21 @@ class Lease:
         os.pwrite(descriptor, json.dumps(about).encode(), 0)
         return cls(descriptor)
 
+    @staticmethod
+    def is_held(run_folder: Path, source: str) -> bool:
+        """Whether some process captures ``source`` now; holds nothing when it returns."""
+        try:
+            descriptor = os.open(run_folder / f"capture-{source}.lock", os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False
+
     def release(self) -> None:
         # The file stays: removing it would let two processes lock two files of one name.
         if self._descriptor is not None:

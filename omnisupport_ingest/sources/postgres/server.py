@@ -6,11 +6,18 @@ import time
 from dataclasses import dataclass
 from datetime import datetime
 
+from psycopg2 import errors as sql_errors
 from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.sources.postgres.connection import connect, connect_replication, source_errors
-from omnisupport_ingest.sources.postgres.errors import SlotInUse
+from omnisupport_ingest.sources.postgres.errors import SlotInUse, SourceRefused
+
+STANDBY = "The server is a standby (it is in recovery); capture reads from the primary."
+STANDBY_FIX = (
+    "Set host and port in OMNISUPPORT_SOURCE_DSN to the primary. With several hosts in it, add "
+    "target_session_attrs=read-write."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +32,28 @@ class ServerFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class SlotReader:
+    """The session that reads from a slot. ``address`` is null for a Unix socket, or hidden from us."""
+
+    pid: int
+    application: str | None
+    user: str | None
+    address: str | None
+
+    def __str__(self) -> str:
+        about = [f"application {self.application or '(not named)'}"]
+        about += [f"user {self.user}"] if self.user else []
+        about += [f"address {self.address}"] if self.address else []
+        return f"server process {self.pid}, {', '.join(about)}"
+
+
+@dataclass(frozen=True, slots=True)
 class SlotFacts:
     """A replication slot. ``wal_status`` ``lost``: the server removed WAL that the slot needs.
 
-    ``retained_bytes``: WAL that the server keeps because of the slot.
+    ``retained_bytes``: WAL that the server keeps because of the slot. ``safe_bytes``: WAL that may
+    still be written before the slot is in danger; null without ``max_slot_wal_keep_size``.
+    ``invalidated``: why the server has given the slot up (told by PostgreSQL 17 and newer).
     """
 
     name: str
@@ -39,6 +64,9 @@ class SlotFacts:
     confirmed_flush_lsn: Lsn | None
     wal_status: str | None
     retained_bytes: int | None
+    safe_bytes: int | None = None
+    invalidated: str | None = None
+    reader: SlotReader | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,19 +97,36 @@ def server_facts(dsn: str) -> ServerFacts:
 
 def slot_facts(connection: Connection, name: str) -> SlotFacts | None:
     """The slot called ``name``; none if there is none."""
+    # A standby has no current WAL position of its own, only what it has replayed.
+    end = "CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END"
+    invalidated = "s.invalidation_reason" if connection.server_version >= 170000 else "NULL::text"
     with source_errors("reading the replication slot"), connection.cursor() as cursor:
         cursor.execute(
-            "SELECT slot_name, plugin, database, active_pid, restart_lsn::text,"
-            " confirmed_flush_lsn::text, wal_status,"
-            " pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)::bigint"
-            " FROM pg_replication_slots WHERE slot_name = %s",
+            "SELECT s.slot_name, s.plugin, s.database, s.active_pid, s.restart_lsn::text,"
+            " s.confirmed_flush_lsn::text, s.wal_status,"
+            f" pg_wal_lsn_diff({end}, s.restart_lsn)::bigint, s.safe_wal_size, {invalidated},"
+            " a.application_name, a.usename, host(a.client_addr)"
+            " FROM pg_replication_slots s LEFT JOIN pg_stat_activity a ON a.pid = s.active_pid"
+            " WHERE s.slot_name = %s",
             (name,),
         )
         row = cursor.fetchone()
     if row is None:
         return None
-    slot, plugin, database, active_pid, restart, confirmed, wal_status, retained = row
-    return SlotFacts(slot, plugin, database, active_pid, _lsn(restart), _lsn(confirmed), wal_status, retained)
+    slot, plugin, database, pid, restart, confirmed, wal_status, retained, safe, reason, *reader = row
+    return SlotFacts(
+        slot,
+        plugin,
+        database,
+        pid,
+        _lsn(restart),
+        _lsn(confirmed),
+        wal_status,
+        retained,
+        safe,
+        reason,
+        None if pid is None else SlotReader(pid, *reader),
+    )
 
 
 def wait_until_free(connection: Connection, name: str, seconds: float) -> None:
@@ -90,14 +135,19 @@ def wait_until_free(connection: Connection, name: str, seconds: float) -> None:
     The server may notice only after a moment that a reader has died.
     """
     give_up = time.monotonic() + seconds
-    while (slot := slot_facts(connection, name)) is not None and slot.active_pid is not None:
+    while (slot := slot_facts(connection, name)) is not None and slot.reader is not None:
         if time.monotonic() >= give_up:
-            raise SlotInUse(
-                f"The replication slot {name} is being read from (server process {slot.active_pid}).",
-                fix="Stop the other reader, or set OMNISUPPORT_SLOT to a slot of this home's own. If the "
-                f"reader is gone for certain: SELECT pg_terminate_backend({slot.active_pid});",
-            )
+            raise slot_in_use(name, slot.reader)
         time.sleep(0.05)
+
+
+def slot_in_use(name: str, reader: SlotReader) -> SlotInUse:
+    """The error for a slot that somebody else reads from."""
+    return SlotInUse(
+        f"The replication slot {name} is being read from ({reader}).",
+        fix="Stop the other reader, or set OMNISUPPORT_SLOT to a slot of this home's own. If the "
+        f"reader is gone for certain: SELECT pg_terminate_backend({reader.pid});",
+    )
 
 
 def wal_clock(connection: Connection) -> WalClock:
@@ -106,7 +156,10 @@ def wal_clock(connection: Connection) -> WalClock:
         # Two statements: within one, the order of evaluation would be the planner's.
         cursor.execute("SELECT clock_timestamp()")
         (clock,) = cursor.fetchone()
-        cursor.execute("SELECT pg_current_wal_flush_lsn()::text")
+        try:
+            cursor.execute("SELECT pg_current_wal_flush_lsn()::text")
+        except sql_errors.ObjectNotInPrerequisiteState:
+            raise SourceRefused(STANDBY, fix=STANDBY_FIX) from None
         (flushed,) = cursor.fetchone()
     return WalClock(clock, Lsn.parse(flushed))
 

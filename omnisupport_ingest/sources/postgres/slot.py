@@ -1,11 +1,11 @@
-"""The publication and the replication slot of a source: made, extended, dropped; and the exact
-snapshot that a slot's creation exports."""
+"""The replication slot of a source: made and dropped; and the exact snapshot that a slot's creation
+exports."""
 
 from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -13,11 +13,11 @@ import psycopg2
 from psycopg2 import errors as sql_errors
 from psycopg2.extensions import connection as Connection
 
-from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.sources.postgres.connection import connect_replication, source_errors
 from omnisupport_ingest.sources.postgres.errors import PreflightFailed, SlotInUse
-from omnisupport_ingest.sources.postgres.quoting import identifier, qualified
+from omnisupport_ingest.sources.postgres.quoting import identifier, literal
+from omnisupport_ingest.sources.postgres.server import SlotFacts, slot_facts, slot_in_use
 
 
 class ConsistentSnapshot(NamedTuple):
@@ -28,54 +28,6 @@ class ConsistentSnapshot(NamedTuple):
 
     consistent_point: Lsn
     name: str
-
-
-def ensure_publication(connection: Connection, name: str, tables: Sequence[TableContract]) -> list[str]:
-    """Make publication ``name`` cover ``tables``; returns the tables it added, ``schema.table``.
-
-    Tables that it covers besides are left in it. Raises ``PreflightFailed`` if the role may not
-    change it, or if the publication leaves out kinds of changes.
-    """
-    with source_errors("preparing the publication"), connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT puballtables, pubinsert AND pubupdate AND pubdelete AND pubtruncate"
-            " FROM pg_publication WHERE pubname = %s",
-            (name,),
-        )
-        publication = cursor.fetchone()
-        if publication is not None and not publication[1]:
-            raise PreflightFailed(
-                f"Publication {name} leaves out some kinds of changes.",
-                fix=f"ALTER PUBLICATION {identifier(name)}"
-                " SET (publish = 'insert, update, delete, truncate');",
-            )
-        if publication is not None and publication[0]:
-            return []
-        cursor.execute(
-            "SELECT n.nspname, c.relname FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid"
-            " JOIN pg_class c ON c.oid = r.prrelid JOIN pg_namespace n ON n.oid = c.relnamespace"
-            " WHERE p.pubname = %s",
-            (name,),
-        )
-        covered = set(cursor.fetchall())
-        missing = [table for table in tables if (table.schema, table.table) not in covered]
-        if not missing:
-            return []
-        listed = ", ".join(qualified(table.schema, table.table) for table in missing)
-        command = (
-            f"CREATE PUBLICATION {identifier(name)} FOR TABLE {listed}"
-            " WITH (publish_via_partition_root = true)"
-            if publication is None
-            else f"ALTER PUBLICATION {identifier(name)} ADD TABLE {listed}"
-        )
-        try:
-            cursor.execute(command)
-        except sql_errors.InsufficientPrivilege as error:
-            raise PreflightFailed(
-                f"This role may not prepare publication {name}: {error.diag.message_primary}.",
-                fix=f"Run as the owner of the tables: {command};",
-            ) from None
-    return [table.full_name for table in missing]
 
 
 def create_slot(dsn: str, name: str) -> Lsn:
@@ -93,12 +45,16 @@ def create_slot(dsn: str, name: str) -> Lsn:
         connection.close()
 
 
-def slot_taken(name: str) -> SlotInUse:
-    """The error for a slot that is there although this home has not created it."""
+def slot_taken(name: str, slot: SlotFacts | None = None) -> SlotInUse:
+    """The error for a slot that is there although this home has not created it; ``slot``: its facts."""
+    about = ""
+    if slot is not None:
+        state = f"read by {slot.reader}" if slot.reader else "nobody reads it now"
+        about = f" ({slot.plugin or 'physical'}, database {slot.database or 'none'}, {state})"
     return SlotInUse(
-        f"The replication slot {name} exists on the server, but this home has not created it.",
+        f"The replication slot {name} exists on the server{about}, but this home has not created it.",
         fix="If another home captures through it, set OMNISUPPORT_SLOT to another name. If not, drop it: "
-        f"SELECT pg_drop_replication_slot('{name}');",
+        f"SELECT pg_drop_replication_slot({literal(name)});",
     )
 
 
@@ -111,8 +67,11 @@ def drop_slot(connection: Connection, name: str) -> None:
                 (name,),
             )
         except sql_errors.ObjectInUse:
+            reader = getattr(slot_facts(connection, name), "reader", None)
+            if reader is not None:
+                raise slot_in_use(name, reader) from None
             raise SlotInUse(
-                f"The replication slot {name} is being read from.", fix="Stop the capture that reads from it."
+                f"The replication slot {name} was being read from a moment ago.", fix="Try again."
             ) from None
 
 

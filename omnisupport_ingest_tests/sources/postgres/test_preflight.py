@@ -2,15 +2,38 @@
 
 from __future__ import annotations
 
-import pytest
+import time
 
-from omnisupport_ingest.sources.postgres.preflight import Finding, preflight
+import pytest
+from psycopg2.extensions import parse_dsn
+
+from omnisupport_ingest.sources.postgres.connection import connect, connect_replication
+from omnisupport_ingest.sources.postgres.errors import HoleInSource, PreflightFailed, SlotInUse
+from omnisupport_ingest.sources.postgres.home_slot import ExpectedSlot, Presence
+from omnisupport_ingest.sources.postgres.preflight import (
+    Finding,
+    Severity,
+    blocking,
+    preflight,
+    require_ready,
+)
+from omnisupport_ingest.sources.postgres.preflight.continuity import continuity_findings
+from omnisupport_ingest.sources.postgres.source_check import check_source
+from omnisupport_ingest.sources.postgres.walstream import WalStream
+from omnisupport_ingest_tests.sources.postgres.fronts import pooler
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract
 
 
+def _all_findings(
+    source: SourceUnderTest, presence: Presence = Presence.FREE, *, read_by_us: bool = False
+) -> tuple[Finding, ...]:
+    slot = ExpectedSlot(source.slot, presence, read_by_us)
+    return preflight(source.dsn, source.tables, slot=slot, publication=source.slot)
+
+
 def _findings(source: SourceUnderTest) -> dict[str, Finding]:
-    found = preflight(source.dsn, source.tables, slot=source.slot, publication=source.slot)
-    return {finding.check: finding for finding in found}
+    """What blocks."""
+    return {finding.check: finding for finding in blocking(_all_findings(source))}
 
 
 def test_ordinary_table_has_nothing_to_find(source: SourceUnderTest) -> None:
@@ -78,3 +101,213 @@ def test_role_without_rights_is_told_each_grant(source: SourceUnderTest) -> None
     source.catch_up()
     source.dsn = superuser
     source.sql("INSERT INTO t VALUES (1)", f"DROP OWNED BY {role}", f"DROP ROLE {role}")
+
+
+@pytest.fixture
+def ready(source: SourceUnderTest) -> SourceUnderTest:
+    """A source with one table that nothing is wrong with."""
+    source.sql("CREATE TABLE t (id int PRIMARY KEY, v text, extra text)")
+    source.tables.append(contract("t", ("id", "v")))
+    return source
+
+
+def _repaired(source: SourceUnderTest, check: str) -> Finding:
+    """The only thing that blocks, after its own fix has been run and found to help."""
+    found = _findings(source)
+    assert set(found) == {check}
+    source.sql(found[check].fix)
+    assert _findings(source) == {}
+    source.catch_up()
+    return found[check]
+
+
+def test_publication_that_leaves_out_operations(ready: SourceUnderTest) -> None:
+    ready.sql(f"CREATE PUBLICATION {ready.slot} FOR TABLE t WITH (publish = 'insert, update')")
+    assert "delete, truncate" in _repaired(ready, "publication_operations").problem
+
+
+def test_publication_with_a_row_filter_would_not_follow_what_the_snapshot_read(
+    ready: SourceUnderTest,
+) -> None:
+    ready.sql(f"CREATE PUBLICATION {ready.slot} FOR TABLE t WHERE (id > 10)")
+    _repaired(ready, "row_filter")
+
+
+def test_column_list_without_a_contracted_column(ready: SourceUnderTest) -> None:
+    ready.sql(f"CREATE PUBLICATION {ready.slot} FOR TABLE t (id, extra)")
+    assert "does not send v of public.t" in _repaired(ready, "column_list").problem
+
+
+def test_column_list_of_what_the_contract_names_is_only_noted(ready: SourceUnderTest) -> None:
+    ready.sql(f"CREATE PUBLICATION {ready.slot} FOR TABLE t (id, v)")
+    (noted,) = _all_findings(ready)
+    assert (noted.check, noted.severity) == ("column_list", Severity.NOTES)
+    assert "extra" in noted.problem
+
+
+def test_partitioned_table_that_is_published_by_its_partitions(source: SourceUnderTest) -> None:
+    source.sql(
+        "CREATE TABLE t (id int PRIMARY KEY, v text) PARTITION BY RANGE (id)",
+        "CREATE TABLE t_low PARTITION OF t FOR VALUES FROM (0) TO (100)",
+        f"CREATE PUBLICATION {source.slot} FOR TABLE t",
+    )
+    source.tables.append(contract("t", ("id", "v")))
+    _repaired(source, "publication_via_root")
+
+
+def test_publication_of_a_whole_schema_covers_its_tables(ready: SourceUnderTest) -> None:
+    ready.sql(f"CREATE PUBLICATION {ready.slot} FOR TABLES IN SCHEMA public")
+    assert _all_findings(ready) == ()
+    ready.catch_up()
+
+
+def test_publication_that_lacks_a_table_is_extended_by_capture_or_by_its_owner(
+    ready: SourceUnderTest,
+) -> None:
+    ready.sql("CREATE TABLE other (id int PRIMARY KEY)", f"CREATE PUBLICATION {ready.slot} FOR TABLE other")
+    (noted,) = _all_findings(ready)
+    assert (noted.check, noted.severity) == ("publication", Severity.NOTES)
+    role, superuser = f"{ready.slot}_role", ready.dsn
+    ready.sql(f"CREATE ROLE {role} LOGIN REPLICATION", f"GRANT SELECT ON t TO {role}")
+    ready.dsn = superuser.replace("user=postgres", f"user={role}")
+    (blocked,) = blocking(_all_findings(ready))
+    assert "does not own the publication and does not own public.t" in blocked.problem
+    ready.dsn = superuser
+    ready.sql(blocked.fix)
+    ready.dsn = superuser.replace("user=postgres", f"user={role}")
+    assert _findings(ready) == {}
+    ready.dsn = superuser
+    ready.sql(f"DROP OWNED BY {role}", f"DROP ROLE {role}")
+
+
+def test_row_security_that_hides_rows_from_the_capture_role(ready: SourceUnderTest) -> None:
+    role, superuser = f"{ready.slot}_role", ready.dsn
+    ready.sql(
+        "INSERT INTO t VALUES (1), (2)",
+        f"CREATE ROLE {role} LOGIN REPLICATION",
+        f"GRANT SELECT ON t TO {role}",
+        "ALTER TABLE t ENABLE ROW LEVEL SECURITY",
+        "CREATE POLICY odd ON t USING (id % 2 = 1)",
+        f"CREATE PUBLICATION {ready.slot} FOR TABLE t",
+    )
+    ready.dsn = superuser.replace("user=postgres", f"user={role}")
+    found = _findings(ready)
+    assert set(found) == {"row_security"}
+    with pytest.raises(PreflightFailed, match="hides rows"):
+        ready.catch_up()
+    ready.dsn = superuser
+    ready.sql(found["row_security"].fix)
+    ready.dsn = superuser.replace("user=postgres", f"user={role}")
+    assert _findings(ready) == {}
+    ready.catch_up()
+    assert len(ready.events("r")) == 2
+    ready.dsn = superuser
+    ready.sql("DROP POLICY odd ON t", f"DROP OWNED BY {role}", f"DROP ROLE {role}")
+
+
+def test_slot_of_another_is_told_with_who_has_it(ready: SourceUnderTest) -> None:
+    ready.sql(f"SELECT pg_create_logical_replication_slot('{ready.slot}', 'pgoutput')")
+    (blocked,) = blocking(_all_findings(ready))
+    assert blocked.check == "slot_taken"
+    assert f"pgoutput, database {ready.slot}, nobody reads it now" in blocked.problem
+    with pytest.raises(SlotInUse):
+        require_ready([blocked])
+    assert f"pg_drop_replication_slot('{ready.slot}')" in blocked.fix
+    assert blocking(_all_findings(ready, Presence.EITHER)) == []
+
+
+def test_slot_of_ours_that_is_read_blocks_unless_our_own_capture_reads_it(ready: SourceUnderTest) -> None:
+    ready.catch_up()
+    stranger = connect_replication(ready.dsn, application_name="a stranger")
+    reader = WalStream(stranger, ready.slot, ready.slot, ready.confirmed())
+    (blocked,) = blocking(_all_findings(ready, Presence.EITHER))
+    assert blocked.check == "slot_active"
+    assert "application a stranger, user postgres" in blocked.problem
+    (noted,) = _all_findings(ready, Presence.EITHER, read_by_us=True)
+    assert noted.severity is Severity.NOTES
+    reader.close()
+
+
+def test_slot_that_was_dropped_is_told_by_the_proof_of_continuity(ready: SourceUnderTest) -> None:
+    ready.catch_up()
+    assert list(continuity_findings(ready.dsn, ready.store)) == []
+    assert check_source(ready.dsn, ready.settings, ready.home, ready.tables) == ()
+    ready.sql(f"SELECT pg_drop_replication_slot('{ready.slot}')")
+    (hole,) = check_source(ready.dsn, ready.settings, ready.home, ready.tables)
+    assert "is gone" in hole.problem and "--new-epoch" in hole.fix
+    with pytest.raises(HoleInSource):
+        require_ready([hole])
+
+
+def test_everything_is_listed_at_once_the_worst_first(source: SourceUnderTest) -> None:
+    source.sql(
+        "CREATE TABLE t (id int, v text)",
+        f"CREATE PUBLICATION {source.slot} FOR TABLE t WITH (publish = 'insert')",
+        f"SELECT pg_create_logical_replication_slot('{source.slot}', 'pgoutput')",
+    )
+    source.tables += [contract("t", ("id", "v")), contract("missing", ("id",))]
+    found = _all_findings(source)
+    assert {each.check for each in blocking(found)} == {
+        "key_not_null",
+        "replica_identity",
+        "table",
+        "publication_operations",
+        "slot_taken",
+    }
+    assert [each.severity for each in found] == sorted(each.severity for each in found)
+    with pytest.raises(PreflightFailed) as refused:
+        require_ready(found)
+    assert all(each.problem in refused.value.problem and each.fix in refused.value.fix for each in found)
+
+
+def test_nothing_is_changed_at_the_source_that_is_not_ready(ready: SourceUnderTest) -> None:
+    ready.sql(f"SELECT pg_create_logical_replication_slot('{ready.slot}', 'pgoutput')")
+    with pytest.raises(SlotInUse):
+        ready.catch_up()
+    assert ready.query("SELECT pubname FROM pg_publication") == []
+    assert ready.store.current_epoch() is None
+
+
+def test_pooler_in_between_is_noticed_by_its_forged_process_id_and_its_refusal(
+    ready: SourceUnderTest,
+) -> None:
+    folder = parse_dsn(ready.dsn)["host"]
+    with pooler(f"{folder}/.s.PGSQL.5432") as port:
+        direct = ready.dsn
+        ready.dsn = f"host=127.0.0.1 port={port} user=postgres dbname={ready.slot}"
+        found = _findings(ready)
+        assert set(found) == {"pooler", "replication_connection"}
+        assert "unsupported startup parameter" in found["replication_connection"].problem
+        ready.dsn = direct
+    assert _findings(ready) == {}
+
+
+def test_settings_without_which_a_forgotten_slot_does_harm_are_warned_of(ready: SourceUnderTest) -> None:
+    admin = connect(ready.dsn)
+    settings = {"max_slot_wal_keep_size": "-1", "idle_replication_slot_timeout": "1h"}
+    with admin.cursor() as cursor:
+        try:
+            for name, value in settings.items():
+                cursor.execute(f"ALTER SYSTEM SET {name} = '{value}'")
+            cursor.execute("SELECT pg_reload_conf()")
+            _wait_for_setting(ready, "max_slot_wal_keep_size", "-1")
+            found = [each for each in _all_findings(ready) if each.severity is Severity.WARNS]
+            assert {each.check for each in found} == set(settings)
+            for each in found:
+                cursor.execute(each.fix.partition(";")[0])
+            cursor.execute("SELECT pg_reload_conf()")
+            _wait_for_setting(ready, "max_slot_wal_keep_size", "50GB")
+            assert not [each for each in _all_findings(ready) if each.severity is Severity.WARNS]
+        finally:
+            for name in settings:
+                cursor.execute(f"ALTER SYSTEM RESET {name}")
+            cursor.execute("SELECT pg_reload_conf()")
+    admin.close()
+
+
+def _wait_for_setting(source: SourceUnderTest, name: str, value: str) -> None:
+    for _ in range(100):
+        if source.query(f"SHOW {name}") == [(value,)]:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"{name} is not {value} after 5 seconds")

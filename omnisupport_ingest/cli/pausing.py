@@ -1,0 +1,39 @@
+"""A capture that is paused waits in its process, so that `up` has nothing to start again."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from omnisupport_ingest.sources.postgres.pause import PauseNote
+
+_LOOK_SECONDS = 0.5
+
+
+def until_resumed(
+    run: Callable[[], None], note: PauseNote, stop: threading.Event, *, look: float = _LOOK_SECONDS
+) -> Callable[[], None]:
+    """``run``, which after ``CapturePaused`` waits until ``note`` is gone and is called again.
+
+    It looks for the note every ``look`` seconds and ends when ``stop`` is set.
+    """
+
+    def run_or_wait() -> None:
+        from omnisupport_ingest.sources.postgres.errors import CapturePaused
+
+        while not stop.is_set():
+            try:
+                run()
+                return
+            except CapturePaused as paused:
+                click.echo(f"{paused.problem} It waits for: {paused.fix}", err=True)
+            while note.present and not stop.wait(look):
+                pass
+            if not stop.is_set():
+                click.echo("The pause is over; the capture goes on.", err=True)
+
+    return run_or_wait

@@ -1,0 +1,192 @@
+"""``source``: prepare, watch, pause and leave the database that capture reads."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from omnisupport_ingest.cli.opening import existing_home, open_settings
+from omnisupport_ingest.cli.slot_left import size_text
+from omnisupport_ingest.cli.source_opening import open_source_dsn
+
+if TYPE_CHECKING:
+    from omnisupport_ingest.contracts.model import TableContract
+    from omnisupport_ingest.settings import Settings
+    from omnisupport_ingest.sources.postgres.drop import Leaving
+
+NOT_WELL = 1
+"""Exit code of ``status`` when it warns."""
+
+_STOP_SECONDS = 30.0
+"""How long ``pause`` waits for a capture that is in the middle of a transaction."""
+
+
+@click.group()
+def source() -> None:
+    """Prepare, watch, pause and leave the source database."""
+
+
+@source.command()
+@click.option("--role", default=None, help="Name of the role.  [default: omnisupport_capture]")
+@click.option("--database", default=None, help="Name of the database.  [default: that of the source]")
+def grants(role: str | None, database: str | None) -> None:
+    """Print the SQL that makes a capture role with the least rights that suffice.
+
+    Nothing is connected to. An administrator runs the output, or hands the second part to the owner
+    of the tables; then OMNISUPPORT_SOURCE_DSN names the role.
+
+    \b
+    Example:
+      omnisupport-ingest source grants --database shop | psql -d shop
+    """
+    from omnisupport_ingest.sources.postgres.connection import dsn_parts
+    from omnisupport_ingest.sources.postgres.embedded import DATABASE
+    from omnisupport_ingest.sources.postgres.grants import DEFAULT_ROLE, grants_sql
+
+    settings = open_settings()
+    if database is None:
+        dsn = settings.source_dsn
+        database = DATABASE if dsn is None else dsn_parts(dsn.get_secret_value()).get("dbname")
+    if database is None:
+        raise click.UsageError("OMNISUPPORT_SOURCE_DSN names no database; give its name as --database.")
+    click.echo(grants_sql(role or DEFAULT_ROLE, database, settings.publication, _tables(settings)))
+
+
+@source.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document, sizes in bytes.")
+def status(as_json: bool) -> int:
+    """Show server, slot, kept WAL with a forecast, publication, and how far landing has come.
+
+    Warns before the server gives the slot up or its disk is full, and says what to do.
+
+    \b
+    Example:
+      omnisupport-ingest source status
+
+    Exit code: 0 all is well, 1 there are warnings, 2 usage or settings.
+    """
+    from omnisupport_ingest.cli.source_view import print_status, status_document
+    from omnisupport_ingest.sources.postgres.status import source_status
+
+    settings = open_settings()
+    tables = _tables(settings)
+    home = existing_home(settings)
+    found = source_status(open_source_dsn(settings, home), settings, home, tables)
+    if as_json:
+        click.echo(json.dumps(status_document(found), indent=2))
+    else:
+        print_status(found)
+    return NOT_WELL if found.warnings else 0
+
+
+@source.command()
+@click.option("--reason", default="", help="Why, for the next person who looks.")
+def pause(reason: str) -> None:
+    """Stop capturing the source until `source resume`, over restarts too.
+
+    A capture that runs stops where its next batch ends, within seconds; under `up` it waits for the
+    resume. The slot stays, so nothing is lost, and the server keeps the WAL until then: watch it with
+    `source status`.
+
+    \b
+    Example:
+      omnisupport-ingest source pause --reason "maintenance of the database"
+    """
+    from omnisupport_ingest.landing.store import LandingStore
+    from omnisupport_ingest.sources.postgres.errors import CaptureRunning
+    from omnisupport_ingest.sources.postgres.lease import Lease
+    from omnisupport_ingest.sources.postgres.pause import PauseNote
+
+    settings = open_settings()
+    home = existing_home(settings)
+    was_running = Lease.is_held(home.run, settings.source)
+    set_pause = PauseNote(LandingStore(home.landing, settings.source).folder).write(reason)
+    give_up = time.monotonic() + _STOP_SECONDS
+    while Lease.is_held(home.run, settings.source):
+        if time.monotonic() > give_up:
+            raise CaptureRunning(
+                f"The pause is set, but the capture of {settings.source} has not stopped after "
+                f"{_STOP_SECONDS:.0f} seconds.",
+                fix="It stops when the step it is in is over; watch it: omnisupport-ingest source status",
+            )
+        time.sleep(0.1)
+    stopped = "The capture has stopped." if was_running else "No capture was running."
+    click.echo(f"{settings.source} is paused {set_pause}. {stopped}")
+    click.echo("The server keeps its WAL until: omnisupport-ingest source resume")
+
+
+@source.command()
+def resume() -> None:
+    """End the pause. A capture that waits, under `up` or by itself, goes on within seconds.
+
+    \b
+    Example:
+      omnisupport-ingest source resume
+    """
+    from omnisupport_ingest.landing.store import LandingStore
+    from omnisupport_ingest.sources.postgres.pause import PauseNote
+
+    settings = open_settings()
+    home = existing_home(settings)
+    if PauseNote(LandingStore(home.landing, settings.source).folder).clear():
+        click.echo(f"{settings.source} is no longer paused; a capture that waits goes on where it stopped.")
+    else:
+        click.echo(f"{settings.source} was not paused.")
+
+
+@source.command()
+@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+def drop(yes: bool) -> None:
+    """Drop the slot and the publication that capture has made on the source. Landing and lake stay.
+
+    The server then keeps no WAL for this home. What commits from then on is not captured: a later
+    capture needs --new-epoch, which takes a new snapshot of every table. Refused while capture runs.
+
+    \b
+    Example:
+      omnisupport-ingest source drop
+    """
+    from omnisupport_ingest.errors import IngestError
+    from omnisupport_ingest.sources.postgres.drop import leave, plan_leaving
+
+    settings = open_settings()
+    home = existing_home(settings)
+    dsn = open_source_dsn(settings, home)
+    if isinstance(dsn, IngestError):
+        raise dsn
+    plan = plan_leaving(dsn, settings, home)
+    _print_plan(plan)
+    if plan.slot is None and plan.publication is None:
+        click.echo("Nothing of ours is there to drop.")
+        return
+    if not yes:
+        click.confirm("Drop this?", abort=True)
+    done = leave(dsn, settings, home)
+    named = [f"slot {done.slot}"] if done.slot else []
+    named += [f"publication {done.publication}"] if done.publication else []
+    click.echo(f"Dropped: {', '.join(named) or 'nothing, it was gone already'}.")
+
+
+def _print_plan(plan: Leaving) -> None:
+    if plan.slot is not None:
+        click.echo(
+            f"Slot {plan.slot}: goes, and with it {size_text(plan.retained_bytes)} of WAL kept for it. "
+            "Changes that have not landed are never captured; a later capture needs --new-epoch, which takes "
+            "a new snapshot."
+        )
+    if plan.publication is not None:
+        click.echo(f"Publication {plan.publication}: goes; capture has made it, and no other slot uses it.")
+    for each in plan.stays:
+        click.echo(f"Stays: {each}")
+
+
+def _tables(settings: Settings) -> tuple[TableContract, ...]:
+    from omnisupport_ingest.contracts.load import default_contracts_dir, load_contracts
+    from omnisupport_ingest.sources.postgres.source_check import contracted_tables
+
+    return contracted_tables(
+        load_contracts(settings.contracts_dir or default_contracts_dir()), settings.source
+    )

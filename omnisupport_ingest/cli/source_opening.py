@@ -1,0 +1,34 @@
+"""The source as a command that only looks at it opens it: no home is made for that."""
+
+from __future__ import annotations
+
+from omnisupport_ingest.cli.opening import open_home
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.home import Home
+from omnisupport_ingest.settings import Settings
+
+
+def home_if_any(settings: Settings) -> Home | None:
+    """The home of ``settings`` if it is there; ``HomeMismatch`` if it is another kind."""
+    if not (settings.home.expanduser() / "home.json").exists():
+        return None
+    return open_home(settings)
+
+
+def open_source_dsn(settings: Settings, home: Home | None) -> str | IngestError:
+    """The connection string of the source, or the error that says why there is none now."""
+    from omnisupport_ingest.sources.postgres.capture import source_dsn
+    from omnisupport_ingest.sources.postgres.errors import SourceUnavailable
+
+    if settings.source_dsn is not None:
+        return settings.source_dsn.get_secret_value()
+    if home is None:
+        return SourceUnavailable(
+            f"There is no home at {settings.home.expanduser().absolute()}, so no embedded PostgreSQL, and "
+            "OMNISUPPORT_SOURCE_DSN names no other source.",
+            fix="Set OMNISUPPORT_SOURCE_DSN to the source, or make the embedded one: omnisupport-ingest demo",
+        )
+    try:
+        return source_dsn(settings, home)
+    except SourceUnavailable as error:
+        return error

@@ -1,0 +1,182 @@
+"""The status of a source as a person reads it, and as a program does."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import click
+
+from omnisupport_ingest.cli.slot_left import size_text
+
+if TYPE_CHECKING:
+    from omnisupport_ingest.sources.postgres.server import SlotFacts
+    from omnisupport_ingest.sources.postgres.status import LandedUpTo, ServerState, SourceStatus
+
+_LABEL = 13
+
+
+def print_status(status: SourceStatus) -> None:
+    """Print ``status`` as lines of a label and a fact, then the warnings with their remedies."""
+    server = status.server
+    _line("source", f"{status.source}, {status.tables} tables by contract")
+    if server is not None:
+        _line("server", f"PostgreSQL {server.version}, database {server.database}, role {server.role}")
+    else:
+        _line("server", "cannot be asked, see below")
+    _line("capture", _capture(status))
+    _line("landed", _landed(status.landed))
+    if server is not None:
+        _line("slot", f"{status.slot_name}: {_slot(server.slot)}")
+        if server.slot is not None:
+            _line("WAL kept", _retained(server, server.slot))
+            _line("forecast", _forecast(server))
+        _line("publication", f"{status.publication}: {_publication(status, server)}")
+    for each in status.warnings:
+        click.echo(f"\n{click.style('Warning:', fg='yellow', bold=True)} {each.problem}\nFix: {each.fix}")
+
+
+def status_document(status: SourceStatus) -> dict[str, object]:
+    """``status`` for ``--json``: sizes in bytes, times in ISO 8601, LSNs as PostgreSQL writes them."""
+    server, landed = status.server, status.landed
+    return {
+        "source": status.source,
+        "tables": status.tables,
+        "capture": {
+            "running": status.capture_running,
+            "paused_since": _iso(status.paused.since) if status.paused else None,
+            "paused_because": (status.paused.reason or None) if status.paused else None,
+        },
+        "landed": None
+        if landed is None
+        else {
+            "epoch": landed.epoch,
+            "lsn": str(landed.lsn),
+            "at": _iso(landed.at),
+            "watermark": _iso(landed.watermark),
+            "bytes_behind": landed.behind,
+        },
+        "server": None if server is None else _server_document(status, server),
+        "warnings": [{"what": each.problem, "fix": each.fix} for each in status.warnings],
+    }
+
+
+def _server_document(status: SourceStatus, server: ServerState) -> dict[str, object]:
+    slot, ahead = server.slot, server.forecast
+    reader = slot.reader if slot is not None else None
+    return {
+        "version": server.version,
+        "database": server.database,
+        "role": server.role,
+        "wal_end": str(server.wal_end),
+        "max_slot_wal_keep_size": server.room.limit,
+        "disk_free": server.room.disk_free,
+        "slot": None
+        if slot is None
+        else {
+            "name": slot.name,
+            "active": reader is not None,
+            "reader": None
+            if reader is None
+            else {
+                "pid": reader.pid,
+                "application": reader.application,
+                "user": reader.user,
+                "address": reader.address,
+            },
+            "restart_lsn": _text(slot.restart_lsn),
+            "confirmed_flush_lsn": _text(slot.confirmed_flush_lsn),
+            "wal_status": slot.wal_status,
+            "retained_bytes": slot.retained_bytes,
+            "safe_wal_size": slot.safe_bytes,
+            "invalidation_reason": slot.invalidated,
+        },
+        "forecast": None
+        if ahead is None
+        else {
+            "wal_bytes_per_second": None if ahead.rate is None else round(ahead.rate, 1),
+            "ends_at": ahead.ends_at,
+            "bytes_left": ahead.left,
+            "seconds_left": None if ahead.seconds is None else round(ahead.seconds),
+        },
+        "publication": {
+            "name": status.publication,
+            "exists": server.publication_found,
+            "missing_tables": list(server.missing),
+        },
+    }
+
+
+def _capture(status: SourceStatus) -> str:
+    paused = f"paused {status.paused}" if status.paused else ""
+    if status.capture_running:
+        return f"{paused}, and about to stop" if paused else "running"
+    return paused or "not running"
+
+
+def _landed(landed: LandedUpTo | None) -> str:
+    if landed is None:
+        return "nothing yet"
+    parts = [f"up to {landed.lsn} in epoch {landed.epoch}"]
+    if landed.behind is not None:
+        parts.append(f"{size_text(landed.behind)} behind the server")
+    if landed.at is not None:
+        parts.append(f"last batch {_ago(landed.at)} ago")
+    return ", ".join(parts)
+
+
+def _slot(slot: SlotFacts | None) -> str:
+    if slot is None:
+        return "not on the server"
+    read = f"read by {slot.reader}" if slot.reader else "nobody reads it"
+    given_up = f", given up: {slot.invalidated}" if slot.invalidated else ""
+    return f"{read}, confirmed up to {slot.confirmed_flush_lsn}, restarts at {slot.restart_lsn}{given_up}"
+
+
+def _retained(server: ServerState, slot: SlotFacts) -> str:
+    limit = server.room.limit
+    bound = "no limit (max_slot_wal_keep_size)" if limit is None else f"limit {size_text(limit)}"
+    safe = "" if slot.safe_bytes is None else f", {size_text(max(0, slot.safe_bytes))} left"
+    return f"{size_text(slot.retained_bytes or 0)} for the slot, {bound}{safe}, status {slot.wal_status}"
+
+
+def _forecast(server: ServerState) -> str:
+    ahead = server.forecast
+    assert ahead is not None, "a slot has a forecast"
+    rate = "rate of the WAL not known yet"
+    if ahead.rate is not None:
+        rate = f"{size_text(round(ahead.rate * 3600))} of WAL an hour"
+    if ahead.ends_at is None:
+        return f"{rate}; how much room there is cannot be seen from here"
+    if ahead.left is not None and ahead.seconds is None:
+        return f"{rate}; {size_text(ahead.left)} until {ahead.ends_at}"
+    return f"{rate}; if the slot stood still, {ahead.ends_at} in {_span(ahead.seconds or 0)}"
+
+
+def _publication(status: SourceStatus, server: ServerState) -> str:
+    if not server.publication_found:
+        return "not on the server"
+    return f"covers {status.tables - len(server.missing)} of {status.tables} tables"
+
+
+def _line(label: str, text: str) -> None:
+    click.echo(f"{label:<{_LABEL}}{text}")
+
+
+def _ago(moment: datetime) -> str:
+    return _span(max(0.0, (datetime.now(UTC) - moment).total_seconds()))
+
+
+def _span(seconds: float) -> str:
+    for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} seconds"
+
+
+def _iso(moment: datetime | None) -> str | None:
+    return None if moment is None else moment.isoformat()
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)

@@ -1,0 +1,103 @@
+"""Pausing the capture of a source: a durable note in the home, which every capture obeys.
+
+A capture that runs stops where the next batch ends; the slot stays, so nothing is lost, and the
+server keeps the WAL until the capture goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from omnisupport_ingest.durable import create_exclusively, sync_folder
+from omnisupport_ingest.sources.postgres.errors import CapturePaused
+
+_NOTE = "paused.json"
+_LOOK_SECONDS = 0.5
+"""How often a capture that runs looks for the note."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """A pause in force. ``reason`` is what the person said, or empty."""
+
+    since: datetime
+    reason: str
+
+    def __str__(self) -> str:
+        return f"since {self.since.isoformat(timespec='seconds')}" + (
+            f" ({self.reason})" if self.reason else ""
+        )
+
+
+class PauseNote:
+    """The note of one source, in its landing folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / _NOTE
+
+    def write(self, reason: str = "") -> Pause:
+        """Pause; a pause that is in force already stays as it is. Durable when this returns."""
+        pause = Pause(datetime.now(UTC), reason)
+        content = {"since": pause.since.isoformat(), "reason": reason}
+        create_exclusively(self._path, json.dumps(content).encode() + b"\n")
+        return self.read() or pause
+
+    def clear(self) -> bool:
+        """End the pause; returns whether there was one."""
+        try:
+            self._path.unlink()
+        except FileNotFoundError:
+            return False
+        sync_folder(self._path.parent)
+        return True
+
+    @property
+    def present(self) -> bool:
+        return self._path.exists()
+
+    def read(self) -> Pause | None:
+        """The pause in force, if any. A note that cannot be read is a pause all the same."""
+        try:
+            content = json.loads(self._path.read_text())
+            return Pause(datetime.fromisoformat(content["since"]), str(content["reason"]))
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError):
+            since = datetime.fromtimestamp(self._path.stat().st_mtime, UTC)
+            return Pause(since, f"{self._path} cannot be read")
+
+
+class StopOrPause(threading.Event):
+    """A stop that is also set while the source is paused; what asks for ``is_set`` obeys both."""
+
+    def __init__(self, stop: threading.Event, note: PauseNote) -> None:
+        super().__init__()
+        self._stop, self._note = stop, note
+        self._next_look = 0.0
+        self.is_set()
+
+    def is_set(self) -> bool:
+        if self._stop.is_set() or super().is_set():
+            return True
+        now = time.monotonic()
+        if now >= self._next_look:
+            self._next_look = now + _LOOK_SECONDS
+            if self._note.present:
+                # It stays set if the pause ends meanwhile: whoever saw it is stopping.
+                self.set()
+                return True
+        return False
+
+    def raise_if_paused(self, source: str) -> None:
+        """``CapturePaused`` if a pause has been seen, and not the stop."""
+        if super().is_set() and not self._stop.is_set():
+            pause = self._note.read()
+            raise CapturePaused(
+                f"The capture of {source} is paused{f' {pause}' if pause else ''}.",
+                fix="omnisupport-ingest source resume",
+            )

@@ -1,0 +1,71 @@
+"""Is the source set up for capture? Everything that must be true, with the SQL that makes it so.
+
+``preflight`` looks and changes nothing; ``require_ready`` turns what it found into one error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from psycopg2.extensions import connection as Connection
+
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.sources.postgres.connection import connect, source_errors
+from omnisupport_ingest.sources.postgres.home_slot import ExpectedSlot
+from omnisupport_ingest.sources.postgres.live_table import read_live_tables
+from omnisupport_ingest.sources.postgres.preflight.findings import Finding, Severity, blocking, require_ready
+from omnisupport_ingest.sources.postgres.preflight.publication import publication_findings
+from omnisupport_ingest.sources.postgres.preflight.rows import one_row
+from omnisupport_ingest.sources.postgres.preflight.server import right_findings, server_findings
+from omnisupport_ingest.sources.postgres.preflight.session import replication_findings, session_findings
+from omnisupport_ingest.sources.postgres.preflight.slot import slot_findings
+from omnisupport_ingest.sources.postgres.preflight.tables import read_table, table_findings
+
+__all__ = ["Finding", "Severity", "blocking", "preflight", "require_ready"]
+
+
+def preflight(
+    dsn: str,
+    tables: Sequence[TableContract],
+    *,
+    publication: str,
+    slot: ExpectedSlot,
+    slot_wait_seconds: float = 0.0,
+) -> tuple[Finding, ...]:
+    """Every finding about the source at ``dsn``, the worst first; changes nothing there.
+
+    Works with no right beyond connecting. Raises ``BadDsn``, ``SourceRefused`` or
+    ``SourceUnavailable`` if even that fails.
+    """
+    connection = connect(dsn)
+    try:
+        with source_errors("checking the source"):
+            found = list(_findings(dsn, connection, tables, publication, slot, slot_wait_seconds))
+    finally:
+        connection.close()
+    return tuple(sorted(found, key=lambda each: list(Severity).index(each.severity)))
+
+
+def _findings(
+    dsn: str,
+    connection: Connection,
+    tables: Sequence[TableContract],
+    publication: str,
+    slot: ExpectedSlot,
+    slot_wait_seconds: float,
+) -> Iterator[Finding]:
+    (role,) = one_row(connection, "SELECT current_user::text")
+    yield from session_findings(connection)
+    yield from server_findings(connection, slot.name)
+    rights = list(right_findings(connection))
+    # Without the right the connection is refused for it, which need not be said twice.
+    yield from rights or replication_findings(dsn)
+    present = {}
+    live = read_live_tables(connection, [(each.schema, each.table) for each in tables])
+    for contract in tables:
+        table = read_table(connection, contract)
+        yield from table_findings(contract, table, live.get((contract.schema, contract.table)), role)
+        if table is not None and table.in_the_wal:
+            present[contract] = table
+    yield from publication_findings(connection, publication, present, role)
+    yield from slot_findings(connection, slot, slot_wait_seconds)

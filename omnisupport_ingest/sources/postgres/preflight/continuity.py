@@ -1,0 +1,35 @@
+"""Does the slot continue what this home has landed? The same proof that a start of capture asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.sources.postgres.connection import connect
+from omnisupport_ingest.sources.postgres.continuity import resume_point
+from omnisupport_ingest.sources.postgres.errors import HoleInSource
+from omnisupport_ingest.sources.postgres.home_slot import end_of_chain
+from omnisupport_ingest.sources.postgres.preflight.findings import Finding
+from omnisupport_ingest.sources.postgres.server import server_facts, slot_facts, wal_clock
+
+
+def continuity_findings(dsn: str, store: LandingStore) -> Iterator[Finding]:
+    """The hole, if there is one; nothing for a home that has no epoch from a server yet.
+
+    True while a capture runs as well. Raises ``SourceRefused`` or ``SourceUnavailable``.
+    """
+    epoch = store.current_epoch()
+    if epoch is None or epoch.facts is None:
+        return
+    server = server_facts(dsn)
+    connection = connect(dsn)
+    try:
+        # In this order: a capture that runs lands first and confirms after, and the WAL is ahead of both.
+        slot = slot_facts(connection, epoch.facts.slot)
+        end, last = end_of_chain(store, epoch)
+        flushed = wal_clock(connection).flushed
+        resume_point(epoch, end, last, server, flushed, slot)
+    except HoleInSource as hole:
+        yield Finding("continuity", hole.problem, hole.fix, raises=HoleInSource)
+    finally:
+        connection.close()

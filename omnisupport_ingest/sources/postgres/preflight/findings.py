@@ -1,0 +1,61 @@
+"""What a preflight says: findings, each with how bad it is and the SQL that repairs it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.sources.postgres.errors import PreflightFailed, SlotInUse
+
+
+class Severity(StrEnum):
+    """How much a finding matters, the worst first."""
+
+    BLOCKS = "blocks"
+    """Capture would fail, or would capture something else than the table."""
+    WARNS = "warns"
+    """Capture works, and may be stopped by it later."""
+    NOTES = "notes"
+    """Worth knowing; nothing has to be done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One fact about the source. ``fix`` is SQL, or what to do besides SQL; empty for most notes.
+
+    ``raises``: the error that stands for it where it is the only kind of thing in the way.
+    """
+
+    check: str
+    problem: str
+    fix: str
+    severity: Severity = Severity.BLOCKS
+    raises: type[IngestError] = PreflightFailed
+
+
+def taken_slot(check: str, error: IngestError) -> Finding:
+    """A slot that somebody else has, as a finding."""
+    return Finding(check, error.problem, error.fix, raises=SlotInUse)
+
+
+def blocking(findings: Iterable[Finding]) -> list[Finding]:
+    """The findings that stand in the way."""
+    return [each for each in findings if each.severity is Severity.BLOCKS]
+
+
+def require_ready(findings: Iterable[Finding]) -> None:
+    """Raise one error with every blocking finding and every fix, if there is any.
+
+    ``PreflightFailed``, or ``SlotInUse`` if nothing but the slot is in the way.
+    """
+    found = blocking(findings)
+    if not found:
+        return
+    kinds = {each.raises for each in found}
+    kind = kinds.pop() if len(kinds) == 1 else PreflightFailed
+    raise kind(
+        "The source is not ready for capture:\n" + "\n".join(f"- {each.problem}" for each in found),
+        fix="\n" + "\n".join(dict.fromkeys(f"  {each.fix}" for each in found)),
+    )

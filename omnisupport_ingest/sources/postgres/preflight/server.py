@@ -1,0 +1,122 @@
+"""Is the server set up for logical decoding, and has it room for one more reader?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from psycopg2.extensions import connection as Connection
+
+from omnisupport_ingest.sources.postgres.preflight.findings import Finding, Severity
+from omnisupport_ingest.sources.postgres.preflight.rows import one_row
+from omnisupport_ingest.sources.postgres.quoting import identifier, literal
+from omnisupport_ingest.sources.postgres.server import STANDBY, STANDBY_FIX
+
+OLDEST_VERSION = 13
+"""The first with ``publish_via_partition_root`` and the slot's ``wal_status``."""
+
+_RESTART = "-- then restart PostgreSQL"
+SUGGESTED_LIMIT = "50GB"
+"""For ``max_slot_wal_keep_size``, where none is set: an order of magnitude, not a measurement."""
+
+
+def server_findings(connection: Connection, slot: str) -> Iterator[Finding]:
+    """What is wrong with the server itself. ``slot``: ours, which does not count as somebody else's."""
+    if connection.server_version < OLDEST_VERSION * 10_000:
+        yield Finding(
+            "server_version",
+            f"The server is PostgreSQL {connection.server_version // 10_000}; capture needs "
+            f"{OLDEST_VERSION} or newer.",
+            f"Upgrade the server to PostgreSQL {OLDEST_VERSION} or newer (pg_upgrade).",
+        )
+    standby, wal_level, encoding = one_row(
+        connection,
+        "SELECT pg_is_in_recovery(), current_setting('wal_level'), current_setting('server_encoding')",
+    )
+    if standby:
+        yield Finding(
+            "standby",
+            STANDBY,
+            STANDBY_FIX,
+        )
+    if wal_level != "logical":
+        yield Finding(
+            "wal_level",
+            f"wal_level is {wal_level}; logical decoding needs logical.",
+            f"ALTER SYSTEM SET wal_level = 'logical';  {_RESTART}",
+        )
+    if encoding == "SQL_ASCII":
+        yield Finding(
+            "encoding",
+            "The database has the encoding SQL_ASCII, so its text cannot be read as UTF-8 with certainty.",
+            "Dump the database and restore it into one created with ENCODING 'UTF8'.",
+        )
+    # Capture keeps one slot; a snapshot and a comparison each need another for a short time.
+    yield from _headroom(
+        connection,
+        "max_replication_slots",
+        f"SELECT count(*) FROM pg_replication_slots WHERE slot_name <> {literal(slot)}",
+        needed=2,
+    )
+    yield from _headroom(
+        connection,
+        "max_wal_senders",
+        "SELECT count(*) FROM pg_stat_replication WHERE application_name <> 'omnisupport-ingest'",
+        needed=2,
+    )
+    yield from _retention(connection)
+
+
+def right_findings(connection: Connection) -> Iterator[Finding]:
+    """Whether this role may replicate at all."""
+    user, may_replicate, on_rds = one_row(
+        connection,
+        "SELECT rolname::text, rolreplication OR rolsuper OR EXISTS (SELECT FROM pg_roles cloud"
+        " WHERE cloud.rolname = 'rds_replication' AND pg_has_role(current_user, cloud.oid, 'MEMBER')),"
+        " EXISTS (SELECT FROM pg_roles cloud WHERE cloud.rolname = 'rds_replication')"
+        " FROM pg_roles WHERE rolname = current_user",
+    )
+    if not may_replicate:
+        yield Finding(
+            "replication_right",
+            f"Role {user} may not use replication.",
+            f"GRANT rds_replication TO {identifier(user)};"
+            if on_rds
+            else f"ALTER ROLE {identifier(user)} REPLICATION;",
+        )
+
+
+def _headroom(connection: Connection, setting: str, used_query: str, *, needed: int) -> Iterator[Finding]:
+    (limit,) = one_row(connection, f"SELECT current_setting({literal(setting)})::int")
+    (used,) = one_row(connection, used_query)
+    if limit - used < needed:
+        yield Finding(
+            setting,
+            f"{setting} is {limit} and {used} are in use by others; capture needs {needed}.",
+            f"ALTER SYSTEM SET {setting} = {used + needed + 2};  {_RESTART}",
+        )
+
+
+def _retention(connection: Connection) -> Iterator[Finding]:
+    """Settings that say how long the server keeps WAL for a slot that nobody reads."""
+    limit, idle = one_row(
+        connection,
+        "SELECT current_setting('max_slot_wal_keep_size'),"
+        " nullif(current_setting('idle_replication_slot_timeout', true), '0')",
+    )
+    if limit == "-1":
+        yield Finding(
+            "max_slot_wal_keep_size",
+            "max_slot_wal_keep_size is not set: WAL that is kept for a slot which nobody reads can fill the "
+            "server's disk.",
+            f"ALTER SYSTEM SET max_slot_wal_keep_size = '{SUGGESTED_LIMIT}';  -- what the disk can spare; "
+            "then SELECT pg_reload_conf();",
+            Severity.WARNS,
+        )
+    if idle:
+        yield Finding(
+            "idle_replication_slot_timeout",
+            f"idle_replication_slot_timeout is {idle}: the server gives a slot up after so long without a "
+            "reader, so a capture that stands still for longer must begin again with a snapshot.",
+            "ALTER SYSTEM SET idle_replication_slot_timeout = 0;  -- then SELECT pg_reload_conf();",
+            Severity.WARNS,
+        )

@@ -1,0 +1,100 @@
+"""Can each contracted table be read and followed, row by row, under the key of its contract?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from psycopg2.extensions import connection as Connection
+
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.sources.postgres.live_table import LiveTable
+from omnisupport_ingest.sources.postgres.preflight.contract_match import contract_findings
+from omnisupport_ingest.sources.postgres.preflight.findings import Finding, Severity
+from omnisupport_ingest.sources.postgres.preflight.rows import one_row
+from omnisupport_ingest.sources.postgres.quoting import identifier, qualified
+
+
+@dataclass(frozen=True, slots=True)
+class SourceTable:
+    """A table as this role sees it. ``hides_rows``: a row-level policy applies to this role.
+
+    ``not_null``: column → whether it is declared NOT NULL, in the table's order.
+    """
+
+    oid: int
+    kind: str
+    persistence: str
+    identity: str
+    may_use_schema: bool
+    may_read: bool
+    owned: bool
+    hides_rows: bool
+    not_null: dict[str, bool]
+
+    @property
+    def partitioned(self) -> bool:
+        return self.kind == "p"
+
+    @property
+    def in_the_wal(self) -> bool:
+        return self.kind in ("r", "p") and self.persistence == "p"
+
+
+def read_table(connection: Connection, contract: TableContract) -> SourceTable | None:
+    """The contract's table; none if the database has none of that name."""
+    row = one_row(
+        connection,
+        "SELECT c.oid, c.relkind::text, c.relpersistence::text, c.relreplident::text,"
+        " has_schema_privilege(n.oid, 'USAGE'), has_table_privilege(c.oid, 'SELECT'),"
+        " pg_has_role(c.relowner, 'USAGE'), row_security_active(c.oid),"
+        " ARRAY(SELECT attname::text FROM pg_attribute WHERE attrelid = c.oid AND attnum > 0"
+        "       AND NOT attisdropped ORDER BY attnum),"
+        " ARRAY(SELECT attnotnull FROM pg_attribute WHERE attrelid = c.oid AND attnum > 0"
+        "       AND NOT attisdropped ORDER BY attnum)"
+        " FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
+        " WHERE n.nspname = %s AND c.relname = %s",
+        (contract.schema, contract.table),
+    )
+    if row is None:
+        return None
+    oid, kind, persistence, identity, may_use, may_read, owned, hides_rows, names, not_null = row
+    columns = dict(zip(names, not_null, strict=True))
+    return SourceTable(oid, kind, persistence, identity, may_use, may_read, owned, hides_rows, columns)
+
+
+def table_findings(
+    contract: TableContract, table: SourceTable | None, live: LiveTable | None, role: str
+) -> Iterator[Finding]:
+    """What is wrong with one table for ``role``, apart from its publication.
+
+    ``live``: the same table, as far as a contract speaks of it.
+    """
+    if table is not None and table.in_the_wal:
+        yield from _rights(contract, table, role)
+    for finding in contract_findings(contract, live):
+        if finding.severity is not Severity.NOTES:
+            yield finding
+
+
+def _rights(contract: TableContract, table: SourceTable, role: str) -> Iterator[Finding]:
+    name = qualified(contract.schema, contract.table)
+    if not table.may_use_schema:
+        yield Finding(
+            "schema_right",
+            f"Role {role} may not use the schema {contract.schema}.",
+            f"GRANT USAGE ON SCHEMA {identifier(contract.schema)} TO {identifier(role)};"
+            "  -- run by the owner of the schema",
+        )
+    if not table.may_read:
+        yield Finding(
+            "select_right",
+            f"Role {role} may not read {contract.full_name}, which the snapshot needs.",
+            f"GRANT SELECT ON {name} TO {identifier(role)};  -- run by the owner of the table",
+        )
+    if table.hides_rows:
+        yield Finding(
+            "row_security",
+            f"Row security of {contract.full_name} hides rows from role {role}; a snapshot would miss them.",
+            f"ALTER ROLE {identifier(role)} BYPASSRLS;  -- run by a superuser",
+        )

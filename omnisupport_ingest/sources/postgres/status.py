@@ -1,0 +1,236 @@
+"""The state of a source at a glance: server, slot, publication, what has landed, and what threatens."""
+
+from __future__ import annotations
+
+import shutil
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from psycopg2.extensions import connection as Connection
+
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.home import Home
+from omnisupport_ingest.landing.names import stream_prefix
+from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.settings import Settings
+from omnisupport_ingest.sources.postgres.connection import connect, source_errors
+from omnisupport_ingest.sources.postgres.embedded_location import Location
+from omnisupport_ingest.sources.postgres.errors import SourceRefused, SourceUnavailable
+from omnisupport_ingest.sources.postgres.home_slot import end_of_chain
+from omnisupport_ingest.sources.postgres.lease import Lease
+from omnisupport_ingest.sources.postgres.pause import Pause, PauseNote
+from omnisupport_ingest.sources.postgres.preflight.continuity import continuity_findings
+from omnisupport_ingest.sources.postgres.preflight.rows import one_row
+from omnisupport_ingest.sources.postgres.publication import read_publication
+from omnisupport_ingest.sources.postgres.retention import (
+    Forecast,
+    Room,
+    WalMark,
+    Warned,
+    forecast,
+    wal_rate,
+    warnings,
+)
+from omnisupport_ingest.sources.postgres.server import SlotFacts, slot_facts
+
+_RATE_OVER = timedelta(hours=1)
+"""The rate of the WAL is taken over about this long."""
+
+_RATE_AT_LEAST = timedelta(minutes=1)
+_MEGABYTE = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class LandedUpTo:
+    """The end of the landed chain of the current epoch. ``at``: when its last batch landed.
+
+    ``behind`` is the WAL between it and the end of the server's, in bytes; null without a server.
+    """
+
+    epoch: int
+    lsn: Lsn
+    at: datetime | None
+    watermark: datetime | None
+    behind: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ServerState:
+    """What the server says. ``missing``: contracted tables that the publication does not cover."""
+
+    version: str
+    database: str
+    role: str
+    wal_end: Lsn
+    slot: SlotFacts | None
+    room: Room
+    forecast: Forecast | None
+    publication_found: bool
+    missing: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SourceStatus:
+    """``server`` is null if it cannot be asked; ``warnings`` then says why."""
+
+    source: str
+    slot_name: str
+    publication: str
+    tables: int
+    capture_running: bool
+    paused: Pause | None
+    landed: LandedUpTo | None
+    server: ServerState | None
+    warnings: tuple[Warned, ...]
+
+
+def source_status(
+    dsn: str | IngestError, settings: Settings, home: Home, tables: Sequence[TableContract]
+) -> SourceStatus:
+    """The status of the source at ``dsn``, or without its server if an error stands in its place."""
+    store = LandingStore(home.landing, settings.source)
+    epoch = store.current_epoch()
+    slot_name = epoch.facts.slot if epoch is not None and epoch.facts is not None else settings.slot
+    running = Lease.is_held(home.run, settings.source)
+    paused = PauseNote(store.folder).read()
+    found: list[Warned] = []
+    server: ServerState | None = None
+    if isinstance(dsn, IngestError):
+        found.append(Warned(dsn.problem, dsn.fix))
+    else:
+        try:
+            server = _ask(dsn, settings, home, store, slot_name, tables)
+            found += _dangers(dsn, settings, store, server, _start_reading(paused))
+        except (SourceRefused, SourceUnavailable) as error:
+            found.append(Warned(error.problem, error.fix))
+    return SourceStatus(
+        settings.source,
+        slot_name,
+        settings.publication,
+        len(tables),
+        running,
+        paused,
+        _landed(store, server),
+        server,
+        tuple(found),
+    )
+
+
+def _start_reading(paused: Pause | None) -> str:
+    if paused is not None:
+        return "Let the capture go on: omnisupport-ingest source resume."
+    return "Start the capture: omnisupport-ingest up."
+
+
+def _ask(
+    dsn: str,
+    settings: Settings,
+    home: Home,
+    store: LandingStore,
+    slot_name: str,
+    tables: Sequence[TableContract],
+) -> ServerState:
+    connection = connect(dsn)
+    try:
+        with source_errors("reading the state of the source"):
+            version, database, role, end, limit = one_row(
+                connection,
+                "SELECT current_setting('server_version'), current_database()::text, current_user::text,"
+                " (CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()"
+                "  ELSE pg_current_wal_lsn() END)::text,"
+                " (SELECT setting::bigint FROM pg_settings WHERE name = 'max_slot_wal_keep_size')",
+            )
+            slot = slot_facts(connection, slot_name)
+            covered = _covered(connection, settings.publication)
+    finally:
+        connection.close()
+    wal_end = Lsn.parse(end)
+    room = Room(limit * _MEGABYTE if limit >= 0 else None, _disk_free(settings, home))
+    rate = wal_rate(_earlier(store), WalMark(wal_end, datetime.now(UTC)))
+    missing = () if covered is None else _missing(tables, covered)
+    return ServerState(
+        version,
+        database,
+        role,
+        wal_end,
+        slot,
+        room,
+        forecast(slot, room, rate) if slot is not None else None,
+        covered is not None,
+        missing,
+    )
+
+
+def _covered(connection: Connection, name: str) -> set[tuple[str, str]] | None:
+    publication = read_publication(connection, name)
+    return None if publication is None else set(publication.tables)
+
+
+def _missing(tables: Iterable[TableContract], covered: set[tuple[str, str]]) -> tuple[str, ...]:
+    return tuple(each.full_name for each in tables if (each.schema, each.table) not in covered)
+
+
+def _dangers(
+    dsn: str, settings: Settings, store: LandingStore, server: ServerState, start_reading: str
+) -> list[Warned]:
+    found = [Warned(each.problem, each.fix) for each in continuity_findings(dsn, store)]
+    if server.slot is not None and server.forecast is not None:
+        if not found:
+            found += warnings(server.slot, server.room, server.forecast, start_reading)
+        name = settings.publication
+        if not server.publication_found:
+            found.append(Warned(f"Publication {name} is not on the server.", "omnisupport-ingest preflight"))
+        elif server.missing:
+            listed = ", ".join(server.missing)
+            found.append(Warned(f"Publication {name} lacks {listed}.", "omnisupport-ingest preflight"))
+    return found
+
+
+def _disk_free(settings: Settings, home: Home) -> int | None:
+    """Free bytes on the disk of the embedded server; null for a server that is not ours to look at."""
+    if settings.source_dsn is not None:
+        return None
+    location = Location.read(home.postgres)
+    if location is None:
+        return None
+    with suppress(OSError):
+        return shutil.disk_usage(location.data).free
+    return None
+
+
+def _earlier(store: LandingStore) -> WalMark | None:
+    """Where the landed WAL ended about an hour ago, or as near to that as batches tell."""
+    epoch = store.current_epoch()
+    if epoch is None:
+        return None
+    prefix = stream_prefix(epoch.number)
+    names = [each for each in store.batch_ids() if each.startswith(prefix)]
+    now = datetime.now(UTC)
+    first = bisect_left(names, now - _RATE_OVER, key=lambda each: store.read(each).arrival.landed_at)
+    for index in (first, first - 1):
+        if 0 <= index < len(names):
+            batch = store.read(names[index])
+            if batch.stream is not None and batch.arrival.landed_at <= now - _RATE_AT_LEAST:
+                return WalMark(batch.stream.end_lsn, batch.arrival.landed_at)
+    return None
+
+
+def _landed(store: LandingStore, server: ServerState | None) -> LandedUpTo | None:
+    epoch = store.current_epoch()
+    if epoch is None:
+        return None
+    end, _ = end_of_chain(store, epoch)
+    last = store.last_stream(epoch.number)
+    arrival = last.arrival if last is not None else None
+    return LandedUpTo(
+        epoch.number,
+        end,
+        arrival.landed_at if arrival else None,
+        arrival.watermark if arrival else None,
+        max(0, server.wal_end.value - end.value) if server is not None else None,
+    )

@@ -1,0 +1,147 @@
+"""Programs that stand between a client and PostgreSQL: one ends TLS, one behaves as a pooler does.
+
+The embedded server is built without TLS, and a pooler is no part of it; what they forward to is real.
+Each is a process of its own: capture waits for the server inside libpq, and no thread beside it runs then.
+
+``python -m … tls CERTIFICATE KEY PLAIN DECRYPTED`` or ``python -m … pooler BACKEND`` prints its port; a
+backend is the path of a socket or ``host:port``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import struct
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+_SSL_REQUEST, _GSS_REQUEST = 80877103, 80877104
+_FORGED_PID = 123_456_789
+
+
+@contextmanager
+def tls_front(certificate: Path, key: Path, *, plain: str, decrypted: str) -> Iterator[int]:
+    """A port that takes TLS and forwards to ``decrypted``; what comes without goes to ``plain``."""
+    with _running("tls", str(certificate), str(key), plain, decrypted) as port:
+        yield port
+
+
+@contextmanager
+def pooler(backend: str) -> Iterator[int]:
+    """A port that hides the server's process id and refuses replication, as PgBouncer does."""
+    with _running("pooler", backend) as port:
+        yield port
+
+
+@contextmanager
+def _running(*arguments: str) -> Iterator[int]:
+    front = subprocess.Popen([sys.executable, "-m", __name__, *arguments], stdout=subprocess.PIPE, text=True)
+    assert front.stdout is not None
+    try:
+        yield int(front.stdout.readline())
+    finally:
+        front.kill()
+        front.communicate()
+
+
+def _serve_tls(context: ssl.SSLContext, plain: str, decrypted: str) -> Serve:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        first = await _first_packet(reader, writer, offer_tls=True)
+        if _code(first) != _SSL_REQUEST:
+            await _relay((reader, writer), await _open(plain), first)
+            return
+        await writer.start_tls(context)
+        await _relay((reader, writer), await _open(decrypted), b"")
+
+    return serve
+
+
+def _serve_pooled(backend: str) -> Serve:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        first = await _first_packet(reader, writer, offer_tls=False)
+        if b"\0replication\0" in first:
+            fields = b"SFATAL\0C08P01\0Munsupported startup parameter: replication\0\0"
+            writer.write(b"E" + struct.pack("!i", len(fields) + 4) + fields)
+            await writer.drain()
+            writer.close()
+            return
+        server = await _open(backend)
+        server[1].write(first)
+        kind = b""
+        while kind not in (b"K", b"E"):
+            kind = await server[0].readexactly(1)
+            (length,) = struct.unpack("!i", await server[0].readexactly(4))
+            body = await server[0].readexactly(length - 4)
+            if kind == b"K":
+                body = struct.pack("!i", _FORGED_PID) + body[4:]
+            writer.write(kind + struct.pack("!i", length) + body)
+        await _relay((reader, writer), server, b"")
+
+    return serve
+
+
+async def _open(backend: str) -> Streams:
+    if backend.startswith("/"):
+        return await asyncio.open_unix_connection(backend)
+    host, _, port = backend.rpartition(":")
+    return await asyncio.open_connection(host, int(port))
+
+
+async def _first_packet(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, offer_tls: bool
+) -> bytes:
+    """The startup packet, or the request for TLS if that is offered (and then accepted)."""
+    while True:
+        head = await reader.readexactly(4)
+        packet = head + await reader.readexactly(struct.unpack("!i", head)[0] - 4)
+        wants_tls = _code(packet) == _SSL_REQUEST
+        if not wants_tls and _code(packet) != _GSS_REQUEST:
+            return packet
+        writer.write(b"S" if wants_tls and offer_tls else b"N")
+        await writer.drain()
+        if wants_tls and offer_tls:
+            return packet
+
+
+def _code(packet: bytes) -> int:
+    return int(struct.unpack_from("!i", packet, 4)[0])
+
+
+async def _relay(client: Streams, server: Streams, first: bytes) -> None:
+    server[1].write(first)
+    await asyncio.gather(_pump(client[0], server[1]), _pump(server[0], client[1]))
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(OSError, ssl.SSLError):
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+    with suppress(OSError, RuntimeError):
+        writer.close()
+
+
+async def _listen(serve: Serve) -> None:
+    async def guarded(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(asyncio.IncompleteReadError, OSError, ssl.SSLError):
+            await serve(reader, writer)
+
+    server = await asyncio.start_server(guarded, "127.0.0.1", 0)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await server.serve_forever()
+
+
+if __name__ == "__main__":
+    kind, *given = sys.argv[1:]
+    if kind == "pooler":
+        asyncio.run(_listen(_serve_pooled(*given)))
+    else:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(given[0], given[1])
+        asyncio.run(_listen(_serve_tls(context, given[2], given[3])))
