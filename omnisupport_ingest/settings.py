@@ -19,35 +19,69 @@ class Settings(BaseSettings):
         env_prefix=PREFIX, env_file=".env", env_file_encoding="utf-8", extra="ignore", frozen=True
     )
 
-    home: Path = Field(Path(".omnisupport"), description="Folder of landing, lake, Dagster home, logs.")
+    home: Path = Field(
+        Path(".omnisupport"),
+        description="Folder of landing, lake, Dagster's files, logs and the embedded database.",
+    )
     contracts_dir: Path | None = Field(
-        None, description="Folder of table contracts; default: contracts/data here, else the packaged ones."
+        None,
+        description="Folder of table contracts. Unset: contracts/data of the working directory, else the "
+        "packaged ones.",
+        examples=["contracts/data"],
     )
-    window: str = Field("hourly", description="Window size: hourly, daily, or minutes:N (N divides 60).")
-    source: str = Field("support_desk", description="Name of the PostgreSQL source in contracts and lake.")
+    window: str = Field(
+        "hourly",
+        description="Window size. Fixed when the home is made.",
+        json_schema_extra={"values": "`hourly`, `daily`, `minutes:N` (N divides 60)"},
+    )
+    source: str = Field(
+        "support_desk",
+        description="The PostgreSQL source, as x-cdc.source in the contracts and as folder in landing and "
+        "lake.",
+    )
     source_dsn: SecretStr | None = Field(
-        None, description="libpq connection string of the source; unset: the embedded PostgreSQL."
+        None,
+        description="The source database. Unset: the embedded PostgreSQL.",
+        examples=["host=db.example port=5432 dbname=support user=capture password=…"],
+        json_schema_extra={"values": "libpq connection string, secret"},
     )
-    slot: str = Field("omnisupport_ingest", description="Name of the replication slot.")
-    publication: str = Field("omnisupport_ingest", description="Name of the publication.")
+    slot: str = Field("omnisupport_ingest", description="The replication slot. One per home.")
+    publication: str = Field("omnisupport_ingest", description="The publication.")
     batch_max_bytes: int = Field(
-        64 * 1024 * 1024, ge=1, description="Cut a WAL batch at this size, in bytes."
+        64 * 1024 * 1024,
+        ge=1,
+        description="A batch is cut at the first commit at or above this size: bytes of its events' text, "
+        "estimated before compression.",
     )
-    batch_max_seconds: float = Field(5.0, gt=0, description="Cut a WAL batch at this age, in seconds.")
+    batch_max_seconds: float = Field(
+        5.0, gt=0, description="A batch is cut, too, at the first commit at or above this age, in seconds."
+    )
     max_clock_skew_seconds: float = Field(
-        2.0, ge=0, description="How far commit times may run behind the clock, in seconds (watermark)."
+        2.0, ge=0, description="What the watermark stays behind commit times and clocks, in seconds."
     )
     dagster_pg_url: SecretStr | None = Field(
-        None, description="PostgreSQL URL for Dagster's own storage; unset: SQLite in the home."
+        None,
+        description="Dagster's own storage in PostgreSQL. Unset: SQLite in the home.",
+        examples=["postgresql://dagster:…@db.example:5432/dagster"],
+        json_schema_extra={"values": "URL, secret"},
     )
     spark_master: str = Field(
-        "local[2]", description="Spark master of the Connect server or classic session."
+        "local[2]",
+        description="Master of the Spark Connect server, and of a session without one.",
+        json_schema_extra={"values": "Spark master"},
     )
     spark_remote: str | None = Field(
-        None, description="Address of a running Spark Connect server, sc://host:port."
+        None,
+        description="A Spark Connect server that runs elsewhere.",
+        examples=["sc://spark.example:15002"],
+        json_schema_extra={"values": "`sc://host:port`"},
     )
-    spark_driver_memory: str = Field("2g", description="Memory of the Spark driver, like 2g.")
-    webserver_port: int = Field(3000, ge=0, le=65535, description="Port of the Dagster UI on loopback.")
+    spark_driver_memory: str = Field(
+        "2g", description="Memory of the Spark driver.", json_schema_extra={"values": "Spark size"}
+    )
+    webserver_port: int = Field(
+        3000, ge=0, le=65535, description="Port of the Dagster UI on loopback; 0 takes a free one."
+    )
 
     @field_validator("window")
     @classmethod

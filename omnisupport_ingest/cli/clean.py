@@ -15,7 +15,14 @@ from omnisupport_ingest.runtime.home_lock import HomeLock
 @click.command()
 @click.confirmation_option("--yes", "-y", prompt="Remove the home with its lake, landing and database?")
 def clean() -> None:
-    """Remove the home: lake, landing, logs, Dagster's files, the embedded database."""
+    """Remove the home: lake, landing, logs, Dagster's files, the embedded database.
+
+    \b
+    Example:
+      OMNISUPPORT_HOME=trial omnisupport-ingest clean --yes
+
+    Exit code: 0 removed or not there, 1 the folder is no home, 2 usage or settings, 6 in use.
+    """
     settings = open_settings()
     folder = settings.home.expanduser().absolute()
     if not folder.exists():

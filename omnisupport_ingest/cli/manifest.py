@@ -17,7 +17,14 @@ def manifest() -> None:
 @manifest.command()
 @click.argument("path", type=click.Path(path_type=Path), required=False)
 def validate(path: Path | None) -> None:
-    """Check the manifest at PATH, or all in data/seed_manifests, against schema and contracts."""
+    """Check the manifest at PATH, or all in data/seed_manifests, against schema and contracts.
+
+    \b
+    Example:
+      omnisupport-ingest manifest validate data/seed_manifests/legacy_tickets_2025.json
+
+    Exit code: 0 valid, 2 usage, settings, or a manifest that cannot be used.
+    """
     from omnisupport_ingest.contracts.load import default_contracts_dir, load_contracts
     from omnisupport_ingest.sources.manifests.seed_manifest import default_manifests_dir, load_manifest
 
@@ -32,7 +39,14 @@ def validate(path: Path | None) -> None:
 @manifest.command()
 @click.argument("path", type=click.Path(path_type=Path))
 def load(path: Path) -> None:
-    """Land the files that the manifest at PATH describes as one batch; a second time does nothing."""
+    """Land the files that the manifest at PATH describes as one batch; a second time does nothing.
+
+    \b
+    Example:
+      omnisupport-ingest manifest load data/seed_manifests/legacy_tickets_2025.json
+
+    Exit code: 0 landed, 1 a file is not as described, 2 usage, settings or manifest.
+    """
     from omnisupport_ingest.sources.manifests.land import land
     from omnisupport_ingest.sources.manifests.seed_manifest import load_manifest
     from omnisupport_ingest.stages.workspace import Workspace

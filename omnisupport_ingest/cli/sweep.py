@@ -23,6 +23,12 @@ def sweep(hours: int) -> None:
     """Delete what crashed runs left in the lake, and what newer versions of its tables replaced.
 
     The platform may go on meanwhile. Table versions older than that can no longer be read.
+
+    \b
+    Example:
+      omnisupport-ingest sweep --older-than-hours 48
+
+    Exit code: 0 done, 2 usage or settings.
     """
     from omnisupport_ingest.lake.sweep import sweep as sweep_table
     from omnisupport_ingest.stages.workspace import Workspace

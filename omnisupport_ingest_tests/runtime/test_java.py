@@ -14,14 +14,13 @@ from omnisupport_ingest.runtime.java import JavaMissing, find_java
 from omnisupport_ingest_tests.runtime.hiding import path_without
 
 
-def fake_java(home: Path, version: str, *, modules: str = "all") -> Path:
+def fake_java(home: Path, version: str) -> Path:
     """A ``JAVA_HOME`` whose java only speaks of itself, as a real one does."""
     script = home / "bin" / "java"
     script.parent.mkdir(parents=True)
-    refuse = 'case "$*" in *incubator*) exit 1;; esac\n' if modules == "reduced" else ""
     specification = version if version.startswith("1.") else version.split(".")[0]
     script.write_text(
-        f"#!/bin/sh\n{refuse}"
+        "#!/bin/sh\n"
         f'echo "    java.home = {home}"\n'
         f'echo "    java.version = {version}.1"\n'
         f'echo "    java.specification.version = {specification}"\n'
@@ -33,20 +32,20 @@ def fake_java(home: Path, version: str, *, modules: str = "all") -> Path:
 def test_java_home_is_taken_before_path(tmp_path: Path) -> None:
     first, second = fake_java(tmp_path / "first", "21.0"), fake_java(tmp_path / "second", "17.0")
     found = find_java(tmp_path, {"JAVA_HOME": str(first), "PATH": str(second / "bin")})
-    assert (found.path, found.found_in) == (first, "JAVA_HOME")
+    assert (found.real, found.found_in) == (first, "JAVA_HOME")
 
 
 def test_a_java_that_is_too_old_is_skipped_for_the_next_one(tmp_path: Path) -> None:
     old, new = fake_java(tmp_path / "old", "1.8"), fake_java(tmp_path / "new", "17.0")
     found = find_java(tmp_path, {"JAVA_HOME": str(old), "PATH": str(new / "bin")})
-    assert (found.path, found.version, found.found_in) == (new, "17.0.1", "PATH")
+    assert (found.real, found.version, found.found_in) == (new, "17.0.1", "PATH")
 
 
 def test_a_java_that_does_not_start_is_skipped_for_the_next_one(tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     (broken / "bin").mkdir(parents=True)
     new = fake_java(tmp_path / "new", "25")
-    assert find_java(tmp_path, {"JAVA_HOME": str(broken), "PATH": str(new / "bin")}).path == new
+    assert find_java(tmp_path, {"JAVA_HOME": str(broken), "PATH": str(new / "bin")}).real == new
 
 
 def test_without_any_java_the_wheels_is_taken_through_a_shim(tmp_path: Path) -> None:
@@ -57,7 +56,7 @@ def test_without_any_java_the_wheels_is_taken_through_a_shim(tmp_path: Path) -> 
 
 
 def test_a_shim_passes_every_other_argument_on_unchanged(tmp_path: Path) -> None:
-    real = fake_java(tmp_path / "real home", "17.0", modules="reduced")
+    real = fake_java(tmp_path / "real home", "17.0")
     shim = find_java(tmp_path / "cache", {"JAVA_HOME": str(real), "PATH": ""}).path / "bin" / "java"
     (real / "bin" / "java").write_text('#!/bin/sh\nprintf "%s|" "$@"\n')
     said = subprocess.check_output(
@@ -101,5 +100,4 @@ def test_spark_runs_on_the_wheels_java_with_an_installed_one_hidden(tmp_path: Pa
         timeout=120,
     )
     assert done.stdout.split() == ["1000"], done.stderr
-    # The console stays clean but for what the JVM itself prints.
-    assert "WARN" not in done.stderr.replace("WARNING: Using incubator modules", ""), done.stderr
+    assert "WARN" not in done.stderr, done.stderr

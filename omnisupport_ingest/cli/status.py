@@ -1,0 +1,129 @@
+"""``status``: the whole platform at a glance."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from omnisupport_ingest.cli import status_words
+from omnisupport_ingest.cli.opening import existing_home, open_settings
+
+if TYPE_CHECKING:
+    from omnisupport_ingest.home import Home
+    from omnisupport_ingest.settings import Settings
+    from omnisupport_ingest.sources.postgres.reach import SourceLook
+    from omnisupport_ingest.stages.overview import SourceOverview
+
+_SOURCE_SECONDS = 1.0
+"""How long the answer of the source is waited for, beyond the time that the rest takes."""
+
+HELD_BACK = 1
+"""Exit code when landing cannot be read, or a hole that is not repaired holds batches back."""
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def status(as_json: bool) -> int:
+    """Show what runs, where the source and its landing stand, and how far every table is.
+
+    Reads landing and the tables' own logs; changes nothing, and needs neither Spark nor a running
+    platform. The source is asked for at most a second; the sensors are shown while the UI runs.
+    Pending are windows and batches that have landed and that the table does not hold yet. Times are
+    UTC.
+
+    \b
+    Examples:
+      omnisupport-ingest status
+      omnisupport-ingest status --json | jq '.sources[].landing.watermark_lag_seconds'
+
+    Exit code: 0 done, 1 landing cannot be read or a hole holds batches back, 2 usage or settings,
+    3 no home.
+    """
+    from omnisupport_ingest.stages.overview import overview
+    from omnisupport_ingest.stages.workspace import Workspace
+
+    settings = open_settings()
+    home = existing_home(settings)
+    look = _look_at_source(settings, home)
+    workspace = Workspace.open(settings)
+    sources = [overview(workspace, source) for source in workspace.contracts.sources()]
+    document: dict[str, Any] = {
+        "home": str(home.path),
+        "window": str(home.grid.size),
+        "first_window": home.grid.first.isoformat(),
+        "platform": _platform(home),
+        "source": _source(settings, home, look),
+        "sources": [status_words.source_document(each) for each in sources],
+    }
+    if as_json:
+        click.echo(json.dumps(document, indent=2))
+    else:
+        status_words.print_status(document)
+    return HELD_BACK if any(_held_back(each) for each in sources) else 0
+
+
+def _held_back(seen: SourceOverview) -> bool:
+    landing = seen.landing
+    return landing.problem is not None or (landing.hole is not None and landing.hole.later_epoch is None)
+
+
+def _look_at_source(settings: Settings, home: Home) -> SourceLook | None:
+    """A look that has begun; none if the embedded server is not running."""
+    from omnisupport_ingest.errors import IngestError
+    from omnisupport_ingest.sources.postgres.capture import source_dsn
+    from omnisupport_ingest.sources.postgres.reach import SourceLook
+
+    if settings.source_dsn is None and not (home.path / "postgres").exists():
+        return None
+    try:
+        return SourceLook(source_dsn(settings, home), settings.slot)
+    except IngestError:
+        return None
+
+
+def _source(settings: Settings, home: Home, look: SourceLook | None) -> dict[str, Any]:
+    from omnisupport_ingest.sources.postgres.lease import Lease
+    from omnisupport_ingest.sources.postgres.pause import PauseNote
+    from omnisupport_ingest.sources.postgres.reach import Reach
+
+    reach = look.result(_SOURCE_SECONDS) if look else Reach(False, "The embedded PostgreSQL is not running.")
+    pause = PauseNote(home.path / "landing" / settings.source).read()
+    slot = reach.slot
+    return {
+        "name": settings.source,
+        "kind": "embedded" if settings.source_dsn is None else "configured",
+        "reachable": reach.reachable,
+        "problem": reach.problem,
+        "server_version": reach.server,
+        "slot": {
+            "name": settings.slot,
+            "there": slot is not None if reach.reachable else None,
+            "read": slot.active_pid is not None if slot else None,
+            "wal_status": slot.wal_status if slot else None,
+            "retained_bytes": slot.retained_bytes if slot else None,
+            "confirmed_flush_lsn": str(slot.confirmed_flush_lsn) if slot else None,
+        },
+        "capture_running": Lease.is_held(home.path / "run", settings.source),
+        "paused": str(pause) if pause else None,
+    }
+
+
+def _platform(home: Home) -> dict[str, Any]:
+    from omnisupport_ingest.runtime.home_lock import in_use
+    from omnisupport_ingest.runtime.ports import LOOPBACK
+    from omnisupport_ingest.runtime.running import running_services, ui_port
+    from omnisupport_ingest.runtime.sensors_seen import sensors_seen
+
+    run_folder = home.path / "run"
+    port = ui_port(run_folder)
+    sensors = sensors_seen(port) if port else None
+    return {
+        # The look at a lock that is not there would make it.
+        "running": (run_folder / "supervisor.lock").exists() and in_use(home),
+        "services": running_services(run_folder),
+        "ui": f"http://{LOOPBACK}:{port}" if port else None,
+        "sensors": None if sensors is None else [status_words.plain(asdict(each)) for each in sensors],
+    }

@@ -1,0 +1,115 @@
+"""Looking through all of landing: every manifest, every data file, every chain; nothing is changed.
+
+One damaged batch hides no other: the search goes on to the end and names them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.landing.chain import unbroken
+from omnisupport_ingest.landing.epochs import EpochRecord
+from omnisupport_ingest.landing.manifest import DataFile, Manifest
+from omnisupport_ingest.landing.store import LandingStore
+
+_RESTORE = "Restore the file from a backup of the landing folder."
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """One thing that is not as it landed.
+
+    ``kind`` is ``manifest``, ``file``, ``rows``, ``epoch`` or ``chain``.
+    """
+
+    kind: str
+    batch_id: str | None
+    problem: str
+    fix: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What was looked at in the landing of one source, and all that is wrong with it."""
+
+    source: str
+    batches: int
+    files: int
+    bytes: int
+    damage: tuple[Damage, ...]
+
+
+def look_through(store: LandingStore) -> Finding:
+    """Read every manifest, hash every data file, count its rows, and follow every chain."""
+    damage: list[Damage] = []
+    manifests: list[Manifest] = []
+    for batch_id in store.batch_ids():
+        try:
+            manifests.append(store.read(batch_id))
+        except IngestError as error:
+            damage.append(Damage("manifest", batch_id, error.problem, error.fix))
+    for manifest in manifests:
+        for file in manifest.files:
+            damage += _damage_of(store, manifest, file)
+    epochs = _epochs(store, manifests, damage)
+    for epoch in sorted({manifest.epoch for manifest in manifests if manifest.stream is not None}):
+        damage += _holes(epoch, manifests, epochs)
+    files = [file for manifest in manifests for file in manifest.files]
+    return Finding(
+        source=store.source,
+        batches=len(store.batch_ids()),
+        files=len(files),
+        bytes=sum(file.bytes for file in files),
+        damage=tuple(damage),
+    )
+
+
+def _damage_of(store: LandingStore, manifest: Manifest, file: DataFile) -> Iterator[Damage]:
+    path = store.path_of(file)
+    try:
+        store.verify_file(file)
+        rows = pq.read_metadata(path).num_rows
+    except IngestError as error:
+        yield Damage("file", manifest.batch_id, error.problem, error.fix)
+    except (OSError, pa.ArrowException) as error:
+        yield Damage("file", manifest.batch_id, f"{path} cannot be read: {type(error).__name__}.", _RESTORE)
+    else:
+        if rows != file.rows:
+            problem = f"{path} has {rows} rows; the manifest of {manifest.batch_id} says {file.rows}."
+            yield Damage("rows", manifest.batch_id, problem, "Restore the manifest from a backup.")
+
+
+def _epochs(store: LandingStore, manifests: list[Manifest], damage: list[Damage]) -> dict[int, EpochRecord]:
+    """The records of the epochs by number; what is wrong with them is added to ``damage``."""
+    try:
+        records = {record.number: record for record in store.epochs()}
+    except IngestError as error:
+        damage.append(Damage("epoch", None, error.problem, error.fix))
+        return {}
+    for number in sorted({manifest.epoch for manifest in manifests} - records.keys()):
+        problem = f"Epoch {number} of {store.source} has batches, and no record in {store.folder / 'epochs'}."
+        damage.append(Damage("epoch", None, problem, _RESTORE))
+    return records
+
+
+def _holes(epoch: int, manifests: list[Manifest], records: dict[int, EpochRecord]) -> Iterator[Damage]:
+    """Every break in the chain of ``epoch``, not only the first, behind which no batch is taken."""
+    left = [each for each in manifests if each.epoch == epoch and each.stream is not None]
+    left.sort(key=_previous_end)
+    facts = records[epoch].facts if epoch in records else None
+    start = facts.consistent_point if facts else None
+    while True:
+        accepted, hole = unbroken(left, start)
+        if hole is None:
+            return
+        yield Damage("chain", hole.before, str(hole), hole.fix)
+        left, start = left[len(accepted) :], None
+
+
+def _previous_end(manifest: Manifest) -> int:
+    return manifest.stream.previous_end_lsn.value if manifest.stream is not None else 0

@@ -1,0 +1,78 @@
+"""Reading landed events back in the order of their positions, a batch at a time."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterator, Sequence
+from datetime import UTC
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from omnisupport_ingest.landing.manifest import DataFile, Manifest
+from omnisupport_ingest.landing.rows import LandedEvent
+from omnisupport_ingest.landing.store import LandingStore
+
+_ROWS_AT_ONCE = 1024
+_COLUMNS = list(LandedEvent._fields)
+
+
+def events_of(store: LandingStore, batch: Manifest, table: str | None = None) -> Iterator[LandedEvent]:
+    """The events of ``batch``, lowest position first; of ``table`` alone if given.
+
+    ``table`` is ``schema.table``; the schema may be left out.
+    ``DamagedBatch`` if a file is missing or cannot be read.
+    """
+    files = [file for file in batch.files if any(_names(table, name) for name in file.rows_per_table)]
+    return heapq.merge(*(_events_in(store, file, table) for file in files), key=_position)
+
+
+def last_events(
+    store: LandingStore,
+    batches: Sequence[Manifest],
+    count: int,
+    *,
+    operations: frozenset[str],
+    table: str | None = None,
+) -> list[tuple[Manifest, LandedEvent]]:
+    """The last ``count`` events of ``batches`` with one of ``operations``, each with its batch.
+
+    ``batches`` are in landing order; so is the result.
+    """
+    found: list[tuple[Manifest, LandedEvent]] = []
+    for batch in reversed(batches):
+        missing = count - len(found)
+        if missing <= 0:
+            break
+        wanted = (event for event in events_of(store, batch, table) if event.op in operations)
+        found = [(batch, event) for event in deque(wanted, maxlen=missing)] + found
+    return found
+
+
+def _events_in(store: LandingStore, file: DataFile, table: str | None) -> Iterator[LandedEvent]:
+    try:
+        found = _rows(store, file, table)
+        # Only a file that somebody else wrote into the chain is without order.
+        yield from found if file.ordered else sorted(found, key=_position)
+    except (OSError, pa.ArrowException):
+        store.verify_file(file)
+        raise
+
+
+def _rows(store: LandingStore, file: DataFile, table: str | None) -> Iterator[LandedEvent]:
+    with pq.ParquetFile(store.path_of(file)) as content:
+        for batch in content.iter_batches(_ROWS_AT_ONCE, columns=_COLUMNS):
+            for row in batch.to_pylist():
+                event = LandedEvent(**row | {"source_ts": row["source_ts"].astimezone(UTC)})
+                if _names(table, f"{event.source_schema}.{event.source_table}"):
+                    yield event
+
+
+def _names(table: str | None, full_name: str) -> bool:
+    """Whether ``table`` means the table ``full_name``; no table means all."""
+    return table in (None, full_name, full_name.partition(".")[2])
+
+
+def _position(event: LandedEvent) -> tuple[int, int, int]:
+    return event.epoch, event.commit_lsn, event.ordinal

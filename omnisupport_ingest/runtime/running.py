@@ -1,0 +1,51 @@
+"""What of the platform runs at this moment, as its pid files say."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from omnisupport_ingest.durable import replace
+from omnisupport_ingest.runtime.ports import answers
+
+_PORT_FILE = "dagster-webserver.port"
+
+
+def running_services(run_folder: Path) -> dict[str, int]:
+    """The supervised services that live, by name, with their process ids."""
+    found = {}
+    for path in sorted(run_folder.glob("*.pid")):
+        try:
+            pid = int(path.read_text())
+        except (OSError, ValueError):
+            # It is being written or removed.
+            continue
+        if _alive(pid):
+            found[path.stem] = pid
+    return found
+
+
+def record_ui_port(run_folder: Path, port: int) -> None:
+    """Note where the Dagster UI listens, for processes that did not start it."""
+    replace(run_folder / _PORT_FILE, str(port).encode())
+
+
+def ui_port(run_folder: Path) -> int | None:
+    """The port of loopback where the Dagster UI listens, if it runs and answers."""
+    if "dagster-webserver" not in running_services(run_folder):
+        return None
+    try:
+        port = int((run_folder / _PORT_FILE).read_text())
+    except (OSError, ValueError):
+        return None
+    return port if answers(port) else None
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

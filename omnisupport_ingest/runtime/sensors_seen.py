@@ -1,0 +1,62 @@
+"""The sensors of a running platform, as its Dagster UI tells of them (Dagster's GraphQL API)."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from omnisupport_ingest.runtime.ports import LOOPBACK
+
+_QUESTION = """{ repositoriesOrError { ... on RepositoryConnection { nodes { sensors {
+  name sensorState { status ticks(limit: 1) { status timestamp skipReason } } } } } } }"""
+
+
+@dataclass(frozen=True, slots=True)
+class SensorSeen:
+    """A sensor. ``running`` is false if somebody stopped it.
+
+    ``tick`` is what came of its last tick (``SUCCESS``, ``SKIPPED``, ``FAILURE``, ``STARTED``), null
+    before the first; ``said`` why it asked for nothing.
+    """
+
+    name: str
+    running: bool
+    tick: str | None
+    tick_at: datetime | None
+    said: str | None
+
+
+def sensors_seen(port: int, *, seconds: float = 0.7) -> tuple[SensorSeen, ...] | None:
+    """Every sensor that the UI at ``port`` of loopback knows; null if it does not answer in time."""
+    request = urllib.request.Request(
+        f"http://{LOOPBACK}:{port}/graphql",
+        data=json.dumps({"query": _QUESTION}).encode(),
+        headers={"Content-Type": "application/json"},
+    )
+    # A proxy of the environment is not for loopback.
+    open_directly: Callable[..., Any] = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
+    try:
+        with open_directly(request, timeout=seconds) as response:
+            return tuple(read_answer(json.load(response)))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def read_answer(answer: dict[str, Any]) -> Iterator[SensorSeen]:
+    """The sensors in an answer of Dagster."""
+    for repository in answer["data"]["repositoriesOrError"]["nodes"]:
+        for sensor in repository["sensors"]:
+            state = sensor["sensorState"]
+            last = state["ticks"][0] if state["ticks"] else {}
+            moment = last.get("timestamp")
+            yield SensorSeen(
+                name=sensor["name"],
+                running=state["status"] == "RUNNING",
+                tick=last.get("status"),
+                tick_at=datetime.fromtimestamp(moment, UTC) if moment is not None else None,
+                said=last.get("skipReason"),
+            )

@@ -1,0 +1,12 @@
+"""Opening a table of the lake to look at it: nothing is made, widened or committed."""
+
+from __future__ import annotations
+
+from deltalake import DeltaTable
+
+from omnisupport_ingest.lake.table import LakeTable, TableSnapshot
+
+
+def look(table: LakeTable) -> TableSnapshot | None:
+    """The newest version of ``table`` as it is on disk; null if the table is not there yet."""
+    return TableSnapshot(table, DeltaTable(str(table.folder))) if table.exists else None

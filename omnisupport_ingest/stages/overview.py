@@ -1,0 +1,212 @@
+"""One source at a glance: where its landing stands, and how far behind it every table is.
+
+Read from landing and from the tables' own logs, without Spark; nothing is changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.lake.layout import WHOLE_TABLE
+from omnisupport_ingest.lake.state import WindowState
+from omnisupport_ingest.lake.table import LakeTable, TableSnapshot
+from omnisupport_ingest.landing.chain import Hole
+from omnisupport_ingest.landing.manifest import Manifest
+from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.position import Lsn, Position
+from omnisupport_ingest.stages import deduped, dimensions, quarantine, raw
+from omnisupport_ingest.stages.looking import look
+from omnisupport_ingest.stages.published import LAYER as PUBLISHED
+from omnisupport_ingest.stages.published import upstream_of
+from omnisupport_ingest.stages.workspace import Workspace
+
+
+@dataclass(frozen=True, slots=True)
+class LandingOverview:
+    """Where the landing of a source stands. ``events`` counts duplicates too.
+
+    ``last_batch_id`` is the newest batch before any hole; ``stream_end`` the end of the landed WAL.
+    ``epoch`` is the one that began last, null before the first. ``problem`` says why landing cannot be
+    read; everything else is empty then.
+    """
+
+    epoch: int | None
+    epoch_reason: str | None
+    batches: int
+    events: int
+    last_batch_id: str | None
+    last_landed_at: datetime | None
+    watermark: datetime | None
+    stream_end: Lsn | None
+    hole: Hole | None
+    problem: IngestError | None = None
+
+
+_NOTHING = LandingOverview(None, None, 0, 0, None, None, None, None, None)
+
+
+@dataclass(frozen=True, slots=True)
+class TableOverview:
+    """How far a table is. ``pending_windows`` and ``pending_batches`` are what it does not hold yet.
+
+    Both are null for the quarantine, which is committed with the deduped events, and where landing
+    cannot be read. ``cursor`` is the highest position taken; ``watermark`` the highest of any window.
+    """
+
+    table: str
+    layer: str
+    there: bool
+    windows: int
+    rows: int
+    cursor: str | None
+    watermark: datetime | None
+    pending_windows: int | None
+    pending_batches: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOverview:
+    """A source: its landing, and every table of every layer in the order the data takes."""
+
+    source: str
+    landing: LandingOverview
+    tables: tuple[TableOverview, ...]
+
+
+@dataclass(frozen=True)
+class _Look:
+    """A table as it is on disk, null if it is not there, with the readable states of its windows."""
+
+    path: str
+    layer: str
+    snapshot: TableSnapshot | None
+    states: dict[str, WindowState]
+
+
+def overview(workspace: Workspace, source: str) -> SourceOverview:
+    """Look at everything that belongs to ``source``. A landing that cannot be read hides no table."""
+    contracts = workspace.contracts.of_source(source)
+    try:
+        landing, batches = _landing(workspace, source)
+    except IngestError as error:
+        tables = _tables(workspace, source, contracts, ())
+        unknown = tuple(replace(table, pending_windows=None, pending_batches=None) for table in tables)
+        return SourceOverview(source, replace(_NOTHING, problem=error), unknown)
+    return SourceOverview(source, landing, tuple(_tables(workspace, source, contracts, batches)))
+
+
+def _landing(workspace: Workspace, source: str) -> tuple[LandingOverview, tuple[Manifest, ...]]:
+    if not (workspace.home.path / "landing" / source / "manifests").is_dir():
+        return _NOTHING, ()
+    store = workspace.landing(source)
+    landed = store.landed()
+    return _landing_of(store, landed.batches, landed.hole), landed.batches
+
+
+def _landing_of(store: LandingStore, batches: Sequence[Manifest], hole: Hole | None) -> LandingOverview:
+    epoch = store.current_epoch()
+    newest = batches[-1] if batches else None
+    return LandingOverview(
+        epoch=epoch.number if epoch else None,
+        epoch_reason=epoch.reason if epoch else None,
+        batches=len(batches),
+        events=sum(batch.rows for batch in batches),
+        last_batch_id=newest.batch_id if newest else None,
+        last_landed_at=max((batch.arrival.landed_at for batch in batches), default=None),
+        watermark=newest.arrival.watermark if newest else None,
+        stream_end=max((batch.stream.end_lsn for batch in batches if batch.stream), default=None),
+        hole=hole,
+    )
+
+
+def _tables(
+    workspace: Workspace, source: str, contracts: Sequence[TableContract], batches: Sequence[Manifest]
+) -> Iterator[TableOverview]:
+    yield _behind(_look(raw.LAYER, workspace.raw(source)), raw.VERSIONS, batches)
+    judged = _look(deduped.LAYER, workspace.deduped(source))
+    yield _behind(judged, deduped.versions_of(contracts), batches)
+    yield _quarantined(_look(quarantine.LAYER, workspace.quarantine(source)), judged)
+    for contract in contracts:
+        folded = _look(dimensions.LAYER, workspace.dimension(contract))
+        yield _behind(folded, dimensions.versions_of(contract), batches)
+        yield _unpublished(_look(PUBLISHED, workspace.published(contract)), folded, contract, batches)
+
+
+def _look(layer: str, table: LakeTable) -> _Look:
+    snapshot = look(table)
+    states = {}
+    if snapshot is not None:
+        found = {window: snapshot.state(window) for window in snapshot.windows()}
+        states = {window: state for window, state in found.items() if state is not None}
+    return _Look(table.spec.path, layer, snapshot, states)
+
+
+def _behind(seen: _Look, versions: tuple[str, ...], batches: Sequence[Manifest]) -> TableOverview:
+    """A layer of windows: pending is what its windows do not hold, or hold by other rules."""
+    return _overview(seen, _pending(seen, versions, batches))
+
+
+def _pending(seen: _Look, versions: tuple[str, ...], batches: Sequence[Manifest]) -> set[tuple[str, str]]:
+    held = {
+        window: frozenset(state.batches)
+        for window, state in seen.states.items()
+        if state.versions == versions
+    }
+    return {
+        (window, batch.batch_id)
+        for batch in batches
+        for window in batch.windows
+        if batch.batch_id not in held.get(window, ())
+    }
+
+
+def _quarantined(seen: _Look, judged: _Look) -> TableOverview:
+    """The quarantine: rows that a window of deduped events names as its own."""
+    named = {path for state in judged.states.values() for path in state.companions}
+    files = [file for file in (seen.snapshot.all_files() if seen.snapshot else ()) if file.path in named]
+    windows = {file.window for file in files}
+    return replace(_overview(seen, None), windows=len(windows), rows=sum(file.rows for file in files))
+
+
+def _unpublished(
+    seen: _Look, folded: _Look, contract: TableContract, batches: Sequence[Manifest]
+) -> TableOverview:
+    """A published table: pending is what its dimension waits for, and what that has and this does not show.
+
+    A batch without an event of the table changes no content, so it is not waited for.
+    """
+    state = seen.states.get(WHOLE_TABLE)
+    units = upstream_of(folded.snapshot, contract).units if folded.snapshot else frozenset()
+    missing = {unit.partition("@")[0] for unit in units - frozenset(state.inputs if state else ())}
+    held = frozenset(state.batches if state else ())
+    unshown = {
+        (window, batch.batch_id)
+        for batch in batches
+        for window in missing & set(batch.windows)
+        if batch.batch_id not in held
+    }
+    pending = unshown | _pending(folded, dimensions.versions_of(contract), batches)
+    windows = missing | {window for window, _ in pending}
+    return replace(_overview(seen, pending), pending_windows=len(windows))
+
+
+def _overview(seen: _Look, pending: set[tuple[str, str]] | None) -> TableOverview:
+    """``pending``: the windows and batches that the table lacks, null if that is not a question."""
+    checkpoints = [state.checkpoint for state in seen.states.values()]
+    cursors = [Position.parse(each.cursor) for each in checkpoints if each.cursor]
+    marks = [each.watermark for each in checkpoints if each.watermark is not None]
+    return TableOverview(
+        table=seen.path,
+        layer=seen.layer,
+        there=seen.snapshot is not None,
+        windows=len(seen.snapshot.windows()) if seen.snapshot else 0,
+        rows=sum(file.rows for file in seen.snapshot.all_files()) if seen.snapshot else 0,
+        cursor=str(max(cursors)) if cursors else None,
+        watermark=max(marks, default=None),
+        pending_windows=None if pending is None else len({window for window, _ in pending}),
+        pending_batches=None if pending is None else len({batch for _, batch in pending}),
+    )

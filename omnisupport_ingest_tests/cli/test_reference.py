@@ -1,0 +1,79 @@
+"""What a person reads about the commands is there, and is what the code says."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from omnisupport_ingest.cli import reference, settings_reference
+from omnisupport_ingest.settings import Settings
+
+ROOT = Path(__file__).parents[2]
+COMMANDS = list(reference.commands())
+LEAVES = [(name, command) for name, command in COMMANDS if not isinstance(command, click.Group)]
+
+HEAVY = (
+    "pyspark",
+    "dagster",
+    "pandas",
+    "numpy",
+    "pyarrow",
+    "deltalake",
+    "duckdb",
+    "psycopg2",
+    "pandera",
+    "sqlalchemy",
+)
+
+
+@pytest.mark.parametrize(("name", "command"), LEAVES, ids=[name for name, _ in LEAVES])
+def test_the_help_of_every_command_has_an_example_of_it(name: str, command: click.Command) -> None:
+    told = reference.help_of(name, command)
+    _, found, examples = told.partition("Example")
+    assert found, f"`{name} --help` has no Example"
+    assert name in examples, f"the Example of `{name} --help` does not call it"
+
+
+@pytest.mark.parametrize(("name", "command"), COMMANDS, ids=[name for name, _ in COMMANDS])
+def test_every_option_is_explained(name: str, command: click.Command) -> None:
+    options = [each for each in command.params if isinstance(each, click.Option)]
+    assert [each.name for each in options if not each.help] == []
+
+
+def test_the_page_of_commands_is_current() -> None:
+    written = (ROOT / "docs" / "cli.md").read_text()
+    assert written == reference.page(), f"docs/cli.md is old; make it again: {reference.REGENERATE}"
+
+
+def test_the_page_of_settings_and_the_example_are_current() -> None:
+    page = (ROOT / settings_reference.PAGE).read_text()
+    example = (ROOT / settings_reference.EXAMPLE).read_text()
+    how = f"make it again: {settings_reference.REGENERATE}"
+    assert page == settings_reference.page(page), f"{settings_reference.PAGE} is old; {how}"
+    assert example == settings_reference.example(), f"{settings_reference.EXAMPLE} is old; {how}"
+
+
+def test_every_setting_says_what_it_means_and_what_it_takes() -> None:
+    for name, field in Settings.model_fields.items():
+        assert field.description, name
+        assert field.default is not None or field.examples or name.endswith("_dir"), f"{name} has no example"
+        assert settings_reference.values_of(field) != "number", f"{name} has no bounds"
+
+
+def test_what_the_example_file_sets_can_be_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in Settings.model_fields:
+        monkeypatch.delenv(f"OMNISUPPORT_{name.upper()}", raising=False)
+    monkeypatch.chdir(tmp_path)
+    lines = settings_reference.example().splitlines()
+    uncommented = [line.removeprefix("#") for line in lines if line.startswith("#OMNISUPPORT_")]
+    (tmp_path / ".env").write_text("\n".join(uncommented))
+    assert Settings().model_fields_set == set(Settings.model_fields)
+
+
+def test_importing_every_command_loads_nothing_heavy() -> None:
+    program = f"import sys, omnisupport_ingest.cli.main\nprint({set(HEAVY)!r} & set(sys.modules))"
+    assert subprocess.check_output([sys.executable, "-c", program], text=True).strip() == "set()"
