@@ -1,50 +1,109 @@
-"""``capture``: follow the source and land its WAL, until told to stop."""
+"""``capture``: land the WAL of the source, up to now or until told to stop."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import click
 
+from omnisupport_ingest.cli.landed_line import landed_line
 from omnisupport_ingest.cli.opening import open_home, open_settings
+from omnisupport_ingest.cli.pausing import until_resumed
 from omnisupport_ingest.cli.stopping import stop_on_signal
 from omnisupport_ingest.runtime.supervisor import Backoff
 
+if TYPE_CHECKING:
+    from omnisupport_ingest.home import Home
+    from omnisupport_ingest.settings import Settings
+    from omnisupport_ingest.sources.postgres.capture import Capture
+
 
 @click.command()
+@click.option(
+    "--once/--follow",
+    default=False,
+    help="End when everything that had committed at the start has landed; default: follow until Ctrl-C.",
+)
 @click.option(
     "--new-epoch",
     "reason",
     metavar="REASON",
     help="Repair a hole: drop our slot, begin a new epoch for this REASON, snapshot every table again.",
 )
-def capture(reason: str | None) -> None:
-    """Land the WAL of the source as batches, until Ctrl-C.
+def capture(once: bool, reason: str | None) -> None:
+    """Land the WAL of the source as batches, until Ctrl-C or, with --once, up to now.
 
-    Takes the snapshot first if there is none yet. Waits for a source that is away; stops at what
-    needs a person (a missing right, a lost slot).
+    Takes the snapshot first if there is none yet. Following, it waits for a source that is away;
+    with --once that is an error. Both stop at what needs a person (a missing right, a lost slot).
+    What has landed goes into the lake by `up`, or by `materialize`.
+
+    \b
+    Example:
+      omnisupport-ingest capture --once && omnisupport-ingest materialize
+
+    Exit code: 0 done, 2 usage or settings, 4 the source does not answer, 5 the source is not set up
+    for capture, 6 another capture or another reader of the slot, 7 a hole in the source.
     """
     from omnisupport_ingest.contracts.load import default_contracts_dir, load_contracts
     from omnisupport_ingest.landing.manifest import Manifest
+    from omnisupport_ingest.landing.store import LandingStore
     from omnisupport_ingest.sources.postgres.capture import Capture
     from omnisupport_ingest.sources.postgres.errors import SourceUnavailable
+    from omnisupport_ingest.sources.postgres.pause import PauseNote
 
     settings = open_settings()
     home = open_home(settings)
     contracts = load_contracts(settings.contracts_dir or default_contracts_dir())
 
     def landed(batch: Manifest) -> None:
-        click.echo(f"landed {batch.batch_id}")
+        if line := landed_line(batch):
+            click.echo(f"{line} ({batch.batch_id})", err=True)
 
-    if reason is not None:
-        epoch = Capture(settings, home, contracts).begin_new_epoch(reason)
-        click.echo(f"Epoch {epoch.number} has begun: {reason}")
+    def begin_new_epoch() -> None:
+        if reason is not None:
+            epoch = Capture(settings, home, contracts).begin_new_epoch(reason)
+            click.echo(f"Epoch {epoch.number} has begun: {reason}", err=True)
+
+    if once:
+        with embedded_source(settings, home), stop_on_signal() as stop:
+            begin_new_epoch()
+            land_up_to_now(Capture(settings, home, contracts, landed), settings, home, stop)
+        return
+    begin_new_epoch()
     with stop_on_signal() as stop:
-        follow(
-            lambda: Capture(settings, home, contracts, landed).run(None, stop), stop, retry=SourceUnavailable
-        )
+        note = PauseNote(LandingStore(home.landing, settings.source).folder)
+        run = until_resumed(lambda: Capture(settings, home, contracts, landed).run(None, stop), note, stop)
+        follow(run, stop, retry=SourceUnavailable)
+
+
+def land_up_to_now(running: Capture, settings: Settings, home: Home, stop: threading.Event) -> None:
+    """Land what has committed by now, and say so; ``KeyboardInterrupt`` if ``stop`` came first."""
+    from omnisupport_ingest.sources.postgres.capture import source_dsn
+    from omnisupport_ingest.sources.postgres.server import current_wal_lsn
+
+    until = current_wal_lsn(source_dsn(settings, home))
+    running.run(until, stop)
+    if stop.is_set():
+        raise KeyboardInterrupt
+    click.echo(f"Everything that the source had committed at {until} has landed.", err=True)
+
+
+@contextmanager
+def embedded_source(settings: Settings, home: Home) -> Iterator[None]:
+    """The embedded server for as long as the command needs it, unless it runs or is not the source."""
+    from omnisupport_ingest.cli.one_pass import one_pass
+    from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
+
+    if settings.source_dsn is not None or EmbeddedPostgres(home.postgres).running:
+        yield
+        return
+    with one_pass(settings, home, "capture", lambda line: click.echo(line, err=True)) as started:
+        started.start_source()
+        yield
 
 
 def follow(

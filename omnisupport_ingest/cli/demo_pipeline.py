@@ -116,7 +116,7 @@ def prove_the_result(demo: Demo) -> Proof:
     demo.console.print("Comparing source and dimensions at one LSN …")
     spark = session(demo.settings)
     try:
-        return prove(_workspace(demo), spark)
+        return prove(_workspace(demo), lambda: spark)
     finally:
         # A client that is still open when the server goes would retry for minutes.
         spark.stop()

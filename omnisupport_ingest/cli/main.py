@@ -18,16 +18,24 @@ from omnisupport_ingest.cli.checkpoint import checkpoint
 from omnisupport_ingest.cli.clean import clean
 from omnisupport_ingest.cli.contracts import contracts
 from omnisupport_ingest.cli.demo import demo
+from omnisupport_ingest.cli.export import export
+from omnisupport_ingest.cli.ingest_run import ingest_run
+from omnisupport_ingest.cli.landing import landing
 from omnisupport_ingest.cli.manifest import manifest
+from omnisupport_ingest.cli.materialize import materialize
 from omnisupport_ingest.cli.postgres import postgres
+from omnisupport_ingest.cli.preflight import preflight
 from omnisupport_ingest.cli.settings import settings
+from omnisupport_ingest.cli.source import source
+from omnisupport_ingest.cli.status import status
 from omnisupport_ingest.cli.sweep import sweep
+from omnisupport_ingest.cli.sync import sync
 from omnisupport_ingest.cli.up import up
 from omnisupport_ingest.cli.verify import verify
 from omnisupport_ingest.cli.workload import workload
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="omnisupport-ingest")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def cli(debug: bool) -> None:
@@ -40,16 +48,24 @@ def cli(debug: bool) -> None:
 _COMMANDS = (
     up,
     demo,
+    sync,
     capture,
+    materialize,
     verify,
+    preflight,
+    source,
     checkpoint,
     sweep,
+    status,
+    landing,
+    export,
     manifest,
     contracts,
     settings,
     clean,
     postgres,
     workload,
+    ingest_run,
 )
 for command in _COMMANDS:
     cli.add_command(command)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.runtime.environment import with_window_of_home
 from omnisupport_ingest.settings import Settings
@@ -18,3 +19,21 @@ def open_settings(*, window: str | None = None) -> Settings:
 def open_home(settings: Settings) -> Home:
     """The home of ``settings``, made if it is not there; ``HomeMismatch`` if it is another kind."""
     return Home.open(settings.home, settings.window_size)
+
+
+class HomeMissing(IngestError):
+    """A command that only looks was pointed at a folder without a home."""
+
+    exit_code = 3
+
+
+def existing_home(settings: Settings) -> Home:
+    """The home of ``settings`` for a command that only looks; ``HomeMissing`` if it is not there."""
+    folder = settings.home.expanduser().absolute()
+    if not (folder / "home.json").exists():
+        raise HomeMissing(
+            f"There is no home in {folder} yet.",
+            fix="Make one with `omnisupport-ingest up` or `omnisupport-ingest demo`, or point "
+            "OMNISUPPORT_HOME at the home to look at.",
+        )
+    return Home.open(folder, settings.window_size)

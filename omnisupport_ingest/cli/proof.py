@@ -7,13 +7,16 @@ moved on meanwhile.
 
 from __future__ import annotations
 
+import os
+import shutil
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import psutil
 from rich.console import Console
 from rich.table import Table
 
@@ -26,7 +29,12 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from omnisupport_ingest.contracts.model import TableContract
+    from omnisupport_ingest.sources.postgres.rows_at import RowsAt
     from omnisupport_ingest.stages.workspace import Workspace
+
+
+_SCRATCH = "proof-"
+"""Folders that rows of the source are put into for the comparison; the process that made one follows."""
 
 
 class ProofNotReached(IngestError):
@@ -35,31 +43,50 @@ class ProofNotReached(IngestError):
 
 @dataclass(frozen=True)
 class Proof:
-    """What was compared, at which LSN, and what came out, per table."""
+    """What was compared, at which LSN, and what came out, per table.
+
+    ``sample``: keys asked for per table; null if every row was compared. ``events`` is empty then.
+    """
 
     lsn: Lsn
     events: dict[str, Counts]
     tables: dict[str, Comparison]
+    sample: int | None = None
 
     @property
     def holds(self) -> bool:
         """Whether no table differs, no live row has an unresolved column, and the events add up."""
-        return all(not each.differences and not each.unresolved for each in self.tables.values()) and all(
+        return all(each.holds for each in self.tables.values()) and all(
             each.raw == each.deduped + each.duplicates + each.quarantined for each in self.events.values()
         )
 
 
+@dataclass(frozen=True)
+class _Expected:
+    """The rows of one table of the source at the LSN of the proof."""
+
+    contract: TableContract
+    path: Path
+    rows: RowsAt
+
+
 def prove(
     workspace: Workspace,
-    spark: SparkSession,
+    spark: Callable[[], SparkSession],
     *,
-    advance: Callable[[], None] | None = None,
+    advance: Callable[[Lsn], None] | None = None,
     seconds: float = 300.0,
+    tables: Sequence[str] = (),
+    sample: int | None = None,
 ) -> Proof:
-    """Compare every table of the PostgreSQL source with its published table, at one LSN.
+    """Compare tables of the PostgreSQL source with their published tables, at one LSN.
 
-    ``advance`` is called again and again while the lake is behind that LSN; without it capture and
-    pipeline must be running. ``ProofNotReached`` after ``seconds``.
+    ``spark`` is asked for a session only where the source has moved on and the state at that LSN
+    must be folded. ``advance`` is called with the LSN again and again while the lake is behind it;
+    without it capture and pipeline must be running. ``tables``: names of contracts, none for all.
+    ``sample``: about so many keys per table, null for every row. ``ProofNotReached`` after
+    ``seconds``; ``TableIncomplete`` if a table has no state at that LSN, because its snapshot was
+    read later.
     """
     from omnisupport_ingest.sources.postgres.capture import source_dsn
     from omnisupport_ingest.sources.postgres.rows_at import write_rows_at
@@ -68,23 +95,34 @@ def prove(
 
     source = workspace.settings.source
     dsn = source_dsn(workspace.settings, workspace.home)
-    contracts = workspace.contracts.of_source(source)
-    names = {contract.name: contract.table for contract in contracts}
-    with tempfile.TemporaryDirectory(prefix="proof-", dir=workspace.home.run) as scratch:
-        expected = {contract.name: Path(scratch) / f"{contract.name}.parquet" for contract in contracts}
+    contracts = [each for each in workspace.contracts.of_source(source) if not tables or each.name in tables]
+    _remove_left_behind(workspace.home.run)
+    with tempfile.TemporaryDirectory(prefix=f"{_SCRATCH}{os.getpid()}-", dir=workspace.home.run) as scratch:
+        expected = []
         with consistent_snapshot(dsn) as (lsn, snapshot):
             for contract in contracts:
-                write_rows_at(dsn, snapshot, contract, expected[contract.name])
-        _wait_until(workspace, lsn, advance or (lambda: time.sleep(0.5)), seconds)
-        tables = {
-            contract.name: _compare(workspace, spark, contract, lsn, expected[contract.name], Path(scratch))
-            for contract in contracts
-        }
+                path = Path(scratch) / f"{contract.name}.parquet"
+                rows = write_rows_at(dsn, snapshot, contract, path, sample=sample)
+                expected.append(_Expected(contract, path, rows))
+        # The slot of the snapshot is gone by now: waiting holds no WAL back.
+        _wait_until(workspace, lsn, advance or (lambda _lsn: time.sleep(0.5)), seconds)
+        _require_complete(workspace, contracts, lsn)
+        compared = {each.contract.name: _compare(workspace, spark, each, lsn, sample) for each in expected}
+    if sample is not None:
+        return Proof(lsn, {}, compared, sample)
     counted = events_per_table(workspace, source)
-    return Proof(lsn, {name: counted.get(table, Counts()) for name, table in names.items()}, tables)
+    return Proof(lsn, {each.name: counted.get(each.table, Counts()) for each in contracts}, compared)
 
 
-def _wait_until(workspace: Workspace, lsn: Lsn, advance: Callable[[], None], seconds: float) -> None:
+def _remove_left_behind(folder: Path) -> None:
+    """Remove what killed comparisons left: it holds rows of the source."""
+    for scratch in folder.glob(f"{_SCRATCH}*"):
+        process = scratch.name.removeprefix(_SCRATCH).partition("-")[0]
+        if not process.isdigit() or not psutil.pid_exists(int(process)):
+            shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _wait_until(workspace: Workspace, lsn: Lsn, advance: Callable[[Lsn], None], seconds: float) -> None:
     """Until all below ``lsn`` has landed and gone through every layer."""
     from omnisupport_ingest.stages.pending import pending_windows
 
@@ -102,59 +140,147 @@ def _wait_until(workspace: Workspace, lsn: Lsn, advance: Callable[[], None], sec
                 f"landing is at {landed or 'nothing'}.",
                 fix="Start capture and the pipeline (omnisupport-ingest up), or look at their logs.",
             )
-        advance()
+        advance(lsn)
+
+
+def _require_complete(workspace: Workspace, contracts: Sequence[TableContract], lsn: Lsn) -> None:
+    """Refuse tables of which no state at ``lsn`` can be told: they would differ for no fault of the lake."""
+    from omnisupport_ingest.stages.as_of import require_complete
+
+    source = workspace.settings.source
+    epoch = workspace.landing(source).current_epoch()
+    assert epoch is not None, "the stream of an epoch has landed"
+    require_complete(workspace, source, contracts, Position(epoch.number, lsn, 0))
 
 
 def _compare(
     workspace: Workspace,
-    spark: SparkSession,
-    contract: TableContract,
+    spark: Callable[[], SparkSession],
+    expected: _Expected,
     lsn: Lsn,
-    expected: Path,
-    scratch: Path,
+    sample: int | None,
 ) -> Comparison:
-    from omnisupport_ingest.stages.as_of import events_from, state_as_of
-    from omnisupport_ingest.stages.compare import compare
+    from omnisupport_ingest.stages.as_of import state_as_of
+    from omnisupport_ingest.stages.compare import Sample, changed_since, compare
 
+    contract, rows = expected.contract, expected.rows
     epoch = workspace.landing(contract.source).current_epoch()
     assert epoch is not None
-    position = Position(epoch.number, lsn, 0)
-    if not events_from(workspace, spark, contract, position):
-        published = workspace.published(contract).open()
-        return compare(contract, expected, [file.uri for file in published.all_files()])
-    # The source has moved on: fold the events below the LSN instead of what is published by now.
-    folder = scratch / f"{contract.name}-as-of"
-    state_as_of(workspace, spark, contract, position).write.parquet(f"file://{folder}")
-    return compare(contract, expected, [str(file) for file in sorted(folder.glob("*.parquet"))])
+    events, quarantined = _events_of(workspace, contract)
+    chosen = Sample(rows.below, events, quarantined, epoch.number, lsn.value)
+    by_key, of_the_table = changed_since(contract, chosen)
+    live = rows.live if sample is not None else None
+    if not of_the_table and (sample is not None or not by_key):
+        # Of a sample, keys that have changed since are left out, instead of folding every event again.
+        return compare(
+            contract, expected.path, _published(workspace, contract), sample=chosen, source_live=live
+        )
+    # Fold the events below the LSN instead of what is published by now.
+    folder = expected.path.with_suffix(".as-of")
+    state_as_of(workspace, spark(), contract, Position(epoch.number, lsn, 0)).write.parquet(
+        f"file://{folder}"
+    )
+    files = [str(file) for file in sorted(folder.glob("*.parquet"))]
+    return compare(
+        contract, expected.path, files, sample=replace(chosen, events=(), quarantined=()), source_live=live
+    )
+
+
+def _published(workspace: Workspace, contract: TableContract) -> list[str]:
+    return [file.uri for file in workspace.published(contract).open().all_files()]
+
+
+def _events_of(workspace: Workspace, contract: TableContract) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The files of the table's accepted events, and those of its source's quarantine."""
+    accepted = workspace.deduped(contract.source).open().all_files()
+    held = workspace.quarantine(contract.source).open().all_files()
+    of_table = tuple(file.uri for file in accepted if ("source_table", contract.table) in file.partition)
+    return of_table, tuple(file.uri for file in held)
 
 
 def print_proof(proof: Proof, console: Console | None = None) -> None:
     """The outcome as a table, with the keys that differ."""
     console = console or Console(highlight=False)
+    console.print(f"\nSource and lake at LSN {proof.lsn}. {_legend(proof)}\n")
     shown = Table("table", box=None, header_style="bold", padding=(0, 0, 0, 1), pad_edge=False)
-    titles = ("source", "current", "deleted", "raw", "dupl.", "quar.", "deduped", "differ")
-    for title in titles:
+    numbers = {name: _numbers(proof, name) for name in proof.tables}
+    for title in next(iter(numbers.values()), {}):
         shown.add_column(title, justify="right", no_wrap=True)
-    for name, table in proof.tables.items():
-        events = proof.events[name]
-        numbers = (
-            table.source_rows,
-            table.current_rows,
-            table.deleted_rows,
-            events.raw,
-            events.duplicates,
-            events.quarantined,
-            events.deduped,
-            table.differences,
-        )
-        shown.add_row(name, *(f"{number:,}" for number in numbers))
-    console.print(f"\nSource and lake at LSN {proof.lsn}. Rows: source, current, softly deleted;")
-    console.print("events: raw, duplicate, quarantined, deduped; keys that differ.\n")
+    for name, row in numbers.items():
+        shown.add_row(name, *(f"{number:,}" for number in row.values()))
     console.print(shown)
     for name, table in proof.tables.items():
         if table.unresolved:
             console.print(f"  {name}: {table.unresolved} live rows have a column whose value is not known")
+        if table.miscounted:
+            few, many = ("lake", "source") if table.miscounted > 0 else ("source", "lake")
+            console.print(f"  {name}: the {few} has {abs(table.miscounted):,} live rows less than the {many}")
         for each in table.examples:
             console.print(f"  {name} {each.key}: {', '.join(each.columns)}", markup=False)
-    verdict = "No difference." if proof.holds else "The lake differs from the source."
-    console.print(f"\n{verdict}", style="bold")
+        if table.differences > len(table.examples):
+            console.print(f"  {name}: {table.differences - len(table.examples):,} more keys differ")
+    console.print(f"\n{_verdict(proof)}", style="bold")
+
+
+def proof_document(proof: Proof) -> dict[str, Any]:
+    """The outcome for a machine: counts alone, no key and no value of a row."""
+    return {
+        "lsn": str(proof.lsn),
+        "mode": "full" if proof.sample is None else "sample",
+        "sample_per_table": proof.sample,
+        "holds": proof.holds,
+        "tables": {
+            name: {
+                "source_rows_compared": table.source_rows,
+                "lake_current_rows": table.current_rows,
+                "lake_deleted_rows": table.deleted_rows,
+                "lake_unresolved_rows": table.unresolved,
+                "keys_changed_since_left_out": table.skipped,
+                "live_rows_source_minus_lake": table.miscounted,
+                "keys_differing": table.differences,
+                "events": asdict(proof.events[name]) if name in proof.events else None,
+            }
+            for name, table in proof.tables.items()
+        },
+    }
+
+
+def _numbers(proof: Proof, name: str) -> dict[str, int]:
+    table = proof.tables[name]
+    if proof.sample is not None:
+        return {
+            "compared": table.source_rows,
+            "current": table.current_rows,
+            "deleted": table.deleted_rows,
+            "changed": table.skipped,
+            "differ": table.differences,
+        }
+    events = proof.events[name]
+    return {
+        "source": table.source_rows,
+        "current": table.current_rows,
+        "deleted": table.deleted_rows,
+        "raw": events.raw,
+        "dupl.": events.duplicates,
+        "quar.": events.quarantined,
+        "deduped": events.deduped,
+        "differ": table.differences,
+    }
+
+
+def _legend(proof: Proof) -> str:
+    if proof.sample is not None:
+        return (
+            "Rows: compared of the\nsource (a sample by key), current and softly deleted in the lake;\n"
+            "keys that have changed since and are left out; keys that differ."
+        )
+    return (
+        "Rows: source, current, softly deleted;\n"
+        "events: raw, duplicate, quarantined, deduped; keys that differ."
+    )
+
+
+def _verdict(proof: Proof) -> str:
+    if not proof.holds:
+        return "The lake differs from the source."
+    return "No difference." if proof.sample is None else "No difference in the sample."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import click
@@ -25,29 +26,59 @@ SEED = 1
 """Seed of the rows that the support desk begins with."""
 
 
-def start_source(supervisor: Supervisor, settings: Settings, home: Home, *, seed: int = SEED) -> None:
-    """Start the embedded PostgreSQL with the support desk in it, unless a source is configured."""
+def start_source(
+    supervisor: Supervisor,
+    settings: Settings,
+    home: Home,
+    *,
+    seed: int = SEED,
+    say: Callable[[str], None] = click.echo,
+) -> None:
+    """Start the embedded PostgreSQL with the support desk in it, unless a source is configured.
+
+    ``say`` is told what is being started.
+    """
     if settings.source_dsn is not None:
         return
     from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
     from omnisupport_ingest.sources.postgres.support_desk.seed import prepare
 
-    click.echo("Starting PostgreSQL …")
+    say("Starting PostgreSQL …")
     supervisor.start(_own(POSTGRES, settings, grace=60.0))
     server = EmbeddedPostgres(home.postgres)
     supervisor.wait(lambda: server.running and _accepts(server), what="PostgreSQL", seconds=_START_SECONDS)
     prepare(server.dsn(), seed)
 
 
-def start_spark(supervisor: Supervisor, settings: Settings, home: Home) -> None:
+def check_source(settings: Settings, home: Home) -> None:
+    """Refuse a configured source that a person must change something for, before anything starts.
+
+    A source that is only away is left to capture, which tries again; the embedded one is not checked.
+    """
+    if settings.source_dsn is None:
+        return
+    from omnisupport_ingest.contracts.load import default_contracts_dir, load_contracts
+    from omnisupport_ingest.sources.postgres.capture import Capture
+    from omnisupport_ingest.sources.postgres.errors import SourceUnavailable
+
+    contracts = load_contracts(settings.contracts_dir or default_contracts_dir())
+    try:
+        Capture(settings, home, contracts).check()
+    except SourceUnavailable as error:
+        click.echo(f"{error.problem} Capture tries again until it answers.", err=True)
+
+
+def start_spark(
+    supervisor: Supervisor, settings: Settings, home: Home, *, say: Callable[[str], None] = click.echo
+) -> None:
     """Start the warm Spark Connect server of the home, unless the settings name one that runs elsewhere."""
     if settings.spark_remote is not None:
         # What follows the address may be a token.
-        click.echo(f"Spark is at {settings.spark_remote.partition('/;')[0]}.")
+        say(f"Spark is at {settings.spark_remote.partition('/;')[0]}.")
         return
     from omnisupport_ingest.runtime.spark_connect import start_spark_connect
 
-    click.echo("Starting Spark …")
+    say("Starting Spark …")
     start_spark_connect(supervisor, settings, home)
 
 

@@ -25,7 +25,16 @@ from omnisupport_ingest.runtime.supervisor import Supervisor
 def up(rate: float | None) -> None:
     """Run everything: source, capture, Spark, the Dagster UI and its daemon. Ctrl-C stops it.
 
-    The source is the embedded PostgreSQL unless OMNISUPPORT_SOURCE_DSN names another one.
+    The source is the embedded PostgreSQL unless OMNISUPPORT_SOURCE_DSN names another one. That one is
+    checked first, and what it lacks is told with the SQL that repairs it. If it is away, capture
+    tries again until it answers.
+
+    \b
+    Example:
+      omnisupport-ingest up --workload 20
+
+    Exit code: 0 stopped, 2 usage or settings, 4 Java is missing, 5 the source is not set up or
+    the port of the UI is taken, 6 the home is in use, 7 a service did not start.
     """
     settings = open_settings()
     if rate is not None and settings.source_dsn is not None:
@@ -35,6 +44,7 @@ def up(rate: float | None) -> None:
         # Refused before anything starts, not after a minute.
         port = require_port(settings.webserver_port, "OMNISUPPORT_WEBSERVER_PORT")
         settings = settings.model_copy(update={"webserver_port": port})
+        services.check_source(settings, home)
         with Supervisor(home, report=click.echo) as supervisor:
             try:
                 services.start_source(supervisor, settings, home)

@@ -9,10 +9,23 @@ from omnisupport_ingest.cli.stopping import stop_on_signal
 
 
 @click.command()
-@click.option("--rate", type=click.FloatRange(0, min_open=True), default=20.0, show_default=True)
+@click.option(
+    "--rate",
+    type=click.FloatRange(0, min_open=True),
+    default=20.0,
+    show_default=True,
+    help="Changes per second.",
+)
 @click.option("--seed", type=int, default=1, show_default=True, help="Same seed, same changes.")
 def workload(rate: float, seed: int) -> None:
-    """Make RATE changes per second in the embedded support desk, until Ctrl-C."""
+    """Make RATE changes per second in the embedded support desk, until Ctrl-C.
+
+    \b
+    Example:
+      omnisupport-ingest workload --rate 50
+
+    Exit code: 0 stopped, 2 usage or settings, 4 the embedded PostgreSQL is not running.
+    """
     from omnisupport_ingest.sources.postgres.capture import source_dsn
     from omnisupport_ingest.sources.postgres.support_desk.seed import prepare
     from omnisupport_ingest.sources.postgres.support_desk.workload import Workload

@@ -13,6 +13,8 @@ SOURCE_TAG = "omnisupport/source"
 CURSOR_TAG = "omnisupport/cursor"
 ATTEMPT_TAG = "omnisupport/attempt"
 REASON_TAG = "omnisupport/reason"
+PROCESS_TAG = "omnisupport/process"
+"""Run tag: the process of this machine that executes a run outside of the code server."""
 
 LANDING, RAW, DEDUPED, DIMENSIONS, PUBLISHED = "landing", "raw", "deduped", "dimensions", "published"
 """Asset groups, one per layer."""

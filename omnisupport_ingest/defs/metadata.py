@@ -1,4 +1,7 @@
-"""A checkpoint as Dagster metadata; whole numbers become plots over the partitions."""
+"""A checkpoint as Dagster metadata; its numbers become plots over partitions and over time.
+
+The UI plots entries of the types int and float alone; a number written as text would only be listed.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,7 @@ def checkpoint_metadata(
     """The entries for the materialization of the checkpoint's window.
 
     ``duration_seconds`` is how long the step took for all of its windows; left out where unknown.
+    ``watermark_lag_seconds``, where there is a watermark, is how far it lay behind the commit.
     """
     entries: dict[str, dg.MetadataValue] = {
         "cursor": MetadataValue.text(checkpoint.cursor or "none: no event yet"),
@@ -41,6 +45,9 @@ def checkpoint_metadata(
         "generation": MetadataValue.int(checkpoint.generation),
         "dagster/row_count": MetadataValue.int(checkpoint.rows),
     }
+    if checkpoint.watermark is not None:
+        lag = (checkpoint.committed_at - checkpoint.watermark).total_seconds()
+        entries["watermark_lag_seconds"] = MetadataValue.float(round(lag, 3))
     if checkpoint.window:
         # A published table holds rows of many windows' events, and counts none.
         entries |= {

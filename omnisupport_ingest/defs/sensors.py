@@ -13,6 +13,7 @@ from typing import Self
 import dagster as dg
 
 from omnisupport_ingest.defs import keys
+from omnisupport_ingest.defs.lost_runs import end_lost_runs
 from omnisupport_ingest.defs.run_history import RunHistory
 from omnisupport_ingest.failpoints import reached
 from omnisupport_ingest.stages.pending import Pending, pending_windows
@@ -69,6 +70,7 @@ def wal_batches_sensor(*, source: str, partitions: dg.TimeWindowPartitionsDefini
             cursor = SensorCursor(pending.last_batch_id, pending.last_lsn)
             return _nothing(_all_committed(pending), cursor, observations)
 
+        end_lost_runs(context.instance)
         history = RunHistory(context.instance, source)
         failures, last_failure = history.failures_in_a_row()
         if last_failure is not None and now < (again := retry_at(failures, last_failure)):

@@ -22,6 +22,7 @@ from omnisupport_ingest.runtime.dagster_home import (
     write_workspace,
 )
 from omnisupport_ingest.runtime.ports import LOOPBACK, answers, free_port, require_port
+from omnisupport_ingest.runtime.running import record_ui_port
 from omnisupport_ingest.runtime.supervisor import Backoff, Service, Supervisor
 from omnisupport_ingest.settings import Settings
 
@@ -59,6 +60,7 @@ def start_dagster(supervisor: Supervisor, settings: Settings, home: Home) -> Dag
     command = ("dagster_webserver", "-h", LOOPBACK, "-p", str(webserver), "-w", _workspace(home))
     supervisor.start(_service(WEBSERVER, command, settings, home))
     supervisor.wait(lambda: _shows_location(webserver), what="The Dagster UI", seconds=_READY_SECONDS)
+    record_ui_port(home.run, webserver)
     return ports
 
 

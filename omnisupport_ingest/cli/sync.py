@@ -1,0 +1,161 @@
+"""``sync``: one whole pass from the source to the published tables, for cron and for a first try."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from omnisupport_ingest.cli.one_pass import FinishedRun, OnePass, counted, one_pass
+from omnisupport_ingest.cli.opening import open_home, open_settings
+from omnisupport_ingest.cli.slot_left import DROP, SlotLeft, slot_left
+from omnisupport_ingest.cli.stopping import interrupt_on_terminate
+from omnisupport_ingest.cli.verify import NOT_THE_SAME, SAMPLE
+
+if TYPE_CHECKING:
+    from omnisupport_ingest.cli.proof import Proof
+    from omnisupport_ingest.landing.manifest import Manifest
+    from omnisupport_ingest.position import Lsn
+    from omnisupport_ingest.stages.workspace import Workspace
+
+
+@dataclass(frozen=True)
+class Synced:
+    """What a pass did. ``proof``: null if it was not asked for; ``slot``: null if there is none."""
+
+    source: str
+    lsn: Lsn
+    landed: list[Manifest]
+    runs: list[FinishedRun]
+    proof: Proof | None
+    slot: SlotLeft | None
+
+    @property
+    def holds(self) -> bool:
+        return self.proof is None or self.proof.holds
+
+    def document(self) -> dict[str, Any]:
+        """The same for a machine: counts and names, no key and no value of a row."""
+        from omnisupport_ingest.cli.proof import proof_document
+
+        slot = None if self.slot is None else asdict(self.slot) | {"remove_with": DROP}
+        return {
+            "source": self.source,
+            "lsn": str(self.lsn),
+            "landed": _landed(self.landed),
+            "runs": [asdict(run) for run in self.runs],
+            "verify": None if self.proof is None else proof_document(self.proof),
+            "slot": slot,
+        }
+
+
+@click.command()
+@click.option(
+    "--verify",
+    type=click.Choice(["none", "sample", "full"]),
+    help="Compare source and lake at the end. Default: sample for a configured source, full for the "
+    "embedded one.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the outcome as one JSON document.")
+def sync(verify: str | None, as_json: bool) -> int:
+    """Take everything from the source into the lake once, prove it, and exit. For cron.
+
+    One pass: check the source, take the snapshot of tables that have none, land all that had
+    committed at the start, take what has landed through every layer, compare. Spark runs for the
+    time of the pass; neither daemon nor webserver does, but the runs stand in the Dagster instance of
+    the home and show in the UI when `up` runs. Without OMNISUPPORT_SOURCE_DSN the source is the embedded
+    PostgreSQL, started for the time of the pass.
+
+    It is refused while `up` runs on the home, whose capture and sensor do this work, and while
+    another pass runs, so a cron job that overlaps itself does no harm. A pass that was stopped or
+    failed is continued by the next one; what is in the lake is whole windows, never a part of one.
+
+    `verify --help` says what a sample can find and what it cannot.
+
+    \b
+    Example:
+      OMNISUPPORT_SOURCE_DSN=postgresql://me@db.example/shop omnisupport-ingest sync --verify full
+
+    Exit code: 0 done and nothing differs; 1 a difference, a failed run or a missing batch; 2 usage,
+    settings or contract; 4 source, Java or Spark does not answer; 5 the source is not set up; 6 the
+    home, the slot or the capture is in use; 7 a hole in the source, or a service failed.
+    """
+    from omnisupport_ingest.stages.workspace import Workspace
+
+    settings = open_settings()
+    home = open_home(settings)
+    workspace = Workspace.open(settings)
+    mode = verify or ("sample" if settings.source_dsn is not None else "full")
+
+    with (
+        interrupt_on_terminate(),
+        one_pass(settings, home, "sync", lambda line: click.echo(line, err=True)) as the_pass,
+    ):
+        done = _sync(the_pass, workspace, mode)
+    if as_json:
+        click.echo(json.dumps(done.document(), indent=2))
+    else:
+        _print(done)
+    return 0 if done.holds else NOT_THE_SAME
+
+
+def _sync(the_pass: OnePass, workspace: Workspace, mode: str) -> Synced:
+    from omnisupport_ingest.cli.proof import prove
+    from omnisupport_ingest.sources.postgres.capture import source_dsn
+    from omnisupport_ingest.sources.postgres.server import current_wal_lsn
+    from omnisupport_ingest.sources.postgres.source_check import contracted_tables
+
+    settings = the_pass.settings
+    # A source without contracts is refused before anything starts.
+    contracted_tables(workspace.contracts, settings.source)
+    the_pass.start_source()
+    until = current_wal_lsn(source_dsn(settings, the_pass.home))
+    the_pass.say(f"Capturing {settings.source} up to {until} …")
+    landed = the_pass.capture(workspace, until)
+    runs: list[FinishedRun] = []
+    proof = None
+    if mode == "none":
+        runs += the_pass.materialize(workspace)
+    else:
+        sample = SAMPLE if mode == "sample" else None
+        the_pass.say(
+            "Reading rows of the source to compare with: " + ("all" if sample is None else "a sample")
+        )
+
+        def advance(lsn: Lsn) -> None:
+            # Before the runs, not after them, so that one run takes in what the proof needs as well.
+            landed.extend(the_pass.capture(workspace, lsn))
+            runs.extend(the_pass.materialize(workspace))
+
+        proof = prove(workspace, the_pass.spark, advance=advance, sample=sample)
+    return Synced(settings.source, until, landed, runs, proof, slot_left(settings, the_pass.home))
+
+
+def _landed(batches: list[Manifest]) -> dict[str, Any]:
+    changes = [batch for batch in batches if batch.stream is not None]
+    snapshots = [
+        batch.chunk.table for batch in batches if batch.chunk is not None and not batch.chunk.boundary
+    ]
+    return {
+        "batches": len(batches),
+        "changes": sum(file.rows for batch in changes for file in batch.files),
+        "snapshots": sorted(snapshots),
+    }
+
+
+def _print(done: Synced) -> None:
+    from omnisupport_ingest.cli.proof import print_proof
+
+    if done.proof is not None:
+        print_proof(done.proof)
+        click.echo()
+    counts = _landed(done.landed)
+    snapshots = f"{counted(len(counts['snapshots']), 'snapshot')} and " if counts["snapshots"] else ""
+    click.echo(
+        f"Source {done.source} is in the lake up to {done.proof.lsn if done.proof else done.lsn}: "
+        f"{snapshots}{counted(counts['changes'], 'change')} landed, {counted(len(done.runs), 'run')}."
+    )
+    if done.slot is not None:
+        click.echo(done.slot.told)

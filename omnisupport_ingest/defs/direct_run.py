@@ -1,0 +1,80 @@
+"""A run of the ingest job in this process, recorded like one that the sensor asked for.
+
+For commands that make one pass without daemon and code server: the instance, the job and the tags
+are the same, so runs, materializations and checkpoints show in the UI afterwards.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import dagster as dg
+
+from omnisupport_ingest.defs import keys
+from omnisupport_ingest.defs.run_history import RunHistory
+from omnisupport_ingest.windows import WindowRange
+
+_OURS = "omnisupport_ingest."
+
+
+@dataclass(frozen=True, slots=True)
+class StepFailure:
+    """A step that failed: the table it makes, and problem and fix as its error told them."""
+
+    step: str
+    problem: str
+    fix: str
+
+
+@dataclass(frozen=True, slots=True)
+class DirectRun:
+    """How a run ended; ``failures`` is empty if it succeeded."""
+
+    run_id: str
+    succeeded: bool
+    failures: tuple[StepFailure, ...]
+
+
+def run_windows(
+    instance: dg.DagsterInstance,
+    definitions: dg.Definitions,
+    source: str,
+    windows: WindowRange,
+    cursor: str | None,
+) -> DirectRun:
+    """Take ``windows`` of ``source`` through every layer; a table that fails does not stop the others.
+
+    ``cursor``: the newest landed batch, as the sensor's requests name it.
+    """
+    attempt = RunHistory(instance, source).attempts(cursor, windows.first, windows.last) + 1
+    result = definitions.resolve_job_def(keys.ingest_job_name(source)).execute_in_process(
+        instance=instance,
+        raise_on_error=False,
+        tags={
+            "dagster/asset_partition_range_start": windows.first,
+            "dagster/asset_partition_range_end": windows.last,
+            keys.CURSOR_TAG: cursor or "",
+            keys.ATTEMPT_TAG: str(attempt),
+            keys.PROCESS_TAG: str(os.getpid()),
+        },
+    )
+    failures = tuple(
+        _failure(event) for event in result.all_events if event.event_type is dg.DagsterEventType.STEP_FAILURE
+    )
+    return DirectRun(result.run_id, result.success, failures)
+
+
+def _failure(event: dg.DagsterEvent) -> StepFailure:
+    error = event.step_failure_data.error
+    while error is not None and error.cause is not None:
+        error = error.cause
+    step = (event.step_key or "a step").replace("__", "/")
+    if error is not None and error.message.startswith(_OURS):
+        told = error.message.partition(": ")[2].strip()
+        problem, _, fix = told.partition("\nFix: ")
+        if fix:
+            return StepFailure(step, problem, fix)
+    # Not the message of a library's exception: it may quote a row.
+    kind = error.cls_name if error is not None else "error"
+    return StepFailure(step, f"unexpected {kind}.", "")

@@ -1,0 +1,164 @@
+"""A database that the platform has never seen: pgbench's four tables, and its transaction as traffic."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import psycopg2
+from deltalake import DeltaTable
+
+SOURCE = "bank"
+ACCOUNTS = 5_000
+
+TABLES = f"""
+CREATE TABLE pgbench_branches (bid int PRIMARY KEY, bbalance int, filler char(88));
+CREATE TABLE pgbench_tellers (tid int PRIMARY KEY, bid int, tbalance int, filler char(84));
+CREATE TABLE pgbench_accounts (aid int PRIMARY KEY, bid int, abalance int, filler char(84));
+CREATE TABLE pgbench_history (tid int, bid int, aid int, delta int, mtime timestamp, filler char(22));
+CREATE TABLE "Rates" (rate numeric(10,4), valid_on date, currency char(3),
+    PRIMARY KEY (currency, valid_on));
+INSERT INTO "Rates" SELECT 1.5, '2026-01-01'::date + d, c
+    FROM generate_series(0, 9) d, (VALUES ('EUR'), ('CHF')) v (c);
+INSERT INTO pgbench_branches VALUES (1, 0, NULL);
+INSERT INTO pgbench_tellers SELECT t, 1, 0, 'teller' FROM generate_series(1, 10) t;
+INSERT INTO pgbench_accounts SELECT a, 1, 0, '' FROM generate_series(1, {ACCOUNTS}) a;
+"""
+"""As ``pgbench --initialize`` makes them, the history without a key; and a table whose key is neither its
+first columns nor in their order."""
+
+COLUMNS = {
+    "pgbench_branches": {"bid": "integer", "bbalance": "integer", "filler": "character(88)"},
+    "pgbench_tellers": {"tid": "integer", "bid": "integer", "tbalance": "integer", "filler": "character(84)"},
+    "pgbench_accounts": {
+        "aid": "integer",
+        "bid": "integer",
+        "abalance": "integer",
+        "filler": "character(84)",
+    },
+    "Rates": {"rate": "numeric(10,4)", "valid_on": "date", "currency": "character(3)"},
+}
+KEYS = {
+    "pgbench_branches": ["bid"],
+    "pgbench_tellers": ["tid"],
+    "pgbench_accounts": ["aid"],
+    "Rates": ["currency", "valid_on"],
+}
+
+
+def write_contracts(folder: Path) -> None:
+    """A contract of each table that has a key."""
+    folder.mkdir(parents=True)
+    for table, columns in COLUMNS.items():
+        key = KEYS[table]
+        properties = {
+            name: {
+                "type": _json_type(kind) if name in key else [_json_type(kind), "null"],
+                "x-pg-type": kind,
+                "description": name,
+            }
+            for name, kind in columns.items()
+        }
+        document = {
+            "$schema": "https://json-schema.org/draft/2020-12/schema",
+            "title": table,
+            "description": f"{table} of the bank.",
+            "type": "object",
+            "required": key,
+            "properties": properties,
+            "x-cdc": {
+                "version": "1.0.0",
+                "source": SOURCE,
+                "schema": "public",
+                "table": table,
+                "owner": "team:tests",
+                "key": key,
+                "events": {"soft_delete_column": None},
+                "lateness": {"allowed": "PT1H", "max": "P7D"},
+            },
+        }
+        (folder / f"{table}.json").write_text(json.dumps(document, indent=2))
+
+
+def _json_type(kind: str) -> str:
+    return "integer" if kind == "integer" else "string"
+
+
+@contextmanager
+def traffic(dsn: str, *, clients: int = 2) -> Iterator[None]:
+    """pgbench's TPC-B-like transaction, again and again, by ``clients`` at a time."""
+    stop = threading.Event()
+    threads = [threading.Thread(target=_trade, args=(dsn, number, stop)) for number in range(clients)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+def _trade(dsn: str, seed: int, stop: threading.Event) -> None:
+    chance = random.Random(seed)
+    connection = psycopg2.connect(dsn)
+    while not stop.wait(0.02):
+        aid, tid = chance.randint(1, ACCOUNTS), chance.randint(1, 10)
+        delta = chance.randint(-5000, 5000)
+        with connection, connection.cursor() as cursor:
+            cursor.execute(
+                "UPDATE pgbench_accounts SET abalance = abalance + %s WHERE aid = %s", (delta, aid)
+            )
+            cursor.execute("UPDATE pgbench_tellers SET tbalance = tbalance + %s WHERE tid = %s", (delta, tid))
+            cursor.execute("UPDATE pgbench_branches SET bbalance = bbalance + %s WHERE bid = 1", (delta,))
+            cursor.execute('UPDATE "Rates" SET rate = rate + 0.0001 WHERE valid_on > %s', ("2026-01-05",))
+            cursor.execute("INSERT INTO pgbench_history VALUES (%s, 1, %s, %s, now())", (tid, aid, delta))
+    connection.close()
+
+
+def command(
+    *arguments: str, folder: Path, variables: dict[str, str], timeout: float = 400
+) -> subprocess.CompletedProcess[str]:
+    """``omnisupport-ingest`` in a process of its own, with ``folder`` as its working directory."""
+    return subprocess.run(
+        [sys.executable, "-m", "omnisupport_ingest.cli.main", *arguments],
+        cwd=folder,
+        env=environment(variables),
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+
+
+def environment(variables: dict[str, str]) -> dict[str, str]:
+    """This process's environment without any setting of the platform, and ``variables``."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("OMNISUPPORT_")}
+    # The package must be found from another working directory too.
+    return inherited | {"PYTHONPATH": str(Path(__file__).parents[2])} | variables
+
+
+def rows_of_source(dsn: str, table: str) -> list[tuple[Any, ...]]:
+    """Every row, by PostgreSQL alone; sorted."""
+    with psycopg2.connect(dsn) as connection, connection.cursor() as cursor:
+        cursor.execute(f'SELECT {", ".join(COLUMNS[table])} FROM "{table}"')
+        return sorted(cursor.fetchall(), key=repr)
+
+
+def rows_of_lake(home: Path, table: str) -> list[tuple[Any, ...]]:
+    """Every live row of the published table, by delta-rs and DuckDB alone; sorted."""
+    files = DeltaTable(str(home / "lake" / SOURCE / "published" / table)).file_uris()
+    listed: Sequence[str] = [f"'{file}'" for file in files]
+    found = duckdb.sql(
+        f"SELECT {', '.join(COLUMNS[table])} FROM read_parquet([{', '.join(listed)}])"
+        " WHERE NOT _cdc_is_deleted"
+    ).fetchall()
+    return sorted(found, key=repr)

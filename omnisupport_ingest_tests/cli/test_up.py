@@ -1,0 +1,127 @@
+"""``up`` on a database of a person's own, named in ``.env``, with Dagster's storage in PostgreSQL."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psycopg2
+import pytest
+from psycopg2.extensions import parse_dsn
+
+from omnisupport_ingest.runtime.dagster_services import CODE_SERVER, DAEMON
+from omnisupport_ingest_tests.cli import bank
+from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest
+
+PASSWORD = "hunter2-of-dagster"
+SOURCE_PASSWORD = "hunter2-of-the-source"
+
+
+def dagster_url(source: SourceUnderTest) -> str:
+    """The database of the source as a URL, for Dagster to keep its storage in beside the tables."""
+    parts = parse_dsn(source.dsn)
+    return f"postgresql://{parts['user']}:{PASSWORD}@:{parts['port']}/{parts['dbname']}?host={parts['host']}"
+
+
+def wait_for(what: str, seen: Callable[[], bool], process: subprocess.Popen[str], *, seconds: float) -> None:
+    give_up = time.monotonic() + seconds
+    while not seen():
+        assert process.poll() is None, f"up ended while waiting for {what}"
+        assert time.monotonic() < give_up, f"waited in vain for {what}"
+        time.sleep(1)
+
+
+def runs_succeeded(source: SourceUnderTest) -> int:
+    try:
+        ((count,),) = source.query(
+            f"SELECT count(*) FROM runs WHERE status = 'SUCCESS' AND pipeline_name = 'ingest_{bank.SOURCE}'"
+        )
+    except psycopg2.errors.UndefinedTable:
+        return 0
+    return int(count)
+
+
+@pytest.mark.slow
+def test_it_captures_and_runs_with_its_history_in_postgresql_and_no_password_in_any_file(
+    source: SourceUnderTest, tmp_path: Path
+) -> None:
+    source.sql(bank.TABLES)
+    bank.write_contracts(tmp_path / "contracts")
+    home = tmp_path / "home"
+    (tmp_path / ".env").write_text(
+        f"OMNISUPPORT_HOME={home}\n"
+        "OMNISUPPORT_CONTRACTS_DIR=contracts\n"
+        f"OMNISUPPORT_SOURCE={bank.SOURCE}\n"
+        f"OMNISUPPORT_SOURCE_DSN={source.dsn} password={SOURCE_PASSWORD}\n"
+        f"OMNISUPPORT_SLOT={source.slot}\n"
+        f"OMNISUPPORT_PUBLICATION={source.slot}\n"
+        f"OMNISUPPORT_DAGSTER_PG_URL={dagster_url(source)}\n"
+        "OMNISUPPORT_WEBSERVER_PORT=0\n"
+        "OMNISUPPORT_SPARK_DRIVER_MEMORY=1g\n"
+    )
+    with (tmp_path / "up.out").open("w") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "omnisupport_ingest.cli.main", "up"],
+            cwd=tmp_path,
+            env=bank.environment({}),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+    try:
+        wait_for("a run in PostgreSQL", lambda: runs_succeeded(source) > 0, process, seconds=400)
+        source.sql("UPDATE pgbench_tellers SET tbalance = 7 WHERE tid = 3")
+        expected = bank.rows_of_source(source.dsn, "pgbench_tellers")
+
+        def shows_the_change() -> bool:
+            return bank.rows_of_lake(home, "pgbench_tellers") == expected
+
+        wait_for("the change in the lake", shows_the_change, process, seconds=200)
+        sampled = bank.command("verify", "--sample", "100", "--json", folder=tmp_path, variables={})
+        assert sampled.returncode == 0, sampled.stderr + sampled.stdout
+        told = json.loads(sampled.stdout)
+        assert told["holds"] is True
+        assert 20 < told["tables"]["pgbench_accounts"]["source_rows_compared"] < 300
+        assert told["tables"]["pgbench_accounts"]["lake_current_rows"] == bank.ACCOUNTS
+        whole = bank.command("verify", "--table", "pgbench_tellers", folder=tmp_path, variables={})
+        assert whole.returncode == 0, whole.stderr + whole.stdout
+        assert "No difference." in whole.stdout
+        assert "pgbench_accounts" not in whole.stdout
+        assert "WARNING" not in whole.stderr + whole.stdout
+        refused = bank.command("materialize", folder=tmp_path, variables={})
+        assert refused.returncode == 6
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(120) == 0
+    assert "Stopped." in (tmp_path / "up.out").read_text()
+    assert not list((home / "dagster").rglob("*.db")), "the storage is not SQLite"
+    for file in (each for each in home.rglob("*") if each.is_file()):
+        content = file.read_bytes()
+        for secret in (PASSWORD, SOURCE_PASSWORD):
+            assert secret.encode() not in content, file
+    assert home.stat().st_mode & 0o077 == 0
+    for name in (CODE_SERVER, DAEMON):
+        assert (home / "logs" / f"{name}.log").stat().st_mode & 0o077 == 0
+
+
+def test_a_source_that_lacks_something_is_told_with_the_sql_before_anything_starts(
+    source: SourceUnderTest, tmp_path: Path
+) -> None:
+    source.sql(bank.TABLES, "ALTER TABLE pgbench_tellers DROP CONSTRAINT pgbench_tellers_pkey")
+    bank.write_contracts(tmp_path / "contracts")
+    (tmp_path / ".env").write_text(
+        f"OMNISUPPORT_CONTRACTS_DIR=contracts\nOMNISUPPORT_SOURCE={bank.SOURCE}\n"
+        f"OMNISUPPORT_SOURCE_DSN={source.dsn}\nOMNISUPPORT_SLOT={source.slot}\n"
+        f"OMNISUPPORT_PUBLICATION={source.slot}\nOMNISUPPORT_WEBSERVER_PORT=0\n"
+    )
+    told = bank.command("up", folder=tmp_path, variables={})
+    assert told.returncode == 5
+    assert 'ALTER TABLE "public"."pgbench_tellers" ADD PRIMARY KEY ("tid");' in told.stderr
+    assert "Starting" not in told.stdout
+    assert not list((tmp_path / ".omnisupport" / "logs").glob("*.log"))
