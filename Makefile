@@ -32,6 +32,11 @@ lint: $(INSTALLED) ## Check style, types, contracts and manifests
 	$(BIN)/omnisupport-ingest contracts validate
 	$(BIN)/omnisupport-ingest manifest validate
 
+.PHONY: bench
+bench: $(INSTALLED) ## Measure speed and compare with PostgreSQL's own tools
+	$(BIN)/python -m bench.capture
+	$(BIN)/python -m bench.snapshot
+
 .PHONY: clean
 clean: ## Remove the home, the virtual environment and every cache
 	@if [ -x $(BIN)/omnisupport-ingest ]; then $(BIN)/omnisupport-ingest clean --yes; fi

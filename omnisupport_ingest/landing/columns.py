@@ -1,50 +1,72 @@
-"""Buffered events turned into Arrow columns, a row group at a time.
+"""Events as Arrow columns, a row group at a time.
 
 Converting whole buffers costs a fraction of appending to one list per column at every event.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from datetime import datetime
-from itertools import islice
-from operator import itemgetter, lt
+from operator import itemgetter
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from omnisupport_ingest.landing.parts import RowGroup
-from omnisupport_ingest.landing.rows import LANDED_SCHEMA, LandedEvent
+from omnisupport_ingest.landing.rows import EVENT_SCHEMA, LANDED_SCHEMA, LandedEvent
+
+Numbers = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
 
 _TIME = LandedEvent._fields.index("source_ts")
-_SCHEMA_AND_TABLE = tuple(LandedEvent._fields.index(name) for name in ("source_schema", "source_table"))
-
-_position = itemgetter(0, 1, 2)
 
 
-def row_group(window: str, events: list[LandedEvent], batch_id: str) -> RowGroup:
-    """``events`` (one or more, all of ``window``) as a table of ``LANDED_SCHEMA`` and its summary."""
+def events_table(events: list[LandedEvent]) -> pa.Table:
+    """``events`` (one or more) as a table of ``EVENT_SCHEMA``."""
     # No tuple or iterator per event is kept here: thousands of them at once would set off the
     # garbage collector, which costs more than the conversion.
     arrays = []
-    for i, name in enumerate(LandedEvent._fields):
+    for i, field in enumerate(EVENT_SCHEMA):
         values = list(map(itemgetter(i), events))
-        arrays.append(_times(values) if i == _TIME else pa.array(values, LANDED_SCHEMA.field(name).type))
-    arrays.append(pa.repeat(pa.scalar(batch_id, pa.string()), len(events)))
-    ordered = all(map(lt, map(_position, events), map(_position, islice(events, 1, None))))
-    tables = Counter(map(itemgetter(*_SCHEMA_AND_TABLE), events))
-    return RowGroup(
-        window=window,
-        table=pa.Table.from_arrays(arrays, schema=LANDED_SCHEMA),
-        first=_position(events[0] if ordered else min(events, key=_position)),
-        last=_position(events[-1] if ordered else max(events, key=_position)),
-        ordered=ordered,
-        rows_per_table={f"{schema}.{table}": rows for (schema, table), rows in tables.items()},
-    )
+        arrays.append(times(values) if i == _TIME else pa.array(values, field.type))
+    return pa.Table.from_arrays(arrays, schema=EVENT_SCHEMA)
 
 
-def _times(values: list[datetime]) -> pa.Array:
+def times(values: list[datetime]) -> pa.Array:
     """Commit times: each distinct one is converted once, as a transaction's events share theirs."""
     distinct = list(dict.fromkeys(values))
     place = {moment: i for i, moment in enumerate(distinct)}
     indices = pa.array([place[moment] for moment in values], pa.int32())
-    return pa.array(distinct, LANDED_SCHEMA.field(_TIME).type).take(indices)
+    return pa.array(distinct, EVENT_SCHEMA.field(_TIME).type).take(indices)
+
+
+def row_group(window: str, events: pa.Table, batch_id: str) -> RowGroup:
+    """``events`` (a table of ``EVENT_SCHEMA``, one or more, all of ``window``) with their summary."""
+    epoch, commit_lsn, ordinal = (np.asarray(events.column(i)) for i in range(3))
+    ascending = _rises(epoch, _rises(commit_lsn, _rises(ordinal)))
+    ordered = bool(ascending.all())
+    order = None if ordered else np.lexsort((ordinal, commit_lsn, epoch))
+    first, last = (0, -1) if order is None else (order[0], order[-1])
+    batch = pa.repeat(pa.scalar(batch_id, pa.string()), events.num_rows)
+    return RowGroup(
+        window=window,
+        table=pa.Table.from_arrays([*events.columns, batch], schema=LANDED_SCHEMA),
+        first=(int(epoch[first]), int(commit_lsn[first]), int(ordinal[first])),
+        last=(int(epoch[last]), int(commit_lsn[last]), int(ordinal[last])),
+        ordered=ordered,
+        rows_per_table=_rows_per_table(events),
+    )
+
+
+def _rises(values: Numbers, where_equal: Flags | bool = False) -> Flags:
+    """Whether each value is above the one before, or equal to it and ``where_equal``."""
+    before, after = values[:-1], values[1:]
+    risen: Flags = (after > before) | ((after == before) & where_equal)
+    return risen
+
+
+def _rows_per_table(events: pa.Table) -> dict[str, int]:
+    names = pc.binary_join_element_wise(events.column("source_schema"), events.column("source_table"), ".")
+    counts = names.value_counts()
+    return {count["values"]: count["counts"] for count in counts.to_pylist()}

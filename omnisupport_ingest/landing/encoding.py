@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 from omnisupport_ingest.landing.errors import ManifestFromNewerVersion, ManifestUnreadable
 from omnisupport_ingest.landing.json_values import FieldProblem, from_plain, to_plain
-from omnisupport_ingest.landing.manifest import FORMAT_VERSION, Manifest, StreamSpan
+from omnisupport_ingest.landing.manifest import FORMAT_VERSION, Manifest, StreamSpan, upgraded
 from omnisupport_ingest.landing.names import batch_id_of
 
 T = TypeVar("T")
@@ -30,23 +31,31 @@ def encode_manifest(manifest: Manifest) -> bytes:
     return encode(manifest)
 
 
-def decode(kind: type[T], content: bytes, file: Path, *, newest: int) -> T:
+def decode(
+    kind: type[T],
+    content: bytes,
+    file: Path,
+    *,
+    newest: int,
+    upgrade: Callable[[dict[str, Any]], dict[str, Any]] = lambda document: document,
+) -> T:
     """The record of type ``kind`` in ``content``, which was read from ``file``.
 
+    ``upgrade`` brings the document of an older format version into the form of ``newest``.
     Raises ``ManifestFromNewerVersion`` if its format version is above ``newest``, and
     ``ManifestUnreadable``, naming file and field, for whatever else ``encode`` does not write.
     """
     try:
         document = json.loads(content)
         _check_version(document, file, newest)
-        return from_plain(kind, document)
+        return from_plain(kind, upgrade(document))
     except (ValueError, RecursionError) as error:
         raise ManifestUnreadable(f"{file} cannot be read: {error}.", fix=_FIX) from error
 
 
 def decode_manifest(content: bytes, file: Path) -> Manifest:
     """The manifest in ``content``, which was read from ``file``; errors as in ``decode``."""
-    manifest = decode(Manifest, content, file, newest=FORMAT_VERSION)
+    manifest = decode(Manifest, content, file, newest=FORMAT_VERSION, upgrade=upgraded)
     try:
         check_manifest(manifest)
         if file.stem != manifest.batch_id:

@@ -33,6 +33,9 @@ LANDED_SCHEMA = pa.schema(
 )
 """Arrow schema of a landed data file. LSNs are signed 64-bit (PostgreSQL stays far below 2^63)."""
 
+EVENT_SCHEMA = LANDED_SCHEMA.remove(LANDED_SCHEMA.get_field_index("batch_id"))
+"""The same without the batch, which the writer adds; its fields are those of ``LandedEvent``."""
+
 
 class LandedEvent(NamedTuple):
     """One event as a source hands it to the batch writer (which adds the batch).

@@ -51,7 +51,7 @@ class LandingStore:
         self._manifests = self.folder / "manifests"
         self._data = self.folder / "data"
         self._epochs = self.folder / "epochs"
-        self._parsed: dict[str, Manifest] = {}
+        self._parsed: dict[str, tuple[tuple[int, int], Manifest]] = {}
         if not self._epochs.is_dir():
             for folder in (self.folder, self._manifests, self._data, self._epochs):
                 folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -99,23 +99,28 @@ class LandingStore:
         )
 
     def read(self, batch_id: str) -> Manifest:
-        """One manifest, checked; ``ManifestUnreadable`` or ``ManifestFromNewerVersion`` otherwise."""
-        manifest = self._parsed.get(batch_id)
-        if manifest is None:
-            file = self._manifest_file(batch_id)
-            try:
-                manifest = decode_manifest(file.read_bytes(), file)
-            except FileNotFoundError:
-                raise ManifestUnreadable(
-                    f"{file} does not exist: batch {batch_id} has not landed or was removed.",
-                    fix="Restore the landing folder from a backup if the batch should be there.",
-                ) from None
-            if manifest.source != self.source:
-                raise ManifestUnreadable(
-                    f"{file} is a manifest of source {manifest.source!r}, not of {self.source!r}.",
-                    fix="Move the file to the landing folder of its own source.",
-                )
-            self._parsed[batch_id] = manifest
+        """One manifest, checked; ``ManifestUnreadable`` or ``ManifestFromNewerVersion`` otherwise.
+
+        Parsed once, unless the file has become another one.
+        """
+        file = self._manifest_file(batch_id)
+        try:
+            written = file.stat()
+            parsed = self._parsed.get(batch_id)
+            if parsed is not None and parsed[0] == (written.st_mtime_ns, written.st_size):
+                return parsed[1]
+            manifest = decode_manifest(file.read_bytes(), file)
+        except FileNotFoundError:
+            raise ManifestUnreadable(
+                f"{file} does not exist: batch {batch_id} has not landed or was removed.",
+                fix="Restore the landing folder from a backup if the batch should be there.",
+            ) from None
+        if manifest.source != self.source:
+            raise ManifestUnreadable(
+                f"{file} is a manifest of source {manifest.source!r}, not of {self.source!r}.",
+                fix="Move the file to the landing folder of its own source.",
+            )
+        self._parsed[batch_id] = (written.st_mtime_ns, written.st_size), manifest
         return manifest
 
     def manifests(self) -> list[Manifest]:

@@ -1,7 +1,8 @@
 """Writing one batch: events in, data files per window and a manifest out.
 
-Memory stays bounded however large a transaction is: buffers spill to Parquet row groups, and one
-thread encodes them while the caller goes on reading (Arrow releases the interpreter's lock).
+Memory stays bounded however large a transaction is: buffers spill to Parquet row groups, which one
+thread makes and another writes while the caller goes on reading (NumPy and Arrow release the
+interpreter's lock).
 """
 
 from __future__ import annotations
@@ -10,15 +11,16 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from types import TracebackType
 from typing import Self, TypeVar
 
 import pyarrow as pa
 
 from omnisupport_ingest import __version__
-from omnisupport_ingest.landing.columns import row_group
+from omnisupport_ingest.landing.columns import events_table, row_group
 from omnisupport_ingest.landing.errors import ChainContested, LandingFailed
 from omnisupport_ingest.landing.folder_lock import FolderLock
 from omnisupport_ingest.landing.manifest import (
@@ -41,8 +43,13 @@ T = TypeVar("T")
 _EVENT_OVERHEAD = 100
 """Bytes that an event costs beside its texts; an estimate."""
 
+BLOCK_ROWS = 10_000
+BLOCK_BYTES = 16 * 1024 * 1024
+"""An ``EventBlock`` should end at either: large enough that what is done once for it costs an event
+nothing, small enough that the end of a batch does not wait long for it."""
+
 _QUEUED_GROUPS = 3
-"""Row groups that may wait for the writer thread before ``add`` waits for it."""
+"""Row groups that may wait for the writer's threads before ``add`` waits for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +62,22 @@ class WriterLimits:
     buffered_groups: int = 4
     """How many full buffers' worth of events all windows together may hold before the largest
     buffer is written, full or not."""
+
+
+@dataclass(frozen=True, slots=True)
+class EventBlock:
+    """Events of one ``window``, made by ``table`` on a thread of the writer when their turn has come.
+
+    ``rows`` and ``bytes``: how many they are and how large, as good as that is known before.
+    ``highest_ts``: their highest commit time. ``table``: a table of ``EVENT_SCHEMA``, one row or more;
+    what it raises is raised from the writer's ``add_block`` or ``seal``.
+    """
+
+    window: str
+    rows: int
+    bytes: int
+    highest_ts: datetime
+    table: Callable[[], pa.Table]
 
 
 class _Buffer:
@@ -106,6 +129,7 @@ class BatchWriter:
         self._bytes_spilled = 0
         self._lock: FolderLock | None = self._take_folder()
         self._parts = PartFiles(store.data_folder(batch_id), limits.file_bytes)
+        self._maker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="landing-maker")
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="landing-writer")
         self._queued: deque[Future[None]] = deque()
 
@@ -131,6 +155,25 @@ class BatchWriter:
         elif len(self._buffers) > 1:
             self._bound_buffers()
 
+    def add_block(self, block: EventBlock) -> None:
+        """Take in many events at once, about as many as a row group has; errors as in ``add``.
+
+        They are written now, after everything of their window that was added before.
+        """
+        earlier = self._buffers.get(block.window)
+        if earlier is not None and earlier.events:
+            self._spill(earlier)
+        self._note_time(block.window, block.highest_ts)
+        self.rows += block.rows
+        self.bytes += block.bytes
+        self._rows_spilled += block.rows
+        self._bytes_spilled += block.bytes
+        self._write(block.window, block.table)
+
+    def window_of(self, moment: datetime) -> str:
+        """The window of a commit time. Times too far ahead are cut a minute coarse."""
+        return self._buffer_of(moment).window
+
     def seal(
         self,
         *,
@@ -153,7 +196,10 @@ class BatchWriter:
             batch_id=self.batch_id,
             source=self._store.source,
             epoch=self._epoch,
-            arrival=self._arrival(stream, confirmed_clock, max_clock_skew),
+            arrival=replace(
+                self._arrival(stream, confirmed_clock, max_clock_skew),
+                newest_epoch_before=self._store.newest_epoch_begun(),
+            ),
             stream=stream,
             chunk=chunk,
             file=file,
@@ -170,7 +216,7 @@ class BatchWriter:
         """Give the batch up and delete what it wrote. Does nothing after ``seal`` or ``abandon``."""
         if self._lock is None:
             return
-        self._thread.shutdown(wait=True, cancel_futures=True)
+        self._stop_threads(cancel=True)
         if not self._has_landed():
             self._parts.remove()
         self._close()
@@ -201,9 +247,12 @@ class BatchWriter:
         return lock
 
     def _turn_to(self, moment: datetime) -> None:
-        """Make the buffer of ``moment``'s window the current one.
+        """Make the buffer of ``moment``'s window the current one."""
+        self._current_ts, self._current = moment, self._buffer_of(moment)
+        self._note_time(self._current.window, moment)
 
-        Looked up by the minute: windows begin at whole minutes. The cut of times too far ahead is
+    def _buffer_of(self, moment: datetime) -> _Buffer:
+        """Looked up by the minute: windows begin at whole minutes. The cut of times too far ahead is
         a minute coarse for that, which nothing depends on.
         """
         minute = moment.replace(second=0, microsecond=0)
@@ -212,9 +261,11 @@ class BatchWriter:
             window = self._grid.key_of(minute, self._opened_at)
             buffer = self._buffers.setdefault(window, _Buffer(window))
             self._buffer_of_minute[minute] = buffer
-        if buffer.window != OUT_OF_RANGE and (self._highest_ts is None or moment > self._highest_ts):
+        return buffer
+
+    def _note_time(self, window: str, moment: datetime) -> None:
+        if window != OUT_OF_RANGE and (self._highest_ts is None or moment > self._highest_ts):
             self._highest_ts = moment
-        self._current_ts, self._current = moment, buffer
 
     def _bound_buffers(self) -> None:
         limits = self._limits
@@ -225,11 +276,15 @@ class BatchWriter:
             self._spill(max(self._buffers.values(), key=lambda buffer: buffer.bytes))
 
     def _spill(self, buffer: _Buffer) -> None:
-        group = row_group(buffer.window, buffer.events, self.batch_id)
         self._rows_spilled += len(buffer.events)
         self._bytes_spilled += buffer.bytes
+        events = buffer.events
         buffer.events, buffer.bytes = [], 0
-        self._queued.append(self._thread.submit(self._parts.write, group))
+        self._write(buffer.window, partial(events_table, events))
+
+    def _write(self, window: str, table: Callable[[], pa.Table]) -> None:
+        made = self._maker.submit(lambda: row_group(window, table(), self.batch_id))
+        self._queued.append(self._thread.submit(lambda: self._parts.write(made.result())))
         while len(self._queued) > _QUEUED_GROUPS:
             self._wait_for(self._queued.popleft())
 
@@ -256,6 +311,11 @@ class BatchWriter:
                 "nothing was confirmed to the source, so nothing is lost.",
             ) from error
 
+    def _stop_threads(self, *, cancel: bool) -> None:
+        # The writer first: it waits for what the maker has in hand.
+        self._thread.shutdown(wait=True, cancel_futures=cancel)
+        self._maker.shutdown(wait=True, cancel_futures=cancel)
+
     def _has_landed(self) -> bool:
         """Whether a manifest names our files: an error may strike after it was created."""
         if not self._store.exists(self.batch_id):
@@ -281,7 +341,7 @@ class BatchWriter:
         )
 
     def _close(self) -> None:
-        self._thread.shutdown(wait=True)
+        self._stop_threads(cancel=False)
         if self._lock is not None:
             self._lock.release()
             self._lock = None

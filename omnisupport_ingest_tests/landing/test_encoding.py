@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,13 @@ lsns = st.integers(0, (1 << 64) - 1).map(Lsn)
 positions = st.builds(Position, st.integers(1, 99), lsns, st.integers(-(1 << 60), 1 << 60))
 hashes = st.text("0123456789abcdef", min_size=64, max_size=64)
 arrivals = st.builds(
-    ArrivalFacts, times, st.none() | times, st.none() | times, st.none() | times, st.none() | times
+    ArrivalFacts,
+    times,
+    st.none() | times,
+    st.none() | times,
+    st.none() | times,
+    st.none() | times,
+    st.none() | st.integers(0, 99),
 )
 
 
@@ -114,10 +121,35 @@ def test_name_is_a_plain_file_name(manifest: Manifest) -> None:
 def test_newer_format_version_is_named_before_its_unknown_fields(store: LandingStore) -> None:
     batch = land(store, 8, 20)
     file = store.folder / "manifests" / f"{batch.batch_id}.json"
-    document = json.loads(file.read_bytes()) | {"format_version": 2, "compressed": True}
+    document = json.loads(file.read_bytes()) | {"format_version": 3, "compressed": True}
     file.write_text(json.dumps(document))
-    with pytest.raises(ManifestFromNewerVersion, match="format version 2; this program reads up to 1"):
+    with pytest.raises(ManifestFromNewerVersion, match="format version 3; this program reads up to 2"):
         LandingStore(store.folder.parent, store.source).landed()
+
+
+@given(manifests())
+def test_manifest_of_version_1_reads_as_one_that_did_not_record_the_newest_epoch(manifest: Manifest) -> None:
+    document = json.loads(encode_manifest(manifest)) | {"format_version": 1}
+    del document["arrival"]["newest_epoch_before"]
+    read = decode_manifest(json.dumps(document).encode(), Path(f"{manifest.batch_id}.json"))
+    assert read == replace(manifest, arrival=replace(manifest.arrival, newest_epoch_before=None))
+    assert decode_manifest(encode_manifest(read), Path(f"{manifest.batch_id}.json")) == read
+
+
+@pytest.mark.parametrize(
+    ("version", "arrival", "named"),
+    [
+        (1, {"newest_epoch_before": 1}, "newest_epoch_before is not a field of this format version"),
+        (2, {}, "newest_epoch_before is missing"),
+    ],
+)
+def test_each_version_has_its_own_fields(version: int, arrival: dict[str, object], named: str) -> None:
+    whole = manifest(8, 20)
+    document = json.loads(encode_manifest(whole)) | {"format_version": version}
+    del document["arrival"]["newest_epoch_before"]
+    document["arrival"] |= arrival
+    with pytest.raises(ManifestUnreadable, match=named):
+        decode_manifest(json.dumps(document).encode(), Path(f"{whole.batch_id}.json"))
 
 
 @pytest.mark.parametrize(

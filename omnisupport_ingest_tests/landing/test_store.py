@@ -102,9 +102,12 @@ def test_garbage_is_cleared_and_live_and_landed_batches_stay(store: LandingStore
     crashed = store.data_folder("e000001-r-s1-public.tickets-000001-a1")
     crashed.mkdir()
     (crashed / "part.parquet").write_bytes(b"PAR1")
+    stray = store.data_folder("notes of somebody.txt")
+    stray.write_text("not a folder")
     with open_writer(store, 20) as live:
         live.add(event(21))
         assert store.clear_garbage() == [crashed.name]
         assert not crashed.exists()
+        assert stray.exists()
         assert store.data_folder(live.batch_id).exists()
     store.verify(landed)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import stat
-from datetime import timedelta
+from collections.abc import Callable
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
@@ -14,14 +16,14 @@ from hypothesis import strategies as st
 
 from omnisupport_ingest import failpoints
 from omnisupport_ingest.landing import parts
-from omnisupport_ingest.landing.columns import row_group
+from omnisupport_ingest.landing.columns import events_table, row_group
 from omnisupport_ingest.landing.errors import ChainContested, DamagedBatch, LandingFailed
 from omnisupport_ingest.landing.json_values import FieldProblem
 from omnisupport_ingest.landing.manifest import ChunkSpan, FileSpan, Manifest, RelationVersion
 from omnisupport_ingest.landing.names import chunk_batch_id, file_batch_id
 from omnisupport_ingest.landing.rows import LANDED_SCHEMA
 from omnisupport_ingest.landing.store import LandingStore
-from omnisupport_ingest.landing.writer import BatchWriter, WriterLimits
+from omnisupport_ingest.landing.writer import BatchWriter, EventBlock, WriterLimits
 from omnisupport_ingest.position import Lsn, Position
 from omnisupport_ingest.windows import OUT_OF_RANGE
 from omnisupport_ingest_tests.landing.batches import GRID, NOON, event, land, open_writer, span
@@ -119,7 +121,7 @@ def test_buffers_are_bounded_over_many_windows_and_open_files_too(
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(-3, 3)), min_size=1, max_size=12))
 def test_ordered_means_that_positions_rise_strictly(positions: list[tuple[int, int]]) -> None:
-    group = row_group("w", [event(lsn, ordinal) for lsn, ordinal in positions], "b")
+    group = row_group("w", events_table([event(lsn, ordinal) for lsn, ordinal in positions]), "b")
     assert group.ordered == (positions == sorted(set(positions)))
     assert group.first[1:] == min(positions)
     assert group.last[1:] == max(positions)
@@ -132,6 +134,58 @@ def test_order_is_judged_across_row_groups(store: LandingStore) -> None:
         (file,) = writer.seal(stream=span(8, 20)).files
     assert not file.ordered
     assert (file.first.ordinal, file.last.ordinal) == (0, 6)
+
+
+def block(ordinals: range, table: Callable[[], pa.Table] | None = None) -> EventBlock:
+    events = [event(9, ordinal) for ordinal in ordinals]
+    return EventBlock(
+        GRID.key_of(NOON, NOON), len(events), 1000, NOON, table or (lambda: events_table(events))
+    )
+
+
+def test_blocks_and_single_events_keep_their_order(store: LandingStore) -> None:
+    with open_writer(store, 8) as writer:
+        writer.add(event(9, 0))
+        writer.add_block(block(range(2, 10, 2)))
+        writer.add(event(9, 10))
+        writer.add_block(block(range(12, 20, 2)))
+        assert writer.rows == 10
+        batch = writer.seal(stream=span(8, 20))
+    (file,) = batch.files
+    assert file.ordered
+    assert [row["ordinal"] for row in rows_of(store, batch)] == list(range(0, 20, 2))
+    assert batch.arrival.highest_commit_ts == NOON
+
+
+def test_block_that_cannot_be_made_lands_nothing_and_says_why(store: LandingStore) -> None:
+    def fail() -> pa.Table:
+        raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
+
+    with open_writer(store, 8) as writer:
+        writer.add_block(block(range(3)))
+        writer.add_block(block(range(3, 6), fail))
+        with pytest.raises(UnicodeDecodeError):
+            writer.seal(stream=span(8, 20))
+    assert store.batch_ids() == []
+    assert list((store.folder / "data").iterdir()) == []
+
+
+def test_blocks_wait_for_the_writer_so_that_memory_stays_bounded(store: LandingStore) -> None:
+    waiting: list[int] = []
+    most = 0
+
+    def made(number: int) -> pa.Table:
+        waiting.remove(number)
+        return events_table([event(9, number)])
+
+    with open_writer(store, 8) as writer:
+        for number in range(50):
+            waiting.append(number)
+            writer.add_block(block(range(number, number + 1), lambda number=number: made(number)))
+            most = max(most, len(waiting))
+        batch = writer.seal(stream=span(8, 20))
+    assert most <= 5
+    assert batch.rows == 50
 
 
 def test_data_is_readable_by_its_owner_only(store: LandingStore) -> None:
@@ -228,3 +282,26 @@ def test_chunk_and_file_batches_land_beside_the_stream(tmp_path: Path) -> None:
     assert store.landed().batches == (landed_chunk, stream, landed_file)
     assert landed_chunk.arrival.watermark == stream.arrival.watermark
     assert landed_chunk.arrival.watermark_before == stream.arrival.watermark
+
+
+def test_a_batch_records_the_newest_epoch_that_had_begun_when_it_landed(store: LandingStore) -> None:
+    def before(previous_end: int, end: int, epoch: int, at: datetime | None = NOON) -> int | None:
+        return land(store, previous_end, end, epoch=epoch, at=at).arrival.newest_epoch_before
+
+    assert before(8, 20, epoch=1) == 0
+    assert before(20, 30, epoch=1) == 1
+    store.begin_epoch("the slot was lost", None)
+    assert before(30, 40, epoch=1) == 1, "an epoch that is recorded only has not begun"
+    assert before(50, 60, epoch=2, at=None) == 1
+    assert before(40, 50, epoch=1) == 1, "an idle stretch has no event, so it begins no epoch"
+    assert before(60, 70, epoch=2) == 1
+    assert before(50, 60, epoch=1) == 2, "this one came too late"
+    assert before(70, 80, epoch=2) == 2
+
+
+def test_a_delivery_of_files_begins_its_epoch_too(store: LandingStore) -> None:
+    digest = "ab" * 32
+    with BatchWriter(store, GRID, 3, file_batch_id(digest), clock=lambda: NOON) as writer:
+        writer.add(event(0, -4)._replace(op="r", epoch=3))
+        assert writer.seal(file=FileSpan(digest, "a.jsonl", "seed")).arrival.newest_epoch_before == 0
+    assert land(store, 8, 20, epoch=2).arrival.newest_epoch_before == 3

@@ -9,13 +9,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
 from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.contracts.model import Contracts
-from omnisupport_ingest.durable import replace, sync_folder
-from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.landing.epochs import EpochFacts, EpochRecord
 from omnisupport_ingest.landing.manifest import Manifest
@@ -24,15 +21,25 @@ from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres.changes import EventReader
 from omnisupport_ingest.sources.postgres.connection import VALUE_SETTINGS, connect, connect_replication
-from omnisupport_ingest.sources.postgres.continuity import LandedTransaction, ResumePoint, resume_point
+from omnisupport_ingest.sources.postgres.continuity import ResumePoint, resume_point
 from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
 from omnisupport_ingest.sources.postgres.errors import SourceUnavailable
 from omnisupport_ingest.sources.postgres.follower import Follower
+from omnisupport_ingest.sources.postgres.home_slot import (
+    ExpectedSlot,
+    Presence,
+    SlotIntent,
+    end_of_chain,
+    expected_slot,
+)
 from omnisupport_ingest.sources.postgres.lease import Lease
-from omnisupport_ingest.sources.postgres.preflight import preflight, require_ready
+from omnisupport_ingest.sources.postgres.pause import PauseNote, StopOrPause
+from omnisupport_ingest.sources.postgres.preflight import Severity, preflight, require_ready
+from omnisupport_ingest.sources.postgres.publication import ensure_publication
 from omnisupport_ingest.sources.postgres.server import server_facts, slot_facts, wait_until_free, wal_clock
-from omnisupport_ingest.sources.postgres.slot import create_slot, drop_slot, ensure_publication, slot_taken
+from omnisupport_ingest.sources.postgres.slot import create_slot, drop_slot, slot_taken
 from omnisupport_ingest.sources.postgres.snapshot import tables_to_snapshot, take_snapshot
+from omnisupport_ingest.sources.postgres.source_check import contracted_tables
 from omnisupport_ingest.sources.postgres.stream_batches import StreamBatches
 from omnisupport_ingest.sources.postgres.walstream import WalStream
 
@@ -77,14 +84,8 @@ class Capture:
         """Opens nothing yet. ``IngestError`` if the source has no contract, so nothing to capture."""
         self._settings, self._home = settings, home
         self._landed: Landed = landed or (lambda _batch: None)
-        self._tables = contracts.of_source(settings.source)
+        self._tables = contracted_tables(contracts, settings.source)
         self._keys = {(table.schema, table.table): table.key for table in self._tables}
-        if not self._tables:
-            raise IngestError(
-                f"No contract names the source {settings.source!r}.",
-                fix="Add a contract file per table, or set OMNISUPPORT_SOURCE to a source that has some: "
-                + (", ".join(contracts.sources()) or "there are none"),
-            )
         self._store = LandingStore(home.landing, settings.source)
         self._slot_intent = SlotIntent(self._store.folder)
 
@@ -92,9 +93,12 @@ class Capture:
         """Capture until all that committed below ``until`` is durable (null: for ever), or ``stop``.
 
         Prepares what is missing first: publication, slot, epoch, snapshots of tables that have
-        none in this epoch. Raises ``CaptureRunning``, ``PreflightFailed``, ``SlotInUse``,
-        ``HoleInSource``, ``SourceUnavailable`` (start again later), ``ChainContested``.
+        none in this epoch. Raises ``CaptureRunning``, ``CapturePaused``, ``PreflightFailed``,
+        ``SourceRefused``, ``SlotInUse``, ``HoleInSource``, ``SourceUnavailable`` (start again later),
+        ``ChainContested``.
         """
+        stop = StopOrPause(stop, PauseNote(self._store.folder))
+        stop.raise_if_paused(self._settings.source)
         with Lease.take(self._home.run, self._settings.source):
             dsn = source_dsn(self._settings, self._home)
             connection = connect(dsn)
@@ -105,6 +109,16 @@ class Capture:
                     self._follow(dsn, connection, epoch, until, stop)
             finally:
                 connection.close()
+        stop.raise_if_paused(self._settings.source)
+
+    def check(self) -> None:
+        """Raise what a person must change before capture can begin; changes nothing.
+
+        ``PreflightFailed`` with every finding, ``BadDsn``, ``SourceRefused``, or ``SourceUnavailable``.
+        """
+        self._require_ready(
+            source_dsn(self._settings, self._home), expected_slot(self._store, self._settings.slot)
+        )
 
     def begin_new_epoch(self, reason: str) -> EpochRecord:
         """The repair of a hole: a new slot and a new epoch. The next ``run`` takes new snapshots.
@@ -113,34 +127,55 @@ class Capture:
         """
         with Lease.take(self._home.run, self._settings.source):
             dsn = source_dsn(self._settings, self._home)
-            self._require_ready(dsn)
+            slot = self._slot_of_new_epoch(dsn)
+            self._require_ready(dsn, slot)
             connection = connect(dsn)
             try:
                 ensure_publication(connection, self._settings.publication, self._tables)
-                wait_until_free(connection, self._settings.slot, SLOT_WAIT_SECONDS)
-                drop_slot(connection, self._settings.slot)
+                if slot.presence is Presence.EITHER:
+                    wait_until_free(connection, slot.name, SLOT_WAIT_SECONDS)
+                    drop_slot(connection, slot.name)
                 return self._begin_epoch(dsn, connection, reason)
             finally:
                 connection.close()
 
+    def _slot_of_new_epoch(self, dsn: str) -> ExpectedSlot:
+        """The configured slot. It is made anew; one that this home has not made is not its to drop."""
+        slot, server = self._settings.slot, server_facts(dsn).system_identifier
+        ours = self._slot_intent.covers(slot) or any(
+            each.facts is not None and (each.facts.slot, each.facts.system_identifier) == (slot, server)
+            for each in self._store.epochs()
+        )
+        return ExpectedSlot(slot, Presence.EITHER if ours else Presence.FREE)
+
     def _prepare(self, dsn: str, connection: Connection) -> EpochRecord:
-        self._require_ready(dsn)
+        self._require_ready(dsn, expected_slot(self._store, self._settings.slot))
+        epoch = self._store.current_epoch()
+        if epoch is not None:
+            # A slot that is gone or not ours is found now: before anything changes at the source.
+            self._resume_point(dsn, connection, epoch)
         self._store.clear_garbage()
         # Before any slot of a snapshot: what commits above its point must be published already.
         ensure_publication(connection, self._settings.publication, self._tables)
-        epoch = self._store.current_epoch()
         if epoch is None:
             if self._slot_intent.covers(self._settings.slot):
                 # A first start died between making the slot and recording its epoch.
                 drop_slot(connection, self._settings.slot)
             epoch = self._begin_epoch(dsn, connection, "first start")
-        # A slot that is gone or not ours is found now, not after long snapshots.
-        self._resume_point(dsn, connection, epoch)
         return epoch
 
-    def _require_ready(self, dsn: str) -> None:
-        settings = self._settings
-        require_ready(preflight(dsn, self._tables, slot=settings.slot, publication=settings.publication))
+    def _require_ready(self, dsn: str, slot: ExpectedSlot) -> None:
+        found = preflight(
+            dsn,
+            self._tables,
+            publication=self._settings.publication,
+            slot=slot,
+            slot_wait_seconds=SLOT_WAIT_SECONDS,
+        )
+        for each in found:
+            if each.severity is Severity.WARNS:
+                _log.warning("%s Fix: %s", each.problem, each.fix)
+        require_ready(found)
 
     def _begin_epoch(self, dsn: str, connection: Connection, reason: str) -> EpochRecord:
         slot = self._settings.slot
@@ -197,40 +232,3 @@ class Capture:
         end, last = end_of_chain(self._store, epoch)
         slot = slot_facts(connection, epoch.facts.slot) if epoch.facts else None
         return resume_point(epoch, end, last, server_facts(dsn), wal_clock(connection).flushed, slot)
-
-
-def end_of_chain(store: LandingStore, epoch: EpochRecord) -> tuple[Lsn, LandedTransaction | None]:
-    """Where the landed stream of ``epoch`` ends, and its last transaction (none before the first)."""
-    prefix = f"e{epoch.number:06d}-s-"
-    end: Lsn | None = None
-    for batch_id in reversed([each for each in store.batch_ids() if each.startswith(prefix)]):
-        span = store.read(batch_id).stream
-        if span is None:
-            continue
-        end = end or span.end_lsn
-        last = LandedTransaction.last_of(span)
-        if last is not None:
-            return end, last
-    if end is None:
-        end = epoch.facts.consistent_point if epoch.facts else Lsn(0)
-    return end, None
-
-
-class SlotIntent:
-    """A note, durable before the slot is made, that this home is about to make it.
-
-    A slot without an epoch is then known to be this home's own, and not another's.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / "slot-being-made"
-
-    def record(self, slot: str) -> None:
-        replace(self._path, slot.encode())
-
-    def covers(self, slot: str) -> bool:
-        return self._path.is_file() and self._path.read_text() == slot
-
-    def clear(self) -> None:
-        self._path.unlink(missing_ok=True)
-        sync_folder(self._path.parent)

@@ -6,16 +6,31 @@ functions as logical decoding, and tells NULL (``\\N``) from the empty text.
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Callable, Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING
 
+import numpy as np
+import pyarrow as pa
 from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.sources.postgres.connection import source_errors
+from omnisupport_ingest.sources.postgres.json_columns import escape, json_arrays, json_objects
 from omnisupport_ingest.sources.postgres.quoting import identifier, qualified
+from omnisupport_ingest.sources.postgres.row_events import row_image, row_key
+from omnisupport_ingest.sources.postgres.text_columns import Irregular, line_columns
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+BLOCK_BYTES = 6 * 1024 * 1024
+"""How much of a table is given on at a time: about as many rows as a row group should have."""
 
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _ESCAPED = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
+_TAB, _LINE_END, _FIRST_PRINTABLE = ord("\t"), ord("\n"), ord(" ")
 
 
 def parse_row(line: str) -> list[str | None]:
@@ -26,37 +41,84 @@ def parse_row(line: str) -> list[str | None]:
     return [None if value == "\\N" else _unescaped(value) for value in values]
 
 
-def copy_rows(
+def copy_lines(
     connection: Connection,
     schema: str,
     table: str,
     columns: Sequence[str],
     *,
     partitioned: bool,
-    row: Callable[[list[str | None]], None],
+    lines: Callable[[bytes], None],
 ) -> None:
-    """Call ``row`` with the texts of ``columns`` for each row that the open transaction sees.
+    """Call ``lines`` with the lines of ``columns``, many rows at a time, that the open transaction sees.
 
-    What ``row`` raises ends the copy and is raised from here.
+    What ``lines`` raises ends the copy and is raised from here.
     """
     # A partitioned table holds its rows in its partitions; the children of an inheritance parent
     # are tables of their own in the stream.
     only = "" if partitioned else "ONLY "
     listed = ", ".join(identifier(column) for column in columns)
     query = f"COPY (SELECT {listed} FROM {only}{qualified(schema, table)}) TO STDOUT"
-    with source_errors(f"reading {schema}.{table}"), connection.cursor() as cursor:
-        cursor.copy_expert(query, _Lines(row))
+    # psycopg2 writes line by line: what collects them must not be Python. Closed at the end, whatever
+    # happens, ``whole`` takes nothing more from a buffer that is thrown away.
+    with closing(_WholeLines(lines)) as whole:
+        buffer = io.BufferedWriter(whole, BLOCK_BYTES)
+        with source_errors(f"reading {schema}.{table}"), connection.cursor() as cursor:
+            cursor.copy_expert(query, buffer)
+            buffer.flush()
 
 
-class _Lines:
-    """The file that psycopg2 writes to: one call for each line."""
+def keys_and_images(
+    lines: bytes, names: Sequence[str], key: Sequence[int]
+) -> tuple[pa.StringArray, pa.StringArray]:
+    """For each of COPY's ``lines`` its key (of the columns at ``key``) and its row image, as JSON.
 
-    def __init__(self, row: Callable[[list[str | None]], None]) -> None:
-        self._row = row
+    All lines at once; one by one only where they are not what COPY writes.
+    """
+    try:
+        columns = line_columns(_escaped_for_json(lines), len(names))
+        keys, images = json_arrays([columns[i] for i in key]), json_objects(names, columns)
+        images.validate(full=True)
+    except (Irregular, pa.ArrowInvalid):
+        rows = [parse_row(line) for line in lines.decode()[:-1].split("\n")]
+        return (
+            pa.array([row_key([row[i] for i in key]) for row in rows], pa.string()),
+            pa.array([row_image(tuple(names), row) for row in rows], pa.string()),
+        )
+    return keys, images
 
-    def write(self, line: bytes) -> int:
-        self._row(parse_row(line.decode()[:-1]))
-        return len(line)
+
+class _WholeLines(io.RawIOBase):
+    """Gives on what is written to it, cut behind the last line end."""
+
+    def __init__(self, lines: Callable[[bytes], None]) -> None:
+        self._lines = lines
+        self._begun = b""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, content: ReadableBuffer) -> int:
+        block = self._begun + bytes(content)
+        end = block.rfind(b"\n") + 1
+        self._begun = block[end:]
+        if end:
+            self._lines(block[:end])
+        return memoryview(content).nbytes
+
+
+def _escaped_for_json(block: bytes) -> bytes:
+    """Lines of COPY with the escapes of JSON. Both write most of them alike; tabs and line ends, which
+    part the values, and ``\\N`` stay."""
+    block = block.replace(b'"', b'\\"')
+    letters = np.frombuffer(block, np.uint8)
+    if ((letters[:-1] == ord("\\")) & (letters[1:] == ord("v"))).any():
+        # No text of PostgreSQL has a NUL, so two of them may stand for an escaped backslash.
+        block = block.replace(b"\\\\", b"\0\0").replace(b"\\v", b"\\u000b").replace(b"\0\0", b"\\\\")
+    not_escaped = letters[(letters < _FIRST_PRINTABLE) & (letters != _TAB) & (letters != _LINE_END)]
+    for letter in np.unique(not_escaped).tolist():
+        block = block.replace(bytes([letter]), escape(chr(letter)).encode())
+    return block
 
 
 def _unescaped(value: str) -> str:

@@ -16,12 +16,12 @@ from omnisupport_ingest.sources.postgres.changes import EventReader
 from omnisupport_ingest.sources.postgres.continuity import ResumePoint, below_the_chain, not_resent
 from omnisupport_ingest.sources.postgres.errors import ProtocolViolation
 from omnisupport_ingest.sources.postgres.pgoutput import (
+    ROW_KINDS,
     Begin,
     Commit,
     Decoder,
     LogicalMessage,
     Relation,
-    RowChange,
     Truncate,
 )
 from omnisupport_ingest.sources.postgres.relations import TypeNames
@@ -74,6 +74,7 @@ class Follower:
         self._types = TypeNames(connection)
         self._expected = resume.resent
         self._passing_over = False
+        self._window: str | None = None
         self._heard: Lsn = batches.end
         # A keepalive that has reached ``flushed`` proves the clock: what had committed has arrived.
         self._clock: WalClock = wal_clock(connection)
@@ -102,7 +103,7 @@ class Follower:
                 )
 
     def _run(self, stop: threading.Event) -> None:
-        read, batches = self._stream.read, self._batches
+        read, batches, row = self._stream.read, self._batches, self._events.row
         left = _CHECK_MESSAGES
         while True:
             message = read()
@@ -115,6 +116,10 @@ class Follower:
                     self._stream.wait(self._seconds_to_wait())
                     continue
             if message[0] == WAL_DATA:
+                if message[WAL_DATA_HEADER] in ROW_KINDS:
+                    if not self._passing_over and row(message):
+                        self._hand_over()
+                    continue
                 self._take(message[WAL_DATA_HEADER:], int.from_bytes(message[1:9], "big"))
             elif message[0] == KEEPALIVE:
                 self._answer(Keepalive.parse(message))
@@ -128,10 +133,7 @@ class Follower:
 
     def _take(self, payload: bytes, lsn: int) -> None:
         message = self._decoder.decode(payload)
-        if isinstance(message, RowChange):
-            if not self._passing_over:
-                self._batches.add(self._events.row(message, lsn))
-        elif isinstance(message, Begin):
+        if isinstance(message, Begin):
             self._begin(message)
         elif isinstance(message, Commit):
             self._commit(message)
@@ -139,12 +141,12 @@ class Follower:
             self._describe(message)
         elif isinstance(message, Truncate):
             if not self._passing_over:
-                self._batches.add(self._events.truncate(message, lsn))
+                self._events.truncate(message, lsn)
         elif isinstance(message, LogicalMessage):
             if not message.transactional:
                 self.skipped_messages += 1
             elif not self._passing_over:
-                self._batches.add((self._events.message(message),))
+                self._events.message(message)
 
     def _begin(self, transaction: Begin) -> None:
         expected = self._expected
@@ -159,8 +161,12 @@ class Follower:
             return
         if transaction.commit_lsn < self._batches.end.value:
             raise below_the_chain(Lsn(transaction.commit_lsn), self._batches.end)
-        self._events.begin(transaction)
         self._batches.begin(transaction)
+        window = self._batches.window_of(transaction)
+        if window != self._window:
+            self._hand_over()
+            self._window = window
+        self._events.begin(transaction)
 
     def _commit(self, transaction: Commit) -> None:
         if self._passing_over:
@@ -168,10 +174,13 @@ class Follower:
             return
         self._batches.commit(transaction)
         self._heard = max(self._heard, self._batches.received_end)
-        if self._batches.due or (self._until is not None and self._batches.received_end >= self._until):
+        if self._batches.due(self._events.collected_bytes) or (
+            self._until is not None and self._batches.received_end >= self._until
+        ):
             self._seal()
 
     def _describe(self, relation: Relation) -> None:
+        self._hand_over()
         key = self._events.describe(relation)
         self._batches.relations[relation.schema, relation.table] = RelationVersion(
             relation.schema,
@@ -184,7 +193,11 @@ class Follower:
 
     # --- durable, then confirmed ---------------------------------------------------------------
 
+    def _hand_over(self) -> None:
+        self._batches.add(self._events.take())
+
     def _seal(self) -> None:
+        self._hand_over()
         self._confirm(self._batches.seal())
 
     def _confirm(self, batch: Manifest) -> None:
@@ -230,7 +243,7 @@ class Follower:
         """What must be looked at now and then. Returns whether the run is over."""
         batches = self._batches
         at_commit = not batches.in_transaction
-        if at_commit and batches.due:
+        if at_commit and batches.due(self._events.collected_bytes):
             self._seal()
         if self._until is not None and batches.end >= self._until:
             return True

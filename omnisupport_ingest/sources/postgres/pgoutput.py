@@ -8,7 +8,7 @@ message alone.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import Final, NamedTuple
 
@@ -110,12 +110,16 @@ _OLD_KEY, _OLD_ROW = ord("K"), ord("O")
 _TEXT, _NULL, _UNCHANGED = ord("t"), ord("n"), ord("u")
 _IN_IDENTITY = 1
 
+ROW_KINDS = frozenset(b"IUD")
+"""First byte of the messages that ``RowChange`` stands for."""
+
 
 class Decoder:
     """Decodes the messages of one stream, in order."""
 
-    def __init__(self) -> None:
-        self._relations: dict[int, Relation] = {}
+    def __init__(self, relations: Iterable[Relation] = ()) -> None:
+        """``relations``: tables that the stream has described before."""
+        self._relations: dict[int, Relation] = {relation.oid: relation for relation in relations}
         self._readers: dict[int, Callable[[bytes], Message | None]] = {
             ord("I"): self._insert,
             ord("U"): self._update,
@@ -232,6 +236,8 @@ def _tuple(message: bytes, at: int) -> tuple[list[Value], int]:
             at += 1
         else:
             raise _violation(f"a column value of kind {chr(kind)!r}, which was not asked for")
+    if at > len(message):
+        raise _violation("a column value that ends behind its message")
     return values, at
 
 

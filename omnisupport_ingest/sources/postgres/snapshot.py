@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+import psycopg2
 from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest import failpoints
@@ -25,19 +26,19 @@ from omnisupport_ingest.landing.rows import LandedEvent
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.landing.writer import BatchWriter
 from omnisupport_ingest.position import Lsn
-from omnisupport_ingest.sources.postgres.changes import row_image, row_key
+from omnisupport_ingest.sources.postgres.connect_errors import first_line
 from omnisupport_ingest.sources.postgres.connection import connect, source_errors
-from omnisupport_ingest.sources.postgres.copy_rows import copy_rows
+from omnisupport_ingest.sources.postgres.copy_rows import copy_lines
+from omnisupport_ingest.sources.postgres.errors import SourceUnavailable
 from omnisupport_ingest.sources.postgres.quoting import literal
-from omnisupport_ingest.sources.postgres.relations import read_relation
+from omnisupport_ingest.sources.postgres.relations import read_relation, was_rewritten
 from omnisupport_ingest.sources.postgres.server import wal_clock
 from omnisupport_ingest.sources.postgres.slot import consistent_snapshot
+from omnisupport_ingest.sources.postgres.snapshot_rows import SnapshotChunk, SnapshotRows
 from omnisupport_ingest.windows import WindowGrid
 
 FIRST_ORDINAL = -(1 << 48)
 """Ordinals of snapshot events count up from here, so they stay negative: below every change."""
-
-_STOP_CHECK_ROWS = 4096
 
 
 class _Stopped(Exception):
@@ -118,7 +119,10 @@ class _TableReader:
         boundary_ordinal = self._take_ordinal()
         chunk = self._land_rows(table)
         failpoints.reached("snapshot.before_boundary")
-        event = self._event(table, boundary_ordinal, "b", None, None, None)
+        event = LandedEvent(
+            self._epoch, self._point.lsn.value, boundary_ordinal, "b", self._point.clock, None, None,
+            table.schema, table.table, None, None, None, None, None, None,
+        )  # fmt: skip
         with self._writer(table, boundary=True) as writer:
             writer.add(event)
             return chunk, writer.seal(chunk=self._span(table, boundary=True))
@@ -126,31 +130,48 @@ class _TableReader:
     def _land_rows(self, table: TableContract) -> Manifest:
         relation = read_relation(self._connection, table.schema, table.table)
         names = relation.columns
-        key = [names.index(name) for name in table.key]
         chunk_id = f"{self._point.snapshot_id}-{table.name}-{0:06d}"
-
-        def add(values: list[str | None]) -> None:
-            ordinal = self._take_ordinal()
-            if ordinal % _STOP_CHECK_ROWS == 0 and self._stop.is_set():
-                raise _Stopped
-            row = row_image(names, values)
-            writer.add(self._event(table, ordinal, "r", row_key([values[i] for i in key]), row, chunk_id))
-
+        chunk = SnapshotChunk(table, names, chunk_id, self._epoch, self._point.lsn, self._point.clock)
         with self._writer(table, boundary=False) as writer:
+            rows = SnapshotRows(chunk, writer, self._next_ordinal)
+
+            def add(lines: bytes) -> None:
+                if self._stop.is_set():
+                    raise _Stopped
+                rows.add(lines)
+
             if self._stop.is_set():
                 raise _Stopped
-            copy_rows(
-                self._connection,
-                table.schema,
-                table.table,
-                names,
-                partitioned=relation.partitioned,
-                row=add,
-            )
+            try:
+                copy_lines(
+                    self._connection,
+                    table.schema,
+                    table.table,
+                    names,
+                    partitioned=relation.partitioned,
+                    lines=add,
+                )
+            except psycopg2.ProgrammingError as error:
+                # The catalog of the snapshot names columns that a later ALTER TABLE has taken away.
+                raise SourceUnavailable(
+                    f"Table {table.full_name} cannot be read as the snapshot knows it: {first_line(error)}.",
+                    fix="If it was altered just now, start capture again (the platform does so by itself): "
+                    "it reads the table anew. If not, act on the message.",
+                ) from error
+            self._refuse_rewritten(table)
+            self._next_ordinal = rows.next_ordinal
             version = RelationVersion(
                 table.schema, table.table, names, relation.types, table.key, relation.replica_identity
             )
             return writer.seal(chunk=self._span(table, boundary=False), relations=(version,))
+
+    def _refuse_rewritten(self, table: TableContract) -> None:
+        if was_rewritten(self._connection, table.schema, table.table):
+            raise SourceUnavailable(
+                f"Table {table.full_name} was rewritten, truncated or made anew while the snapshot was being "
+                "taken, so rows may be missing from what was read. It did not land.",
+                fix="Start capture again (the platform does so by itself): it reads the table anew.",
+            )
 
     def _take_ordinal(self) -> int:
         ordinal = self._next_ordinal
@@ -166,20 +187,6 @@ class _TableReader:
         return ChunkSpan(
             point.snapshot_id, table.name, 0, 1, point.lsn, point.lsn, point.clock, boundary=boundary
         )
-
-    def _event(
-        self,
-        table: TableContract,
-        ordinal: int,
-        op: str,
-        key: str | None,
-        row: str | None,
-        chunk_id: str | None,
-    ) -> LandedEvent:
-        return LandedEvent(
-            self._epoch, self._point.lsn.value, ordinal, op, self._point.clock, None, None,
-            table.schema, table.table, key, None, row, None, None, chunk_id,
-        )  # fmt: skip
 
 
 def next_ordinal(store: LandingStore, epoch: int) -> int:

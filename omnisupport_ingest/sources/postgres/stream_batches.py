@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 from datetime import datetime, timedelta
 
 from omnisupport_ingest.landing.manifest import Manifest, RelationVersion, StreamSpan
 from omnisupport_ingest.landing.names import stream_batch_id
-from omnisupport_ingest.landing.rows import LandedEvent
 from omnisupport_ingest.landing.store import LandingStore
-from omnisupport_ingest.landing.writer import BatchWriter
+from omnisupport_ingest.landing.writer import BatchWriter, EventBlock
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.settings import Settings
+from omnisupport_ingest.sources.postgres.change_block import ChangeBlock
 from omnisupport_ingest.sources.postgres.pgoutput import Begin, Commit
 from omnisupport_ingest.windows import WindowGrid
 
@@ -56,23 +55,28 @@ class StreamBatches:
         self._last = transaction
         self.in_transaction = True
 
-    def add(self, events: Iterable[LandedEvent]) -> None:
-        """Events of the transaction that was begun last."""
-        writer = self._writer
-        assert writer is not None, "an event outside a transaction"
-        for event in events:
-            writer.add(event)
+    def window_of(self, transaction: Begin) -> str:
+        """The window of a transaction that was begun."""
+        assert self._writer is not None
+        return self._writer.window_of(transaction.commit_ts)
+
+    def add(self, changes: ChangeBlock) -> None:
+        """Changes of transactions that were begun since the batch was opened, all of one window."""
+        if changes.rows:
+            assert self._writer is not None, "a change outside a transaction"
+            highest = changes.highest_ts
+            window = self._writer.window_of(highest)
+            self._writer.add_block(EventBlock(window, changes.rows, changes.size, highest, changes.table))
 
     def commit(self, transaction: Commit) -> None:
         """The transaction is complete: the batch may be cut here."""
         self._received_end = Lsn(transaction.end_lsn)
         self.in_transaction = False
 
-    @property
-    def due(self) -> bool:
-        """Whether the open batch has reached its size or its age."""
+    def due(self, collected: int) -> bool:
+        """Whether the open batch, with ``collected`` bytes that are to be added, is large or old enough."""
         writer = self._writer
-        return writer is not None and (writer.bytes >= self._max_bytes or self.seconds_left <= 0)
+        return writer is not None and (writer.bytes + collected >= self._max_bytes or self.seconds_left <= 0)
 
     @property
     def seconds_left(self) -> float:

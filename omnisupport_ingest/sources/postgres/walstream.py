@@ -58,7 +58,11 @@ def from_microseconds(since_2000: int) -> datetime:
 
 def _libpq() -> ctypes.PyDLL:
     """The libpq that psycopg2 is linked with, found through psycopg2's own library."""
-    library = ctypes.PyDLL(psycopg2._psycopg.__file__)
+    file = psycopg2._psycopg.__file__
+    library, unlocked = ctypes.PyDLL(file), ctypes.CDLL(file)
+    # Taking bytes from the socket lets go of the interpreter's lock, so that the thread that makes
+    # batches gets its turns; for the other calls, one for each message, that would cost too much.
+    library.PQconsumeInput = unlocked.PQconsumeInput  # type: ignore[attr-defined]
     pointer, integer, text = ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p
     signatures = {
         "PQexec": (pointer, [pointer, text]),

@@ -10,6 +10,7 @@ import pytest
 
 from omnisupport_ingest.sources.postgres.connection import connect
 from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
+from omnisupport_ingest_tests.sources.postgres.awkward import AwkwardServer, Shop
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest
 
 
@@ -40,3 +41,22 @@ def _drop(dsn: str, name: str) -> None:
         )
         cursor.execute(f"DROP DATABASE {name} WITH (FORCE)")
     connection.close()
+
+
+@pytest.fixture(scope="session")
+def awkward(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AwkwardServer]:
+    """A server with passwords and rules; a test that changes it changes it back."""
+    server = AwkwardServer(tmp_path_factory.mktemp("awkward") / "server")
+    yield server
+    server.server.destroy()
+
+
+@pytest.fixture
+def shop(awkward: AwkwardServer, tmp_path: Path) -> Iterator[Shop]:
+    """A database with two tables, a publication and a home with nothing wrong; no slot is left of it."""
+    made = Shop(awkward, tmp_path)
+    yield made
+    made.sql(
+        "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots"
+        " WHERE database = current_database() AND NOT active AND NOT temporary"
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from omnisupport_ingest.sources.postgres.connection import VALUE_SETTINGS, connect, connect_replication
-from omnisupport_ingest.sources.postgres.errors import BadDsn, SourceUnavailable
+from omnisupport_ingest.sources.postgres.errors import BadDsn, SourceRefused, SourceUnavailable
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest
 
 PASSWORD = "s3cret-word"
@@ -35,7 +35,7 @@ def test_server_that_is_not_there() -> None:
 
 
 def test_database_that_does_not_exist(source: SourceUnderTest) -> None:
-    with pytest.raises(SourceUnavailable) as refused:
+    with pytest.raises(SourceRefused) as refused:
         connect(source.dsn.replace(source.slot, "no_such_database"))
     assert "create the database" in refused.value.fix
 

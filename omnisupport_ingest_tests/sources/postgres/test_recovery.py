@@ -292,6 +292,8 @@ def test_slot_of_another_home_is_left_alone(tickets: SourceUnderTest, tmp_path: 
     for _ in range(2):
         with pytest.raises(SlotInUse):
             stranger.catch_up()
+    with pytest.raises(SlotInUse, match="this home has not created it"):
+        stranger.capture().begin_new_epoch("I want it too")
     tickets.catch_up()
 
 

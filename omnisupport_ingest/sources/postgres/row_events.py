@@ -1,0 +1,153 @@
+"""From decoded messages to landed events, one at a time: key and row images of every event.
+
+This is what an event *is*. Most row changes do not come this way: ``change_block`` makes their
+columns all at once, and must make the same.
+"""
+
+from __future__ import annotations
+
+import base64
+from datetime import datetime
+from typing import NamedTuple
+
+import orjson
+
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.landing.rows import LandedEvent
+from omnisupport_ingest.sources.postgres.pgoutput import (
+    UNCHANGED,
+    LogicalMessage,
+    Relation,
+    RowChange,
+    Value,
+)
+
+
+class KeyNotSent(IngestError):
+    """A table was altered so that the stream no longer carries the contract's key."""
+
+
+def row_image(names: tuple[str, ...], values: list[str | None]) -> str:
+    """A row as one JSON object, column → text or null."""
+    return orjson.dumps(dict(zip(names, values, strict=True))).decode()
+
+
+def row_key(values: list[str | None]) -> str:
+    """Key values as a compact JSON array of their texts, ``["7","EU"]``."""
+    return orjson.dumps(values).decode()
+
+
+class Place(NamedTuple):
+    """Where an event stands: its position, commit time, transaction, and the LSN of the change itself."""
+
+    epoch: int
+    commit_lsn: int
+    ordinal: int
+    commit_ts: datetime
+    xid: int
+    lsn: int
+
+
+def row_events(shape: Shape, change: RowChange, place: Place) -> tuple[LandedEvent, ...]:
+    """One event, or two for an update that changed the key: ``d`` of the old, ``c`` of the new.
+
+    Both carry the old row as it was sent (``before``): all of it under replica identity full,
+    else the columns of the identity.
+    """
+    relation = change.relation
+    old, new = change.old, change.new
+    before = None if old is None else shape.old_image(old, change.old_is_key)
+    if new is None:
+        return (_event(place, "d", relation, shape.key(old or [], None), before, None, None, None),)
+    after, unchanged = shape.new_image(new)
+    key = shape.key(new, old)
+    if change.kind == "I":
+        return (_event(place, "c", relation, key, None, after, unchanged, None),)
+    old_key = key if old is None else shape.key(old, None)
+    if old_key == key:
+        return (_event(place, "u", relation, key, before, after, unchanged, None),)
+    above = place._replace(ordinal=place.ordinal + 1)
+    return (
+        _event(place, "d", relation, old_key, before, None, None, None),
+        _event(above, "c", relation, key, before, after, unchanged, old_key),
+    )
+
+
+def truncate_event(relation: Relation, place: Place) -> LandedEvent:
+    """The ``t`` event of one truncated table."""
+    return _event(place, "t", relation, None, None, None, None, None)
+
+
+def message_event(message: LogicalMessage, place: Place) -> LandedEvent:
+    """An ``m`` event of no table; ``after`` holds the prefix and the content in base64."""
+    content = base64.b64encode(message.content).decode()
+    return LandedEvent(
+        place.epoch, place.commit_lsn, place.ordinal, "m", place.commit_ts, place.xid, place.lsn,
+        "", "", None, None, row_image(("prefix", "content"), [message.prefix, content]), None, None, None,
+    )  # fmt: skip
+
+
+def _event(
+    place: Place,
+    op: str,
+    relation: Relation,
+    key: str | None,
+    before: str | None,
+    after: str | None,
+    unchanged: list[str] | None,
+    moved_from_key: str | None,
+) -> LandedEvent:
+    return LandedEvent(
+        place.epoch, place.commit_lsn, place.ordinal, op, place.commit_ts, place.xid, place.lsn,
+        relation.schema, relation.table, key, before, after, unchanged, moved_from_key, None,
+    )  # fmt: skip
+
+
+class Shape:
+    """What is worked out once for each description of a table. ``KeyNotSent`` if it lacks the key."""
+
+    def __init__(self, relation: Relation, contract_key: tuple[str, ...] | None) -> None:
+        """``contract_key``: the key columns of the table's contract, null if it has none."""
+        self.relation = relation
+        self.names = tuple(column.name for column in relation.columns)
+        self.identity = [i for i, column in enumerate(relation.columns) if column.in_identity]
+        identity_names = tuple(self.names[i] for i in self.identity)
+        # With replica identity nothing the source refuses updates and deletes: inserts need no more.
+        carried = self.names if relation.replica_identity == "n" else identity_names
+        if contract_key is not None and not set(contract_key) <= set(carried):
+            missing = ", ".join(sorted(set(contract_key) - set(carried)))
+            raise KeyNotSent(
+                f"{relation.schema}.{relation.table}: key column {missing} of its contract is not in "
+                "the table's replica identity (any more), so deletes cannot name their row.",
+                fix="Make the columns the primary key or the replica identity again (ALTER TABLE … "
+                "REPLICA IDENTITY USING INDEX …), or change the key in the contract.",
+            )
+        full_without_contract = relation.replica_identity == "f" and contract_key is None
+        names = contract_key or (() if full_without_contract else identity_names)
+        self.key_names = names
+        """The columns of the key: the contract's, else those of the replica identity; may be none."""
+        self.key_places = [self.names.index(name) for name in names]
+
+    def key(self, values: list[Value], fallback: list[Value] | None) -> str | None:
+        """The key in ``values``; a key value too long to be sent again stands in ``fallback``."""
+        if not self.key_places:
+            return None
+        found = [values[i] for i in self.key_places]
+        if UNCHANGED in found and fallback is not None:
+            found = [fallback[i] if values[i] is UNCHANGED else values[i] for i in self.key_places]
+        return orjson.dumps(found).decode()
+
+    def new_image(self, values: list[Value]) -> tuple[str, list[str] | None]:
+        """The row as sent, and the columns that were not sent."""
+        names = self.names
+        if UNCHANGED not in values:
+            return orjson.dumps(dict(zip(names, values, strict=True))).decode(), None
+        sent = {name: value for name, value in zip(names, values, strict=True) if value is not UNCHANGED}
+        unchanged = [name for name, value in zip(names, values, strict=True) if value is UNCHANGED]
+        return orjson.dumps(sent).decode(), unchanged
+
+    def old_image(self, values: list[Value], is_key: bool) -> str:
+        """The old row as sent: in a key tuple the other columns are null without being so."""
+        if is_key:
+            return orjson.dumps({self.names[i]: values[i] for i in self.identity}).decode()
+        return self.new_image(values)[0]

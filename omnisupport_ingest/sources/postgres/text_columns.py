@@ -1,0 +1,121 @@
+"""Texts that lie somewhere in a block of bytes, cut out column by column with one call for each.
+
+The ways into this module find the texts (``pgoutput`` tuples, lines of COPY) with arithmetic over
+all rows at once; no object is made for a row or a value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+Positions = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+PADDING = bytes(8)
+"""Goes behind a block, so that a length may be looked for where a row ends without one."""
+
+_TUPLE_TEXT, _TUPLE_NULL, _TUPLE_UNCHANGED = ord("t"), ord("n"), ord("u")
+_TAB, _LINE_END, _BACKSLASH, _NULL_LETTER = ord("\t"), ord("\n"), ord("\\"), ord("N")
+
+
+class Irregular(ValueError):
+    """The block does not have the form that was expected; whoever asked must look at each row."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextColumns:
+    """``columns``: one string array each, null where there is no text.
+
+    ``unchanged`` (rows × columns): where that is because the value was not sent; none if all were.
+    ``ends``: where each row ends in the block.
+    """
+
+    columns: list[pa.StringArray]
+    unchanged: Flags | None
+    ends: Positions
+
+
+def tuple_columns(block: bytes, at: Positions, limits: Positions, count: int) -> TextColumns:
+    """The columns of the TupleData (PostgreSQL manual, "Logical Replication Message Formats") at ``at``.
+
+    ``block`` ends with ``PADDING``; ``at`` and ``limits`` rise in turn. ``Irregular`` if a tuple goes
+    beyond its limit, has not ``count`` columns, or a column is not a text, null or unchanged.
+    """
+    letters = np.frombuffer(block, np.uint8)
+    lengths = _big_endian(block, ">u4")
+    if count == 0 or (_big_endian(block, ">u2")[at] != count).any():
+        raise Irregular(f"tuples that have not {count} columns")
+    at = at + 2
+    bounds = np.empty((len(at), count, 2), np.int64)
+    kinds = np.empty((len(at), count), np.uint8)
+    try:
+        for column in range(count):
+            kind = letters[at]
+            is_text = kind == _TUPLE_TEXT
+            kinds[:, column] = kind
+            bounds[:, column, 0] = at = at + np.where(is_text, 5, 1)
+            # The length stands before the text; elsewhere what is read there does not count.
+            bounds[:, column, 1] = at = at + np.where(is_text, lengths[at - 4], 0)
+    except IndexError:
+        raise Irregular("a text that ends outside the block") from None
+    if (at > limits).any():
+        raise Irregular("a tuple that goes on behind its message")
+    without = kinds != _TUPLE_TEXT
+    unchanged = kinds == _TUPLE_UNCHANGED
+    if not ((kinds == _TUPLE_NULL) | unchanged)[without].all():
+        raise Irregular("a column that is neither text nor null nor unchanged")
+    return TextColumns(_cut(block, bounds, without), unchanged if unchanged.any() else None, at)
+
+
+def line_columns(block: bytes, count: int) -> list[pa.StringArray]:
+    """The columns of lines in COPY's text format, their escapes kept.
+
+    ``Irregular`` if a line has not ``count`` columns.
+    """
+    letters = np.frombuffer(block, np.uint8)
+    # Neither stands within a value: COPY escapes both.
+    ends = np.flatnonzero((letters == _TAB) | (letters == _LINE_END))
+    rows, rest = divmod(len(ends), count)
+    lines = np.flatnonzero(letters[ends] == _LINE_END)
+    if rest or len(lines) != rows or (lines % count != count - 1).any() or not block.endswith(b"\n"):
+        raise Irregular(f"lines that have not {count} columns")
+    starts = np.empty_like(ends)
+    starts[0], starts[1:] = 0, ends[:-1] + 1
+    is_null = (ends - starts == 2) & (letters[starts] == _BACKSLASH)
+    is_null[is_null] = letters[starts[is_null] + 1] == _NULL_LETTER
+    bounds = np.stack((starts, ends), axis=-1).reshape(rows, count, 2)
+    return _cut(block, bounds, is_null.reshape(rows, count))
+
+
+def big_endian(block: bytes, form: str, at: Positions) -> npt.NDArray[Any]:
+    """The numbers of ``form`` (``>u4``) at ``at``, wherever that is aligned."""
+    return _big_endian(block, form)[at]
+
+
+def _big_endian(block: bytes, form: str) -> npt.NDArray[Any]:
+    size = np.dtype(form).itemsize
+    return np.ndarray((len(block) - size + 1,), form, buffer=block, strides=(1,))
+
+
+def _cut(block: bytes, bounds: Positions, without: Flags) -> list[pa.StringArray]:
+    """The texts of ``block`` between ``bounds`` (rows × columns × 2), null where ``without``.
+
+    ``bounds`` must not fall and must lie within the block: Arrow takes them as they are.
+    """
+    if len(block) > np.iinfo(np.int32).max:
+        raise Irregular("a block that is too large")
+    rows, count, _ = bounds.shape
+    # One array of everything in the block, texts and what lies between them in turn.
+    offsets = np.ascontiguousarray(bounds.reshape(-1), np.int32)
+    parts = pa.StringArray.from_buffers(len(offsets) - 1, pa.py_buffer(offsets), pa.py_buffer(block))
+    places = np.arange(rows, dtype=np.int32) * (2 * count)
+    columns = []
+    for column in range(count):
+        missing = without[:, column]
+        columns.append(parts.take(pa.array(places + 2 * column, mask=missing if missing.any() else None)))
+    return columns
