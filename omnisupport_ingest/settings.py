@@ -54,7 +54,7 @@ class Settings(BaseSettings):
         "estimated before compression.",
     )
     batch_max_seconds: float = Field(
-        5.0, gt=0, description="A batch is cut, too, at the first commit at or above this age, in seconds."
+        2.0, gt=0, description="A batch is cut, too, at the first commit at or above this age, in seconds."
     )
     max_clock_skew_seconds: float = Field(
         2.0, ge=0, description="What the watermark stays behind commit times and clocks, in seconds."

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,10 @@ FOOTER_KEY = b"omnisupport_ingest.window_state"
 
 FORMAT_VERSION = 1
 """Version of the JSON; raised when older code could not read a newer one."""
+
+
+_STATES_KEPT = 1024
+"""States that a process remembers. A tick of a sensor asks for those of every window."""
 
 
 class StateUnreadable(IngestError):
@@ -91,7 +97,8 @@ class WindowState:
             inputs=tuple(record["inputs"]),
             upstream_table_id=record["upstream_table_id"],
             checkpoint=Checkpoint.from_json(record["checkpoint"]),
-            batches=tuple(record["batches"]),
+            # The states of every layer name the same batches.
+            batches=tuple(map(sys.intern, record["batches"])),
             companions=tuple(record["companions"]),
             versions=tuple(record["versions"]),
         )
@@ -118,11 +125,20 @@ def write_state(path: Path, state: WindowState, schema: pa.Schema) -> int:
 
 
 def read_state(path: Path) -> WindowState:
-    """Read the state in the footer of ``path``.
+    """Read the state in the footer of ``path``; once per process, unless the file has become another one.
 
     ``StateUnreadable`` or ``StateFromNewerVersion`` name the file; a file that this user may not
     read is a ``PermissionError``.
     """
+    try:
+        written = path.stat()
+    except OSError:
+        return _read(path, 0, 0)
+    return _read(path, written.st_mtime_ns, written.st_size)
+
+
+@lru_cache(maxsize=_STATES_KEPT)
+def _read(path: Path, _changed: int, _size: int) -> WindowState:
     try:
         metadata = pq.read_metadata(path).metadata or {}
         return WindowState.from_text(metadata[FOOTER_KEY].decode())

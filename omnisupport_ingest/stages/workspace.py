@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from omnisupport_ingest.cdc.current import published_type
 from omnisupport_ingest.cdc.envelope import QUARANTINE_TYPE, RAW_TYPE
@@ -23,6 +23,7 @@ class Workspace:
     settings: Settings
     home: Home
     contracts: Contracts
+    _landings: dict[str, LandingStore] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def open(cls, settings: Settings) -> Workspace:
@@ -35,7 +36,10 @@ class Workspace:
         return self.home.grid
 
     def landing(self, source: str) -> LandingStore:
-        return LandingStore(self.home.landing, source)
+        """The landing of ``source``; the same store at every call, so that a manifest is parsed once."""
+        if source not in self._landings:
+            self._landings[source] = LandingStore(self.home.landing, source)
+        return self._landings[source]
 
     def raw(self, source: str) -> LakeTable:
         return self._table(
