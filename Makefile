@@ -10,7 +10,7 @@ ARGS ?=
 
 .PHONY: help
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
 demo: $(INSTALLED) ## Run the main job end to end and prove its result (ARGS="--fresh --changes 5000")
@@ -21,8 +21,12 @@ up: $(INSTALLED) ## Run the platform with the Dagster UI until Ctrl-C (ARGS="--w
 	$(BIN)/omnisupport-ingest up $(ARGS)
 
 .PHONY: test
-test: $(INSTALLED) ## Run the tests (ARGS="-m 'not slow'")
+test: $(INSTALLED) ## Run the tests but the slow ones (ARGS="-k capture")
 	$(BIN)/python -m pytest $(ARGS)
+
+.PHONY: test-slow
+test-slow: $(INSTALLED) ## Run the slow tests
+	$(BIN)/python -m pytest -m slow $(ARGS)
 
 .PHONY: lint
 lint: $(INSTALLED) ## Check style, types, contracts and manifests
@@ -36,6 +40,8 @@ lint: $(INSTALLED) ## Check style, types, contracts and manifests
 bench: $(INSTALLED) ## Measure speed and compare with PostgreSQL's own tools
 	$(BIN)/python -m bench.capture
 	$(BIN)/python -m bench.snapshot
+	$(BIN)/python -m bench.lake
+	$(BIN)/python -m bench.platform
 
 .PHONY: clean
 clean: ## Remove the home, the virtual environment and every cache

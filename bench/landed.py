@@ -1,4 +1,4 @@
-"""Landed batches for a benchmark of the lake: changes of the support desk's tickets, made without a database."""
+"""Landed batches for a benchmark of the lake: changes of the desk's tickets, made without a database."""
 
 from __future__ import annotations
 

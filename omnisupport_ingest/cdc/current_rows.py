@@ -237,7 +237,7 @@ class _Lives:
         self.ended_at.append(ended_at)
         self.lives.append(life)
         self.ending.append(ending)
-        self._add_cells(cells)
+        self._add_cells(cells, members[0])
         if ending is None and doubted is not None and (life.alive is None or doubted > life.alive):
             self.unresolved[-1].append(EXISTENCE)
         self._add_origin(life, begins, doubted)
@@ -257,7 +257,7 @@ class _Lives:
                 found = latest(found, doubt)
         return found
 
-    def _add_cells(self, cells: dict[str, Cell]) -> None:
+    def _add_cells(self, cells: dict[str, Cell], row: int) -> None:
         unresolved, open_columns = [], []
         for name in self.shape.plain:
             cell = cells.get(name)
@@ -268,7 +268,7 @@ class _Lives:
                 unresolved.append(name)
         self.unresolved.append(unresolved)
         self.open_columns.append(open_columns)
-        self.exact.append(self.folded.exact(cells))
+        self.exact.append(self.folded.exact(cells, row))
 
     def _add_origin(self, life: Life, begins: Position | None, doubted: Position | None) -> None:
         """The old key matters only while the life that the key change began is the current one."""

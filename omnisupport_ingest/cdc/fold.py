@@ -98,7 +98,7 @@ def _typed(texts: DataFrame, contract: TableContract) -> DataFrame:
         *(typed(F.col(f"`{column.name}`"), column).alias(column.name) for column in contract.columns),
     )
     for column in contract.columns:
-        if column.name in contract.key or column.type.kind in ALWAYS_FITS:
+        if column.type.kind in ALWAYS_FITS:
             continue
         text = F.col(f"`_text_{column.name}`")
         unfit = F.col(f"`{column.name}`").isNull() & text.isNotNull()

@@ -118,9 +118,10 @@ class Folded:
                 found[name] = best
         return found
 
-    def exact(self, cells: dict[str, Cell]) -> list[tuple[str, str]]:
-        """The exact texts of those of ``cells`` whose typed value could not hold them."""
-        texts = []
+    def exact(self, cells: dict[str, Cell], row: int) -> list[tuple[str, str]]:
+        """The exact texts of those of ``cells``, and of the key of ``row``, whose typed value could not
+        hold them."""
+        texts = [pair for pair in self._exact[row] or () if pair[0] in self._shape.key]
         for name, cell in cells.items():
             held = self._exact[cell.row]
             if held and cell.known:
@@ -202,7 +203,7 @@ class _Merged:
                 apart.append((name, cell.position))
         self.column_positions.append(apart)
         self.unresolved.append(unknown)
-        self.exact.append(folded.exact(cells))
+        self.exact.append(folded.exact(cells, members[0]))
 
     def table(self, schema: pa.Schema) -> pa.Table:
         given = self.folded.table

@@ -81,9 +81,12 @@ def test_a_contract_file_brings_the_rows_that_landed_before_it_into_a_published_
         assert pending_windows(workspace, SOURCE).windows == ()
         assert instance.get_materialized_partitions(dimension) == {window}
         assert instance.get_latest_materialization_event(table) is not None
-        assert all(check.passed for check in run.get_asset_check_evaluations())
+        # Nobody has taken a snapshot of these tables, and the checks say so.
+        failed = {check.check_name for check in run.get_asset_check_evaluations() if not check.passed}
+        assert failed == {"complete"}
 
         audit = build_definitions(workspace).resolve_job_def(f"audit_{SOURCE}")
         verdicts = audit.execute_in_process(instance=instance).get_asset_check_evaluations()
         of_labels = {check.check_name: check.passed for check in verdicts if check.asset_key == table}
+        assert of_labels.pop("complete") is False
         assert of_labels == {"keys_unique": True, "no_unresolved_cells": True, "meets_contract": True}

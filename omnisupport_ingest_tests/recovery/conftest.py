@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from omnisupport_ingest.runtime.dagster_home import dagster_environment, write_dagster_home
+from omnisupport_ingest_tests.sources.postgres.conftest import source as source
 from omnisupport_ingest_tests.stages import story as stories
 from omnisupport_ingest_tests.stages.story import Story
 

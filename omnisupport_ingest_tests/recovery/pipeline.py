@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -40,13 +40,15 @@ def open_workspace(folder: Path) -> Workspace:
     return Workspace.open(settings)
 
 
-def run_stages(workspace: Workspace, spark: SparkSession) -> None:
-    """Take ``WINDOWS`` from landing to the published tables, as one run of the ingest job does."""
-    raw.materialize(workspace, spark, SOURCE, WINDOWS, "run")
-    deduped.materialize(workspace, spark, SOURCE, WINDOWS, "run")
-    for contract in workspace.contracts.of_source(SOURCE):
-        dimensions.materialize(workspace, spark, contract, WINDOWS, "run")
-    for contract in workspace.contracts.of_source(SOURCE):
+def run_stages(
+    workspace: Workspace, spark: SparkSession, windows: Sequence[str] = WINDOWS, source: str = SOURCE
+) -> None:
+    """Take ``windows`` from landing to the published tables, as one run of the ingest job does."""
+    raw.materialize(workspace, spark, source, windows, "run")
+    deduped.materialize(workspace, spark, source, windows, "run")
+    for contract in workspace.contracts.of_source(source):
+        dimensions.materialize(workspace, spark, contract, windows, "run")
+    for contract in workspace.contracts.of_source(source):
         published.materialize(workspace, spark, contract, "run")
 
 

@@ -62,9 +62,11 @@ class Death:
 # are staged and placed in this order; the quarantine is committed before deduped.
 FIRST_HALF = [
     Death(None, "raw", Moment.WRITING),
-    Death("lake.placed:3", "quarantine", Moment.PLACED),
+    Death(None, "deduped", Moment.WRITING),
+    Death("lake.placed:2", "quarantine", Moment.PLACED),
     Death("lake.committed:1", "quarantine", Moment.COMMITTED),
-    Death("lake.staged:3", "dim", Moment.STAGED),
+    Death(None, "dim", Moment.WRITING),
+    Death("lake.staged:1", "dim", Moment.STAGED),
     Death("lake.committed:2", "published", Moment.COMMITTED),
 ]
 SECOND_HALF = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -38,6 +39,16 @@ class Trace:
     def of(cls, table: LakeTable) -> Trace:
         if not table.exists:
             return cls()
+        for _ in range(50):
+            try:
+                return cls._seen(table)
+            except FileNotFoundError:
+                # The JVM of a killed process is still clearing up.
+                time.sleep(0.1)
+        return cls._seen(table)
+
+    @classmethod
+    def _seen(cls, table: LakeTable) -> Trace:
         folder = table.folder
         drafts = set((folder / layout.STAGING).glob("*"))
         finished = {draft for draft in drafts if (draft / "_SUCCESS").exists()}
