@@ -22,9 +22,9 @@ from omnisupport_ingest.cdc.life import Ending
 from omnisupport_ingest.contracts.load import TableContract
 from omnisupport_ingest.contracts.spark_types import spark_schema
 
-_LINKS_FOLLOWED = 4
-"""Rounds of following key changes back; each doubles the reach, so chains of 16 changes, each of which
-left the column unsent, are followed; a longer one leaves it unresolved, which is counted and shown."""
+_MOST_ROUNDS = 64
+"""Rounds of following key changes back. Each doubles the reach, so no chain is too long; that there is
+a last round at all only keeps a damaged table from being followed for ever."""
 
 
 def published_type(contract: TableContract) -> T.StructType:
@@ -124,7 +124,7 @@ def _followed(lives: DataFrame, contract: TableContract) -> DataFrame:
     round is written down: the plan would otherwise double with it.
     """
     lives = lives.localCheckpoint()
-    for _ in range(_LINKS_FOLLOWED):
+    for _ in range(_MOST_ROUNDS):
         if lives.where(F.col("_from_key").isNotNull()).isEmpty():
             break
         lives = _filled(lives, lives, contract).localCheckpoint()
@@ -153,12 +153,14 @@ def _filled(lives: DataFrame, old: DataFrame, contract: TableContract) -> DataFr
         for name in plain
     }
     from_old = F.map_filter("_old__cdc_exact", lambda name, _: F.array_contains("_fills", name))
+    still_open = F.when(found, F.array_intersect("_open", "_old__open")).otherwise(F.col("_open"))
+    needed = F.size(still_open) > 0
     filled |= {
         "_cdc_unresolved": F.array_except("_cdc_unresolved", "_fills"),
         "_cdc_exact": F.when(found, F.map_concat("_cdc_exact", from_old)).otherwise(F.col("_cdc_exact")),
-        "_open": F.when(found, F.array_intersect("_open", "_old__open")).otherwise(F.col("_open")),
-        "_from_key": F.col("_old__from_key"),
-        "_from_at": F.col("_old__from_at"),
+        "_open": still_open,
+        "_from_key": F.when(needed, F.col("_old__from_key")),
+        "_from_at": F.when(needed, F.col("_old__from_at")),
     }
     return linked.select(*(filled.get(name, F.col(f"`{name}`")).alias(name) for name in lives.columns))
 

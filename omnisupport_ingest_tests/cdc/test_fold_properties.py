@@ -7,6 +7,7 @@ drawn again, alone, from the seed.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from functools import reduce
 from random import Random
 
@@ -18,9 +19,9 @@ from omnisupport_ingest.cdc.current import current_state
 from omnisupport_ingest.cdc.event_fold import KEY
 from omnisupport_ingest.cdc.fold import fold_events, merge_rows
 from omnisupport_ingest_tests.cdc import lanes
-from omnisupport_ingest_tests.cdc.lanes import CONTRACT, State
+from omnisupport_ingest_tests.cdc.lanes import CONTRACT, SHAPE, State
 from omnisupport_ingest_tests.oracle.histories import simulate
-from omnisupport_ingest_tests.oracle.model import Event, Key
+from omnisupport_ingest_tests.oracle.model import Event, Key, Position
 
 SEED = 2026
 LANES = 250
@@ -83,6 +84,41 @@ class TestDatabaseHistory:
         live = {key[1:]: dict(state.values) for key, state in current.items() if not state.is_deleted}
         assert live == history.final
         assert current == lanes.expected(events)
+
+
+class TestChainsOfKeyChanges:
+    """One row whose key changes again and again, the long column never sent again."""
+
+    @pytest.mark.parametrize("windows", [1, 3])
+    def test_the_last_key_has_the_column_that_only_the_first_one_carried(
+        self, spark: SparkSession, windows: int
+    ) -> None:
+        long, *others = SHAPE.columns
+        at = datetime(2026, 11, 1, tzinfo=UTC)
+        events = [
+            Event(Position(1, 10, 0), "c", SHAPE.name, ("1",), at, after=dict.fromkeys(SHAPE.columns, "v"))
+        ]
+        for number in range(1, 41):
+            old, new = (str(number),), (str(number + 1),)
+            place = Position(1, 10 + number, 0)
+            events.append(Event(place, "d", SHAPE.name, old, at))
+            events.append(
+                Event(
+                    place._replace(ordinal=1),
+                    "c",
+                    SHAPE.name,
+                    new,
+                    at,
+                    after=dict.fromkeys(others, str(number)),
+                    unchanged=frozenset({long}),
+                    moved_from=old,
+                )
+            )
+        told = lanes.with_distinct_times(lanes.in_one_lane(events))
+        window_of = {place: f"w{number % windows}" for number, place in enumerate(_transactions(told))}
+        current = lanes.folded(current_state(_fold(spark, told, window_of), CONTRACT), told)
+        assert dict(current["0", "41"].values) == {long: "v", **dict.fromkeys(others, "40")}
+        assert current == lanes.expected(told)
 
 
 class TestSoups:

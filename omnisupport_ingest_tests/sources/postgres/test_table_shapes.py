@@ -124,13 +124,13 @@ def test_odd_names_and_types_are_the_same_in_the_lake(source: SourceUnderTest, s
         f"INSERT INTO {ODD} VALUES ('klein', 8)",
         f"INSERT INTO archive.{ODD} VALUES (1, '1 day 2 hours', '(1,2)', 'NaN')",
         f"INSERT INTO archive.{ODD} VALUES (2)",
-        "CREATE TABLE prices (valid_from timestamptz, n numeric(5,2), price int, PRIMARY KEY (valid_from, n))",
+        "CREATE TABLE prices (since timestamptz, n numeric(5,2), price int, PRIMARY KEY (since, n))",
         "INSERT INTO prices VALUES ('-infinity', 'NaN', 1), ('2026-01-01', 'NaN', 2), ('infinity', 1, 3)",
     )
     with_contracts(source).catch_up()
     source.sql(
         "UPDATE prices SET price = price + 10",
-        "DELETE FROM prices WHERE valid_from = 'infinity'",
+        "DELETE FROM prices WHERE since = 'infinity'",
         f'UPDATE {ODD} SET "Größe" = \'größer\', "50%" = \'{{3}}\' WHERE "Id" = 7',
         f"DELETE FROM archive.{ODD} WHERE id = 2",
     )
