@@ -19,7 +19,7 @@ import click
 import duckdb
 import psycopg2
 
-from bench.processes import peak_memory_mb, processor_seconds
+from bench.processes import peak_memory_mb, processor_seconds, spent
 from bench.report import write_result
 from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.runtime.ports import free_port
@@ -98,7 +98,7 @@ def _rows(table: LakeTable, mark: str) -> int:
 def _idle_share(pid: int, seconds: int) -> float:
     before, began = processor_seconds(pid), time.monotonic()
     time.sleep(seconds)
-    return (processor_seconds(pid) - before) / (time.monotonic() - began)
+    return spent(before, processor_seconds(pid)) / (time.monotonic() - began)
 
 
 @contextmanager

@@ -30,13 +30,19 @@ def peak_memory_mb(root: int | None = None) -> float:
     return sum(_peak(pid) for pid in tree(os.getpid() if root is None else root))
 
 
-def processor_seconds(root: int) -> float:
-    """User and system time of the processes below ``root``, those included that have ended."""
-    total = 0
+def processor_seconds(root: int) -> dict[int, float]:
+    """User and system time so far, by process, of ``root`` and all below it."""
+    found = {}
     for pid in tree(root):
         fields = _fields(pid)
-        total += sum(map(int, fields[11:15])) if fields is not None else 0
-    return total / _TICKS
+        if fields is not None:
+            found[pid] = (int(fields[11]) + int(fields[12])) / _TICKS
+    return found
+
+
+def spent(before: dict[int, float], after: dict[int, float]) -> float:
+    """Processor seconds between two looks, of the processes that are there at the second."""
+    return sum(seconds - before.get(pid, 0.0) for pid, seconds in after.items())
 
 
 def _fields(pid: int) -> list[str] | None:

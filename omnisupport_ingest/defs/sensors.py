@@ -16,7 +16,7 @@ from omnisupport_ingest.defs import keys
 from omnisupport_ingest.defs.lost_runs import end_lost_runs
 from omnisupport_ingest.defs.run_history import RunHistory
 from omnisupport_ingest.failpoints import reached
-from omnisupport_ingest.stages.pending import Pending, pending_windows
+from omnisupport_ingest.stages.pending import Pending, pending_soon
 from omnisupport_ingest.stages.run_requests import RunPlan, plan_runs, retry_at
 from omnisupport_ingest.stages.workspace import Workspace
 
@@ -24,6 +24,10 @@ BATCHES_PER_TICK = 500
 """At most so many batches are asked for at once, in landing order."""
 
 INTERVAL_SECONDS = 5
+"""Dagster's daemon looks no more often."""
+
+PATIENCE_SECONDS = 4.0
+"""How long a tick with nothing to ask for waits for a batch to land: most of the time until the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +64,9 @@ def wal_batches_sensor(*, source: str, partitions: dg.TimeWindowPartitionsDefini
     def wal_batches(
         context: dg.SensorEvaluationContext, workspace: dg.ResourceParam[Workspace]
     ) -> dg.SensorResult:
-        now = datetime.now(UTC)
         seen = SensorCursor.from_text(context.cursor)
-        pending = pending_windows(workspace, source, limit=BATCHES_PER_TICK)
+        pending = pending_soon(workspace, source, limit=BATCHES_PER_TICK, patience=PATIENCE_SECONDS)
+        now = datetime.now(UTC)
         observations = (
             [] if pending.last_batch_id == seen.last_batch_id else [_observed(source, pending, now)]
         )

@@ -85,6 +85,8 @@ def _instance(settings: Settings, home: Home) -> dict[str, Any]:
             "pools": {"granularity": "op", "default_limit": 1},
             "runs": {"max_concurrent_runs": 4},
         },
+        # A sensor's tick waits for news, so sensors must not wait for one another.
+        "sensors": {"use_threads": True, "num_workers": 16},
         # A killed run is found, marked failed, and gives its pool slots back.
         "run_monitoring": {
             "enabled": True,

@@ -6,6 +6,7 @@ skips nothing, and a window that a changed contract made stale is pending again.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -18,6 +19,9 @@ from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.stages import deduped, dimensions, raw
 from omnisupport_ingest.stages.published import upstream_of
 from omnisupport_ingest.stages.workspace import Workspace
+
+_LOOK_SECONDS = 0.2
+"""How often to look whether a batch has landed; it costs one call of the file system."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,24 @@ def pending_windows(workspace: Workspace, source: str, *, limit: int = 500) -> P
         hole=landed.hole,
         stream_end=max((batch.stream.end_lsn for batch in landed.batches if batch.stream), default=None),
     )
+
+
+def pending_soon(workspace: Workspace, source: str, *, limit: int = 500, patience: float) -> Pending:
+    """``pending_windows``; with nothing pending, the same again when a batch lands within ``patience`` s.
+
+    Whoever asks every few seconds hears of a new batch at once, not at the next question.
+    """
+    landing = workspace.landing(source)
+    give_up = time.monotonic() + patience
+    while True:
+        before = landing.last_change()
+        pending = pending_windows(workspace, source, limit=limit)
+        if pending.windows:
+            return pending
+        while landing.last_change() == before:
+            if time.monotonic() >= give_up:
+                return pending
+            time.sleep(_LOOK_SECONDS)
 
 
 def _open(table: LakeTable) -> TableSnapshot | None:

@@ -9,8 +9,15 @@ import dagster as dg
 import pytest
 
 from omnisupport_ingest.definitions import build_definitions
+from omnisupport_ingest.defs import sensors
 from omnisupport_ingest_tests.stages import story as stories
 from omnisupport_ingest_tests.stages.story import Story
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ticks that find nothing do not wait for a batch that no test lands meanwhile."""
+    monkeypatch.setattr(sensors, "PATIENCE_SECONDS", 0.0)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ from omnisupport_ingest.landing.errors import DamagedBatch
 from omnisupport_ingest.position import Lsn, Position
 from omnisupport_ingest.stages import deduped, dimensions, published, raw
 from omnisupport_ingest.stages.as_of import TableIncomplete, events_from, require_complete, state_as_of
-from omnisupport_ingest.stages.pending import pending_windows
+from omnisupport_ingest.stages.pending import pending_soon, pending_windows
 from omnisupport_ingest.stages.published import GateClosed
 from omnisupport_ingest_tests.stages.story import FIRST, SECOND, SOURCE, Change, Commit, Story
 
@@ -179,6 +180,16 @@ def test_pending_names_the_windows_that_landed_and_are_not_in_every_layer(story,
     assert pending_windows(story.workspace, SOURCE).windows == (SECOND,)
     run(story, spark, SECOND)
     assert pending_windows(story.workspace, SOURCE).windows == ()
+
+
+def test_who_asks_with_patience_hears_of_a_batch_that_lands_meanwhile(story):
+    assert pending_soon(story.workspace, SOURCE, patience=0.0).windows == ()
+    landing = threading.Timer(0.3, story.land, [INSERT])
+    landing.start()
+    try:
+        assert pending_soon(story.workspace, SOURCE, patience=60.0).windows == (FIRST,)
+    finally:
+        landing.join()
 
 
 def test_another_contract_makes_the_windows_stale_and_judges_them_again(story, spark):
