@@ -84,9 +84,11 @@ def main(changes: int, sizes: str, repeats: int) -> None:
     result = {"changes": changes, **_throughput(spark, changes)}
     small, large = (int(size) for size in sizes.split(","))
     result |= _growth(spark, small, large, repeats)
+    result["driver_peak_mb"] = peak_memory_mb(program="java")
     result["peak_mb"] = peak_memory_mb()
     click.echo(
-        f"Peak memory of driver JVM, this process and Spark's workers together: {result['peak_mb']:.0f} MB"
+        f"Peak memory: the driver's JVM {result['driver_peak_mb']:.0f} MB (limit {MEMORY_LIMIT_MB}), "
+        f"with this process and Spark's Python workers {result['peak_mb']:.0f} MB"
     )
     write_result("lake", result)
 

@@ -25,9 +25,13 @@ def tree(root: int) -> list[int]:
     return found
 
 
-def peak_memory_mb(root: int | None = None) -> float:
-    """The sum of each process's highest resident memory, in MB: no less than what they held at once."""
-    return sum(_peak(pid) for pid in tree(os.getpid() if root is None else root))
+def peak_memory_mb(root: int | None = None, *, program: str | None = None) -> float:
+    """The sum of each process's highest resident memory, in MB: no less than what they held at once.
+
+    ``program``: only the processes that are called so.
+    """
+    pids = tree(os.getpid() if root is None else root)
+    return sum(_peak(pid) for pid in pids if program is None or _name(pid) == program)
 
 
 def processor_seconds(root: int) -> dict[int, float]:
@@ -52,6 +56,13 @@ def _fields(pid: int) -> list[str] | None:
     except OSError:
         return None
     return text[text.rindex(")") + 2 :].split()
+
+
+def _name(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
 
 
 def _peak(pid: int) -> float:

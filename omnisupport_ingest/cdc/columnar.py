@@ -11,6 +11,9 @@ from omnisupport_ingest.cdc.life import Ending, Micros, Position
 
 TIME = pa.timestamp("us", tz="UTC")
 POSITION = pa.struct([("epoch", pa.int32()), ("commit_lsn", pa.int64()), ("ordinal", pa.int64())])
+_BATCH_ROWS = 20_000
+_BATCH_BYTES = 16 * 1024 * 1024
+
 _NOWHERE: Position = (0, 0, 0)
 """Stands under the mask of a null position."""
 
@@ -24,6 +27,17 @@ def whole(batches: Iterable[pa.RecordBatch]) -> pa.Table | None:
         return None
     table = pa.Table.from_batches(held).combine_chunks()
     return table.cast(pa.schema([field.with_nullable(True) for field in table.schema]))
+
+
+def in_batches(table: pa.Table) -> list[pa.RecordBatch]:
+    """``table`` in batches of a size that the JVM takes in at once without trouble."""
+    if not table.num_rows:
+        return []
+    row_bytes = max(1, table.nbytes // table.num_rows)
+    batches: list[pa.RecordBatch] = table.to_batches(
+        max_chunksize=max(1, min(_BATCH_ROWS, _BATCH_BYTES // row_bytes))
+    )
+    return batches
 
 
 def one_chunk(column: pa.ChunkedArray | pa.Array) -> pa.Array:

@@ -31,7 +31,6 @@ from omnisupport_ingest.cdc.row_fold import Folded, groups_of, lives_of
 EXISTENCE = "*"
 """Stands among the unresolved columns where a quarantined delete leaves open whether the row exists."""
 
-_YIELD_ROWS = 20_000
 _LIVING = pa.array(["c", "u", "r"])
 
 
@@ -60,7 +59,7 @@ def current_groups(
         return
     plain, rest = _split(table, groups_of(table, ("_cdc_key",)), ends)
     standing = _plain_rows(table.take(pa.array(plain, pa.int64())), shape)
-    yield from standing.to_batches(_YIELD_ROWS)
+    yield from columnar.in_batches(standing)
     if rest:
         folded = Folded(table.take(pa.array([row for rows in rest for row in rows], pa.int64())), shape)
         lives = _Lives(folded, shape, ends)
@@ -69,7 +68,7 @@ def current_groups(
             lives.add_key(range(start, start + len(members)))
             start += len(members)
         # Batches of one worker must agree in every detail, the names inside lists and maps included.
-        yield from lives.table().cast(standing.schema).to_batches(_YIELD_ROWS)
+        yield from columnar.in_batches(lives.table().cast(standing.schema))
 
 
 def _split(

@@ -28,7 +28,6 @@ the old key. It is in no table; the fold makes it for itself."""
 
 _LIVING = frozenset("cur")
 _STARTS = frozenset("cr")
-_YIELD_ROWS = 20_000
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ def fold_groups(batches: Iterable[pa.RecordBatch], shape: Shape) -> Iterator[pa.
             _keyless(events, window, members, rows)
         else:
             _keyed(events, window, key, members, rows, shape)
-    yield from rows.table(table).to_batches(max_chunksize=_YIELD_ROWS)
+    yield from columnar.in_batches(rows.table(table))
 
 
 class _Events:

@@ -30,6 +30,9 @@ from omnisupport_ingest.contracts.spark_types import typed
 
 _ROWS_OF_ONE_PART = 20_000
 _ROWS_OF_A_PART = 100_000
+_BYTES_OF_ONE_PART = 16 * 1024 * 1024
+_BYTES_OF_A_PART = 32 * 1024 * 1024
+"""Of compressed files; in memory the same is several times as large."""
 
 _EVENT_COLUMNS = (
     *("window", "key", "op", "epoch", "commit_lsn", "ordinal", "source_ts"),
@@ -76,10 +79,15 @@ def merge_rows(rows: DataFrame, contract: TableContract, *, partitions: int | No
     return merged.withColumn("_cdc_row_hash", F.coalesce("_cdc_row_hash", computed))
 
 
-def partitions_for(rows: int) -> int:
-    """In how many parts to fold ``rows`` events or folded rows: one where a shuffle costs more than it
-    gains, else so many that a worker holds no more than some hundred megabytes at once."""
-    return 1 if rows <= _ROWS_OF_ONE_PART else 2 * math.ceil(rows / (2 * _ROWS_OF_A_PART))
+def partitions_for(rows: int, size: int) -> int:
+    """In how many parts to fold ``rows`` events or folded rows whose files have ``size`` bytes.
+
+    One where a shuffle costs more than it gains, else so many that a worker, which holds a part whole,
+    needs no more than some hundred megabytes.
+    """
+    if rows <= _ROWS_OF_ONE_PART and size <= _BYTES_OF_ONE_PART:
+        return 1
+    return 2 * math.ceil(max(rows / _ROWS_OF_A_PART, size / _BYTES_OF_A_PART) / 2)
 
 
 def by_group(frame: DataFrame, columns: list[str], partitions: int | None) -> DataFrame:

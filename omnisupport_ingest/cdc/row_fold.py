@@ -16,8 +16,6 @@ from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.cdc.event_fold import ENDED, KEY, Shape
 from omnisupport_ingest.cdc.life import Cell, Life, Part, Position, merge, winner
 
-_YIELD_ROWS = 20_000
-
 
 def merge_groups(batches: Iterable[pa.RecordBatch], shape: Shape) -> Iterator[pa.RecordBatch]:
     """Merge folded rows to one per window, kind, key and end.
@@ -33,9 +31,9 @@ def merge_groups(batches: Iterable[pa.RecordBatch], shape: Shape) -> Iterator[pa
     together = [members for (_, key), members in groups.items() if len(members) > 1 and key is not None]
     keyless = _keyless_once(table, groups)
     kept = table.take(pa.array(sorted(alone + keyless), pa.int64()))
-    yield from kept.to_batches(max_chunksize=_YIELD_ROWS)
+    yield from columnar.in_batches(kept)
     if together:
-        yield from _merged(table, together, shape).to_batches(max_chunksize=_YIELD_ROWS)
+        yield from columnar.in_batches(_merged(table, together, shape))
 
 
 def groups_of(table: pa.Table, by: Sequence[str]) -> dict[tuple[str | None, ...], list[int]]:

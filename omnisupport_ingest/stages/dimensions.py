@@ -187,18 +187,22 @@ def _stage(
     working = [job for job in jobs if job.files]
     if not working:
         return StagedFiles(())
-    events = sum(file.rows for job in working for file in job.files)
+    events = [file for job in working for file in job.files]
     rows = fold_events(
-        _events(spark, contract, deduped, quarantine, working), contract, partitions=partitions_for(events)
+        _events(spark, contract, deduped, quarantine, working), contract, partitions=_parts(events)
     )
     held = [file for job in working for file in job.held]
     if held:
-        parts = partitions_for(events + sum(file.rows for file in held))
-        rows = merge_rows(rows.unionByName(snapshot.read(spark, held)), contract, partitions=parts)
+        rows = rows.unionByName(snapshot.read(spark, held))
+        rows = merge_rows(rows, contract, partitions=_parts([*events, *held]))
     generation = {job.plan.window: job.plan.generation for job in working}
     return stage_frame(
         snapshot.table, rows.select(*folded_type(contract).names), unit=unit, generation=generation
     )
+
+
+def _parts(files: Sequence[LakeFile]) -> int:
+    return partitions_for(sum(file.rows for file in files), sum(file.bytes for file in files))
 
 
 def _events(

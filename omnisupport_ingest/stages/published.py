@@ -59,7 +59,8 @@ def materialize(
             versions=upstream.versions,
         )
         rows = dimension.read(spark, dimension.all_files())
-        parts = partitions_for(sum(file.rows for file in dimension.all_files()))
+        files = dimension.all_files()
+        parts = partitions_for(sum(file.rows for file in files), sum(file.bytes for file in files))
         state = current_state(rows, contract, partitions=parts).sortWithinPartitions("_cdc_key")
         staged = stage_frame(table, state, unit=key, generation={WHOLE_TABLE: plan.generation})
         _gate(spark, snapshot, contract, staged)
