@@ -111,25 +111,22 @@ def _growth(spark: SparkSession, small: int, large: int, repeats: int) -> dict[s
         for lake, rows in ((lesser, small), (greater, large)):
             click.echo(f"Filling a dimension with {rows:,} rows …", err=True)
             before = now() - timedelta(hours=1)
-            for _ in range(0, rows, 500_000):
-                lake.tickets.land(min(500_000, rows), before, inserts_only=True)
-                window = lake.workspace.grid.key_of(before, now())
-                lake.materialize(spark, window, publish=lake.tickets.keys >= rows)
-        ratios, whole = [], []
+            lake.tickets.land(rows, before, inserts_only=True)
+            lake.materialize(spark, lake.workspace.grid.key_of(before, now()), publish=False)
+        ratios = []
         for _ in range(repeats):
             took = []
             for lake in (lesser, greater):
                 lake.tickets.land(100_000, now())
-                took.append(lake.materialize(spark, _window(lake)))
-            dims = [sum(each.values()) - each["published"] for each in took]
-            ratios.append(dims[1] / dims[0])
-            whole.append(took[1]["published"] / took[0]["published"])
+                took.append(sum(lake.materialize(spark, _window(lake), publish=False).values()))
+            ratios.append(took[1] / took[0])
             click.echo(
-                f"  100,000 changes: {dims[0]:.1f} s into {small:,} rows, {dims[1]:.1f} s into {large:,}; "
-                f"published {took[0]['published']:.1f} s and {took[1]['published']:.1f} s"
+                f"  100,000 changes: {took[0]:.1f} s into {small:,} rows, {took[1]:.1f} s into {large:,}"
             )
-    click.echo(f"  ratio {median(ratios):.2f} (limit {GROWTH_LIMIT}); of publishing {median(whole):.2f}")
-    return {"growth_ratio": median(ratios), "published_ratio": median(whole)}
+        published = [lake.materialize(spark, _window(lake))["published"] for lake in (lesser, greater)]
+    click.echo(f"  ratio {median(ratios):.2f} (limit {GROWTH_LIMIT})")
+    click.echo(f"  publishing, which makes the table anew: {published[0]:.1f} s and {published[1]:.1f} s")
+    return {"growth_ratio": median(ratios), "published_ratio": published[1] / published[0]}
 
 
 @contextmanager
