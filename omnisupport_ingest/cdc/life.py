@@ -165,12 +165,6 @@ def latest(one: Position | None, other: Position | None) -> Position | None:
     return max(one, other)
 
 
-def earliest(one: Position | None, other: Position | None) -> Position | None:
-    if one is None or other is None:
-        return other if one is None else one
-    return min(one, other)
-
-
 def just_below(start: Position) -> Position:
     """Position of the ``d`` of a key change whose ``c`` began a life at ``start``."""
     return (start[0], start[1], start[2] - 1)
