@@ -30,11 +30,11 @@ def mark_copies(raw: DataFrame) -> DataFrame:
 
     Dedupe is local to a window, so one shuffle by window and position is all it costs.
     """
-    place = Window.partitionBy("window", "epoch", "commit_lsn", "ordinal")
+    place = Window.partitionBy("window", "epoch", "commit_lsn", "ordinal", "identity")
     # A clock may go back; that a newer epoch has begun cannot. So this tells more surely what was first.
-    arrival = Window.partitionBy("window", "epoch", "commit_lsn", "ordinal", "event_hash").orderBy(
-        _of_older_epoch(), "landed_at", "batch_id"
-    )
+    arrival = Window.partitionBy(
+        "window", "epoch", "commit_lsn", "ordinal", "identity", "event_hash"
+    ).orderBy(_of_older_epoch(), "landed_at", "batch_id", "file_row")
     return raw.select(
         "*",
         F.row_number().over(arrival).alias("copy"),

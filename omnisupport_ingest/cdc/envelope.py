@@ -36,6 +36,10 @@ LANDED_TYPE = T.StructType(
         T.StructField("unchanged", T.ArrayType(T.StringType())),
         T.StructField("moved_from_key", T.StringType()),
         T.StructField("chunk_id", T.StringType()),
+        T.StructField("identity", T.StringType()),
+        T.StructField("misplaced", T.BooleanType()),
+        T.StructField("file_row", T.LongType()),
+        T.StructField("envelope", T.StringType()),
         T.StructField("batch_id", T.StringType()),
     ]
 )
@@ -45,12 +49,13 @@ _ARRIVAL = [
     T.StructField("landed_at", T.TimestampType()),
     T.StructField("watermark_before", T.TimestampType()),
     T.StructField("newest_epoch_before", T.IntegerType()),
+    T.StructField("file_name", T.StringType()),
     T.StructField("event_hash", T.LongType()),
 ]
 
 RAW_TYPE = T.StructType([T.StructField("window", T.StringType()), *LANDED_TYPE.fields, *_ARRIVAL])
 """``raw_cdc_staging`` and ``deduped_events``: the landed columns, the window, the frozen arrival
-facts of the batch, and ``event_hash``."""
+facts of the batch (``file_name`` is that of the input file it was read from), and ``event_hash``."""
 
 QUARANTINE_TYPE = T.StructType(
     [

@@ -13,10 +13,10 @@ from typing import Any
 from omnisupport_ingest.landing.json_values import FieldProblem
 from omnisupport_ingest.position import Lsn, Position
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 """Version of the manifest's form; raised when older code could not read a newer one.
 
-Version 2 added ``arrival.newest_epoch_before``.
+Version 2 added ``arrival.newest_epoch_before``, version 3 ``file.order``.
 """
 
 
@@ -80,11 +80,18 @@ class ChunkSpan:
 
 @dataclass(frozen=True, slots=True)
 class FileSpan:
-    """An input file landed as a whole, named by its content."""
+    """An input file landed as a whole, named by its content.
+
+    ``manifest``: the delivery that described it; empty for a file that came alone. ``order``: what
+    orders its events: ``transaction`` (log position and order in the transaction), ``lsn`` (log
+    position alone) or ``time`` (commit time alone); null for a delivery of rows, not of events.
+    A source has one such order.
+    """
 
     sha256: str
     name: str
     manifest: str
+    order: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,12 +157,18 @@ def upgraded(document: dict[str, Any]) -> dict[str, Any]:
     What an older version did not record is null. ``FieldProblem`` for a field that the document's
     own version does not have.
     """
-    arrival = document.get("arrival")
-    if document["format_version"] != 1 or not isinstance(arrival, dict):
+    version = document["format_version"]
+    if version < 2:
+        document = _with_new_field(document, "arrival", "newest_epoch_before")
+    if version < 3:
+        document = _with_new_field(document, "file", "order")
+    return document | {"format_version": FORMAT_VERSION}
+
+
+def _with_new_field(document: dict[str, Any], part: str, name: str) -> dict[str, Any]:
+    held = document.get(part)
+    if not isinstance(held, dict):
         return document
-    if "newest_epoch_before" in arrival:
-        raise FieldProblem("arrival.newest_epoch_before", "is not a field of this format version")
-    return document | {
-        "arrival": arrival | {"newest_epoch_before": None},
-        "format_version": FORMAT_VERSION,
-    }
+    if name in held:
+        raise FieldProblem(f"{part}.{name}", "is not a field of this format version")
+    return document | {part: held | {name: None}}

@@ -28,6 +28,10 @@ LANDED_SCHEMA = pa.schema(
         pa.field("unchanged", pa.list_(pa.field("element", pa.string()))),
         pa.field("moved_from_key", pa.string()),
         pa.field("chunk_id", pa.string()),
+        pa.field("identity", pa.string()),
+        pa.field("misplaced", pa.bool_()),
+        pa.field("file_row", pa.int64()),
+        pa.field("envelope", pa.string()),
         pa.field("batch_id", pa.string(), nullable=False),
     ]
 )
@@ -46,6 +50,11 @@ class LandedEvent(NamedTuple):
     ``t``, ``m`` and ``b``. ``unchanged``: columns that were not sent (TOAST). ``moved_from_key``:
     on the ``c`` of a key-changing update the old row's key; its ``d`` stands at ``ordinal - 1``.
     ``source_ts``: commit time, timezone-aware. ``lsn``: of the change itself, never an identity.
+
+    The last four are null in what capture writes. ``identity``: what makes the event this one beside
+    its position, where the source's positions are not unique. ``misplaced``: the source gives no
+    certain order, and in its file the event comes after one of the same key with a later time.
+    ``file_row``: line of the input file, from 1. ``envelope``: the text that was delivered.
     """
 
     epoch: int
@@ -63,3 +72,7 @@ class LandedEvent(NamedTuple):
     unchanged: list[str] | None
     moved_from_key: str | None
     chunk_id: str | None
+    identity: str | None = None
+    misplaced: bool | None = None
+    file_row: int | None = None
+    envelope: str | None = None

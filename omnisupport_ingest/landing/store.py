@@ -166,6 +166,12 @@ class LandingStore:
         newest = max((name for name in streams if (epoch_in(name) or 0) <= epoch), default=None)
         return self.read(newest) if newest is not None else None
 
+    def last_file(self) -> Manifest | None:
+        """The batch of the input file of events that landed last; none before the first."""
+        files = (self.read(batch_id) for batch_id in self.batch_ids() if epoch_in(batch_id) is None)
+        events = [each for each in files if each.file is not None and each.file.order is not None]
+        return max(events, key=lambda each: (each.arrival.landed_at, each.batch_id), default=None)
+
     def newest_epoch_begun(self) -> int:
         """The highest epoch of which an event has landed; 0 before the first.
 

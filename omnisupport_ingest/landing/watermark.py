@@ -21,9 +21,9 @@ def stream_facts(
     landed_at: datetime,
     max_clock_skew: timedelta,
 ) -> ArrivalFacts:
-    """The facts of a stream batch of ``epoch`` that arrives after ``previous``.
+    """The facts of a stream batch, or of a file of events, of ``epoch`` that arrives after ``previous``.
 
-    ``previous``: the last stream batch of the source, of this epoch or the one before it.
+    ``previous``: the last one of the source, of this epoch or the one before it.
     ``commit_times``: of the batch; a time too far ahead of ``landed_at`` cannot be right and does
     not count. ``confirmed_clock``: a server clock up to which everything is known to have landed
     (the caller judges that), or null. The watermark is
@@ -52,7 +52,7 @@ def stream_facts(
 
 
 def unchanged_facts(previous: Manifest | None, landed_at: datetime) -> ArrivalFacts:
-    """The facts of a chunk or file batch: it carries the stream's watermark and never moves it."""
+    """The facts of a chunk, or of a delivery of rows: it carries the watermark and never moves it."""
     if previous is None:
         return ArrivalFacts(landed_at, None, None, None, None)
     watermark, highest = previous.arrival.watermark, previous.arrival.highest_commit_ts

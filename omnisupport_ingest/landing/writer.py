@@ -187,8 +187,8 @@ class BatchWriter:
         """Finish the files and land the batch: when this returns, it is durable.
 
         Exactly one of ``stream``, ``chunk`` and ``file`` says what the batch covers, and must fit
-        its name. ``confirmed_clock`` and ``max_clock_skew`` bear on the watermark of a stream
-        batch (see ``watermark.stream_facts``). Raises ``LandingFailed`` when files could not be
+        its name. ``confirmed_clock`` and ``max_clock_skew`` bear on the watermark of a batch
+        of the stream or of a file of events (see ``watermark.stream_facts``). Raises ``LandingFailed`` when files could not be
         written and ``ChainContested`` when another writer landed the batch; then call ``abandon``.
         """
         files = self._finish_files()
@@ -197,7 +197,7 @@ class BatchWriter:
             source=self._store.source,
             epoch=self._epoch,
             arrival=replace(
-                self._arrival(stream, confirmed_clock, max_clock_skew),
+                self._arrival(stream, file, confirmed_clock, max_clock_skew),
                 newest_epoch_before=self._store.newest_epoch_begun(),
             ),
             stream=stream,
@@ -324,13 +324,21 @@ class BatchWriter:
         return not named.isdisjoint(self._parts.paths)
 
     def _arrival(
-        self, stream: StreamSpan | None, confirmed_clock: datetime | None, max_clock_skew: timedelta
+        self,
+        stream: StreamSpan | None,
+        file: FileSpan | None,
+        confirmed_clock: datetime | None,
+        max_clock_skew: timedelta,
     ) -> ArrivalFacts:
-        previous = self._store.last_stream_until(self._epoch)
         landed_at = self._clock()
-        if stream is None:
-            return unchanged_facts(previous, landed_at)
-        times = (self._highest_ts, stream.first_commit_ts, stream.last_commit_ts)
+        times: tuple[datetime | None, ...] = (self._highest_ts,)
+        if stream is not None:
+            previous = self._store.last_stream_until(self._epoch)
+            times += (stream.first_commit_ts, stream.last_commit_ts)
+        elif file is not None and file.order is not None:
+            previous = self._store.last_file()
+        else:
+            return unchanged_facts(self._store.last_stream_until(self._epoch), landed_at)
         return stream_facts(
             previous,
             self._epoch,

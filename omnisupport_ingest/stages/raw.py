@@ -41,6 +41,7 @@ _ARRIVAL_TYPE = T.StructType(
         T.StructField("landed_at", T.TimestampType()),
         T.StructField("watermark_before", T.TimestampType()),
         T.StructField("newest_epoch_before", T.IntegerType()),
+        T.StructField("file_name", T.StringType()),
     ]
 )
 
@@ -167,9 +168,9 @@ def _stage(
     batches = {batch.batch_id: batch for _, batch, _ in files}
     arrivals = spark.createDataFrame(
         [
-            (name, facts.landed_at, facts.watermark_before, facts.newest_epoch_before)
-            for name in sorted(batches)
-            for facts in [batches[name].arrival]
+            (name, facts.landed_at, facts.watermark_before, facts.newest_epoch_before, _file_name(batch))
+            for name, batch in sorted(batches.items())
+            for facts in [batch.arrival]
         ],
         _ARRIVAL_TYPE,
     )
@@ -184,6 +185,10 @@ def _stage(
     raw = frame.join(F.broadcast(arrivals), "batch_id").withColumn("event_hash", event_hash())
     generation = {plan.window: plan.generation for plan in plans}
     return stage_frame(snapshot.table, raw.select(*RAW_TYPE.names), unit=unit, generation=generation)
+
+
+def _file_name(batch: Manifest) -> str | None:
+    return batch.file.name if batch.file is not None else None
 
 
 def _landed(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
