@@ -1,6 +1,6 @@
 """Everything is in ``pyproject.toml``; here only what it cannot say.
 
-``contracts/`` and ``data/`` stand at the top of the repository and are read from there; a built
+``contracts/``, ``data/`` and ``reports/`` stand at the top of the repository and are read from there; a built
 package carries copies under ``omnisupport_ingest/packaged``.
 """
 
@@ -18,7 +18,7 @@ class BuildWithContracts(build_py):
             return
         packaged = Path(self.build_lib) / "omnisupport_ingest" / "packaged"
         shutil.rmtree(packaged, ignore_errors=True)
-        for folder in ("contracts", "data"):
+        for folder in ("contracts", "data", "reports"):
             shutil.copytree(folder, packaged / folder)
 
 

@@ -29,6 +29,12 @@ class Settings(BaseSettings):
         "packaged ones.",
         examples=["contracts/data"],
     )
+    decision_table: Path | None = Field(
+        None,
+        description="What is done with late, repeated, disordered and wrong events. Unset: "
+        "reports/week03/late_arrival_decision_table.csv of the working directory, else the packaged one.",
+        examples=["reports/week03/late_arrival_decision_table.csv"],
+    )
     window: str = Field(
         "hourly",
         description="Window size. Fixed when the home is made.",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from omnisupport_ingest.cdc.life import Ending, Micros, Position
 
+EPOCH_START = datetime(1970, 1, 1, tzinfo=UTC)
 TIME = pa.timestamp("us", tz="UTC")
 POSITION = pa.struct([("epoch", pa.int32()), ("commit_lsn", pa.int64()), ("ordinal", pa.int64())])
 _BATCH_ROWS = 20_000

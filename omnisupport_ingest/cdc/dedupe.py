@@ -11,18 +11,17 @@ a rebuild judges as the first run did.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from omnisupport_ingest.cdc.judging import judge_batches
-from omnisupport_ingest.contracts.load import TableContract
+from omnisupport_ingest.cdc.judging import Law, judge_batches
 
 DEDUPE_KEY = "(epoch, commit_lsn, ordinal)"
-"""The dedupe key, as checkpoints name it."""
+"""The dedupe key, as checkpoints name it. Where a source's positions are not unique, ``identity``
+stands beside it."""
 
 
 def mark_copies(raw: DataFrame) -> DataFrame:
@@ -47,22 +46,26 @@ def mark_distinct(raw: DataFrame) -> DataFrame:
     return raw.select("*", F.lit(1).alias("copy"), F.lit(False).alias("collision"))
 
 
-def judge(marked: DataFrame, contracts: Sequence[TableContract]) -> DataFrame:
-    """Add ``rules``, ``reason``, ``verdict`` and ``detector`` to marked raw events.
+def judge(marked: DataFrame, law: Law) -> DataFrame:
+    """Judge marked raw events by ``law``.
 
-    In: the columns of ``mark_copies``. Out: the raw columns, without ``copy`` and ``collision``.
-    Tables without a contract have no rules; their events are judged by position alone.
+    In: the columns of ``mark_copies``. Out: the raw columns, without ``copy`` and ``collision``, and
+    ``late`` (it landed in a closed window), ``rules`` (broken ones), ``reason`` (a scenario of the
+    decision table), ``verdict``, ``detector`` and ``review_state``. Tables without a contract have
+    no rules; their events are judged by position and time alone.
     """
     judged = T.StructType(
         [
             *(field for field in marked.schema.fields if field.name not in ("copy", "collision")),
+            T.StructField("late", T.BooleanType()),
             T.StructField("rules", T.ArrayType(T.StringType())),
             T.StructField("reason", T.StringType()),
             T.StructField("verdict", T.StringType()),
             T.StructField("detector", T.StringType()),
+            T.StructField("review_state", T.StringType()),
         ]
     )
-    return marked.mapInArrow(partial(judge_batches, contracts=tuple(contracts)), judged)
+    return marked.mapInArrow(partial(judge_batches, law=law), judged)
 
 
 def _of_older_epoch() -> Column:

@@ -67,7 +67,8 @@ QUARANTINE_TYPE = T.StructType(
     ]
 )
 """``quarantine``: the whole event, why it is here (``reason``), what found it (``detector``), the
-names of the broken row rules, and the state of its review (``open``)."""
+names of the broken row rules, and the state of its review (``open``, ``discarded``, or
+``not_needed`` where the decision table asks for none). First seen: ``landed_at``."""
 
 
 def event_hash() -> Column:

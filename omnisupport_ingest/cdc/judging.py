@@ -1,50 +1,88 @@
 """Judging events, in plain Python on Arrow batches: what ``dedupe.judge`` hands to Spark's workers.
 
 The rules of hundreds of tables are a table of functions here; as column expressions they would be a
-plan of thousands of nodes, built again for every run.
+plan of thousands of nodes, built again for every run. What is done in each scenario is not decided
+here but in the decision table.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
 
+from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.cdc.images import read_image
-from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.cdc.lateness import ALWAYS_REPLAYED, is_late, is_too_late
+from omnisupport_ingest.contracts.decision_table import (
+    ACCEPT,
+    COLLISION,
+    DEDUPE,
+    DUPLICATE_POSITION,
+    INGEST,
+    LATE,
+    MALFORMED,
+    OLDER_EPOCH,
+    OUT_OF_ORDER,
+    OUT_OF_RANGE_TIME,
+    REPLAY_WINDOW,
+    ROW_RULE,
+    SCENARIOS,
+    TOO_LATE,
+    DecisionTable,
+)
+from omnisupport_ingest.contracts.model import DEFAULT_ALLOWED_LATENESS, DEFAULT_MAX_LATENESS, TableContract
 from omnisupport_ingest.contracts.row_rules import RowRules
-from omnisupport_ingest.windows import OUT_OF_RANGE
+from omnisupport_ingest.windows import KEY_FORMAT, OUT_OF_RANGE
 
 ACCEPTED, DUPLICATE, QUARANTINED = "accepted", "duplicate", "quarantined"
 
-DETECTORS = {
-    "out_of_range": "window",
-    "collision": "dedupe_key",
-    "older_epoch": "epoch",
-    "malformed_image": "envelope",
-    "row_rule": "contract",
-}
-"""Reason of a quarantined event → what found it, in the order in which reasons count."""
+OPEN, DISCARDED, NOT_NEEDED = "open", "discarded", "not_needed"
+"""States of a quarantined event's review: somebody must look, has looked, or need not."""
+
+RELEASE, DISCARD = "release", "discard"
+"""What a review decides."""
+
+ADDED = ("late", "rules", "reason", "verdict", "detector", "review_state")
+"""The columns that judging adds."""
 
 _IMAGE_OPS = frozenset("cur")
+_IN_TIME = (False, False)
 _MARKS = ("copy", "collision")
+_PASSES = frozenset((ACCEPT, INGEST, REPLAY_WINDOW, DEDUPE))
+
+EventId = tuple[int, int, int, int]
+"""(epoch, commit LSN, ordinal, event hash): one event, whatever batch brought it."""
 
 
-def judge_batches(
-    batches: Iterable[pa.RecordBatch], contracts: Sequence[TableContract]
-) -> Iterator[pa.RecordBatch]:
-    """Add ``rules``, ``reason``, ``verdict`` and ``detector`` to marked events, taking the marks away."""
-    rules_of = _RulesOfTables(contracts)
+@dataclass(frozen=True)
+class Law:
+    """What events are judged by.
+
+    ``contracts``: of the source. ``decisions``: the decision table. ``reviews``: what people decided
+    of single events (``RELEASE`` or ``DISCARD``). ``window_length``: of the lake.
+    """
+
+    contracts: tuple[TableContract, ...]
+    decisions: DecisionTable
+    window_length: timedelta
+    reviews: Mapping[EventId, str] = field(default_factory=dict)
+
+
+def judge_batches(batches: Iterable[pa.RecordBatch], law: Law) -> Iterator[pa.RecordBatch]:
+    """Add the columns ``ADDED`` to marked events, taking the marks away."""
+    judge = _Judge(law)
     for batch in batches:
         kept = [name for name in batch.schema.names if name not in _MARKS]
         yield pa.RecordBatch.from_arrays(
-            [*(batch.column(name) for name in kept), *_judged(batch, rules_of)],
-            names=[*kept, "rules", "reason", "verdict", "detector"],
+            [*(batch.column(name) for name in kept), *judge.judged(batch)], names=[*kept, *ADDED]
         )
 
 
-class _RulesOfTables:
-    """The rules of each table's contract, made when the first event of the table comes by."""
+class _Tables:
+    """What the contract of each table says, looked up when the first event of the table comes by."""
 
     def __init__(self, contracts: Sequence[TableContract]) -> None:
         self._contracts = {(each.schema, each.table): each for each in contracts}
@@ -57,38 +95,152 @@ class _RulesOfTables:
         rules = self._rules[place]
         return rules.broken(image) if rules is not None else []
 
+    def lateness(self, place: tuple[str, str]) -> tuple[timedelta, timedelta]:
+        contract = self._contracts.get(place)
+        if contract is None:
+            return DEFAULT_ALLOWED_LATENESS, DEFAULT_MAX_LATENESS
+        return contract.allowed_lateness, contract.max_lateness
 
-def _judged(batch: pa.RecordBatch, rules_of: _RulesOfTables) -> list[pa.Array]:
-    names = ("window", "copy", "collision", "epoch", "newest_epoch_before", "op", "key", "after")
-    columns = [batch.column(name).to_pylist() for name in (*names, "source_schema", "source_table")]
-    rules: list[Sequence[str]] = []
-    reasons: list[str | None] = []
-    verdicts: list[str] = []
-    for window, copy, collision, epoch, newest, op, key, after, schema, table in zip(*columns, strict=True):
-        broken: Sequence[str] = ()
-        malformed = False
-        if op in _IMAGE_OPS:
-            image = read_image(after)
-            malformed = image is None or key is None
+
+class _Judge:
+    def __init__(self, law: Law) -> None:
+        self._law = law
+        self._tables = _Tables(law.contracts)
+        self._window_ends: dict[str, datetime] = {}
+        # Scenarios that let an event pass are not looked for.
+        self._strict = {name for name in SCENARIOS if law.decisions.action(name) not in _PASSES}
+
+    def judged(self, batch: pa.RecordBatch) -> list[pa.Array]:
+        """The added columns, in the order of ``ADDED``."""
+        rows = _Rows(batch)
+        lates: list[bool] = []
+        rules: list[Sequence[str]] = []
+        reasons: list[str | None] = []
+        verdicts: list[str] = []
+        states: list[str | None] = []
+        for row in range(batch.num_rows):
+            broken: list[str] = []
+            late, too_late = self._lateness(rows, row) if rows.watermark_before[row] else _IN_TIME
+            reason = self._reason(rows, row, late, too_late, broken)
+            decided = self._law.reviews.get(rows.event(row)) if self._law.reviews else None
+            verdict, state = self._verdict(rows.copy[row], reason, decided)
+            if rows.copy[row] > 1:
+                reason = DUPLICATE_POSITION
+            lates.append(late)
+            rules.append(broken)
+            reasons.append(reason)
+            verdicts.append(verdict)
+            states.append(state)
+        detectors = [None if reason is None else SCENARIOS[reason].detector for reason in reasons]
+        return [
+            pa.array(lates, pa.bool_()),
+            pa.array(rules, pa.list_(pa.string())),
+            pa.array(reasons, pa.string()),
+            pa.array(verdicts, pa.string()),
+            pa.array(detectors, pa.string()),
+            pa.array(states, pa.string()),
+        ]
+
+    def _verdict(self, copy: int, reason: str | None, decided: str | None) -> tuple[str, str | None]:
+        if copy > 1:
+            if DUPLICATE_POSITION not in self._strict:
+                return DUPLICATE, None
+            return QUARANTINED, self._state(DUPLICATE_POSITION, None)
+        if reason is None or decided == RELEASE:
+            return ACCEPTED, None
+        return QUARANTINED, self._state(reason, decided)
+
+    def _state(self, reason: str, decided: str | None) -> str:
+        if decided == DISCARD:
+            return DISCARDED
+        return OPEN if self._law.decisions.needs_review(reason) else NOT_NEEDED
+
+    def _lateness(self, rows: _Rows, row: int) -> tuple[bool, bool]:
+        """Whether the event landed in a closed window, and whether it is too late to be replayed."""
+        mark, window = rows.watermark_before[row], rows.window[row]
+        if mark is None or window == OUT_OF_RANGE:
+            return False, False
+        allowed, longest = self._tables.lateness(rows.place(row))
+        late = is_late(mark, self._window_end(window), allowed)
+        if not late or rows.file_row[row] is None or rows.op[row] in ALWAYS_REPLAYED:
+            return late, False
+        return late, is_too_late(mark, rows.source_ts(row), longest)
+
+    def _window_end(self, window: str) -> datetime:
+        if window not in self._window_ends:
+            start = datetime.strptime(window, KEY_FORMAT).replace(tzinfo=UTC)
+            self._window_ends[window] = start + self._law.window_length
+        return self._window_ends[window]
+
+    def _reason(self, rows: _Rows, row: int, late: bool, too_late: bool, broken: list[str]) -> str | None:
+        """The first scenario that keeps the event out; the broken rules of its row go to ``broken``."""
+        image, malformed = None, False
+        if rows.op[row] in _IMAGE_OPS:
+            image = read_image(rows.after[row])
+            malformed = image is None or rows.key[row] is None
             if image is not None:
-                broken = rules_of.broken((schema, table), image)
-        reason: str | None
-        if window == OUT_OF_RANGE:
-            reason = "out_of_range"
-        elif collision:
-            reason = "collision"
-        elif newest is not None and newest > epoch:
-            reason = "older_epoch"
-        elif malformed:
-            reason = "malformed_image"
-        else:
-            reason = "row_rule" if broken else None
-        rules.append(broken)
-        reasons.append(reason)
-        verdicts.append(DUPLICATE if copy > 1 else ACCEPTED if reason is None else QUARANTINED)
-    return [
-        pa.array(rules, pa.list_(pa.string())),
-        pa.array(reasons, pa.string()),
-        pa.array(verdicts, pa.string()),
-        pa.array([None if reason is None else DETECTORS[reason] for reason in reasons], pa.string()),
-    ]
+                broken += self._tables.broken(rows.place(row), image)
+        newest = rows.newest_epoch_before[row]
+        strict = self._strict
+        if rows.window[row] == OUT_OF_RANGE:
+            return OUT_OF_RANGE_TIME
+        if rows.collision[row]:
+            return COLLISION
+        if newest is not None and newest > rows.epoch[row] and OLDER_EPOCH in strict:
+            return OLDER_EPOCH
+        if malformed:
+            return MALFORMED
+        if broken:
+            return ROW_RULE
+        if rows.misplaced[row] and OUT_OF_ORDER in strict:
+            return OUT_OF_ORDER
+        if too_late:
+            return TOO_LATE if TOO_LATE in strict else None
+        return LATE if late and LATE in strict else None
+
+
+class _Rows:
+    """The columns of a batch that every event is asked for."""
+
+    def __init__(self, batch: pa.RecordBatch) -> None:
+        self.window: list[str] = batch.column("window").to_pylist()
+        self.copy: list[int] = batch.column("copy").to_pylist()
+        self.collision: list[bool] = batch.column("collision").to_pylist()
+        self.epoch: list[int] = batch.column("epoch").to_pylist()
+        self.newest_epoch_before: list[int | None] = batch.column("newest_epoch_before").to_pylist()
+        self.op: list[str] = batch.column("op").to_pylist()
+        self.key: list[str | None] = batch.column("key").to_pylist()
+        self.after: list[str | None] = batch.column("after").to_pylist()
+        self.misplaced: list[bool | None] = batch.column("misplaced").to_pylist()
+        self.file_row: list[int | None] = batch.column("file_row").to_pylist()
+        self.watermark_before = _moments(batch.column("watermark_before"))
+        self._schema: list[str] = batch.column("source_schema").to_pylist()
+        self._table: list[str] = batch.column("source_table").to_pylist()
+        self._batch = batch
+
+    def place(self, row: int) -> tuple[str, str]:
+        return self._schema[row], self._table[row]
+
+    def source_ts(self, row: int) -> datetime:
+        moment = _moments(self._batch.column("source_ts").slice(row, 1))[0]
+        assert moment is not None, "source_ts is never null"
+        return moment
+
+    def event(self, row: int) -> EventId:
+        return (
+            self.epoch[row],
+            self._batch.column("commit_lsn")[row].as_py(),
+            self._batch.column("ordinal")[row].as_py(),
+            self._batch.column("event_hash")[row].as_py(),
+        )
+
+
+def _moments(column: pa.Array) -> list[datetime | None]:
+    """Times as datetimes; a batch's watermark stands in all of its rows, so each is made once."""
+    known: dict[int, datetime] = {}
+    found: list[datetime | None] = []
+    for at in columnar.micros(column):
+        if at is not None and at not in known:
+            known[at] = columnar.EPOCH_START + timedelta(microseconds=at)
+        found.append(None if at is None else known[at])
+    return found

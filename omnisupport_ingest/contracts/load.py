@@ -15,7 +15,14 @@ from typing import Any
 from omnisupport_ingest.contracts.columns import read_columns, refused
 from omnisupport_ingest.contracts.documents import check_document, program_file, read_document
 from omnisupport_ingest.contracts.durations import parse_duration
-from omnisupport_ingest.contracts.model import Column, ContractError, Contracts, TableContract
+from omnisupport_ingest.contracts.model import (
+    DEFAULT_ALLOWED_LATENESS,
+    DEFAULT_MAX_LATENESS,
+    Column,
+    ContractError,
+    Contracts,
+    TableContract,
+)
 from omnisupport_ingest.contracts.names import PLAIN_NAME
 
 __all__ = [
@@ -79,8 +86,9 @@ def contract_of(document: dict[str, Any], path: Path) -> TableContract:
             f"{soft_delete!r} is not a column",
             "Name a column, or null.",
         )
-    allowed = _duration(path, "allowed", policy["lateness"])
-    longest = _duration(path, "max", policy["lateness"])
+    lateness = policy.get("lateness", {})
+    allowed = _duration(path, "allowed", lateness, DEFAULT_ALLOWED_LATENESS)
+    longest = _duration(path, "max", lateness, max(DEFAULT_MAX_LATENESS, allowed))
     if longest < allowed:
         raise refused(
             path, "x-cdc.lateness.max", "is shorter than allowed", "Make max at least as long as allowed."
@@ -134,7 +142,9 @@ def _check_key(path: Path, key: list[str], columns: tuple[Column, ...]) -> None:
             )
 
 
-def _duration(path: Path, name: str, lateness: dict[str, str]) -> timedelta:
+def _duration(path: Path, name: str, lateness: dict[str, str], default: timedelta) -> timedelta:
+    if name not in lateness:
+        return default
     try:
         return parse_duration(lateness[name])
     except ValueError as problem:

@@ -14,6 +14,10 @@ from omnisupport_ingest.contracts.names import lake_name
 from omnisupport_ingest.contracts.pg_types import PgType
 from omnisupport_ingest.errors import IngestError
 
+DEFAULT_ALLOWED_LATENESS = timedelta(hours=1)
+DEFAULT_MAX_LATENESS = timedelta(days=7)
+"""What holds where a contract says nothing of lateness, and for tables without a contract."""
+
 
 class ContractError(IngestError):
     """A contract that cannot be used; the message names the file, the JSON path and the fix."""

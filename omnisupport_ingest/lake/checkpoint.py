@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from datetime import datetime
 from typing import Any
 
@@ -20,7 +20,11 @@ class Checkpoint:
     ``duplicates`` and ``quarantined`` add up as ``raw = deduped + duplicates + quarantined``.
     ``content_hash`` depends on the rows alone, not on their split into files. ``delta_version`` is
     ``None`` inside the table, whose log numbers the commit only as it accepts it. Moments are
-    timezone-aware.
+    timezone-aware. ``scenarios`` counts the window's events by scenario of the decision table.
+
+    A window that was made again says what it replaced: ``replaced_hash`` is the content hash before,
+    null where the window was only added to; where the two differ, ``keys_changed`` is how many keys have
+    another state, and ``changed_by`` why (``late events``, ``contract``, …).
     """
 
     layer: str
@@ -46,6 +50,10 @@ class Checkpoint:
     run_id: str
     committed_at: datetime
     upstream_version: int | None
+    scenarios: Mapping[str, int] = field(default_factory=dict)
+    replaced_hash: str | None = None
+    keys_changed: int | None = None
+    changed_by: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON values; moments in ISO 8601."""
@@ -61,7 +69,14 @@ class Checkpoint:
 
         ``KeyError`` names a field that is missing.
         """
-        values = {field.name: record[field.name] for field in fields(cls)}
+        values = {
+            each.name: record[each.name]
+            for each in fields(cls)
+            # What older versions did not record keeps its default.
+            if each.name in record or (each.default is MISSING and each.default_factory is MISSING)
+        }
+        if "changed_by" in values:
+            values["changed_by"] = tuple(values["changed_by"])
         for name in _MOMENTS:
             if values[name] is not None:
                 values[name] = datetime.fromisoformat(values[name])

@@ -13,6 +13,7 @@ from datetime import datetime
 from pathlib import Path
 
 from omnisupport_ingest.durable import create_exclusively
+from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.landing.encoding import decode, encode
 from omnisupport_ingest.landing.errors import EpochContested, ManifestUnreadable
 from omnisupport_ingest.position import Lsn
@@ -78,7 +79,9 @@ def read_epoch(folder: Path, number: int) -> EpochRecord:
 def write_epoch(folder: Path, record: EpochRecord) -> None:
     """Make ``record`` durable; ``EpochContested`` if an epoch of that number has begun already."""
     file = _file(folder, record.number)
-    if not create_exclusively(file, encode(record)):
+    with gate("landing.epoch"):
+        created = create_exclusively(file, encode(record))
+    if not created:
         raise EpochContested(
             f"Epoch {record.number} has just been begun by another process ({file}).",
             fix="Leave one capture per source running; it uses the epoch that is there.",

@@ -13,6 +13,8 @@ import shutil
 import weakref
 from pathlib import Path
 
+from omnisupport_ingest.failpoints import gate
+
 
 class FolderLock:
     """A held lock on ``folder``; made by ``take``. It ends with ``release`` or with the process."""
@@ -43,10 +45,11 @@ class FolderLock:
     def remove_contents(self) -> None:
         """Delete everything in the folder."""
         for entry in list(os.scandir(self.folder)):
-            if entry.is_dir(follow_symlinks=False):
-                shutil.rmtree(entry.path)
-            else:
-                os.unlink(entry.path)
+            with gate("landing.clear", self.folder.name):
+                if entry.is_dir(follow_symlinks=False):
+                    shutil.rmtree(entry.path)
+                else:
+                    os.unlink(entry.path)
 
     def release(self) -> None:
         """Let go of the folder, removing it if it is empty."""

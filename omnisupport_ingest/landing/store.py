@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from omnisupport_ingest import failpoints
 from omnisupport_ingest.durable import create_exclusively, sync_file, sync_folder
+from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.landing import integrity
 from omnisupport_ingest.landing.chain import Hole, unbroken
 from omnisupport_ingest.landing.encoding import decode_manifest, encode_manifest
@@ -79,14 +79,15 @@ class LandingStore:
             raise ValueError(f"a batch of {manifest.source} does not belong to {self.source}")
         content = encode_manifest(manifest)
         self._refuse_break(manifest)
-        self._make_durable(manifest)
-        failpoints.reached("landing.data")
-        if not create_exclusively(self._manifest_file(manifest.batch_id), content):
+        with gate("landing.data", manifest.batch_id):
+            self._make_durable(manifest)
+        with gate("landing.manifest", manifest.batch_id):
+            created = create_exclusively(self._manifest_file(manifest.batch_id), content)
+        if not created:
             raise ChainContested(
                 f"Batch {manifest.batch_id} of {self.source} has already landed.",
                 fix="Stop this writer: another one captures this source. Run one capture per slot.",
             )
-        failpoints.reached("landing.manifest")
 
     def last_change(self) -> int:
         """When a manifest was last added or taken away, in nanoseconds: another number, another landing."""

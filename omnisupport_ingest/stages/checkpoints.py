@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from omnisupport_ingest.cdc.dedupe import DEDUPE_KEY
@@ -58,6 +58,7 @@ class Outcome:
     counts: Counts
     companions: tuple[str, ...] = ()
     upstream_version: int | None = None
+    scenarios: Mapping[str, int] = field(default_factory=dict)
 
 
 def change_for(
@@ -120,6 +121,7 @@ def checkpoint_of(
         run_id=identity.run_id,
         committed_at=datetime.now(UTC),
         upstream_version=outcome.upstream_version,
+        scenarios=outcome.scenarios,
     )
 
 

@@ -8,6 +8,7 @@ window, so both always belong together.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -17,8 +18,7 @@ from pyspark.sql import functions as F
 
 from omnisupport_ingest.cdc import dedupe
 from omnisupport_ingest.cdc.envelope import RAW_TYPE
-from omnisupport_ingest.cdc.judging import ACCEPTED, DUPLICATE, QUARANTINED
-from omnisupport_ingest.contracts.load import TableContract
+from omnisupport_ingest.cdc.judging import ACCEPTED, DUPLICATE, QUARANTINED, Law
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.lake.checkpoint import Checkpoint
 from omnisupport_ingest.lake.layout import LakeFile
@@ -27,11 +27,14 @@ from omnisupport_ingest.lake.table import TableSnapshot, retrying
 from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.position import Position
-from omnisupport_ingest.stages import quarantine
+from omnisupport_ingest.stages import quarantine, scenarios
 from omnisupport_ingest.stages.checkpoints import Counts, Identity, Outcome, change_for, report
-from omnisupport_ingest.stages.idempotency import LOGIC_VERSION, idempotency_key, unit_key
-from omnisupport_ingest.stages.plan import Upstream, WindowPlan, Work, plan_window
+from omnisupport_ingest.stages.idempotency import idempotency_key, unit_key
+from omnisupport_ingest.stages.plan import Upstream, WindowPlan, Work, plan_window, repeats_writes
 from omnisupport_ingest.stages.progress import facts_of, rise_from
+from omnisupport_ingest.stages.reviews import ReviewLedger
+from omnisupport_ingest.stages.scenarios import Tallies
+from omnisupport_ingest.stages.versions import LawVersions
 from omnisupport_ingest.stages.workspace import Workspace
 from omnisupport_ingest.windows import OUT_OF_RANGE
 
@@ -68,9 +71,8 @@ def materialize(
     With ``replay`` every event of the windows is judged again. A second call changes nothing.
     Returns one checkpoint per window asked for, in order.
     """
-    table, contracts = workspace.deduped(source), workspace.contracts.of_source(source)
-    versions = versions_of(contracts)
-    store = workspace.landing(source)
+    table, versions = workspace.deduped(source), LawVersions(workspace, source)
+    store, remake = workspace.landing(source), repeats_writes(workspace.decisions)
 
     def attempt(snapshot: TableSnapshot) -> None:
         raw = workspace.raw(source).open()
@@ -78,19 +80,14 @@ def materialize(
         jobs = [
             job
             for window in targets
-            if (job := _job(snapshot, raw, store, window, versions, replay)).plan.work is not Work.NOTHING
+            if (job := _job(snapshot, raw, store, window, versions.of(window), replay or remake)).plan.work
+            is not Work.NOTHING
         ]
         if jobs:
-            _commit(workspace, spark, source, contracts, snapshot, raw, jobs, run_id)
+            _commit(workspace, spark, source, versions.ledger, snapshot, raw, jobs, run_id)
 
     retrying(attempt, table)
     return report(table, windows)
-
-
-def versions_of(contracts: Sequence[TableContract]) -> tuple[str, ...]:
-    """What makes a window of this layer stale when it changes: the logic, or any contract of the source."""
-    prints = (f"contract:{contract.name}:{contract.fingerprint}" for contract in contracts)
-    return (f"logic:{LOGIC_VERSION}", *prints)
 
 
 def _job(
@@ -136,26 +133,39 @@ def _commit(
     workspace: Workspace,
     spark: SparkSession,
     source: str,
-    contracts: Sequence[TableContract],
+    ledger: ReviewLedger,
     snapshot: TableSnapshot,
     raw: TableSnapshot,
     jobs: Sequence[_Job],
     run_id: str,
 ) -> None:
     unit = unit_key((job.outcome_key, job.plan) for job in jobs)
-    judged = dedupe.judge(_marked(spark, raw, jobs), contracts)
-    refused = Observation()
+    windows = [job.plan.window for job in jobs]
+    law = Law(
+        contracts=workspace.contracts.of_source(source),
+        decisions=workspace.decisions,
+        window_length=workspace.grid.size.length,
+        reviews={event: decided for window in windows for event, decided in ledger.of_window(window).items()},
+    )
+    judged = dedupe.judge(_marked(spark, raw, jobs), law)
+    seen = Observation()
     accepted = stage_frame(
         snapshot.table,
-        judged.observe(refused, F.count_if(F.col("verdict") != ACCEPTED).alias("rows"))
+        judged.observe(
+            seen,
+            F.count_if(F.col("verdict") != ACCEPTED).alias("refused"),
+            F.count_if("late").alias("late"),
+        )
         .where(F.col("verdict") == ACCEPTED)
         .select(*RAW_TYPE.names),
         unit=unit,
         generation={job.plan.window: job.plan.generation for job in jobs},
     )
     # Most often every event is accepted; then the events are read once, and nothing is left to do.
-    others = judged.where(F.col("verdict") != ACCEPTED) if refused.get["rows"] else None
-    counts = _counts(snapshot, jobs, accepted, others)
+    others = judged.where(F.col("verdict") != ACCEPTED) if seen.get["refused"] else None
+    tallies = scenarios.tally(judged) if others is not None or seen.get["late"] else scenarios.NONE
+    scenarios.refuse_stopped(tallies, workspace.decisions, source)
+    counts = _counts(snapshot, jobs, accepted, tallies)
     companions = quarantine.commit(
         workspace.quarantine(source),
         others,
@@ -177,6 +187,7 @@ def _commit(
                     counts=counts[job.plan.window],
                     companions=companions[job.plan.window],
                     upstream_version=raw.version,
+                    scenarios=_scenarios(snapshot, job, tallies),
                 ),
                 Identity(LAYER, source, run_id),
                 accepted,
@@ -185,6 +196,15 @@ def _commit(
             for job in jobs
         ]
     )
+
+
+def _scenarios(snapshot: TableSnapshot, job: _Job, tallies: Tallies) -> dict[str, int]:
+    """Events of the job's window by scenario, those it held before included."""
+    found = Counter(tallies.scenarios.get(job.plan.window, {}))
+    state = snapshot.state(job.plan.window)
+    if state is not None and job.plan.work is Work.APPEND:
+        found.update(state.checkpoint.scenarios)
+    return dict(sorted(found.items()))
 
 
 def _known(landing: LandingStore, names: Sequence[str]) -> list[Manifest]:
@@ -208,21 +228,17 @@ def _marked(spark: SparkSession, raw: TableSnapshot, jobs: Sequence[_Job]) -> Da
 
 
 def _counts(
-    snapshot: TableSnapshot, jobs: Sequence[_Job], accepted: StagedFiles, others: DataFrame | None
+    snapshot: TableSnapshot, jobs: Sequence[_Job], accepted: StagedFiles, tallies: Tallies
 ) -> dict[str, Counts]:
     """Counts per window, each taken where it arises; ``CountsDisagree`` if they do not add up."""
-    found: dict[tuple[str, str], int] = {}
-    if others is not None:
-        for row in others.groupBy("window", "verdict").count().collect():
-            found[row["window"], row["verdict"]] = row["count"]
     counts = {}
     for job in jobs:
         window, state = job.plan.window, snapshot.state(job.plan.window)
         now = Counts(
             raw=sum(file.rows for file in job.files),
             deduped=sum(file.rows for file in accepted.of(window)),
-            duplicates=found.get((window, DUPLICATE), 0),
-            quarantined=found.get((window, QUARANTINED), 0),
+            duplicates=tallies.verdicts.get((window, DUPLICATE), 0),
+            quarantined=tallies.verdicts.get((window, QUARANTINED), 0),
         )
         if now.raw != now.deduped + now.duplicates + now.quarantined:
             raise CountsDisagree(

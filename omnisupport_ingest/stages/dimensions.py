@@ -22,9 +22,10 @@ from omnisupport_ingest.lake.staging import StagedFiles, stage_frame
 from omnisupport_ingest.lake.table import TableSnapshot, retrying
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.stages.checkpoints import Counts, Identity, Outcome, change_for, report
-from omnisupport_ingest.stages.idempotency import LOGIC_VERSION, idempotency_key, unit_key
-from omnisupport_ingest.stages.plan import Upstream, WindowPlan, Work, plan_window
+from omnisupport_ingest.stages.idempotency import idempotency_key, unit_key
+from omnisupport_ingest.stages.plan import Upstream, WindowPlan, Work, plan_window, repeats_writes
 from omnisupport_ingest.stages.progress import BatchFacts, facts_of
+from omnisupport_ingest.stages.versions import of_contract
 from omnisupport_ingest.stages.workspace import Workspace
 from omnisupport_ingest.windows import OUT_OF_RANGE
 
@@ -63,7 +64,7 @@ def materialize(
     With ``replay`` the windows are folded again from all their events. A second call changes
     nothing. Returns one checkpoint per window asked for, in order.
     """
-    table = workspace.dimension(contract)
+    table, remake = workspace.dimension(contract), repeats_writes(workspace.decisions)
 
     def attempt(snapshot: TableSnapshot) -> None:
         deduped = workspace.deduped(contract.source).open()
@@ -72,7 +73,7 @@ def materialize(
         if deduped.state(OUT_OF_RANGE) is not None:
             # Events whose time cannot be right are holes in the fold like any other.
             asked.append(OUT_OF_RANGE)
-        jobs = [_job(snapshot, deduped, quarantine, contract, window, replay) for window in asked]
+        jobs = [_job(snapshot, deduped, quarantine, contract, window, replay or remake) for window in asked]
         jobs = [job for job in jobs if job.plan.work is not Work.NOTHING]
         if not jobs:
             return
@@ -129,7 +130,7 @@ def _job(
     upstream = Upstream(
         frozenset(file.path for file in accepted) | frozenset(f"quarantine/{file.path}" for file in holes),
         deduped.table_id,
-        versions_of(contract),
+        of_contract(contract),
     )
     plan = plan_window(snapshot, window, upstream, replay=replay)
     state = snapshot.state(window)
@@ -153,11 +154,6 @@ def _job(
         ),
         batches=batches,
     )
-
-
-def versions_of(contract: TableContract) -> tuple[str, ...]:
-    """What makes a window of the dimension stale when it changes."""
-    return (f"logic:{LOGIC_VERSION}", f"contract:{contract.fingerprint}")
 
 
 def _key(contract: TableContract, job: _Job) -> str:

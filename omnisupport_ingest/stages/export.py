@@ -24,6 +24,7 @@ from omnisupport_ingest.contracts.model import Column, TableContract
 from omnisupport_ingest.contracts.pg_types import ARRAYS, FLOATS, Kind
 from omnisupport_ingest.durable import sync_file, sync_folder
 from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.stages.looking import look
 from omnisupport_ingest.stages.overview import overview
@@ -109,7 +110,9 @@ def export(
         )
         sync_file(draft)
         size = draft.stat().st_size
-        os.replace(draft, path)
+        with gate("export.file"):
+            os.replace(draft, path)
+            sync_folder(path.parent)
     except duckdb.IOException as error:
         raise ExportFailed(
             f"{contract.source}.{contract.name} could not be written to {path}, or a file of the lake could "
@@ -119,7 +122,6 @@ def export(
         ) from error
     finally:
         draft.unlink(missing_ok=True)
-    sync_folder(path.parent)
     return Exported(
         table=f"{contract.source}.{contract.name}",
         path=str(path),

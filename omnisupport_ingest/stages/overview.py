@@ -5,7 +5,7 @@ Read from landing and from the tables' own logs, without Spark; nothing is chang
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -22,6 +22,7 @@ from omnisupport_ingest.stages import deduped, dimensions, quarantine, raw
 from omnisupport_ingest.stages.looking import look
 from omnisupport_ingest.stages.published import LAYER as PUBLISHED
 from omnisupport_ingest.stages.published import upstream_of
+from omnisupport_ingest.stages.versions import LawVersions, of_contract
 from omnisupport_ingest.stages.workspace import Workspace
 
 
@@ -45,6 +46,9 @@ class LandingOverview:
     hole: Hole | None
     problem: IngestError | None = None
 
+
+_Versions = Callable[[str], tuple[str, ...]]
+"""The versions that a window should be made with."""
 
 _NOTHING = LandingOverview(None, None, 0, 0, None, None, None, None, None)
 
@@ -126,14 +130,18 @@ def _landing_of(store: LandingStore, batches: Sequence[Manifest], hole: Hole | N
 def _tables(
     workspace: Workspace, source: str, contracts: Sequence[TableContract], batches: Sequence[Manifest]
 ) -> Iterator[TableOverview]:
-    yield _behind(_look(raw.LAYER, workspace.raw(source)), raw.VERSIONS, batches)
+    yield _behind(_look(raw.LAYER, workspace.raw(source)), _always(raw.VERSIONS), batches)
     judged = _look(deduped.LAYER, workspace.deduped(source))
-    yield _behind(judged, deduped.versions_of(contracts), batches)
+    yield _behind(judged, LawVersions(workspace, source).of, batches)
     yield _quarantined(_look(quarantine.LAYER, workspace.quarantine(source)), judged)
     for contract in contracts:
         folded = _look(dimensions.LAYER, workspace.dimension(contract))
-        yield _behind(folded, dimensions.versions_of(contract), batches)
+        yield _behind(folded, _always(of_contract(contract)), batches)
         yield _unpublished(_look(PUBLISHED, workspace.published(contract)), folded, contract, batches)
+
+
+def _always(versions: tuple[str, ...]) -> _Versions:
+    return lambda _window: versions
 
 
 def _look(layer: str, table: LakeTable) -> _Look:
@@ -145,16 +153,16 @@ def _look(layer: str, table: LakeTable) -> _Look:
     return _Look(table.spec.path, layer, snapshot, states)
 
 
-def _behind(seen: _Look, versions: tuple[str, ...], batches: Sequence[Manifest]) -> TableOverview:
+def _behind(seen: _Look, versions: _Versions, batches: Sequence[Manifest]) -> TableOverview:
     """A layer of windows: pending is what its windows do not hold, or hold by other rules."""
     return _overview(seen, _pending(seen, versions, batches))
 
 
-def _pending(seen: _Look, versions: tuple[str, ...], batches: Sequence[Manifest]) -> set[tuple[str, str]]:
+def _pending(seen: _Look, versions: _Versions, batches: Sequence[Manifest]) -> set[tuple[str, str]]:
     held = {
         window: frozenset(state.batches)
         for window, state in seen.states.items()
-        if state.versions == versions
+        if state.versions == versions(window)
     }
     return {
         (window, batch.batch_id)
@@ -189,7 +197,7 @@ def _unpublished(
         for window in missing & set(batch.windows)
         if batch.batch_id not in held
     }
-    pending = unshown | _pending(folded, dimensions.versions_of(contract), batches)
+    pending = unshown | _pending(folded, _always(of_contract(contract)), batches)
     windows = missing | {window for window, _ in pending}
     return replace(_overview(seen, pending), pending_windows=len(windows))
 

@@ -7,17 +7,29 @@ skips nothing, and a window that a changed contract made stale is pending again.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 
-from omnisupport_ingest.contracts.load import TableContract
+from omnisupport_ingest.contracts.decision_table import (
+    LATE,
+    REPLAY_WINDOW,
+    STOP,
+    STREAM_HOLE,
+    DecisionTable,
+)
+from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
+from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.table import LakeTable, TableSnapshot
 from omnisupport_ingest.landing.chain import Hole
 from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.position import Lsn
-from omnisupport_ingest.stages import deduped, dimensions, raw
+from omnisupport_ingest.stages import raw
+from omnisupport_ingest.stages.lateness import LateArrival, Lateness
 from omnisupport_ingest.stages.published import upstream_of
+from omnisupport_ingest.stages.versions import LawVersions, is_current, of_contract
 from omnisupport_ingest.stages.workspace import Workspace
 
 _LOOK_SECONDS = 0.2
@@ -28,8 +40,10 @@ _LOOK_SECONDS = 0.2
 class Pending:
     """Windows with work to do, in order, and where landing stands.
 
-    ``windows``: of the first ``limit`` batches that some layer has not committed. ``batches``: how
-    many batches that is in all. ``last_batch_id``, ``last_lsn`` and ``watermark``: of the newest
+    ``windows``: of the first ``limit`` batches that some layer has not committed, and windows that
+    have closed since their last commit. ``late_windows``: those to be replayed because events landed
+    in them after they had closed, which ``late`` names; they are not among ``windows``. ``batches``:
+    how many batches wait in all. ``last_batch_id``, ``last_lsn`` and ``watermark``: of the newest
     landed batch. ``stream_end``: up to where the WAL stream has landed. ``hole``: what holds back
     later batches.
     """
@@ -42,47 +56,67 @@ class Pending:
     watermark: datetime | None
     hole: Hole | None
     stream_end: Lsn | None = None
+    late_windows: tuple[str, ...] = ()
+    late: tuple[LateArrival, ...] = ()
+
+    @property
+    def nothing(self) -> bool:
+        """Whether every layer has committed everything that may be taken."""
+        return not self.windows and not self.late_windows
 
 
-@dataclass(frozen=True)
 class _Layer:
-    """A table as it stands, null before its first commit, and the versions it should be made with."""
+    """A table as it stands, null before its first commit, and the versions its windows should have."""
 
-    snapshot: TableSnapshot | None
-    versions: tuple[str, ...]
+    def __init__(
+        self, table: LakeTable, versions: Callable[[str], tuple[str, ...]], decisions: DecisionTable
+    ) -> None:
+        self._snapshot = _open(table)
+        self._versions = versions
+        self._decisions = decisions
+
+    def state(self, window: str) -> WindowState | None:
+        return self._snapshot.state(window) if self._snapshot is not None else None
+
+    def taken(self, window: str) -> frozenset[str]:
+        """The batches of ``window`` that the layer holds, by whatever rules they were taken in."""
+        state = self.state(window)
+        return frozenset(state.batches) if state is not None else frozenset()
 
     def held(self, window: str) -> frozenset[str]:
-        """The batches of ``window`` that the layer holds; none if it is stale."""
-        state = self.snapshot.state(window) if self.snapshot is not None else None
-        return frozenset(state.batches) if state and state.versions == self.versions else frozenset()
+        """The same; none if the window must be made again by other rules."""
+        state = self.state(window)
+        if state is None or not is_current(state.versions, self._versions(window), self._decisions):
+            return frozenset()
+        return frozenset(state.batches)
 
 
 def pending_windows(workspace: Workspace, source: str, *, limit: int = 500) -> Pending:
     """Compare what landed from ``source`` with what every layer has committed."""
     landed = workspace.landing(source).landed()
     contracts = workspace.contracts.of_source(source)
-    layers = [
-        _Layer(_open(table), versions)
-        for table, versions in (
-            (workspace.raw(source), raw.VERSIONS),
-            (workspace.deduped(source), deduped.versions_of(contracts)),
-            *((workspace.dimension(each), dimensions.versions_of(each)) for each in contracts),
-        )
-    ]
+    layers = _layers(workspace, source, contracts)
+    lateness = Lateness.of(workspace, source)
+    apart = workspace.decisions.action(LATE) == REPLAY_WINDOW
     held: dict[str, frozenset[str]] = {}
     waiting: dict[str, set[str]] = {}
+    late: list[LateArrival] = []
     for batch in landed.batches:
         for window in batch.windows:
             if window not in held:
                 held[window] = frozenset.intersection(*(layer.held(window) for layer in layers))
             if batch.batch_id not in held[window]:
                 waiting.setdefault(batch.batch_id, set()).add(window)
+        if apart and batch.batch_id in waiting:
+            late += _untaken(lateness.arrivals(batch), layers)
     windows = {window for batch_id in list(waiting)[:limit] for window in waiting[batch_id]}
     if not waiting:
         windows |= _unpublished(workspace, contracts)
+    late_windows = {each.window for each in late}
     newest = landed.batches[-1] if landed.batches else None
+    held_up = landed.hole is not None and workspace.decisions.action(STREAM_HOLE) == STOP
     return Pending(
-        windows=tuple(sorted(windows)),
+        windows=() if held_up else tuple(sorted(windows - late_windows)),
         batches=len(waiting),
         landed=len(landed.batches),
         last_batch_id=newest.batch_id if newest else None,
@@ -90,7 +124,32 @@ def pending_windows(workspace: Workspace, source: str, *, limit: int = 500) -> P
         watermark=newest.arrival.watermark if newest else None,
         hole=landed.hole,
         stream_end=max((batch.stream.end_lsn for batch in landed.batches if batch.stream), default=None),
+        late_windows=() if held_up else tuple(sorted(late_windows)),
+        late=() if held_up else tuple(late),
     )
+
+
+def _layers(workspace: Workspace, source: str, contracts: tuple[TableContract, ...]) -> list[_Layer]:
+    decisions = workspace.decisions
+    return [
+        _Layer(workspace.raw(source), lambda _: raw.VERSIONS, decisions),
+        _Layer(workspace.deduped(source), LawVersions(workspace, source).of, decisions),
+        *(
+            _Layer(workspace.dimension(each), partial(_of_any_window, of_contract(each)), decisions)
+            for each in contracts
+        ),
+    ]
+
+
+def _of_any_window(versions: tuple[str, ...], _window: str) -> tuple[str, ...]:
+    return versions
+
+
+def _untaken(arrivals: Iterable[LateArrival], layers: Sequence[_Layer]) -> list[LateArrival]:
+    """Those of ``arrivals`` that some layer has not taken: a stale window alone is not late."""
+    return [
+        each for each in arrivals if not all(each.batch_id in layer.taken(each.window) for layer in layers)
+    ]
 
 
 def pending_soon(workspace: Workspace, source: str, *, limit: int = 500, patience: float) -> Pending:
@@ -103,7 +162,7 @@ def pending_soon(workspace: Workspace, source: str, *, limit: int = 500, patienc
     while True:
         before = landing.last_change()
         pending = pending_windows(workspace, source, limit=limit)
-        if pending.windows:
+        if not pending.nothing:
             return pending
         while landing.last_change() == before:
             if time.monotonic() >= give_up:

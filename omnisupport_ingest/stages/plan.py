@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
+from omnisupport_ingest.contracts.decision_table import DUPLICATE_WRITE, REPLAY_WINDOW, DecisionTable
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.table import TableSnapshot
 
@@ -68,6 +69,11 @@ def decide(state: WindowState | None, upstream: Upstream, *, rewritten: bool, re
     ):
         return Work.REPLACE
     return Work.APPEND if upstream.units - frozenset(state.inputs) else Work.NOTHING
+
+
+def repeats_writes(decisions: DecisionTable) -> bool:
+    """Whether a window that holds all its inputs is made again when it is asked for."""
+    return decisions.action(DUPLICATE_WRITE) == REPLAY_WINDOW
 
 
 def pending(plans: Iterable[WindowPlan]) -> list[WindowPlan]:

@@ -20,10 +20,10 @@ from omnisupport_ingest.lake.staging import StagedFiles, stage_frame
 from omnisupport_ingest.lake.table import TableSnapshot, retrying
 from omnisupport_ingest.position import Position
 from omnisupport_ingest.stages.checkpoints import Counts, Identity, Outcome, change_for, report
-from omnisupport_ingest.stages.dimensions import versions_of
 from omnisupport_ingest.stages.idempotency import idempotency_key
 from omnisupport_ingest.stages.plan import Upstream, WindowPlan, Work, plan_window
 from omnisupport_ingest.stages.progress import BatchFacts
+from omnisupport_ingest.stages.versions import of_contract
 from omnisupport_ingest.stages.workspace import Workspace
 
 LAYER = "published"
@@ -112,7 +112,7 @@ def upstream_of(dimension: TableSnapshot, contract: TableContract) -> Upstream:
         for window, state in states.items()
         if dimension.files(window)
     )
-    return Upstream(units, dimension.table_id, versions_of(contract))
+    return Upstream(units, dimension.table_id, of_contract(contract))
 
 
 def _batches(dimension: TableSnapshot) -> tuple[str, ...]:

@@ -45,7 +45,7 @@ def commit(
     def attempt(snapshot: TableSnapshot) -> None:
         staged = StagedFiles(())
         if others is not None:
-            rows = others.where(F.col("verdict") == QUARANTINED).withColumn("review_state", F.lit("open"))
+            rows = others.where(F.col("verdict") == QUARANTINED)
             generation = dict.fromkeys(keep, 1)
             staged = stage_frame(table, rows.select(*QUARANTINE_TYPE.names), unit=unit, generation=generation)
         changes = []

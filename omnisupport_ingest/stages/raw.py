@@ -22,7 +22,7 @@ from omnisupport_ingest.landing.manifest import DataFile, Manifest
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.stages.checkpoints import Counts, Identity, Outcome, change_for, report
 from omnisupport_ingest.stages.idempotency import LOGIC_VERSION, idempotency_key, unit_key
-from omnisupport_ingest.stages.plan import Upstream, WindowPlan, pending, plan_window
+from omnisupport_ingest.stages.plan import Upstream, WindowPlan, pending, plan_window, repeats_writes
 from omnisupport_ingest.stages.progress import facts_of
 from omnisupport_ingest.stages.workspace import Workspace
 from omnisupport_ingest.windows import OUT_OF_RANGE, WindowGrid
@@ -67,6 +67,7 @@ def materialize(
     ``DamagedBatch`` and ``LandingDisagrees`` name a file that is not what its manifest says.
     """
     store, table = workspace.landing(source), workspace.raw(source)
+    again = replay or repeats_writes(workspace.decisions)
     landed = {batch.batch_id: batch for batch in store.landed().batches}
     identity = Identity(LAYER, source, run_id)
 
@@ -75,7 +76,7 @@ def materialize(
         upstreams = {window: _upstream(snapshot, window, landed) for window in targets}
         plans = pending(
             plan_window(
-                snapshot, window, upstreams[window], replay=replay and _all_landed(snapshot, window, landed)
+                snapshot, window, upstreams[window], replay=again and _all_landed(snapshot, window, landed)
             )
             for window in targets
         )

@@ -8,28 +8,40 @@ from dataclasses import dataclass, field
 from omnisupport_ingest.cdc.current import published_type
 from omnisupport_ingest.cdc.envelope import QUARANTINE_TYPE, RAW_TYPE
 from omnisupport_ingest.cdc.folded import folded_type
+from omnisupport_ingest.contracts.decision_table import (
+    DecisionTable,
+    default_decision_table,
+    load_decision_table,
+)
 from omnisupport_ingest.contracts.load import Contracts, TableContract, default_contracts_dir, load_contracts
 from omnisupport_ingest.home import Home
+from omnisupport_ingest.lake.ledger import Ledger
 from omnisupport_ingest.lake.table import LakeTable, TableSpec
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.settings import Settings
+from omnisupport_ingest.stages.review_columns import REVIEW_TYPE
 from omnisupport_ingest.windows import WindowGrid
 
 
 @dataclass(frozen=True)
 class Workspace:
-    """One home with the contracts that apply to it; hands out its landing stores and lake tables."""
+    """One home with the contracts and decisions that apply to it.
+
+    Hands out its landing stores and lake tables.
+    """
 
     settings: Settings
     home: Home
     contracts: Contracts
+    decisions: DecisionTable = field(default_factory=lambda: load_decision_table(default_decision_table()))
     _landings: dict[str, LandingStore] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def open(cls, settings: Settings) -> Workspace:
-        """Open the home and read the contracts that ``settings`` name; ``IngestError`` says what is wrong."""
+        """Open the home; read contracts and decision table. ``IngestError`` says what is wrong with any."""
         contracts = load_contracts(settings.contracts_dir or default_contracts_dir())
-        return cls(settings, Home.open(settings.home, settings.window_size), contracts)
+        decisions = load_decision_table(settings.decision_table or default_decision_table())
+        return cls(settings, Home.open(settings.home, settings.window_size), contracts, decisions)
 
     @property
     def grid(self) -> WindowGrid:
@@ -89,6 +101,19 @@ class Workspace:
                 partition_by=(),
                 description=f"Current state of {contract.full_name}, soft-deleted rows included.",
             )
+        )
+
+    def reviews(self, source: str) -> Ledger:
+        """What people decided of quarantined events of ``source``. It is none of ``tables``: no window
+        makes it, so none can make it again."""
+        return Ledger(
+            self.home.lake,
+            TableSpec(
+                path=f"{source}/review_ledger",
+                schema=REVIEW_TYPE,
+                partition_by=(),
+                description=f"Who released or discarded which quarantined event of {source}, when and why.",
+            ),
         )
 
     def tables(self) -> Iterator[LakeTable]:

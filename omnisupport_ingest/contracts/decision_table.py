@@ -1,0 +1,194 @@
+"""The decision table: what is done in each scenario of late, repeated, disordered or wrong events.
+
+It is a CSV file that people edit, and the code runs from it. A word that the code does not know stops
+the start, so that nobody believes in a decision that is not carried out.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from omnisupport_ingest.contracts.documents import program_file
+from omnisupport_ingest.errors import IngestError
+
+LATE, TOO_LATE = "late_arrival", "too_late_arrival"
+DUPLICATE_WRITE, DUPLICATE_POSITION = "duplicate_event", "duplicate_position"
+COLLISION, OUT_OF_ORDER, OLDER_EPOCH = "collision", "out_of_order_event", "older_epoch"
+MALFORMED, ROW_RULE, OUT_OF_RANGE_TIME = "malformed_image", "row_rule", "out_of_range"
+CRASH_AFTER_EMIT, STREAM_HOLE = "crash_after_emit", "stream_hole"
+CONTRACT_CHANGE, REVIEW_DECISION, MANUAL_BACKFILL = "contract_change", "review_decision", "manual_backfill"
+
+QUARANTINE, ACCEPT, STOP, DEDUPE = "quarantine", "accept", "stop", "dedupe"
+REPLAY_WINDOW, INGEST, WAIT, REFUSE = "replay_window", "ingest", "wait", "refuse"
+REPLAY_AND_DEDUPE, HOLD_BACK = "replay_and_dedupe", "hold_back"
+
+COLUMNS = ("scenario", "detected_by", "default_action", "needs_manual_review", "notes")
+
+_FILE = "reports/week03/late_arrival_decision_table.csv"
+
+
+class DecisionTableRefused(IngestError):
+    """The decision table is missing or says something that cannot be done."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """What detects a scenario, and the actions that can be chosen for it."""
+
+    detector: str
+    actions: tuple[str, ...]
+
+
+SCENARIOS: Mapping[str, Scenario] = {
+    LATE: Scenario("watermark_gap", (REPLAY_WINDOW, INGEST, QUARANTINE)),
+    TOO_LATE: Scenario("max_lateness", (QUARANTINE, REPLAY_WINDOW)),
+    DUPLICATE_WRITE: Scenario("idempotency_key", (DEDUPE, REPLAY_WINDOW)),
+    DUPLICATE_POSITION: Scenario("dedupe_key", (DEDUPE, QUARANTINE)),
+    COLLISION: Scenario("dedupe_key", (QUARANTINE, STOP)),
+    OUT_OF_ORDER: Scenario("sequence_or_ts", (QUARANTINE, ACCEPT, STOP)),
+    OLDER_EPOCH: Scenario("epoch", (QUARANTINE, ACCEPT, STOP)),
+    MALFORMED: Scenario("envelope", (QUARANTINE, STOP)),
+    ROW_RULE: Scenario("contract", (QUARANTINE, STOP)),
+    OUT_OF_RANGE_TIME: Scenario("window", (QUARANTINE, STOP)),
+    CRASH_AFTER_EMIT: Scenario("recovery_lsn", (REPLAY_AND_DEDUPE, STOP)),
+    STREAM_HOLE: Scenario("chain_lsn", (HOLD_BACK, STOP)),
+    CONTRACT_CHANGE: Scenario("contract_version", (REPLAY_WINDOW, WAIT)),
+    REVIEW_DECISION: Scenario("review_ledger", (REPLAY_WINDOW, WAIT)),
+    MANUAL_BACKFILL: Scenario("operator", (REPLAY_WINDOW, REFUSE)),
+}
+"""Every scenario that the code knows."""
+
+JUDGED = (
+    OUT_OF_RANGE_TIME,
+    COLLISION,
+    OLDER_EPOCH,
+    MALFORMED,
+    ROW_RULE,
+    OUT_OF_ORDER,
+    TOO_LATE,
+    LATE,
+    DUPLICATE_POSITION,
+)
+"""Scenarios of single events, in the order in which they count: an event has one verdict."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One row of the table."""
+
+    scenario: str
+    action: str
+    needs_manual_review: bool
+    notes: str = ""
+
+    @property
+    def detected_by(self) -> str:
+        return SCENARIOS[self.scenario].detector
+
+
+@dataclass(frozen=True)
+class DecisionTable:
+    """One decision for every scenario. ``path`` is the file it was read from."""
+
+    decisions: Mapping[str, Decision]
+    path: str = ""
+
+    def action(self, scenario: str) -> str:
+        return self.decisions[scenario].action
+
+    def needs_review(self, scenario: str) -> bool:
+        return self.decisions[scenario].needs_manual_review
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of what bears on the verdicts of events: another one, another judgement."""
+        judged = [
+            [name, self.decisions[name].action, self.decisions[name].needs_manual_review] for name in JUDGED
+        ]
+        return hashlib.sha256(json.dumps(judged).encode()).hexdigest()
+
+
+def default_decision_table() -> Path:
+    """The table of the working folder if it is there, else the one that comes with us."""
+    here = Path(_FILE)
+    return here if here.is_file() else program_file(_FILE)
+
+
+def load_decision_table(path: Path) -> DecisionTable:
+    """Read and check the table; ``DecisionTableRefused`` names the line, what is wrong and the fix."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as problem:
+        raise DecisionTableRefused(
+            f"The decision table {path} cannot be read: {problem}.",
+            fix="Set OMNISUPPORT_DECISION_TABLE to the file, as UTF-8 text.",
+        ) from None
+    reader = csv.DictReader(text.splitlines(), strict=True)
+    try:
+        if tuple(reader.fieldnames or ()) != COLUMNS:
+            raise DecisionTableRefused(
+                f"{path}, line 1: the columns are {', '.join(reader.fieldnames or ()) or 'missing'}.",
+                fix=f"Let the first line be: {','.join(COLUMNS)}",
+            )
+        found: dict[str, Decision] = {}
+        for row in reader:
+            decision = _decision(path, reader.line_num, row)
+            if decision.scenario in found:
+                raise _refused(
+                    path, reader.line_num, f"{decision.scenario} has a row already", "Keep one of the two."
+                )
+            found[decision.scenario] = decision
+    except csv.Error as problem:
+        raise _refused(path, reader.line_num, str(problem), "Write it as CSV, quoted as needed.") from None
+    missing = [name for name in SCENARIOS if name not in found]
+    if missing:
+        name = missing[0]
+        known = SCENARIOS[name]
+        raise DecisionTableRefused(
+            f"{path} has no row for {_listed(missing)}.",
+            fix=f"Add a row such as: {name},{known.detector},{known.actions[0]},false,",
+        )
+    return DecisionTable(found, str(path))
+
+
+def _decision(path: Path, line: int, row: Mapping[str | None, str | None]) -> Decision:
+    cells = [(row.get(name) or "").strip() for name in COLUMNS]
+    scenario, detector, action, review, notes = cells
+    if None in row:
+        raise _refused(path, line, "it has more cells than columns", "Quote notes that hold a comma.")
+    if scenario not in SCENARIOS:
+        raise _refused(path, line, f"scenario {scenario!r} is not known", f"Use {_listed(SCENARIOS)}.")
+    known = SCENARIOS[scenario]
+    if detector != known.detector:
+        raise _refused(
+            path,
+            line,
+            f"detected_by {detector!r} is not what finds {scenario}",
+            f"Write {known.detector}: how a scenario is found is not a choice.",
+        )
+    if action not in known.actions:
+        raise _refused(
+            path,
+            line,
+            f"default_action {action!r} cannot be done for {scenario}",
+            f"Use {_listed(known.actions)}.",
+        )
+    if review.lower() not in ("true", "false"):
+        raise _refused(path, line, f"needs_manual_review is {review!r}", "Use true or false.")
+    return Decision(scenario, action, review.lower() == "true", notes)
+
+
+def _refused(path: Path, line: int, problem: str, fix: str) -> DecisionTableRefused:
+    return DecisionTableRefused(f"{path}, line {line}: {problem}.", fix=fix)
+
+
+def _listed(names: Iterable[str]) -> str:
+    *others, last = names
+    return f"{', '.join(others)} or {last}" if others else last

@@ -1,0 +1,82 @@
+"""Which windows a batch reached late, and which windows are closed: manifests and contracts say it.
+
+No event is opened for that: a batch's manifest holds the watermark it found and the tables it has
+events of, window by window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from omnisupport_ingest.cdc.lateness import allowed_of_source, closes_at, is_late
+from omnisupport_ingest.contracts.model import DEFAULT_ALLOWED_LATENESS, TableContract
+from omnisupport_ingest.landing.manifest import Manifest
+from omnisupport_ingest.stages.workspace import Workspace
+from omnisupport_ingest.windows import OUT_OF_RANGE, WindowGrid
+
+
+@dataclass(frozen=True, slots=True)
+class LateArrival:
+    """Events of one batch that landed in a window that was closed for their table."""
+
+    window: str
+    batch_id: str
+    events: int
+
+
+class Lateness:
+    """Lateness of one source, by its contracts."""
+
+    def __init__(self, grid: WindowGrid, contracts: Iterable[TableContract]) -> None:
+        known = tuple(contracts)
+        self._grid = grid
+        self._allowed = {each.full_name: each.allowed_lateness for each in known}
+        self._longest_allowed = allowed_of_source(known)
+        self._least_allowed = min((*self._allowed.values(), DEFAULT_ALLOWED_LATENESS), default=timedelta(0))
+
+    @classmethod
+    def of(cls, workspace: Workspace, source: str) -> Lateness:
+        return cls(workspace.grid, workspace.contracts.of_source(source))
+
+    def closed(self, window: str, watermark: datetime | None) -> bool:
+        """Whether ``window`` is closed, for every table of the source, at ``watermark``."""
+        if window == OUT_OF_RANGE:
+            return False
+        return is_late(watermark, self._grid.end_of(window), self._longest_allowed)
+
+    def closes_at(self, window: str) -> datetime:
+        """The watermark at which ``window`` closes."""
+        return closes_at(self._grid.end_of(window), self._longest_allowed)
+
+    def arrivals(self, batch: Manifest) -> tuple[LateArrival, ...]:
+        """The late ones among the events of ``batch``, by window; counted by table, not one by one."""
+        mark = batch.arrival.watermark_before
+        if mark is None:
+            return ()
+        found: dict[str, int] = {}
+        for file in batch.files:
+            if file.window == OUT_OF_RANGE:
+                continue
+            end = self._grid.end_of(file.window)
+            if not is_late(mark, end, self._least_allowed):
+                continue
+            late = sum(
+                rows
+                for table, rows in file.rows_per_table.items()
+                if is_late(mark, end, self._allowed.get(table, DEFAULT_ALLOWED_LATENESS))
+            )
+            if late:
+                found[file.window] = found.get(file.window, 0) + late
+        return tuple(LateArrival(window, batch.batch_id, events) for window, events in sorted(found.items()))
+
+
+def newest_watermark(batches: Iterable[Manifest]) -> datetime | None:
+    """The watermark of a source now: the highest of its newest epoch that has one."""
+    marks: dict[int, datetime] = {}
+    for batch in batches:
+        mark = batch.arrival.watermark
+        if mark is not None and mark >= marks.get(batch.epoch, mark):
+            marks[batch.epoch] = mark
+    return marks[max(marks)] if marks else None

@@ -1,0 +1,65 @@
+"""What makes the windows of a layer stale when it changes, and what is done about a stale window."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from omnisupport_ingest.contracts.decision_table import (
+    CONTRACT_CHANGE,
+    REVIEW_DECISION,
+    WAIT,
+    DecisionTable,
+)
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.stages.idempotency import LOGIC_VERSION
+from omnisupport_ingest.stages.reviews import ReviewLedger
+from omnisupport_ingest.stages.workspace import Workspace
+
+_SCENARIO_OF = {"contract": CONTRACT_CHANGE, "decisions": CONTRACT_CHANGE, "reviews": REVIEW_DECISION}
+"""What a version is of → the scenario that its change is."""
+
+_WORDS = {
+    "logic": "logic version",
+    "contract": "contract",
+    "decisions": "decision table",
+    "reviews": "review decision",
+}
+
+
+class LawVersions:
+    """Versions of what the events of a source are judged by: the same for all windows but for reviews."""
+
+    def __init__(self, workspace: Workspace, source: str) -> None:
+        contracts = workspace.contracts.of_source(source)
+        self._common = (
+            f"logic:{LOGIC_VERSION}",
+            *(f"contract:{contract.name}:{contract.fingerprint}" for contract in contracts),
+            f"decisions:{workspace.decisions.fingerprint}",
+        )
+        self.ledger = ReviewLedger.open(workspace, source)
+
+    def of(self, window: str) -> tuple[str, ...]:
+        """The versions that ``window`` should be made with."""
+        digest = self.ledger.digest(window)
+        return self._common if digest is None else (*self._common, f"reviews:{digest}")
+
+
+def of_contract(contract: TableContract) -> tuple[str, ...]:
+    """Versions of what one table's events are folded by."""
+    return (f"logic:{LOGIC_VERSION}", f"contract:{contract.fingerprint}")
+
+
+def is_current(held: Sequence[str], wanted: Sequence[str], decisions: DecisionTable) -> bool:
+    """Whether a window made with ``held`` versions needs nothing: they are ``wanted``, or it may wait."""
+    changed = {_kind(each) for each in set(held) ^ set(wanted)}
+    return all(kind in _SCENARIO_OF and decisions.action(_SCENARIO_OF[kind]) == WAIT for kind in changed)
+
+
+def changes(held: Sequence[str], wanted: Sequence[str]) -> tuple[str, ...]:
+    """In words for people, what differs: ``contract``, ``review decision``, …"""
+    found = {_kind(each) for each in set(held) ^ set(wanted)}
+    return tuple(word for kind, word in _WORDS.items() if kind in found)
+
+
+def _kind(version: str) -> str:
+    return version.partition(":")[0]
