@@ -5,6 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 ARGS ?=
+SEEDS ?= 200
+START ?= 0
 
 .DEFAULT_GOAL := help
 
@@ -27,6 +29,14 @@ test: $(INSTALLED) ## Run the tests but the slow ones (ARGS="-k capture")
 .PHONY: test-slow
 test-slow: $(INSTALLED) ## Run the slow tests
 	$(BIN)/python -m pytest -m slow $(ARGS)
+
+.PHONY: crash-test
+crash-test: $(INSTALLED) ## Kill the processes at every gate of recovery
+	$(BIN)/python -m pytest -m "crash or not crash" -n 2 omnisupport_ingest_tests/recovery/test_crash_*.py $(ARGS)
+
+.PHONY: prove
+prove: $(INSTALLED) ## Hold random histories in every layer against the oracle (SEEDS=1000 START=0)
+	$(BIN)/python -m omnisupport_ingest_tests.proof --seeds $(SEEDS) --start $(START) $(ARGS)
 
 .PHONY: lint
 lint: $(INSTALLED) ## Check style, types, contracts and manifests

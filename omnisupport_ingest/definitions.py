@@ -6,9 +6,12 @@ import dagster as dg
 
 from omnisupport_ingest.defs.assets import build_assets
 from omnisupport_ingest.defs.checks import build_content_checks, build_log_checks
+from omnisupport_ingest.defs.history import build_history
 from omnisupport_ingest.defs.jobs import build_jobs
+from omnisupport_ingest.defs.late_arrivals import late_arrivals_sensor
 from omnisupport_ingest.defs.partitions import window_partitions
 from omnisupport_ingest.defs.resources import build_resources
+from omnisupport_ingest.defs.review_job import build_review_job
 from omnisupport_ingest.defs.sensors import wal_batches_sensor
 from omnisupport_ingest.runtime.environment import with_window_of_home
 from omnisupport_ingest.settings import Settings
@@ -32,7 +35,14 @@ def build_definitions(workspace: Workspace) -> dg.Definitions:
         parts += [
             dg.Definitions(asset_checks=[*log_checks, *content_checks]),
             build_jobs(workspace.contracts, source, log_checks=log_checks, content_checks=content_checks),
-            dg.Definitions(sensors=[wal_batches_sensor(source=source, partitions=partitions)]),
+            build_history(workspace, source),
+            dg.Definitions(jobs=[build_review_job(source)]),
+            dg.Definitions(
+                sensors=[
+                    wal_batches_sensor(source=source, partitions=partitions),
+                    late_arrivals_sensor(source=source),
+                ]
+            ),
         ]
     return dg.Definitions.merge(*parts)
 

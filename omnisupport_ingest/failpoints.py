@@ -1,28 +1,145 @@
-"""Named points where a crash test ends the process, as a power cut or ``kill -9`` would.
+"""The gates of durable effects, where a crash test ends the process as ``kill -9`` would.
 
-Recovery is only proved by dying for real between two durable steps: an exception would still run
-``finally`` blocks and flush buffers. A point costs one comparison when no test asks for it. This
-module and ``settings`` are the only readers of the environment; a failpoint is no setting, so it
-is not listed there.
+Whatever outlives the process (a file, a commit, a confirmation) is done inside ``with gate(...)``.
+A gate has two points, one just before its effect and one just after; ``OMNISUPPORT_FAILPOINT`` names
+the point to die at. Recovery is only proved by dying for real: an exception would still run
+``finally`` blocks and flush buffers. A gate costs one comparison at each point when no test asks for
+it. This module and ``settings`` are the only readers of the environment; a failpoint is no setting,
+so it is not listed there.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import signal
+from dataclasses import dataclass
 
 VARIABLE = "OMNISUPPORT_FAILPOINT"
-"""``name`` ends the process at the first pass of that point, ``name:N`` at the Nth."""
+"""``GATE.before`` or ``GATE.after`` ends the process at the first pass of that point, ``…:N`` at the Nth.
 
-_name, _, _pass_text = os.environ.get(VARIABLE, "").partition(":")
-_passes_left = int(_pass_text or 1)
+``GATE.before@TEXT`` counts only passes whose object (a table's path, a batch's name) contains TEXT.
+"""
 
 
-def reached(name: str) -> None:
-    """Pass the point ``name``: nothing happens, unless ``OMNISUPPORT_FAILPOINT`` asks to die here."""
-    global _passes_left
-    if name != _name:
-        return
-    _passes_left -= 1
-    if _passes_left == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """A kind of durable effect. ``owners``: the modules of the package that may pass the gate."""
+
+    name: str
+    owners: tuple[str, ...]
+    effect: str
+    """One line: what is durable after the gate and was not before."""
+
+
+def _gate(name: str, effect: str, *owners: str) -> Gate:
+    return Gate(name, owners, effect)
+
+
+GATES: dict[str, Gate] = {
+    each.name: each
+    for each in (
+        _gate("home.marker", "`home.json`, which fixes the grid of windows", "home.py"),
+        _gate("source.publication", "the publication, made or extended", "sources/postgres/publication.py"),
+        _gate("source.publication_drop", "the publication is gone", "sources/postgres/publication.py"),
+        _gate(
+            "source.slot_intent", "the note that a slot is about to be made", "sources/postgres/home_slot.py"
+        ),
+        _gate("source.slot", "the permanent replication slot", "sources/postgres/slot.py"),
+        _gate("source.slot_drop", "the replication slot is gone", "sources/postgres/slot.py"),
+        _gate("source.slot_intent_clear", "that note is gone", "sources/postgres/home_slot.py"),
+        _gate("source.confirm", "the position told to the slot", "sources/postgres/walstream.py"),
+        _gate("source.pause", "the note that capture is paused", "sources/postgres/pause.py"),
+        _gate("source.resume", "that note is gone", "sources/postgres/pause.py"),
+        _gate("landing.epoch", "the record of an epoch", "landing/epochs.py"),
+        _gate("landing.data", "the data files of a batch, synced", "landing/store.py"),
+        _gate("landing.manifest", "the manifest: the batch exists", "landing/store.py"),
+        _gate("inbox.link", "a file taken from the inbox, beside the others", "sources/debezium/inbox.py"),
+        _gate("inbox.unlink", "that file is gone from where it waited", "sources/debezium/inbox.py"),
+        _gate("inbox.reason", "why a file was refused", "sources/debezium/inbox.py"),
+        _gate("landing.clear", "what a dead writer left is gone", "landing/folder_lock.py"),
+        _gate("lake.table", "a new Delta table", "lake/schema.py"),
+        _gate("lake.columns", "columns added to a Delta table", "lake/schema.py"),
+        _gate("lake.write", "what Spark wrote, in the staging folder", "lake/staging.py"),
+        _gate("lake.place", "the files of a window in their place", "lake/staging.py"),
+        _gate("lake.state", "the file with the state of a window", "lake/state.py"),
+        _gate("lake.ledger", "the file with what a person decided", "lake/ledger.py"),
+        _gate("lake.commit", "the Delta commit", "lake/commit.py"),
+        _gate("lake.ledger", "a file of decisions, before its commit", "lake/ledger.py"),
+        _gate("lake.sweep", "an unreferenced file or folder, moved aside", "lake/sweep.py"),
+        _gate("lake.sweep_delete", "what was moved aside or left unfinished is gone", "lake/sweep.py"),
+        _gate("dagster.run", "a run of the ingest job in this process", "defs/direct_run.py"),
+        _gate("dagster.run_failed", "a lost run, marked failed", "defs/lost_runs.py"),
+        _gate("dagster.pool", "the pool slots of a lost run, freed", "defs/lost_runs.py"),
+        _gate("dagster.materialization", "a partition reported from the lake", "defs/checkpoints.py"),
+        _gate("dagster.backfill", "the request for a backfill", "defs/backfills.py"),
+        _gate(
+            "sensor.answer",
+            "a tick's requests and cursor, handed to Dagster",
+            "defs/late_arrivals.py",
+            "defs/sensors.py",
+        ),
+        _gate("export.file", "the file of an export", "stages/export.py"),
+        _gate("checkpoint.file", "the file of `checkpoint export`", "cli/checkpoint.py"),
+        _gate("contract.file", "a contract made from its table", "cli/contracts_new.py"),
+        _gate(
+            "runtime.file",
+            "a file that is written anew at every start",
+            "runtime/connect_address.py",
+            "runtime/dagster_home.py",
+            "runtime/running.py",
+            "runtime/spark_connect.py",
+        ),
+    )
+}
+"""Every gate there is, in the order in which data passes them."""
+
+_FAILPOINT = re.compile(r"(?P<point>[a-z_.]+\.(?:before|after))(?:@(?P<of>[^:]+))?(?::(?P<pass>\d+))?")
+
+
+@dataclass(slots=True)
+class _Armed:
+    """A failpoint that was asked for."""
+
+    point: str
+    of: str
+    passes_left: int
+
+    def reached(self, point: str, of: object) -> None:
+        if point != self.point or self.of not in str(of):
+            return
+        self.passes_left -= 1
+        if self.passes_left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _armed_by(text: str) -> _Armed | None:
+    if not text:
+        return None
+    found = _FAILPOINT.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{VARIABLE}={text} is not GATE.before or GATE.after, with @TEXT or :N behind it")
+    return _Armed(found["point"], found["of"] or "", int(found["pass"] or 1))
+
+
+_armed = _armed_by(os.environ.get(VARIABLE, ""))
+
+
+class gate:
+    """``with gate(name, of):`` around exactly one durable effect on ``of`` (named for filters only).
+
+    The point ``name.after`` is passed only if the effect did not raise.
+    """
+
+    __slots__ = ("_name", "_of")
+
+    def __init__(self, name: str, of: object = "") -> None:
+        self._name, self._of = name, of
+
+    def __enter__(self) -> None:
+        if _armed is not None:
+            _armed.reached(f"{self._name}.before", self._of)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if _armed is not None and kind is None:
+            _armed.reached(f"{self._name}.after", self._of)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from omnisupport_ingest.durable import create_exclusively
 from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.windows import WindowGrid, WindowSize
 
 FORMAT_VERSION = 1
@@ -37,18 +38,20 @@ class Home:
     grid: WindowGrid
 
     @classmethod
-    def open(cls, path: Path, window: WindowSize, *, now: datetime | None = None) -> Home:
+    def open(
+        cls, path: Path, window: WindowSize, *, now: datetime | None = None, first: datetime | None = None
+    ) -> Home:
         """Open the home at ``path``, making it if it is not there; ``HomeMismatch`` if it differs.
 
-        ``now`` (timezone-aware) is the time of creation, for tests.
+        ``first`` (UTC): windows begin with the one that this time falls in; null: an hour before the
+        home is made. ``now`` (timezone-aware) is the time of creation, for tests.
         """
         path = path.expanduser().absolute()
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
         marker = path / "home.json"
         if not marker.exists():
-            first = WindowGrid(WindowSize(24 * 60), datetime(1970, 1, 1, tzinfo=UTC)).truncate
             created = now or datetime.now(UTC)
-            start = WindowGrid(window, first(created)).truncate(created - _GRACE_BEFORE_CREATION)
+            start = _truncated(window, first or created - _GRACE_BEFORE_CREATION)
             record = {
                 "format_version": FORMAT_VERSION,
                 "window": str(window),
@@ -56,8 +59,17 @@ class Home:
                 "created": created.isoformat(),
             }
             # Another process may be making the same home: the first marker counts, for both.
-            create_exclusively(marker, json.dumps(record, indent=2).encode() + b"\n")
-        return cls(path, _read_marker(marker, window))
+            with gate("home.marker"):
+                create_exclusively(marker, json.dumps(record, indent=2).encode() + b"\n")
+        grid = _read_marker(marker, window)
+        if first is not None and _truncated(window, first) != grid.first:
+            raise HomeMismatch(
+                f"The windows of {path} begin at {grid.first:%Y-%m-%dT%H%M}, but OMNISUPPORT_FIRST_WINDOW is "
+                f"{first:%Y-%m-%dT%H:%M}.",
+                fix="Leave the setting out: it counts when a home is made. For an earlier first window make "
+                "another home (OMNISUPPORT_HOME).",
+            )
+        return cls(path, grid)
 
     @property
     def landing(self) -> Path:
@@ -88,6 +100,10 @@ class Home:
         folder = self.path / name
         folder.mkdir(exist_ok=True, mode=0o700)
         return folder
+
+
+def _truncated(window: WindowSize, moment: datetime) -> datetime:
+    return WindowGrid(window, datetime(1970, 1, 1, tzinfo=UTC)).truncate(moment)
 
 
 def _read_marker(marker: Path, window: WindowSize) -> WindowGrid:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 from pydantic import Field, SecretStr, field_validator
@@ -39,6 +40,13 @@ class Settings(BaseSettings):
         "hourly",
         description="Window size. Fixed when the home is made.",
         json_schema_extra={"values": "`hourly`, `daily`, `minutes:N` (N divides 60)"},
+    )
+    first_window: datetime | None = Field(
+        None,
+        description="Where windows begin, in UTC. Fixed when the home is made; earlier events have no "
+        "window. Unset: an hour before the home is made.",
+        examples=["2026-11-20T00:00"],
+        json_schema_extra={"values": "time, ISO 8601"},
     )
     source: str = Field(
         "support_desk",
@@ -93,6 +101,13 @@ class Settings(BaseSettings):
     @classmethod
     def _window_is_a_size(cls, text: str) -> str:
         return str(WindowSize.parse(text))
+
+    @field_validator("first_window")
+    @classmethod
+    def _first_window_is_utc(cls, moment: datetime | None) -> datetime | None:
+        if moment is None or moment.tzinfo is not None:
+            return moment
+        return moment.replace(tzinfo=UTC)
 
     @property
     def window_size(self) -> WindowSize:

@@ -70,3 +70,17 @@ def test_damaged_marker_is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / "home.json").write_text(content)
     with pytest.raises(HomeMismatch, match=r"home\.json cannot be read"):
         Home.open(tmp_path, HOURLY)
+
+
+def test_windows_begin_where_the_setting_says_when_the_home_is_made(tmp_path):
+    first = datetime(2026, 1, 1, 9, 30, tzinfo=UTC)
+    home = Home.open(tmp_path, WindowSize(60), now=datetime(2026, 3, 1, tzinfo=UTC), first=first)
+    assert home.grid.first == datetime(2026, 1, 1, 9, tzinfo=UTC)
+    assert Home.open(tmp_path, WindowSize(60)).grid == home.grid
+
+
+def test_another_first_window_than_the_home_s_is_refused(tmp_path):
+    Home.open(tmp_path, WindowSize(60), now=datetime(2026, 3, 1, tzinfo=UTC))
+    with pytest.raises(HomeMismatch, match="begin at 2026-02-28T2300") as refused:
+        Home.open(tmp_path, WindowSize(60), first=datetime(2026, 1, 1, tzinfo=UTC))
+    assert "OMNISUPPORT_FIRST_WINDOW" in str(refused.value)

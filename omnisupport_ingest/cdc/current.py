@@ -7,12 +7,14 @@ it ended, along chains and swaps.
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
 from functools import partial
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.cdc.current_rows import TableEnds, current_groups
 from omnisupport_ingest.cdc.envelope import POSITION_TYPE
 from omnisupport_ingest.cdc.event_fold import ENDED, KEY
@@ -79,13 +81,20 @@ def lives_type(contract: TableContract) -> T.StructType:
     )
 
 
-def current_state(rows: DataFrame, contract: TableContract, *, partitions: int | None = None) -> DataFrame:
+def current_state(
+    rows: DataFrame,
+    contract: TableContract,
+    *,
+    partitions: int | None = None,
+    deleted_since: datetime | None = None,
+) -> DataFrame:
     """Fold all windows into the current state.
 
     In: ``folded_type(contract)`` rows of any windows. Out: ``published_type(contract)``, one row
     per key. ``_cdc_unresolved`` of a live row names the columns whose value is not known; they are
     NULL in their column, and ``current_rows.EXISTENCE`` among them says that the row itself may be
-    gone. ``partitions``: as in ``fold.fold_events``.
+    gone. ``partitions``: as in ``fold.fold_events``. Rows that the source deleted before ``deleted_since``
+    (null: none) are left out; a row that is only marked as deleted is still there, and stays.
     """
     ends, moved = _whole_table(rows)
     keyed = rows.where(F.col("_cdc_kind").isin(KEY, ENDED)).select(
@@ -97,8 +106,15 @@ def current_state(rows: DataFrame, contract: TableContract, *, partitions: int |
     )
     lives = found.where(F.col("_cdc_kind") == KEY)
     if moved:
-        lives = _filled(lives, _followed(found.where(F.col("_cdc_kind") == ENDED), contract), contract)
+        lives = filled(lives, followed(found.where(F.col("_cdc_kind") == ENDED), contract), contract)
+    if deleted_since is not None:
+        lives = lives.where(~F.coalesce(_ended_before(deleted_since), F.lit(False)))
     return _published(lives, contract)
+
+
+def _ended_before(moment: datetime) -> Column:
+    micros = (moment - columnar.EPOCH_START) // timedelta(microseconds=1)
+    return F.col("_ended") & (F.col("_ended_time") < F.timestamp_micros(F.lit(micros)))
 
 
 def _whole_table(rows: DataFrame) -> tuple[TableEnds, bool]:
@@ -116,7 +132,7 @@ def _whole_table(rows: DataFrame) -> tuple[TableEnds, bool]:
     return TableEnds(tuple(sorted(endings)), tuple(sorted(doubts))), bool(moved)
 
 
-def _followed(lives: DataFrame, contract: TableContract) -> DataFrame:
+def followed(lives: DataFrame, contract: TableContract) -> DataFrame:
     """The lives that key changes ended, each with what it knows, chains and swaps followed back.
 
     Pointer doubling: in each round every life takes what the life it points to knows, and then
@@ -127,11 +143,11 @@ def _followed(lives: DataFrame, contract: TableContract) -> DataFrame:
     for _ in range(_MOST_ROUNDS):
         if lives.where(F.col("_from_key").isNotNull()).isEmpty():
             break
-        lives = _filled(lives, lives, contract).localCheckpoint()
+        lives = filled(lives, lives, contract).localCheckpoint()
     return lives
 
 
-def _filled(lives: DataFrame, old: DataFrame, contract: TableContract) -> DataFrame:
+def filled(lives: DataFrame, old: DataFrame, contract: TableContract) -> DataFrame:
     """Fill the open columns of ``lives`` from the lives they point to, and point on from there."""
     plain = [column.name for column in contract.columns if column.name not in contract.key]
     taken = [*plain, "_cdc_unresolved", "_cdc_exact", "_open", "_from_key", "_from_at"]
@@ -148,21 +164,21 @@ def _filled(lives: DataFrame, old: DataFrame, contract: TableContract) -> DataFr
         F.when(found, F.array_except("_open", "_old__cdc_unresolved")), F.array().cast("array<string>")
     )
     linked = linked.withColumn("_fills", fills)
-    filled = {
+    columns = {
         name: F.when(F.array_contains("_fills", name), F.col(f"`_old_{name}`")).otherwise(F.col(f"`{name}`"))
         for name in plain
     }
     from_old = F.map_filter("_old__cdc_exact", lambda name, _: F.array_contains("_fills", name))
     still_open = F.when(found, F.array_intersect("_open", "_old__open")).otherwise(F.col("_open"))
     needed = F.size(still_open) > 0
-    filled |= {
+    columns |= {
         "_cdc_unresolved": F.array_except("_cdc_unresolved", "_fills"),
         "_cdc_exact": F.when(found, F.map_concat("_cdc_exact", from_old)).otherwise(F.col("_cdc_exact")),
         "_open": still_open,
         "_from_key": F.when(needed, F.col("_old__from_key")),
         "_from_at": F.when(needed, F.col("_old__from_at")),
     }
-    return linked.select(*(filled.get(name, F.col(f"`{name}`")).alias(name) for name in lives.columns))
+    return linked.select(*(columns.get(name, F.col(f"`{name}`")).alias(name) for name in lives.columns))
 
 
 def _published(lives: DataFrame, contract: TableContract) -> DataFrame:

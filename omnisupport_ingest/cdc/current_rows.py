@@ -211,7 +211,7 @@ class _Lives:
         windows = {folded.window[row] for row in rows if folded.kind[row] == ENDED}
         for row in keyed:
             part = folded.parts[row]
-            if part.first is None or part.position is None or not part.first < end < part.position:
+            if part.first is None or part.position is None or not part.first < end <= part.position:
                 continue
             if windows - {folded.window[row]}:
                 return True
@@ -237,7 +237,7 @@ class _Lives:
         self.lives.append(life)
         self.ending.append(ending)
         self._add_cells(cells, members[0])
-        if ending is None and doubted is not None and (life.alive is None or doubted > life.alive):
+        if ending is None and doubted is not None and (life.settled is None or doubted >= life.settled):
             self.unresolved[-1].append(EXISTENCE)
         self._add_origin(life, begins, doubted)
 

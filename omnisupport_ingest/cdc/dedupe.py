@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
@@ -30,10 +30,11 @@ def mark_copies(raw: DataFrame) -> DataFrame:
     Dedupe is local to a window, so one shuffle by window and position is all it costs.
     """
     place = Window.partitionBy("window", "epoch", "commit_lsn", "ordinal", "identity")
-    # A clock may go back; that a newer epoch has begun cannot. So this tells more surely what was first.
+    # A clock may go back; within an epoch neither the newest epoch that had begun nor the watermark does.
+    # So they tell more surely what was first; where they are equal, every copy is judged alike.
     arrival = Window.partitionBy(
         "window", "epoch", "commit_lsn", "ordinal", "identity", "event_hash"
-    ).orderBy(_of_older_epoch(), "landed_at", "batch_id", "file_row")
+    ).orderBy("newest_epoch_before", "watermark_before", "landed_at", "batch_id", "file_row")
     return raw.select(
         "*",
         F.row_number().over(arrival).alias("copy"),
@@ -66,8 +67,3 @@ def judge(marked: DataFrame, law: Law) -> DataFrame:
         ]
     )
     return marked.mapInArrow(partial(judge_batches, law=law), judged)
-
-
-def _of_older_epoch() -> Column:
-    """Whether a newer epoch had begun when the event landed; false where that was not recorded."""
-    return F.coalesce(F.col("newest_epoch_before") > F.col("epoch"), F.lit(False))

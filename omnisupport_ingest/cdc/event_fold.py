@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from omnisupport_ingest.cdc import columnar
-from omnisupport_ingest.cdc.images import read_image
+from omnisupport_ingest.cdc.images import read_image, with_unsent
 from omnisupport_ingest.cdc.life import Ending, Life, Part, Position, just_below, merge
 
 KEY, ENDED, TRUNCATE, BOUNDARY = "key", "ended", "truncate", "boundary"
@@ -69,7 +69,7 @@ def fold_groups(batches: Iterable[pa.RecordBatch], shape: Shape) -> Iterator[pa.
     table = columnar.whole(batches)
     if table is None:
         return
-    events = _Events(table)
+    events = Events(table)
     rows = _Rows(shape)
     for (window, key), members in events.groups().items():
         if key is None:
@@ -79,7 +79,7 @@ def fold_groups(batches: Iterable[pa.RecordBatch], shape: Shape) -> Iterator[pa.
     yield from columnar.in_batches(rows.table(table))
 
 
-class _Events:
+class Events:
     """The columns of a table of events that every event is asked for, as lists; the rest on demand."""
 
     def __init__(self, table: pa.Table) -> None:
@@ -108,17 +108,10 @@ class _Events:
             found[place].append(row)
         return found
 
-    def carried(self, row: int) -> dict[str, Any]:
-        """The columns that the event carried, by name; an image that cannot be read carried none.
-
-        An unsent column may stand in the old image (replica identity full).
-        """
+    def carried(self, row: int) -> Mapping[str, Any]:
+        """The columns that the event carried, by name; an image that cannot be read carried none."""
         image = read_image(self._after[row].as_py()) or {}
-        unsent = self._unchanged[row].as_py()
-        if unsent and self._before[row].is_valid:
-            before = read_image(self._before[row].as_py()) or {}
-            image = {name: before[name] for name in unsent if name in before} | image
-        return image
+        return with_unsent(image, self._unchanged[row].as_py(), self._before[row].as_py())
 
     def rank(self, row: int) -> tuple[Any, ...]:
         table = self._table
@@ -131,7 +124,7 @@ class _Events:
         )
 
 
-def _keyless(events: _Events, window: str, members: Sequence[int], rows: _Rows) -> None:
+def _keyless(events: Events, window: str, members: Sequence[int], rows: _Rows) -> None:
     """Truncates and boundaries, each once; one in quarantine leaves doubt where it would end lives."""
     kinds = {"t": TRUNCATE, "b": BOUNDARY}
     chosen: dict[tuple[str, Position], int] = {}
@@ -145,7 +138,7 @@ def _keyless(events: _Events, window: str, members: Sequence[int], rows: _Rows) 
         rows.add(window, kind, None, None, merge([part], events.rank), Cells({}))
 
 
-def _keyed(events: _Events, window: str, key: str, members: Sequence[int], rows: _Rows, shape: Shape) -> None:
+def _keyed(events: Events, window: str, key: str, members: Sequence[int], rows: _Rows, shape: Shape) -> None:
     ends: set[Position] = set()
     if len(members) > 1 or events.op[members[0]] == LEFT:
         for row in members:
@@ -164,7 +157,7 @@ def _keyed(events: _Events, window: str, key: str, members: Sequence[int], rows:
             rows.add(window, ENDED, key, end, None, Cells({}, (), shape.plain))
 
 
-def _once(events: _Events, members: Sequence[int]) -> list[int]:
+def _once(events: Events, members: Sequence[int]) -> list[int]:
     """``members`` without the holes whose position an accepted event has: it voids them."""
     if not any(events.hole[row] for row in members):
         return list(members)
@@ -172,16 +165,16 @@ def _once(events: _Events, members: Sequence[int]) -> list[int]:
     return [row for row in members if not events.hole[row] or events.position[row] not in accepted]
 
 
-def _complete(events: _Events, row: int, shape: Shape) -> bool:
+def _complete(events: Events, row: int, shape: Shape) -> bool:
     return events.carried(row).keys() >= shape.plain_set
 
 
-def _fold(events: _Events, members: Sequence[int], shape: Shape) -> tuple[Life, Cells]:
+def _fold(events: Events, members: Sequence[int], shape: Shape) -> tuple[Life, Cells]:
     life = merge([_part(events, row, shape) for row in members], events.rank)
     return life, _cells(events, members, life, shape)
 
 
-def _cells(events: _Events, members: Sequence[int], life: Life, shape: Shape) -> Cells:
+def _cells(events: Events, members: Sequence[int], life: Life, shape: Shape) -> Cells:
     if life.living is None:
         return Cells({}, (), shape.plain)
     newest = life.living.row
@@ -208,7 +201,7 @@ def _cells(events: _Events, members: Sequence[int], life: Life, shape: Shape) ->
     return Cells(known, apart, [name for name in shape.plain if name not in known])
 
 
-def _part(events: _Events, row: int, shape: Shape) -> Part:
+def _part(events: Events, row: int, shape: Shape) -> Part:
     op, position, hole = events.op[row], events.position[row], events.hole[row]
     if op == "d":
         if hole:
@@ -224,6 +217,7 @@ def _part(events: _Events, row: int, shape: Shape) -> Part:
         alive=position,
         life_start=position if op in _STARTS else None,
         moved_from=moved_from,
+        vouched=None if hole else position,
     )
 
 
@@ -263,7 +257,7 @@ class _Rows:
         living = [_row(life.living) if life is not None else None for life in lives]
         start = [_row(life.start) if life is not None else None for life in lives]
         images = [cells.image for cells in self.cells]
-        values = self._keys() | {
+        values = key_columns(self.key, self.shape) | {
             name: pa.array([image.get(name) for image in images], pa.string()) for name in self.shape.plain
         }
         columns = {
@@ -288,6 +282,9 @@ class _Rows:
             "_cdc_doubt": columnar.take(
                 at, [_row(life.doubting) if life is not None else None for life in lives]
             ),
+            "_cdc_vouched": columnar.take(
+                at, [_row(life.vouching) if life is not None else None for life in lives]
+            ),
             "_cdc_column_positions": columnar.position_maps([cells.apart for cells in self.cells]),
             "_cdc_unresolved": columnar.text_lists([cells.unresolved for cells in self.cells]),
             "_cdc_batch_id": columnar.take(events["batch_id"], last),
@@ -295,12 +292,16 @@ class _Rows:
         }
         return pa.table(columns)
 
-    def _keys(self) -> dict[str, pa.Array]:
-        texts = [() if key is None else json.loads(key) for key in self.key]
-        return {
-            name: pa.array([each[number] if number < len(each) else None for each in texts], pa.string())
-            for number, name in enumerate(self.shape.key)
-        }
+
+def key_columns(keys: Sequence[str | None], shape: Shape) -> dict[str, pa.Array]:
+    """The key's columns as text, from the texts of the keys; null where there is no key."""
+    values = {key: () if key is None else json.loads(key) for key in set(keys)}
+    return {
+        name: pa.array(
+            [values[key][number] if number < len(values[key]) else None for key in keys], pa.string()
+        )
+        for number, name in enumerate(shape.key)
+    }
 
 
 def _row(part: Part | None) -> int | None:

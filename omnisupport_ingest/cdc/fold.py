@@ -15,7 +15,8 @@ folded again from its events); across windows ``current`` finds it and leaves th
 from __future__ import annotations
 
 import math
-from functools import partial
+from functools import partial, reduce
+from operator import and_
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -39,6 +40,9 @@ _EVENT_COLUMNS = (
     *("before", "after", "unchanged", "moved_from_key", "batch_id", "landed_at", "hole"),
 )
 
+_PLACE = ("window", "epoch", "commit_lsn", "ordinal", "identity")
+"""Where an event stands; two that were accepted never stand at one place."""
+
 
 def shape_of(contract: TableContract) -> Shape:
     """The columns of ``contract`` as the fold's workers know them."""
@@ -52,8 +56,17 @@ def fold_events(events: DataFrame, contract: TableContract, *, partitions: int |
     repeats allowed. Out: ``folded_type(contract)``, one row per group. ``partitions``: in how many
     parts the work is cut; null: as many as the session shuffles into.
     """
+    grouped = by_group(to_fold(events), ["window", "key"], partitions)
+    texts = grouped.mapInArrow(partial(fold_groups, shape=shape_of(contract)), text_type(contract))
+    return _typed(texts, contract)
+
+
+def to_fold(events: DataFrame) -> DataFrame:
+    """The events that the fold takes, by the columns it needs of them, and a copy of each ``c`` of a key
+    change under the old key, by which that key's group learns where its life ended (``LEFT``)."""
     row_events = F.col("op").isin("c", "u", "d", "r") & F.col("key").isNotNull()
-    known = events.where(row_events | F.col("op").isin("t", "b")).select(*_EVENT_COLUMNS)
+    speaking = events.where(row_events | F.col("op").isin("t", "b"))
+    known = without_filled_holes(speaking).select(*_EVENT_COLUMNS)
     left = known.where(F.col("moved_from_key").isNotNull() & ~F.col("hole")).select(
         *(
             {"key": F.col("moved_from_key").alias("key"), "op": F.lit(LEFT).alias("op")}.get(
@@ -62,9 +75,19 @@ def fold_events(events: DataFrame, contract: TableContract, *, partitions: int |
             for name in _EVENT_COLUMNS
         )
     )
-    grouped = by_group(known.unionByName(left), ["window", "key"], partitions)
-    texts = grouped.mapInArrow(partial(fold_groups, shape=shape_of(contract)), text_type(contract))
-    return _typed(texts, contract)
+    return known.unionByName(left)
+
+
+def without_filled_holes(events: DataFrame) -> DataFrame:
+    """``events`` but for holes whose place an accepted event of the same window has.
+
+    It voids them whatever key they name: of two events that collided one was released, and the other
+    one never was. Where there are no holes, Spark finds that nothing is to be joined.
+    """
+    accepted, holes = events.where(~F.col("hole")), events.where(F.col("hole"))
+    places = accepted.select(*(F.col(name).alias(f"_at_{name}") for name in _PLACE))
+    same = reduce(and_, (F.col(name).eqNullSafe(F.col(f"_at_{name}")) for name in _PLACE))
+    return accepted.unionByName(holes.join(places, same, "left_anti"))
 
 
 def merge_rows(rows: DataFrame, contract: TableContract, *, partitions: int | None = None) -> DataFrame:
@@ -98,7 +121,14 @@ def by_group(frame: DataFrame, columns: list[str], partitions: int | None) -> Da
 
 
 def _typed(texts: DataFrame, contract: TableContract) -> DataFrame:
-    """The contract's columns by their types; the exact text stays where a type cannot hold the value."""
+    names = [name for name in folded_type(contract).names if name != "_cdc_row_hash"]
+    folded = with_types(texts, contract).select(*_quoted(names))
+    return folded.withColumn("_cdc_row_hash", row_hash(folded))
+
+
+def with_types(texts: DataFrame, contract: TableContract) -> DataFrame:
+    """The contract's columns by their types, the others as they are, and ``_cdc_exact``: the exact text
+    where a type cannot hold the value."""
     exact: list[Column] = []
     values = texts.select(
         *(name for name in texts.columns if name not in _names(contract)),
@@ -115,9 +145,7 @@ def _typed(texts: DataFrame, contract: TableContract) -> DataFrame:
     if exact:
         present = F.array_compact(F.array(*exact))
         empty = F.when(F.size(present) > 0, F.map_from_entries(present)).otherwise(empty)
-    names = [name for name in folded_type(contract).names if name != "_cdc_row_hash"]
-    folded = values.withColumn("_cdc_exact", empty).select(*_quoted(names))
-    return folded.withColumn("_cdc_row_hash", row_hash(folded))
+    return values.withColumn("_cdc_exact", empty)
 
 
 def _names(contract: TableContract) -> frozenset[str]:

@@ -9,6 +9,8 @@
 ``_cdc_moved_from_key``    old key, where a key change began this life and left a column unsent
 ``_cdc_doubt``             position of the latest quarantined delete: does the row exist? On a truncate
                            or boundary its own position, if it is in quarantine itself
+``_cdc_vouched``           position of the latest accepted event that leaves the key alive: it, or a new
+                           life, settles a doubt below it
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ _STATE_FIELDS = [
     T.StructField("_cdc_moved_from_key", T.StringType()),
     T.StructField("_cdc_deletes", T.ArrayType(DELETE_TYPE)),
     T.StructField("_cdc_doubt", POSITION_TYPE),
+    T.StructField("_cdc_vouched", POSITION_TYPE),
     T.StructField("_cdc_column_positions", T.MapType(T.StringType(), POSITION_TYPE)),
     T.StructField("_cdc_unresolved", T.ArrayType(T.StringType())),
     T.StructField("_cdc_exact", T.MapType(T.StringType(), T.StringType())),

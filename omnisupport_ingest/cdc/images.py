@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Mapping
 from typing import Any
 
 _DECODER = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=str)
@@ -27,6 +28,17 @@ def read_image(text: str | None) -> dict[str, Any] | None:
         if value is not None and not isinstance(value, str):
             image[name] = _text(value)
     return image
+
+
+def with_unsent(
+    image: Mapping[str, Any], unsent: Collection[str] | None, before: str | None
+) -> Mapping[str, Any]:
+    """``image`` with the columns that were not sent anew and stand in the old image ``before`` (replica
+    identity full), which knows them just as well."""
+    if not unsent or before is None:
+        return image
+    old = read_image(before) or {}
+    return {name: old[name] for name in unsent if name in old} | dict(image)
 
 
 def _text(value: Any) -> str:

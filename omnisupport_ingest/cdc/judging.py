@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 import pyarrow as pa
 
 from omnisupport_ingest.cdc import columnar
-from omnisupport_ingest.cdc.images import read_image
+from omnisupport_ingest.cdc.images import read_image, with_unsent
 from omnisupport_ingest.cdc.lateness import ALWAYS_REPLAYED, is_late, is_too_late
 from omnisupport_ingest.contracts.decision_table import (
     ACCEPT,
@@ -121,8 +121,8 @@ class _Judge:
         for row in range(batch.num_rows):
             broken: list[str] = []
             late, too_late = self._lateness(rows, row) if rows.watermark_before[row] else _IN_TIME
-            reason = self._reason(rows, row, late, too_late, broken)
             decided = self._law.reviews.get(rows.event(row)) if self._law.reviews else None
+            reason = self._reason(rows, row, late, too_late, broken, released=decided == RELEASE)
             verdict, state = self._verdict(rows.copy[row], reason, decided)
             if rows.copy[row] > 1:
                 reason = DUPLICATE_POSITION
@@ -145,8 +145,8 @@ class _Judge:
         if copy > 1:
             if DUPLICATE_POSITION not in self._strict:
                 return DUPLICATE, None
-            return QUARANTINED, self._state(DUPLICATE_POSITION, None)
-        if reason is None or decided == RELEASE:
+            return QUARANTINED, self._state(DUPLICATE_POSITION, decided)
+        if reason is None:
             return ACCEPTED, None
         return QUARANTINED, self._state(reason, decided)
 
@@ -172,26 +172,36 @@ class _Judge:
             self._window_ends[window] = start + self._law.window_length
         return self._window_ends[window]
 
-    def _reason(self, rows: _Rows, row: int, late: bool, too_late: bool, broken: list[str]) -> str | None:
-        """The first scenario that keeps the event out; the broken rules of its row go to ``broken``."""
+    def _reason(
+        self, rows: _Rows, row: int, late: bool, too_late: bool, broken: list[str], *, released: bool
+    ) -> str | None:
+        """The first scenario that keeps the event out; the broken rules of its row go to ``broken``.
+
+        A release outweighs doubts about when and where an event came, never what it carries: a row that
+        cannot be read, or breaks its contract by now, would break the published table.
+        """
         image, malformed = None, False
         if rows.op[row] in _IMAGE_OPS:
             image = read_image(rows.after[row])
             malformed = image is None or rows.key[row] is None
             if image is not None:
-                broken += self._tables.broken(rows.place(row), image)
+                # What the fold takes from the old image is judged too, else it would reach the gate.
+                carried = with_unsent(image, rows.unchanged[row], rows.before(row))
+                broken += self._tables.broken(rows.place(row), carried)
         newest = rows.newest_epoch_before[row]
         strict = self._strict
         if rows.window[row] == OUT_OF_RANGE:
             return OUT_OF_RANGE_TIME
-        if rows.collision[row]:
+        if rows.collision[row] and not released:
             return COLLISION
-        if newest is not None and newest > rows.epoch[row] and OLDER_EPOCH in strict:
+        if newest is not None and newest > rows.epoch[row] and OLDER_EPOCH in strict and not released:
             return OLDER_EPOCH
         if malformed:
             return MALFORMED
         if broken:
             return ROW_RULE
+        if released:
+            return None
         if rows.misplaced[row] and OUT_OF_ORDER in strict:
             return OUT_OF_ORDER
         if too_late:
@@ -211,6 +221,7 @@ class _Rows:
         self.op: list[str] = batch.column("op").to_pylist()
         self.key: list[str | None] = batch.column("key").to_pylist()
         self.after: list[str | None] = batch.column("after").to_pylist()
+        self.unchanged: list[list[str] | None] = batch.column("unchanged").to_pylist()
         self.misplaced: list[bool | None] = batch.column("misplaced").to_pylist()
         self.file_row: list[int | None] = batch.column("file_row").to_pylist()
         self.watermark_before = _moments(batch.column("watermark_before"))
@@ -220,6 +231,10 @@ class _Rows:
 
     def place(self, row: int) -> tuple[str, str]:
         return self._schema[row], self._table[row]
+
+    def before(self, row: int) -> str | None:
+        """The old image; it is read only where a column was not sent."""
+        return self._batch.column("before")[row].as_py() if self.unchanged[row] else None
 
     def source_ts(self, row: int) -> datetime:
         moment = _moments(self._batch.column("source_ts").slice(row, 1))[0]

@@ -47,7 +47,8 @@ class Part:
 
     ``alive``: latest event that leaves the key alive. ``life_start``: latest ``c`` or ``r``; a new
     life inherits nothing. ``moved_from``: old key, where a key change began that life and left a
-    column unsent. ``doubt``: latest quarantined delete. All null where there is none.
+    column unsent. ``doubt``: latest quarantined delete. ``vouched``: latest accepted event that leaves
+    the key alive. All null where there is none.
     """
 
     row: int
@@ -58,12 +59,13 @@ class Part:
     moved_from: str | None = None
     deletes: Sequence[Ending] = ()
     doubt: Position | None = None
+    vouched: Position | None = None
 
 
 @dataclass(slots=True)
 class Life:
     """Parts merged: which of them is the last, the first, the latest living one, the latest start of a
-    life, the latest doubt (null where no part has any).
+    life, the latest doubt, the latest accepted living one (null where no part has any).
 
     ``deletes``: in order, the last one below ``alive`` and all above it. ``begins``: lowest position
     that can belong to the life of the latest living event; cells below it are void.
@@ -74,6 +76,7 @@ class Life:
     living: Part | None
     start: Part | None
     doubting: Part | None
+    vouching: Part | None
     deletes: Sequence[Ending]
     begins: Position | None
 
@@ -81,12 +84,18 @@ class Life:
     def alive(self) -> Position | None:
         return self.living.alive if self.living is not None else None
 
+    @property
+    def settled(self) -> Position | None:
+        """The latest event after which the key is known to exist: an accepted one, or a new life."""
+        vouched = self.vouching.vouched if self.vouching is not None else None
+        return latest(vouched, self.start.life_start if self.start is not None else None)
+
 
 def merge(parts: Sequence[Part], rank: Callable[[int], Any]) -> Life:
     """Merge ``parts`` (at least one). ``rank`` orders rows of one position, which is rare: any total
     order of their content, so that the outcome does not depend on who came first."""
     last = first = parts[0]
-    living = start = doubting = None
+    living = start = doubting = vouching = None
     deletes: set[Ending] = set()
     for part in parts:
         last = _later(last, part, last.position, part.position, rank)
@@ -100,6 +109,10 @@ def merge(parts: Sequence[Part], rank: Callable[[int], Any]) -> Life:
             doubting is None or doubting.doubt is None or part.doubt > doubting.doubt
         ):
             doubting = part
+        if part.vouched is not None and (
+            vouching is None or vouching.vouched is None or part.vouched > vouching.vouched
+        ):
+            vouching = part
         if part.deletes:
             deletes.update(part.deletes)
     alive = living.alive if living is not None else None
@@ -110,6 +123,7 @@ def merge(parts: Sequence[Part], rank: Callable[[int], Any]) -> Life:
         living=living,
         start=start,
         doubting=doubting,
+        vouching=vouching,
         deletes=matter,
         begins=life_begins(alive, start.life_start if start is not None else None, matter),
     )

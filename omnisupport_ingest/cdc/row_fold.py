@@ -92,6 +92,7 @@ class Folded:
                     table["_cdc_moved_from_key"].to_pylist(),
                     columnar.endings(table["_cdc_deletes"]),
                     columnar.positions(table["_cdc_doubt"]),
+                    columnar.positions(table["_cdc_vouched"]),
                     strict=True,
                 )
             )
@@ -225,6 +226,9 @@ class _Merged:
             "_cdc_moved_from_key": columnar.take(given["_cdc_moved_from_key"], start),
             "_cdc_deletes": columnar.ending_lists([life.deletes for life in self.lives]),
             "_cdc_doubt": columnar.take(given["_cdc_doubt"], [_row(life.doubting) for life in self.lives]),
+            "_cdc_vouched": columnar.take(
+                given["_cdc_vouched"], [_row(life.vouching) for life in self.lives]
+            ),
             "_cdc_column_positions": columnar.position_maps(self.column_positions),
             "_cdc_unresolved": columnar.text_lists(self.unresolved),
             "_cdc_exact": columnar.text_maps(self.exact),

@@ -74,6 +74,7 @@ def export(out: Path) -> None:
     Exit code: 0 written, 1 not writable or landing is damaged, 2 usage or settings, 3 no home.
     """
     from omnisupport_ingest.durable import replace
+    from omnisupport_ingest.failpoints import gate
     from omnisupport_ingest.stages.checkpoint_file import describe
     from omnisupport_ingest.stages.workspace import Workspace
 
@@ -82,7 +83,8 @@ def export(out: Path) -> None:
     record = describe(Workspace.open(settings))
     if not out.absolute().parent.is_dir():
         raise click.UsageError(f"{out.parent} is not a folder.")
-    replace(out.absolute(), json.dumps(record, indent=1).encode() + b"\n")
+    with gate("checkpoint.file"):
+        replace(out.absolute(), json.dumps(record, indent=1).encode() + b"\n")
     click.echo(f"{len(record['checkpoints'])} checkpoints of {len(record['sources'])} sources in {out}.")
 
 

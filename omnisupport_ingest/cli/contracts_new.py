@@ -15,6 +15,7 @@ from omnisupport_ingest.contracts.load import ContractError, TableContract, cont
 from omnisupport_ingest.contracts.names import lake_names
 from omnisupport_ingest.durable import replace
 from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres.capture import source_dsn
 from omnisupport_ingest.sources.postgres.chosen_tables import all_tables, choose
@@ -111,7 +112,8 @@ def _write(
         return Outcome(table.full_name, "refused", problem=error.problem, fix=error.fix)
     except IngestError as error:
         return Outcome(table.full_name, "refused", problem=error.problem, fix=error.fix)
-    replace(path, document_text(made.document).encode())
+    with gate("contract.file", path):
+        replace(path, document_text(made.document).encode())
     return Outcome(table.full_name, "written", path, contract, made.left_out)
 
 

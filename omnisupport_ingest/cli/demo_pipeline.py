@@ -59,7 +59,7 @@ def wait_for_the_sensor(demo: Demo) -> None:
             pending = _pending(workspace, demo.settings.source)
             bar.update(row, completed=pending.landed - pending.batches, total=pending.landed)
             landed = pending.stream_end
-            return landed is not None and landed >= target and not pending.windows
+            return landed is not None and landed >= target and pending.nothing
 
         _wait(demo, done, "the sensor's runs")
 
@@ -77,7 +77,7 @@ def start_a_replay(demo: Demo) -> Replay:
     with _instance(demo) as instance:
         backfill_id = launch_backfill(
             instance,
-            build_definitions(workspace),
+            build_definitions(workspace).resolve_asset_graph(),
             source,
             [window],
             reason="demo: replay of a finished window",

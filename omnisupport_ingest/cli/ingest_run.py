@@ -26,7 +26,11 @@ _END_SECONDS = 20.0
 @click.argument("first")
 @click.argument("last")
 @click.option("--cursor", help="The newest landed batch.")
-def ingest_run(source: str, first: str, last: str, cursor: str | None) -> None:
+@click.option("--replay", help="Make the windows again; tags of the run, as a JSON object.")
+@click.option("--table", help="The only table that is made again.")
+def ingest_run(
+    source: str, first: str, last: str, cursor: str | None, replay: str | None, table: str | None
+) -> None:
     """Take the windows FIRST to LAST of SOURCE through every layer; print how the run ended as JSON.
 
     Ends when its standard input does, which the process that waits for it holds open.
@@ -44,12 +48,22 @@ def ingest_run(source: str, first: str, last: str, cursor: str | None) -> None:
     with dg.DagsterInstance.get() as instance:
         # A killed run would keep the pools of its tables for itself.
         end_lost_runs(instance)
-        run = run_windows(instance, definitions, source, WindowRange(first, last), cursor)
+        run = run_windows(
+            instance,
+            definitions,
+            source,
+            WindowRange(first, last),
+            cursor,
+            replay=json.loads(replay) if replay is not None else None,
+            table=table,
+        )
     click.echo(json.dumps(asdict(run)))
 
 
 def _end_with_parent() -> None:
-    sys.stdin.buffer.read()
+    # Not through sys.stdin: its lock would be held when the interpreter ends, which then aborts.
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(_END_SECONDS)
     os._exit(1)

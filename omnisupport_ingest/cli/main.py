@@ -13,6 +13,7 @@ import click
 
 from omnisupport_ingest import __version__
 from omnisupport_ingest.cli import errors
+from omnisupport_ingest.cli.as_of import as_of
 from omnisupport_ingest.cli.capture import capture
 from omnisupport_ingest.cli.checkpoint import checkpoint
 from omnisupport_ingest.cli.clean import clean
@@ -20,11 +21,14 @@ from omnisupport_ingest.cli.contracts import contracts
 from omnisupport_ingest.cli.demo import demo
 from omnisupport_ingest.cli.export import export
 from omnisupport_ingest.cli.ingest_run import ingest_run
+from omnisupport_ingest.cli.land import land
 from omnisupport_ingest.cli.landing import landing
 from omnisupport_ingest.cli.manifest import manifest
 from omnisupport_ingest.cli.materialize import materialize
 from omnisupport_ingest.cli.postgres import postgres
 from omnisupport_ingest.cli.preflight import preflight
+from omnisupport_ingest.cli.quarantine import quarantine
+from omnisupport_ingest.cli.replay import replay
 from omnisupport_ingest.cli.settings import settings
 from omnisupport_ingest.cli.source import source
 from omnisupport_ingest.cli.status import status
@@ -32,6 +36,7 @@ from omnisupport_ingest.cli.sweep import sweep
 from omnisupport_ingest.cli.sync import sync
 from omnisupport_ingest.cli.up import up
 from omnisupport_ingest.cli.verify import verify
+from omnisupport_ingest.cli.windows import windows
 from omnisupport_ingest.cli.workload import workload
 
 
@@ -57,8 +62,13 @@ _COMMANDS = (
     checkpoint,
     sweep,
     status,
+    windows,
+    replay,
+    land,
     landing,
+    quarantine,
     export,
+    as_of,
     manifest,
     contracts,
     settings,

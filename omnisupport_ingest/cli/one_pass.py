@@ -10,7 +10,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -99,14 +99,18 @@ class OnePass:
 
         Raises ``RunFailed`` at the first run that fails, ``NothingMoves``.
         """
-        from omnisupport_ingest.runtime.dagster_home import remove_old_run_logs, write_dagster_home
-
-        write_dagster_home(self.settings, self.home)
-        remove_old_run_logs(self.home)
+        self.prepare()
         done: list[FinishedRun] = []
         for source in workspace.contracts.sources():
             done += self._materialize(workspace, source)
         return done
+
+    def prepare(self) -> None:
+        """Write Dagster's files of the home, which runs need."""
+        from omnisupport_ingest.runtime.dagster_home import remove_old_run_logs, write_dagster_home
+
+        write_dagster_home(self.settings, self.home)
+        remove_old_run_logs(self.home)
 
     def spark(self) -> SparkSession:
         """A session on the Spark of this pass."""
@@ -120,13 +124,16 @@ class OnePass:
 
         done: list[FinishedRun] = []
         before: Pending | None = None
-        while (pending := pending_windows(workspace, source)).windows:
-            ranges = _ranges(workspace, pending)
-            if pending == before or not ranges:
+        while not (pending := pending_windows(workspace, source)).nothing:
+            ranges = _ranges(workspace, pending.windows)
+            late = _ranges(workspace, pending.late_windows)
+            if pending == before or not (ranges or late):
                 raise _stuck(source, pending)
             before = pending
             for windows in ranges:
                 done.append(self._run(source, windows, pending))
+            for windows in late:
+                done.append(self.replay(source, windows, late_tags(source, pending, windows)))
         if pending.hole is not None and pending.hole.later_epoch is None:
             raise IngestError(f"{pending.hole} Everything before it is in the lake.", fix=pending.hole.fix)
         return done
@@ -140,11 +147,38 @@ class OnePass:
             raise _failed(answer, which, self._log)
         return FinishedRun(answer["run_id"], source, windows.first, windows.last, pending.batches)
 
-    def _answer_of_run(self, source: str, windows: WindowRange, cursor: str | None) -> dict[str, Any]:
+    def replay(
+        self, source: str, windows: WindowRange, tags: Mapping[str, str], table: str | None = None
+    ) -> FinishedRun:
+        """Make ``windows`` again through every layer; ``tags`` say why. ``RunFailed`` as in a run.
+
+        ``table``: the only one that is made again, by the name of its contract; null: all.
+        """
+        from omnisupport_ingest.defs.keys import REASON_TAG
+
+        self._start_spark()
+        which = windows.first if windows.first == windows.last else f"{windows.first} to {windows.last}"
+        self.say(f"Replaying {which} of {source}: {tags[REASON_TAG]} …")
+        answer = self._answer_of_run(source, windows, None, replay=tags, table=table)
+        if not answer["succeeded"]:
+            raise _failed(answer, which, self._log)
+        return FinishedRun(answer["run_id"], source, windows.first, windows.last, 0)
+
+    def _answer_of_run(
+        self,
+        source: str,
+        windows: WindowRange,
+        cursor: str | None,
+        *,
+        replay: Mapping[str, str] | None = None,
+        table: str | None = None,
+    ) -> dict[str, Any]:
         from omnisupport_ingest.runtime.dagster_home import dagster_environment
 
         command = [sys.executable, "-m", "omnisupport_ingest.cli.main", "ingest-run"]
         command += [source, windows.first, windows.last, *(["--cursor", cursor] if cursor else [])]
+        command += ["--replay", json.dumps(dict(replay))] if replay is not None else []
+        command += ["--table", table] if table is not None else []
         with open(self._log, "ab" if self._log_begun else "wb", opener=_owner_only) as log:
             self._log_begun = True
             child = subprocess.Popen(
@@ -226,18 +260,33 @@ def _embedded_runs(home: Home) -> bool:
     return EmbeddedPostgres(home.postgres).running
 
 
-def _ranges(workspace: Workspace, pending: Pending) -> tuple[WindowRange, ...]:
+def late_tags(source: str, pending: Pending, windows: WindowRange) -> dict[str, str]:
+    """The tags of a run that replays those of ``windows`` that late events landed in."""
+    from omnisupport_ingest.defs import keys
+    from omnisupport_ingest.stages.late_replay import LateReplay
+
+    arrivals = tuple(each for each in pending.late if windows.first <= each.window <= windows.last)
+    replay = LateReplay(source, arrivals)
+    return {
+        keys.REASON_TAG: replay.reason,
+        keys.LATE_TAG: str(replay.events),
+        keys.LATE_BATCHES_TAG: replay.named_batches,
+    }
+
+
+def _ranges(workspace: Workspace, windows: Iterable[str]) -> tuple[WindowRange, ...]:
     from omnisupport_ingest.stages.run_requests import plan_runs
 
     # The home is ours alone: no run is in progress, and the newest partition is the open window.
     newest = workspace.grid.truncate(datetime.now(UTC)).strftime(KEY_FORMAT)
-    return plan_runs(workspace.grid, pending.windows, in_progress=(), newest=newest).ranges
+    return plan_runs(workspace.grid, windows, in_progress=(), newest=newest).ranges
 
 
 def _stuck(source: str, pending: Pending) -> NothingMoves:
-    named = ", ".join(pending.windows[:3]) + (" …" if len(pending.windows) > 3 else "")
+    windows = (*pending.windows, *pending.late_windows)
+    named = ", ".join(windows[:3]) + (" …" if len(windows) > 3 else "")
     return NothingMoves(
-        f"{counted(len(pending.windows), 'window')} of {source} cannot be taken in now: {named}.",
+        f"{counted(len(windows), 'window')} of {source} cannot be taken in now: {named}.",
         fix="If they lie in the future, the clock of the source is ahead of this machine's: set both right, "
         "and run the same command again. If they do not, report it with the output of "
         "`omnisupport-ingest checkpoint show`.",

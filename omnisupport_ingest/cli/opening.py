@@ -18,7 +18,7 @@ def open_settings(*, window: str | None = None) -> Settings:
 
 def open_home(settings: Settings) -> Home:
     """The home of ``settings``, made if it is not there; ``HomeMismatch`` if it is another kind."""
-    return Home.open(settings.home, settings.window_size)
+    return Home.open(settings.home, settings.window_size, first=settings.first_window)
 
 
 class HomeMissing(IngestError):

@@ -132,7 +132,7 @@ def _wait_until(workspace: Workspace, lsn: Lsn, advance: Callable[[Lsn], None], 
         epoch = store.current_epoch()
         last = store.last_stream(epoch.number) if epoch else None
         landed = last.stream.end_lsn if last and last.stream else None
-        if landed is not None and landed >= lsn and not pending_windows(workspace, source).windows:
+        if landed is not None and landed >= lsn and pending_windows(workspace, source).nothing:
             return
         if time.monotonic() > deadline:
             raise ProofNotReached(

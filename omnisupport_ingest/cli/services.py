@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from omnisupport_ingest.cli.land import INBOX
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.runtime.environment import settings_environment
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 POSTGRES = "postgres"
 CAPTURE = "capture"
 WORKLOAD = "workload"
+WATCHER = "land"
 
 _START_SECONDS = 120.0
 SEED = 1
@@ -85,6 +87,12 @@ def start_spark(
 def capture(settings: Settings) -> Service:
     """The capture of the source; started again when it fails, for a source may be away for hours."""
     return _own(CAPTURE, settings, grace=30.0)
+
+
+def watch_inbox_when_used(supervisor: Supervisor, settings: Settings, home: Home) -> None:
+    """Start the watcher of the home's inbox as soon as somebody has made that folder."""
+    if WATCHER not in supervisor.names and (home.path / INBOX).is_dir():
+        supervisor.start(_own(WATCHER, settings, "--watch", grace=30.0))
 
 
 def workload(settings: Settings, rate: float) -> Service:

@@ -27,7 +27,8 @@ def up(rate: float | None) -> None:
 
     The source is the embedded PostgreSQL unless OMNISUPPORT_SOURCE_DSN names another one. That one is
     checked first, and what it lacks is told with the SQL that repairs it. If it is away, capture
-    tries again until it answers.
+    tries again until it answers. Files of Debezium events are taken from the folder inbox in the home,
+    once it is there; see `land`.
 
     \b
     Example:
@@ -55,7 +56,12 @@ def up(rate: float | None) -> None:
                 click.echo("Starting Dagster …")
                 ui = start_dagster(supervisor, settings, home).ui
                 click.echo(f"\nThe platform runs. UI: {ui}\nHome: {home.path}   Stop with Ctrl-C.\n")
-                supervisor.run()
+
+                def look() -> bool:
+                    services.watch_inbox_when_used(supervisor, settings, home)
+                    return False
+
+                supervisor.run(look)
             except KeyboardInterrupt:
                 click.echo("\nStopping …")
             finally:

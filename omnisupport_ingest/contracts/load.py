@@ -87,8 +87,10 @@ def contract_of(document: dict[str, Any], path: Path) -> TableContract:
             "Name a column, or null.",
         )
     lateness = policy.get("lateness", {})
-    allowed = _duration(path, "allowed", lateness, DEFAULT_ALLOWED_LATENESS)
-    longest = _duration(path, "max", lateness, max(DEFAULT_MAX_LATENESS, allowed))
+    allowed = _duration(path, "lateness.allowed", lateness.get("allowed"))
+    allowed = DEFAULT_ALLOWED_LATENESS if allowed is None else allowed
+    longest = _duration(path, "lateness.max", lateness.get("max"))
+    longest = max(DEFAULT_MAX_LATENESS, allowed) if longest is None else longest
     if longest < allowed:
         raise refused(
             path, "x-cdc.lateness.max", "is shorter than allowed", "Make max at least as long as allowed."
@@ -111,6 +113,9 @@ def contract_of(document: dict[str, Any], path: Path) -> TableContract:
         fingerprint=hashlib.sha256(
             json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
         ).hexdigest(),
+        purge_deleted_after=_duration(
+            path, "events.purge_deleted_after", policy["events"].get("purge_deleted_after")
+        ),
     )
 
 
@@ -142,15 +147,15 @@ def _check_key(path: Path, key: list[str], columns: tuple[Column, ...]) -> None:
             )
 
 
-def _duration(path: Path, name: str, lateness: dict[str, str], default: timedelta) -> timedelta:
-    if name not in lateness:
-        return default
+def _duration(path: Path, name: str, text: str | None) -> timedelta | None:
+    if text is None:
+        return None
     try:
-        return parse_duration(lateness[name])
+        return parse_duration(text)
     except ValueError as problem:
         raise refused(
             path,
-            f"x-cdc.lateness.{name}",
+            f"x-cdc.{name}",
             str(problem),
             "Write an ISO 8601 duration without years and months.",
         ) from None

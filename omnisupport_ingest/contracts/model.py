@@ -62,7 +62,8 @@ class TableContract:
     are its name at the source, whatever that is. ``key`` lists the key columns in
     the order in which an event's key is written. ``soft_delete_column``: a non-null value in it
     means that the row is deleted. A window closes ``allowed_lateness`` after its end; an event
-    later than ``max_lateness`` waits for a person. ``path`` is the contract's file and
+    later than ``max_lateness`` waits for a person. ``purge_deleted_after``: how long the published table
+    shows a row after its delete, null for ever. ``path`` is the contract's file and
     ``fingerprint`` the SHA-256 of its canonical JSON: another fingerprint is another contract.
     """
 
@@ -81,6 +82,7 @@ class TableContract:
     max_lateness: timedelta
     path: str
     fingerprint: str
+    purge_deleted_after: timedelta | None = None
 
     @property
     def full_name(self) -> str:

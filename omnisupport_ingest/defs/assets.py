@@ -21,6 +21,7 @@ from omnisupport_ingest.defs.tables import published_lineage, table_metadata
 from omnisupport_ingest.lake.checkpoint import Checkpoint
 from omnisupport_ingest.stages import deduped, dimensions, published, raw
 from omnisupport_ingest.stages.idempotency import LOGIC_VERSION
+from omnisupport_ingest.stages.late_replay import refuse_backfill
 from omnisupport_ingest.stages.workspace import Workspace
 
 _LAKE_KINDS = {"spark", "deltalake"}
@@ -89,7 +90,7 @@ def raw_asset(
             source,
             context.partition_keys,
             context.run_id,
-            replay=_replays(context),
+            replay=_replays(context, workspace),
         )
         _mirror(context, done, started)
 
@@ -127,7 +128,7 @@ def deduped_asset(
             source,
             context.partition_keys,
             context.run_id,
-            replay=_replays(context),
+            replay=_replays(context, workspace),
         )
         _mirror(context, done, started)
 
@@ -166,7 +167,7 @@ def dimension_asset(
             contract,
             context.partition_keys,
             context.run_id,
-            replay=_replays(context),
+            replay=_replays(context, workspace),
         )
         _mirror(context, done, started)
 
@@ -196,7 +197,7 @@ def published_asset(*, workspace: Workspace, contract: TableContract) -> dg.Asse
     ) -> None:
         started = time.monotonic()
         done = published.materialize(
-            workspace, pyspark.spark_session, contract, context.run_id, replay=_replays(context)
+            workspace, pyspark.spark_session, contract, context.run_id, replay=_replays(context, workspace)
         )
         context.add_asset_metadata(checkpoint_metadata(done, duration_seconds=time.monotonic() - started))
 
@@ -211,8 +212,14 @@ def _mirror(context: dg.AssetExecutionContext, done: Sequence[Checkpoint], start
         )
 
 
-def _replays(context: dg.AssetExecutionContext) -> bool:
-    return keys.TAKE_NEW_TAG not in context.run.tags
+def _replays(context: dg.AssetExecutionContext, workspace: Workspace) -> bool:
+    """Whether the run makes its windows again; ``BackfillsRefused`` where the decision table forbids it."""
+    tags = context.run.tags
+    if keys.TAKE_NEW_TAG in tags:
+        return False
+    if keys.LATE_TAG not in tags:
+        refuse_backfill(workspace.decisions)
+    return True
 
 
 def _owners(workspace: Workspace, source: str) -> list[str]:

@@ -9,15 +9,19 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
 
 import dagster as dg
 from dagster._core.definitions.assets.graph.asset_graph_subset import AssetGraphSubset
+from dagster._core.definitions.assets.graph.base_asset_graph import BaseAssetGraph
 from dagster._core.definitions.events import AssetKeyPartitionKey
-from dagster._core.execution.backfill import BulkActionStatus, PartitionBackfill
+from dagster._core.execution.backfill import BulkActionsFilter, BulkActionStatus, PartitionBackfill
 from dagster._core.utils import make_new_backfill_id
 
 from omnisupport_ingest.defs import keys
 from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.failpoints import gate
 
 _FINISHED = (
     BulkActionStatus.COMPLETED,
@@ -43,27 +47,37 @@ class BackfillStatus:
     succeeded: bool
     run_ids: tuple[str, ...]
     error: str | None
+    asked_at: datetime
 
 
 def launch_backfill(
     instance: dg.DagsterInstance,
-    definitions: dg.Definitions,
+    graph: BaseAssetGraph[Any],
     source: str,
     windows: Sequence[str],
     *,
     reason: str,
+    description: str = "",
     tags: Mapping[str, str] | None = None,
+    backfill_id: str | None = None,
+    dimension: dg.AssetKey | None = None,
 ) -> str:
     """Ask for a replay of ``windows`` through every layer of ``source``; returns the backfill's id.
 
     The Dagster daemon carries it out, one run per gapless range, and the backfills page shows it.
-    ``reason`` becomes its title and a tag. ``BackfillRefused`` if a window is not a partition.
+    ``graph``: the assets that the code location defines. ``reason`` becomes its title and a tag.
+    With ``backfill_id`` the same backfill is asked for once, however often this is called. With
+    ``dimension`` it is the only one that is made again, after the layers above it.
+    ``BackfillRefused`` if a window is not a partition.
     """
-    graph = definitions.resolve_asset_graph()
+    if backfill_id is not None and instance.get_backfill(backfill_id) is not None:
+        return backfill_id
     asked = sorted(set(windows))
     subset: set[AssetKeyPartitionKey] = set()
     for key in graph.materializable_asset_keys:
         if key.path[0] != source:
+            continue
+        if dimension not in (None, key) and key not in (keys.raw_key(source), keys.deduped_key(source)):
             continue
         partitions = graph.get(key).partitions_def
         if partitions is None:
@@ -81,21 +95,21 @@ def launch_backfill(
     if not subset or not asked:
         raise BackfillRefused(
             f"There is nothing to backfill for {source!r} and {len(asked)} windows.",
-            fix=f"Name at least one window, and one of these sources: {', '.join(_sources(definitions))}.",
+            fix=f"Name at least one window, and one of these sources: {', '.join(_sources(graph))}.",
         )
-    backfill_id = make_new_backfill_id()
-    instance.add_backfill(
-        PartitionBackfill.from_asset_graph_subset(
-            backfill_id=backfill_id,
-            backfill_timestamp=time.time(),
-            tags={keys.SOURCE_TAG: source, keys.REASON_TAG: reason, **(tags or {})},
-            dynamic_partitions_store=instance,
-            asset_graph_subset=AssetGraphSubset.from_asset_partition_set(subset, graph),
-            title=reason,
-            description=f"Replay of {len(asked)} windows of {source}.",
-            run_config=None,
-        )
+    backfill_id = backfill_id or make_new_backfill_id()
+    backfill = PartitionBackfill.from_asset_graph_subset(
+        backfill_id=backfill_id,
+        backfill_timestamp=time.time(),
+        tags={keys.SOURCE_TAG: source, keys.REASON_TAG: reason, **(tags or {})},
+        dynamic_partitions_store=instance,
+        asset_graph_subset=AssetGraphSubset.from_asset_partition_set(subset, graph),
+        title=reason,
+        description=description or f"Replay of {len(asked)} windows of {source}.",
+        run_config=None,
     )
+    with gate("dagster.backfill", backfill_id):
+        instance.add_backfill(backfill)
     return backfill_id
 
 
@@ -115,9 +129,25 @@ def backfill_status(instance: dg.DagsterInstance, backfill_id: str) -> BackfillS
         succeeded=backfill.status in _SUCCEEDED,
         run_ids=tuple(run.run_id for run in runs),
         error=backfill.error.message if backfill.error is not None else None,
+        asked_at=datetime.fromtimestamp(backfill.backfill_timestamp, UTC),
     )
 
 
-def _sources(definitions: dg.Definitions) -> list[str]:
-    graph = definitions.resolve_asset_graph()
+def find_backfill(instance: dg.DagsterInstance, backfill_id: str) -> BackfillStatus | None:
+    """``backfill_status``, null if there is no backfill of this id."""
+    return None if instance.get_backfill(backfill_id) is None else backfill_status(instance, backfill_id)
+
+
+def windows_in_backfills(instance: dg.DagsterInstance, source: str) -> frozenset[str]:
+    """The windows of ``source`` that a backfill which has not ended covers."""
+    unfinished = [status for status in BulkActionStatus if status not in _FINISHED]
+    found: set[str] = set()
+    for backfill in instance.get_backfills(BulkActionsFilter(statuses=unfinished)):
+        data = backfill.asset_backfill_data
+        if data is not None and keys.raw_key(source) in data.target_subset.asset_keys:
+            found |= set(data.target_subset.get_partitions_subset(keys.raw_key(source)).get_partition_keys())
+    return frozenset(found)
+
+
+def _sources(graph: BaseAssetGraph[Any]) -> list[str]:
     return sorted({key.path[0] for key in graph.materializable_asset_keys})

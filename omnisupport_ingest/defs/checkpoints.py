@@ -12,6 +12,7 @@ import dagster as dg
 
 from omnisupport_ingest.defs import keys
 from omnisupport_ingest.defs.metadata import checkpoint_metadata
+from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.lake.checkpoint import Checkpoint
 from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.stages import checkpoints as lake_checkpoints
@@ -31,7 +32,8 @@ def rebuild_materializations(instance: dg.DagsterInstance, workspace: Workspace)
             partition = checkpoint.window if partitioned else None
             if partition in known or partition == OUT_OF_RANGE:
                 continue
-            instance.report_runless_asset_event(_materialization(key, checkpoint, partition))
+            with gate("dagster.materialization", key.to_user_string()):
+                instance.report_runless_asset_event(_materialization(key, checkpoint, partition))
             reported += 1
     return reported
 
@@ -43,6 +45,7 @@ def _tables(workspace: Workspace) -> Iterator[tuple[dg.AssetKey, LakeTable, bool
     for contract in workspace.contracts:
         yield keys.dimension_key(contract), workspace.dimension(contract), True
         yield keys.published_key(contract), workspace.published(contract), False
+        yield keys.history_key(contract), workspace.history(contract), False
 
 
 def _known(instance: dg.DagsterInstance, key: dg.AssetKey, *, partitioned: bool) -> set[str | None]:

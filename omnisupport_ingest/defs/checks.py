@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.defs import keys
-from omnisupport_ingest.stages import checks, content_checks
+from omnisupport_ingest.stages import checks, content_checks, window_checks
 from omnisupport_ingest.stages.findings import CheckFinding
 from omnisupport_ingest.stages.workspace import Workspace
 
@@ -32,6 +32,9 @@ def build_log_checks(source: str, contracts: Sequence[TableContract]) -> list[dg
         (deduped, "counts_add_up", checks.counts_add_up, _ERROR),
         (deduped, "no_collisions", checks.no_collisions, _ERROR),
         (deduped, "epochs_in_order", checks.epochs_in_order, _ERROR),
+        (deduped, "quarantine_not_rising", _quarantine_not_rising_now, _ERROR),
+        (deduped, "windows_settled", window_checks.windows_settled, _WARN),
+        (deduped, "replays_explained", window_checks.replays_explained, _ERROR),
     ]
     found = [
         _log_check(asset=asset, name=name, source=source, finding=finding, severity=severity)
@@ -101,6 +104,11 @@ def _content_check(
 def _watermark_fresh_now(workspace: Workspace, source: str) -> CheckFinding:
     """Whether the watermark of what has landed is near the clock; old backfills do not move it."""
     return checks.watermark_fresh(workspace, source, datetime.now(UTC))
+
+
+def _quarantine_not_rising_now(workspace: Workspace, source: str) -> CheckFinding:
+    """Whether no reason keeps more events in quarantine, not discarded, than a day ago."""
+    return checks.quarantine_not_rising(workspace, source, datetime.now(UTC))
 
 
 def _result(

@@ -7,12 +7,14 @@ are the same, so runs, materializations and checkpoints show in the UI afterward
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import dagster as dg
 
 from omnisupport_ingest.defs import keys
 from omnisupport_ingest.defs.run_history import RunHistory
+from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.windows import WindowRange
 
 _OURS = "omnisupport_ingest."
@@ -42,23 +44,46 @@ def run_windows(
     source: str,
     windows: WindowRange,
     cursor: str | None,
+    *,
+    replay: Mapping[str, str] | None = None,
+    table: str | None = None,
 ) -> DirectRun:
     """Take ``windows`` of ``source`` through every layer; a table that fails does not stop the others.
 
-    ``cursor``: the newest landed batch, as the sensor's requests name it.
+    ``cursor``: the newest landed batch, as the sensor's requests name it. ``replay``: tags of a run
+    that makes the windows again; it moves no cursor. ``table``: the only one that it makes again and
+    publishes, by the name of its contract, after the layers above it.
     """
+    if replay is not None:
+        only = keys.path_to_table(source, table) if table is not None else None
+        return _run(instance, definitions, keys.replay_job_name(source), source, windows, replay, only)
     attempt = RunHistory(instance, source).attempts(cursor, windows.first, windows.last) + 1
-    result = definitions.resolve_job_def(keys.ingest_job_name(source)).execute_in_process(
-        instance=instance,
-        raise_on_error=False,
-        tags={
-            "dagster/asset_partition_range_start": windows.first,
-            "dagster/asset_partition_range_end": windows.last,
-            keys.CURSOR_TAG: cursor or "",
-            keys.ATTEMPT_TAG: str(attempt),
-            keys.PROCESS_TAG: str(os.getpid()),
-        },
-    )
+    tags = {keys.CURSOR_TAG: cursor or "", keys.ATTEMPT_TAG: str(attempt)}
+    return _run(instance, definitions, keys.ingest_job_name(source), source, windows, tags)
+
+
+def _run(
+    instance: dg.DagsterInstance,
+    definitions: dg.Definitions,
+    job_name: str,
+    source: str,
+    windows: WindowRange,
+    tags: Mapping[str, str],
+    only: list[dg.AssetKey] | None = None,
+) -> DirectRun:
+    job = definitions.resolve_job_def(job_name)
+    with gate("dagster.run", source):
+        result = job.execute_in_process(
+            instance=instance,
+            raise_on_error=False,
+            asset_selection=only,
+            tags={
+                "dagster/asset_partition_range_start": windows.first,
+                "dagster/asset_partition_range_end": windows.last,
+                keys.PROCESS_TAG: str(os.getpid()),
+                **tags,
+            },
+        )
     failures = tuple(
         _failure(event) for event in result.all_events if event.event_type is dg.DagsterEventType.STEP_FAILURE
     )

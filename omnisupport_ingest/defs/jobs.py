@@ -1,4 +1,5 @@
-"""Jobs: ``ingest_<source>`` takes new batches through every layer, ``audit_<source>`` runs every check.
+"""Jobs: ``ingest_<source>`` takes new batches through every layer, ``replay_<source>`` makes windows
+again, ``audit_<source>`` runs every check.
 
 Each runs in one process, so that a run opens Spark once. Windows and unpartitioned published tables
 stand in one job: a run over a range of windows materializes the published tables once, at its end.
@@ -32,7 +33,7 @@ def build_jobs(
     log_checks: Sequence[dg.AssetChecksDefinition],
     content_checks: Sequence[dg.AssetChecksDefinition],
 ) -> dg.Definitions:
-    """Both jobs of ``source``, and the hourly schedule of its audit.
+    """The jobs of ``source``, and the hourly schedule of its audit.
 
     Checks that need no Spark run with every ingest; those that read rows run in the audit only, so
     that a small batch does not pay for the size of the tables.
@@ -44,6 +45,14 @@ def build_jobs(
         description=f"New batches of {source}, from landing to the published tables.",
         executor_def=dg.in_process_executor,
         tags={keys.TAKE_NEW_TAG: "true", keys.SOURCE_TAG: source},
+    )
+    replay = dg.define_asset_job(
+        keys.replay_job_name(source),
+        selection=tables,
+        description=f"Makes windows of {source} again through every layer, from what has landed. The forward "
+        f"cursor does not move. Say why in the tag {keys.REASON_TAG}.",
+        executor_def=dg.in_process_executor,
+        tags={keys.SOURCE_TAG: source},
     )
     audit = dg.define_asset_job(
         keys.audit_job_name(source),
@@ -59,4 +68,4 @@ def build_jobs(
         default_status=dg.DefaultScheduleStatus.RUNNING,
         description=f"Runs every check of {source} at minute 5 of every hour.",
     )
-    return dg.Definitions(jobs=[ingest, audit], schedules=[hourly])
+    return dg.Definitions(jobs=[ingest, replay, audit], schedules=[hourly])

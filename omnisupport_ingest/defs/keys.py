@@ -13,10 +13,15 @@ SOURCE_TAG = "omnisupport/source"
 CURSOR_TAG = "omnisupport/cursor"
 ATTEMPT_TAG = "omnisupport/attempt"
 REASON_TAG = "omnisupport/reason"
+LATE_TAG = "omnisupport/late-events"
+"""Run and backfill tag: how many events landed in the windows after they had closed."""
+
+LATE_BATCHES_TAG = "omnisupport/late-batches"
 PROCESS_TAG = "omnisupport/process"
 """Run tag: the process of this machine that executes a run outside of the code server."""
 
 LANDING, RAW, DEDUPED, DIMENSIONS, PUBLISHED = "landing", "raw", "deduped", "dimensions", "published"
+HISTORY = "history"
 """Asset groups, one per layer."""
 
 
@@ -40,6 +45,16 @@ def published_key(contract: TableContract) -> dg.AssetKey:
     return dg.AssetKey([contract.source, "published", contract.name])
 
 
+def path_to_table(source: str, name: str) -> list[dg.AssetKey]:
+    """The assets that the rows of one contract's table go through, published table included."""
+    own = [dg.AssetKey([source, f"dim_{name}"]), dg.AssetKey([source, "published", name])]
+    return [raw_key(source), deduped_key(source), *own]
+
+
+def history_key(contract: TableContract) -> dg.AssetKey:
+    return dg.AssetKey([contract.source, "history", f"dim_{contract.name}_history"])
+
+
 def pool_of(key: dg.AssetKey) -> str:
     """The pool that keeps two writers of one table apart; conflicts are safe, but cost a retry."""
     return "/".join(key.path)
@@ -49,5 +64,17 @@ def ingest_job_name(source: str) -> str:
     return f"ingest_{source}"
 
 
+def replay_job_name(source: str) -> str:
+    return f"replay_{source}"
+
+
 def audit_job_name(source: str) -> str:
     return f"audit_{source}"
+
+
+def history_job_name(source: str) -> str:
+    return f"history_{source}"
+
+
+def review_job_name(source: str) -> str:
+    return f"review_{source}"

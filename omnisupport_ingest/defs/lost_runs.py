@@ -13,6 +13,7 @@ import dagster as dg
 import psutil
 
 from omnisupport_ingest.defs.keys import PROCESS_TAG
+from omnisupport_ingest.failpoints import gate
 
 _STARTED = [
     dg.DagsterRunStatus.STARTING,
@@ -34,8 +35,13 @@ def end_lost_runs(instance: dg.DagsterInstance) -> list[str]:
         process = _process_of(instance, run)
         if process is None or _lives(process, since=record.start_time):
             continue
-        instance.report_run_failed(run, f"Its process ({process}) is gone, and nobody had told of its end.")
-        instance.event_log_storage.free_concurrency_slots_for_run(run.run_id)
+        # The pools first: a run that is marked failed is not looked at again.
+        with gate("dagster.pool", run.run_id):
+            instance.event_log_storage.free_concurrency_slots_for_run(run.run_id)
+        with gate("dagster.run_failed", run.run_id):
+            instance.report_run_failed(
+                run, f"Its process ({process}) is gone, and nobody had told of its end."
+            )
         ended.append(run.run_id)
     return ended
 

@@ -5,12 +5,20 @@ The UI plots entries of the types int and float alone; a number written as text 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 
 import dagster as dg
 from dagster import MetadataValue
 
+from omnisupport_ingest.contracts.decision_table import JUDGED
 from omnisupport_ingest.lake.checkpoint import Checkpoint
+from omnisupport_ingest.stages import deduped, dimensions, raw
+
+RAW, DEDUPED, DIMENSION = raw.LAYER, deduped.LAYER, dimensions.LAYER
+
+_COUNTED: Mapping[str, tuple[str, ...]] = defaultdict(tuple, {DEDUPED: JUDGED})
+"""The scenarios that a layer counts events of."""
 
 CONCEPTS = ("cursor", "watermark", "dedupe_key", "idempotency_key", "checkpoint")
 """The five entries that every materialization carries."""
@@ -50,12 +58,20 @@ def checkpoint_metadata(
         entries["watermark_lag_seconds"] = MetadataValue.float(round(lag, 3))
     if checkpoint.window:
         # A published table holds rows of many windows' events, and counts none.
+        entries["events_raw"] = MetadataValue.int(checkpoint.raw)
+        if checkpoint.layer != RAW:
+            # Raw has judged nothing: a zero would be read as a count.
+            entries |= {
+                "events_deduped": MetadataValue.int(checkpoint.deduped),
+                "events_duplicate": MetadataValue.int(checkpoint.duplicates),
+                "events_quarantined": MetadataValue.int(checkpoint.quarantined),
+                "closed": MetadataValue.bool(checkpoint.closed),
+            }
         entries |= {
-            "events_raw": MetadataValue.int(checkpoint.raw),
-            "events_deduped": MetadataValue.int(checkpoint.deduped),
-            "events_duplicate": MetadataValue.int(checkpoint.duplicates),
-            "events_quarantined": MetadataValue.int(checkpoint.quarantined),
+            f"scenario_{name}": MetadataValue.int(checkpoint.scenarios.get(name, 0))
+            for name in _COUNTED[checkpoint.layer]
         }
+        entries |= _replay(checkpoint)
     for name, value in (
         ("delta_version", checkpoint.delta_version),
         ("upstream_version", checkpoint.upstream_version),
@@ -64,4 +80,19 @@ def checkpoint_metadata(
             entries[name] = MetadataValue.int(value)
     if duration_seconds is not None:
         entries["duration_seconds"] = MetadataValue.float(round(duration_seconds, 3))
+    return entries
+
+
+def _replay(checkpoint: Checkpoint) -> Mapping[str, dg.MetadataValue]:
+    """What a replay did to the window: nothing, or how many keys changed and why."""
+    if checkpoint.replaced_hash is None:
+        return {}
+    entries: dict[str, dg.MetadataValue] = {
+        "content_hash_before": MetadataValue.text(checkpoint.replaced_hash),
+        "replay": MetadataValue.text(
+            f"changed by {', '.join(checkpoint.changed_by)}" if checkpoint.changed_by else "no change"
+        ),
+    }
+    if checkpoint.layer == DIMENSION:
+        entries["keys_changed"] = MetadataValue.int(checkpoint.keys_changed or 0)
     return entries

@@ -32,6 +32,7 @@ class RunHistory:
     def __init__(self, instance: dg.DagsterInstance, source: str) -> None:
         self._instance = instance
         self._job = keys.ingest_job_name(source)
+        self._replay_job = keys.replay_job_name(source)
         self._raw = keys.raw_key(source)
 
     def in_progress(self) -> list[WindowRange]:
@@ -40,7 +41,9 @@ class RunHistory:
         runs = self._instance.get_runs(dg.RunsFilter(statuses=_IN_PROGRESS))
         found = []
         for run in runs:
-            if run.job_name != self._job and self._raw not in (run.asset_selection or ()):
+            if run.job_name not in (self._job, self._replay_job) and self._raw not in (
+                run.asset_selection or ()
+            ):
                 continue
             one = run.tags.get("dagster/partition")
             first, last = run.tags.get(_RANGE_START, one), run.tags.get(_RANGE_END, one)

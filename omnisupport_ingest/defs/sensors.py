@@ -15,7 +15,7 @@ import dagster as dg
 from omnisupport_ingest.defs import keys
 from omnisupport_ingest.defs.lost_runs import end_lost_runs
 from omnisupport_ingest.defs.run_history import RunHistory
-from omnisupport_ingest.failpoints import reached
+from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.stages.pending import Pending, pending_soon
 from omnisupport_ingest.stages.run_requests import RunPlan, plan_runs, retry_at
 from omnisupport_ingest.stages.workspace import Workspace
@@ -59,7 +59,8 @@ def wal_batches_sensor(*, source: str, partitions: dg.TimeWindowPartitionsDefini
         job_name=keys.ingest_job_name(source),
         minimum_interval_seconds=INTERVAL_SECONDS,
         default_status=dg.DefaultSensorStatus.RUNNING,
-        description=f"Asks for a run over the windows of {source} that have landed and are not committed.",
+        description=f"Asks for a run over the windows of {source} that have landed and are not committed; "
+        "windows that late events landed in are left to late_arrivals.",
     )
     def wal_batches(
         context: dg.SensorEvaluationContext, workspace: dg.ResourceParam[Workspace]
@@ -104,8 +105,8 @@ def wal_batches_sensor(*, source: str, partitions: dg.TimeWindowPartitionsDefini
         cursor = SensorCursor(pending.last_batch_id, pending.last_lsn, attempt)
         if not requests:
             return _nothing(_why_waiting(plan), cursor, observations)
-        reached("sensor.before_cursor")
-        return dg.SensorResult(run_requests=requests, cursor=cursor.to_text(), asset_events=observations)
+        with gate("sensor.answer"):
+            return dg.SensorResult(run_requests=requests, cursor=cursor.to_text(), asset_events=observations)
 
     return wal_batches
 
@@ -132,6 +133,8 @@ def _all_committed(pending: Pending) -> str:
         return f"Everything before the hole is committed. {pending.hole} Fix: {pending.hole.fix}"
     if pending.last_batch_id is None:
         return "Nothing has landed yet."
+    if pending.late_windows:
+        return f"{len(pending.late_windows)} windows received late events: their replay is a backfill."
     return f"All {pending.landed} batches are committed, up to {pending.last_batch_id}."
 
 
@@ -147,6 +150,8 @@ def _why_waiting(plan: RunPlan) -> str:
 def _observed(source: str, pending: Pending, now: datetime) -> dg.AssetObservation:
     entries: dict[str, dg.MetadataValue] = {
         "batches_landed": dg.MetadataValue.int(pending.landed),
+        "scenario_crash_after_emit": dg.MetadataValue.int(pending.recoveries),
+        "scenario_stream_hole": dg.MetadataValue.int(0 if pending.hole is None else 1),
         "batches_pending": dg.MetadataValue.int(pending.batches),
         "windows_pending": dg.MetadataValue.int(len(pending.windows)),
         "last_batch_id": dg.MetadataValue.text(pending.last_batch_id or "–"),

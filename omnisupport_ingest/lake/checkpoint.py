@@ -25,6 +25,9 @@ class Checkpoint:
     A window that was made again says what it replaced: ``replaced_hash`` is the content hash before,
     null where the window was only added to; where the two differ, ``keys_changed`` is how many keys have
     another state, and ``changed_by`` why (``late events``, ``contract``, …).
+
+    ``closed``: the watermark had passed the window's end and allowed lateness, and the content was
+    written whole or folded since. What the window takes in later opens it again.
     """
 
     layer: str
@@ -54,6 +57,7 @@ class Checkpoint:
     replaced_hash: str | None = None
     keys_changed: int | None = None
     changed_by: tuple[str, ...] = ()
+    closed: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON values; moments in ISO 8601."""

@@ -19,7 +19,7 @@ from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction, Transaction
 
 from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.failpoints import reached
+from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.lake.layout import LakeFile, StagedFile
 from omnisupport_ingest.lake.state import WindowState
 
@@ -43,7 +43,8 @@ class WindowChange:
     """What a commit does to one window.
 
     ``add`` joins the window and ``state`` becomes its state. ``remove`` leaves it; with
-    ``replaces`` everything the window held before leaves it, named or not.
+    ``replaces`` everything the window held before leaves it, named or not. ``same_rows``: the window
+    holds the same rows afterwards, so the log marks its files as no change of data.
     """
 
     window: str
@@ -51,9 +52,10 @@ class WindowChange:
     remove: tuple[LakeFile, ...]
     state: WindowState
     replaces: bool
+    same_rows: bool = False
 
 
-def add_data(folder: Path, file: StagedFile) -> AddAction:
+def add_data(folder: Path, file: StagedFile, *, same_rows: bool = False) -> AddAction:
     """The action that adds ``file``; ``StagedFileMissing`` if it is not there as it was staged.
 
     delta-rs accepts a file that does not exist, and every reader would fail on it.
@@ -65,20 +67,22 @@ def add_data(folder: Path, file: StagedFile) -> AddAction:
             + ("it is gone." if size is None else f"it has {size} now."),
             fix="Run the same work again: it stages its files anew.",
         )
-    return _add(file.path, file.bytes, file.partition, file.stats)
+    return _add(file.path, file.bytes, file.partition, file.stats, same_rows=same_rows)
 
 
-def add_state(path: str, size: int, partition: Sequence[tuple[str, str | None]]) -> AddAction:
+def add_state(
+    path: str, size: int, partition: Sequence[tuple[str, str | None]], *, same_rows: bool = False
+) -> AddAction:
     """The action that adds the state file at ``path``, ``size`` bytes without rows."""
     stats = '{"numRecords":0,"minValues":{},"maxValues":{},"nullCount":{}}'
-    return _add(path, size, partition, stats)
+    return _add(path, size, partition, stats, same_rows=same_rows)
 
 
-def remove(file: LakeFile) -> RemoveAction:
+def remove(file: LakeFile, *, same_rows: bool = False) -> RemoveAction:
     """The action that removes exactly ``file``."""
     return RemoveAction(
         file.path,
-        data_change=True,
+        data_change=not same_rows,
         deletion_timestamp=_now(),
         size=file.bytes,
         partition_values=dict(file.partition),
@@ -99,17 +103,18 @@ def commit_actions(
     version = handle.version()
     app_version = (handle.transaction_version(app_id) or 0) + 1
     try:
-        handle.create_write_transaction(
-            list(actions),
-            mode="append",
-            schema=handle.schema(),
-            partition_by=handle.metadata().partition_columns,
-            commit_properties=CommitProperties(
-                custom_metadata={NOTE: note},
-                max_commit_retries=0,
-                app_transactions=[Transaction(app_id, app_version)],
-            ),
-        )
+        with gate("lake.commit", app_id):
+            handle.create_write_transaction(
+                list(actions),
+                mode="append",
+                schema=handle.schema(),
+                partition_by=handle.metadata().partition_columns,
+                commit_properties=CommitProperties(
+                    custom_metadata={NOTE: note},
+                    max_commit_retries=0,
+                    app_transactions=[Transaction(app_id, app_version)],
+                ),
+            )
     except CommitFailedError as error:
         newest = DeltaTable(handle.table_uri).version()
         if newest == version:
@@ -119,15 +124,17 @@ def commit_actions(
             f"{newest} now.",
             fix="Nothing was written. Open the table again and plan on what it holds now.",
         ) from error
-    reached("lake.committed")
     return version + 1
 
 
-def commit_note(states: Iterable[WindowState]) -> dict[str, Any]:
-    """What the log entry says about the work, bounded in size, for people who read the log."""
+def commit_note(states: Iterable[WindowState], run_id: str | None = None) -> dict[str, Any]:
+    """What the log entry says about the work, bounded in size, for people who read the log.
+
+    ``run_id``: the run that commits, where it is not the one that made the content.
+    """
     checkpoints = [state.checkpoint for state in states]
     return {
-        "run_id": checkpoints[0].run_id if checkpoints else None,
+        "run_id": run_id or (checkpoints[0].run_id if checkpoints else None),
         "window_count": len(checkpoints),
         "windows": [
             {
@@ -136,19 +143,22 @@ def commit_note(states: Iterable[WindowState]) -> dict[str, Any]:
                 "idempotency_key": checkpoint.idempotency_key,
                 "position": checkpoint.cursor,
                 "last_batch_id": checkpoint.last_batch_id,
+                "closed": checkpoint.closed,
             }
             for checkpoint in checkpoints[:_NOTED_WINDOWS]
         ],
     }
 
 
-def _add(path: str, size: int, partition: Sequence[tuple[str, str | None]], stats: str) -> AddAction:
+def _add(
+    path: str, size: int, partition: Sequence[tuple[str, str | None]], stats: str, *, same_rows: bool
+) -> AddAction:
     return AddAction(
         path=path,
         size=size,
         partition_values=dict(partition),
         modification_time=_now(),
-        data_change=True,
+        data_change=not same_rows,
         stats=stats,
     )
 

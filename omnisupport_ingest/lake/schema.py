@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from deltalake import CommitProperties, DeltaTable, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.failpoints import gate
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -36,27 +38,36 @@ def arrow_schema(schema: StructType, *, without: tuple[str, ...]) -> pa.Schema:
 
 
 def open_with_schema(
-    folder: Path, schema: StructType, partition_by: tuple[str, ...], name: str, description: str
+    folder: Path,
+    schema: StructType,
+    partition_by: tuple[str, ...],
+    name: str,
+    description: str,
+    *,
+    configuration: Mapping[str, str] | None = None,
 ) -> DeltaTable:
     """The newest version of the table in ``folder``, made or widened as ``schema`` asks.
 
-    A new table's folder is open to its owner only. ``SchemaChanged`` if a column has another type
-    on disk, or the partition columns differ.
+    A new table's folder is open to its owner only, and it has the Delta properties of
+    ``configuration``. ``SchemaChanged`` if a column has another type on disk, or the partition
+    columns differ.
     """
     wanted = delta_schema(schema)
     if not DeltaTable.is_deltatable(str(folder)):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         try:
-            DeltaTable.create(
-                str(folder),
-                wanted,
-                mode="ignore",
-                partition_by=list(partition_by),
-                name=name,
-                description=description,
-                # A retry would make the table again, with another id, over the one just made.
-                commit_properties=CommitProperties(max_commit_retries=0),
-            )
+            with gate("lake.table", name):
+                DeltaTable.create(
+                    str(folder),
+                    wanted,
+                    mode="ignore",
+                    partition_by=list(partition_by),
+                    name=name,
+                    description=description,
+                    configuration=configuration,
+                    # A retry would make the table again, with another id, over the one just made.
+                    commit_properties=CommitProperties(max_commit_retries=0),
+                )
         except DeltaError:
             # Another process made it in the same moment.
             if not DeltaTable.is_deltatable(str(folder)):
@@ -65,7 +76,7 @@ def open_with_schema(
     missing = _missing(handle, wanted, partition_by)
     if missing:
         # Another process may add them in the same moment; what is still missing shows below.
-        with suppress(CommitFailedError):
+        with suppress(CommitFailedError), gate("lake.columns", name):
             handle.alter.add_columns([field for field in wanted.fields if field.name in missing])
         handle = DeltaTable(str(folder))
         missing = _missing(handle, wanted, partition_by)

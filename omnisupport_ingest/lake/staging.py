@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from omnisupport_ingest.durable import sync_file, sync_folder
 from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.failpoints import reached
+from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.lake import layout
 from omnisupport_ingest.lake.layout import StagedFile
 from omnisupport_ingest.lake.stats import delta_stats
@@ -75,12 +75,11 @@ def stage_frame(
     draft = table.folder / layout.STAGING / uuid.uuid4().hex
     draft.parent.mkdir(mode=0o700, exist_ok=True)
     try:
-        writer = frame.select(*spec.schema.names).write
-        if spec.partition_by:
-            writer = writer.partitionBy(*spec.partition_by)
-        with _room_on_disk(draft):
+        with gate("lake.write", spec.path), _room_on_disk(draft):
+            writer = frame.select(*spec.schema.names).write
+            if spec.partition_by:
+                writer = writer.partitionBy(*spec.partition_by)
             writer.parquet(f"file://{draft}")
-        reached("lake.staged")
         staged: list[StagedFile] = []
         for window, written in _drafts(draft, spec.partition_by):
             if window not in generation:
@@ -89,9 +88,9 @@ def stage_frame(
                     fix="Filter the frame to the windows in hand before it is staged.",
                 )
             place = layout.unit_folder(window, generation[window], unit)
-            _place(written, table.folder / place)
+            with gate("lake.place", spec.path):
+                _place(written, table.folder / place)
             staged += _staged(table.folder, place, window, spec.partition_by)
-        reached("lake.placed")
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return StagedFiles(tuple(staged))

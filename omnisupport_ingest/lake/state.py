@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import pyarrow.parquet as pq
 
 from omnisupport_ingest.durable import create_exclusively
 from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.lake.checkpoint import Checkpoint
 
 FOOTER_KEY = b"omnisupport_ingest.window_state"
@@ -54,6 +56,8 @@ class WindowState:
     batches whose events the content holds, in every layer. ``companions`` are paths of files of a
     second table that belong to this content (the quarantine of a window of deduped events).
     ``versions`` are those of the logic and contracts that made it: with others it is stale.
+    ``compacted_units``: for each of its files that was made by folding others, the names of the files
+    that were folded into it; a layer below that took those has taken this one.
     """
 
     generation: int
@@ -63,6 +67,12 @@ class WindowState:
     batches: tuple[str, ...] = ()
     companions: tuple[str, ...] = ()
     versions: tuple[str, ...] = ()
+    compacted_units: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing is left to fold, and nothing has come since the watermark closed the window."""
+        return self.checkpoint.closed
 
     def same_work(self, other: WindowState) -> bool:
         """Whether both say that the same inputs were taken, whoever took them and when."""
@@ -81,6 +91,7 @@ class WindowState:
                 "batches": self.batches,
                 "companions": self.companions,
                 "versions": self.versions,
+                "compacted_units": self.compacted_units,
             },
             sort_keys=True,
             separators=(",", ":"),
@@ -101,6 +112,8 @@ class WindowState:
             batches=tuple(map(sys.intern, record["batches"])),
             companions=tuple(record["companions"]),
             versions=tuple(record["versions"]),
+            # States written before windows were closed have none.
+            compacted_units={path: tuple(names) for path, names in record.get("compacted_units", {}).items()},
         )
 
 
@@ -115,12 +128,13 @@ def write_state(path: Path, state: WindowState, schema: pa.Schema) -> int:
     pq.write_table(schema.with_metadata(metadata).empty_table(), buffer)
     path.parent.mkdir(parents=True, exist_ok=True)
     content = buffer.getvalue().to_pybytes()
-    while not create_exclusively(path, content):
-        try:
-            os.utime(path)
-            break
-        except FileNotFoundError:
-            continue
+    with gate("lake.state", path):
+        while not create_exclusively(path, content):
+            try:
+                os.utime(path)
+                break
+            except FileNotFoundError:
+                continue
     return path.stat().st_size
 
 

@@ -18,6 +18,7 @@ from urllib.parse import unquote
 
 from deltalake import DeltaTable
 
+from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.lake import layout
 from omnisupport_ingest.lake.table import LakeTable
 
@@ -51,7 +52,8 @@ def sweep(table: LakeTable, older_than: timedelta = timedelta(days=1)) -> list[s
     staging = folder / layout.STAGING
     for draft in sorted(staging.iterdir()) if staging.exists() else []:
         if _newest(draft) < now - older_than.total_seconds():
-            shutil.rmtree(draft, ignore_errors=True)
+            with gate("lake.sweep_delete", draft):
+                shutil.rmtree(draft, ignore_errors=True)
             removed.append(f"{layout.STAGING}/{draft.name}")
     return sorted(removed)
 
@@ -78,16 +80,19 @@ def _remove_if_old(target: Path, staging: Path, limit: float) -> bool:
     try:
         if target.stat().st_mtime >= limit:
             return False
-        os.rename(target, aside)
+        with gate("lake.sweep", target):
+            os.rename(target, aside)
     except FileNotFoundError:
         return False
     if aside.stat().st_mtime >= limit:
-        os.rename(aside, target)
+        with gate("lake.sweep", target):
+            os.rename(aside, target)
         return False
-    if aside.is_dir():
-        shutil.rmtree(aside)
-    else:
-        aside.unlink()
+    with gate("lake.sweep_delete", target):
+        if aside.is_dir():
+            shutil.rmtree(aside)
+        else:
+            aside.unlink()
     return True
 
 

@@ -32,7 +32,7 @@ from omnisupport_ingest.lake.commit import (
     commit_note,
     remove,
 )
-from omnisupport_ingest.lake.layout import LakeFile
+from omnisupport_ingest.lake.layout import LakeFile, StagedFile
 from omnisupport_ingest.lake.schema import arrow_schema, open_with_schema
 from omnisupport_ingest.lake.state import StateUnreadable, WindowState, read_state, write_state
 from omnisupport_ingest.lake.stats import rows_in
@@ -141,12 +141,31 @@ class TableSnapshot:
 
         return read_files(spark, self.table.spec.schema, self.table.spec.partition_by, files)
 
-    def commit(self, changes: Sequence[WindowChange]) -> int:
+    def read_placed(self, spark: SparkSession, files: Iterable[StagedFile]) -> DataFrame:
+        """The same of files in their final place that no version of the table holds yet."""
+        folder = self.table.folder
+        return self.read(
+            spark,
+            [
+                LakeFile(
+                    each.path,
+                    os.fspath(folder / each.path),
+                    each.window,
+                    each.partition,
+                    each.rows,
+                    each.bytes,
+                )
+                for each in files
+            ],
+        )
+
+    def commit(self, changes: Sequence[WindowChange], *, run_id: str | None = None) -> int:
         """Make all ``changes`` in one commit and return the version that holds them.
 
         A change whose work the window already holds does nothing; if nothing is left, no version is
         made. ``CommitConflict`` if the table has moved on since ``open``; ``StagedFileMissing`` if
-        a file to add is not there. A snapshot commits once: open the table again for more.
+        a file to add is not there. A snapshot commits once: open the table again for more. ``run_id``:
+        the run that the log entry names, else the one that made the content.
         """
         if self._spent:
             raise RuntimeError(f"a snapshot of {self.table.spec.path} was committed on twice")
@@ -162,7 +181,7 @@ class TableSnapshot:
         if not actions:
             return self.version
         version = commit_actions(
-            self._handle, actions, app_id=self.table.spec.app_id, note=commit_note(states)
+            self._handle, actions, app_id=self.table.spec.app_id, note=commit_note(states, run_id)
         )
         self._spent = True
         return version
@@ -180,8 +199,9 @@ class TableSnapshot:
         arriving = [path for path in staged if path not in held]
         removed = sorted(leaving - set(staged))
         actions: list[AddAction | RemoveAction] = []
-        actions += [add_data(self.table.folder, staged[path]) for path in sorted(arriving)]
-        actions += [remove(held[path]) for path in removed]
+        same = change.same_rows
+        actions += [add_data(self.table.folder, staged[path], same_rows=same) for path in sorted(arriving)]
+        actions += [remove(held[path], same_rows=same) for path in removed]
         if change.add and not actions and self._holds(change):
             return []
         return actions + self._state_actions(change)
@@ -194,10 +214,14 @@ class TableSnapshot:
         spec, state = self.table.spec, change.state
         path = layout.state_path(change.window, state.generation, state.to_text(), spec.partition_by)
         before = self._states.get(change.window, ())
-        actions: list[AddAction | RemoveAction] = [remove(file) for file in before if file.path != path]
+        same = change.same_rows
+        actions: list[AddAction | RemoveAction] = [
+            remove(file, same_rows=same) for file in before if file.path != path
+        ]
         if path not in {file.path for file in before}:
             size = write_state(self.table.folder / path, state, self._data_schema)
-            actions.append(add_state(path, size, layout.partition_in(path, spec.partition_by)))
+            partition = layout.partition_in(path, spec.partition_by)
+            actions.append(add_state(path, size, partition, same_rows=same))
         return actions
 
     @cached_property
@@ -216,6 +240,10 @@ class TableSnapshot:
     @cached_property
     def _states(self) -> dict[str, tuple[LakeFile, ...]]:
         return _by_window(file for file in self._files if layout.is_state(file.path))
+
+    def _placed(self, file: StagedFile) -> LakeFile:
+        uri = os.fspath(self.table.folder / file.path)
+        return LakeFile(file.path, uri, file.window, file.partition, file.rows, file.bytes)
 
     def _lake_file(self, listed: dict[str, Any]) -> LakeFile:
         path = unquote(listed["path"])

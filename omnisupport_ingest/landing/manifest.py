@@ -16,7 +16,8 @@ from omnisupport_ingest.position import Lsn, Position
 FORMAT_VERSION = 3
 """Version of the manifest's form; raised when older code could not read a newer one.
 
-Version 2 added ``arrival.newest_epoch_before``, version 3 ``file.order``.
+Version 2 added ``arrival.newest_epoch_before``, version 3 ``file.order`` and
+``stream.recovered_from``.
 """
 
 
@@ -47,6 +48,10 @@ class StreamSpan:
     ``start_lsn`` is the commit LSN of its first transaction; ``last_commit_lsn``, ``last_xid`` and
     ``last_commit_ts`` are of its last one. All four are null for a batch that only moves the
     chain on through an idle stretch (a keepalive).
+
+    ``recovered_from``: on the first batch after capture died with batches that were durable and not
+    yet confirmed, the slot's confirmed position: what lies between it and this batch was sent again,
+    and dropped. Null else.
     """
 
     previous_end_lsn: Lsn
@@ -56,6 +61,7 @@ class StreamSpan:
     last_xid: int | None
     first_commit_ts: datetime | None
     last_commit_ts: datetime | None
+    recovered_from: Lsn | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +168,7 @@ def upgraded(document: dict[str, Any]) -> dict[str, Any]:
         document = _with_new_field(document, "arrival", "newest_epoch_before")
     if version < 3:
         document = _with_new_field(document, "file", "order")
+        document = _with_new_field(document, "stream", "recovered_from")
     return document | {"format_version": FORMAT_VERSION}
 
 

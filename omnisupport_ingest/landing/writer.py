@@ -189,7 +189,8 @@ class BatchWriter:
         Exactly one of ``stream``, ``chunk`` and ``file`` says what the batch covers, and must fit
         its name. ``confirmed_clock`` and ``max_clock_skew`` bear on the watermark of a batch
         of the stream or of a file of events (see ``watermark.stream_facts``). Raises ``LandingFailed``
-        when files could not be written and ``ChainContested`` when another writer landed the batch; then call ``abandon``.
+        when files could not be written and ``ChainContested`` when another writer landed the batch;
+        then call ``abandon``.
         """
         files = self._finish_files()
         manifest = Manifest(

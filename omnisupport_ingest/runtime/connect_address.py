@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from omnisupport_ingest.durable import replace
+from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.runtime.ports import answers
 
 _FILE = "spark-connect.json"
@@ -32,7 +33,8 @@ class ConnectAddress:
 
     def write(self, run_folder: Path) -> None:
         """Record the address in ``run_folder``, readable by the owner only."""
-        replace(run_folder / _FILE, json.dumps(asdict(self)).encode())
+        with gate("runtime.file"):
+            replace(run_folder / _FILE, json.dumps(asdict(self)).encode())
 
     @classmethod
     def read(cls, run_folder: Path) -> ConnectAddress | None:

@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from omnisupport_ingest.durable import replace
+from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.runtime.environment import settings_environment
 from omnisupport_ingest.settings import Settings
@@ -32,7 +33,8 @@ def write_dagster_home(settings: Settings, home: Home) -> None:
     """Write ``dagster.yaml`` into ``home.dagster``."""
     # JSON is YAML, and needs no YAML library here.
     text = json.dumps(_instance(settings, home), indent=2)
-    replace(home.dagster / "dagster.yaml", f"# Written at every start.\n{text}\n".encode())
+    with gate("runtime.file"):
+        replace(home.dagster / "dagster.yaml", f"# Written at every start.\n{text}\n".encode())
 
 
 def remove_old_run_logs(home: Home, *, older_than: timedelta = RUN_LOGS_KEPT) -> int:
@@ -48,7 +50,8 @@ def write_workspace(home: Home, *, host: str, port: int) -> None:
     """Write ``workspace.yaml`` into ``home.dagster``: the code server at ``host`` and ``port``."""
     server = {"host": host, "port": port, "location_name": LOCATION}
     text = json.dumps({"load_from": [{"grpc_server": server}]}, indent=2)
-    replace(home.dagster / "workspace.yaml", f"# Written at every start.\n{text}\n".encode())
+    with gate("runtime.file"):
+        replace(home.dagster / "workspace.yaml", f"# Written at every start.\n{text}\n".encode())
 
 
 def dagster_environment(settings: Settings, home: Home) -> dict[str, str]:

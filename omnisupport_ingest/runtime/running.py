@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from omnisupport_ingest.durable import replace
+from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.runtime.ports import answers
 
 _PORT_FILE = "dagster-webserver.port"
@@ -27,7 +28,8 @@ def running_services(run_folder: Path) -> dict[str, int]:
 
 def record_ui_port(run_folder: Path, port: int) -> None:
     """Note where the Dagster UI listens, for processes that did not start it."""
-    replace(run_folder / _PORT_FILE, str(port).encode())
+    with gate("runtime.file"):
+        replace(run_folder / _PORT_FILE, str(port).encode())
 
 
 def ui_port(run_folder: Path) -> int | None:

@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 from omnisupport_ingest.durable import replace
+from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.runtime.connect_address import ConnectAddress
 from omnisupport_ingest.runtime.environment import settings_environment
@@ -62,7 +63,8 @@ def _service(settings: Settings, home: Home, address: ConnectAddress) -> Service
     }
     properties = home.run / "spark-connect.properties"
     lines = "".join(f"{key} {_escaped(value)}\n" for key, value in sorted(conf.items()))
-    replace(properties, lines.encode())
+    with gate("runtime.file"):
+        replace(properties, lines.encode())
     spark_home = _spark_home()
     return Service(
         NAME,

@@ -13,6 +13,7 @@ from omnisupport_ingest.lake.contenthash import ContentHash, hash_of_files
 from omnisupport_ingest.lake.staging import StagedFiles
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.table import LakeTable, TableSnapshot
+from omnisupport_ingest.stages.explained import Replaced
 from omnisupport_ingest.stages.plan import Upstream, WindowPlan, Work
 from omnisupport_ingest.stages.progress import BatchFacts
 
@@ -50,7 +51,10 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a plan comes to: the key of its work, the batches its content holds then, and the counts."""
+    """What a plan comes to: the key of its work, the batches its content holds then, and the counts.
+
+    ``past_closing``: the watermark has closed the window by now.
+    """
 
     idempotency_key: str
     batches: tuple[str, ...]
@@ -59,6 +63,7 @@ class Outcome:
     companions: tuple[str, ...] = ()
     upstream_version: int | None = None
     scenarios: Mapping[str, int] = field(default_factory=dict)
+    past_closing: bool = False
 
 
 def change_for(
@@ -69,25 +74,37 @@ def change_for(
     identity: Identity,
     staged: StagedFiles,
     hash_column: str,
+    replaced: Replaced | None = None,
 ) -> WindowChange:
     """The change that commits ``staged`` to the plan's window, with the checkpoint it leaves.
 
     The content hash of an append is the old one joined with that of the new rows, so its cost
-    follows what is new.
+    follows what is new. ``replaced``: what the window held, if it is being made again. A closed
+    window that files are added to is open again; one that is written whole is closed at once.
     """
     files = staged.of(plan.window)
     before = snapshot.state(plan.window)
     content = hash_of_files((snapshot.table.folder / file.path for file in files), hash_column)
     if plan.work is Work.APPEND and before is not None:
         content = ContentHash.parse(before.checkpoint.content_hash) + content
+    checkpoint = checkpoint_of(snapshot, plan, outcome, identity, content)
+    if replaced is not None:
+        keys, why = replaced.explain(str(content))
+        checkpoint = replace(
+            checkpoint, replaced_hash=replaced.content_hash, keys_changed=keys, changed_by=why
+        )
+    kept = before if plan.work is Work.APPEND else None
+    nothing_to_fold = kept is None or (kept.closed and not files)
+    checkpoint = replace(checkpoint, closed=outcome.past_closing and nothing_to_fold)
     state = WindowState(
         generation=plan.generation,
         inputs=tuple(sorted(upstream.units)),
         upstream_table_id=upstream.table_id,
-        checkpoint=checkpoint_of(snapshot, plan, outcome, identity, content),
+        checkpoint=checkpoint,
         batches=tuple(sorted(outcome.batches)),
         companions=tuple(sorted(outcome.companions)),
         versions=upstream.versions,
+        compacted_units=kept.compacted_units if kept is not None else {},
     )
     return WindowChange(plan.window, files, (), state, plan.work is Work.REPLACE)
 

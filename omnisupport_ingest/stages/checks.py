@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
+from omnisupport_ingest.cdc.judging import OPEN
+from omnisupport_ingest.contracts.decision_table import COLLISION, OLDER_EPOCH
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.lake.checkpoint import Checkpoint
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
@@ -17,14 +19,22 @@ from omnisupport_ingest.landing.completeness import below_the_snapshots, incompl
 from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.stages import checkpoints
 from omnisupport_ingest.stages.findings import CheckFinding
+from omnisupport_ingest.stages.quarantine_stock import rises_of, stock_of
+from omnisupport_ingest.stages.quarantined import Filter, Quarantined, quarantined
+from omnisupport_ingest.stages.reviews import ReviewLedger
 from omnisupport_ingest.stages.workspace import Workspace
 from omnisupport_ingest.windows import OUT_OF_RANGE
 
 FRESH_WITHIN = timedelta(minutes=15)
 """How far the watermark may stay behind the clock before the source counts as stale."""
 
+RISES_WITHIN = timedelta(days=1)
+"""What the quarantine of now is held against: the one of so long ago."""
+
 _NAMED = 3
-"""How many windows a summary names before it only counts them."""
+"""How many windows or reasons a summary names before it only counts them."""
+
+_REVIEW = "Review them: omnisupport-ingest quarantine list --source {source} --reason {reason}"
 
 
 def chain_unbroken(workspace: Workspace, source: str) -> CheckFinding:
@@ -154,41 +164,66 @@ def counts_add_up(workspace: Workspace, source: str) -> CheckFinding:
 
 
 def no_collisions(workspace: Workspace, source: str) -> CheckFinding:
-    """Whether quarantine is free of events that share a position but not their content."""
-    rows, windows = _quarantined(workspace, source)
+    """Whether every event that shares a position with another content was reviewed."""
+    rows = stock_of(workspace.quarantine(source), None)
     numbers: dict[str, int | float] = {f"quarantined_{reason}": rows[reason] for reason in sorted(rows)}
-    if rows["collision"]:
+    left = _unreviewed(workspace, source, COLLISION)
+    if left:
         summary = (
-            f"{rows['collision']} events share a position with different content, in "
-            f"{_named(sorted(windows['collision']))}. Neither copy was accepted."
+            f"{len(left)} events share a position with different content, in {_windows_of(left)}. "
+            f"Neither copy was accepted. {_REVIEW.format(source=source, reason=COLLISION)}"
         )
-        return CheckFinding(False, summary, numbers)
-    return CheckFinding(True, f"No collision; {rows.total()} events are in quarantine.", numbers)
+        return CheckFinding(False, summary, {**numbers, "collisions_unreviewed": len(left)})
+    reviewed = f"all {rows[COLLISION]} collided ones reviewed" if rows[COLLISION] else "none of a collision"
+    return CheckFinding(True, f"{rows.total()} events are in quarantine, {reviewed}.", numbers)
 
 
 def epochs_in_order(workspace: Workspace, source: str) -> CheckFinding:
-    """Whether no event of an older epoch landed after a newer epoch had begun."""
-    rows, windows = _quarantined(workspace, source)
-    numbers: dict[str, int | float] = {"events": rows["older_epoch"]}
-    if rows["older_epoch"]:
+    """Whether every event of an older epoch that landed after a newer one had begun was reviewed."""
+    left = _unreviewed(workspace, source, OLDER_EPOCH)
+    numbers: dict[str, int | float] = {"events": len(left)}
+    if left:
         summary = (
-            f"{rows['older_epoch']} events of an older epoch landed after a newer one had begun, in "
-            f"{_named(sorted(windows['older_epoch']))}. They are in quarantine."
+            f"{len(left)} events of an older epoch landed after a newer one had begun, in "
+            f"{_windows_of(left)}. They are in quarantine. "
+            f"{_REVIEW.format(source=source, reason=OLDER_EPOCH)}"
         )
         return CheckFinding(False, summary, numbers)
-    return CheckFinding(True, "No event of an older epoch landed after a newer one had begun.", numbers)
+    return CheckFinding(True, "No event of an older epoch waits for a review.", numbers)
 
 
-def _quarantined(workspace: Workspace, source: str) -> tuple[Counter[str], dict[str, set[str]]]:
-    """Events in quarantine by reason, and the windows that they are in."""
-    rows: Counter[str] = Counter()
-    windows: dict[str, set[str]] = {}
-    table = workspace.quarantine(source)
-    for file in table.open().all_files() if table.exists else ():
-        reason = dict(file.partition).get("reason") or "unknown"
-        rows[reason] += file.rows
-        windows.setdefault(reason, set()).add(file.window)
-    return rows, windows
+def quarantine_not_rising(workspace: Workspace, source: str, now: datetime) -> CheckFinding:
+    """Whether no reason keeps more events in quarantine, not discarded, than a day before ``now``."""
+    rises = rises_of(workspace, source, now - RISES_WITHIN)
+    total = sum(rise.events for rise in rises)
+    numbers: dict[str, int | float] = {"events": total}
+    risen = [rise for rise in rises if rise.more > 0]
+    if risen:
+        more = sum(rise.more for rise in risen)
+        numbers |= {f"more_{rise.reason}": rise.more for rise in risen}
+        named = ", ".join(f"{rise.reason} {rise.events} (+{rise.more})" for rise in risen[:_NAMED])
+        others = len(risen) - _NAMED
+        if others > 0:
+            named += f" and {others} more reasons"
+        summary = (
+            f"{more} events more than a day ago are in quarantine and not discarded: {named}. See them: "
+            f"omnisupport-ingest quarantine list --source {source}"
+        )
+        return CheckFinding(False, summary, numbers)
+    return CheckFinding(
+        True, f"{total} events are in quarantine, for no reason more than a day ago.", numbers
+    )
+
+
+def _unreviewed(workspace: Workspace, source: str, reason: str) -> list[Quarantined]:
+    """Events in quarantine for ``reason`` that somebody must look at, or whose decision waits for a run."""
+    ledger = ReviewLedger.open(workspace, source)
+    rows = quarantined(workspace, source, ledger, Filter(reason=reason))
+    return [row for row in rows if row.state == OPEN or row.waits]
+
+
+def _windows_of(rows: Sequence[Quarantined]) -> str:
+    return _named(sorted({row.window for row in rows}))
 
 
 def _adds_up(judged: Checkpoint, raw: Checkpoint | None) -> bool:

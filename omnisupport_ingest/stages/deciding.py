@@ -152,7 +152,7 @@ class _Plan:
         if holding is None:
             if latest is not None and (self._decision == DISCARD or latest.decision == RELEASE):
                 return None
-            return _elsewhere(self._workspace, self._source, event, latest)
+            return elsewhere(self._workspace, self._source, event, latest)
         if self._decision == DISCARD:
             return None
         row, values = holding
@@ -259,7 +259,7 @@ def _unreleasable(row: Quarantined, values: dict[str, Any]) -> tuple[str, str] |
     return None
 
 
-def _elsewhere(workspace: Workspace, source: str, event: EventRef, latest: Review | None) -> tuple[str, str]:
+def elsewhere(workspace: Workspace, source: str, event: EventRef, latest: Review | None) -> tuple[str, str]:
     """What an event is now that is not in quarantine."""
     before = f"It was {_DONE[latest.decision]} by {_by(latest)}, and is " if latest else "It is "
     window = _window_in(workspace.deduped(source), event)
@@ -319,5 +319,5 @@ def _refused(decision: str, asked: int, refusals: Sequence[Refusal]) -> ReviewRe
     fixes = list(dict.fromkeys(each.fix for each in refusals[:_NAMED]))
     return ReviewRefused(
         f"{len(refusals)} of {asked} events cannot be {done}, so nothing was recorded:\n" + "\n".join(lines),
-        fix=" ".join(["Leave them out.", *fixes]),
+        fix="\n  ".join(["Leave them out; or, for each:", *fixes]),
     )

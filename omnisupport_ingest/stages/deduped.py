@@ -9,7 +9,7 @@ window, so both always belong together.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
@@ -27,13 +27,16 @@ from omnisupport_ingest.lake.table import TableSnapshot, retrying
 from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.position import Position
-from omnisupport_ingest.stages import quarantine, scenarios
+from omnisupport_ingest.stages import closing, quarantine, scenarios
 from omnisupport_ingest.stages.checkpoints import Counts, Identity, Outcome, change_for, report
+from omnisupport_ingest.stages.explained import Replaced, reasons
 from omnisupport_ingest.stages.idempotency import idempotency_key, unit_key
+from omnisupport_ingest.stages.lateness import Lateness
 from omnisupport_ingest.stages.plan import Upstream, WindowPlan, Work, plan_window, repeats_writes
 from omnisupport_ingest.stages.progress import facts_of, rise_from
 from omnisupport_ingest.stages.reviews import ReviewLedger
 from omnisupport_ingest.stages.scenarios import Tallies
+from omnisupport_ingest.stages.upstream_files import files_to_read, units_of
 from omnisupport_ingest.stages.versions import LawVersions
 from omnisupport_ingest.stages.workspace import Workspace
 from omnisupport_ingest.windows import OUT_OF_RANGE
@@ -68,13 +71,16 @@ def materialize(
 ) -> list[Checkpoint]:
     """Judge the events of ``windows`` that raw holds and this layer has not judged yet.
 
-    With ``replay`` every event of the windows is judged again. A second call changes nothing.
+    With ``replay`` every event of the windows is judged again. A second call changes nothing. Windows
+    that the watermark has closed, and in which nothing is left to judge, are closed.
     Returns one checkpoint per window asked for, in order.
     """
     table, versions = workspace.deduped(source), LawVersions(workspace, source)
     store, remake = workspace.landing(source), repeats_writes(workspace.decisions)
+    lateness = Lateness.of(workspace, source)
+    passed = closing.passed_by_watermark(lateness, store.landed().batches)
 
-    def attempt(snapshot: TableSnapshot) -> None:
+    def attempt(snapshot: TableSnapshot) -> list[str]:
         raw = workspace.raw(source).open()
         targets = [*dict.fromkeys(windows), *([OUT_OF_RANGE] if raw.files(OUT_OF_RANGE) else [])]
         jobs = [
@@ -84,9 +90,10 @@ def materialize(
             is not Work.NOTHING
         ]
         if jobs:
-            _commit(workspace, spark, source, versions.ledger, snapshot, raw, jobs, run_id)
+            _commit(workspace, spark, source, versions.ledger, snapshot, raw, jobs, run_id, lateness, passed)
+        return closing.due(snapshot, set(targets) - {job.plan.window for job in jobs}, passed)
 
-    retrying(attempt, table)
+    closing.close(table, retrying(attempt, table), run_id, closing.Fold(spark, "event_hash"))
     return report(table, windows)
 
 
@@ -99,9 +106,12 @@ def _job(
     replay: bool,
 ) -> _Job:
     files = raw.files(window)
-    upstream = Upstream(frozenset(file.path for file in files), raw.table_id, versions)
-    plan = plan_window(snapshot, window, upstream, replay=replay)
     raw_state, state = raw.state(window), snapshot.state(window)
+    paths, stands_for = [file.path for file in files], raw_state.compacted_units if raw_state else {}
+    upstream = Upstream(units_of(paths, stands_for), raw.table_id, versions)
+    plan = plan_window(snapshot, window, upstream, replay=replay)
+    if files_to_read(paths, stands_for, plan.read) is None:
+        plan = WindowPlan(window, Work.REPLACE, upstream.units, snapshot.version + 1)
     batches = raw_state.batches if raw_state else ()
     judged = frozenset(state.batches) if state and plan.work is Work.APPEND else frozenset()
     new = [name for name in batches if name not in judged]
@@ -110,10 +120,11 @@ def _job(
     if plan.work is Work.APPEND and judged and not distinct:
         plan = WindowPlan(window, Work.REPLACE, upstream.units, snapshot.version + 1)
         distinct = _rises(store, batches, window, None)
+    read = files_to_read(paths, stands_for, plan.read) or ()
     return _Job(
         plan=plan,
         upstream=upstream,
-        files=tuple(file for file in files if file.path in plan.read),
+        files=tuple(file for file in files if file.path in read),
         batches=batches,
         outcome_key=idempotency_key(
             layer=LAYER, table=LAYER, window=window, inputs=upstream.units, versions=versions
@@ -138,15 +149,11 @@ def _commit(
     raw: TableSnapshot,
     jobs: Sequence[_Job],
     run_id: str,
+    lateness: Lateness,
+    passed: Callable[[str], bool],
 ) -> None:
     unit = unit_key((job.outcome_key, job.plan) for job in jobs)
-    windows = [job.plan.window for job in jobs]
-    law = Law(
-        contracts=workspace.contracts.of_source(source),
-        decisions=workspace.decisions,
-        window_length=workspace.grid.size.length,
-        reviews={event: decided for window in windows for event, decided in ledger.of_window(window).items()},
-    )
+    law = _law(workspace, source, ledger, [job.plan.window for job in jobs])
     judged = dedupe.judge(_marked(spark, raw, jobs), law)
     seen = Observation()
     accepted = stage_frame(
@@ -188,13 +195,31 @@ def _commit(
                     companions=companions[job.plan.window],
                     upstream_version=raw.version,
                     scenarios=_scenarios(snapshot, job, tallies),
+                    past_closing=passed(job.plan.window),
                 ),
                 Identity(LAYER, source, run_id),
                 accepted,
                 "event_hash",
+                _replaced(
+                    snapshot, raw, job, lateness.late_in(job.plan.window, _known(landing, job.batches))
+                ),
             )
             for job in jobs
         ]
+    )
+
+
+def law_of(workspace: Workspace, source: str, windows: Iterable[str]) -> Law:
+    """What the events of ``windows`` are judged by now."""
+    return _law(workspace, source, ReviewLedger.open(workspace, source), windows)
+
+
+def _law(workspace: Workspace, source: str, ledger: ReviewLedger, windows: Iterable[str]) -> Law:
+    return Law(
+        contracts=workspace.contracts.of_source(source),
+        decisions=workspace.decisions,
+        window_length=workspace.grid.size.length,
+        reviews={event: decided for window in windows for event, decided in ledger.of_window(window).items()},
     )
 
 
@@ -205,6 +230,16 @@ def _scenarios(snapshot: TableSnapshot, job: _Job, tallies: Tallies) -> dict[str
     if state is not None and job.plan.work is Work.APPEND:
         found.update(state.checkpoint.scenarios)
     return dict(sorted(found.items()))
+
+
+def _replaced(
+    snapshot: TableSnapshot, raw: TableSnapshot, job: _Job, late: frozenset[str]
+) -> Replaced | None:
+    before = snapshot.state(job.plan.window)
+    if before is None or job.plan.work is not Work.REPLACE:
+        return None
+    why = reasons(before, job.upstream, job.batches, late, raw.state(job.plan.window))
+    return Replaced(before.checkpoint.content_hash, why)
 
 
 def _known(landing: LandingStore, names: Sequence[str]) -> list[Manifest]:

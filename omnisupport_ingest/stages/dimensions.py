@@ -6,9 +6,9 @@ window's net change. Quarantined events are holes in the fold, never stepped ove
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import cached_property, partial, reduce
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -21,10 +21,14 @@ from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.staging import StagedFiles, stage_frame
 from omnisupport_ingest.lake.table import TableSnapshot, retrying
 from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.stages import closing
 from omnisupport_ingest.stages.checkpoints import Counts, Identity, Outcome, change_for, report
+from omnisupport_ingest.stages.explained import Replaced, keys_changed, reasons
 from omnisupport_ingest.stages.idempotency import idempotency_key, unit_key
+from omnisupport_ingest.stages.lateness import Lateness
 from omnisupport_ingest.stages.plan import Upstream, WindowPlan, Work, plan_window, repeats_writes
 from omnisupport_ingest.stages.progress import BatchFacts, facts_of
+from omnisupport_ingest.stages.upstream_files import files_to_read, units_of
 from omnisupport_ingest.stages.versions import of_contract
 from omnisupport_ingest.stages.workspace import Workspace
 from omnisupport_ingest.windows import OUT_OF_RANGE
@@ -46,6 +50,11 @@ class _Job:
     batches: tuple[str, ...]
 
     @property
+    def replays(self) -> bool:
+        """Whether the window is made again from all its events, not merged with what it holds."""
+        return self.plan.work is Work.REPLACE and not self.held
+
+    @property
     def files(self) -> tuple[LakeFile, ...]:
         return self.accepted + self.holes
 
@@ -62,21 +71,24 @@ def materialize(
     """Fold the events of ``windows`` that the dimension has not folded yet.
 
     With ``replay`` the windows are folded again from all their events. A second call changes
-    nothing. Returns one checkpoint per window asked for, in order.
+    nothing. Windows that are closed in the layer above are marked so: they are one row per key already.
+    Returns one checkpoint per window asked for, in order.
     """
     table, remake = workspace.dimension(contract), repeats_writes(workspace.decisions)
 
-    def attempt(snapshot: TableSnapshot) -> None:
+    def attempt(snapshot: TableSnapshot) -> list[str]:
         deduped = workspace.deduped(contract.source).open()
         quarantine = workspace.quarantine(contract.source).open()
+        passed = closing.passed_with(deduped)
         asked = list(dict.fromkeys(windows))
         if deduped.state(OUT_OF_RANGE) is not None:
             # Events whose time cannot be right are holes in the fold like any other.
             asked.append(OUT_OF_RANGE)
         jobs = [_job(snapshot, deduped, quarantine, contract, window, replay or remake) for window in asked]
         jobs = [job for job in jobs if job.plan.work is not Work.NOTHING]
+        idle = closing.due(snapshot, set(asked) - {job.plan.window for job in jobs}, passed)
         if not jobs:
-            return
+            return idle
         keys = {job.plan.window: _key(contract, job) for job in jobs}
         staged = _stage(
             spark,
@@ -88,6 +100,8 @@ def materialize(
             unit_key((keys[job.plan.window], job.plan) for job in jobs),
         )
         landing = workspace.landing(contract.source)
+        lateness = Lateness.of(workspace, contract.source)
+        changed = _Changed(spark, snapshot, contract, [job for job in jobs if job.replays], staged)
         snapshot.commit(
             [
                 change_for(
@@ -100,16 +114,19 @@ def materialize(
                         facts=_facts(landing, job),
                         counts=job.counts,
                         upstream_version=deduped.version,
+                        past_closing=passed(job.plan.window),
                     ),
                     Identity(LAYER, contract.source, run_id),
                     staged,
                     "_cdc_row_hash",
+                    _replaced(snapshot, deduped, job, landing, lateness, changed),
                 )
                 for job in jobs
             ]
         )
+        return idle
 
-    retrying(attempt, table)
+    closing.close(table, retrying(attempt, table), run_id)
     return report(table, windows)
 
 
@@ -127,12 +144,15 @@ def _job(
     )
     companions = above.companions if above else ()
     holes = tuple(file for file in quarantine.files(window) if file.path in companions)
+    paths, stands_for = [file.path for file in accepted], above.compacted_units if above else {}
     upstream = Upstream(
-        frozenset(file.path for file in accepted) | frozenset(f"quarantine/{file.path}" for file in holes),
+        units_of(paths, stands_for) | frozenset(f"quarantine/{file.path}" for file in holes),
         deduped.table_id,
         of_contract(contract),
     )
     plan = plan_window(snapshot, window, upstream, replay=replay)
+    if files_to_read(paths, stands_for, plan.read) is None:
+        plan = WindowPlan(window, Work.REPLACE, upstream.units, snapshot.version + 1)
     state = snapshot.state(window)
     batches = above.batches if above else ()
     held = snapshot.files(window) if plan.work is Work.APPEND else ()
@@ -142,10 +162,11 @@ def _job(
     if plan.work is Work.NOTHING and state is not None and set(state.batches) != set(batches):
         # Nothing for this table, but the checkpoint moves on with its source.
         plan = WindowPlan(window, Work.APPEND, frozenset(), state.generation)
+    read = files_to_read(paths, stands_for, plan.read) or ()
     return _Job(
         plan=plan,
         upstream=upstream,
-        accepted=tuple(file for file in accepted if file.path in plan.read),
+        accepted=tuple(file for file in accepted if file.path in read),
         holes=tuple(file for file in holes if f"quarantine/{file.path}" in plan.read),
         held=held,
         counts=Counts(
@@ -168,6 +189,53 @@ def _key(contract: TableContract, job: _Job) -> str:
 
 def _facts(landing: LandingStore, job: _Job) -> BatchFacts:
     return facts_of((landing.read(name) for name in job.batches if landing.exists(name)), job.plan.window)
+
+
+class _Changed:
+    """How many keys of the replayed windows have another state; counted once, and only if asked."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        snapshot: TableSnapshot,
+        contract: TableContract,
+        jobs: Sequence[_Job],
+        staged: StagedFiles,
+    ) -> None:
+        self._spark, self._snapshot, self._contract = spark, snapshot, contract
+        self._windows = [job.plan.window for job in jobs]
+        self._staged = staged
+
+    def of(self, window: str) -> int:
+        return self._keys.get(window, 0)
+
+    @cached_property
+    def _keys(self) -> Mapping[str, int]:
+        snapshot = self._snapshot
+        before = snapshot.read(
+            self._spark, [file for window in self._windows for file in snapshot.files(window)]
+        )
+        written = [file for window in self._windows for file in self._staged.of(window)]
+        after = snapshot.read_placed(self._spark, written)
+        state = ("_cdc_kind", "_cdc_key", "_cdc_ended_at", "_cdc_row_hash")
+        return keys_changed(before, after, self._windows, state, "_cdc_key")
+
+
+def _replaced(
+    snapshot: TableSnapshot,
+    deduped: TableSnapshot,
+    job: _Job,
+    landing: LandingStore,
+    lateness: Lateness,
+    changed: _Changed,
+) -> Replaced | None:
+    before = snapshot.state(job.plan.window)
+    if before is None or not job.replays:
+        return None
+    batches = (landing.read(name) for name in job.batches if landing.exists(name))
+    late = lateness.late_in(job.plan.window, batches)
+    why = reasons(before, job.upstream, job.batches, late, deduped.state(job.plan.window))
+    return Replaced(before.checkpoint.content_hash, why, partial(changed.of, job.plan.window))
 
 
 def _stage(

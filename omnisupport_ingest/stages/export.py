@@ -102,12 +102,39 @@ def export(
             f"{contract.source}.{contract.name} has not been published yet.",
             fix="Let the pipeline take in what has landed (omnisupport-ingest up), then export again.",
         )
+    files = [file.uri for file in snapshot.all_files()]
+    written = write_file(contract, files, path, form, deleted=deleted)
+    return Exported(
+        table=f"{contract.source}.{contract.name}",
+        path=str(path),
+        rows=written.rows,
+        bytes=written.bytes,
+        unresolved=written.unresolved,
+        cursor=state.checkpoint.cursor,
+        complete_to=progress.complete_to,
+        pending_batches=progress.pending_batches,
+        watermark=progress.watermark or state.checkpoint.watermark,
+        delta_version=snapshot.version,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a file has: ``unresolved`` of its ``rows`` have a value that is not known."""
+
+    rows: int
+    bytes: int
+    unresolved: int
+
+
+def write_file(
+    contract: TableContract, files: Sequence[str], path: Path, form: Format, *, deleted: bool
+) -> Written:
+    """Write rows of ``published_type`` in the Parquet ``files`` to ``path``, as ``export`` does."""
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     try:
-        rows, unresolved = write_rows(
-            contract, [file.uri for file in snapshot.all_files()], draft, form, deleted=deleted
-        )
+        rows, unresolved = write_rows(contract, files, draft, form, deleted=deleted)
         sync_file(draft)
         size = draft.stat().st_size
         with gate("export.file"):
@@ -118,22 +145,11 @@ def export(
             f"{contract.source}.{contract.name} could not be written to {path}, or a file of the lake could "
             "not be read.",
             fix=f"Make room in {path.parent}; if there is room, look at the lake's files: "
-            f"{snapshot.table.folder}.",
+            f"{Path(files[0]).parent if files else 'there are none'}.",
         ) from error
     finally:
         draft.unlink(missing_ok=True)
-    return Exported(
-        table=f"{contract.source}.{contract.name}",
-        path=str(path),
-        rows=rows,
-        bytes=size,
-        unresolved=unresolved,
-        cursor=state.checkpoint.cursor,
-        complete_to=progress.complete_to,
-        pending_batches=progress.pending_batches,
-        watermark=progress.watermark or state.checkpoint.watermark,
-        delta_version=snapshot.version,
-    )
+    return Written(rows, size, unresolved)
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,6 +71,12 @@ class Lateness:
                 found[file.window] = found.get(file.window, 0) + late
         return tuple(LateArrival(window, batch.batch_id, events) for window, events in sorted(found.items()))
 
+    def late_in(self, window: str, batches: Iterable[Manifest]) -> frozenset[str]:
+        """The names of those of ``batches`` that have late events in ``window``."""
+        return frozenset(
+            batch.batch_id for batch in batches if any(each.window == window for each in self.arrivals(batch))
+        )
+
 
 def newest_watermark(batches: Iterable[Manifest]) -> datetime | None:
     """The watermark of a source now: the highest of its newest epoch that has one."""

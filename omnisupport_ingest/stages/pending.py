@@ -7,7 +7,7 @@ skips nothing, and a window that a changed contract made stale is pending again.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -27,8 +27,8 @@ from omnisupport_ingest.landing.chain import Hole
 from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.stages import raw
-from omnisupport_ingest.stages.lateness import LateArrival, Lateness
-from omnisupport_ingest.stages.published import upstream_of
+from omnisupport_ingest.stages.lateness import LateArrival, Lateness, newest_watermark
+from omnisupport_ingest.stages.published import shows, upstream_of
 from omnisupport_ingest.stages.versions import LawVersions, is_current, of_contract
 from omnisupport_ingest.stages.workspace import Workspace
 
@@ -44,7 +44,8 @@ class Pending:
     have closed since their last commit. ``late_windows``: those to be replayed because events landed
     in them after they had closed, which ``late`` names; they are not among ``windows``. ``batches``:
     how many batches wait in all. ``last_batch_id``, ``last_lsn`` and ``watermark``: of the newest
-    landed batch. ``stream_end``: up to where the WAL stream has landed. ``hole``: what holds back
+    landed batch. ``recoveries``: how often capture went on after a crash before a confirmation.
+    ``stream_end``: up to where the WAL stream has landed. ``hole``: what holds back
     later batches.
     """
 
@@ -56,6 +57,7 @@ class Pending:
     watermark: datetime | None
     hole: Hole | None
     stream_end: Lsn | None = None
+    recoveries: int = 0
     late_windows: tuple[str, ...] = ()
     late: tuple[LateArrival, ...] = ()
 
@@ -74,9 +76,17 @@ class _Layer:
         self._snapshot = _open(table)
         self._versions = versions
         self._decisions = decisions
+        self._states: dict[str, WindowState | None] = {}
+
+    def windows(self) -> Sequence[str]:
+        return self._snapshot.windows() if self._snapshot is not None else ()
 
     def state(self, window: str) -> WindowState | None:
-        return self._snapshot.state(window) if self._snapshot is not None else None
+        if self._snapshot is None:
+            return None
+        if window not in self._states:
+            self._states[window] = self._snapshot.state(window)
+        return self._states[window]
 
     def taken(self, window: str) -> frozenset[str]:
         """The batches of ``window`` that the layer holds, by whatever rules they were taken in."""
@@ -89,6 +99,18 @@ class _Layer:
         if state is None or not is_current(state.versions, self._versions(window), self._decisions):
             return frozenset()
         return frozenset(state.batches)
+
+    def is_open(self, window: str) -> bool:
+        """Whether the layer holds ``window`` and has not closed it since its last commit."""
+        state = self.state(window)
+        return state is not None and not state.closed
+
+    def may_close(self, window: str) -> bool:
+        """Whether a run over ``window`` would close it here or leave it alone, not make it again."""
+        state = self.state(window)
+        if state is None:
+            return self._snapshot is None or not self._snapshot.files(window)
+        return state.versions == self._versions(window)
 
 
 def pending_windows(workspace: Workspace, source: str, *, limit: int = 500) -> Pending:
@@ -113,6 +135,9 @@ def pending_windows(workspace: Workspace, source: str, *, limit: int = 500) -> P
     if not waiting:
         windows |= _unpublished(workspace, contracts)
     late_windows = {each.window for each in late}
+    busy = late_windows.union(*waiting.values())
+    watermark = newest_watermark(landed.batches)
+    windows |= set(_closing(layers, lambda window: lateness.closed(window, watermark), busy)[:limit])
     newest = landed.batches[-1] if landed.batches else None
     held_up = landed.hole is not None and workspace.decisions.action(STREAM_HOLE) == STOP
     return Pending(
@@ -124,6 +149,7 @@ def pending_windows(workspace: Workspace, source: str, *, limit: int = 500) -> P
         watermark=newest.arrival.watermark if newest else None,
         hole=landed.hole,
         stream_end=max((batch.stream.end_lsn for batch in landed.batches if batch.stream), default=None),
+        recoveries=sum(1 for batch in landed.batches if batch.stream and batch.stream.recovered_from),
         late_windows=() if held_up else tuple(sorted(late_windows)),
         late=() if held_up else tuple(late),
     )
@@ -138,6 +164,18 @@ def _layers(workspace: Workspace, source: str, contracts: tuple[TableContract, .
             _Layer(workspace.dimension(each), partial(_of_any_window, of_contract(each)), decisions)
             for each in contracts
         ),
+    ]
+
+
+def _closing(layers: Sequence[_Layer], closed: Callable[[str], bool], busy: Collection[str]) -> list[str]:
+    """The windows that are closed by now, in order, and are still open in some layer. Busy ones wait."""
+    return [
+        window
+        for window in sorted({window for layer in layers for window in layer.windows()})
+        if window not in busy
+        and closed(window)
+        and any(layer.is_open(window) for layer in layers)
+        and all(layer.may_close(window) for layer in layers)
     ]
 
 
@@ -183,7 +221,7 @@ def _unpublished(workspace: Workspace, contracts: tuple[TableContract, ...]) -> 
             continue
         published = _open(workspace.published(contract))
         state = published.state(WHOLE_TABLE) if published else None
-        if state is None or frozenset(state.inputs) != upstream_of(dimension, contract).units:
+        if state is None or not shows(state, upstream_of(dimension, contract)):
             windows.add(dimension.windows()[-1])
     return windows
 

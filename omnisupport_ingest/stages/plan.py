@@ -12,11 +12,15 @@ from omnisupport_ingest.lake.table import TableSnapshot
 
 
 class Work(Enum):
-    """``NOTHING`` to do, ``APPEND`` the new inputs, or ``REPLACE`` the content from all inputs."""
+    """``NOTHING`` to do, ``APPEND`` the new inputs, or ``REPLACE`` the content from all inputs.
+
+    ``CLOSE`` folds the files of a window that has taken all its inputs; its rows stay.
+    """
 
     NOTHING = "nothing"
     APPEND = "append"
     REPLACE = "replace"
+    CLOSE = "close"
 
 
 @dataclass(frozen=True, slots=True)

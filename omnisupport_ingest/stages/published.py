@@ -3,9 +3,14 @@
 Between writing the rows and committing them stands the contract's pandera gate: row rules have
 judged the events one by one, the gate judges what became of them, and a table that does not pass
 stays as it was.
+
+A contract may say that deleted rows are purged after a time. They are left out here alone: the
+dimension keeps what ended them, so nothing that arrives below brings them back.
 """
 
 from __future__ import annotations
+
+from datetime import datetime
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -17,6 +22,7 @@ from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.lake.checkpoint import Checkpoint
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.lake.staging import StagedFiles, stage_frame
+from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.table import TableSnapshot, retrying
 from omnisupport_ingest.position import Position
 from omnisupport_ingest.stages.checkpoints import Counts, Identity, Outcome, change_for, report
@@ -27,6 +33,9 @@ from omnisupport_ingest.stages.versions import of_contract
 from omnisupport_ingest.stages.workspace import Workspace
 
 LAYER = "published"
+
+_PURGE = "purge:"
+"""Begins the version that says from when on deleted rows are shown."""
 
 
 class GateClosed(IngestError):
@@ -61,7 +70,10 @@ def materialize(
         rows = dimension.read(spark, dimension.all_files())
         files = dimension.all_files()
         parts = partitions_for(sum(file.rows for file in files), sum(file.bytes for file in files))
-        state = current_state(rows, contract, partitions=parts).sortWithinPartitions("_cdc_key")
+        current = current_state(
+            rows, contract, partitions=parts, deleted_since=purged_before(dimension, contract)
+        )
+        state = current.sortWithinPartitions("_cdc_key")
         staged = stage_frame(table, state, unit=key, generation={WHOLE_TABLE: plan.generation})
         _gate(spark, snapshot, contract, staged)
         outcome = Outcome(
@@ -104,7 +116,8 @@ def _gate(spark: SparkSession, snapshot: TableSnapshot, contract: TableContract,
 def upstream_of(dimension: TableSnapshot, contract: TableContract) -> Upstream:
     """What the published table is made from: the content of each window of the dimension.
 
-    Content, not files: a window that was replayed to the same rows leaves nothing to publish.
+    Content, not files: a window that was replayed to the same rows leaves nothing to publish. From
+    when on deleted rows are shown is one of the versions.
     """
     states = {window: dimension.state(window) for window in dimension.windows()}
     units = frozenset(
@@ -112,7 +125,37 @@ def upstream_of(dimension: TableSnapshot, contract: TableContract) -> Upstream:
         for window, state in states.items()
         if dimension.files(window)
     )
-    return Upstream(units, dimension.table_id, of_contract(contract))
+    purged = purged_before(dimension, contract)
+    versions = () if purged is None else (f"{_PURGE}{purged.isoformat()}",)
+    return Upstream(units, dimension.table_id, (*of_contract(contract), *versions))
+
+
+def purged_before(dimension: TableSnapshot, contract: TableContract) -> datetime | None:
+    """Rows that were deleted before this moment are not published; null: all are.
+
+    It follows from the watermark of the dimension's own states, so a rebuild purges the same rows. No
+    row goes before its delete is older than anything that may still arrive to be judged in time.
+    The moment moves by whole hours: each step of it is another version of the table.
+    """
+    watermark = _facts(dimension).watermark
+    if contract.purge_deleted_after is None or watermark is None:
+        return None
+    kept = max(contract.purge_deleted_after, contract.max_lateness + contract.allowed_lateness)
+    try:
+        return (watermark - kept).replace(minute=0, second=0, microsecond=0)
+    except OverflowError:
+        return None
+
+
+def shows(state: WindowState, upstream: Upstream) -> bool:
+    """Whether a table published with ``state`` shows what ``upstream`` has and leaves out what it purges.
+
+    Another contract alone is no question of this: its windows are made again first, or wait.
+    """
+    if frozenset(state.inputs) != upstream.units:
+        return False
+    held, wanted = set(state.versions), set(upstream.versions)
+    return held == wanted or not all(each.startswith(_PURGE) for each in held ^ wanted)
 
 
 def _batches(dimension: TableSnapshot) -> tuple[str, ...]:

@@ -20,9 +20,12 @@ from omnisupport_ingest.lake.staging import StagedFiles, stage_frame
 from omnisupport_ingest.lake.table import TableSnapshot, retrying
 from omnisupport_ingest.landing.manifest import DataFile, Manifest
 from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.stages import closing
 from omnisupport_ingest.stages.checkpoints import Counts, Identity, Outcome, change_for, report
+from omnisupport_ingest.stages.explained import Replaced, reasons
 from omnisupport_ingest.stages.idempotency import LOGIC_VERSION, idempotency_key, unit_key
-from omnisupport_ingest.stages.plan import Upstream, WindowPlan, pending, plan_window, repeats_writes
+from omnisupport_ingest.stages.lateness import Lateness
+from omnisupport_ingest.stages.plan import Upstream, WindowPlan, Work, pending, plan_window, repeats_writes
 from omnisupport_ingest.stages.progress import facts_of
 from omnisupport_ingest.stages.workspace import Workspace
 from omnisupport_ingest.windows import OUT_OF_RANGE, WindowGrid
@@ -63,15 +66,18 @@ def materialize(
 
     With ``replay`` the windows are written again from all their batches; where raw holds a batch
     that is no longer in landing, raw is the record and only new batches join it. The sentinel
-    window is taken in with every call. Returns one checkpoint per window asked for, in order.
+    window is taken in with every call. Windows that the watermark has closed, and that have nothing to
+    take in, are closed. Returns one checkpoint per window asked for, in order.
     ``DamagedBatch`` and ``LandingDisagrees`` name a file that is not what its manifest says.
     """
     store, table = workspace.landing(source), workspace.raw(source)
     again = replay or repeats_writes(workspace.decisions)
     landed = {batch.batch_id: batch for batch in store.landed().batches}
     identity = Identity(LAYER, source, run_id)
+    lateness = Lateness.of(workspace, source)
+    passed = closing.passed_by_watermark(lateness, landed.values())
 
-    def attempt(snapshot: TableSnapshot) -> None:
+    def attempt(snapshot: TableSnapshot) -> list[str]:
         targets = [*dict.fromkeys(windows), *_sentinel(landed)]
         upstreams = {window: _upstream(snapshot, window, landed) for window in targets}
         plans = pending(
@@ -80,9 +86,13 @@ def materialize(
             )
             for window in targets
         )
+        idle = closing.due(snapshot, set(targets) - {plan.window for plan in plans}, passed)
         if not plans:
-            return
-        outcomes = {plan.window: _outcome(plan, upstreams[plan.window], landed) for plan in plans}
+            return idle
+        outcomes = {
+            plan.window: _outcome(plan, upstreams[plan.window], landed, past_closing=passed(plan.window))
+            for plan in plans
+        }
         unit = unit_key((outcomes[plan.window].idempotency_key, plan) for plan in plans)
         staged = _stage(spark, store, snapshot, plans, landed, unit, workspace.grid)
         _refuse_other_counts(store, plans, landed, staged)
@@ -96,12 +106,14 @@ def materialize(
                     identity,
                     staged,
                     "event_hash",
+                    _replaced(snapshot, plan, upstreams[plan.window], landed, lateness),
                 )
                 for plan in plans
             ]
         )
+        return idle
 
-    retrying(attempt, table)
+    closing.close(table, retrying(attempt, table), run_id, closing.Fold(spark, "event_hash"))
     return report(table, windows)
 
 
@@ -125,7 +137,9 @@ def _upstream(snapshot: TableSnapshot, window: str, landed: Mapping[str, Manifes
     return Upstream(here | forgotten, None, VERSIONS)
 
 
-def _outcome(plan: WindowPlan, upstream: Upstream, landed: Mapping[str, Manifest]) -> Outcome:
+def _outcome(
+    plan: WindowPlan, upstream: Upstream, landed: Mapping[str, Manifest], *, past_closing: bool
+) -> Outcome:
     taken = [landed[name] for name in upstream.units if name in landed]
     rows = sum(file.rows for _, file in _files(plan.window, upstream.units, landed))
     return Outcome(
@@ -135,7 +149,22 @@ def _outcome(plan: WindowPlan, upstream: Upstream, landed: Mapping[str, Manifest
         batches=tuple(upstream.units),
         facts=facts_of(taken, plan.window),
         counts=Counts(raw=rows),
+        past_closing=past_closing,
     )
+
+
+def _replaced(
+    snapshot: TableSnapshot,
+    plan: WindowPlan,
+    upstream: Upstream,
+    landed: Mapping[str, Manifest],
+    lateness: Lateness,
+) -> Replaced | None:
+    before = snapshot.state(plan.window)
+    if before is None or plan.work is not Work.REPLACE:
+        return None
+    late = lateness.late_in(plan.window, (landed[name] for name in upstream.units if name in landed))
+    return Replaced(before.checkpoint.content_hash, reasons(before, upstream, upstream.units, late))
 
 
 def _files(
@@ -164,6 +193,37 @@ def _stage(
     ]
     if not files:
         return StagedFiles(())
+    generation = {plan.window: plan.generation for plan in plans}
+    return stage_frame(snapshot.table, _events(spark, store, files, grid), unit=unit, generation=generation)
+
+
+def all_events(workspace: Workspace, spark: SparkSession, source: str, windows: Sequence[str]) -> DataFrame:
+    """What raw would hold of ``windows`` after a replay: ``RAW_TYPE`` rows; nothing is committed.
+
+    That is what has landed, and what raw holds already where landing has forgotten a batch of it.
+    """
+    store = workspace.landing(source)
+    landed = {batch.batch_id: batch for batch in store.landed().batches}
+    snapshot = workspace.raw(source).open() if workspace.raw(source).exists else None
+    frames, files = [], []
+    for window in windows:
+        names = {batch.batch_id for batch in landed.values() if window in batch.windows}
+        if snapshot is not None and not _all_landed(snapshot, window, landed):
+            frames.append(snapshot.read(spark, snapshot.files(window)))
+            names -= _held(snapshot, window)
+        files += [(window, batch, file) for batch, file in _files(window, names, landed)]
+    if files:
+        frames.append(_events(spark, store, files, workspace.grid))
+    return reduce(DataFrame.unionByName, frames, spark.createDataFrame([], RAW_TYPE))
+
+
+def _events(
+    spark: SparkSession,
+    store: LandingStore,
+    files: Sequence[tuple[str, Manifest, DataFile]],
+    grid: WindowGrid,
+) -> DataFrame:
+    """The events of ``files`` (window, batch, file; one or more) as raw has them, each file checked."""
     for _, _, file in files:
         store.verify_file(file)
     batches = {batch.batch_id: batch for _, batch, _ in files}
@@ -184,8 +244,7 @@ def _stage(
         frames.append(_landed(spark, beyond).withColumn("window", F.lit(OUT_OF_RANGE)))
     frame = reduce(DataFrame.unionByName, frames)
     raw = frame.join(F.broadcast(arrivals), "batch_id").withColumn("event_hash", event_hash())
-    generation = {plan.window: plan.generation for plan in plans}
-    return stage_frame(snapshot.table, raw.select(*RAW_TYPE.names), unit=unit, generation=generation)
+    return raw.select(*RAW_TYPE.names)
 
 
 def _file_name(batch: Manifest) -> str | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from omnisupport_ingest.cdc.judging import ACCEPTED, DUPLICATE
+from omnisupport_ingest.cdc.judging import DUPLICATE
 from omnisupport_ingest.contracts.decision_table import DUPLICATE_POSITION, LATE, STOP, DecisionTable
 from omnisupport_ingest.errors import IngestError
 
@@ -44,8 +44,7 @@ def tally(judged: DataFrame) -> Tallies:
             continue
         if row["late"]:
             scenarios[window][LATE] += events
-        # A released event keeps its reason, and is accepted all the same.
-        if row["reason"] is not None and verdict != ACCEPTED and row["reason"] != LATE:
+        if row["reason"] is not None and row["reason"] != LATE:
             scenarios[window][row["reason"]] += events
     return Tallies(verdicts, scenarios)
 

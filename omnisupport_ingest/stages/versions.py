@@ -23,6 +23,7 @@ _WORDS = {
     "contract": "contract",
     "decisions": "decision table",
     "reviews": "review decision",
+    "purge": "purge of deleted rows",
 }
 
 

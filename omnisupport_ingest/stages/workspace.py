@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from omnisupport_ingest.cdc.current import published_type
 from omnisupport_ingest.cdc.envelope import QUARANTINE_TYPE, RAW_TYPE
 from omnisupport_ingest.cdc.folded import folded_type
+from omnisupport_ingest.cdc.history import history_type
 from omnisupport_ingest.contracts.decision_table import (
     DecisionTable,
     default_decision_table,
@@ -41,7 +42,8 @@ class Workspace:
         """Open the home; read contracts and decision table. ``IngestError`` says what is wrong with any."""
         contracts = load_contracts(settings.contracts_dir or default_contracts_dir())
         decisions = load_decision_table(settings.decision_table or default_decision_table())
-        return cls(settings, Home.open(settings.home, settings.window_size), contracts, decisions)
+        home = Home.open(settings.home, settings.window_size, first=settings.first_window)
+        return cls(settings, home, contracts, decisions)
 
     @property
     def grid(self) -> WindowGrid:
@@ -103,6 +105,17 @@ class Workspace:
             )
         )
 
+    def history(self, contract: TableContract) -> LakeTable:
+        # In a folder of its own: a table may be called ``tickets_history`` at the source.
+        return self._table(
+            TableSpec(
+                path=f"{contract.source}/history/dim_{contract.name}_history",
+                schema=history_type(contract),
+                partition_by=(),
+                description=f"Every version of every row of {contract.full_name} (SCD type 2).",
+            )
+        )
+
     def reviews(self, source: str) -> Ledger:
         """What people decided of quarantined events of ``source``. It is none of ``tables``: no window
         makes it, so none can make it again."""
@@ -125,6 +138,7 @@ class Workspace:
             for contract in self.contracts.of_source(source):
                 yield self.dimension(contract)
                 yield self.published(contract)
+                yield self.history(contract)
 
     def _table(self, spec: TableSpec) -> LakeTable:
         return LakeTable(self.home.lake, spec)

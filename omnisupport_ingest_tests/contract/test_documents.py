@@ -46,6 +46,7 @@ def test_the_contracts_stand_together() -> None:
         "ticket_comments",
     }
     assert [contract.name for contract in contracts.of_source("support_files")] == ["legacy_tickets"]
+    assert [contract.name for contract in contracts.of_source("partner_desk")] == ["partner_tickets"]
 
 
 @pytest.mark.parametrize("path", CONTRACT_FILES, ids=name_of)

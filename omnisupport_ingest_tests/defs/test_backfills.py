@@ -20,7 +20,12 @@ def instance():
 
 def test_a_backfill_covers_its_windows_in_every_layer_and_is_listed(instance, definitions):
     backfill_id = launch_backfill(
-        instance, definitions, SOURCE, [SECOND, FIRST], reason="replay", tags={"omnisupport/batches": "2"}
+        instance,
+        definitions.resolve_asset_graph(),
+        SOURCE,
+        [SECOND, FIRST],
+        reason="replay",
+        tags={"omnisupport/batches": "2"},
     )
     (listed,) = instance.get_backfills()
     assert listed.backfill_id == backfill_id
@@ -39,7 +44,9 @@ def test_a_backfill_covers_its_windows_in_every_layer_and_is_listed(instance, de
 
 
 def test_its_status_is_read_back(instance, definitions):
-    backfill_id = launch_backfill(instance, definitions, SOURCE, [FIRST], reason="replay")
+    backfill_id = launch_backfill(
+        instance, definitions.resolve_asset_graph(), SOURCE, [FIRST], reason="replay"
+    )
     status = backfill_status(instance, backfill_id)
     assert (status.status, status.finished, status.succeeded, status.run_ids) == (
         "REQUESTED",
@@ -51,13 +58,15 @@ def test_its_status_is_read_back(instance, definitions):
 
 def test_a_window_that_is_no_partition_is_refused(instance, definitions):
     with pytest.raises(BackfillRefused, match="2025-01-01T0000"):
-        launch_backfill(instance, definitions, SOURCE, [FIRST, "2025-01-01T0000"], reason="replay")
+        launch_backfill(
+            instance, definitions.resolve_asset_graph(), SOURCE, [FIRST, "2025-01-01T0000"], reason="replay"
+        )
     assert not instance.get_backfills()
 
 
 def test_an_unknown_source_is_refused_with_the_known_ones(instance, definitions):
     with pytest.raises(BackfillRefused, match="one of these sources: desk"):
-        launch_backfill(instance, definitions, "elsewhere", [FIRST], reason="replay")
+        launch_backfill(instance, definitions.resolve_asset_graph(), "elsewhere", [FIRST], reason="replay")
 
 
 def test_an_unknown_backfill_is_refused(instance):

@@ -44,12 +44,20 @@ def test_the_graph_of_the_shipped_contracts(tmp_path):
         "support_files/deduped_events": ("deduped", lake),
         "support_files/dim_legacy_tickets": ("dimensions", lake),
         "support_files/published/legacy_tickets": ("published", lake),
+        "support_files/history/dim_legacy_tickets_history": ("history", lake),
+        "partner_desk/landing": ("landing", ("file", "parquet")),
+        "partner_desk/raw_cdc_staging": ("raw", lake),
+        "partner_desk/deduped_events": ("deduped", lake),
+        "partner_desk/dim_partner_tickets": ("dimensions", lake),
+        "partner_desk/published/partner_tickets": ("published", lake),
+        "partner_desk/history/dim_partner_tickets_history": ("history", lake),
         "support_desk/raw_cdc_staging": ("raw", lake),
         "support_desk/deduped_events": ("deduped", lake),
     }
     for table in ("agents", "customers", "organizations", "ticket_comments", "tickets"):
         expected[f"support_desk/dim_{table}"] = ("dimensions", lake)
         expected[f"support_desk/published/{table}"] = ("published", lake)
+        expected[f"support_desk/history/dim_{table}_history"] = ("history", lake)
     assert graph_of(workspace) == expected
 
 
@@ -72,12 +80,15 @@ def test_a_contract_file_adds_assets_checks_and_pools(story: Story):
     assert {key.to_user_string() for key in after.get_all_asset_keys() - before.get_all_asset_keys()} == {
         "desk/dim_labels",
         "desk/published/labels",
+        "desk/history/dim_labels_history",
     }
     assert {key.to_user_string() for key in after.asset_check_keys - before.asset_check_keys} == {
         "desk/published/labels:complete",
         "desk/published/labels:keys_unique",
         "desk/published/labels:no_unresolved_cells",
         "desk/published/labels:meets_contract",
+        "desk/history/dim_labels_history:open_rows_are_current_state",
+        "desk/history/dim_labels_history:versions_do_not_overlap",
     }
     assert after.get(dg.AssetKey(["desk", "dim_labels"])).pools == {"desk/dim_labels"}
 

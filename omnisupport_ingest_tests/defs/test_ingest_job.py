@@ -55,6 +55,7 @@ def test_a_range_of_windows_goes_through_every_layer_and_survives_the_loss_of_da
             "meets_contract": True,
             "no_collisions": True,
             "no_unresolved_cells": True,
+            "quarantine_not_rising": True,
             "sentinel_empty": True,
             "watermark_fresh": True,
         }

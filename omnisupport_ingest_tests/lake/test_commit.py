@@ -154,7 +154,7 @@ def test_processes_that_append_at_once_lose_nothing_and_double_nothing(table: La
 
 
 def test_work_that_died_after_its_commit_is_not_done_again(table: LakeTable) -> None:
-    died = process(table.root, 0, 3, failpoint="lake.committed:2")
+    died = process(table.root, 0, 3, failpoint="lake.commit.after:2")
     died.communicate(timeout=120)
     assert died.returncode == -signal.SIGKILL
     assert numbers_in(table) == [0, 1]

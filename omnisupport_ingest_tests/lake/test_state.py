@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,6 +46,21 @@ def test_the_same_work_is_recognised_whoever_did_it() -> None:
     assert made.same_work(state(W1, ["b2", "b1"], run_id="another"))
     assert not made.same_work(state(W1, ["b1"]))
     assert not made.same_work(state(W1, ["b1", "b2"], generation=2))
+
+
+def test_a_state_of_a_closed_window_comes_back_and_one_of_an_older_version_is_open() -> None:
+    open_state = state(W1, ["b1", "b2"])
+    closed = replace(
+        open_state,
+        checkpoint=replace(open_state.checkpoint, closed=True),
+        compacted_units={"g0001/all": ("g0001/one", "g0001/two")},
+    )
+    assert WindowState.from_text(closed.to_text()) == closed
+    assert closed.closed
+    record = json.loads(open_state.to_text())
+    del record["compacted_units"], record["checkpoint"]["closed"]
+    assert WindowState.from_text(json.dumps(record)) == open_state
+    assert not open_state.closed
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,12 @@ def start(script: str, *arguments: object, failpoint: str = "") -> subprocess.Po
 
 @pytest.mark.parametrize(
     ("failpoint", "landed"),
-    [("landing.data", 0), ("landing.data:3", 2), ("landing.manifest", 1), ("landing.manifest:2", 2)],
+    [
+        ("landing.data.after", 0),
+        ("landing.data.after:3", 2),
+        ("landing.manifest.after", 1),
+        ("landing.manifest.after:2", 2),
+    ],
 )
 def test_killed_writer_leaves_whole_batches_only(tmp_path: Path, failpoint: str, landed: int) -> None:
     process = start(LAND_THREE, tmp_path, failpoint=failpoint)

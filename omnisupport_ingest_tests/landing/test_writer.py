@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omnisupport_ingest import failpoints
+from omnisupport_ingest.durable import create_exclusively
 from omnisupport_ingest.landing import parts
 from omnisupport_ingest.landing.columns import events_table, row_group
 from omnisupport_ingest.landing.errors import ChainContested, DamagedBatch, LandingFailed
@@ -240,11 +240,11 @@ def test_batch_whose_data_file_is_missing_is_not_landed(store: LandingStore, tmp
 def test_data_of_a_batch_that_landed_survives_an_error_right_after(
     store: LandingStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(name: str) -> None:
-        if name == "landing.manifest":
-            raise OSError("fsync of the folder failed")
+    def fail(path: Path, content: bytes) -> bool:
+        create_exclusively(path, content)
+        raise OSError("fsync of the folder failed")
 
-    monkeypatch.setattr(failpoints, "reached", fail)
+    monkeypatch.setattr("omnisupport_ingest.landing.store.create_exclusively", fail)
     with pytest.raises(LandingFailed, match="fsync of the folder failed"):
         land(store, 8, 20)
     (batch,) = store.landed().batches

@@ -39,6 +39,7 @@ class Event:
 
     ``read_at`` is of ``r`` only: the read saw exactly the transactions that committed below this
     LSN of its epoch. ``None`` says the same of the row's own position: an exact snapshot.
+    ``identity``: what tells the event from others at its position, where positions are not unique.
     """
 
     at: Position
@@ -52,12 +53,18 @@ class Event:
     moved_from: Key | None = None
     quarantined: bool = False
     read_at: int | None = None
+    identity: str | None = None
 
     @property
     def content(self) -> tuple[object, ...]:
         """What two events of one position must share to be copies of one event."""
         images = (None if i is None else frozenset(i.items()) for i in (self.before, self.after))
-        return (self.op, self.table, self.key, *images, self.unchanged, self.source_ts)
+        return (self.op, self.table, self.key, *images, self.unchanged, self.moved_from, self.source_ts)
+
+    @property
+    def carried_before(self) -> Image:
+        """The columns that were not sent anew and stand in the old image."""
+        return {name: (self.before or {})[name] for name in self.unchanged if name in (self.before or {})}
 
     def saw(self, other: Event) -> bool:
         """Whether this snapshot row was read after the transaction of ``other`` became visible."""

@@ -69,18 +69,18 @@ def live(state: dict[Key, Row]) -> dict[Key, Row]:
 
 def _in_order(events: Iterable[Event]) -> Iterator[Event]:
     """Each event once, by position; an accepted event voids the holes at its position."""
-    at: dict[Position, list[Event]] = {}
+    at: dict[tuple[Position, str], list[Event]] = {}
     for event in events:
-        known = at.setdefault(event.at, [])
+        known = at.setdefault((event.at, event.identity or ""), [])
         if event not in known:
             known.append(event)
-    for position in sorted(at):
-        accepted = [event for event in at[position] if not event.quarantined]
+    for place in sorted(at):
+        accepted = [event for event in at[place] if not event.quarantined]
         if accepted:
-            assert len({event.content for event in accepted}) == 1, f"two accepted events at {position}"
+            assert len({event.content for event in accepted}) == 1, f"two accepted events at {place}"
             yield accepted[0]
         else:
-            yield from sorted(at[position], key=lambda hole: _HOLES_OF_ONE_POSITION.index(hole.op))
+            yield from sorted(at[place], key=lambda hole: _HOLES_OF_ONE_POSITION.index(hole.op))
 
 
 class _Replay:
@@ -135,7 +135,8 @@ class _Replay:
         _end(row, event)
 
     def _carried(self, event: Event) -> dict[str, Cell]:
-        image = event.after or {}
+        # An unsent column may stand in the old image (replica identity full).
+        image = {**event.carried_before, **(event.after or {})}
         return {column: Cell(image[column], event) for column in self._shape.columns if column in image}
 
     def _moved_along(self, column: str, old_key: Key, key: Key, event: Event) -> Cell | None:

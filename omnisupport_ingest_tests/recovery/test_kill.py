@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -11,11 +10,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from omnisupport_ingest.home import Home
 from omnisupport_ingest.lake.sweep import sweep
-from omnisupport_ingest.runtime.spark_connect import start_spark_connect
-from omnisupport_ingest.runtime.supervisor import Supervisor
-from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.stages.pending import pending_windows
 from omnisupport_ingest_tests.recovery.pipeline import finish, kill_when, open_workspace, run_stages, start
 from omnisupport_ingest_tests.recovery.traces import Moment, contents, tables, traces
@@ -58,34 +53,33 @@ class Death:
     moment: Moment
 
 
-# The Nth pass of a failpoint counts the work that is left: raw, deduped, quarantine, dim, published
-# are staged and placed in this order; the quarantine is committed before deduped.
+# The quarantine is written after the accepted events of deduped, and committed before them.
 FIRST_HALF = [
     Death(None, "raw", Moment.WRITING),
     Death(None, "deduped", Moment.WRITING),
-    Death("lake.placed:2", "quarantine", Moment.PLACED),
-    Death("lake.committed:1", "quarantine", Moment.COMMITTED),
+    Death("lake.place.after@quarantine", "quarantine", Moment.PLACED),
+    Death("lake.commit.after@quarantine", "quarantine", Moment.COMMITTED),
     Death(None, "dim", Moment.WRITING),
-    Death("lake.staged:1", "dim", Moment.STAGED),
-    Death("lake.committed:2", "published", Moment.COMMITTED),
+    Death("lake.write.after@dim_", "dim", Moment.STAGED),
+    Death("lake.commit.after@published", "published", Moment.COMMITTED),
 ]
 SECOND_HALF = [
-    Death("lake.committed:2", "quarantine", Moment.COMMITTED),
-    Death("lake.placed:3", "dim", Moment.PLACED),
+    Death("lake.commit.after@quarantine", "quarantine", Moment.COMMITTED),
+    Death("lake.place.after@dim_", "dim", Moment.PLACED),
 ]
 OTHERS_OF_FIRST_HALF = [
-    Death("lake.staged:1", "raw", Moment.STAGED),
-    Death("lake.placed:1", "raw", Moment.PLACED),
-    Death("lake.committed:1", "raw", Moment.COMMITTED),
-    Death("lake.staged:1", "deduped", Moment.STAGED),
-    Death("lake.placed:1", "deduped", Moment.PLACED),
-    Death("lake.staged:2", "quarantine", Moment.STAGED),
-    Death("lake.committed:2", "deduped", Moment.COMMITTED),
+    Death("lake.write.after@raw", "raw", Moment.STAGED),
+    Death("lake.place.after@raw", "raw", Moment.PLACED),
+    Death("lake.commit.after@raw", "raw", Moment.COMMITTED),
+    Death("lake.write.after@deduped", "deduped", Moment.STAGED),
+    Death("lake.place.after@deduped", "deduped", Moment.PLACED),
+    Death("lake.write.after@quarantine", "quarantine", Moment.STAGED),
+    Death("lake.commit.after@deduped", "deduped", Moment.COMMITTED),
 ]
 OTHERS_OF_SECOND_HALF = [
-    Death("lake.committed:4", "dim", Moment.COMMITTED),
-    Death("lake.staged:1", "published", Moment.STAGED),
-    Death("lake.placed:1", "published", Moment.PLACED),
+    Death("lake.commit.after@dim_", "dim", Moment.COMMITTED),
+    Death("lake.write.after@published", "published", Moment.STAGED),
+    Death("lake.place.after@published", "published", Moment.PLACED),
 ]
 
 
@@ -100,17 +94,6 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession):
     found = contents(story.workspace)
     assert all(content.rows for content in found.values())
     return found
-
-
-@pytest.fixture(scope="module")
-def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a Spark Connect server, which outlives the processes that are killed."""
-    settings = Settings(
-        home=tmp_path_factory.mktemp("warm") / "home", spark_driver_memory="1g", _env_file=None
-    )
-    home = Home.open(settings.home, settings.window_size)
-    with Supervisor(home) as supervisor:
-        yield start_spark_connect(supervisor, settings, home).url
 
 
 def die(folder: Path, death: Death, remote: str | None) -> None:

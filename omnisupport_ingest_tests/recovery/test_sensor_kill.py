@@ -41,7 +41,7 @@ def test_a_sensor_killed_before_its_cursor_is_kept_skips_nothing_and_repeats_not
     batch = story.land(Commit(20, 61, [Change("c", 2, {"title": "two", "body": None})]))
     first, second = story.store.manifests()[0].windows + batch.windows
     with dg.DagsterInstance.get() as instance:
-        assert tick(folder, failpoint="sensor.before_cursor") == KILLED
+        assert tick(folder, failpoint="sensor.answer.after") == KILLED
         again = evaluated(folder)
         (request,) = again.requests
         assert request.windows == (first, second)
@@ -51,7 +51,7 @@ def test_a_sensor_killed_before_its_cursor_is_kept_skips_nothing_and_repeats_not
         launch(story, instance, request)
 
         newest = story.land(Commit(30, 62, [Change("u", 2, {"title": "three"}, unchanged=("body",))]))
-        assert tick(folder, cursor=again.cursor, failpoint="sensor.before_cursor") == KILLED
+        assert tick(folder, cursor=again.cursor, failpoint="sensor.answer.after") == KILLED
         (later,) = evaluated(folder, again.cursor).requests
         assert later.windows == (second, second)
         assert later.run_key == f"{SOURCE}/{second}/{second}/{newest.batch_id}/a1"

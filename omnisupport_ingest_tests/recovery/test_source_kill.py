@@ -93,10 +93,10 @@ def test_source_and_published_tables_are_the_same_after_capture_and_postgresql_w
                 land_more(desk, process)
 
             end = landed_end(desk)
-            dies_at(desk, "landing.data")
+            dies_at(desk, "landing.data.after")
             assert without_manifest(desk) and landed_end(desk) == end
 
-            dies_at(desk, "landing.manifest")
+            dies_at(desk, "landing.manifest.after")
             assert not without_manifest(desk)
             assert events_above(desk, desk.confirmed()) > 0
             kill_server(postgres)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,8 +11,8 @@ from pathlib import Path
 
 from omnisupport_ingest.contracts.load import load_contracts
 from omnisupport_ingest.home import Home
-from omnisupport_ingest.landing.manifest import ChunkSpan, Manifest, StreamSpan
-from omnisupport_ingest.landing.names import chunk_batch_id, stream_batch_id
+from omnisupport_ingest.landing.manifest import ChunkSpan, FileSpan, Manifest, StreamSpan
+from omnisupport_ingest.landing.names import chunk_batch_id, file_batch_id, stream_batch_id
 from omnisupport_ingest.landing.rows import LandedEvent
 from omnisupport_ingest.landing.writer import BatchWriter
 from omnisupport_ingest.position import Lsn
@@ -155,6 +156,26 @@ class Story:
         end = Lsn(before.value + 1)
         copies = [event for commit in commits for event in events(commit, epoch)]
         return self._seal(copies, StreamSpan(before, end, end, end, 1, START, START), epoch)
+
+    def land_file(self, *commits: Commit, order: str = "lsn", misplaced: Sequence[int] = ()) -> Manifest:
+        """Land ``commits`` as the lines of one input file of events, as a second way in would.
+
+        ``misplaced``: lines (from 1) that the file has after a later event of the same key.
+        """
+        found = [
+            event._replace(
+                ordinal=event.commit_lsn << 14 | event.ordinal,
+                commit_lsn=0,
+                identity=f"{event.op} {event.key} {event.after}",
+                misplaced=row in misplaced or None,
+                file_row=row,
+                envelope=json.dumps({"op": event.op, "after": event.after}),
+            )
+            for row, event in enumerate((each for commit in commits for each in events(commit)), start=1)
+        ]
+        digest = hashlib.sha256(repr(found).encode()).hexdigest()
+        span = FileSpan(digest, f"{digest[:8]}.jsonl", "", order)
+        return self._writer(found, file_batch_id(digest), 1).seal(file=span)
 
     def land_idle(self, end: int, epoch: int = 1) -> Manifest:
         """Land an empty batch that moves the stream of ``epoch`` on to ``end``."""

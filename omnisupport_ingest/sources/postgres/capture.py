@@ -36,6 +36,7 @@ from omnisupport_ingest.sources.postgres.lease import Lease
 from omnisupport_ingest.sources.postgres.pause import PauseNote, StopOrPause
 from omnisupport_ingest.sources.postgres.preflight import Severity, preflight, require_ready
 from omnisupport_ingest.sources.postgres.publication import ensure_publication
+from omnisupport_ingest.sources.postgres.recovery import require_recovery
 from omnisupport_ingest.sources.postgres.server import server_facts, slot_facts, wait_until_free, wal_clock
 from omnisupport_ingest.sources.postgres.slot import create_slot, drop_slot, slot_taken
 from omnisupport_ingest.sources.postgres.snapshot import tables_to_snapshot, take_snapshot
@@ -209,8 +210,11 @@ class Capture:
         batches = StreamBatches(
             self._store, self._home.grid, epoch.number, resume.end_of_chain, self._settings
         )
+        batches.recovered_from = resume.recovered_from
         if until is not None and batches.end >= until:
             return
+        if resume.recovered_from is not None:
+            require_recovery(self._settings, resume.recovered_from, resume.end_of_chain)
         if resume.resent is not None:
             _log.info("continuing at %s: the last landed transaction must be sent again", resume.start)
         else:

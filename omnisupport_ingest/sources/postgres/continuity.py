@@ -43,12 +43,15 @@ class LandedTransaction:
 class ResumePoint:
     """Where to start streaming. ``resent``: the transaction that must come first, if it is proof.
 
-    Without it the weaker proof has been found to hold.
+    Without it the weaker proof has been found to hold. ``recovered_from``: the slot's confirmed
+    position, where it lies below what has landed: capture died, or the server did, before the last
+    batches were confirmed for good. Null where the two agree.
     """
 
     start: Lsn
     end_of_chain: Lsn
     resent: LandedTransaction | None
+    recovered_from: Lsn | None = None
 
 
 def resume_point(
@@ -97,9 +100,10 @@ def resume_point(
             f"The slot {facts.slot} has been read by somebody else, or made anew",
             f"confirmed up to {confirmed}, landed up to {end_of_chain}",
         )
+    recovered_from = confirmed if confirmed < end_of_chain else None
     if last is not None and confirmed <= last.commit_lsn:
-        return ResumePoint(last.commit_lsn, end_of_chain, last)
-    return ResumePoint(end_of_chain, end_of_chain, None)
+        return ResumePoint(last.commit_lsn, end_of_chain, last, recovered_from)
+    return ResumePoint(end_of_chain, end_of_chain, None, recovered_from)
 
 
 def not_resent(expected: LandedTransaction, found: str) -> HoleInSource:

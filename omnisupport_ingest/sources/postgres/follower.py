@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 from psycopg2.extensions import connection as Connection
 
-from omnisupport_ingest import failpoints
 from omnisupport_ingest.landing.manifest import Manifest, RelationVersion
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.sources.postgres.changes import EventReader
@@ -201,9 +200,7 @@ class Follower:
         self._confirm(self._batches.seal())
 
     def _confirm(self, batch: Manifest) -> None:
-        failpoints.reached("capture.before_confirm")
         self._report()
-        failpoints.reached("capture.after_confirm")
         self._landed(batch)
 
     def _report(self, *, ask_reply: bool = False) -> None:

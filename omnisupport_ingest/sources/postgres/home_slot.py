@@ -7,6 +7,7 @@ from enum import Enum
 from pathlib import Path
 
 from omnisupport_ingest.durable import replace, sync_folder
+from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.landing.epochs import EpochRecord
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.position import Lsn
@@ -23,14 +24,16 @@ class SlotIntent:
         self._path = folder / "slot-being-made"
 
     def record(self, slot: str) -> None:
-        replace(self._path, slot.encode())
+        with gate("source.slot_intent"):
+            replace(self._path, slot.encode())
 
     def covers(self, slot: str) -> bool:
         return self._path.is_file() and self._path.read_text() == slot
 
     def clear(self) -> None:
-        self._path.unlink(missing_ok=True)
-        sync_folder(self._path.parent)
+        with gate("source.slot_intent_clear"):
+            self._path.unlink(missing_ok=True)
+            sync_folder(self._path.parent)
 
 
 class Presence(Enum):

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from omnisupport_ingest.durable import create_exclusively, sync_folder
+from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.sources.postgres.errors import CapturePaused
 
 _NOTE = "paused.json"
@@ -44,16 +45,18 @@ class PauseNote:
         """Pause; a pause that is in force already stays as it is. Durable when this returns."""
         pause = Pause(datetime.now(UTC), reason)
         content = {"since": pause.since.isoformat(), "reason": reason}
-        create_exclusively(self._path, json.dumps(content).encode() + b"\n")
+        with gate("source.pause"):
+            create_exclusively(self._path, json.dumps(content).encode() + b"\n")
         return self.read() or pause
 
     def clear(self) -> bool:
         """End the pause; returns whether there was one."""
         try:
-            self._path.unlink()
+            with gate("source.resume"):
+                self._path.unlink()
+                sync_folder(self._path.parent)
         except FileNotFoundError:
             return False
-        sync_folder(self._path.parent)
         return True
 
     @property

@@ -13,6 +13,7 @@ from psycopg2 import errors as sql_errors
 from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.sources.postgres.connection import source_errors
 from omnisupport_ingest.sources.postgres.errors import PreflightFailed
 from omnisupport_ingest.sources.postgres.quoting import identifier, literal, qualified
@@ -127,7 +128,8 @@ def ensure_publication(connection: Connection, name: str, tables: Sequence[Table
         command = statements = add_statement(name, names)
     with source_errors("preparing the publication"), connection.cursor() as cursor:
         try:
-            cursor.execute(statements)
+            with gate("source.publication"):
+                cursor.execute(statements)
         except sql_errors.InsufficientPrivilege as error:
             cursor.execute("ROLLBACK")
             raise PreflightFailed(
@@ -141,7 +143,8 @@ def drop_publication(connection: Connection, name: str) -> None:
     """Drop publication ``name``; nothing happens if there is none."""
     with source_errors("dropping the publication"), connection.cursor() as cursor:
         try:
-            cursor.execute(f"DROP PUBLICATION IF EXISTS {identifier(name)}")
+            with gate("source.publication_drop"):
+                cursor.execute(f"DROP PUBLICATION IF EXISTS {identifier(name)}")
         except sql_errors.InsufficientPrivilege as error:
             raise PreflightFailed(
                 f"This role may not drop publication {name}: {error.diag.message_primary}.",

@@ -13,6 +13,7 @@ import psycopg2
 from psycopg2 import errors as sql_errors
 from psycopg2.extensions import connection as Connection
 
+from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.sources.postgres.connection import connect_replication, source_errors
 from omnisupport_ingest.sources.postgres.errors import PreflightFailed, SlotInUse
@@ -37,7 +38,8 @@ def create_slot(dsn: str, name: str) -> Lsn:
     """
     connection = connect_replication(dsn)
     try:
-        point, _ = _create(connection, f"{identifier(name)} LOGICAL pgoutput NOEXPORT_SNAPSHOT")
+        with gate("source.slot"):
+            point, _ = _create(connection, f"{identifier(name)} LOGICAL pgoutput NOEXPORT_SNAPSHOT")
         return point
     except sql_errors.DuplicateObject:
         raise slot_taken(name) from None
@@ -62,10 +64,12 @@ def drop_slot(connection: Connection, name: str) -> None:
     """Drop the slot ``name`` if it exists; ``SlotInUse`` while a process reads from it."""
     with source_errors("dropping the replication slot"), connection.cursor() as cursor:
         try:
-            cursor.execute(
-                "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s",
-                (name,),
-            )
+            with gate("source.slot_drop"):
+                cursor.execute(
+                    "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots"
+                    " WHERE slot_name = %s",
+                    (name,),
+                )
         except sql_errors.ObjectInUse:
             reader = getattr(slot_facts(connection, name), "reader", None)
             if reader is not None:

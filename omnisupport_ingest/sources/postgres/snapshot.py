@@ -18,7 +18,6 @@ from datetime import datetime
 import psycopg2
 from psycopg2.extensions import connection as Connection
 
-from omnisupport_ingest import failpoints
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.landing.manifest import ChunkSpan, Manifest, RelationVersion
 from omnisupport_ingest.landing.names import chunk_batch_id
@@ -118,7 +117,6 @@ class _TableReader:
         # The boundary takes its ordinal before the rows do: it must end older lives, not theirs.
         boundary_ordinal = self._take_ordinal()
         chunk = self._land_rows(table)
-        failpoints.reached("snapshot.before_boundary")
         event = LandedEvent(
             self._epoch, self._point.lsn.value, boundary_ordinal, "b", self._point.clock, None, None,
             table.schema, table.table, None, None, None, None, None, None,

@@ -27,6 +27,8 @@ class StreamBatches:
         self.relations: dict[tuple[str, str], RelationVersion] = {}
         """Tables as the stream last described them; every batch records them."""
         self.in_transaction = False
+        self.recovered_from: Lsn | None = None
+        """What the next batch records of a recovery (see ``StreamSpan``)."""
         self._store, self._grid, self._epoch = store, grid, epoch
         self._max_bytes, self._max_seconds = settings.batch_max_bytes, settings.batch_max_seconds
         self._skew = timedelta(seconds=settings.max_clock_skew_seconds)
@@ -95,6 +97,7 @@ class StreamBatches:
             last_xid=last.xid,
             first_commit_ts=first.commit_ts,
             last_commit_ts=last.commit_ts,
+            recovered_from=self.recovered_from,
         )
         return self._land(writer, span, None)
 
@@ -105,7 +108,8 @@ class StreamBatches:
         """
         assert not self.pending, "an idle stretch begins where everything received is durable"
         self._received_end = end
-        return self._land(self._open(), StreamSpan(self.end, end, None, None, None, None, None), clock)
+        span = StreamSpan(self.end, end, None, None, None, None, None, self.recovered_from)
+        return self._land(self._open(), span, clock)
 
     def abandon(self) -> None:
         """Give up what is not durable; the source sends it again."""
@@ -126,4 +130,5 @@ class StreamBatches:
         )
         self._writer = None
         self.end = span.end_lsn
+        self.recovered_from = None
         return manifest

@@ -18,6 +18,7 @@ from datetime import UTC, datetime, timedelta
 import psycopg2
 from psycopg2.extensions import connection as Connection
 
+from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.sources.postgres.errors import SourceUnavailable
 from omnisupport_ingest.sources.postgres.quoting import identifier, literal
@@ -90,6 +91,7 @@ class WalStream:
         Raises ``SourceUnavailable`` with the server's reason if it refuses.
         """
         self._connection = connection
+        self._confirmed = start.value
         self._pq = _libpq()
         self._handle = ctypes.c_void_p(connection.pgconn_ptr)
         self._buffer = ctypes.c_void_p()
@@ -133,11 +135,13 @@ class WalStream:
         now = int((time.time() - POSTGRES_EPOCH.timestamp()) * 1_000_000)
         flushed = durable.value if durable is not None else 0
         status = _STATUS.pack(b"r", received.value, flushed, flushed, now, ask_reply)
-        if (
-            self._pq.PQputCopyData(self._handle, status, len(status)) != 1
-            or self._pq.PQflush(self._handle) < 0
-        ):
-            raise self._went_away()
+        with gate("source.confirm", "forward" if flushed > self._confirmed else "again"):
+            if (
+                self._pq.PQputCopyData(self._handle, status, len(status)) != 1
+                or self._pq.PQflush(self._handle) < 0
+            ):
+                raise self._went_away()
+        self._confirmed = max(self._confirmed, flushed)
 
     def close(self) -> None:
         self._connection.close()

@@ -66,7 +66,13 @@ def _eventually(condition: Callable[[], bool], seconds: float = 20.0) -> None:
 
 
 @pytest.mark.parametrize(
-    "failpoint", ["landing.data", "landing.manifest", "capture.before_confirm", "capture.after_confirm"]
+    "failpoint",
+    [
+        "landing.data.after",
+        "landing.manifest.after",
+        "source.confirm.before@forward",
+        "source.confirm.after@forward",
+    ],
 )
 def test_capture_killed_on_the_way_loses_nothing_and_moves_nothing(
     tickets: SourceUnderTest, tmp_path: Path, failpoint: str
@@ -83,7 +89,7 @@ def test_capture_killed_on_the_way_loses_nothing_and_moves_nothing(
     _assert_same_as_source(tickets)
 
 
-@pytest.mark.parametrize("failpoint", ["landing.data", "snapshot.before_boundary"])
+@pytest.mark.parametrize("failpoint", ["landing.data.after", "landing.data.before@boundary"])
 def test_first_snapshot_killed_on_the_way_is_taken_again(tickets: SourceUnderTest, failpoint: str) -> None:
     tickets.killed_at(failpoint)
     tickets.sql("DELETE FROM tickets WHERE id < 100")
@@ -247,7 +253,7 @@ def test_dropped_slot_is_a_hole_and_a_new_epoch_repairs_it(tickets: SourceUnderT
 def test_source_with_another_last_transaction_is_a_hole_at_every_start(tickets: SourceUnderTest) -> None:
     tickets.catch_up()
     _change(tickets, "one")
-    tickets.killed_at("capture.before_confirm")
+    tickets.killed_at("source.confirm.before@forward")
     (manifest,) = [
         file
         for file in tickets.store.folder.glob("manifests/*-s-*.json")

@@ -1,0 +1,132 @@
+"""SCD type 2: all events of a table → one row per version of each of its rows.
+
+A version holds from its position up to, not including, the position where the next one begins or the
+row ends. Read at any position, the versions that hold there are the live rows of the fold of the events
+at or below it. Positions order the versions, never times: a server whose clock was set back has versions
+that end before they begin.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from omnisupport_ingest.cdc.current import filled, followed
+from omnisupport_ingest.cdc.envelope import POSITION_TYPE
+from omnisupport_ingest.cdc.event_fold import ENDED, KEY, LEFT
+from omnisupport_ingest.cdc.fold import by_group, shape_of, to_fold, with_types
+from omnisupport_ingest.cdc.folded import row_hash
+from omnisupport_ingest.cdc.history_rows import TableEvent, history_groups
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.contracts.spark_types import spark_schema
+
+_INTERVAL = [
+    T.StructField("_cdc_valid_from", T.TimestampType()),
+    T.StructField("_cdc_valid_to", T.TimestampType()),
+    T.StructField("_cdc_valid_from_position", POSITION_TYPE),
+    T.StructField("_cdc_valid_to_position", POSITION_TYPE),
+    T.StructField("_cdc_opened_by", T.StringType()),
+    T.StructField("_cdc_closed_by", T.StringType()),
+    T.StructField("_cdc_moved_from_key", T.StringType()),
+]
+
+
+def history_type(contract: TableContract) -> T.StructType:
+    """Schema of ``dim_<table>_history``: the contract's columns, where the version holds, what is known
+    of it."""
+    return T.StructType(
+        [
+            *spark_schema(contract).fields,
+            T.StructField("_cdc_key", T.StringType()),
+            *_INTERVAL,
+            T.StructField("_cdc_is_deleted", T.BooleanType()),
+            T.StructField("_cdc_unresolved", T.ArrayType(T.StringType())),
+            T.StructField("_cdc_exact", T.MapType(T.StringType(), T.StringType())),
+            T.StructField("_cdc_batch_id", T.StringType()),
+            T.StructField("_cdc_ingested_at", T.TimestampType()),
+            T.StructField("_cdc_row_hash", T.LongType()),
+        ]
+    )
+
+
+def versions_type(contract: TableContract) -> T.StructType:
+    """What the workers give: versions and, with ``_cdc_ended_at``, lives that key changes ended.
+
+    The contract's columns are text. ``_open``, ``_from_key`` and ``_from_at``: as in
+    ``current.lives_type``.
+    """
+    return T.StructType(
+        [
+            *(T.StructField(column.name, T.StringType()) for column in contract.columns),
+            T.StructField("_cdc_kind", T.StringType()),
+            T.StructField("_cdc_key", T.StringType()),
+            T.StructField("_cdc_ended_at", POSITION_TYPE),
+            *_INTERVAL,
+            T.StructField("_cdc_unresolved", T.ArrayType(T.StringType())),
+            T.StructField("_cdc_batch_id", T.StringType()),
+            T.StructField("_cdc_ingested_at", T.TimestampType()),
+            T.StructField("_open", T.ArrayType(T.StringType())),
+            T.StructField("_from_key", T.StringType()),
+            T.StructField("_from_at", POSITION_TYPE),
+        ]
+    )
+
+
+def history(events: DataFrame, contract: TableContract, *, partitions: int | None = None) -> DataFrame:
+    """Every version of every row of one table: ``history_type(contract)``.
+
+    In: as in ``fold.fold_events``, of all windows. A version's ``_cdc_valid_to`` and
+    ``_cdc_valid_to_position`` are null while it is the last one. ``_cdc_opened_by`` and
+    ``_cdc_closed_by`` are operations, or ``moved`` for the halves of a key change;
+    ``_cdc_unresolved`` as in ``current.current_state``. A quarantined event begins a version with
+    what it leaves unknown. ``partitions``: as in ``fold_events``.
+    """
+    known = to_fold(events)
+    ends, moved = _whole_table(known)
+    grouped = by_group(known.where(F.col("key").isNotNull()), ["key"], partitions)
+    texts = grouped.mapInArrow(
+        partial(history_groups, shape=shape_of(contract), ends=ends), versions_type(contract)
+    )
+    found = with_types(texts, contract)
+    versions = found.where(F.col("_cdc_kind") == KEY)
+    if moved:
+        versions = filled(versions, followed(found.where(F.col("_cdc_kind") == ENDED), contract), contract)
+    return _finished(versions, contract)
+
+
+def _whole_table(known: DataFrame) -> tuple[tuple[TableEvent, ...], bool]:
+    """What speaks of the whole table, by position, and whether any key change is among the events."""
+    spoken = F.struct(
+        F.struct("epoch", "commit_lsn", "ordinal"),
+        "op",
+        "hole",
+        F.unix_micros("source_ts"),
+        "batch_id",
+        F.unix_micros("landed_at"),
+    )
+    moved, told = known.agg(
+        F.count_if(F.col("op") == LEFT), F.collect_set(F.when(F.col("op").isin("t", "b"), spoken))
+    ).collect()[0]
+    ends = [TableEvent(tuple(position), *facts) for position, *facts in told]
+    accepted = {end.position for end in ends if not end.hole}
+    chosen = {
+        (end.position, end.op): end
+        # Copies differ in their batch alone; whichever came first, the same one is chosen.
+        for end in sorted(ends, key=lambda end: (end.landed_at or 0, end.batch_id or ""))
+        # An accepted one voids a quarantined one at its position.
+        if not (end.hole and end.position in accepted)
+    }
+    return tuple(chosen[place] for place in sorted(chosen, key=lambda at: (at[0], at[1] != "t"))), bool(moved)
+
+
+def _finished(versions: DataFrame, contract: TableContract) -> DataFrame:
+    deleted = F.lit(False)
+    if contract.soft_delete_column is not None:
+        deleted = F.col(f"`{contract.soft_delete_column}`").isNotNull()
+    state = versions.withColumn("_cdc_is_deleted", deleted)
+    names = [f"`{name}`" for name in history_type(contract).names if name != "_cdc_row_hash"]
+    state = state.select(*names)
+    return state.withColumn("_cdc_row_hash", row_hash(state))

@@ -1,0 +1,279 @@
+"""The versions of each row, in plain Python on Arrow batches: what the history hands to Spark's workers.
+
+A worker gets all events of a key. They are walked once, upwards by position, with the truncates and
+boundaries of the table between them: what each leaves alive is a version, from its position up to that
+of the next event that changes or ends it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pyarrow as pa
+
+from omnisupport_ingest.cdc import columnar
+from omnisupport_ingest.cdc.current_rows import EXISTENCE
+from omnisupport_ingest.cdc.event_fold import ENDED, KEY, LEFT, Events, Shape, key_columns
+from omnisupport_ingest.cdc.life import Micros, Position, just_below
+
+MOVED = "moved"
+"""What opens and what closes a version where the row's key changed: the halves of one update."""
+
+_ORDER = {"c": 0, "r": 1, "u": 2, LEFT: 3, "d": 4}
+"""Events of a key that share a position, which only quarantined ones do: what may end the row comes
+last. The life that a key change takes its columns from is looked at just before that."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableEvent:
+    """A truncate or boundary: it ends every row below it, or, in quarantine (``hole``), leaves doubt."""
+
+    position: Position
+    op: str
+    hole: bool
+    at: Micros
+    batch_id: str | None
+    landed_at: Micros | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Opening:
+    """The event that a version begins with."""
+
+    position: Position
+    by: str
+    at: Micros
+    batch_id: str | None
+    landed_at: Micros | None
+    moved_from: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Version:
+    """A row between two events. ``image``: the known values of the columns beside the key.
+
+    ``undecided``: columns that no event of this life carried, which the life named by ``origin`` (key
+    and end) may fill. ``doubtful``: a quarantined event may have ended the row.
+    """
+
+    opened: _Opening
+    image: Mapping[str, Any]
+    undecided: frozenset[str] = frozenset()
+    origin: tuple[str, Position] | None = None
+    doubtful: bool = False
+
+
+def history_groups(
+    batches: Iterable[pa.RecordBatch], shape: Shape, ends: Sequence[TableEvent]
+) -> Iterator[pa.RecordBatch]:
+    """All versions of each key, and the lives that key changes ended.
+
+    In: the columns of ``fold.to_fold``, of rows with a key. ``ends``: by position, one per position
+    and operation. Out: the columns of ``history.versions_type``.
+    """
+    table = columnar.whole(batches)
+    if table is None:
+        return
+    events, rows = _BatchEvents(table), _Versions(shape)
+    keys = defaultdict(list)
+    for row, key in enumerate(table["key"].to_pylist()):
+        keys[key].append(row)
+    places = [end.position for end in ends]
+    for key, members in keys.items():
+        _Walk(events, key, shape, ends, places, rows).over(members)
+    yield from columnar.in_batches(rows.table())
+
+
+class _BatchEvents(Events):
+    """Events with what a version repeats of the batch of its opening event."""
+
+    def __init__(self, table: pa.Table) -> None:
+        super().__init__(table)
+        self.batch_id: list[str | None] = table["batch_id"].to_pylist()
+        self.landed_at = columnar.micros(table["landed_at"])
+
+
+@dataclass
+class _Walk:
+    """One key's events, and the row as it stands after those that were walked over."""
+
+    events: _BatchEvents
+    key: str
+    shape: Shape
+    ends: Sequence[TableEvent]
+    places: Sequence[Position]
+    rows: _Versions
+    standing: _Version | None = None
+    seen: bool = False
+    next_end: int = 0
+    left_at: frozenset[Position] = frozenset()
+
+    def over(self, members: Sequence[int]) -> None:
+        events = self.events
+        left = [row for row in members if events.op[row] == LEFT]
+        self.left_at = frozenset(just_below(events.position[row]) for row in left)
+        steps = [(events.position[row], _ORDER[events.op[row]], row) for row in self._once(members)]
+        # Where the image is complete, nothing is taken from the old key.
+        asked = {just_below(events.position[row]) for row in left if not self._is_complete(row)}
+        steps += [(place, _ORDER[LEFT], -1) for place in asked]
+        for position, order, row in sorted(steps):
+            self._whole_table(position)
+            if order == _ORDER[LEFT]:
+                self._keep(position)
+            else:
+                self._take(row)
+                self.seen = True
+            self.next_end = bisect_left(self.places, position)
+        self._whole_table(None)
+        if self.standing is not None:
+            self.rows.add(self.key, self.standing, None)
+
+    def _once(self, members: Sequence[int]) -> list[int]:
+        """The events of this key: an accepted one once, and no hole at its position, which it voids."""
+        events = self.events
+        accepted: dict[tuple[Position, str], int] = {}
+        holes = []
+        for row in members:
+            place = (events.position[row], events.op[row])
+            if events.op[row] == LEFT:
+                continue
+            if events.hole[row]:
+                holes.append(row)
+            elif place not in accepted or events.rank(row) > events.rank(accepted[place]):
+                accepted[place] = row
+        voided = {position for position, _ in accepted}
+        return [*accepted.values(), *(row for row in holes if events.position[row] not in voided)]
+
+    def _is_complete(self, row: int) -> bool:
+        return self.events.carried(row).keys() >= self.shape.plain_set
+
+    def _whole_table(self, until: Position | None) -> None:
+        """Truncates and boundaries between the last event and ``until`` (null: all above)."""
+        stop = len(self.ends) if until is None else bisect_left(self.places, until)
+        # A row that has ended is not ended again, so most often one look is all.
+        while self.standing is not None and self.next_end < stop:
+            end = self.ends[self.next_end]
+            opening = _Opening(end.position, end.op, end.at, end.batch_id, end.landed_at)
+            self._close(opening)
+            self.standing = _Version(opening, {}, doubtful=True) if end.hole else None
+            self.next_end += 1
+
+    def _keep(self, end: Position) -> None:
+        """Keep the life as it stands just below the key change whose ``d`` is at ``end``."""
+        if self.standing is not None:
+            self.rows.add_life(self.key, end, self.standing)
+
+    def _take(self, row: int) -> None:
+        events, standing = self.events, self.standing
+        op, hole = events.op[row], events.hole[row]
+        if op == "d":
+            self._delete(row, hole)
+            return
+        opening = self._opening(row, op)
+        self._close(opening)
+        carried = {name: value for name, value in events.carried(row).items() if name in self.shape.plain_set}
+        if op != "u":
+            self.standing = _Version(opening, {}) if hole else self._begun(opening, row, carried)
+        elif standing is None:
+            self.standing = _Version(opening, {} if hole else carried)
+        elif hole:
+            image = {name: value for name, value in standing.image.items() if name not in carried}
+            undecided = standing.undecided.difference(carried)
+            self.standing = replace(standing, opened=opening, image=image, undecided=undecided)
+        else:
+            self.standing = replace(
+                standing,
+                opened=opening,
+                image={**standing.image, **carried},
+                undecided=standing.undecided.difference(carried),
+                doubtful=False,
+            )
+
+    def _begun(self, opening: _Opening, row: int, carried: Mapping[str, Any]) -> _Version:
+        old_key = self.events.moved_from[row]
+        if old_key is None:
+            return _Version(opening, carried)
+        undecided = self.shape.plain_set.difference(carried)
+        origin = (old_key, just_below(opening.position)) if undecided else None
+        return _Version(replace(opening, by=MOVED, moved_from=old_key), carried, undecided, origin)
+
+    def _delete(self, row: int, hole: bool) -> None:
+        if self.standing is None and (self.seen or not hole):
+            return
+        opening = self._opening(row, MOVED if self.events.position[row] in self.left_at else "d")
+        self._close(opening)
+        self.standing = _Version(opening, {}, doubtful=True) if hole else None
+
+    def _opening(self, row: int, by: str) -> _Opening:
+        events = self.events
+        return _Opening(events.position[row], by, events.at[row], events.batch_id[row], events.landed_at[row])
+
+    def _close(self, by: _Opening) -> None:
+        # Of several events in quarantine at one position the last one's version counts.
+        if self.standing is not None and self.standing.opened.position < by.position:
+            self.rows.add(self.key, self.standing, by)
+
+
+@dataclass
+class _Versions:
+    """Versions and ended lives under construction."""
+
+    shape: Shape
+    key: list[str] = field(default_factory=list)
+    ended_at: list[Position | None] = field(default_factory=list)
+    versions: list[_Version] = field(default_factory=list)
+    closed: list[_Opening | None] = field(default_factory=list)
+
+    def add(self, key: str, version: _Version, closed: _Opening | None) -> None:
+        self.key.append(key)
+        self.ended_at.append(None)
+        self.versions.append(version)
+        self.closed.append(closed)
+
+    def add_life(self, key: str, end: Position, version: _Version) -> None:
+        self.add(key, version, None)
+        self.ended_at[-1] = end
+
+    def table(self) -> pa.Table:
+        opened = [version.opened for version in self.versions]
+        images = [version.image for version in self.versions]
+        origins = [version.origin for version in self.versions]
+        values = key_columns(self.key, self.shape) | {
+            name: pa.array([image.get(name) for image in images], pa.string()) for name in self.shape.plain
+        }
+        return pa.table(
+            {
+                # Spark takes the columns by their place, and the key's may stand anywhere among them.
+                **{name: values[name] for name in self.shape.columns},
+                "_cdc_kind": pa.array([KEY if end is None else ENDED for end in self.ended_at], pa.string()),
+                "_cdc_key": pa.array(self.key, pa.string()),
+                "_cdc_ended_at": columnar.position_array(self.ended_at),
+                "_cdc_valid_from": columnar.time_array([each.at for each in opened]),
+                "_cdc_valid_to": columnar.time_array(
+                    [None if each is None else each.at for each in self.closed]
+                ),
+                "_cdc_valid_from_position": columnar.position_array([each.position for each in opened]),
+                "_cdc_valid_to_position": columnar.position_array(
+                    [None if each is None else each.position for each in self.closed]
+                ),
+                "_cdc_opened_by": pa.array([each.by for each in opened], pa.string()),
+                "_cdc_closed_by": pa.array(
+                    [None if each is None else each.by for each in self.closed], pa.string()
+                ),
+                "_cdc_moved_from_key": pa.array([each.moved_from for each in opened], pa.string()),
+                "_cdc_unresolved": columnar.text_lists([self._unresolved(each) for each in self.versions]),
+                "_cdc_batch_id": pa.array([each.batch_id for each in opened], pa.string()),
+                "_cdc_ingested_at": columnar.time_array([each.landed_at for each in opened]),
+                "_open": columnar.text_lists([sorted(each.undecided) for each in self.versions]),
+                "_from_key": pa.array([None if each is None else each[0] for each in origins], pa.string()),
+                "_from_at": columnar.position_array([None if each is None else each[1] for each in origins]),
+            }
+        )
+
+    def _unresolved(self, version: _Version) -> list[str]:
+        unknown = [name for name in self.shape.plain if name not in version.image]
+        return [*unknown, EXISTENCE] if version.doubtful else unknown

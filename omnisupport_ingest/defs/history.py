@@ -1,0 +1,112 @@
+"""Histories in Dagster: an asset per table with its checks, and the job that makes those of a source.
+
+Making a history costs as much as its table has events, so no ingest run does it: the job runs every
+hour, and whenever a person launches it.
+"""
+
+import time
+from collections.abc import Callable
+
+import dagster as dg
+from dagster_pyspark import LazyPySparkResource
+from pyspark.sql import SparkSession
+
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.defs import keys
+from omnisupport_ingest.defs.metadata import checkpoint_metadata
+from omnisupport_ingest.defs.tables import table_metadata
+from omnisupport_ingest.stages import history, history_checks
+from omnisupport_ingest.stages.findings import CheckFinding
+from omnisupport_ingest.stages.workspace import Workspace
+
+
+def build_history(workspace: Workspace, source: str) -> dg.Definitions:
+    """The history asset of every table of ``source``, their checks, job and hourly schedule."""
+    contracts = workspace.contracts.of_source(source)
+    checks = [check for contract in contracts for check in history_asset_checks(contract)]
+    job = dg.define_asset_job(
+        keys.history_job_name(source),
+        selection=dg.AssetSelection.assets(*(keys.history_key(contract) for contract in contracts))
+        | dg.AssetSelection.checks(*checks),
+        description=f"The history of every table of {source}, made again where its events have changed.",
+        executor_def=dg.in_process_executor,
+        tags={keys.TAKE_NEW_TAG: "true", keys.SOURCE_TAG: source},
+    )
+    hourly = dg.ScheduleDefinition(
+        name=f"hourly_{job.name}",
+        job=job,
+        # Between two audits.
+        cron_schedule="35 * * * *",
+        default_status=dg.DefaultScheduleStatus.RUNNING,
+        description=f"Makes the histories of {source} at minute 35 of every hour.",
+    )
+    return dg.Definitions(
+        assets=[history_asset(workspace=workspace, contract=contract) for contract in contracts],
+        asset_checks=checks,
+        jobs=[job],
+        schedules=[hourly],
+    )
+
+
+def history_asset(*, workspace: Workspace, contract: TableContract) -> dg.AssetsDefinition:
+    """``dim_<table>_history``: every version of every row; not partitioned."""
+    key, spec = keys.history_key(contract), workspace.history(contract).spec
+
+    @dg.asset(
+        key=key,
+        deps=[keys.deduped_key(contract.source)],
+        description=f"{contract.description} {spec.description}",
+        group_name=keys.HISTORY,
+        kinds={"spark", "deltalake"},
+        owners=[contract.owner],
+        tags={"contract_version": contract.version},
+        metadata=table_metadata(spec, contract),
+        code_version=f"{history.HISTORY_VERSION}-{contract.fingerprint[:12]}",
+        pool=keys.pool_of(key),
+    )
+    def materialize_history(
+        context: dg.AssetExecutionContext,
+        workspace: dg.ResourceParam[Workspace],
+        pyspark: LazyPySparkResource,
+    ) -> None:
+        started = time.monotonic()
+        done = history.materialize(
+            workspace,
+            pyspark.spark_session,
+            contract,
+            context.run_id,
+            # A click on Materialize makes it again, whether or not anything has changed.
+            replay=keys.TAKE_NEW_TAG not in context.run.tags,
+        )
+        context.add_asset_metadata(checkpoint_metadata(done, duration_seconds=time.monotonic() - started))
+
+    return materialize_history
+
+
+def history_asset_checks(contract: TableContract) -> list[dg.AssetChecksDefinition]:
+    """The checks of one history, which read its rows with Spark."""
+    return [
+        _check(contract=contract, finding=finding)
+        for finding in (
+            history_checks.open_rows_are_current_state,
+            history_checks.versions_do_not_overlap,
+        )
+    ]
+
+
+def _check(
+    *, contract: TableContract, finding: Callable[[Workspace, SparkSession, TableContract], CheckFinding]
+) -> dg.AssetChecksDefinition:
+    description = (finding.__doc__ or "").strip().partition("\n\n")[0]
+
+    @dg.asset_check(asset=keys.history_key(contract), name=finding.__name__, description=description)
+    def check(workspace: dg.ResourceParam[Workspace], pyspark: LazyPySparkResource) -> dg.AssetCheckResult:
+        found = finding(workspace, pyspark.spark_session, contract)
+        return dg.AssetCheckResult(
+            passed=found.passed,
+            severity=dg.AssetCheckSeverity.ERROR,
+            description=found.summary,
+            metadata=dict(found.numbers),
+        )
+
+    return check

@@ -1,0 +1,82 @@
+"""Sensor ``late_arrivals_<source>``: replays closed windows that received events, by a partition backfill.
+
+The backfill's id follows from the late batches and their windows, and it is asked for before the tick
+answers. So a daemon that dies in between asks for the same one again, which Dagster has already.
+"""
+
+from datetime import UTC, datetime
+
+import dagster as dg
+
+from omnisupport_ingest.defs import keys
+from omnisupport_ingest.defs.backfills import find_backfill, launch_backfill, windows_in_backfills
+from omnisupport_ingest.defs.lost_runs import end_lost_runs
+from omnisupport_ingest.defs.run_history import RunHistory
+from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.stages.late_replay import Attempt, LateReplay, next_attempt, without_running
+from omnisupport_ingest.stages.pending import pending_windows
+from omnisupport_ingest.stages.workspace import Workspace
+
+INTERVAL_SECONDS = 10
+
+
+def late_arrivals_sensor(*, source: str) -> dg.SensorDefinition:
+    """The sensor of one source; running unless somebody stops it."""
+
+    @dg.sensor(
+        name=f"late_arrivals_{source}",
+        job_name=keys.replay_job_name(source),
+        minimum_interval_seconds=INTERVAL_SECONDS,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description=f"Launches a partition backfill of the windows of {source} in which events landed after "
+        "they had closed: exactly those, through every layer, once.",
+    )
+    def late_arrivals(
+        context: dg.SensorEvaluationContext, workspace: dg.ResourceParam[Workspace]
+    ) -> dg.SensorResult:
+        found = pending_windows(workspace, source).late
+        if not found:
+            return dg.SensorResult(skip_reason="No event waits in a closed window.", cursor=context.cursor)
+        end_lost_runs(context.instance)
+        running = RunHistory(context.instance, source).in_progress()
+        replayed = windows_in_backfills(context.instance, source)
+        due = without_running(
+            found,
+            lambda window: window in replayed or any(each.first <= window <= each.last for each in running),
+        )
+        if not due:
+            windows = len({each.window for each in found})
+            reason = f"{windows} windows received late events; a backfill or a run in progress covers them."
+            return dg.SensorResult(skip_reason=reason, cursor=context.cursor)
+
+        def find(backfill_id: str) -> Attempt | None:
+            known = find_backfill(context.instance, backfill_id)
+            return None if known is None else Attempt(known.finished, known.asked_at)
+
+        replay = LateReplay(source, due)
+        attempt, waiting = next_attempt(replay, find, datetime.now(UTC))
+        if attempt is None:
+            return dg.SensorResult(skip_reason=waiting, cursor=context.cursor)
+        repository = context.repository_def
+        assert repository is not None, "a sensor that Dagster evaluates has a repository"
+        backfill_id = launch_backfill(
+            context.instance,
+            repository.asset_graph,
+            source,
+            replay.windows,
+            reason=replay.reason,
+            description=f"Windows {', '.join(replay.windows[:5])}"
+            + (" …" if len(replay.windows) > 5 else "")
+            + f"; batches {replay.named_batches}.",
+            tags={
+                keys.LATE_TAG: str(replay.events),
+                keys.LATE_BATCHES_TAG: replay.named_batches,
+            },
+            backfill_id=replay.name(attempt),
+        )
+        with gate("sensor.answer", source):
+            return dg.SensorResult(
+                skip_reason=f"Asked for backfill {backfill_id}: {replay.reason}.", cursor=backfill_id
+            )
+
+    return late_arrivals

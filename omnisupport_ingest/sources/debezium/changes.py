@@ -1,0 +1,48 @@
+"""One change as Debezium tells it, whichever form it was told in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A row's change, snapshot row or truncate, its values as JSON has them.
+
+    ``op``: ``c``, ``u``, ``d``, ``r`` or ``t``. ``before`` and ``after``: column → value. ``key``: the
+    record's key, column → value; null if the file has none. ``fields`` and ``key_fields``: the Connect
+    schemas of the columns by name, empty without a schema. ``old_key``: of a key change, on its ``c``.
+    ``ts``: commit time. ``commit_before``: ``sequence[0]``.
+    """
+
+    op: str
+    schema: str | None
+    table: str
+    before: Mapping[str, Any] | None
+    after: Mapping[str, Any] | None
+    key: Mapping[str, Any] | None
+    old_key: Mapping[str, Any] | None
+    fields: Mapping[str, Mapping[str, Any]]
+    key_fields: Mapping[str, Mapping[str, Any]]
+    ts: datetime
+    lsn: int | None
+    commit_before: int | None
+    tx_id: int | None
+    total_order: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """A line that is no change of a row: ``kind`` says what it is, as the report names it."""
+
+    kind: str
+
+
+TOMBSTONE = Passed("tombstone")
+MESSAGE = Passed("logical message")
+MARKER = Passed("transaction marker")
+HEARTBEAT = Passed("heartbeat")
+SCHEMA_CHANGE = Passed("schema change")

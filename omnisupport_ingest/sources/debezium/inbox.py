@@ -1,0 +1,118 @@
+"""A watched folder: each complete file in ``<inbox>/<source>`` lands, and is moved out of the way.
+
+A file goes to ``landed/`` or, with its reason beside it, to ``refused/``. Whatever stops this between
+landing and moving is harmless: the file is found again, and its content has landed.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from omnisupport_ingest.durable import replace, sync_folder
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.sources.debezium.faults import FileRefused
+from omnisupport_ingest.sources.debezium.land import FileLanding
+
+ENDINGS = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
+LANDED, REFUSED = "landed", "refused"
+SETTLED_SECONDS = 2.0
+"""How long a file must have been left alone to count as complete."""
+
+_SEEN = tuple[int, int, int]
+"""Inode, size and time of change of a file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What became of a file: where it is now, and how it landed or why not."""
+
+    path: Path
+    source: str
+    landing: FileLanding | None
+    refused: IngestError | None
+
+
+@dataclass
+class Inbox:
+    """The watched folder ``root``. ``land`` lands a file for a source, as ``land.land`` does."""
+
+    root: Path
+    land: Callable[[Path, str], FileLanding]
+    settled_seconds: float = SETTLED_SECONDS
+    _seen: dict[Path, tuple[_SEEN, float]] = field(default_factory=dict, init=False, repr=False)
+
+    def look(self) -> Iterator[Taken]:
+        """Take every complete file, by source and name.
+
+        What is not the file's fault (a full disk, say) is raised, and the file stays where it is.
+        """
+        waiting = list(self._waiting())
+        self._seen = {path: seen for path, seen in self._seen.items() if path in set(waiting)}
+        for path in waiting:
+            if self._complete(path):
+                yield self._take(path)
+
+    def waits(self) -> bool:
+        """Whether files are there that may not be complete yet."""
+        return any(True for _ in self._waiting())
+
+    def _waiting(self) -> Iterator[Path]:
+        self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for folder in sorted(each for each in self.root.iterdir() if not each.name.startswith(".")):
+            if folder.is_dir():
+                yield from sorted(each for each in folder.iterdir() if _is_one(each))
+
+    def _complete(self, path: Path) -> bool:
+        try:
+            found = path.stat()
+        except FileNotFoundError:
+            return False
+        now: _SEEN = (found.st_ino, found.st_size, found.st_mtime_ns)
+        seen, since = self._seen.get(path, (None, 0.0))
+        if seen != now:
+            self._seen[path] = (now, time.monotonic())
+            return time.time() - found.st_mtime >= self.settled_seconds
+        return time.monotonic() - since >= self.settled_seconds
+
+    def _take(self, path: Path) -> Taken:
+        source = path.parent.name
+        try:
+            landing = self.land(path, source)
+        except FileRefused as error:
+            moved = _moved(path, REFUSED, reason=f"{error}\n")
+            return Taken(moved, source, None, error)
+        return Taken(_moved(path, LANDED), source, landing, None)
+
+
+def _is_one(path: Path) -> bool:
+    return not path.name.startswith(".") and path.name.endswith(ENDINGS) and path.is_file()
+
+
+def _moved(path: Path, folder: str, *, reason: str | None = None) -> Path:
+    """``path`` moved into ``folder`` beside it, under a name that is free there, with its ``reason``."""
+    target = path.parent / folder
+    target.mkdir(exist_ok=True, mode=0o700)
+    number = 0
+    while True:
+        moved = target / (path.name if number == 0 else f"{path.name}.{number}")
+        try:
+            # Unlike a rename, a link does not replace what is there.
+            with gate("inbox.link", moved):
+                os.link(path, moved)
+        except FileExistsError:
+            number += 1
+            continue
+        if reason is not None:
+            # Before the file is gone from where it waited: a crash in between judges it again.
+            with gate("inbox.reason", moved):
+                replace(moved.with_name(f"{moved.name}.reason.txt"), reason.encode())
+        with gate("inbox.unlink", path):
+            os.unlink(path)
+            sync_folder(target)
+            sync_folder(path.parent)
+        return moved

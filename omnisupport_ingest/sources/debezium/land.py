@@ -1,0 +1,222 @@
+"""Landing a file of Debezium events: it becomes one batch, named by the hash of its content.
+
+Files may come hours late, twice, overlapping and in any order: an event's position is its own, so
+the same event in another file is a duplicate, and an older one finds its place. All of a file lands or
+nothing; the same content again is found to have landed and changes nothing.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from omnisupport_ingest.contracts.load import Contracts, TableContract
+from omnisupport_ingest.landing.manifest import FileSpan, Manifest, RelationVersion
+from omnisupport_ingest.landing.names import file_batch_id
+from omnisupport_ingest.landing.rows import LandedEvent
+from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.landing.writer import BatchWriter
+from omnisupport_ingest.sources.debezium.changes import TOMBSTONE, Passed
+from omnisupport_ingest.sources.debezium.events import Events
+from omnisupport_ingest.sources.debezium.faults import FileRefused, LineFault, SourceRefused
+from omnisupport_ingest.sources.debezium.handling import Handling
+from omnisupport_ingest.sources.debezium.latest_times import LatestTimes
+from omnisupport_ingest.sources.debezium.lines import Lines, content_hash
+from omnisupport_ingest.sources.debezium.orders import Orders
+from omnisupport_ingest.sources.debezium.records import read_line
+from omnisupport_ingest.windows import WindowGrid
+
+FIRST_EPOCH = "first file of events"
+"""Why a source of files begins its first epoch."""
+
+
+@dataclass
+class Tally:
+    """What the lines of a file were, beside its events.
+
+    ``passed``: kind → lines that are no change of a row. ``uncontracted``: ``schema.table`` → events of
+    a table without a contract. ``misplaced``: events that come after one of their key with a later time.
+    """
+
+    tombstones: int = 0
+    passed: Counter[str] = field(default_factory=Counter)
+    uncontracted: Counter[str] = field(default_factory=Counter)
+    misplaced: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FileLanding:
+    """The batch that holds a file; ``tally`` is null if it had landed before and nothing was done.
+
+    ``began_epoch``: the epoch that began with it, if one did.
+    """
+
+    path: Path
+    manifest: Manifest
+    tally: Tally | None
+    began_epoch: int | None
+
+    @property
+    def already_landed(self) -> bool:
+        return self.tally is None
+
+
+@dataclass(frozen=True)
+class Inlet:
+    """One source that files of events land in.
+
+    ``captured``: the source that capture owns, which takes no files. ``clock`` gives the landing
+    clock's time, timezone-aware; the watermark stays ``max_clock_skew`` behind it.
+    """
+
+    store: LandingStore
+    grid: WindowGrid
+    contracts: Contracts
+    captured: str
+    handling: Handling = field(default_factory=Handling)
+    max_clock_skew: timedelta = timedelta(0)
+    clock: Callable[[], datetime] = lambda: datetime.now(UTC)
+
+
+def check_source(source: str, captured: str, contracts: Contracts) -> None:
+    """``SourceRefused`` for a source that takes no files of events, before its landing is made."""
+    if source == captured:
+        raise SourceRefused(
+            f"{source} is the source that capture reads (OMNISUPPORT_SOURCE); files of events are not mixed "
+            "into it, as their positions are others.",
+            fix="Land them as a source of their own: --source with another name, which contracts give as "
+            "x-cdc.source.",
+        )
+    if not contracts.of_source(source):
+        known = ", ".join(name for name in contracts.sources() if name != captured) or "none"
+        raise SourceRefused(
+            f"No contract names the source {source!r}. Those that one does, beside capture's own: {known}.",
+            fix="Correct --source, or write a contract with that x-cdc.source (contracts/data).",
+        )
+
+
+def land(path: Path, inlet: Inlet, *, new_epoch: str | None = None) -> FileLanding:
+    """Land the events of ``path``; ``FileRefused`` names the line that cannot land: then nothing has.
+
+    ``new_epoch``: why the source's next epoch begins with this file. A file that has landed before
+    begins none.
+    """
+    store = inlet.store
+    check_source(store.source, inlet.captured, inlet.contracts)
+    content = content_hash(path)
+    batch_id = file_batch_id(content)
+    with _one_at_a_time(store):
+        _refuse_other_deliveries(store)
+        if store.exists(batch_id):
+            return FileLanding(path, store.read(batch_id), None, None)
+        current = store.current_epoch()
+        begins = new_epoch if current is not None else new_epoch or FIRST_EPOCH
+        if begins is not None:
+            # An epoch begins for good, so not for a file that is refused.
+            for _ in _Reading(path, inlet, None, content).events(0):
+                pass
+            current = store.begin_epoch(begins, None, now=inlet.clock())
+        assert current is not None
+        reading = _Reading(path, inlet, current.number, content)
+        with BatchWriter(store, inlet.grid, current.number, batch_id, clock=inlet.clock) as writer:
+            for event in reading.events(current.number):
+                writer.add(event)
+            manifest = writer.seal(
+                file=FileSpan(sha256=content, name=path.name, manifest="", order=reading.orders.order),
+                relations=reading.relations(),
+                max_clock_skew=inlet.max_clock_skew,
+            )
+    return FileLanding(path, manifest, reading.tally, current.number if begins is not None else None)
+
+
+class _Reading:
+    """One reading of a file, from its first line to its last."""
+
+    def __init__(self, path: Path, inlet: Inlet, epoch: int | None, content: str) -> None:
+        self.orders = Orders.of(inlet.store, epoch)
+        self.tally = Tally()
+        self._path, self._content = path, content
+        self._events = Events(inlet.contracts.of_source(inlet.store.source), inlet.handling)
+        self._contracts: dict[str, TableContract] = {}
+
+    def events(self, epoch: int) -> Iterator[LandedEvent]:
+        """The events of the file, one after the other; ``FileRefused`` at the first that cannot land."""
+        lines = Lines(self._path)
+        with LatestTimes() as latest:
+            for number, line in lines:
+                try:
+                    event = self._event(line, epoch, number)
+                except LineFault as fault:
+                    raise FileRefused(
+                        f"{self._path}, line {number}: {fault.problem}.", fix=fault.fix
+                    ) from None
+                if event is not None:
+                    if event.misplaced is not None and latest.comes_after_a_later_one(event):
+                        self.tally.misplaced += 1
+                        event = event._replace(misplaced=True)
+                    yield event
+        if lines.sha256 != self._content:
+            raise FileRefused(
+                f"{self._path} has changed while it was read.", fix="Land it when its writer has finished."
+            )
+
+    def relations(self) -> tuple[RelationVersion, ...]:
+        """The tables that the file has events of, as their contracts have them."""
+        return tuple(
+            RelationVersion(
+                schema=each.schema,
+                table=each.table,
+                columns=each.column_names,
+                types=tuple(column.pg_type for column in each.columns),
+                key_columns=each.key,
+                replica_identity="",
+            )
+            for _, each in sorted(self._contracts.items())
+        )
+
+    def _event(self, line: bytes, epoch: int, number: int) -> LandedEvent | None:
+        change = read_line(line)
+        if isinstance(change, Passed):
+            if change is TOMBSTONE:
+                self.tally.tombstones += 1
+            else:
+                self.tally.passed[change.kind] += 1
+            return None
+        self.orders.take(change)
+        event = self._events.event(change, epoch, number, line.decode())
+        contract = self._events.contract_of(event)
+        if contract is None:
+            self.tally.uncontracted[f"{event.source_schema}.{event.source_table}"] += 1
+        else:
+            self._contracts[contract.name] = contract
+        return event
+
+
+def _refuse_other_deliveries(store: LandingStore) -> None:
+    """Refuse a source whose landing came another way: its positions are of another kind."""
+    for manifest in store.manifests():
+        way = "a captured stream" if manifest.file is None else "deliveries of a seed manifest"
+        if manifest.file is None or manifest.file.order is None:
+            raise SourceRefused(
+                f"{store.source} has {way} (batch {manifest.batch_id}); files of events are not mixed into "
+                "it, as their positions are others.",
+                fix="Land them as a source of their own: --source with another name, which contracts give as "
+                "x-cdc.source.",
+            )
+
+
+@contextmanager
+def _one_at_a_time(store: LandingStore) -> Iterator[None]:
+    """Hold the source's landing folder: what has landed decides what may land."""
+    descriptor = os.open(store.folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

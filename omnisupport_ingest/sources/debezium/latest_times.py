@@ -1,0 +1,40 @@
+"""The latest time of each key in one file, on disk beyond a few megabytes: a file may have any number."""
+
+from __future__ import annotations
+
+import sqlite3
+from types import TracebackType
+from typing import Self
+
+from omnisupport_ingest.landing.rows import LandedEvent
+
+
+class LatestTimes:
+    """Says of each event whether one of the same key with a later time came before it."""
+
+    def __init__(self) -> None:
+        # An empty name: a temporary file of SQLite's, without a name, gone with the connection.
+        self._base = sqlite3.connect("", isolation_level=None)
+        self._base.execute("PRAGMA journal_mode = OFF")
+        self._base.execute("CREATE TABLE latest (key TEXT PRIMARY KEY, ordinal INTEGER) WITHOUT ROWID")
+
+    def comes_after_a_later_one(self, event: LandedEvent) -> bool:
+        """Take ``event`` in, in the order of the file; its ordinal is its time."""
+        if event.key is None or event.identity is None:
+            return False
+        found = self._base.execute("SELECT ordinal FROM latest WHERE key = ?", (event.identity,)).fetchone()
+        if found is not None and found[0] > event.ordinal:
+            return True
+        self._base.execute("INSERT OR REPLACE INTO latest VALUES (?, ?)", (event.identity, event.ordinal))
+        return False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._base.close()

@@ -1,0 +1,113 @@
+"""One source, one order: what orders a file's events, held against the file and what has landed.
+
+Positions of two orders cannot be compared. Nor can those of two lives of a connector: one that lost
+its offsets starts without ``sequence[0]`` again, so its first events would stand below everything.
+That shows: in one life, what has no ``sequence[0]`` (the first snapshot, the first transaction) has
+lower LSNs than any ``sequence[0]``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from omnisupport_ingest.landing.manifest import Manifest
+from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.sources.debezium.changes import Change
+from omnisupport_ingest.sources.debezium.faults import LineFault
+from omnisupport_ingest.sources.debezium.positions import LSN, TIME, TRANSACTION, lsn_in, order_of
+
+WORDS = {
+    TRANSACTION: "the log position and transaction.total_order",
+    LSN: "the log position alone (no transaction.total_order)",
+    TIME: "the commit time alone (no source.lsn)",
+}
+"""What orders the events, in words."""
+
+
+@dataclass
+class Orders:
+    """The order of one source as its events tell it. ``landed``: the order of what has landed before.
+
+    ``first_life``: the highest LSN known of an event without ``sequence[0]``. ``later``: the lowest
+    ``sequence[0]`` known. Both of the epoch that the file lands in.
+    """
+
+    source: str
+    landed: str | None
+    first_life: int | None = None
+    later: int | None = None
+    _found: str | None = field(default=None, init=False)
+    _with_lsn: bool = field(default=False, init=False)
+
+    @classmethod
+    def of(cls, store: LandingStore, epoch: int | None) -> Orders:
+        """What the landing of a source says; ``epoch`` that the file lands in, none: a new one."""
+        files = [each for each in store.manifests() if each.file is not None and each.file.order is not None]
+        orders = cls(store.source, next((order for each in files if (order := _order(each))), None))
+        for each in files:
+            if each.epoch == epoch and each.file is not None and each.file.order != TIME:
+                orders._note_landed(each)
+        return orders
+
+    @property
+    def order(self) -> str:
+        """The order of the file, once all of it was taken. Snapshot rows alone tell none: then what
+        has landed says it, or the weakest that their positions fit."""
+        return self._found or self.landed or LSN
+
+    def take(self, change: Change) -> None:
+        """Note one change; ``LineFault`` if it is of another order, or of another life, than the rest."""
+        order = order_of(change.lsn, change.total_order)
+        neutral = change.op == "r" and order == LSN
+        known = self._found or self.landed
+        if neutral and known == TRANSACTION:
+            order = TRANSACTION
+        if known is None and order == TIME and self._with_lsn:
+            known = LSN
+        if known is not None and order != known:
+            raise self._mixed(order, known)
+        self._with_lsn = self._with_lsn or order != TIME
+        if not neutral:
+            self._found = order
+        if change.lsn is not None:
+            self._note_sequence(change.lsn, change.commit_before or None)
+
+    def _note_sequence(self, lsn: int, commit_before: int | None) -> None:
+        if commit_before is None:
+            self.first_life = lsn if self.first_life is None else max(self.first_life, lsn)
+        else:
+            self.later = commit_before if self.later is None else min(self.later, commit_before)
+        if self.first_life is not None and self.later is not None and self.first_life >= self.later:
+            raise LineFault(
+                f"it and other events of {self.source} are from two lives of the connector: one without "
+                "source.sequence[0] lies at or above the sequence[0] of another",
+                "If the connector was set up anew (its offsets were lost, a new first snapshot was taken), "
+                'land what it wrote since then with --new-epoch "what happened". If only some events '
+                "carry source.sequence, have all of them carry it.",
+            )
+
+    def _note_landed(self, manifest: Manifest) -> None:
+        for position in (end for file in manifest.files for end in (file.first, file.last)):
+            commit = position.commit_lsn.value
+            if commit:
+                self.later = commit if self.later is None else min(self.later, commit)
+            else:
+                lsn = lsn_in(position.ordinal)
+                self.first_life = lsn if self.first_life is None else max(self.first_life, lsn)
+
+    def _mixed(self, order: str, known: str) -> LineFault:
+        of_file = self._found is not None or self.landed is None
+        where = "what stands above it" if of_file else f"what has landed of {self.source}"
+        return LineFault(
+            f"it is ordered by {WORDS[order]}, but {where} by {WORDS[known]}; such "
+            "positions cannot be compared",
+            "Land these events as a source of their own (another --source, with contracts that name it). A "
+            "new epoch does not help: a source has one order for good. Or write the events again with the "
+            "same connector settings as the others.",
+        )
+
+
+def _order(manifest: Manifest) -> str | None:
+    """The order that a landed file commits its source to; none of one with snapshot rows alone."""
+    rows_alone = all(file.last.ordinal < 0 for file in manifest.files)
+    return None if manifest.file is None or rows_alone else manifest.file.order

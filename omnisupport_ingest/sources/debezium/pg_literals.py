@@ -1,0 +1,70 @@
+r"""PostgreSQL's own text of values that are made of others: numbers, arrays, hstore, bits, money."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from decimal import Decimal
+
+import numpy as np
+
+_BARE_ELEMENT = re.compile(r'[^,{}"\\\s]+')
+_MAX_EXPONENT = 400
+"""Numbers with larger exponents keep them: written out they could fill the memory."""
+
+
+def plain_number(value: Decimal) -> str:
+    """All digits, without an exponent."""
+    exponent = value.as_tuple().exponent
+    plain = isinstance(exponent, int) and abs(exponent) <= _MAX_EXPONENT
+    return format(value, "f") if plain else str(value)
+
+
+def float_text(value: float, *, single: bool) -> str:
+    """The shortest text that reads as ``value``, as ``extra_float_digits = 1`` writes it.
+
+    ``single``: of a ``real``. PostgreSQL writes exponents outside of 1e-4 to 1e6 (``real``) or 1e15.
+    """
+    number = np.float32(value) if single else np.float64(value)
+    if np.isnan(number):
+        return "NaN"
+    if np.isinf(number):
+        return "Infinity" if number > 0 else "-Infinity"
+    digits, _, exponent = np.format_float_scientific(number, unique=True, trim="-").partition("e")
+    if -4 <= int(exponent) < (6 if single else 15):
+        return np.format_float_positional(number, unique=True, trim="-")
+    return f"{digits}e{int(exponent):+03d}"
+
+
+def array(elements: Iterable[str | None]) -> str:
+    """``{a,"b c",NULL}``: elements quoted where PostgreSQL quotes them (manual, 8.15.6)."""
+    return "{" + ",".join("NULL" if each is None else _element(each) for each in elements) + "}"
+
+
+def _element(text: str) -> str:
+    if _BARE_ELEMENT.fullmatch(text) and text.upper() != "NULL":
+        return text
+    return '"' + text.replace("\\", r"\\").replace('"', r"\"") + '"'
+
+
+def hstore(pairs: Mapping[str, str | None]) -> str:
+    """``"a"=>"1", "b"=>NULL`` (manual, F.17)."""
+
+    def quoted(text: str) -> str:
+        return '"' + text.replace("\\", r"\\").replace('"', r"\"") + '"'
+
+    return ", ".join(
+        f"{quoted(name)}=>{'NULL' if value is None else quoted(value)}" for name, value in pairs.items()
+    )
+
+
+def bits(value: bytes, length: int | None) -> str:
+    """A bit string from Debezium's bytes, the lowest byte first; ``length`` in bits, if it is known."""
+    digits = format(int.from_bytes(value, "little"), "b")
+    return digits.zfill(length) if length else digits
+
+
+def money(amount: Decimal) -> str:
+    """``$1,234.50``, as ``lc_monetary = C`` writes it."""
+    sign = "-" if amount < 0 else ""
+    return f"{sign}${abs(amount):,.2f}"

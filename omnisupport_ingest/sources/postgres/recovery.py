@@ -1,0 +1,38 @@
+"""Going on after a crash between a durable batch and its confirmation: as the decision table says."""
+
+from __future__ import annotations
+
+import logging
+
+from omnisupport_ingest.contracts.decision_table import (
+    CRASH_AFTER_EMIT,
+    STOP,
+    default_decision_table,
+    load_decision_table,
+)
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.settings import Settings
+
+_log = logging.getLogger(__name__)
+
+
+class RecoveryStopped(IngestError):
+    """The decision table wants a person to look before capture goes on after a crash."""
+
+
+def require_recovery(settings: Settings, confirmed: Lsn, landed: Lsn) -> None:
+    """Say that the source sends ``confirmed`` to ``landed`` again, and that the copies are dropped.
+
+    ``RecoveryStopped`` where the decision table says stop for this scenario.
+    """
+    decisions = load_decision_table(settings.decision_table or default_decision_table())
+    if decisions.action(CRASH_AFTER_EMIT) == STOP:
+        raise RecoveryStopped(
+            f"The slot is confirmed up to {confirmed}, and batches have landed up to {landed}: capture or "
+            f"the source ended before that was confirmed. {decisions.path} says stop for "
+            f"{CRASH_AFTER_EMIT}. Nothing is lost.",
+            fix="See why it ended. Then write replay_and_dedupe in that row and start capture again: what "
+            "the source sends a second time is dropped.",
+        )
+    _log.info("the source sends %s to %s again; what has landed of it is dropped", confirmed, landed)

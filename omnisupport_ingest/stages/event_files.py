@@ -1,0 +1,108 @@
+"""The events of a source as one version of its lake holds them: accepted ones, and those in quarantine.
+
+A window of deduped events names the files of its quarantine, so one version of that table says which
+events belong together. Files never change, so those that a newer version of the quarantine no longer
+holds are read all the same, while they are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.lake.layout import WINDOW, LakeFile, partition_in
+from omnisupport_ingest.lake.stats import rows_in
+from omnisupport_ingest.lake.table import TableSnapshot
+from omnisupport_ingest.stages.looking import look
+from omnisupport_ingest.stages.workspace import Workspace
+
+
+class EventsGone(IngestError):
+    """A file of events that a version of the lake names is not there any more."""
+
+
+@dataclass(frozen=True)
+class EventFiles:
+    """The files of one version of a source's deduped events, with the quarantine that it names."""
+
+    deduped: TableSnapshot
+    quarantine: TableSnapshot
+
+    @classmethod
+    def newest(cls, workspace: Workspace, source: str) -> EventFiles | None:
+        """The newest version; null before the first event was judged. Makes no table."""
+        deduped = look(workspace.deduped(source))
+        quarantine = look(workspace.quarantine(source))
+        return None if deduped is None or quarantine is None else cls(deduped, quarantine)
+
+    @classmethod
+    def opened(cls, workspace: Workspace, source: str) -> EventFiles:
+        """The newest version, for a stage: the tables are made if they are not there."""
+        return cls(workspace.deduped(source).open(), workspace.quarantine(source).open())
+
+    @classmethod
+    def at_version(cls, workspace: Workspace, source: str, version: int) -> EventFiles | None:
+        """The version ``version`` of the deduped events; null if its log or a file of it is gone."""
+        table, quarantine = workspace.deduped(source), look(workspace.quarantine(source))
+        if quarantine is None:
+            return None
+        try:
+            found = cls(TableSnapshot(table, DeltaTable(str(table.folder), version=version)), quarantine)
+            there = all(Path(file.uri).exists() for file in (*found.deduped.all_files(), *found.holes))
+        except (DeltaError, EventsGone):
+            return None
+        return found if there else None
+
+    def accepted(self, contract: TableContract, window: str | None = None) -> tuple[LakeFile, ...]:
+        """The files of the table's accepted events, of one window or all.
+
+        Tables of one name in two schemas share their files.
+        """
+        files = self.deduped.all_files() if window is None else self.deduped.files(window)
+        return tuple(file for file in files if ("source_table", contract.table) in file.partition)
+
+    @cached_property
+    def holes(self) -> tuple[LakeFile, ...]:
+        """The files of the quarantine, of all tables. ``EventsGone`` if one is missing."""
+        return tuple(file for window in self.deduped.windows() for file in self.holes_of(window))
+
+    def holes_of(self, window: str) -> tuple[LakeFile, ...]:
+        state = self.deduped.state(window)
+        held = {file.path: file for file in self.quarantine.files(window)}
+        return tuple(held.get(path) or self._on_disk(path) for path in (state.companions if state else ()))
+
+    def events(self, spark: SparkSession, contract: TableContract) -> DataFrame:
+        """Every event of the table, as the fold takes them: ``hole`` tells the quarantined ones."""
+        frame = self.deduped.read(spark, self.accepted(contract)).withColumn("hole", F.lit(False))
+        if self.holes:
+            holes = self.quarantine.read(spark, self.holes).select(
+                *(name for name in frame.columns if name != "hole")
+            )
+            frame = frame.unionByName(holes.withColumn("hole", F.lit(True)))
+        of_table = (F.col("source_schema") == contract.schema) & (F.col("source_table") == contract.table)
+        return frame.where(of_table)
+
+    def size(self, contract: TableContract) -> tuple[int, int]:
+        """Events to read, and the bytes of their files."""
+        files: Sequence[LakeFile] = (*self.accepted(contract), *self.holes)
+        return sum(file.rows for file in files), sum(file.bytes for file in files)
+
+    def _on_disk(self, path: str) -> LakeFile:
+        file = self.quarantine.table.folder / path
+        if not file.exists():
+            raise EventsGone(
+                f"{file} is not there, but {self.deduped.table.spec.path} names it as quarantined events.",
+                fix="Run the windows again (omnisupport-ingest up does it by itself), then this command.",
+            )
+        partition = partition_in(path, self.quarantine.table.spec.partition_by)
+        window = dict(partition)[WINDOW] or ""
+        return LakeFile(path, str(file), window, partition, rows_in(file), file.stat().st_size)

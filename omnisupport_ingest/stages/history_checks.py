@@ -1,0 +1,182 @@
+"""Checks on the rows of a history, on Spark; numbers and names only, never row values."""
+
+from __future__ import annotations
+
+from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import functions as F
+
+from omnisupport_ingest.cdc.current import current_state
+from omnisupport_ingest.cdc.current_rows import EXISTENCE
+from omnisupport_ingest.cdc.fold import fold_events, partitions_for
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.lake.layout import WHOLE_TABLE
+from omnisupport_ingest.lake.state import WindowState
+from omnisupport_ingest.lake.table import TableSnapshot
+from omnisupport_ingest.stages.event_files import EventFiles
+from omnisupport_ingest.stages.findings import CheckFinding
+from omnisupport_ingest.stages.history import upstream_of as events_in
+from omnisupport_ingest.stages.history import versions_of
+from omnisupport_ingest.stages.looking import look
+from omnisupport_ingest.stages.published import upstream_of
+from omnisupport_ingest.stages.upstream_files import units_of
+from omnisupport_ingest.stages.versions import of_contract
+from omnisupport_ingest.stages.workspace import Workspace
+
+_NOT_YET = CheckFinding(
+    True, "The history has not been made yet, or not since its contract or the program changed."
+)
+
+
+def open_rows_are_current_state(
+    workspace: Workspace, spark: SparkSession, contract: TableContract
+) -> CheckFinding:
+    """Whether the open versions are the rows of the published table that have not ended, cell by cell.
+
+    If the two were made from different events, the events that the history was made from are folded
+    and compared instead.
+    """
+    history = _look(workspace, contract)
+    if history is None:
+        return _NOT_YET
+    rows = history.read(spark, history.files(WHOLE_TABLE)).where(F.col("_cdc_valid_to_position").isNull())
+    current, against = _current(workspace, spark, contract, history)
+    if current is None:
+        return CheckFinding(
+            True,
+            "Not compared: the published table was made from other events, and those of the history are "
+            "swept away. The next history will be compared.",
+            {"compared": 0},
+        )
+    state = history.state(WHOLE_TABLE)
+    both = _side_by_side(rows, current, contract)
+    open_rows, wrong = both.agg(F.count("here._cdc_key"), F.count_if(_differs(contract))).collect()[0]
+    numbers: dict[str, int | float] = {"open_versions": open_rows, "keys_different": wrong, "compared": 1}
+    if wrong:
+        return CheckFinding(False, f"{wrong} keys differ from {against}.", numbers)
+    cursor = state.checkpoint.cursor if state is not None else ""
+    return CheckFinding(True, f"The open versions are {against}, at {cursor or 'no event'}.", numbers)
+
+
+def versions_do_not_overlap(
+    workspace: Workspace, spark: SparkSession, contract: TableContract
+) -> CheckFinding:
+    """Whether each version ends above its beginning, and below the next version of its key."""
+    history = _look(workspace, contract)
+    if history is None:
+        return _NOT_YET
+    first, end = F.col("_cdc_valid_from_position"), F.col("_cdc_valid_to_position")
+    by_key = Window.partitionBy("_cdc_key").orderBy(first)
+    rows = history.read(spark, history.files(WHOLE_TABLE)).select(
+        first.alias("first"), end.alias("end"), F.lead(first).over(by_key).alias("next")
+    )
+    empty = F.col("end") <= F.col("first")
+    overlaps = F.col("next").isNotNull() & (F.col("end").isNull() | (F.col("end") > F.col("next")))
+    versions, wrong = rows.agg(F.count(F.lit(1)), F.count_if(empty | overlaps)).collect()[0]
+    numbers: dict[str, int | float] = {"versions": versions, "versions_wrong": wrong}
+    if wrong:
+        return CheckFinding(False, f"{wrong} versions are empty or overlap the next one.", numbers)
+    return CheckFinding(True, f"None of {versions} versions overlaps another of its key.", numbers)
+
+
+def _look(workspace: Workspace, contract: TableContract) -> TableSnapshot | None:
+    """The history; null if it has not been made, or not since its contract or this program changed."""
+    history = look(workspace.history(contract))
+    state = history.state(WHOLE_TABLE) if history is not None else None
+    return history if state is not None and state.versions == versions_of(contract) else None
+
+
+def _current(
+    workspace: Workspace, spark: SparkSession, contract: TableContract, history: TableSnapshot
+) -> tuple[DataFrame | None, str]:
+    """The current state of the events that the history was made from, and what it was taken from."""
+    state = history.state(WHOLE_TABLE)
+    assert state is not None, "the history has been made"
+    published = look(workspace.published(contract))
+    newest = EventFiles.newest(workspace, contract.source)
+    of_newest = newest is not None and (
+        newest.deduped.version == state.checkpoint.upstream_version
+        or events_in(newest, contract).units == frozenset(state.inputs)
+    )
+    if newest is not None and of_newest and published is not None:
+        made_from: EventFiles | None = newest
+        if _shows(workspace, contract, published, newest):
+            return published.read(spark, published.files(WHOLE_TABLE)), "the published rows"
+    else:
+        made_from = _made_from(workspace, contract, state)
+    if made_from is None:
+        return None, ""
+    parts = partitions_for(*made_from.size(contract))
+    folded = fold_events(made_from.events(spark, contract), contract, partitions=parts)
+    return (
+        current_state(folded, contract, partitions=parts),
+        "the fold of its events (the published table was made from others)",
+    )
+
+
+def _made_from(workspace: Workspace, contract: TableContract, state: WindowState) -> EventFiles | None:
+    version = state.checkpoint.upstream_version
+    found = None if version is None else EventFiles.at_version(workspace, contract.source, version)
+    return found if found is not None and found.deduped.table_id == state.upstream_table_id else None
+
+
+def _shows(
+    workspace: Workspace, contract: TableContract, published: TableSnapshot, files: EventFiles
+) -> bool:
+    """Whether the published table was made from exactly the events in ``files``."""
+    dimension, state = look(workspace.dimension(contract)), published.state(WHOLE_TABLE)
+    if dimension is None or state is None:
+        return False
+    if frozenset(state.inputs) != upstream_of(dimension, contract).units:
+        return False
+    if not set(of_contract(contract)) <= set(state.versions):
+        return False
+    for window in {*files.deduped.windows(), *dimension.windows()}:
+        above, taken = files.deduped.state(window), dimension.state(window)
+        accepted = (file.path for file in files.accepted(contract, window))
+        inputs = units_of(accepted, above.compacted_units if above is not None else {})
+        inputs |= {f"quarantine/{file.path}" for file in files.holes_of(window)}
+        if inputs != frozenset(taken.inputs if taken is not None else ()):
+            return False
+        if inputs and taken is not None and taken.versions != of_contract(contract):
+            return False
+    return True
+
+
+def _side_by_side(rows: DataFrame, current: DataFrame, contract: TableContract) -> DataFrame:
+    """Open versions as ``here`` and rows that have not ended as ``there``, by key.
+
+    A row that a soft delete marks has not ended; where the mark of a deleted row is not set, it has.
+    """
+    not_ended = ~F.col("_cdc_is_deleted")
+    if contract.soft_delete_column is not None:
+        # A deleted row with the mark may have ended too: it is compared where the history has it open.
+        not_ended = not_ended | F.col(f"`{contract.soft_delete_column}`").isNotNull()
+    there = current.where(not_ended).alias("there")
+    return rows.alias("here").join(there, F.col("here._cdc_key") == F.col("there._cdc_key"), "full_outer")
+
+
+def _differs(contract: TableContract) -> Column:
+    """Whether the two rows of a key say different things.
+
+    Where a key change was folded across windows whose times run against the log, the published row may
+    leave a column unresolved that the history, which has every event, knows.
+    """
+    unknown = F.coalesce(F.col("there._cdc_unresolved"), F.array().cast("array<string>"))
+    unknown_here = F.coalesce(F.col("here._cdc_unresolved"), F.array().cast("array<string>"))
+    missing = F.col("here._cdc_key").isNull() & ~F.col("there._cdc_is_deleted")
+    too_many = F.col("there._cdc_key").isNull()
+    cells = F.lit(False)
+    for column in contract.columns:
+        same = F.col(f"here.`{column.name}`").eqNullSafe(F.col(f"there.`{column.name}`"))
+        exact = F.col("here._cdc_exact")[column.name].eqNullSafe(F.col("there._cdc_exact")[column.name])
+        cells = cells | (~(same & exact) & ~F.array_contains(unknown, column.name))
+    more_unknown = F.size(F.array_except(unknown_here, unknown)) > 0
+    doubt = F.array_contains(unknown, EXISTENCE) != F.array_contains(unknown_here, EXISTENCE)
+    mark = F.lit(False)
+    if contract.soft_delete_column is not None:
+        mark = F.array_contains(unknown, contract.soft_delete_column)
+    deleted = (F.col("here._cdc_is_deleted") != F.col("there._cdc_is_deleted")) & ~mark
+    both = F.col("here._cdc_key").isNotNull() & F.col("there._cdc_key").isNotNull()
+    last = F.struct("there._cdc_epoch", "there._cdc_commit_lsn", "there._cdc_ordinal")
+    moved_on = (F.col("here._cdc_valid_from_position") != last) & ~F.array_contains(unknown, EXISTENCE)
+    return missing | too_many | (both & (cells | more_unknown | doubt | deleted | moved_on))

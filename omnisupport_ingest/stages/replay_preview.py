@@ -1,0 +1,96 @@
+"""What a replay of windows would come to, without committing anything.
+
+Everything that has landed for the windows, and what raw holds of batches that landing has forgotten, is
+judged and folded as a replay would do it; the result is compared with what the dimensions hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from omnisupport_ingest.cdc import dedupe
+from omnisupport_ingest.cdc.fold import fold_events
+from omnisupport_ingest.cdc.folded import folded_type
+from omnisupport_ingest.cdc.judging import ACCEPTED, DUPLICATE, QUARANTINED
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.stages import raw
+from omnisupport_ingest.stages.deduped import law_of
+from omnisupport_ingest.stages.explained import keys_changed
+from omnisupport_ingest.stages.workspace import Workspace
+from omnisupport_ingest.windows import OUT_OF_RANGE
+
+
+@dataclass(frozen=True, slots=True)
+class TablePreview:
+    """Keys of one table whose folded state a replay would change, by window; windows without are left out."""
+
+    table: str
+    keys_changed: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayPreview:
+    """``events`` would be judged again: ``accepted``, ``duplicates`` and ``quarantined`` add up to them."""
+
+    windows: tuple[str, ...]
+    events: int
+    accepted: int
+    duplicates: int
+    quarantined: int
+    tables: tuple[TablePreview, ...]
+
+    @property
+    def changes_nothing(self) -> bool:
+        return not any(each.keys_changed for each in self.tables)
+
+
+def preview_replay(
+    workspace: Workspace,
+    spark: SparkSession,
+    source: str,
+    windows: Sequence[str],
+    contracts: Sequence[TableContract],
+) -> ReplayPreview:
+    """Judge and fold ``windows`` of ``source`` as a replay would; ``contracts``: the tables to compare."""
+    asked = [*windows, OUT_OF_RANGE]
+    events = raw.all_events(workspace, spark, source, asked)
+    judged = dedupe.judge(dedupe.mark_copies(events), law_of(workspace, source, asked)).cache()
+    try:
+        verdicts = {
+            row["verdict"]: row["count"]
+            for row in judged.where(F.col("window") != OUT_OF_RANGE).groupBy("verdict").count().collect()
+        }
+        tables = tuple(_table(workspace, spark, judged, contract, asked) for contract in contracts)
+    finally:
+        judged.unpersist()
+    return ReplayPreview(
+        windows=tuple(windows),
+        events=sum(verdicts.values()),
+        accepted=verdicts.get(ACCEPTED, 0),
+        duplicates=verdicts.get(DUPLICATE, 0),
+        quarantined=verdicts.get(QUARANTINED, 0),
+        tables=tables,
+    )
+
+
+def _table(
+    workspace: Workspace,
+    spark: SparkSession,
+    judged: DataFrame,
+    contract: TableContract,
+    windows: Sequence[str],
+) -> TablePreview:
+    of_table = (F.col("source_schema") == contract.schema) & (F.col("source_table") == contract.table)
+    events = judged.where((F.col("verdict") != DUPLICATE) & of_table)
+    folded = fold_events(events.withColumn("hole", F.col("verdict") == QUARANTINED), contract)
+    held = spark.createDataFrame([], folded_type(contract))
+    if workspace.dimension(contract).exists:
+        dimension = workspace.dimension(contract).open()
+        held = dimension.read(spark, [file for window in windows for file in dimension.files(window)])
+    state = ("_cdc_kind", "_cdc_key", "_cdc_ended_at", "_cdc_row_hash")
+    changed = keys_changed(held, folded, windows, state, "_cdc_key")
+    return TablePreview(contract.name, dict(sorted(changed.items())))

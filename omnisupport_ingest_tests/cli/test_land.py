@@ -1,0 +1,164 @@
+"""``land``: what a person and a machine are told, and the watcher as a process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from omnisupport_ingest.cli import services
+from omnisupport_ingest.contracts.documents import program_file
+from omnisupport_ingest.home import Home
+from omnisupport_ingest.runtime.supervisor import Supervisor
+from omnisupport_ingest.settings import Settings
+from omnisupport_ingest.windows import WindowSize
+from omnisupport_ingest_tests.cli.command import command, environment
+
+SAMPLE = program_file("data/debezium_events/partner_tickets.jsonl")
+SOURCE = "partner_desk"
+BEFORE_SAMPLE = datetime(2026, 11, 21, 6, tzinfo=UTC)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Path]:
+    """A home that was made before the events of the sample, with the contracts that come along."""
+    Home.open(tmp_path / "home", WindowSize(60), now=BEFORE_SAMPLE)
+    with environment(home=str(tmp_path / "home"), contracts_dir=str(program_file("contracts/data"))):
+        yield tmp_path / "home"
+
+
+def test_the_sample_lands_and_a_person_is_told_what_of(home: Path) -> None:
+    done = command("land", str(SAMPLE), "--source", SOURCE)
+    assert done.code == 0, done.told
+    assert "12 events" in done.out
+    assert "log position alone" in done.out
+    assert "1 tombstone, 1 heartbeat" in done.out
+    assert "Windows: 2026-11-21T0600, 2026-11-21T0700, 2026-11-21T0800. Late: none." in done.out
+    again = command("land", str(SAMPLE), "--source", SOURCE)
+    assert (again.code, "had landed before" in again.out) == (0, True)
+
+
+def test_a_machine_is_told_the_same_as_one_document(home: Path, tmp_path: Path) -> None:
+    lines = SAMPLE.read_text().splitlines()
+    late, foreign = tmp_path / "late.jsonl", tmp_path / "foreign.jsonl"
+    late.write_text(lines[0] + "\n")
+    foreign.write_text(lines[2].replace('"table":"tickets"', '"table":"drafts"') + "\n")
+    done = command("land", str(SAMPLE), str(late), str(foreign), "--source", SOURCE, "--json")
+    assert (done.code, done.err) == (0, "")
+    sample, second, third = json.loads(done.out)["files"]
+    assert (sample["events"], sample["tombstones"], sample["skipped"]) == (12, 1, {"heartbeat": 1})
+    assert (sample["order"], sample["epoch"], sample["began_epoch"]) == ("lsn", 1, 1)
+    assert sample["duplicates"] is None
+    # The sample brought the watermark to 08:25, an hour and more past the end of this window.
+    assert second["late_windows"] == ["2026-11-21T0600"]
+    assert third["tables_without_contract"] == {"public.drafts": 1}
+
+
+def test_a_refused_file_is_told_and_the_others_land(home: Path, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"password": "hunter2"}\n')
+    done = command("land", str(bad), str(SAMPLE), "--source", SOURCE, "--json")
+    assert done.code == 1
+    first, second = json.loads(done.out)["files"]
+    assert "line 1" in first["refused"]["problem"]
+    assert second["events"] == 12
+    assert "hunter2" not in done.told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--source", "support_desk"], "capture reads"),
+        (["--source", "partner"], "No contract names the source 'partner'"),
+        ([], "Name files and their --source"),
+        (["--source", SOURCE, "--watch"], "--watch takes neither"),
+        (["--source", SOURCE, "--once"], "go with --watch"),
+        (["--source", SOURCE, "--new-epoch", " "], "needs the reason"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused_before_anything_lands(
+    home: Path, arguments: list[str], words: str
+) -> None:
+    done = command("land", str(SAMPLE), *arguments)
+    assert done.code == 2
+    assert words in done.err
+    assert not (home / "landing" / SOURCE).exists()
+
+
+def test_a_source_of_seed_manifests_takes_no_files_of_events(home: Path) -> None:
+    assert (
+        command("manifest", "load", str(program_file("data/seed_manifests/legacy_tickets_2025.json"))).code
+        == 0
+    )
+    done = command("land", str(SAMPLE), "--source", "support_files")
+    assert done.code == 2
+    assert "deliveries of a seed manifest" in done.err
+
+
+def test_an_event_before_the_home_is_announced(tmp_path: Path) -> None:
+    Home.open(tmp_path / "later", WindowSize(60), now=datetime(2027, 1, 1, tzinfo=UTC))
+    with environment(home=str(tmp_path / "later"), contracts_dir=str(program_file("contracts/data"))):
+        done = command("land", str(SAMPLE), "--source", SOURCE)
+    assert done.code == 0
+    assert "12 events in no window of this home, which begins at 2026-12-31 23:00 UTC" in done.out
+
+
+def test_one_look_into_the_inbox_takes_what_is_there(home: Path) -> None:
+    folder = home / "inbox" / SOURCE
+    folder.mkdir(parents=True)
+    (folder / "sample.jsonl").write_bytes(SAMPLE.read_bytes())
+    (folder / "bad.jsonl").write_text("{}\n")
+    done = command("land", "--watch", "--once")
+    assert done.code == 1
+    assert "12 events" in done.out
+    assert (folder / "landed" / "sample.jsonl").exists()
+    assert (folder / "refused" / "bad.jsonl.reason.txt").exists()
+
+
+def test_the_watcher_takes_a_file_and_ends_when_it_is_told_to(home: Path) -> None:
+    (home / "inbox").mkdir()
+    watcher = subprocess.Popen(
+        [sys.executable, "-m", "omnisupport_ingest.cli.main", "land", "--watch"],
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        assert watcher.stdout is not None
+        assert watcher.stdout.readline().startswith(f"Watching {home / 'inbox'}")
+        folder = home / "inbox" / SOURCE
+        folder.mkdir()
+        (folder / ".draft").write_bytes(SAMPLE.read_bytes())
+        (folder / ".draft").rename(folder / "sample.jsonl")
+        deadline = time.monotonic() + 60
+        while not (folder / "landed" / "sample.jsonl").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        watcher.send_signal(signal.SIGTERM)
+        assert watcher.wait(30) == 0
+    finally:
+        watcher.kill()
+
+
+def test_up_watches_the_inbox_once_somebody_has_made_it(home: Path) -> None:
+    settings = Settings()
+    opened = Home.open(settings.home, settings.window_size)
+    with Supervisor(opened) as supervisor:
+        services.watch_inbox_when_used(supervisor, settings, opened)
+        assert supervisor.names == ()
+        folder = home / "inbox" / SOURCE
+        folder.mkdir(parents=True)
+        (folder / "sample.jsonl").write_bytes(SAMPLE.read_bytes())
+        services.watch_inbox_when_used(supervisor, settings, opened)
+        services.watch_inbox_when_used(supervisor, settings, opened)
+        assert supervisor.names == (services.WATCHER,)
+        supervisor.wait((folder / "landed" / "sample.jsonl").exists, what="The watcher", seconds=60)

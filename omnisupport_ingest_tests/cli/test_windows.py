@@ -1,0 +1,122 @@
+"""``windows`` and ``replay``: what a person is told of windows, and what a replay by hand does."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from omnisupport_ingest.stages import window_checks
+from omnisupport_ingest_tests.cli.command import Done, command
+from omnisupport_ingest_tests.recovery.pipeline import open_workspace, run_stages
+from omnisupport_ingest_tests.stages.story import FIRST, SOURCE, Change, Commit, Story
+
+NEWEST = "2026-01-01T1500"
+
+
+@pytest.fixture
+def story(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Story]:
+    environment = dict(os.environ)
+    story = Story(tmp_path / "told")
+    story.clock += timedelta(days=30)
+    monkeypatch.chdir(tmp_path)
+    for name, value in (
+        ("HOME", tmp_path / "told" / "home"),
+        ("CONTRACTS_DIR", story.contracts),
+        ("SOURCE", SOURCE),
+    ):
+        monkeypatch.setenv(f"OMNISUPPORT_{name}", str(value))
+    story.land_file(put(10, 1, "first"), put(90, 3 * 3600, "newest", id=9))
+    yield story
+    # A command that starts Dagster sets variables for the rest of its process.
+    os.environ.clear()
+    os.environ.update(environment)
+
+
+def put(lsn: int, second: float, title: str, *, id: int = 1) -> Commit:
+    return Commit(lsn, second, [Change("c", id, {"title": title, "body": "text"})])
+
+
+def take(story: Story, spark: SparkSession, *windows: str) -> None:
+    run_stages(open_workspace(story.contracts.parent), spark, list(windows))
+
+
+def lines(*arguments: str) -> dict[str, dict[str, object]]:
+    (source,) = json.loads(command("windows", "--json", *arguments).out)
+    return {line["window"]: line for line in source["windows"]}
+
+
+def test_windows_tells_open_closing_and_late_ones_apart(story, spark):
+    assert {name: line["stand"] for name, line in lines().items()} == {FIRST: "closing", NEWEST: "open"}
+    take(story, spark, FIRST, NEWEST)
+    story.land_file(put(11, 30, "late", id=2))
+    line = lines()[FIRST]
+    assert (line["stand"], line["late_events"], line["late_batches"], line["pending"]) == ("late", 1, 1, True)
+    shown = command("windows", "--late").out
+    assert FIRST in shown
+    assert NEWEST not in shown
+    assert "first" not in shown, "no values"
+
+
+def test_check_is_red_while_late_events_wait_and_names_the_replay(story, spark):
+    take(story, spark, FIRST, NEWEST)
+    workspace = open_workspace(story.contracts.parent)
+    assert window_checks.windows_settled(workspace, SOURCE).passed
+    story.land_file(put(11, 30, "late", id=2))
+    finding = window_checks.windows_settled(open_workspace(story.contracts.parent), SOURCE)
+    assert not finding.passed
+    assert f"replay --source {SOURCE} --from {FIRST}" in finding.summary
+    assert window_checks.replays_explained(workspace, SOURCE).passed
+
+
+def test_source_that_no_contract_names_is_refused_with_the_known_ones(story):
+    refused = command("windows", "--source", "elsewhere")
+    assert refused.code == 2
+    assert SOURCE in refused.err
+
+
+def test_replay_needs_a_reason(story):
+    refused = command("replay", "--from", FIRST)
+    assert refused.code == 2
+    assert "--reason" in refused.err
+
+
+def test_replay_of_windows_that_nothing_landed_in_names_those_that_have(story):
+    refused = command("replay", "--from", "2026-01-01T1300", "--dry-run")
+    assert refused.code == 1
+    assert FIRST in refused.err
+
+
+def test_replay_of_a_window_that_is_none_is_refused(story):
+    refused = command("replay", "--from", "2026-01-01 12:00", "--dry-run")
+    assert refused.code != 0
+    assert "is not a window" in refused.err
+
+
+@pytest.mark.slow
+def test_dry_run_tells_what_the_replay_then_does(story, spark):
+    take(story, spark, FIRST, NEWEST)
+    same = answer("replay", "--from", FIRST, "--dry-run", "--json")
+    assert (same["events"], same["tables"]) == (1, [{"table": "notes", "keys_changed": {}}])
+    story.land_file(put(11, 30, "late", id=2))
+    before = lines()
+    told = answer("replay", "--from", FIRST, "--to", NEWEST, "--dry-run", "--json")
+    assert lines() == before, "nothing was committed"
+    assert (told["windows"], told["events"], told["accepted"]) == ([FIRST, NEWEST], 3, 3)
+    assert told["tables"] == [{"table": "notes", "keys_changed": {FIRST: 1}}]
+    done = answer("replay", "--from", FIRST, "--reason", "ticket 4711", "--json")
+    assert [each["outcome"] for each in done["windows"]] == ["1 key changed, by late events"]
+    assert lines()[FIRST]["stand"] == "closed"
+    again = answer("replay", "--from", FIRST, "--reason", "to be sure", "--table", "notes", "--json")
+    assert [each["outcome"] for each in again["windows"]] == ["no change"]
+
+
+def answer(*arguments: str) -> dict[str, list[dict[str, object]]]:
+    done: Done = command(*arguments)
+    assert done.code == 0, done.told
+    return json.loads(done.out)

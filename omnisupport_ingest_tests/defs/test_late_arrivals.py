@@ -1,0 +1,150 @@
+"""The sensor ``late_arrivals``, on a real instance, with really landed late batches."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import dagster as dg
+import pytest
+from dagster._core.execution.backfill import BulkActionStatus
+
+from omnisupport_ingest.defs import keys
+from omnisupport_ingest.defs.direct_run import run_windows
+from omnisupport_ingest.stages.pending import pending_windows
+from omnisupport_ingest.windows import WindowRange
+from omnisupport_ingest_tests.stages.story import FIRST, SECOND, SOURCE, THIRD, Change, Commit, Story
+
+NEWEST = Commit(90, 3 * 3600, [Change("c", 9, {"title": "newest", "body": None})])
+EARLY = Commit(10, 1, [Change("c", 1, {"title": "one", "body": None})])
+LATE_ONE = Commit(11, 30, [Change("c", 2, {"title": "late", "body": None})])
+LATE_TWO = Commit(12, 125, [Change("c", 3, {"title": "late too", "body": None})])
+
+
+class LateSensor:
+    """Ticks of the sensor; a daemon that dies after a tick forgets the cursor it was given."""
+
+    def __init__(self, story: Story, definitions: dg.Definitions, instance: dg.DagsterInstance) -> None:
+        self._story, self._definitions, self.instance = story, definitions, instance
+        self._repository = definitions.get_repository_def()
+        self._sensor = self._repository.get_sensor_def(f"late_arrivals_{SOURCE}")
+        self._workspace = story.workspace
+        self.cursor: str | None = None
+
+    def tick(self, *, daemon_dies: bool = False) -> dg.SensorResult:
+        context = dg.build_sensor_context(self.instance, cursor=self.cursor, repository_def=self._repository)
+        result = self._sensor(context, workspace=self._workspace)
+        if not daemon_dies:
+            self.cursor = result.cursor
+        return result
+
+    def backfills(self) -> list[object]:
+        return list(self.instance.get_backfills())
+
+    def end(self, backfill, status: BulkActionStatus) -> None:  # type: ignore[no-untyped-def]
+        self.instance.update_backfill(backfill.with_status(status))
+
+
+@pytest.fixture
+def sensor(story: Story, definitions: dg.Definitions):
+    story.clock += timedelta(days=30)
+    with dg.instance_for_test() as instance:
+        yield LateSensor(story, definitions, instance)
+
+
+def windows_of(backfill) -> set[str]:  # type: ignore[no-untyped-def]
+    subset = backfill.asset_backfill_data.target_subset
+    return set(subset.get_partitions_subset(keys.raw_key(SOURCE)).get_partition_keys())
+
+
+def test_nothing_late_asks_for_nothing(story, sensor):
+    story.land_file(EARLY, NEWEST)
+    assert "No event waits" in sensor.tick().skip_reason.skip_message
+    assert sensor.backfills() == []
+
+
+def test_late_windows_are_one_backfill_of_exactly_those_with_reason_batches_and_counts(story, sensor):
+    story.land_file(NEWEST)
+    batch = story.land_file(LATE_ONE, LATE_TWO)
+    sensor.tick()
+    (backfill,) = sensor.backfills()
+    assert windows_of(backfill) == {FIRST, THIRD}
+    assert backfill.title == f"late arrival: 2 events of 1 batch in 2 closed windows of {SOURCE}"
+    assert backfill.tags[keys.LATE_TAG] == "2"
+    assert backfill.tags[keys.LATE_BATCHES_TAG] == batch.batch_id
+    assert backfill.tags[keys.REASON_TAG] == backfill.title
+    assert {key.path[-1] for key in backfill.asset_backfill_data.target_subset.asset_keys} == {
+        "raw_cdc_staging",
+        "deduped_events",
+        "dim_notes",
+    }
+
+
+def test_late_windows_are_asked_for_once_however_often_the_sensor_looks(story, sensor):
+    story.land_file(NEWEST)
+    story.land_file(LATE_ONE)
+    for _ in range(3):
+        sensor.tick()
+    assert len(sensor.backfills()) == 1
+
+
+def test_daemon_that_dies_between_asking_and_remembering_asks_for_the_same_backfill(story, sensor):
+    story.land_file(NEWEST)
+    story.land_file(LATE_ONE)
+    sensor.tick(daemon_dies=True)
+    sensor.tick(daemon_dies=True)
+    assert len(sensor.backfills()) == 1
+
+
+def test_what_lands_late_while_a_backfill_runs_is_asked_for_apart_or_waits_for_its_end(story, sensor):
+    story.land_file(NEWEST)
+    story.land_file(LATE_ONE)
+    sensor.tick()
+    story.land_file(Commit(13, 31, [Change("c", 4, {"title": "again", "body": None})]), LATE_TWO)
+    sensor.tick()
+    first, second = sorted(sensor.backfills(), key=lambda each: each.backfill_timestamp)
+    assert windows_of(first) == {FIRST}
+    assert windows_of(second) == {THIRD}, "the first window waits for the end of its backfill"
+    sensor.end(first, BulkActionStatus.COMPLETED_SUCCESS)
+    sensor.end(second, BulkActionStatus.COMPLETED_SUCCESS)
+    sensor.tick()
+    assert len(sensor.backfills()) == 3
+
+
+def test_backfill_that_failed_is_asked_for_again_after_a_while_under_another_id(story, sensor, monkeypatch):
+    story.land_file(NEWEST)
+    story.land_file(LATE_ONE)
+    sensor.tick()
+    (backfill,) = sensor.backfills()
+    sensor.end(backfill, BulkActionStatus.FAILED)
+    assert "the next is at" in sensor.tick().skip_reason.skip_message
+    monkeypatch.setattr("omnisupport_ingest.stages.late_replay.retry_at", lambda _, asked_at: asked_at)
+    sensor.tick()
+    again = {each.backfill_id for each in sensor.backfills()} - {backfill.backfill_id}
+    assert again == {backfill.backfill_id.removesuffix("a1") + "a2"}
+
+
+def test_window_with_late_events_is_left_out_by_the_forward_sensor(story, sensor, definitions):
+    story.land_file(NEWEST)
+    story.land_file(LATE_ONE)
+    forward = definitions.get_repository_def().get_sensor_def(f"wal_batches_{SOURCE}")
+    result = forward(dg.build_sensor_context(sensor.instance), workspace=story.workspace)
+    asked = [request.tags["dagster/asset_partition_range_start"] for request in result.run_requests]
+    assert asked == ["2026-01-01T1500"]
+
+
+def test_replay_run_takes_the_late_events_and_leaves_nothing_to_ask_for(story, sensor, definitions):
+    story.land_file(EARLY, NEWEST)
+    run_windows(sensor.instance, definitions, SOURCE, WindowRange(FIRST, FIRST), None)
+    run_windows(sensor.instance, definitions, SOURCE, WindowRange("2026-01-01T1500", "2026-01-01T1500"), None)
+    story.land_file(LATE_ONE)
+    tags = {keys.REASON_TAG: "late", keys.LATE_TAG: "1"}
+    done = run_windows(sensor.instance, definitions, SOURCE, WindowRange(FIRST, SECOND), None, replay=tags)
+    assert done.succeeded, done.failures
+    assert pending_windows(story.workspace, SOURCE).late_windows == ()
+    record = sensor.instance.fetch_materializations(
+        dg.AssetRecordsFilter(asset_key=dg.AssetKey([SOURCE, "dim_notes"]), asset_partitions=[FIRST]), limit=1
+    ).records[0]
+    metadata = record.asset_materialization.metadata
+    assert metadata["replay"].value == "changed by late events"
+    assert metadata["keys_changed"].value == 1
+    assert metadata["content_hash_before"].value != metadata["content_hash"].value

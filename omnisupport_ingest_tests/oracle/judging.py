@@ -1,0 +1,225 @@
+"""How landed events must be judged, by the simplest means: one event after the other, in landing order.
+
+Written from the specification's sections 2, 3 and 6. What the watermark was when a batch landed is
+worked out here anew, from the batches alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+
+from omnisupport_ingest_tests.oracle.model import Event, Position
+
+OUT_OF_RANGE = "out-of-range"
+ACCEPTED, DUPLICATE, QUARANTINED = "accepted", "duplicate", "quarantined"
+
+_PASSING = {"accept", "ingest", "replay_window", "dedupe"}
+
+EventKey = tuple[Position, str | None, tuple[object, ...]]
+"""Position, identity and content: one event, however often it lands."""
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """What was so when a batch landed. ``newest_epoch_before``: highest of which an event had landed."""
+
+    landed_at: datetime
+    watermark_before: datetime | None
+    newest_epoch_before: int
+    from_file: bool
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """One copy of an event as it landed; ``number`` counts copies in landing order.
+
+    ``unreadable``: the text that came instead of a row image. ``misplaced``: its file contradicts its
+    time where nothing else orders the source.
+    """
+
+    number: int
+    event: Event
+    window: str
+    arrival: Arrival
+    unreadable: str | None = None
+    misplaced: bool = False
+
+    @property
+    def key(self) -> EventKey:
+        return self.event.at, self.event.identity, (*self.event.content, self.unreadable)
+
+    @property
+    def malformed(self) -> bool:
+        return self.unreadable is not None or (self.event.op in "cur" and self.event.key is None)
+
+
+@dataclass(frozen=True)
+class Law:
+    """What events are judged by.
+
+    ``actions`` and ``to_review``: of the decision table. ``lateness``: by table, how long a window stays
+    open after its end, and how far behind an event may land. ``longest``: by table and column, the most
+    characters that a value may have. ``reviews``: what was decided last of an event.
+    """
+
+    actions: Mapping[str, str]
+    to_review: frozenset[str]
+    lateness: Mapping[str, tuple[timedelta, timedelta]]
+    longest: Mapping[str, Mapping[str, int]]
+    window_length: timedelta
+    reviews: Mapping[EventKey, str] = field(default_factory=dict)
+
+    def passes(self, scenario: str) -> bool:
+        return self.actions[scenario] in _PASSING
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of one copy. ``rules``: row rules that it breaks, whatever the reason."""
+
+    delivery: Delivery
+    verdict: str
+    reason: str | None
+    state: str | None
+    rules: tuple[str, ...]
+    late: bool
+
+    @property
+    def told(self) -> Event:
+        """The event as the fold takes it: one in quarantine is a hole."""
+        return replace(self.delivery.event, quarantined=self.verdict == QUARANTINED)
+
+
+class Clockwork:
+    """The watermark of a source and the newest epoch begun, batch by batch, in landing order."""
+
+    def __init__(self) -> None:
+        self._marks: dict[int, datetime | None] = {}
+        self._begun = 0
+
+    def arrive(
+        self,
+        epoch: int,
+        times: Iterable[datetime],
+        landed_at: datetime,
+        *,
+        moves: bool,
+        from_file: bool,
+        begins: bool,
+    ) -> Arrival:
+        """The facts of a batch with events of these ``times``, and the step it is.
+
+        ``moves``: a snapshot's batch does not move the watermark. ``begins``: it has events, so that its
+        epoch has begun.
+        """
+        earlier = [each for each in self._marks if each <= epoch]
+        before = self._marks[max(earlier)] if earlier else None
+        arrival = Arrival(landed_at, before, self._begun, from_file)
+        reached = [min(each, landed_at) for each in times]
+        held = self._marks.get(epoch)
+        if moves:
+            self._marks[epoch] = max([*reached, *([held] if held else [])], default=None)
+        if begins:
+            self._begun = max(self._begun, epoch)
+        return arrival
+
+
+def judge(deliveries: Iterable[Delivery], law: Law) -> list[Verdict]:
+    """Judge what has landed, in landing order.
+
+    Duplicates are judged first: the copy that landed first decides, and the others are copies of it.
+    """
+    contents: dict[tuple[str, Position, str | None], dict[EventKey, list[Delivery]]] = defaultdict(dict)
+    for each in sorted(deliveries, key=lambda each: each.number):
+        place = each.window, each.event.at, each.event.identity
+        contents[place].setdefault(each.key, []).append(each)
+    verdicts = []
+    for events in contents.values():
+        for first, *copies in events.values():
+            verdicts.append(_verdict(first, law, collision=len(events) > 1))
+            verdicts += [_copy(each, first, law) for each in copies]
+    return verdicts
+
+
+def ledger(verdicts: Iterable[Verdict]) -> dict[str, tuple[Counter[str], Counter[str]]]:
+    """Per window, how many events there are of each verdict and of each scenario."""
+    found: dict[str, tuple[Counter[str], Counter[str]]] = defaultdict(lambda: (Counter(), Counter()))
+    for each in verdicts:
+        of_verdict, of_scenario = found[each.delivery.window]
+        of_verdict[each.verdict] += 1
+        if each.verdict == DUPLICATE:
+            of_scenario["duplicate_position"] += 1
+            continue
+        if each.late:
+            of_scenario["late_arrival"] += 1
+        if each.verdict == QUARANTINED and each.reason not in (None, "late_arrival"):
+            of_scenario[str(each.reason)] += 1
+    return dict(found)
+
+
+def _verdict(delivery: Delivery, law: Law, *, collision: bool) -> Verdict:
+    late, too_late = _lateness(delivery, law)
+    rules = _broken(delivery, law)
+    reason = _reason(delivery, law, collision, late, too_late, rules)
+    decided = law.reviews.get(delivery.key)
+    if reason is None or (decided == "release" and not rules):
+        return Verdict(delivery, ACCEPTED, reason, None, rules, late)
+    state = "discarded" if decided == "discard" else _open(reason, law)
+    return Verdict(delivery, QUARANTINED, reason, state, rules, late)
+
+
+def _copy(delivery: Delivery, first: Delivery, law: Law) -> Verdict:
+    late, _ = _lateness(delivery, law)
+    reason, rules = "duplicate_position", _broken(first, law)
+    if law.passes(reason):
+        return Verdict(delivery, DUPLICATE, reason, None, rules, late)
+    return Verdict(delivery, QUARANTINED, reason, _open(reason, law), rules, late)
+
+
+def _open(reason: str, law: Law) -> str:
+    return "open" if reason in law.to_review else "not_needed"
+
+
+def _reason(
+    delivery: Delivery, law: Law, collision: bool, late: bool, too_late: bool, rules: tuple[str, ...]
+) -> str | None:
+    older = delivery.arrival.newest_epoch_before > delivery.event.at.epoch
+    holds = {
+        "out_of_range": delivery.window == OUT_OF_RANGE,
+        "collision": collision,
+        "older_epoch": older and not law.passes("older_epoch"),
+        "malformed_image": delivery.malformed,
+        "row_rule": bool(rules),
+        "out_of_order_event": delivery.misplaced and not law.passes("out_of_order_event"),
+        "too_late_arrival": too_late and not law.passes("too_late_arrival"),
+        "late_arrival": late and not too_late and not law.passes("late_arrival"),
+    }
+    return next((reason for reason, held in holds.items() if held), None)
+
+
+def _lateness(delivery: Delivery, law: Law) -> tuple[bool, bool]:
+    """Whether it landed in a closed window, and whether it lay further behind than may be taken in."""
+    mark, event = delivery.arrival.watermark_before, delivery.event
+    if mark is None or delivery.window == OUT_OF_RANGE:
+        return False, False
+    allowed, longest = law.lateness.get(event.table, (timedelta(hours=1), timedelta(days=7)))
+    start = datetime.strptime(delivery.window, "%Y-%m-%dT%H%M").replace(tzinfo=mark.tzinfo)
+    late = mark >= start + law.window_length + allowed
+    spared = not delivery.arrival.from_file or event.op in "rb"
+    return late, late and not spared and mark - event.source_ts > longest
+
+
+def _broken(delivery: Delivery, law: Law) -> tuple[str, ...]:
+    event = delivery.event
+    if event.op not in "cur" or delivery.unreadable is not None:
+        return ()
+    image = {**event.carried_before, **(event.after or {})}
+    limits = law.longest.get(event.table, {})
+    return tuple(
+        f"{column}:max_length"
+        for column, limit in sorted(limits.items())
+        if len(image.get(column) or "") > limit
+    )

@@ -1,0 +1,96 @@
+"""``python -m omnisupport_ingest_tests.proof``: so many seeds, home by home."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+from omnisupport_ingest.runtime.spark import classic_session
+from omnisupport_ingest.settings import Settings
+from omnisupport_ingest_tests.proof.run import ProofFailed, Tally, draw, prove
+
+LANES = 100
+"""Histories that share a home, by default: many in one Spark job, few enough to read what failed."""
+
+
+def main() -> int:
+    """Exit code 0: nothing differs. 1: something does, and how to run that home again is printed."""
+    parser = argparse.ArgumentParser(
+        prog="python -m omnisupport_ingest_tests.proof",
+        description="Random histories by random schedules through the production stages, every layer "
+        "compared with the oracle. Seeds that share a home are proved together.",
+    )
+    parser.add_argument("--seeds", type=int, default=200, help="how many histories (200)")
+    parser.add_argument("--start", type=int, default=0, help="the first seed (0)")
+    parser.add_argument("--lanes", type=int, default=LANES, help=f"histories per home ({LANES})")
+    parser.add_argument("--steps", action="store_true", help="print every step")
+    parser.add_argument("--keep", type=Path, help="run in this folder and keep what failed there")
+    asked = parser.parse_args()
+    began, seen, failed = time.monotonic(), Tally(), 0
+    with tempfile.TemporaryDirectory(prefix="omnisupport-proof-") as temporary:
+        root = (asked.keep or Path(temporary)).absolute()
+        os.environ.setdefault("TZ", "UTC")
+        spark = classic_session(Settings(home=root / "spark", spark_driver_memory="1g", _env_file=None))
+        for seeds in _homes(asked.start, asked.seeds, asked.lanes):
+            started = time.monotonic()
+            story = draw(seeds)
+            print(f"seeds {seeds.start} to {seeds.stop - 1}: {_kind(story.order)}, ", end="", flush=True)
+            print(f"epochs {story.epochs}, batches {len(story.batches)}", flush=True)
+            say = print if asked.steps else _quiet
+            try:
+                tally = prove(story, root / f"{seeds.start}", spark, say=say)
+            except Exception as error:
+                print(_failure(error, seeds, asked.lanes), file=sys.stderr, flush=True)
+                failed += 1
+                continue
+            seen.add(tally)
+            print(f"  as the oracle says; {time.monotonic() - started:.0f} s", flush=True)
+    print(_summary(seen, time.monotonic() - began))
+    if failed:
+        print(f"{failed} homes failed; how to run each again is above", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _homes(start: int, count: int, lanes: int) -> Iterator[range]:
+    for first in range(start, start + count, lanes):
+        yield range(first, min(first + lanes, start + count))
+
+
+def _kind(order: str | None) -> str:
+    return "a stream" if order is None else f"files ordered by {order}"
+
+
+def _failure(error: Exception, seeds: range, lanes: int) -> str:
+    lines = [str(error) if isinstance(error, ProofFailed) else traceback.format_exc()]
+    found = error.differences if isinstance(error, ProofFailed) else []
+    touched = sorted({each.lane for each in found if each.lane is not None})
+    if touched:
+        lines.append(f"Histories that differ: seed {', '.join(map(str, touched))}")
+    command = "python -m omnisupport_ingest_tests.proof --steps"
+    lines.append(f"Again: {command} --start {seeds.start} --seeds {len(seeds)} --lanes {lanes}")
+    return "\n".join(lines)
+
+
+def _summary(seen: Tally, seconds: float) -> str:
+    def listed(counts: dict[str, int]) -> str:
+        return ", ".join(f"{name} {number}" for name, number in sorted(counts.items()))
+
+    return (
+        f"{seen.histories} histories in {seen.homes} homes, {seen.copies} landed events, "
+        f"{seen.comparisons} comparisons of every layer, {seconds:.0f} s\n"
+        f"  steps: {listed(seen.steps)}\n  scenarios: {listed(seen.scenarios)}"
+    )
+
+
+def _quiet(_: str) -> None:
+    """Nothing is said of single steps."""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,228 @@
+"""What every layer must hold, from the oracle: the batches as they landed, and the law in force."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import cached_property
+
+from omnisupport_ingest_tests.oracle.judging import (
+    DUPLICATE,
+    OUT_OF_RANGE,
+    Clockwork,
+    Delivery,
+    Law,
+    Verdict,
+    judge,
+)
+from omnisupport_ingest_tests.oracle.model import Event, Image, Key, Position, Row, TableShape
+from omnisupport_ingest_tests.oracle.oracle import current_state
+from omnisupport_ingest_tests.proof.delivery import CHUNK, FILE, Batch
+from omnisupport_ingest_tests.proof.history import START
+
+
+@dataclass(frozen=True)
+class KeyInWindow:
+    """What a window says of one key: the state that its own events leave.
+
+    ``tombstone``: the first delete above the last event that leaves the key alive. ``doubt``: the last
+    quarantined delete. ``values`` are null where nobody may rely on them.
+    """
+
+    first: Position
+    last: Position
+    alive: Position | None
+    tombstone: Position | None
+    doubt: Position | None
+    values: tuple[tuple[str, str | None], ...] | None
+
+
+@dataclass(frozen=True)
+class Published:
+    """A row of the published table. ``values`` are null where nobody may rely on them."""
+
+    deleted: bool
+    ended_at: datetime | None
+    doubtful: bool
+    values: tuple[tuple[str, str | None], ...] | None
+
+    def is_part_of(self, other: Published, soft_delete: str | None) -> bool:
+        """Whether this says nothing that ``other`` does not, and leaves columns open that it knows."""
+        if self.values is None or other.values is None or not set(self.values) <= set(other.values):
+            return False
+        if soft_delete is not None and soft_delete not in dict(self.values):
+            return self.doubtful == other.doubtful and (self.ended_at, other.ended_at) == (None, None)
+        return replace(self, values=None) == replace(other, values=None)
+
+
+class Landed:
+    """The deliveries of a home, numbered as they land, each with the facts of its arrival."""
+
+    def __init__(self) -> None:
+        self.deliveries: list[Delivery] = []
+        self._clockwork = Clockwork()
+
+    def take(self, batch: Batch) -> None:
+        windows = [window_of(told.event.source_ts, batch.landed_at) for told in batch.told]
+        times = [
+            told.event.source_ts
+            for told, window in zip(batch.told, windows, strict=True)
+            if window != OUT_OF_RANGE
+        ]
+        arrival = self._clockwork.arrive(
+            batch.epoch,
+            times,
+            batch.landed_at,
+            moves=batch.kind != CHUNK,
+            from_file=batch.kind == FILE,
+            begins=bool(batch.told),
+        )
+        for told, window in zip(batch.told, windows, strict=True):
+            self.deliveries.append(
+                Delivery(
+                    number=len(self.deliveries) + 1,
+                    event=told.event,
+                    window=window,
+                    arrival=arrival,
+                    unreadable=told.unreadable,
+                    misplaced=told.misplaced,
+                )
+            )
+
+
+def window_of(moment: datetime, landed_at: datetime) -> str:
+    """The hour of a commit time, unless it cannot be right: an hour before the start, a day ahead."""
+    if (START - moment).total_seconds() > 3600 or (moment - landed_at).total_seconds() > 86400:
+        return OUT_OF_RANGE
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H00")
+
+
+class Expected:
+    """What the layers must hold once everything that has landed is judged by ``law``."""
+
+    def __init__(self, deliveries: Iterable[Delivery], law: Law) -> None:
+        self.verdicts: Mapping[int, Verdict] = {each.delivery.number: each for each in judge(deliveries, law)}
+
+    def of(self, verdict: str) -> dict[int, Verdict]:
+        return {number: each for number, each in self.verdicts.items() if each.verdict == verdict}
+
+    @cached_property
+    def _told(self) -> list[tuple[str, Event]]:
+        """What the fold is told, by window. Nothing can be said of the row of an event without a key."""
+        return [
+            (each.delivery.window, each.told)
+            for each in self.verdicts.values()
+            if each.verdict != DUPLICATE and (each.told.key is not None or each.told.op in "tb")
+        ]
+
+    @cached_property
+    def _accepted_places(self) -> set[tuple[Position, str | None]]:
+        return {(event.at, event.identity) for _, event in self._told if not event.quarantined}
+
+    def events(self, table: str) -> list[tuple[str, Event]]:
+        """The events of a table that count, by window: a hole whose position is filled is none."""
+        return [
+            (window, event)
+            for window, event in self._told
+            if event.table == table
+            and not (event.quarantined and (event.at, event.identity) in self._accepted_places)
+        ]
+
+    def of_lane(self, seed: int) -> Iterator[str]:
+        """What the oracle makes of each event of one history, in log order, for people to read."""
+        verdicts = (each for each in self.verdicts.values() if _is_of(each.delivery.event, seed))
+        for each in sorted(verdicts, key=lambda each: (each.delivery.event.at, each.delivery.number)):
+            event = each.delivery.event
+            moved = f" from {event.moved_from}" if event.moved_from else ""
+            unsent = f" unsent {sorted(event.unchanged)}" if event.unchanged else ""
+            before = f" before {event.before}" if event.before else ""
+            yield (
+                f"{event.table} {tuple(event.at)} in {each.delivery.window}, copy {each.delivery.number}: "
+                f"{event.op} {event.key}{moved} {event.after or ''}{unsent}{before}, "
+                f"{each.verdict} {each.reason or ''}"
+            )
+
+    def dimension(self, shape: TableShape) -> dict[tuple[str, Key], KeyInWindow]:
+        """By window and key."""
+        groups: dict[tuple[str, Key], list[Event]] = defaultdict(list)
+        for window, event in self.events(shape.name):
+            if event.key is not None:
+                groups[window, event.key].append(replace(event, moved_from=None))
+        return {place: _in_window(events, shape) for place, events in groups.items()}
+
+    def whole_table(self, shape: TableShape) -> set[tuple[str, str, Position, bool]]:
+        """Truncates and boundaries: window, operation, position, whether it is in quarantine."""
+        return {
+            (window, event.op, event.at, event.quarantined)
+            for window, event in self.events(shape.name)
+            if event.key is None
+        }
+
+    def ended_lives(self, shape: TableShape) -> set[tuple[str, Key, Position]]:
+        """Lives that key changes ended and that a column not sent is taken from: window, key, end."""
+        return {
+            (window, event.moved_from, event.at.below())
+            for window, event in self.events(shape.name)
+            if event.moved_from is not None
+            and event.op in "cr"
+            and not event.quarantined
+            and not set(shape.columns) <= set(event.carried_before) | set(event.after or {})
+        }
+
+    def published(self, shape: TableShape) -> dict[Key, Published]:
+        events = [event for _, event in self.events(shape.name)]
+        doubted = _lanes_with_holes(events)
+        times = {event.at: event.source_ts for event in events}
+        return {
+            key: _published(row, times, known=not row.is_deleted or not {key[0], "*"} & doubted)
+            for key, row in current_state(events, shape).items()
+        }
+
+    def moved(self, shape: TableShape) -> set[Key]:
+        """Keys that a row came to by a key change."""
+        return {
+            event.key
+            for _, event in self.events(shape.name)
+            if event.key is not None and event.moved_from is not None
+        }
+
+
+def _is_of(event: Event, seed: int) -> bool:
+    return event.op in "tb" if event.key is None else event.key[0] == str(seed)
+
+
+def _in_window(events: list[Event], shape: TableShape) -> KeyInWindow:
+    living = [event.at for event in events if event.op in "cru"]
+    alive = max(living, default=None)
+    deletes = [event for event in events if event.op == "d"]
+    above = [each.at for each in deletes if not each.quarantined and (alive is None or each.at > alive)]
+    doubts = [each.at for each in deletes if each.quarantined]
+    (row,) = current_state(events, shape).values()
+    holes = any(event.quarantined for event in events)
+    return KeyInWindow(
+        first=min(event.at for event in events),
+        last=max(event.at for event in events),
+        alive=alive,
+        tombstone=min(above, default=None),
+        doubt=max(doubts, default=None),
+        values=None if doubts or (row.ended and holes) else _sorted(row.values),
+    )
+
+
+def _published(row: Row, times: Mapping[Position, datetime], *, known: bool) -> Published:
+    return Published(
+        deleted=row.is_deleted,
+        ended_at=None if row.deleted_at is None else times[row.deleted_at],
+        doubtful=row.existence_unresolved,
+        values=_sorted(row.values) if known and not row.existence_unresolved else None,
+    )
+
+
+def _lanes_with_holes(events: Iterable[Event]) -> set[str]:
+    return {"*" if event.key is None else event.key[0] for event in events if event.quarantined}
+
+
+def _sorted(values: Image) -> tuple[tuple[str, str | None], ...]:
+    return tuple(sorted(values.items(), key=lambda pair: pair[0]))

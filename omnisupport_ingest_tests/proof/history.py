@@ -1,0 +1,204 @@
+"""What the source of one home has to tell: a lane of keys per seed, all in the same tables.
+
+A lane is drawn from its own seed, so it is the same whatever other lanes share its home. What ends a
+whole table ends the rows of every lane; most of those events are left out, else no row would live.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from random import Random
+
+from omnisupport_ingest_tests.oracle import histories
+from omnisupport_ingest_tests.oracle.model import Event, Image, Key, Position, TableShape
+from omnisupport_ingest_tests.proof.tables import SHAPES, TOO_LONG, UNKNOWN
+
+START = datetime(2026, 3, 1, 12, tzinfo=UTC)
+SPAN = timedelta(hours=5)
+
+_LANES_PER_LSN = 10_000
+_EPOCH_APART = 20_000
+_TABLE_APART = 200
+_READS_APART = 100_000_000
+
+
+@dataclass(frozen=True)
+class Told:
+    """An event, and what is wrong with it, if anything.
+
+    ``unreadable``: the text that stands where its row image should. ``misplaced``: the file that
+    brings it contradicts its time.
+    """
+
+    event: Event
+    unreadable: str | None = None
+    misplaced: bool = False
+
+
+def lane(seed: int, *, epochs: int, sure_order: bool) -> list[Told]:
+    """The events of one lane, in log order. ``sure_order``: the source says in what order things were."""
+    rng = Random(f"lane {seed}")
+    events: list[Event] = []
+    for number, shape in enumerate(SHAPES):
+        drawn = _database(rng, shape) if seed % 2 else _soup(rng, shape)
+        events += [_moved_apart(event, number) for event in drawn]
+    if rng.random() < 0.2:
+        events = [_burst(event) for event in events]
+    if epochs == 1:
+        events = [_in_first_epoch(event) for event in events]
+    events += _without_contract(rng, events)
+    if rng.random() < 0.3:
+        events += _at_one_place(rng, events)
+    events = [_in_lane(event, seed) for event in events]
+    events = _timed(rng, sorted(events, key=lambda event: event.at))
+    told = [_spoilt(rng, each, sure_order) for each in events if each.key is not None or each.op == "m"]
+    whole_table = [each for each in events if each.key is None and each.op in "tb"]
+    ends = [Told(each) for each in whole_table if rng.random() < 0.005]
+    return told + _collisions(rng, told) + ends
+
+
+def _database(rng: Random, shape: TableShape) -> list[Event]:
+    history = histories.simulate(rng, shape=shape)
+    return [replace(event, read_at=None) for event in history.events]
+
+
+def _soup(rng: Random, shape: TableShape) -> list[Event]:
+    """Without holes of its own: here judging makes them."""
+    drawn = histories.soup(rng, shape=shape, holes=False)
+    moved = [replace(each, at=each.at._replace(commit_lsn=992 + 8 * each.at.commit_lsn)) for each in drawn]
+    return list({(event.at, event.content): event for event in moved}.values())
+
+
+def _moved_apart(event: Event, table: int) -> Event:
+    """Room for every table in one transaction, and values that some contract does not allow."""
+    ordinal = event.at.ordinal
+    ordinal += table * _TABLE_APART if ordinal >= 0 else -table * _READS_APART
+    return replace(
+        event,
+        at=event.at._replace(ordinal=ordinal),
+        before=_values(event.before),
+        after=_values(event.after),
+    )
+
+
+def _values(image: Image | None) -> Image | None:
+    """The same value always becomes the same other one, as it would in a row that is not changed."""
+    return None if image is None else {name: _value(name, text) for name, text in image.items()}
+
+
+def _value(name: str, text: str | None) -> str | None:
+    if text is None:
+        return None
+    number = int(text.rpartition(" ")[2])
+    if name == "gone" and number % 5:
+        return None
+    return f"{text} {TOO_LONG}" if number % 23 == 0 else text
+
+
+def _burst(event: Event) -> Event:
+    """Four transactions as one, so that many rows share an LSN."""
+    lsn, number = divmod(event.at.commit_lsn, 4)
+    ordinal = event.at.ordinal
+    ordinal += number * 2 * _TABLE_APART if ordinal >= 0 else 0
+    # Among the other lanes' transactions, so that a truncate of theirs has some of these on either side.
+    return replace(event, at=event.at._replace(commit_lsn=lsn + 750, ordinal=ordinal))
+
+
+def _in_first_epoch(event: Event) -> Event:
+    at = event.at
+    return replace(event, at=Position(1, at.commit_lsn + (at.epoch - 1) * _EPOCH_APART, at.ordinal))
+
+
+def _without_contract(rng: Random, events: list[Event]) -> list[Event]:
+    """Rows of a table that no contract names, and logical messages."""
+    some = rng.sample(events, min(2, len(events)))
+    rows = [
+        replace(
+            each,
+            at=each.at._replace(ordinal=10_000 + number),
+            op="c",
+            table=UNKNOWN,
+            key=("1",),
+            before=None,
+            after={"text": f"draft {number}"},
+            unchanged=frozenset(),
+            moved_from=None,
+        )
+        for number, each in enumerate(some)
+    ]
+    return rows + [
+        replace(each, at=each.at._replace(ordinal=11_000), op="m", key=None, after=None) for each in rows[:1]
+    ]
+
+
+def _at_one_place(rng: Random, events: list[Event]) -> list[Event]:
+    """Rows that a copy brought: one position for all of them, as its source does not tell them apart."""
+    shape = SHAPES[0]
+    at = rng.choice(events).at._replace(ordinal=20_000)
+    return [
+        Event(
+            at,
+            "c",
+            shape.name,
+            (str(number),),
+            START,
+            after=dict.fromkeys(shape.columns, f"copied {number}"),
+            identity=f"row {number}",
+        )
+        for number in range(101, 104)
+    ]
+
+
+def _in_lane(event: Event, seed: int) -> Event:
+    def key_of(key: Key | None) -> Key | None:
+        return None if key is None else (str(seed), *key)
+
+    at = event.at._replace(commit_lsn=event.at.commit_lsn * _LANES_PER_LSN + seed % _LANES_PER_LSN)
+    return replace(event, at=at, key=key_of(event.key), moved_from=key_of(event.moved_from))
+
+
+def _timed(rng: Random, events: list[Event]) -> list[Event]:
+    """Commit times to the minute, so that some are equal; now and then one runs against the log.
+
+    Snapshot rows of one read share a time as a transaction's changes do.
+    """
+    places = sorted({event.at[:2] for event in events})
+    times = {}
+    for number, place in enumerate(places):
+        apart = rng.choice((0, 0, 0, 1, -1, 5, -5, rng.randint(-50, 50)))
+        minutes = number * SPAN / timedelta(minutes=1) / len(places) + apart
+        times[place] = START + timedelta(minutes=int(minutes))
+    return [replace(event, source_ts=times[event.at[:2]]) for event in events]
+
+
+def _spoilt(rng: Random, event: Event, sure_order: bool) -> Told:
+    chance = rng.random()
+    if chance < 0.01:
+        return Told(replace(event, source_ts=event.source_ts + rng.choice((-1, 1)) * timedelta(days=30)))
+    if chance < 0.025 and event.op in "cur":
+        return Told(
+            replace(event, after=None, unchanged=frozenset(), before=None), unreadable='{"status": "cut o'
+        )
+    if chance < 0.03 and event.op in "cur":
+        return Told(replace(event, key=None, moved_from=None))
+    return Told(event, misplaced=not sure_order and chance > 0.97)
+
+
+def _collisions(rng: Random, told: Iterable[Told]) -> list[Told]:
+    """Events with the position of another one and other content."""
+    found = []
+    for each in told:
+        event = each.event
+        if rng.random() > 0.03 or event.op == "m" or event.table == UNKNOWN or event.identity is not None:
+            continue
+        others = [replace(event, key=(event.key[0], "77"), moved_from=None)] if event.key else []
+        if event.op in "cur":
+            others.append(replace(event, op="d", after=None, unchanged=frozenset(), moved_from=None))
+        if event.after:
+            changed = {**event.after, sorted(event.after)[0]: f"collided {event.at.ordinal}"}
+            others += [replace(event, after=changed)] * 3
+        if others:
+            found.append(Told(rng.choice(others)))
+    return found

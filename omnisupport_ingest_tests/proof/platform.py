@@ -1,0 +1,220 @@
+"""A small home on real Spark and Delta: batches land in it, and the production stages take them on."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from omnisupport_ingest.contracts.decision_table import COLUMNS, default_decision_table, load_decision_table
+from omnisupport_ingest.contracts.load import load_contracts
+from omnisupport_ingest.home import Home
+from omnisupport_ingest.landing.manifest import ChunkSpan, FileSpan, Manifest, StreamSpan
+from omnisupport_ingest.landing.names import chunk_batch_id, file_batch_id, stream_batch_id
+from omnisupport_ingest.landing.rows import LandedEvent
+from omnisupport_ingest.landing.writer import BatchWriter
+from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.settings import Settings
+from omnisupport_ingest.stages import deduped, dimensions, published, raw
+from omnisupport_ingest.stages.deciding import decide
+from omnisupport_ingest.stages.event_ref import EventRef
+from omnisupport_ingest.stages.pending import pending_windows
+from omnisupport_ingest.stages.published import GateClosed
+from omnisupport_ingest.stages.workspace import Workspace
+from omnisupport_ingest.windows import WindowSize, without_sentinel
+from omnisupport_ingest_tests.oracle.model import Event, Image, Key
+from omnisupport_ingest_tests.proof.delivery import CHUNK, FILE, Batch
+from omnisupport_ingest_tests.proof.history import START, Told
+from omnisupport_ingest_tests.proof.tables import KEY, SOURCE, Terms, write_contracts
+
+WINDOW = WindowSize(60)
+_ROUNDS = 6
+
+
+class NeverDone(AssertionError):
+    """Windows stay pending however often they are run."""
+
+
+class Platform:
+    """One home and what runs on it. ``folder`` is made; the landing clock is what each batch says."""
+
+    def __init__(
+        self, folder: Path, spark: SparkSession, terms: Mapping[str, Terms], actions: Mapping[str, str]
+    ) -> None:
+        self._folder, self._spark = folder, spark
+        self._landed = 0
+        self._ends: dict[int, Lsn] = {}
+        self._numbers = 0
+        self._closed: GateClosed | None = None
+        folder.mkdir(parents=True)
+        self.workspace = self._opened(terms, actions)
+        self.decisions = self.workspace.decisions
+
+    def _opened(self, terms: Mapping[str, Terms], actions: Mapping[str, str]) -> Workspace:
+        contracts, table = self._folder / "contracts", self._folder / "decisions.csv"
+        write_contracts(contracts, terms)
+        _write_decisions(table, actions)
+        settings = Settings(
+            home=self._folder / "home",
+            window=str(WINDOW),
+            contracts_dir=contracts,
+            decision_table=table,
+            source=SOURCE,
+            _env_file=None,
+        )
+        home = Home.open(settings.home, WINDOW, now=START)
+        return Workspace(settings, home, load_contracts(contracts), load_decision_table(table))
+
+    def change_law(self, terms: Mapping[str, Terms], actions: Mapping[str, str]) -> None:
+        """Another version of the contracts, another decision table."""
+        self.workspace = self._opened(terms, actions)
+        self.decisions = self.workspace.decisions
+
+    @property
+    def windows(self) -> list[str]:
+        """The windows that something has landed in, without the sentinel."""
+        batches = self.workspace.landing(SOURCE).landed().batches
+        return without_sentinel(sorted({window for batch in batches for window in batch.windows}))
+
+    def land(self, batch: Batch) -> Manifest:
+        """Land ``batch`` through the production writer; its copies are numbered on in ``lsn``."""
+        self._landed += 1
+        end = self._ends.get(batch.epoch, Lsn(0))
+        text = "\n".join(repr(told) for told in batch.told) + str(self._landed)
+        digest = sha256(text.encode()).hexdigest()
+        snapshot, next_end = f"{self._landed:016x}", Lsn(end.value + 1)
+        name = {
+            CHUNK: chunk_batch_id(batch.epoch, snapshot, "any", 0, 1),
+            FILE: file_batch_id(digest),
+        }.get(batch.kind, stream_batch_id(batch.epoch, end))
+        writer = BatchWriter(
+            self.workspace.landing(SOURCE),
+            self.workspace.grid,
+            batch.epoch,
+            name,
+            clock=lambda: batch.landed_at,
+        )
+        for row, told in enumerate(batch.told, start=1):
+            self._numbers += 1
+            writer.add(_landed(told, self._numbers, row if batch.kind == FILE else None))
+        if batch.kind == CHUNK:
+            span = ChunkSpan(snapshot, "any", 0, 1, next_end, next_end, batch.landed_at)
+            return writer.seal(chunk=span)
+        if batch.kind == FILE:
+            return writer.seal(file=FileSpan(digest, f"{name}.jsonl", "", batch.order))
+        self._ends[batch.epoch] = next_end
+        times = [told.event.source_ts for told in batch.told]
+        return writer.seal(stream=StreamSpan(end, next_end, next_end, next_end, 1, times[0], times[-1]))
+
+    def run(self, windows: Sequence[str], *, replay: bool = False, layers: int = 4) -> None:
+        """Run the first ``layers`` of raw, deduped, dimensions and published."""
+        workspace, spark = self.workspace, self._spark
+        contracts = workspace.contracts.of_source(SOURCE)
+        for stage in (raw, deduped)[:layers]:
+            stage.materialize(workspace, spark, SOURCE, windows, "proof", replay=replay)
+        for contract in contracts if layers > 2 else ():
+            dimensions.materialize(workspace, spark, contract, windows, "proof", replay=replay)
+        for contract in contracts if layers > 3 else ():
+            try:
+                published.materialize(workspace, spark, contract, "proof", replay=replay)
+            except GateClosed as closed:
+                # Right while some windows are still judged by the contract before; wrong when none is.
+                self._closed = closed
+
+    def run_together(self, windows: Sequence[str], *, replays: Sequence[bool]) -> None:
+        """Run the same windows several times at once."""
+        with ThreadPoolExecutor(len(replays)) as pool:
+            running = [pool.submit(self.run, windows, replay=replay) for replay in replays]
+            for each in running:
+                each.result()
+
+    def catch_up(self, *, backfill_late: bool = True) -> None:
+        """Run what is pending, as sensor and late-arrival backfills would, until nothing is."""
+        self._closed = None
+        for _ in range(_ROUNDS):
+            pending = pending_windows(self.workspace, SOURCE)
+            if pending.nothing:
+                return
+            if pending.late_windows:
+                self.run(without_sentinel(pending.late_windows), replay=backfill_late)
+            if pending.windows:
+                self.run(without_sentinel(pending.windows))
+        raise NeverDone(f"after {_ROUNDS} rounds still pending: {self._closed or pending}")
+
+    def review(self, decision: str, events: Iterable[EventRef]) -> None:
+        decide(self.workspace, SOURCE, decision, list(events), reviewer="proof", why="drawn by lot")
+
+    def forget_the_lake(self) -> None:
+        """Delete every table; what people decided stays, for nothing else knows it."""
+        for table in self.workspace.tables():
+            shutil.rmtree(table.folder, ignore_errors=True)
+
+    def content(self) -> dict[tuple[str, str], str]:
+        """The content hash of every window of every table but quarantine, by table and window."""
+        found = {}
+        for table in self.workspace.tables():
+            if not table.exists or table.spec.path.endswith("/quarantine"):
+                continue
+            snapshot = table.open()
+            for window in snapshot.windows():
+                state = snapshot.state(window)
+                if state is not None and state.checkpoint.rows:
+                    found[table.spec.path, window] = state.checkpoint.content_hash
+        return found
+
+
+def _write_decisions(path: Path, actions: Mapping[str, str]) -> None:
+    table = load_decision_table(default_decision_table())
+    decided = [
+        replace(each, action=actions.get(each.scenario, each.action)) for each in table.decisions.values()
+    ]
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(COLUMNS)
+        for each in decided:
+            review = str(each.needs_manual_review).lower()
+            writer.writerow([each.scenario, each.detected_by, each.action, review, each.notes])
+
+
+def _landed(told: Told, number: int, file_row: int | None) -> LandedEvent:
+    event = told.event
+    after = _image(event.after, event) if told.unreadable is None else told.unreadable
+    return LandedEvent(
+        epoch=event.at.epoch,
+        commit_lsn=event.at.commit_lsn,
+        ordinal=event.at.ordinal,
+        op=event.op,
+        source_ts=event.source_ts,
+        tx_id=event.at.commit_lsn % 1_000_000,
+        lsn=number,
+        source_schema="public",
+        source_table=event.table,
+        key=_key(event.key),
+        before=_image(event.before, event, event.moved_from),
+        after=after,
+        unchanged=sorted(event.unchanged) or None,
+        moved_from_key=_key(event.moved_from),
+        chunk_id=None,
+        identity=event.identity,
+        misplaced=told.misplaced or None,
+        file_row=file_row,
+        envelope=f"line {number}" if file_row is not None else None,
+    )
+
+
+def _key(key: Key | None) -> str | None:
+    return None if key is None else json.dumps(list(key), separators=(",", ":"))
+
+
+def _image(image: Image | None, event: Event, key: Key | None = None) -> str | None:
+    """A row image as it lands: with the key's columns in it."""
+    if image is None:
+        return None
+    return json.dumps({**dict(zip(KEY, key or event.key or (), strict=False)), **image})

@@ -1,0 +1,239 @@
+"""A small real pipeline whose processes die at gates: source, capture, stages, and the last word.
+
+Every process is the real one (the command line, or the stages as a run does them) and dies by
+SIGKILL at a failpoint. ``CrashDesk.ends_well`` then lets everything run to its end and compares.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import IO
+
+from omnisupport_ingest.cli.proof import prove
+from omnisupport_ingest.contracts.load import default_contracts_dir
+from omnisupport_ingest.failpoints import VARIABLE
+from omnisupport_ingest.lake.sweep import sweep
+from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.runtime.dagster_home import dagster_environment, write_dagster_home
+from omnisupport_ingest.settings import PREFIX
+from omnisupport_ingest.sources.postgres.support_desk.seed import prepare
+from omnisupport_ingest.sources.postgres.support_desk.workload import Workload
+from omnisupport_ingest.stages.pending import pending_windows
+from omnisupport_ingest.stages.workspace import Workspace
+from omnisupport_ingest_tests.recovery.dagster_storage import gate_storage
+from omnisupport_ingest_tests.recovery.traces import Trace
+from omnisupport_ingest_tests.sources.postgres.source_under_test import SOURCE, SourceUnderTest
+
+KILLED = -signal.SIGKILL
+SECONDS = 180
+
+TABLES = ("tickets",)
+"""Contracted at first; every table costs every run something."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """A point of a gate. ``of``: which of its passes, by a part of the object's name."""
+
+    gate: str
+    moment: str
+    of: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.gate}.{self.moment}" + (f"@{self.of}" if self.of else "")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a process ended; a negative code is the signal that ended it."""
+
+    code: int
+    out: str
+    errors: str
+
+
+@dataclass
+class CrashDesk:
+    """A filled support desk and the home it is captured into. ``spark`` is the address of a warm server."""
+
+    source: SourceUnderTest
+    folder: Path
+    spark: str
+    died: list[str] = field(default_factory=list)
+    """The points at which a process has died, in order."""
+    gated_storage: bool = False
+    """Whether what Dagster itself writes passes gates (``dagster_storage``)."""
+
+    @classmethod
+    def made(
+        cls, source: SourceUnderTest, folder: Path, spark: str, tables: Sequence[str] = TABLES
+    ) -> CrashDesk:
+        contracts = folder / "contracts"
+        contracts.mkdir(parents=True)
+        source.overrides["contracts_dir"] = contracts
+        source.overrides["spark_remote"] = spark
+        desk = cls(source, folder, spark)
+        for table in tables:
+            desk.contract(table)
+        prepare(source.dsn, seed=1, tickets=60)
+        return desk
+
+    # --- the source -------------------------------------------------------------------------------
+
+    def contract(self, table: str, *, without: Sequence[str] = ()) -> None:
+        """Contract ``table``, or contract it again, ``without`` some of its columns."""
+        document = json.loads((default_contracts_dir() / f"{table}.json").read_text())
+        for name in without:
+            del document["properties"][name]
+        (self.folder / "contracts" / f"{table}.json").write_text(json.dumps(document))
+
+    def change(self) -> None:
+        """Traffic, and one event that breaks a row rule, made good by the next one of its row."""
+        Workload(self.source.dsn, seed=1).run(20)
+        ((ticket,),) = self.source.query("SELECT min(id) FROM support.tickets")
+        update = "UPDATE support.tickets SET body = NULL, subject ="
+        self.source.sql(
+            f"{update} repeat('x', 600) WHERE id = {ticket}", f"{update} 'short' WHERE id = {ticket}"
+        )
+
+    # --- processes --------------------------------------------------------------------------------
+
+    @property
+    def workspace(self) -> Workspace:
+        return Workspace.open(self.source.settings)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        settings = self.source.settings
+        workspace = self.workspace
+        write_dagster_home(settings, workspace.home)
+        if self.gated_storage:
+            gate_storage(workspace.home.dagster)
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+        return {**inherited, **dagster_environment(settings, workspace.home), "PYTHONWARNINGS": "ignore"}
+
+    def start(
+        self,
+        *arguments: str,
+        at: object = "",
+        given: Mapping[str, str] | None = None,
+        log: IO[str] | None = None,
+    ) -> subprocess.Popen[str]:
+        """Start ``python arguments…`` with the desk's settings; it dies at the point ``at``.
+
+        What it prints is for the caller to read, unless there is a ``log``.
+        """
+        return subprocess.Popen(
+            [sys.executable, *arguments],
+            env=self.environment | {VARIABLE: str(at), **(given or {})},
+            # Held open: `ingest-run` ends with it.
+            stdin=subprocess.PIPE,
+            stdout=log or subprocess.PIPE,
+            stderr=log or subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, *arguments: str, at: object = "", given: Mapping[str, str] | None = None) -> Ended:
+        """The same to its end, or to its death."""
+        process = self.start(*arguments, at=at, given=given)
+        stdin, process.stdin = process.stdin, None
+        try:
+            out, errors = process.communicate(timeout=SECONDS)
+        finally:
+            process.kill()
+            process.wait()
+            if stdin is not None:
+                stdin.close()
+        if process.returncode == KILLED:
+            self.died.append(str(at))
+        return Ended(process.returncode, out, errors)
+
+    def command(self, *arguments: str, at: object = "", given: Mapping[str, str] | None = None) -> Ended:
+        """A command of the program."""
+        return self.run("-m", "omnisupport_ingest.cli.main", *arguments, at=at, given=given)
+
+    def capture(self, *arguments: str, at: object = "") -> Ended:
+        """Capture up to now, once."""
+        return self.command("capture", "--once", *arguments, at=at)
+
+    def stages(self, at: object = "") -> Ended:
+        """Take what has landed through every layer."""
+        return self.run("-m", "omnisupport_ingest_tests.recovery.desk_stages", at=at)
+
+    def ingest_run(self, at: object = "") -> Ended:
+        """The same as a run of Dagster, recorded in its instance."""
+        pending = pending_windows(self.workspace, SOURCE)
+        first, last = min(pending.windows), max(pending.windows)
+        cursor = ("--cursor", pending.last_batch_id) if pending.last_batch_id else ()
+        return self.command("ingest-run", SOURCE, first, last, *cursor, at=at)
+
+    # --- the last word ----------------------------------------------------------------------------
+
+    def ends_well(self) -> None:
+        """Run everything to its end; source, counts, chain and folders must say that nothing is wrong.
+
+        The published tables are the source's. Every landed event is in raw once for each time it
+        landed, and was accepted, a duplicate, or quarantined. No hole, nothing pending, and nothing
+        is left in a folder that a sweep does not take away.
+        """
+        self.change()
+        finished(self.capture())
+        finished(self.stages())
+        workspace = self.workspace
+
+        def advance(_lsn: Lsn) -> None:
+            finished(self.capture())
+            finished(self.stages())
+
+        def no_spark() -> None:
+            raise AssertionError("nothing has changed since, so nothing is to be folded")
+
+        proof = prove(workspace, no_spark, advance=advance)  # type: ignore[arg-type]
+        assert proof.holds, proof
+        assert proof.tables and all(table.source_rows for table in proof.tables.values())
+        landed = self.landed_rows()
+        for contract in workspace.contracts.of_source(SOURCE):
+            assert proof.events[contract.name].raw == landed[contract.full_name]
+            counts = proof.events[contract.name]
+            assert counts.raw == counts.deduped + counts.duplicates + counts.quarantined
+        assert sum(counts.quarantined for counts in proof.events.values()) > 0
+        assert pending_windows(workspace, SOURCE).windows == ()
+        self._nothing_left(workspace)
+
+    def landed_rows(self) -> dict[str, int]:
+        """Events of all landed batches by table; fails at a hole, or at a file that is not whole."""
+        found: dict[str, int] = {}
+        for manifest in self.source.manifests():
+            for file in manifest.files:
+                for name, rows in file.rows_per_table.items():
+                    found[name] = found.get(name, 0) + rows
+        return found
+
+    def _nothing_left(self, workspace: Workspace) -> None:
+        landing = workspace.landing(SOURCE)
+        with_data = {file.parent.name for file in (landing.folder / "data").glob("*/*")}
+        assert with_data <= set(landing.batch_ids())
+        for table in workspace.tables():
+            if table.exists:
+                sweep(table, timedelta(0))
+                trace = Trace.of(table)
+                assert not trace.unfinished | trace.finished, table.spec.path
+
+
+def finished(ended: Ended) -> Ended:
+    """``ended``, which must have come to its end."""
+    assert ended.code == 0, f"code {ended.code}\n{ended.errors[-3000:]}"
+    return ended
+
+
+def died(ended: Ended, at: object) -> None:
+    """Fail unless the process was killed."""
+    assert ended.code == KILLED, f"{at} was not reached: code {ended.code}\n{ended.errors[-3000:]}"

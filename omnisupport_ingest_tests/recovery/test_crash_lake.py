@@ -1,0 +1,94 @@
+"""The stages are killed at every gate of the lake, in every layer, once and three times in a row."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from omnisupport_ingest_tests.recovery.crash import CrashDesk, Point, died, finished
+
+LAYERS = (
+    "support_desk/raw_cdc_staging",
+    # The quarantine is committed before the events it was told apart from.
+    "support_desk/quarantine",
+    "support_desk/deduped_events",
+    "support_desk/dim_tickets",
+    "support_desk/published/tickets",
+)
+GATES = ("lake.write", "lake.place", "lake.state", "lake.commit")
+"""Passed by every unit of work of every layer."""
+
+COVERED = {*GATES, "lake.table", "lake.columns"}
+
+MOMENTS = ("before", "after")
+TIMES = (1, 3)
+
+_SAMPLE = ("lake.commit", "after", 1)
+
+
+def cases() -> list[object]:
+    """All combinations, of which one runs with every `make test`."""
+    return [
+        pytest.param(*case, marks=() if case == _SAMPLE else pytest.mark.crash)
+        for case in itertools.product(GATES, MOMENTS, TIMES)
+    ]
+
+
+@pytest.mark.parametrize(("name", "moment", "times"), cases())
+def test_stages_killed_in_every_layer_end_as_the_source(
+    crash_desk: CrashDesk, name: str, moment: str, times: int
+) -> None:
+    desk = crash_desk
+    desk.change()
+    finished(desk.capture())
+    for layer in LAYERS:
+        point = Point(name, moment, layer)
+        for attempt in range(times):
+            if attempt and (name, moment) == ("lake.commit", "after"):
+                # After its commit a layer has nothing left to do, so there must be news.
+                desk.change()
+                finished(desk.capture())
+            died(desk.stages(at=point), point)
+    desk.ends_well()
+    assert len(desk.died) == len(LAYERS) * times
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize(("moment", "times"), [("before", 1), ("before", 3), ("after", 1)])
+def test_stages_killed_while_a_table_is_made_end_as_the_source(
+    crash_desk: CrashDesk, moment: str, times: int
+) -> None:
+    """A table is made once, so three deaths in a row after it are those at three tables."""
+    desk = crash_desk
+    desk.change()
+    finished(desk.capture())
+    made = ("raw_cdc_staging", "deduped_events", "quarantine", "dim_tickets", "published/tickets")
+    for table in made:
+        point = Point("lake.table", moment, f"support_desk/{table}")
+        for _ in range(times):
+            died(desk.stages(at=point), point)
+    desk.ends_well()
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("table", ["support_desk/dim_tickets", "support_desk/published/tickets"])
+@pytest.mark.parametrize(("moment", "times"), [("before", 1), ("before", 3), ("after", 1), ("after", 3)])
+def test_stages_killed_while_a_table_gets_columns_end_as_the_source(
+    crash_desk: CrashDesk, table: str, moment: str, times: int
+) -> None:
+    """The contract grows by a column before each start after which one was added."""
+    desk = crash_desk
+    left_out = ["satisfaction", "channel", "priority"]
+    desk.contract("tickets", without=left_out)
+    desk.change()
+    finished(desk.capture())
+    finished(desk.stages())
+    point = Point("lake.columns", moment, table)
+    for attempt in range(times):
+        if attempt == 0 or moment == "after":
+            left_out.pop()
+            desk.contract("tickets", without=left_out)
+        died(desk.stages(at=point), point)
+    desk.contract("tickets")
+    desk.ends_well()

@@ -1,0 +1,110 @@
+"""The watched folder takes complete files, once, and loses none to a crash."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import time
+from pathlib import Path
+
+import pytest
+
+from omnisupport_ingest.landing.errors import LandingFailed
+from omnisupport_ingest.sources.debezium.inbox import Inbox
+from omnisupport_ingest.sources.debezium.land import FileLanding
+from omnisupport_ingest_tests.sources.debezium.recorded import SOURCE, Recorder
+from omnisupport_ingest_tests.sources.debezium.told import customer, envelope
+
+
+@pytest.fixture
+def recorder(tmp_path: Path) -> Recorder:
+    return Recorder(tmp_path, "customers")
+
+
+@pytest.fixture
+def inbox(recorder: Recorder) -> Inbox:
+    return Inbox(recorder.folder / "inbox", lambda path, source: recorder.land(path), settled_seconds=0.2)
+
+
+def put(inbox: Inbox, name: str, *values: object, age: float = 60.0) -> Path:
+    folder = inbox.root / SOURCE
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / name
+    path.write_text("".join(json.dumps(each) + "\n" for each in values))
+    os.utime(path, (time.time() - age, time.time() - age))
+    return path
+
+
+def test_a_complete_file_lands_and_is_moved_away(inbox: Inbox, recorder: Recorder) -> None:
+    path = put(inbox, "one.jsonl", envelope("c", customer(1)))
+    (taken,) = inbox.look()
+    assert taken.landing is not None
+    assert (taken.source, taken.path) == (SOURCE, path.parent / "landed" / "one.jsonl")
+    assert not path.exists()
+    assert len(recorder.events()) == 1
+    assert list(inbox.look()) == []
+
+
+def test_a_file_that_is_still_written_waits(inbox: Inbox, recorder: Recorder) -> None:
+    path = put(inbox, "growing.jsonl", envelope("c", customer(1)), age=0)
+    assert list(inbox.look()) == []
+    with path.open("a") as file:
+        file.write(json.dumps(envelope("c", customer(2), lsn=1001)) + "\n")
+    assert list(inbox.look()) == []
+    time.sleep(0.3)
+    (taken,) = inbox.look()
+    assert taken.landing is not None
+    assert taken.landing.manifest.rows == 2
+
+
+def test_names_with_a_dot_other_endings_and_folders_are_left_alone(inbox: Inbox) -> None:
+    hidden = put(inbox, ".hidden.jsonl", envelope("c", customer(1)))
+    other = put(inbox, "notes.txt", envelope("c", customer(1)))
+    (inbox.root / SOURCE / "folder.jsonl").mkdir()
+    assert list(inbox.look()) == []
+    assert hidden.exists()
+    assert other.exists()
+
+
+def test_a_refused_file_stands_aside_with_its_reason_for_the_owner_alone(inbox: Inbox) -> None:
+    put(inbox, "bad.jsonl", {"not": "an event"})
+    good = put(inbox, "good.jsonl", envelope("c", customer(1)))
+    bad_taken, good_taken = inbox.look()
+    assert bad_taken.landing is None
+    assert bad_taken.path == good.parent / "refused" / "bad.jsonl"
+    reason = bad_taken.path.with_name("bad.jsonl.reason.txt")
+    assert "line 1" in reason.read_text()
+    assert "Fix: " in reason.read_text()
+    assert stat.S_IMODE(reason.stat().st_mode) == 0o600
+    assert good_taken.landing is not None
+
+
+def test_the_same_name_again_replaces_nothing(inbox: Inbox) -> None:
+    for number in (1, 2, 3):
+        put(inbox, "day.jsonl", envelope("c", customer(number), lsn=1000 + number))
+        list(inbox.look())
+    names = sorted(each.name for each in (inbox.root / SOURCE / "landed").iterdir())
+    assert names == ["day.jsonl", "day.jsonl.1", "day.jsonl.2"]
+
+
+def test_a_crash_between_landing_and_moving_is_harmless(inbox: Inbox, recorder: Recorder) -> None:
+    path = put(inbox, "one.jsonl", envelope("c", customer(1)))
+    recorder.land(path)
+    (taken,) = inbox.look()
+    assert taken.landing is not None
+    assert taken.landing.already_landed
+    assert len(recorder.inlet.store.batch_ids()) == 1
+
+
+def test_what_is_not_the_files_fault_leaves_it_where_it_is(inbox: Inbox, recorder: Recorder) -> None:
+    path = put(inbox, "one.jsonl", envelope("c", customer(1)))
+
+    def full(path: Path, source: str) -> FileLanding:
+        raise LandingFailed("No space left.", fix="Make room.")
+
+    with pytest.raises(LandingFailed):
+        list(Inbox(inbox.root, full).look())
+    assert path.exists()
+    (taken,) = inbox.look()
+    assert taken.landing is not None

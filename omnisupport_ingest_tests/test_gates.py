@@ -1,0 +1,281 @@
+"""Every durable effect of the package passes a named gate, or is listed here with the reason why not."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import omnisupport_ingest
+from omnisupport_ingest.failpoints import GATES
+from omnisupport_ingest_tests.durable_effects import Effect, effects_outside_gates, scan
+from omnisupport_ingest_tests.recovery import (
+    test_crash_commands,
+    test_crash_dagster,
+    test_crash_inbox,
+    test_crash_lake,
+    test_crash_source,
+)
+
+PACKAGE = Path(omnisupport_ingest.__file__).parent
+MODULES = sorted(str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py"))
+
+PAGE = PACKAGE.parent / "docs" / "recovery.md"
+BEGIN = (
+    "<!-- gates: made from omnisupport_ingest/failpoints.py, kept by "
+    "omnisupport_ingest_tests/test_gates.py -->"
+)
+END = "<!-- end of gates -->"
+
+ELSEWHERE = {"lake.ledger": "stages/test_reviews.py"}
+"""Gates that a test of their own part dies at."""
+
+_GATED_BY_CALLER = "it is what gates stand around: every call of it is looked at where it is made"
+_FOLDER = "a folder: one that is there already is as good"
+_LOCK = "a lock of the kernel's, gone with its process; the text only says who holds it"
+_EMBEDDED = "the embedded PostgreSQL, a source for trials: made beside its place and renamed into it"
+_RUN_FILE = "tells what runs now; nothing in it outlives a restart"
+_SCRATCH = "scratch that is removed, also that of a killed process, before it is made again"
+_MEMORY = "a database in memory, or a buffer: nothing of it outlives the process"
+_READS = "the statement is made elsewhere in the same room, from SELECT"
+
+WITHOUT_GATE: dict[tuple[str, str], str] = {
+    ("durable.py", "create_exclusively"): _GATED_BY_CALLER,
+    ("durable.py", "replace"): _GATED_BY_CALLER,
+    ("home.py", "Home.open"): _FOLDER,
+    ("home.py", "Home._folder"): _FOLDER,
+    ("landing/store.py", "LandingStore.__init__"): _FOLDER,
+    ("landing/folder_lock.py", "FolderLock.take"): _FOLDER,
+    ("landing/folder_lock.py", "FolderLock.release"): "only an empty folder goes, and then nothing is lost",
+    ("landing/parts.py", "PartFiles._begin"): "a file that no manifest names: it counts from landing.data on",
+    ("landing/parts.py", "_Part.__post_init__"): "the same file, open for writing",
+    (
+        "landing/parts.py",
+        "PartFiles.remove",
+    ): "files that no manifest names; what stays, landing.clear removes",
+    ("lake/schema.py", "open_with_schema"): _FOLDER,
+    ("lake/staging.py", "stage_frame"): "the staging folder, and a draft in it that no table names",
+    ("lake/staging.py", "_place"): "the step that lake.place stands around, where it is called",
+    ("lake/state.py", "write_state"): _MEMORY,
+    ("lake/ledger.py", "Ledger._write"): _MEMORY,
+    ("lake/sweep.py", "_remove_if_old"): _FOLDER,
+    ("runtime/connect_address.py", "ConnectAddress.forget"): _RUN_FILE,
+    (
+        "runtime/dagster_home.py",
+        "remove_old_run_logs",
+    ): "logs older than a month; what stays goes at the next start",
+    ("runtime/guard.py", "RotatingLog.write"): "logs",
+    ("runtime/guard.py", "RotatingLog._open"): "logs",
+    ("runtime/guard.py", "main"): _RUN_FILE,
+    ("runtime/home_lock.py", "in_use"): _LOCK,
+    ("runtime/home_lock.py", "HomeLock.__enter__"): _LOCK,
+    ("runtime/home_lock.py", "HomeLock.__exit__"): _LOCK,
+    ("runtime/java.py", "_shim"): "a script made again wherever its content is not as it should be",
+    ("sources/debezium/inbox.py", "Inbox._waiting"): _FOLDER,
+    ("sources/debezium/inbox.py", "_moved"): _FOLDER,
+    ("sources/debezium/latest_times.py", "LatestTimes.__init__"): "a temporary database of one reading",
+    ("sources/postgres/lease.py", "Lease.take"): _LOCK,
+    ("sources/postgres/live_table.py", "read_live_tables"): _READS,
+    ("sources/postgres/preflight/rows.py", "one_row"): _READS,
+    ("sources/postgres/rows_at.py", "write_rows_at"): _SCRATCH,
+    (
+        "sources/postgres/slot.py",
+        "_create",
+    ): "source.slot stands around it for a slot that stays; a temporary one goes with its session",
+    (
+        "sources/postgres/support_desk/desk.py",
+        "Desk.truncate",
+    ): "the traffic of the demo, a client of its source",
+    ("sources/postgres/support_desk/statements.py", "change_key"): "the traffic of the demo",
+    **{
+        ("sources/postgres/embedded.py", f"EmbeddedPostgres.{name}"): _EMBEDDED
+        for name in ("start", "destroy", "_locked", "_make_data", "_launch", "_make_database")
+    },
+    ("sources/postgres/embedded_binaries.py", "make_shared_folder"): _FOLDER,
+    ("sources/postgres/embedded_binaries.py", "_copy"): _EMBEDDED,
+    ("sources/postgres/embedded_location.py", "Location.choose"): _EMBEDDED,
+    ("sources/postgres/embedded_location.py", "Location.remove"): _EMBEDDED,
+    ("sources/postgres/embedded_location.py", "make_private_folder"): _EMBEDDED,
+    ("sources/postgres/embedded_log.py", "ServerLog.open"): "logs",
+    ("sources/postgres/embedded_log.py", "ServerLog.rotate"): "logs",
+    ("sources/postgres/embedded_processes.py", "remove_stale_locks"): "locks of a server that is dead",
+    ("stages/as_of_files.py", "write_tables"): _SCRATCH,
+    ("stages/as_of_files.py", "_remove_left_behind"): _SCRATCH,
+    ("stages/compare.py", "compare"): _MEMORY,
+    ("stages/event_counts.py", "_ask"): _MEMORY,
+    ("stages/export.py", "write_file"): "the draft of an export, before export.file",
+    ("stages/export.py", "write_rows"): "the same draft, written by a database in memory",
+    ("cli/as_of.py", "as_of"): _FOLDER,
+    (
+        "cli/clean.py",
+        "remove_home",
+    ): "a person removes everything; what a crash leaves, the same command removes",
+    ("cli/contracts_new.py", "write_contracts"): _FOLDER,
+    ("cli/one_pass.py", "OnePass._answer_of_run"): "logs",
+    ("cli/proof.py", "prove"): _SCRATCH,
+    ("cli/proof.py", "_remove_left_behind"): _SCRATCH,
+    ("cli/proof.py", "_compare"): _SCRATCH,
+    ("cli/settings_reference.py", "main"): "a page of the documentation, for developers",
+}
+"""Module and function → why what it does needs no gate."""
+
+
+def outside(module: str) -> list[Effect]:
+    return list(effects_outside_gates((PACKAGE / module).read_text()))
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_durable_effect_passes_a_gate(module: str) -> None:
+    bare = [effect for effect in outside(module) if (module, effect.function) not in WITHOUT_GATE]
+    assert not bare, "\n".join(
+        f"{module}:{effect.line} does {effect.what} in {effect.function or 'the module'}: put `with "
+        "gate(...)` around it, or name the reason in WITHOUT_GATE"
+        for effect in bare
+    )
+
+
+def test_every_exception_is_still_one() -> None:
+    found = {(module, effect.function) for module in MODULES for effect in outside(module)}
+    assert WITHOUT_GATE.keys() - found == set()
+
+
+def test_every_gate_is_named_in_the_list_and_passed_by_its_owners_alone() -> None:
+    passed: dict[str, set[str]] = {}
+    for module in MODULES:
+        for name, line in scan((PACKAGE / module).read_text()).gates:
+            assert name is not None, f"{module}:{line}: the name of a gate is written out"
+            passed.setdefault(name, set()).add(module)
+    assert passed == {gate.name: set(gate.owners) for gate in GATES.values()}
+
+
+def gates_for_people() -> str:
+    """The table of the documentation."""
+    rows = [f"| `{gate.name}` | {gate.effect} |" for gate in GATES.values()]
+    return "\n".join(["| gate | durable behind it |", "|---|---|", *rows])
+
+
+def test_documentation_lists_the_gates_there_are() -> None:
+    """To write it anew: ``python -m omnisupport_ingest_tests.test_gates``."""
+    before, after = PAGE.read_text().split(BEGIN)[0], PAGE.read_text().split(END)[1]
+    assert PAGE.read_text() == f"{before}{BEGIN}\n{gates_for_people()}\n{END}{after}"
+
+
+def test_every_gate_is_died_at() -> None:
+    crashed = (test_crash_commands, test_crash_dagster, test_crash_inbox, test_crash_lake, test_crash_source)
+    covered = set().union(*(module.COVERED for module in crashed))
+    assert covered | ELSEWHERE.keys() == GATES.keys()
+    for name, module in ELSEWHERE.items():
+        assert f'"{name}.' in (Path(__file__).parent / module).read_text()
+
+
+def test_a_gate_holds_something() -> None:
+    """A gate around nothing durable would be counted as a point that was tested."""
+    around_nothing = []
+    for module in MODULES:
+        found = scan((PACKAGE / module).read_text())
+        held = {effect.gate for effect in found.effects}
+        around_nothing += [(module, name) for name, _ in found.gates if name not in held]
+    assert set(around_nothing) == {
+        # They stand around calls of functions whose effects are found where they are made.
+        ("landing/store.py", "landing.data"),
+        ("lake/staging.py", "lake.place"),
+        ("sources/postgres/slot.py", "source.slot"),
+        # Dagster makes them durable when it has the answer.
+        ("defs/sensors.py", "sensor.answer"),
+        ("defs/late_arrivals.py", "sensor.answer"),
+    }
+
+
+PLANTED = {
+    "os.link": "import os\ndef f(a, b):\n    os.link(a, b)",
+    "os under another name": "import os as o\ndef f(a, b):\n    o.replace(a, b)",
+    "a name of os": "from os import replace\ndef f(a, b):\n    replace(a, b)",
+    "shutil.rmtree": "import shutil\ndef f(a):\n    shutil.rmtree(a)",
+    "os.open for writing": "import os\ndef f(a):\n    return os.open(a, os.O_WRONLY | os.O_CREAT)",
+    "open for writing": "def f(a):\n    with open(a, 'ab') as file:\n        return file",
+    "open in a mode from elsewhere": "def f(a, mode):\n    return open(a, mode)",
+    "Path.open for writing": "def f(path):\n    return path.open('w')",
+    "Path.open by keyword": "def f(path):\n    return path.open(mode='xb')",
+    "Path.write_text": "def f(path):\n    path.write_text('x')",
+    "Path.unlink": "def f(path):\n    path.unlink(missing_ok=True)",
+    "Path.rename": "def f(path, other):\n    path.rename(other)",
+    "Path.mkdir": "def f(path):\n    path.mkdir()",
+    "our own durable write": "from omnisupport_ingest import durable\ndef f(a):\n    durable.replace(a, b'')",
+    "our own durable name": (
+        "from omnisupport_ingest.durable import create_exclusively as make\ndef f(a):\n    make(a, b'')"
+    ),
+    "a Delta commit": "def f(handle):\n    handle.create_write_transaction([], mode='append')",
+    "a Delta write": "from deltalake import write_deltalake\ndef f(a, rows):\n    write_deltalake(a, rows)",
+    "a new Delta table": "from deltalake import DeltaTable\ndef f(a, s):\n    DeltaTable.create(a, s)",
+    "Delta columns": "def f(handle, fields):\n    handle.alter.add_columns(fields)",
+    "a Delta vacuum": "def f(handle):\n    handle.vacuum(retention_hours=1, dry_run=False)",
+    "a Delta compaction": "def f(handle):\n    handle.optimize.compact()",
+    "a data frame's writer": "def f(frame, a):\n    frame.write.parquet(a)",
+    "a data frame's writer kept": "def f(frame, a):\n    writer = frame.write\n    writer.parquet(a)",
+    "a Parquet file": "import pyarrow.parquet as pq\ndef f(rows, a):\n    pq.write_table(rows, a)",
+    "a confirmation": "def f(cursor, lsn):\n    cursor.send_feedback(flush_lsn=lsn)",
+    "a backfill": "def f(instance, backfill):\n    instance.add_backfill(backfill)",
+    "an event of Dagster": "def f(instance, event):\n    instance.report_runless_asset_event(event)",
+    "a slot": "def f(cursor):\n    cursor.execute('SELECT pg_drop_replication_slot(%s)', ('s',))",
+    "a table at the source": "def f(cursor, name):\n    cursor.execute(f'CREATE TABLE {name} (id int)')",
+    "SQL from elsewhere": "def f(cursor, statement):\n    cursor.execute(statement)",
+    "an export": "def f(connection, a):\n    connection.execute(f\"COPY (SELECT 1) TO '{a}'\")",
+    "in another thread than its gate": (
+        "from omnisupport_ingest.failpoints import gate\nimport os\ndef f(run, a):\n"
+        "    with gate('lake.commit'):\n        run(lambda: os.unlink(a))"
+    ),
+    "behind its gate": (
+        "from omnisupport_ingest.failpoints import gate\nimport os\ndef f(a):\n"
+        "    with gate('lake.commit'):\n        pass\n    os.unlink(a)"
+    ),
+    "inside another gate": (
+        "import os\ndef gate(name):\n    ...\ndef f(a):\n    with gate('x'):\n        os.unlink(a)"
+    ),
+}
+
+
+@pytest.mark.parametrize("planted", PLANTED.values(), ids=PLANTED.keys())
+def test_a_planted_effect_is_found(planted: str) -> None:
+    found = list(effects_outside_gates(planted))
+    assert found and all(effect.function for effect in found)
+
+
+HARMLESS = {
+    "a text": "def f(text):\n    return text.replace('a', 'b')",
+    "a time": "def f(moment):\n    return moment.replace(minute=0)",
+    "a dataclass": "from dataclasses import replace\ndef f(x):\n    return replace(x, a=1)",
+    "open for reading": "def f(path):\n    return open(path).read(), path.open('rb').read(), path.open()",
+    "os.open for reading": "import os\ndef f(a):\n    return os.open(a, os.O_RDONLY | os.O_DIRECTORY)",
+    "a file's own write": "def f(file):\n    file.write(b'x')",
+    "a dry vacuum": "def f(handle):\n    return handle.vacuum(dry_run=True)",
+    "a question": "def f(cursor):\n    cursor.execute('SELECT 1')",
+    "in its gate": (
+        "from omnisupport_ingest.failpoints import gate\nimport os\ndef f(a):\n"
+        "    with gate('lake.commit', a):\n        os.unlink(a)"
+    ),
+}
+
+
+@pytest.mark.parametrize("text", HARMLESS.values(), ids=HARMLESS.keys())
+def test_what_is_not_durable_is_left_alone(text: str) -> None:
+    assert list(effects_outside_gates(text)) == []
+
+
+def test_a_planted_effect_in_a_real_module_is_found() -> None:
+    """The one that a commit without its gate would be: its `with` is taken out of the real text."""
+    tree = ast.parse((PACKAGE / "lake" / "commit.py").read_text())
+
+    class WithoutGates(ast.NodeTransformer):
+        def visit_With(self, node: ast.With) -> list[ast.stmt]:
+            self.generic_visit(node)
+            return node.body
+
+    bare = ast.unparse(ast.fix_missing_locations(WithoutGates().visit(tree)))
+    (found,) = effects_outside_gates(bare)
+    assert (found.function, found.what) == ("commit_actions", ".create_write_transaction")
+
+
+if __name__ == "__main__":
+    head, tail = PAGE.read_text().split(BEGIN)[0], PAGE.read_text().split(END)[1]
+    PAGE.write_text(f"{head}{BEGIN}\n{gates_for_people()}\n{END}{tail}")
