@@ -237,7 +237,9 @@ class _Lives:
         self.lives.append(life)
         self.ending.append(ending)
         self._add_cells(cells, members[0])
-        if ending is None and doubted is not None and (life.settled is None or doubted >= life.settled):
+        # A life that has ended for certain leaves no doubt to the next one.
+        settled = latest(life.settled, begins)
+        if ending is None and doubted is not None and (settled is None or doubted >= settled):
             self.unresolved[-1].append(EXISTENCE)
         self._add_origin(life, begins, doubted)
 

@@ -99,7 +99,10 @@ class _BatchEvents(Events):
 
 @dataclass
 class _Walk:
-    """One key's events, and the row as it stands after those that were walked over."""
+    """One key's events, and the row as it stands after those that were walked over.
+
+    ``doubted_after_end``: the last delete, of a row that had ended already, is in quarantine.
+    """
 
     events: _BatchEvents
     key: str
@@ -109,6 +112,7 @@ class _Walk:
     rows: _Versions
     standing: _Version | None = None
     seen: bool = False
+    doubted_after_end: bool = False
     next_end: int = 0
     left_at: frozenset[Position] = frozenset()
 
@@ -160,7 +164,10 @@ class _Walk:
             opening = _Opening(end.position, end.op, end.at, end.batch_id, end.landed_at)
             self._close(opening)
             self.standing = _Version(opening, {}, doubtful=True) if end.hole else None
+            self.doubted_after_end = False
             self.next_end += 1
+        if self.standing is None and self.seen and self.next_end < stop:
+            self.doubted_after_end = self.ends[stop - 1].hole
 
     def _keep(self, end: Position) -> None:
         """Keep the life as it stands just below the key change whose ``d`` is at ``end``."""
@@ -179,7 +186,9 @@ class _Walk:
         if op != "u":
             self.standing = _Version(opening, {}) if hole else self._begun(opening, row, carried)
         elif standing is None:
-            self.standing = _Version(opening, {} if hole else carried)
+            # Two events in quarantine above an end: the update may be of a row that the delete ended.
+            doubtful = hole and self.doubted_after_end
+            self.standing = _Version(opening, {} if hole else carried, doubtful=doubtful)
         elif hole:
             image = {name: value for name, value in standing.image.items() if name not in carried}
             undecided = standing.undecided.difference(carried)
@@ -203,10 +212,12 @@ class _Walk:
 
     def _delete(self, row: int, hole: bool) -> None:
         if self.standing is None and (self.seen or not hole):
+            self.doubted_after_end = self.seen and hole
             return
         opening = self._opening(row, MOVED if self.events.position[row] in self.left_at else "d")
         self._close(opening)
         self.standing = _Version(opening, {}, doubtful=True) if hole else None
+        self.doubted_after_end = False
 
     def _opening(self, row: int, by: str) -> _Opening:
         events = self.events

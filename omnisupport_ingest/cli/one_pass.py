@@ -65,6 +65,7 @@ class OnePass:
     supervisor: Supervisor
     say: Callable[[str], None]
     _spark_started: bool = field(default=False, init=False)
+    _session: SparkSession | None = field(default=None, init=False)
     _log_begun: bool = field(default=False, init=False)
 
     def start_source(self) -> None:
@@ -117,7 +118,15 @@ class OnePass:
         from omnisupport_ingest.runtime.spark import session
 
         self._start_spark()
-        return session(self.settings)
+        if self._session is None:
+            self._session = session(self.settings)
+        return self._session
+
+    def close_spark(self) -> None:
+        """Let go of the session: once its server is gone, giving it back would be tried for minutes."""
+        if self._session is not None:
+            self._session.stop()
+            self._session = None
 
     def _materialize(self, workspace: Workspace, source: str) -> list[FinishedRun]:
         from omnisupport_ingest.stages.pending import pending_windows
@@ -230,9 +239,11 @@ def one_pass(settings: Settings, home: Home, command: str, say: Callable[[str], 
     from omnisupport_ingest.runtime.spark_connect import stop_spark_connect
 
     with _locked(home, command), Supervisor(home, report=say) as supervisor:
+        the_pass = OnePass(settings, home, supervisor, say)
         try:
-            yield OnePass(settings, home, supervisor, say)
+            yield the_pass
         finally:
+            the_pass.close_spark()
             stop_spark_connect(supervisor, home)
 
 

@@ -158,7 +158,7 @@ def _show(preview: ReplayPreview, *, as_json: bool) -> None:
     click.echo(
         f"{counted(len(preview.windows), 'window')}, {preview.windows[0]} to {preview.windows[-1]}: "
         f"{counted(preview.events, 'event')} would be judged again: {preview.accepted:,} accepted, "
-        f"{preview.duplicates:,} duplicates, {preview.quarantined:,} quarantined."
+        f"{counted(preview.duplicates, 'duplicate')}, {preview.quarantined:,} quarantined."
     )
     if preview.changes_nothing:
         click.echo("The replay would change nothing.")

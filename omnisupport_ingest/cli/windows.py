@@ -14,9 +14,11 @@ from omnisupport_ingest.cli.opening import existing_home, open_settings
 if TYPE_CHECKING:
     from omnisupport_ingest.stages.window_list import WindowLine, WindowList
 
+_WIDTH = 110
+
 _LEGEND = (
-    "open: takes events. closing: passed by the watermark, its files are still to be folded. closed. late: "
-    "events landed after it had closed, its replay is due."
+    "open: takes events. closing: the watermark has passed it, its files are still to be folded.\n"
+    "late: events landed after it had closed, its replay is due. *: a run is due."
 )
 
 
@@ -84,10 +86,13 @@ def _print(found: WindowList, *, late_only: bool, limit: int) -> None:
         table.add_column(name, no_wrap=True)
     for name in ("events", "batches", "late", "accepted", "copies", "quarantined"):
         table.add_column(name, justify="right")
-    table.add_column("last replay")
+    table.add_column("last replay", no_wrap=True)
     for line in shown:
         table.add_row(*_cells(line))
-    Console(highlight=False, soft_wrap=True).print(table)
+    console = Console(highlight=False)
+    # Cut cells would be worse than lines that a narrow terminal wraps.
+    console.width = max(console.width, _WIDTH)
+    console.print(table)
 
 
 def _cells(line: WindowLine) -> list[str]:

@@ -167,11 +167,20 @@ class LandingStore:
         newest = max((name for name in streams if (epoch_in(name) or 0) <= epoch), default=None)
         return self.read(newest) if newest is not None else None
 
-    def last_file(self) -> Manifest | None:
-        """The batch of the input file of events that landed last; none before the first."""
+    def last_file(self, epoch: int) -> Manifest | None:
+        """The batch of an input file of events that the next one of ``epoch`` follows: the last of the
+        epoch, else of the nearest before it that has one; none before the first.
+
+        The landing clock may be set back, so the last one is told by what never falls within an epoch:
+        the watermark and the highest commit time.
+        """
         files = (self.read(batch_id) for batch_id in self.batch_ids() if epoch_in(batch_id) is None)
-        events = [each for each in files if each.file is not None and each.file.order is not None]
-        return max(events, key=lambda each: (each.arrival.landed_at, each.batch_id), default=None)
+        events = [
+            each
+            for each in files
+            if each.file is not None and each.file.order is not None and each.epoch <= epoch
+        ]
+        return max(events, key=_how_far, default=None)
 
     def newest_epoch_begun(self) -> int:
         """The highest epoch of which an event has landed; 0 before the first.
@@ -273,6 +282,17 @@ class LandingStore:
             sync_folder(folder)
         if folders:
             sync_folder(self._data)
+
+
+def _how_far(manifest: Manifest) -> tuple[int, datetime, datetime, datetime, str]:
+    arrival, never = manifest.arrival, datetime.min.replace(tzinfo=UTC)
+    return (
+        manifest.epoch,
+        arrival.watermark or never,
+        arrival.highest_commit_ts or never,
+        arrival.landed_at,
+        manifest.batch_id,
+    )
 
 
 def _landing_order(manifest: Manifest) -> tuple[int, int, str, str]:

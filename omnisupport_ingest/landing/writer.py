@@ -337,7 +337,7 @@ class BatchWriter:
             previous = self._store.last_stream_until(self._epoch)
             times += (stream.first_commit_ts, stream.last_commit_ts)
         elif file is not None and file.order is not None:
-            previous = self._store.last_file()
+            previous = self._store.last_file(self._epoch)
         else:
             return unchanged_facts(self._store.last_stream_until(self._epoch), landed_at)
         return stream_facts(

@@ -16,6 +16,18 @@ from omnisupport_ingest_tests.oracle.model import Event, Position
 OUT_OF_RANGE = "out-of-range"
 ACCEPTED, DUPLICATE, QUARANTINED = "accepted", "duplicate", "quarantined"
 
+_IN_ORDER = (
+    "out_of_range",
+    "collision",
+    "older_epoch",
+    "malformed_image",
+    "row_rule",
+    "out_of_order_event",
+    "too_late_arrival",
+    "late_arrival",
+)
+"""The reasons, in the order in which they count: an event has one."""
+
 _PASSING = {"accept", "ingest", "replay_window", "dedupe"}
 
 EventKey = tuple[Position, str | None, tuple[object, ...]]
@@ -163,12 +175,25 @@ def ledger(verdicts: Iterable[Verdict]) -> dict[str, tuple[Counter[str], Counter
 def _verdict(delivery: Delivery, law: Law, *, collision: bool) -> Verdict:
     late, too_late = _lateness(delivery, law)
     rules = _broken(delivery, law)
-    reason = _reason(delivery, law, collision, late, too_late, rules)
     decided = law.reviews.get(delivery.key)
-    if reason is None or (decided == "release" and not rules):
-        return Verdict(delivery, ACCEPTED, reason, None, rules, late)
-    state = "discarded" if decided == "discard" else _open(reason, law)
-    return Verdict(delivery, QUARANTINED, reason, state, rules, late)
+    doubts = {
+        "collision": collision,
+        "older_epoch": _of_older_epoch(delivery) and not law.passes("older_epoch"),
+        "out_of_order_event": delivery.misplaced and not law.passes("out_of_order_event"),
+        "too_late_arrival": too_late and not law.passes("too_late_arrival"),
+        "late_arrival": late and not too_late and not law.passes("late_arrival"),
+    }
+    faults = {
+        "out_of_range": delivery.window == OUT_OF_RANGE,
+        "malformed_image": delivery.malformed,
+        "row_rule": bool(rules),
+    }
+    # A release settles doubts about when and where an event came, never what is wrong with it.
+    holds = faults if decided == "release" else doubts | faults
+    reason = next((each for each in _IN_ORDER if holds.get(each)), None)
+    if reason is None:
+        return Verdict(delivery, ACCEPTED, None, None, rules, late)
+    return Verdict(delivery, QUARANTINED, reason, _state(reason, decided, law), rules, late)
 
 
 def _copy(delivery: Delivery, first: Delivery, law: Law) -> Verdict:
@@ -176,28 +201,18 @@ def _copy(delivery: Delivery, first: Delivery, law: Law) -> Verdict:
     reason, rules = "duplicate_position", _broken(first, law)
     if law.passes(reason):
         return Verdict(delivery, DUPLICATE, reason, None, rules, late)
-    return Verdict(delivery, QUARANTINED, reason, _open(reason, law), rules, late)
+    state = _state(reason, law.reviews.get(first.key), law)
+    return Verdict(delivery, QUARANTINED, reason, state, rules, late)
 
 
-def _open(reason: str, law: Law) -> str:
+def _state(reason: str, decided: str | None, law: Law) -> str:
+    if decided == "discard":
+        return "discarded"
     return "open" if reason in law.to_review else "not_needed"
 
 
-def _reason(
-    delivery: Delivery, law: Law, collision: bool, late: bool, too_late: bool, rules: tuple[str, ...]
-) -> str | None:
-    older = delivery.arrival.newest_epoch_before > delivery.event.at.epoch
-    holds = {
-        "out_of_range": delivery.window == OUT_OF_RANGE,
-        "collision": collision,
-        "older_epoch": older and not law.passes("older_epoch"),
-        "malformed_image": delivery.malformed,
-        "row_rule": bool(rules),
-        "out_of_order_event": delivery.misplaced and not law.passes("out_of_order_event"),
-        "too_late_arrival": too_late and not law.passes("too_late_arrival"),
-        "late_arrival": late and not too_late and not law.passes("late_arrival"),
-    }
-    return next((reason for reason, held in holds.items() if held), None)
+def _of_older_epoch(delivery: Delivery) -> bool:
+    return delivery.arrival.newest_epoch_before > delivery.event.at.epoch
 
 
 def _lateness(delivery: Delivery, law: Law) -> tuple[bool, bool]:

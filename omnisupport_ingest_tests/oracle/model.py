@@ -95,7 +95,8 @@ class Row:
     ``cells`` are the columns whose value is known; every other column is unresolved. A row that
     is deleted keeps its last known cells for display. ``deleted_at``: the position of the ``d``,
     ``t`` or ``b`` that ended the life (never of a soft delete). ``existence_unresolved``: a
-    delete of this row is in quarantine, so whether the row exists is not known.
+    delete of this row is in quarantine, so whether the row exists is not known. ``doubted_after_end``:
+    the same of the last delete of a row that had ended already.
     """
 
     shape: TableShape
@@ -103,6 +104,7 @@ class Row:
     cells: dict[str, Cell] = field(default_factory=dict)
     deleted_at: Position | None = None
     existence_unresolved: bool = False
+    doubted_after_end: bool = False
 
     @property
     def ended(self) -> bool:

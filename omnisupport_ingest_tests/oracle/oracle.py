@@ -119,7 +119,9 @@ class _Replay:
     def _update(self, key: Key, event: Event) -> None:
         row = self.rows.get(key)
         if row is None or row.ended:
-            row = self.rows[key] = Row(self._shape, event.at)
+            # Two events in quarantine above an end: the update may be of a row that the delete ended.
+            doubtful = event.quarantined and row is not None and row.doubted_after_end
+            row = self.rows[key] = Row(self._shape, event.at, existence_unresolved=doubtful)
         row.last = event.at
         if event.quarantined:
             for column in self._carried(event):
@@ -165,6 +167,7 @@ class _Replay:
 def _end(row: Row, event: Event) -> None:
     """End the life of a row; a hole leaves it, with nothing known. An ended life ends once."""
     if row.ended:
+        row.doubted_after_end = event.quarantined
         return
     row.last = event.at
     if event.quarantined:

@@ -60,7 +60,7 @@ def _put_lane(rng: Random, told: list[Told], slots: Slots) -> None:
     transactions: dict[tuple[int, int], list[Told]] = {}
     for each in sorted(told, key=lambda each: each.event.at):
         transactions.setdefault(each.event.at[:2], []).append(each)
-    late = rng.choice((0.0, 0.1, 0.3))
+    late = rng.choice((0.0, 0.2, 0.4))
     again = rng.choice((0.0, 0.1, 0.4))
     for number, members in enumerate(transactions.values()):
         slot = number * slots.count / len(transactions)

@@ -91,7 +91,7 @@ def draw(seeds: range, slots: int | None = None) -> Story:
     epochs = rng.choice((1, 2))
     sure = order in (None, "transaction")
     lanes = {seed: lane(seed, epochs=epochs, sure_order=sure) for seed in seeds}
-    batches = schedule(rng, lanes, slots or rng.randint(4, 7), order)
+    batches = schedule(rng, lanes, slots or rng.randint(5, 8), order)
     actions = {scenario: rng.choice(actions) for scenario, actions in _CHOICES.items()}
     return Story(seeds, order, epochs, batches, actions)
 
@@ -119,7 +119,8 @@ class _Home:
         for _, batches in groupby(self._story.batches, key=lambda batch: batch.landed_at.replace(second=0)):
             for batch in batches:
                 self._land(batch)
-            self._step(reviews=not told_otherwise)
+            for _ in range(self._rng.randint(1, 2)):
+                self._step(reviews=not told_otherwise)
         self._settle("at the end of the schedule")
         if told_otherwise:
             self._tell_otherwise()
