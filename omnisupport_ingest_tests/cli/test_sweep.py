@@ -33,7 +33,7 @@ def leftover(folder: Path, *, hours: float) -> Path:
 
 def test_old_leftovers_of_every_table_are_removed_and_counted(workspace: Workspace) -> None:
     tables = list(workspace.tables())
-    assert len(tables) == 3 * len(workspace.contracts.sources()) + 2 * len(tuple(workspace.contracts))
+    assert len(tables) == 3 * len(workspace.contracts.sources()) + 3 * len(tuple(workspace.contracts))
     first, last = tables[0], tables[-1]
     for table in (first, last):
         table.open()

@@ -159,7 +159,7 @@ def test_work_that_died_after_placing_its_files_is_done_again_with_them(
 ) -> None:
     died = subprocess.run(
         [sys.executable, "-c", CRASHING, str(tmp_path)],
-        env={**os.environ, "OMNISUPPORT_FAILPOINT": "lake.placed"},
+        env={**os.environ, "OMNISUPPORT_FAILPOINT": "lake.place.after:2"},
         capture_output=True,
     )
     assert died.returncode == -signal.SIGKILL, died.stderr.decode()[-2000:]

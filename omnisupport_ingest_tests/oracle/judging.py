@@ -65,7 +65,8 @@ class Delivery:
 
     @property
     def malformed(self) -> bool:
-        return self.unreadable is not None or (self.event.op in "cur" and self.event.key is None)
+        incomplete = self.event.key is None or self.event.after is None
+        return self.unreadable is not None or (self.event.op in "cur" and incomplete)
 
 
 @dataclass(frozen=True)

@@ -92,6 +92,7 @@ def test_an_event_of_an_epoch_that_was_given_up_waits():
         ({"window": OUT_OF_RANGE}, "out_of_range"),
         ({"unreadable": "{"}, "malformed_image"),
         ({"event": replace(EVENT, key=None)}, "malformed_image"),
+        ({"event": replace(EVENT, after=None)}, "malformed_image"),
         ({"event": replace(EVENT, after={"status": "far too long"})}, "row_rule"),
         ({"misplaced": True}, "out_of_order_event"),
     ],

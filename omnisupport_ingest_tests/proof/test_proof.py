@@ -22,7 +22,7 @@ def test_a_lane_is_the_same_whenever_it_is_drawn():
 
 
 def test_the_histories_hold_what_they_are_meant_to():
-    told = [each for seed in range(60) for each in lane(seed, epochs=2, sure_order=False)]
+    told = [each for seed in range(200) for each in lane(seed, epochs=2, sure_order=False)]
     events = [each.event for each in told]
     assert {event.op for event in events} == set("crudtbm")
     assert {event.at.epoch for event in events} == {1, 2}
@@ -33,3 +33,16 @@ def test_the_histories_hold_what_they_are_meant_to():
     assert any(event.after and None in event.after.values() for event in events)
     contents = {(event.at, event.identity, event.content) for event in events}
     assert len({(at, identity) for at, identity, _ in contents}) < len(contents)
+
+
+def test_many_rows_live_again_without_what_their_life_before_knew():
+    """What a fold that forgets where a life begins would leak; a home without it proves nothing of that."""
+    leaks = 0
+    for seed in range(60):
+        told = [each.event for each in lane(seed, epochs=1, sure_order=True)]
+        rows = {(event.table, event.key) for event in told if event.key is not None}
+        for table, key in rows:
+            own = sorted((e for e in told if (e.table, e.key) == (table, key)), key=lambda e: e.at)
+            last = next((n for n in range(len(own) - 1, -1, -1) if own[n].op in "crd"), 0)
+            leaks += bool(own[last].op == "d" and own[last + 1 :] and own[-1].unchanged)
+    assert leaks > 60

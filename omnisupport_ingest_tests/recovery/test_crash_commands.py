@@ -31,7 +31,8 @@ from omnisupport_ingest.stages.workspace import Workspace
 workspace = Workspace.open(Settings(_env_file=None))
 window = workspace.deduped("support_desk").open().windows()[0]
 with dg.DagsterInstance.get() as instance:
-    launch_backfill(instance, build_definitions(workspace), "support_desk", [window], reason="crash")
+    graph = build_definitions(workspace).resolve_asset_graph()
+    launch_backfill(instance, graph, "support_desk", [window], reason="crash")
 """
 
 COVERED = {

@@ -24,18 +24,9 @@ COVERED = {*GATES, "lake.table", "lake.columns"}
 MOMENTS = ("before", "after")
 TIMES = (1, 3)
 
-_SAMPLE = ("lake.commit", "after", 1)
 
-
-def cases() -> list[object]:
-    """All combinations, of which one runs with every `make test`."""
-    return [
-        pytest.param(*case, marks=() if case == _SAMPLE else pytest.mark.crash)
-        for case in itertools.product(GATES, MOMENTS, TIMES)
-    ]
-
-
-@pytest.mark.parametrize(("name", "moment", "times"), cases())
+@pytest.mark.crash
+@pytest.mark.parametrize(("name", "moment", "times"), itertools.product(GATES, MOMENTS, TIMES))
 def test_stages_killed_in_every_layer_end_as_the_source(
     crash_desk: CrashDesk, name: str, moment: str, times: int
 ) -> None:

@@ -69,15 +69,8 @@ MORE_TABLES = ("ticket_comments", "agents")
 crash = pytest.mark.crash
 
 
-def cases() -> list[object]:
-    """All combinations, of which one runs with every `make test`."""
-    return [
-        pytest.param(*case, marks=() if case == ("after", 1) else crash)
-        for case in itertools.product(MOMENTS, TIMES)
-    ]
-
-
-@pytest.mark.parametrize(("moment", "times"), cases())
+@crash
+@pytest.mark.parametrize(("moment", "times"), itertools.product(MOMENTS, TIMES))
 def test_first_start_killed_at_every_gate_ends_as_the_source(
     crash_desk: CrashDesk, moment: str, times: int
 ) -> None:

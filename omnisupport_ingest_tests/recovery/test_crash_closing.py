@@ -6,6 +6,7 @@ import signal
 from datetime import timedelta
 from pathlib import Path
 
+import pytest
 from pyspark.sql import SparkSession
 
 from omnisupport_ingest.lake.sweep import sweep
@@ -14,6 +15,8 @@ from omnisupport_ingest.stages.workspace import Workspace
 from omnisupport_ingest_tests.recovery.pipeline import finish, open_workspace, run_stages, start
 from omnisupport_ingest_tests.recovery.traces import contents, tables
 from omnisupport_ingest_tests.stages.story import FIRST, SECOND, SOURCE, START, Change, Commit, Story
+
+pytestmark = pytest.mark.crash
 
 COMMITS = (
     Commit(10, 1, [Change("c", 1, {"title": "one", "body": "long"}), Change("c", 2, {"title": "two"})]),
