@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
 from datetime import timedelta
 
 import dagster as dg
 import pytest
 from dagster._core.execution.backfill import BulkActionStatus
 
+from omnisupport_ingest.contracts.load import load_contracts
+from omnisupport_ingest.definitions import build_definitions
 from omnisupport_ingest.defs import keys
 from omnisupport_ingest.defs.direct_run import run_windows
 from omnisupport_ingest.stages.pending import pending_windows
 from omnisupport_ingest.windows import WindowRange
-from omnisupport_ingest_tests.stages.story import FIRST, SECOND, SOURCE, THIRD, Change, Commit, Story
+from omnisupport_ingest_tests.stages import story as stories
+from omnisupport_ingest_tests.stages.story import CONTRACT, FIRST, SOURCE, THIRD, Change, Commit, Story
 
 NEWEST = Commit(90, 3 * 3600, [Change("c", 9, {"title": "newest", "body": None})])
 EARLY = Commit(10, 1, [Change("c", 1, {"title": "one", "body": None})])
@@ -132,18 +137,26 @@ def test_window_with_late_events_is_left_out_by_the_forward_sensor(story, sensor
     assert asked == ["2026-01-01T1500"]
 
 
-def test_replay_run_takes_the_late_events_and_leaves_nothing_to_ask_for(story, sensor, definitions):
-    story.land_file(EARLY, NEWEST)
-    run_windows(sensor.instance, definitions, SOURCE, WindowRange(FIRST, FIRST), None)
-    run_windows(sensor.instance, definitions, SOURCE, WindowRange("2026-01-01T1500", "2026-01-01T1500"), None)
-    story.land_file(LATE_ONE)
-    tags = {keys.REASON_TAG: "late", keys.LATE_TAG: "1"}
-    done = run_windows(sensor.instance, definitions, SOURCE, WindowRange(FIRST, SECOND), None, replay=tags)
-    assert done.succeeded, done.failures
-    assert pending_windows(story.workspace, SOURCE).late_windows == ()
-    record = sensor.instance.fetch_materializations(
-        dg.AssetRecordsFilter(asset_key=dg.AssetKey([SOURCE, "dim_notes"]), asset_partitions=[FIRST]), limit=1
-    ).records[0]
+def test_replay_run_takes_the_late_events_and_leaves_nothing_to_ask_for(recent_story):
+    story = recent_story
+    contract = copy.deepcopy(CONTRACT)
+    contract["x-cdc"]["lateness"] = {"allowed": "PT1M", "max": "P7D"}
+    story.write_contract(contract)
+    story.workspace = replace(story.workspace, contracts=load_contracts(story.contracts))
+    definitions = build_definitions(story.workspace)
+    first, newest = (story.workspace.grid.key_of(each, story.clock) for each in (stories.START, story.clock))
+    story.land_file(EARLY, Commit(90, 299, NEWEST.changes))
+    with dg.instance_for_test() as instance:
+        done = run_windows(instance, definitions, SOURCE, WindowRange(first, newest), None)
+        assert done.succeeded, done.failures
+        story.land_file(LATE_ONE)
+        assert pending_windows(story.workspace, SOURCE).late_windows == (first,)
+        tags = {keys.REASON_TAG: "late", keys.LATE_TAG: "1"}
+        done = run_windows(instance, definitions, SOURCE, WindowRange(first, first), None, replay=tags)
+        assert done.succeeded, done.failures
+        assert pending_windows(story.workspace, SOURCE).late_windows == ()
+        wanted = dg.AssetRecordsFilter(asset_key=dg.AssetKey([SOURCE, "dim_notes"]), asset_partitions=[first])
+        (record,) = instance.fetch_materializations(wanted, limit=1).records
     metadata = record.asset_materialization.metadata
     assert metadata["replay"].value == "changed by late events"
     assert metadata["keys_changed"].value == 1

@@ -23,18 +23,20 @@ END = Lsn(100)
 
 def test_last_transaction_is_asked_for_again_while_the_slot_allows_it() -> None:
     slot = replace(SLOT, confirmed_flush_lsn=Lsn(90))
-    assert resume_point(EPOCH, END, LAST, SERVER, Lsn(200), slot) == ResumePoint(Lsn(90), END, LAST)
+    assert resume_point(EPOCH, END, LAST, SERVER, Lsn(200), slot) == ResumePoint(Lsn(90), END, LAST, Lsn(90))
 
 
 @pytest.mark.parametrize("confirmed", [Lsn(91), Lsn(100)])
 def test_confirmed_chain_is_continued_at_its_end(confirmed: Lsn) -> None:
     slot = replace(SLOT, confirmed_flush_lsn=confirmed)
-    assert resume_point(EPOCH, END, LAST, SERVER, Lsn(100), slot) == ResumePoint(END, END, None)
+    recovered_from = confirmed if confirmed < END else None
+    expected = ResumePoint(END, END, None, recovered_from)
+    assert resume_point(EPOCH, END, LAST, SERVER, Lsn(100), slot) == expected
 
 
 def test_chain_without_a_transaction_starts_at_its_end_however_far_the_slot_went_back() -> None:
     slot = replace(SLOT, confirmed_flush_lsn=Lsn(10))
-    assert resume_point(EPOCH, END, None, SERVER, Lsn(100), slot) == ResumePoint(END, END, None)
+    assert resume_point(EPOCH, END, None, SERVER, Lsn(100), slot) == ResumePoint(END, END, None, Lsn(10))
 
 
 @pytest.mark.parametrize(
