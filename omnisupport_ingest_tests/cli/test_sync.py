@@ -48,6 +48,7 @@ def runs_in_dagster(folder: Path, given: dict[str, str]) -> list[dict[str, str]]
     return found
 
 
+@pytest.mark.slow
 def test_a_database_that_changes_meanwhile_is_the_same_in_the_lake_after_two_passes(
     source: SourceUnderTest, tmp_path: Path
 ) -> None:

@@ -11,7 +11,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 from omnisupport_ingest.contracts.decision_table import default_decision_table, load_decision_table
+from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.settings import Settings
+from omnisupport_ingest.sources.postgres.recovery import RecoveryStopped, require_recovery
 from omnisupport_ingest.stages import deduped, dimensions, published, raw
+from omnisupport_ingest.stages.late_replay import BackfillsRefused, refuse_backfill
 from omnisupport_ingest.stages.lateness import Lateness, newest_watermark
 from omnisupport_ingest.stages.pending import pending_windows
 from omnisupport_ingest.stages.scenarios import Stopped
@@ -288,3 +292,31 @@ def _hashes(story: Story) -> dict[tuple[str, str], str]:
         for each in opened
         for window in each.windows()
     }
+
+
+@pytest.mark.parametrize(("action", "asked"), [("hold_back", (FIRST,)), ("stop", ())])
+def test_hole_in_the_stream_holds_back_what_lies_above_it_or_the_whole_source(story, action, asked):
+    decide(story, "stream_hole", action)
+    story.land(Commit(10, 1, [Change("c", 1, {"title": "one", "body": None})]))
+    missing = story.land(Commit(20, 2, [Change("c", 2, {"title": "two", "body": None})]))
+    story.land(Commit(30, 61, [Change("c", 3, {"title": "three", "body": None})]))
+    (story.store.folder / "manifests" / f"{missing.batch_id}.json").unlink()
+    pending = pending_windows(story.workspace, SOURCE)
+    assert pending.hole is not None
+    assert pending.windows == asked
+
+
+def test_backfills_by_hand_are_refused_where_the_table_says_so(story):
+    refuse_backfill(story.workspace.decisions)
+    decide(story, "manual_backfill", "refuse")
+    with pytest.raises(BackfillsRefused, match="manual_backfill") as refused:
+        refuse_backfill(story.workspace.decisions)
+    assert "replay_window" in refused.value.fix
+
+
+def test_capture_goes_on_after_a_crash_or_waits_for_a_person_as_the_table_says(story):
+    require_recovery(Settings(_env_file=None), Lsn(10), Lsn(20))
+    decide(story, "crash_after_emit", "stop")
+    settings = Settings(decision_table=Path(story.workspace.decisions.path), _env_file=None)
+    with pytest.raises(RecoveryStopped, match="confirmed up to 0/A, and batches have landed up to 0/14"):
+        require_recovery(settings, Lsn(10), Lsn(20))
