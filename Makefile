@@ -28,7 +28,7 @@ test: $(INSTALLED) ## Run the tests but the slow ones (ARGS="-k capture")
 
 .PHONY: test-slow
 test-slow: $(INSTALLED) ## Run the slow tests
-	$(BIN)/python -m pytest -m slow $(ARGS)
+	$(BIN)/python -m pytest -m slow -n 2 --dist loadfile $(ARGS)
 
 .PHONY: crash-test
 crash-test: $(INSTALLED) ## Kill the processes at every gate of recovery
