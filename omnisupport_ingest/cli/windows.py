@@ -14,7 +14,7 @@ from omnisupport_ingest.cli.opening import existing_home, open_settings
 if TYPE_CHECKING:
     from omnisupport_ingest.stages.window_list import WindowLine, WindowList
 
-_WIDTH = 110
+_WIDTH = 120
 
 _LEGEND = (
     "open: takes events. closing: the watermark has passed it, its files are still to be folded.\n"

@@ -69,6 +69,8 @@ def late_arrivals_sensor(*, source: str) -> dg.SensorDefinition:
             + (" …" if len(replay.windows) > 5 else "")
             + f"; batches {replay.named_batches}.",
             tags={
+                # As runs that a sensor requested bear it: the backfills page names who launched it.
+                "dagster/sensor_name": f"late_arrivals_{source}",
                 keys.LATE_TAG: str(replay.events),
                 keys.LATE_BATCHES_TAG: replay.named_batches,
             },

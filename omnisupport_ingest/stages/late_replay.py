@@ -48,7 +48,8 @@ class LateReplay:
         """One line for people."""
         windows = "1 closed window" if len(self.windows) == 1 else f"{len(self.windows)} closed windows"
         batches = "1 batch" if len(self.batches) == 1 else f"{len(self.batches)} batches"
-        return f"late arrival: {self.events} events of {batches} in {windows} of {self.source}"
+        events = "1 event" if self.events == 1 else f"{self.events} events"
+        return f"late arrival: {events} of {batches} in {windows} of {self.source}"
 
     @property
     def named_batches(self) -> str:
@@ -60,7 +61,8 @@ class LateReplay:
         """The id of attempt number ``attempt`` (from 1) at this replay."""
         parts = [self.source, sorted({(each.window, each.batch_id) for each in self.arrivals})]
         digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-        return f"late-{digest[:16]}-a{attempt}"
+        # Dagster's pages show what stands before the first dash.
+        return f"{digest[:16]}-late-a{attempt}"
 
 
 @dataclass(frozen=True, slots=True)
