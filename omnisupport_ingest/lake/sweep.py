@@ -52,8 +52,7 @@ def sweep(table: LakeTable, older_than: timedelta = timedelta(days=1)) -> list[s
     staging = folder / layout.STAGING
     for draft in sorted(staging.iterdir()) if staging.exists() else []:
         if _newest(draft) < now - older_than.total_seconds():
-            with gate("lake.sweep_delete", draft):
-                shutil.rmtree(draft, ignore_errors=True)
+            _delete(draft)
             removed.append(f"{layout.STAGING}/{draft.name}")
     return sorted(removed)
 
@@ -88,12 +87,18 @@ def _remove_if_old(target: Path, staging: Path, limit: float) -> bool:
         with gate("lake.sweep", target):
             os.rename(aside, target)
         return False
-    with gate("lake.sweep_delete", target):
-        if aside.is_dir():
-            shutil.rmtree(aside)
-        else:
-            aside.unlink()
+    _delete(aside)
     return True
+
+
+def _delete(path: Path) -> None:
+    """Delete a folder, or the single file that a sweep had moved aside."""
+    with gate("lake.sweep_delete", path):
+        if path.is_dir():
+            # What clears up after a killed writer may be at work in it.
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def _newest(draft: Path) -> float:

@@ -65,5 +65,14 @@ def test_files_that_a_commit_just_removed_stay_for_running_readers(table: LakeTa
     assert Path(old.uri).exists()
 
 
+def test_a_file_that_a_killed_sweep_had_moved_aside_goes_with_the_next(table: LakeTable) -> None:
+    aside = table.folder / ".staging" / "swept-state"
+    aside.parent.mkdir(exist_ok=True)
+    aside.write_bytes(b"a state, which is no folder")
+    age(table.folder, 2 * DAY)
+    assert sweep(table, DAY) == [".staging/swept-state"]
+    assert not aside.exists()
+
+
 def test_a_table_that_was_never_made_needs_no_sweep(tmp_path: Path) -> None:
     assert sweep(by_window(tmp_path / "nowhere")) == []
