@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from omnisupport_ingest.home import Home
     from omnisupport_ingest.lake.checkpoint import Checkpoint
     from omnisupport_ingest.settings import Settings
-    from omnisupport_ingest.stages.replay_preview import ReplayPreview
+    from omnisupport_ingest.stages.replay_preview import ReplayPreview, TablePreview
     from omnisupport_ingest.stages.workspace import Workspace
 
 _MOST_NAMED = 8
@@ -53,7 +54,8 @@ def replay(
 
     While `up` runs, the replay is handed to Dagster as a partition backfill, which its backfills page
     shows. Else this command carries it out. --dry-run needs Spark and changes nothing: it judges and
-    folds the windows and compares the outcome, key by key, with what the tables hold.
+    folds the windows and compares the outcome, key by key, with what the tables hold. It names the first keys
+    of each table, with --json up to a thousand, but for keys that are personal data by the contract.
 
     \b
     Examples:
@@ -172,6 +174,18 @@ def _show(preview: ReplayPreview, *, as_json: bool) -> None:
                 f"{table.table}: the state of {counted(sum(changed.values()), 'key')} would change, by "
                 f"window: {named}{f' and {more} more windows' if more > 0 else ''}."
             )
+            for line in _keys(table):
+                click.echo(f"  {line}")
+
+
+def _keys(table: TablePreview) -> Iterator[str]:
+    if table.keys is None:
+        yield "Not named: the key is personal data by the contract."
+        return
+    for window, keys in list(table.keys.items())[:_MOST_NAMED]:
+        shown = [key or "the whole table" for key in keys[:_MOST_NAMED]]
+        more = table.keys_changed[window] - len(shown)
+        yield f"{window}: {', '.join(shown)}{f' and {more:,} more' if more else ''}"
 
 
 def _replay(asked: _Asked, *, as_json: bool) -> None:

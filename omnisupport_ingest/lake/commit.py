@@ -8,11 +8,12 @@ so a writer that let delta-rs retry would be refused as well.
 
 from __future__ import annotations
 
+import random
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from deltalake import CommitProperties, DeltaTable
 from deltalake.exceptions import CommitFailedError
@@ -22,6 +23,8 @@ from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.lake.layout import LakeFile, StagedFile
 from omnisupport_ingest.lake.state import WindowState
+
+T = TypeVar("T")
 
 NOTE = "omnisupport_ingest"
 """The key of our note in the ``commitInfo`` of a log entry."""
@@ -125,6 +128,20 @@ def commit_actions(
             fix="Nothing was written. Open the table again and plan on what it holds now.",
         ) from error
     return version + 1
+
+
+def until_first(plan_and_commit: Callable[[], T], attempts: int) -> T:
+    """Call ``plan_and_commit`` until its commit meets no other; it plans anew at each call.
+
+    The last ``CommitConflict`` is raised after ``attempts`` calls. Between them passes a random
+    time of up to 0.1 s, longer each time, so that two writers do not meet again and again.
+    """
+    for attempt in range(1, attempts):
+        try:
+            return plan_and_commit()
+        except CommitConflict:
+            time.sleep(random.uniform(0, 0.1 * attempt))  # noqa: S311 - no secret depends on it
+    return plan_and_commit()
 
 
 def commit_note(states: Iterable[WindowState], run_id: str | None = None) -> dict[str, Any]:

@@ -8,8 +8,6 @@ synced before a command says that it is done.
 
 from __future__ import annotations
 
-import random
-import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,7 +22,7 @@ from deltalake import DeltaTable
 from omnisupport_ingest.durable import create_exclusively, sync_file, sync_folder
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import gate
-from omnisupport_ingest.lake.commit import CommitConflict, add_data, commit_actions
+from omnisupport_ingest.lake.commit import add_data, commit_actions, until_first
 from omnisupport_ingest.lake.layout import WHOLE_TABLE, StagedFile
 from omnisupport_ingest.lake.schema import arrow_schema, open_with_schema
 from omnisupport_ingest.lake.stats import delta_stats
@@ -75,12 +73,7 @@ class Ledger:
         is made. It is called again, with the rows of the other, when another process was first. The
         last ``CommitConflict`` is raised after ``attempts`` calls.
         """
-        for attempt in range(1, attempts):
-            try:
-                return self._append(decide)
-            except CommitConflict:
-                time.sleep(random.uniform(0, 0.1 * attempt))  # noqa: S311 - no secret depends on it
-        return self._append(decide)
+        return until_first(lambda: self._append(decide), attempts)
 
     def _append(self, decide: Callable[[pa.Table], pa.Table]) -> pa.Table:
         if not self.exists and not decide(self._schema.empty_table()).num_rows:

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import random
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,13 +22,13 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from omnisupport_ingest.lake import layout
 from omnisupport_ingest.lake.commit import (
-    CommitConflict,
     WindowChange,
     add_data,
     add_state,
     commit_actions,
     commit_note,
     remove,
+    until_first,
 )
 from omnisupport_ingest.lake.layout import LakeFile, StagedFile
 from omnisupport_ingest.lake.schema import arrow_schema, open_with_schema
@@ -263,17 +261,8 @@ class TableSnapshot:
 
 
 def retrying(plan_and_commit: Callable[[TableSnapshot], T], table: LakeTable, *, attempts: int = 8) -> T:
-    """Call ``plan_and_commit`` on a fresh snapshot until its commit meets no other.
-
-    The last ``CommitConflict`` is raised after ``attempts`` calls. Between them passes a random
-    time of up to 0.1 s, longer each time, so that two writers do not meet again and again.
-    """
-    for attempt in range(1, attempts):
-        try:
-            return plan_and_commit(table.open())
-        except CommitConflict:
-            time.sleep(random.uniform(0, 0.1 * attempt))  # noqa: S311 - no secret depends on it
-    return plan_and_commit(table.open())
+    """Call ``plan_and_commit`` on a fresh snapshot until its commit meets no other (``until_first``)."""
+    return until_first(lambda: plan_and_commit(table.open()), attempts)
 
 
 def _by_window(files: Iterable[LakeFile]) -> dict[str, tuple[LakeFile, ...]]:

@@ -11,6 +11,7 @@ import fcntl
 import os
 import shutil
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 
 from omnisupport_ingest.failpoints import gate
@@ -57,6 +58,18 @@ class FolderLock:
             with contextlib.suppress(OSError):  # a folder that holds data stays
                 self.folder.rmdir()
             self._close()
+
+
+@contextlib.contextmanager
+def one_at_a_time(folder: Path) -> Iterator[None]:
+    """Hold ``folder``, which is there, waiting for whoever has it: for deliveries of files to one source,
+    where what has landed decides what may land and at which position."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _is_still(folder: Path, descriptor: int) -> bool:

@@ -27,17 +27,19 @@ class Replaced:
     """What a window held that is being made again, and what is known to have changed beneath it.
 
     ``keys_changed`` counts the keys with another state; it is called only if the content differs,
-    and null where a layer has no keys.
+    and null where a layer has no keys. ``unseen``: those of ``by`` that may have changed what no hash
+    tells of (an erased event in quarantine keeps its hash, which is its name), but the layers below do.
     """
 
     content_hash: str
     by: tuple[str, ...]
     keys_changed: Callable[[], int] | None = None
+    unseen: tuple[str, ...] = ()
 
     def explain(self, content_hash: str) -> tuple[int | None, tuple[str, ...]]:
         """Keys changed, and why, now that the window's content hashes to ``content_hash``."""
         if content_hash == self.content_hash:
-            return None, ()
+            return None, self.unseen
         keys = self.keys_changed() if self.keys_changed is not None else None
         return keys, self.by or (UNEXPLAINED,)
 
@@ -75,13 +77,21 @@ def keys_changed(
 ) -> Mapping[str, int]:
     """How many keys have another state, by window; windows without any are left out.
 
+    The parameters are those of ``changed``.
+    """
+    counted = changed(before, after, windows, state, key).groupBy("window").count()
+    return {row["window"]: row["count"] for row in counted.collect()}
+
+
+def changed(
+    before: DataFrame, after: DataFrame, windows: Sequence[str], state: Sequence[str], key: str
+) -> DataFrame:
+    """The keys that have another state, once per window: ``window`` and ``key``.
+
     ``before`` and ``after``: rows of the ``windows``. ``state``: the columns that say what a row is,
-    ``key`` among them; rows without a key (truncates, boundaries) count as one.
+    ``key`` among them; rows without a key (truncates, boundaries) count as the one key ``""``.
     """
     columns = [F.col("window"), *(F.col(name) for name in state)]
     old, new = (each.where(F.col("window").isin(*windows)).select(*columns) for each in (before, after))
     differing = old.exceptAll(new).unionByName(new.exceptAll(old))
-    counted = differing.groupBy("window").agg(
-        F.count_distinct(F.coalesce(F.col(key), F.lit(""))).alias("keys")
-    )
-    return {row["window"]: row["keys"] for row in counted.collect()}
+    return differing.select("window", F.coalesce(F.col(key), F.lit("")).alias("key")).distinct()

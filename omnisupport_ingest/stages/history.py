@@ -17,13 +17,11 @@ from omnisupport_ingest.lake.contenthash import content_hash
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.lake.staging import stage_frame
 from omnisupport_ingest.lake.table import TableSnapshot, retrying
-from omnisupport_ingest.position import Position
 from omnisupport_ingest.stages.checkpoints import Counts, Identity, Outcome, change_for, report
 from omnisupport_ingest.stages.event_files import EventFiles
-from omnisupport_ingest.stages.idempotency import idempotency_key
-from omnisupport_ingest.stages.plan import Upstream, WindowPlan, Work, plan_window
-from omnisupport_ingest.stages.progress import BatchFacts
+from omnisupport_ingest.stages.plan import Upstream
 from omnisupport_ingest.stages.versions import of_contract
+from omnisupport_ingest.stages.whole_table import WindowsAbove, plan_whole
 from omnisupport_ingest.stages.workspace import Workspace
 
 LAYER = "history"
@@ -46,31 +44,25 @@ def materialize(
         if not replay and _made_from(snapshot, files, contract):
             return
         upstream = upstream_of(files, contract)
-        plan = plan_window(snapshot, WHOLE_TABLE, upstream, replay=replay)
-        if plan.work is Work.NOTHING:
+        plan = plan_whole(snapshot, upstream, layer=LAYER, table=contract.full_name, replay=replay)
+        if plan is None:
             return
-        # What is new may change any version of any row.
-        plan = WindowPlan(WHOLE_TABLE, Work.REPLACE, upstream.units, snapshot.version + 1)
-        key = idempotency_key(
-            layer=LAYER,
-            table=contract.full_name,
-            window=WHOLE_TABLE,
-            inputs=upstream.units,
-            versions=upstream.versions,
-        )
         parts = partitions_for(*files.size(contract))
         rows = history(files.events(spark, contract), contract, partitions=parts)
         ordered = rows.sortWithinPartitions("_cdc_key", "_cdc_valid_from_position")
-        staged = stage_frame(table, ordered, unit=key, generation={WHOLE_TABLE: plan.generation})
+        staged = stage_frame(table, ordered, unit=plan.key, generation={WHOLE_TABLE: plan.work.generation})
+        above = WindowsAbove.of(files.deduped)
         outcome = Outcome(
-            idempotency_key=key,
-            batches=_batches(files),
-            facts=_facts(files),
+            idempotency_key=plan.key,
+            batches=above.batches,
+            facts=above.facts,
             counts=Counts(),
             upstream_version=files.deduped.version,
         )
         identity = Identity(LAYER, contract.source, run_id)
-        snapshot.commit([change_for(snapshot, plan, upstream, outcome, identity, staged, "_cdc_row_hash")])
+        snapshot.commit(
+            [change_for(snapshot, plan.work, upstream, outcome, identity, staged, "_cdc_row_hash")]
+        )
 
     retrying(attempt, table)
     return report(table, [WHOLE_TABLE])[0]
@@ -105,21 +97,3 @@ def _made_from(snapshot: TableSnapshot, files: EventFiles, contract: TableContra
         and state.checkpoint.upstream_version == files.deduped.version
         and state.versions == versions_of(contract)
     )
-
-
-def _batches(files: EventFiles) -> tuple[str, ...]:
-    states = (files.deduped.state(window) for window in files.deduped.windows())
-    return tuple(sorted({batch for state in states if state is not None for batch in state.batches}))
-
-
-def _facts(files: EventFiles) -> BatchFacts:
-    states = (files.deduped.state(window) for window in files.deduped.windows())
-    held = [state.checkpoint for state in states if state is not None]
-    mark = max((each.watermark for each in held if each.watermark is not None), default=None)
-    newest = max(
-        (each for each in held if each.cursor), key=lambda each: Position.parse(each.cursor), default=None
-    )
-    if newest is None:
-        return BatchFacts(None, None, None, mark)
-    last = Position.parse(newest.cursor)
-    return BatchFacts(last, last, newest.last_batch_id, mark)

@@ -24,12 +24,10 @@ from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.lake.staging import StagedFiles, stage_frame
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.table import TableSnapshot, retrying
-from omnisupport_ingest.position import Position
 from omnisupport_ingest.stages.checkpoints import Counts, Identity, Outcome, change_for, report
-from omnisupport_ingest.stages.idempotency import idempotency_key
-from omnisupport_ingest.stages.plan import Upstream, WindowPlan, Work, plan_window
-from omnisupport_ingest.stages.progress import BatchFacts
+from omnisupport_ingest.stages.plan import Upstream
 from omnisupport_ingest.stages.versions import of_contract
+from omnisupport_ingest.stages.whole_table import WindowsAbove, plan_whole
 from omnisupport_ingest.stages.workspace import Workspace
 
 LAYER = "published"
@@ -55,36 +53,30 @@ def materialize(
     def attempt(snapshot: TableSnapshot) -> None:
         dimension = workspace.dimension(contract).open()
         upstream = upstream_of(dimension, contract)
-        plan = plan_window(snapshot, WHOLE_TABLE, upstream, replay=replay)
-        if plan.work is Work.NOTHING:
+        plan = plan_whole(snapshot, upstream, layer=LAYER, table=contract.full_name, replay=replay)
+        if plan is None:
             return
-        # Appending to a state is making it again: a key's rows may stand in any window.
-        plan = WindowPlan(WHOLE_TABLE, Work.REPLACE, upstream.units, snapshot.version + 1)
-        key = idempotency_key(
-            layer=LAYER,
-            table=contract.full_name,
-            window=WHOLE_TABLE,
-            inputs=upstream.units,
-            versions=upstream.versions,
-        )
-        rows = dimension.read(spark, dimension.all_files())
         files = dimension.all_files()
+        rows = dimension.read(spark, files)
         parts = partitions_for(sum(file.rows for file in files), sum(file.bytes for file in files))
         current = current_state(
             rows, contract, partitions=parts, deleted_since=purged_before(dimension, contract)
         )
         state = current.sortWithinPartitions("_cdc_key")
-        staged = stage_frame(table, state, unit=key, generation={WHOLE_TABLE: plan.generation})
+        staged = stage_frame(table, state, unit=plan.key, generation={WHOLE_TABLE: plan.work.generation})
         _gate(spark, snapshot, contract, staged)
+        above = WindowsAbove.of(dimension)
         outcome = Outcome(
-            idempotency_key=key,
-            batches=_batches(dimension),
-            facts=_facts(dimension),
+            idempotency_key=plan.key,
+            batches=above.batches,
+            facts=above.facts,
             counts=Counts(),
             upstream_version=dimension.version,
         )
         identity = Identity(LAYER, contract.source, run_id)
-        snapshot.commit([change_for(snapshot, plan, upstream, outcome, identity, staged, "_cdc_row_hash")])
+        snapshot.commit(
+            [change_for(snapshot, plan.work, upstream, outcome, identity, staged, "_cdc_row_hash")]
+        )
 
     retrying(attempt, table)
     return report(table, [WHOLE_TABLE])[0]
@@ -137,7 +129,7 @@ def purged_before(dimension: TableSnapshot, contract: TableContract) -> datetime
     row goes before its delete is older than anything that may still arrive to be judged in time.
     The moment moves by whole hours: each step of it is another version of the table.
     """
-    watermark = _facts(dimension).watermark
+    watermark = WindowsAbove.of(dimension).facts.watermark
     if contract.purge_deleted_after is None or watermark is None:
         return None
     kept = max(contract.purge_deleted_after, contract.max_lateness + contract.allowed_lateness)
@@ -156,22 +148,3 @@ def shows(state: WindowState, upstream: Upstream) -> bool:
         return False
     held, wanted = set(state.versions), set(upstream.versions)
     return held == wanted or not all(each.startswith(_PURGE) for each in held ^ wanted)
-
-
-def _batches(dimension: TableSnapshot) -> tuple[str, ...]:
-    found: set[str] = set()
-    for window in dimension.windows():
-        state = dimension.state(window)
-        found |= set(state.batches) if state else set()
-    return tuple(sorted(found))
-
-
-def _facts(dimension: TableSnapshot) -> BatchFacts:
-    states = [state for window in dimension.windows() if (state := dimension.state(window)) is not None]
-    marks = [state.checkpoint.watermark for state in states if state.checkpoint.watermark is not None]
-    held = [state for state in states if state.checkpoint.cursor]
-    if not held:
-        return BatchFacts(None, None, None, max(marks, default=None))
-    newest = max(held, key=lambda state: Position.parse(state.checkpoint.cursor))
-    last = Position.parse(newest.checkpoint.cursor)
-    return BatchFacts(last, last, newest.checkpoint.last_batch_id, max(marks, default=None))

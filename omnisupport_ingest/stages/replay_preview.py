@@ -19,17 +19,27 @@ from omnisupport_ingest.cdc.judging import ACCEPTED, DUPLICATE, QUARANTINED
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.stages import raw
 from omnisupport_ingest.stages.deduped import law_of
-from omnisupport_ingest.stages.explained import keys_changed
+from omnisupport_ingest.stages.explained import changed
 from omnisupport_ingest.stages.workspace import Workspace
 from omnisupport_ingest.windows import OUT_OF_RANGE
 
 
+NAMED = 1000
+"""At most so many keys of a table are named; all are counted."""
+
+
 @dataclass(frozen=True, slots=True)
 class TablePreview:
-    """Keys of one table whose folded state a replay would change, by window; windows without are left out."""
+    """Keys of one table whose folded state a replay would change, by window; windows without are left out.
+
+    ``keys_changed`` counts them all. ``keys`` names the first ``NAMED``, in order, as the tables'
+    ``_cdc_key`` has them; ``""`` stands for what speaks of the whole table. It is null where a key column is
+    personal by the contract.
+    """
 
     table: str
     keys_changed: dict[str, int]
+    keys: dict[str, list[str]] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,5 +102,17 @@ def _table(
         dimension = workspace.dimension(contract).open()
         held = dimension.read(spark, [file for window in windows for file in dimension.files(window)])
     state = ("_cdc_kind", "_cdc_key", "_cdc_ended_at", "_cdc_row_hash")
-    changed = keys_changed(held, folded, windows, state, "_cdc_key")
-    return TablePreview(contract.name, dict(sorted(changed.items())))
+    found = changed(held, folded, windows, state, "_cdc_key").cache()
+    try:
+        counts = {row["window"]: row["count"] for row in found.groupBy("window").count().collect()}
+        first = found.orderBy("window", "key").limit(NAMED).collect() if counts else []
+    finally:
+        found.unpersist()
+    named: dict[str, list[str]] = {}
+    for row in first:
+        named.setdefault(row["window"], []).append(row["key"])
+    return TablePreview(contract.name, dict(sorted(counts.items())), None if _personal(contract) else named)
+
+
+def _personal(contract: TableContract) -> bool:
+    return any(column.personal for column in contract.columns if column.name in contract.key)

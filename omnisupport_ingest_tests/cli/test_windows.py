@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -16,16 +16,21 @@ from pyspark.sql import SparkSession
 from omnisupport_ingest.stages import window_checks
 from omnisupport_ingest_tests.cli.command import command
 from omnisupport_ingest_tests.recovery.pipeline import open_workspace, run_stages
-from omnisupport_ingest_tests.stages.story import FIRST, SOURCE, Change, Commit, Story
+from omnisupport_ingest_tests.stages import story as stories
+from omnisupport_ingest_tests.stages.story import SOURCE, Change, Commit, Story
 
-NEWEST = "2026-01-01T1500"
+START = datetime.now(UTC).replace(second=0, microsecond=0) - timedelta(hours=5)
+"""Not long ago: Dagster counts every window since the first one."""
+
+FIRST, NEWEST = (f"{START + timedelta(hours=hours):%Y-%m-%dT%H%M}" for hours in (0, 3))
 
 
 @pytest.fixture
 def story(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Story]:
     environment = dict(os.environ)
+    monkeypatch.setattr(stories, "START", START)
     story = Story(tmp_path / "told")
-    story.clock += timedelta(days=30)
+    story.clock = START + timedelta(hours=4)
     monkeypatch.chdir(tmp_path)
     for name, value in (
         ("HOME", tmp_path / "told" / "home"),
@@ -89,7 +94,8 @@ def test_replay_needs_a_reason(story):
 
 
 def test_replay_of_windows_that_nothing_landed_in_names_those_that_have(story):
-    refused = command("replay", "--from", "2026-01-01T1300", "--dry-run")
+    empty = f"{START + timedelta(hours=1):%Y-%m-%dT%H%M}"
+    refused = command("replay", "--from", empty, "--dry-run")
     assert refused.code == 1
     assert FIRST in refused.err
 
@@ -104,13 +110,14 @@ def test_replay_of_a_window_that_is_none_is_refused(story):
 def test_dry_run_tells_what_the_replay_then_does(story, spark):
     take(story, spark, FIRST, NEWEST)
     same = answer("replay", "--from", FIRST, "--dry-run", "--json")
-    assert (same["events"], same["tables"]) == (1, [{"table": "notes", "keys_changed": {}}])
+    assert (same["events"], same["tables"]) == (1, [{"table": "notes", "keys_changed": {}, "keys": {}}])
     story.land_file(put(11, 30, "late", id=2))
     before = lines()
     told = answer("replay", "--from", FIRST, "--to", NEWEST, "--dry-run", "--json")
     assert lines() == before, "nothing was committed"
     assert (told["windows"], told["events"], told["accepted"]) == ([FIRST, NEWEST], 3, 3)
-    assert told["tables"] == [{"table": "notes", "keys_changed": {FIRST: 1}}]
+    changed = {"table": "notes", "keys_changed": {FIRST: 1}, "keys": {FIRST: ['["2"]']}}
+    assert told["tables"] == [changed]
     done = answer("replay", "--from", FIRST, "--reason", "ticket 4711", "--json")
     assert [each["outcome"] for each in done["windows"]] == ["1 key changed, by late events"]
     assert lines()[FIRST]["stand"] == "closed"

@@ -10,12 +10,14 @@ import dagster as dg
 import pytest
 from dagster._core.execution.backfill import BulkActionStatus
 
+from omnisupport_ingest.contracts.decision_table import load_decision_table
 from omnisupport_ingest.contracts.load import load_contracts
 from omnisupport_ingest.definitions import build_definitions
 from omnisupport_ingest.defs import keys
 from omnisupport_ingest.defs.direct_run import run_windows
 from omnisupport_ingest.stages.pending import pending_windows
 from omnisupport_ingest.windows import WindowRange
+from omnisupport_ingest_tests.contracts.decision_tables import write_decision
 from omnisupport_ingest_tests.stages import story as stories
 from omnisupport_ingest_tests.stages.story import CONTRACT, FIRST, SOURCE, THIRD, Change, Commit, Story
 
@@ -161,3 +163,25 @@ def test_replay_run_takes_the_late_events_and_leaves_nothing_to_ask_for(recent_s
     assert metadata["replay"].value == "changed by late events"
     assert metadata["keys_changed"].value == 1
     assert metadata["content_hash_before"].value != metadata["content_hash"].value
+
+
+def test_backfill_by_hand_fails_and_changes_nothing_where_the_table_refuses_it(recent_story):
+    story = recent_story
+    first, newest = (story.workspace.grid.key_of(each, story.clock) for each in (stories.START, story.clock))
+    story.land_file(EARLY, Commit(90, 299, NEWEST.changes))
+    table = write_decision(story.contracts.parent / "table.csv", "manual_backfill", "refuse")
+    story.workspace = replace(story.workspace, decisions=load_decision_table(table))
+    definitions = build_definitions(story.workspace)
+    windows, by_hand = WindowRange(first, newest), {keys.REASON_TAG: "to be sure"}
+    with dg.instance_for_test() as instance:
+        refused = run_windows(instance, definitions, SOURCE, windows, None, replay=by_hand)
+        assert [failure.step for failure in refused.failures] == [f"{SOURCE}/raw_cdc_staging"]
+        assert "manual_backfill" in refused.failures[0].problem
+        assert "replay_window" in refused.failures[0].fix
+        assert not story.workspace.raw(SOURCE).exists
+        done = run_windows(instance, definitions, SOURCE, windows, None)
+        assert done.succeeded, "a run that the sensor asks for is no backfill by hand"
+        story.land_file(LATE_ONE)
+        late = by_hand | {keys.LATE_TAG: "1"}
+        done = run_windows(instance, definitions, SOURCE, WindowRange(first, first), None, replay=late)
+        assert done.succeeded, "nor is the replay of late events"

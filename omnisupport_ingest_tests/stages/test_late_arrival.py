@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -10,16 +9,13 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from omnisupport_ingest.contracts.decision_table import default_decision_table, load_decision_table
-from omnisupport_ingest.position import Lsn
-from omnisupport_ingest.settings import Settings
-from omnisupport_ingest.sources.postgres.recovery import RecoveryStopped, require_recovery
+from omnisupport_ingest.contracts.decision_table import load_decision_table
 from omnisupport_ingest.stages import deduped, dimensions, published, raw
-from omnisupport_ingest.stages.late_replay import BackfillsRefused, refuse_backfill
 from omnisupport_ingest.stages.lateness import Lateness, newest_watermark
 from omnisupport_ingest.stages.pending import pending_windows
 from omnisupport_ingest.stages.scenarios import Stopped
 from omnisupport_ingest.windows import OUT_OF_RANGE
+from omnisupport_ingest_tests.contracts.decision_tables import write_decision
 from omnisupport_ingest_tests.stages.story import FIRST, SECOND, SOURCE, Change, Commit, Story
 
 HOUR, DAY = 3600, 24 * 3600
@@ -38,15 +34,7 @@ def put(lsn: int, second: float, title: str, *, id: int = 1, op: str = "u") -> C
 
 def decide(story: Story, scenario: str, action: str, *, review: str = "true") -> None:
     """Change one row of the decision table."""
-    rows = list(csv.DictReader(default_decision_table().read_text().splitlines()))
-    for row in rows:
-        if row["scenario"] == scenario:
-            row |= {"default_action": action, "needs_manual_review": review}
-    path = story.contracts.parent / "decisions.csv"
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0].keys())
-        writer.writeheader()
-        writer.writerows(rows)
+    path = write_decision(story.contracts.parent / "decisions.csv", scenario, action, review=review)
     story.workspace = replace(story.workspace, decisions=load_decision_table(path))
 
 
@@ -304,19 +292,3 @@ def test_hole_in_the_stream_holds_back_what_lies_above_it_or_the_whole_source(st
     pending = pending_windows(story.workspace, SOURCE)
     assert pending.hole is not None
     assert pending.windows == asked
-
-
-def test_backfills_by_hand_are_refused_where_the_table_says_so(story):
-    refuse_backfill(story.workspace.decisions)
-    decide(story, "manual_backfill", "refuse")
-    with pytest.raises(BackfillsRefused, match="manual_backfill") as refused:
-        refuse_backfill(story.workspace.decisions)
-    assert "replay_window" in refused.value.fix
-
-
-def test_capture_goes_on_after_a_crash_or_waits_for_a_person_as_the_table_says(story):
-    require_recovery(Settings(_env_file=None), Lsn(10), Lsn(20))
-    decide(story, "crash_after_emit", "stop")
-    settings = Settings(decision_table=Path(story.workspace.decisions.path), _env_file=None)
-    with pytest.raises(RecoveryStopped, match="confirmed up to 0/A, and batches have landed up to 0/14"):
-        require_recovery(settings, Lsn(10), Lsn(20))

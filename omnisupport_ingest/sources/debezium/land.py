@@ -7,21 +7,20 @@ nothing; the same content again is found to have landed and changes nothing.
 
 from __future__ import annotations
 
-import fcntl
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from omnisupport_ingest.contracts.load import Contracts, TableContract
+from omnisupport_ingest.landing.folder_lock import one_at_a_time
 from omnisupport_ingest.landing.manifest import FileSpan, Manifest, RelationVersion
 from omnisupport_ingest.landing.names import file_batch_id
 from omnisupport_ingest.landing.rows import LandedEvent
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.landing.writer import BatchWriter
+from omnisupport_ingest.sources.contracted_relation import contracted_relation
 from omnisupport_ingest.sources.debezium.changes import TOMBSTONE, Passed
 from omnisupport_ingest.sources.debezium.events import Events
 from omnisupport_ingest.sources.debezium.faults import FileRefused, LineFault, SourceRefused
@@ -111,7 +110,7 @@ def land(path: Path, inlet: Inlet, *, new_epoch: str | None = None) -> FileLandi
     check_source(store.source, inlet.captured, inlet.contracts)
     content = content_hash(path)
     batch_id = file_batch_id(content)
-    with _one_at_a_time(store):
+    with one_at_a_time(store.folder):
         _refuse_other_deliveries(store)
         if store.exists(batch_id):
             return FileLanding(path, store.read(batch_id), None, None)
@@ -168,17 +167,7 @@ class _Reading:
 
     def relations(self) -> tuple[RelationVersion, ...]:
         """The tables that the file has events of, as their contracts have them."""
-        return tuple(
-            RelationVersion(
-                schema=each.schema,
-                table=each.table,
-                columns=each.column_names,
-                types=tuple(column.pg_type for column in each.columns),
-                key_columns=each.key,
-                replica_identity="",
-            )
-            for _, each in sorted(self._contracts.items())
-        )
+        return tuple(contracted_relation(each) for _, each in sorted(self._contracts.items()))
 
     def _event(self, line: bytes, epoch: int, number: int) -> LandedEvent | None:
         change = read_line(line)
@@ -209,14 +198,3 @@ def _refuse_other_deliveries(store: LandingStore) -> None:
                 fix="Land them as a source of their own: --source with another name, which contracts give as "
                 "x-cdc.source.",
             )
-
-
-@contextmanager
-def _one_at_a_time(store: LandingStore) -> Iterator[None]:
-    """Hold the source's landing folder: what has landed decides what may land."""
-    descriptor = os.open(store.folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)

@@ -7,22 +7,20 @@ is found to have landed and changes nothing.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from omnisupport_ingest.contracts.load import TableContract
 from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.landing.manifest import FileSpan, Manifest, RelationVersion
+from omnisupport_ingest.landing.folder_lock import one_at_a_time
+from omnisupport_ingest.landing.manifest import FileSpan, Manifest
 from omnisupport_ingest.landing.names import file_batch_id
 from omnisupport_ingest.landing.rows import LandedEvent
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.landing.writer import BatchWriter
+from omnisupport_ingest.sources.contracted_relation import contracted_relation
 from omnisupport_ingest.sources.manifests.row_text import RowFault, read_row
 from omnisupport_ingest.sources.manifests.seed_manifest import SeedFile, SeedManifest
 from omnisupport_ingest.windows import OUT_OF_RANGE, WindowGrid
@@ -70,7 +68,7 @@ def land(
             f"{grid.first.isoformat()}; every row would be quarantined.",
             fix="Leave as_of out, so that the rows count from the moment they land.",
         )
-    with _one_at_a_time(store):
+    with one_at_a_time(store.folder):
         if batch_id in store.batch_ids():
             return SeedLanding(_of_same_table(store.read(batch_id), seed), already_landed=True)
         with BatchWriter(store, grid, epoch, batch_id, clock=clock) as writer:
@@ -78,7 +76,7 @@ def land(
                 writer.add(event)
             landed = writer.seal(
                 file=FileSpan(sha256=content, name=seed.files[0].path.name, manifest=seed.path.name),
-                relations=(_relation(contract),),
+                relations=(contracted_relation(contract),),
             )
     return SeedLanding(landed, already_landed=False)
 
@@ -195,27 +193,5 @@ def _of_same_table(landed: Manifest, seed: SeedManifest) -> Manifest:
     return landed
 
 
-def _relation(contract: TableContract) -> RelationVersion:
-    return RelationVersion(
-        schema=contract.schema,
-        table=contract.table,
-        columns=contract.column_names,
-        types=tuple(column.pg_type for column in contract.columns),
-        key_columns=contract.key,
-        replica_identity="",
-    )
-
-
 def _compact(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-
-
-@contextmanager
-def _one_at_a_time(store: LandingStore) -> Iterator[None]:
-    """Hold the source's landing folder: two deliveries at once would take the same ordinals."""
-    descriptor = os.open(store.folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)

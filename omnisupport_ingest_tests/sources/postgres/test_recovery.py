@@ -26,8 +26,10 @@ from omnisupport_ingest.sources.postgres.errors import (
     SourceUnavailable,
 )
 from omnisupport_ingest.sources.postgres.lease import Lease
+from omnisupport_ingest.sources.postgres.recovery import RecoveryStopped
 from omnisupport_ingest.sources.postgres.server import current_wal_lsn
 from omnisupport_ingest.sources.postgres.walstream import WalStream
+from omnisupport_ingest_tests.contracts.decision_tables import write_decision
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract, folded
 
 COLUMNS = ("id", "v")
@@ -86,6 +88,28 @@ def test_capture_killed_on_the_way_loses_nothing_and_moves_nothing(
     tickets.catch_up()
     undisturbed.catch_up()
     assert tickets.changes() == undisturbed.changes()
+    _assert_same_as_source(tickets)
+
+
+def test_capture_killed_between_a_batch_and_its_confirmation_waits_for_a_person_where_the_table_says_stop(
+    tickets: SourceUnderTest, tmp_path: Path
+) -> None:
+    tickets.catch_up()
+    _change(tickets, "new")
+    tickets.killed_at("landing.manifest.after")
+    _change(tickets, "newer")
+    landed, confirmed = tickets.store.batch_ids(), tickets.confirmed()
+    tickets.overrides["decision_table"] = write_decision(tmp_path / "table.csv", "crash_after_emit", "stop")
+    for _ in range(2):
+        with pytest.raises(RecoveryStopped, match=f"confirmed up to {confirmed}") as stopped:
+            tickets.catch_up()
+        assert "replay_and_dedupe" in stopped.value.fix
+        assert (tickets.store.batch_ids(), tickets.confirmed()) == (landed, confirmed)
+    del tickets.overrides["decision_table"]
+    tickets.catch_up()
+    (recovered,) = (each for each in tickets.manifests() if each.stream and each.stream.recovered_from)
+    assert recovered.stream is not None and recovered.stream.recovered_from == confirmed
+    assert recovered.batch_id not in landed
     _assert_same_as_source(tickets)
 
 

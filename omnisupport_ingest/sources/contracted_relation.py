@@ -1,0 +1,18 @@
+"""The relation that the batch of a file records: its table as the contract has it."""
+
+from __future__ import annotations
+
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.landing.manifest import RelationVersion
+
+
+def contracted_relation(contract: TableContract) -> RelationVersion:
+    """Columns, types and key of ``contract``; files come without a replica identity."""
+    return RelationVersion(
+        schema=contract.schema,
+        table=contract.table,
+        columns=contract.column_names,
+        types=tuple(column.pg_type for column in contract.columns),
+        key_columns=contract.key,
+        replica_identity="",
+    )
