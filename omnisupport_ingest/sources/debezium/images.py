@@ -11,7 +11,9 @@ from omnisupport_ingest.contracts.load import TableContract
 from omnisupport_ingest.sources.debezium.changes import Change
 from omnisupport_ingest.sources.debezium.faults import LineFault, ValueFault
 from omnisupport_ingest.sources.debezium.handling import Handling
-from omnisupport_ingest.sources.debezium.values import Target, is_unavailable, text_of
+from omnisupport_ingest.sources.debezium.targets import Target
+from omnisupport_ingest.sources.debezium.unavailable import is_unavailable
+from omnisupport_ingest.sources.debezium.values import text_of
 from omnisupport_ingest.sources.manifests.row_text import text as json_text
 
 _FIX = (

@@ -11,7 +11,9 @@ import pytest
 
 from omnisupport_ingest.sources.debezium.faults import ValueFault
 from omnisupport_ingest.sources.debezium.handling import Handling
-from omnisupport_ingest.sources.debezium.values import Target, is_unavailable, text_of
+from omnisupport_ingest.sources.debezium.targets import Target
+from omnisupport_ingest.sources.debezium.unavailable import is_unavailable
+from omnisupport_ingest.sources.debezium.values import text_of
 from omnisupport_ingest_tests.sources.debezium.recorded import DEFAULTS, STRING_MODES, STRINGS, Recorder
 
 MOMENT = "2026-02-28 13:14:15.123"

@@ -1,0 +1,31 @@
+"""What JSON must hold where a value of a certain kind is expected; ``ValueFault`` if it holds another."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Any
+
+from omnisupport_ingest.sources.debezium.faults import ValueFault
+
+
+def string(value: Any) -> str:
+    """A text."""
+    if not isinstance(value, str):
+        raise ValueFault("it is no text")
+    return value
+
+
+def number(value: Any) -> int:
+    """A whole number; ``true`` and ``false`` are none."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueFault("it is no whole number")
+    return value
+
+
+def from_base64(text: str) -> bytes:
+    """The bytes that ``text`` stands for."""
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise ValueFault("it is not base64") from None

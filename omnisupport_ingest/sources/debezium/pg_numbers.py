@@ -1,0 +1,112 @@
+"""Numbers as Debezium writes them, whichever way it was told to → PostgreSQL's text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+from omnisupport_ingest.sources.debezium import pg_literals
+from omnisupport_ingest.sources.debezium.expected import from_base64, number, string
+from omnisupport_ingest.sources.debezium.faults import ValueFault
+from omnisupport_ingest.sources.debezium.targets import Target
+
+_SPECIAL_NUMBERS = {
+    "NAN": "NaN",
+    "NaN": "NaN",
+    "POSITIVE_INFINITY": "Infinity",
+    "Infinity": "Infinity",
+    "NEGATIVE_INFINITY": "-Infinity",
+    "-Infinity": "-Infinity",
+}
+
+Schema = Mapping[str, Any]
+"""The schema of a value, as Kafka Connect writes it beside the payload; empty if there is none."""
+
+
+def floating(value: Any, *, single: bool) -> str:
+    """A float of four (``single``) or eight bytes, special values by any of their names included."""
+    if isinstance(value, str):
+        if value in _SPECIAL_NUMBERS:
+            return _SPECIAL_NUMBERS[value]
+        value = _decimal(value)
+    if isinstance(value, bool) or not isinstance(value, int | Decimal):
+        raise ValueFault("it is no number")
+    try:
+        return pg_literals.float_text(float(value), single=single)
+    except OverflowError:
+        raise ValueFault("it is larger than its type") from None
+
+
+def numeric(value: Any, target: Target, *, decimals: str) -> str:
+    """A numeric; ``decimals``: the connector's ``decimal.handling.mode``."""
+    if isinstance(value, dict):
+        return variable_decimal(value, {}, target)
+    if isinstance(value, int | Decimal) and not isinstance(value, bool):
+        return _scaled(Decimal(value), target)
+    text = string(value)
+    if text in _SPECIAL_NUMBERS:
+        return _SPECIAL_NUMBERS[text]
+    # A decimal as text has its point, which base64 has not, unless its scale is 0.
+    if decimals == "precise" and "." not in text and target.modifier is not None:
+        return pg_literals.plain_number(_unscaled(text, target.scale))
+    return pg_literals.plain_number(_decimal(text))
+
+
+def _scaled(found: Decimal, target: Target) -> str:
+    """A number that came as JSON's, with the digits after the point that its type has."""
+    if target.modifier is not None and found.is_finite() and found.adjusted() < 1000:
+        exponent = found.as_tuple().exponent
+        if isinstance(exponent, int) and -exponent < target.scale:
+            return format(found, f".{target.scale}f")
+    return pg_literals.plain_number(found)
+
+
+def _decimal(text: str) -> Decimal:
+    try:
+        return Decimal(text)
+    except InvalidOperation:
+        raise ValueFault("it is no number") from None
+
+
+def _unscaled(text: str, scale: int) -> Decimal:
+    digits = int.from_bytes(from_base64(text), "big", signed=True)
+    return Decimal((int(digits < 0), tuple(int(digit) for digit in str(abs(digits))), -scale))
+
+
+def connect_decimal(value: Any, schema: Schema, target: Target) -> str:
+    """Connect's ``Decimal``: the unscaled number in base64, and the scale in the schema."""
+    parameters = schema.get("parameters")
+    try:
+        scale = int(parameters["scale"]) if isinstance(parameters, dict) else target.scale
+    except (KeyError, TypeError, ValueError):
+        raise ValueFault("the schema does not tell its scale") from None
+    if isinstance(value, int | Decimal) and not isinstance(value, bool):
+        found = Decimal(value)
+    else:
+        found = _unscaled(string(value), scale)
+    return pg_literals.money(found) if target.name == "money" else pg_literals.plain_number(found)
+
+
+def variable_decimal(value: Any, _: Schema, __: Target) -> str:
+    """Debezium's ``VariableScaleDecimal``: scale and unscaled number side by side."""
+    if not isinstance(value, dict) or type(value.get("scale")) is not int:
+        raise ValueFault("it is no decimal of a scale of its own")
+    if abs(value["scale"]) > 20_000:
+        raise ValueFault("its scale is beyond PostgreSQL's")
+    return pg_literals.plain_number(_unscaled(string(value.get("value")), value["scale"]))
+
+
+def integer(value: Any, _: Target) -> str:
+    """A whole number, as one or as its digits."""
+    if isinstance(value, str) and value.isascii() and value.removeprefix("-").isdigit():
+        return value
+    return str(number(value))
+
+
+def money(value: Any, _: Target) -> str:
+    """Money: a number, its text, or the unscaled number in base64 with two digits after the point."""
+    if isinstance(value, int | Decimal) and not isinstance(value, bool):
+        return pg_literals.money(Decimal(value))
+    text = string(value)
+    return pg_literals.money(_decimal(text) if "." in text else _unscaled(text, 2))
