@@ -17,7 +17,9 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from omnisupport_ingest.cdc.judging import Law, judge_batches
+from omnisupport_ingest.cdc.envelope import event_hash
+from omnisupport_ingest.cdc.erasing import ERASED
+from omnisupport_ingest.cdc.judging import ACCEPTED, Law, judge_and_erase, judge_batches
 
 DEDUPE_KEY = "(epoch, commit_lsn, ordinal)"
 """The dedupe key, as checkpoints name it. Where a source's positions are not unique, ``identity``
@@ -53,7 +55,9 @@ def judge(marked: DataFrame, law: Law) -> DataFrame:
     In: the columns of ``mark_copies``. Out: the raw columns, without ``copy`` and ``collision``, and
     ``late`` (it landed in a closed window), ``rules`` (broken ones), ``reason`` (a scenario of the
     decision table), ``verdict``, ``detector`` and ``review_state``. Tables without a contract have
-    no rules; their events are judged by position and time alone.
+    no rules; their events are judged by position and time alone. Erased events are without their values,
+    and accepted ones have the hash of what is left; in quarantine the hash is the name of the event, and
+    stays.
     """
     judged = T.StructType(
         [
@@ -66,4 +70,10 @@ def judge(marked: DataFrame, law: Law) -> DataFrame:
             T.StructField("review_state", T.StringType()),
         ]
     )
-    return marked.mapInArrow(partial(judge_batches, law=law), judged)
+    if not law.erasures:
+        return marked.mapInArrow(partial(judge_batches, law=law), judged)
+    told = T.StructType([*judged.fields, T.StructField(ERASED, T.BooleanType())])
+    erased = marked.mapInArrow(partial(judge_and_erase, law=law), told)
+    blanked = F.col(ERASED) & (F.col("verdict") == ACCEPTED)
+    hashed = F.when(blanked, event_hash()).otherwise(F.col("event_hash"))
+    return erased.withColumn("event_hash", hashed).drop(ERASED)

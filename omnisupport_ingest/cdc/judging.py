@@ -14,6 +14,7 @@ from datetime import UTC, datetime, timedelta
 import pyarrow as pa
 
 from omnisupport_ingest.cdc import columnar
+from omnisupport_ingest.cdc.erasing import Erasures, erase_batches
 from omnisupport_ingest.cdc.images import read_image, with_unsent
 from omnisupport_ingest.cdc.lateness import ALWAYS_REPLAYED, is_late, is_too_late
 from omnisupport_ingest.contracts.decision_table import (
@@ -62,13 +63,15 @@ class Law:
     """What events are judged by.
 
     ``contracts``: of the source. ``decisions``: the decision table. ``reviews``: what people decided
-    of single events (``RELEASE`` or ``DISCARD``). ``window_length``: of the lake.
+    of single events (``RELEASE`` or ``DISCARD``). ``erasures``: the rows whose values are taken out of
+    their events once these are judged. ``window_length``: of the lake.
     """
 
     contracts: tuple[TableContract, ...]
     decisions: DecisionTable
     window_length: timedelta
     reviews: Mapping[EventId, str] = field(default_factory=dict)
+    erasures: Erasures = field(default_factory=Erasures)
 
 
 def judge_batches(batches: Iterable[pa.RecordBatch], law: Law) -> Iterator[pa.RecordBatch]:
@@ -79,6 +82,12 @@ def judge_batches(batches: Iterable[pa.RecordBatch], law: Law) -> Iterator[pa.Re
         yield pa.RecordBatch.from_arrays(
             [*(batch.column(name) for name in kept), *judge.judged(batch)], names=[*kept, *ADDED]
         )
+
+
+def judge_and_erase(batches: Iterable[pa.RecordBatch], law: Law) -> Iterator[pa.RecordBatch]:
+    """``judge_batches``, and then the values taken out of erased events; adds ``erasing.ERASED`` too."""
+    keys = {(each.schema, each.table): each.key for each in law.contracts}
+    return erase_batches(judge_batches(batches, law), law.erasures, keys)
 
 
 class _Tables:

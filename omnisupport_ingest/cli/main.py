@@ -19,6 +19,7 @@ from omnisupport_ingest.cli.checkpoint import checkpoint
 from omnisupport_ingest.cli.clean import clean
 from omnisupport_ingest.cli.contracts import contracts
 from omnisupport_ingest.cli.demo import demo
+from omnisupport_ingest.cli.erase import erase
 from omnisupport_ingest.cli.export import export
 from omnisupport_ingest.cli.ingest_run import ingest_run
 from omnisupport_ingest.cli.land import land
@@ -67,6 +68,7 @@ _COMMANDS = (
     land,
     landing,
     quarantine,
+    erase,
     export,
     as_of,
     manifest,

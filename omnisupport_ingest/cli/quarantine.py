@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from omnisupport_ingest.cli import quarantine_words as words
+from omnisupport_ingest.cli.deciding_person import deciding_person
 from omnisupport_ingest.cli.opening import existing_home, open_settings
+from omnisupport_ingest.cli.stale_windows import listed, platform_runs, stale, who_judges_again
 from omnisupport_ingest.errors import IngestError
 
 if TYPE_CHECKING:
-    from omnisupport_ingest.home import Home
     from omnisupport_ingest.stages.deciding import Decided
     from omnisupport_ingest.stages.event_ref import EventRef
     from omnisupport_ingest.stages.quarantined import Filter, Quarantined
@@ -23,8 +24,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 STATES = ("open", "released", "discarded", "not_needed")
 _UNDECIDED = ("open", "not_needed")
-_NAMED = 5
-"""How many windows or events a sentence names."""
 
 _of_source = click.option(
     "--source", metavar="NAME", help="Quarantine of this source.  [default: OMNISUPPORT_SOURCE]"
@@ -238,7 +237,7 @@ def _decide(
         raise click.UsageError("Name the events by their IDs, or choose them by --all.")
     if not everything and (quarantined_for or table or window):
         raise click.UsageError("--quarantined-for, --table and --window choose events of --all.")
-    reviewer = by if by is not None else _user()
+    reviewer = deciding_person(by)
     workspace, default = _open()
     of_source = _named(workspace, source or default)
     if everything:
@@ -301,37 +300,17 @@ def _confirm(decision: str, events: int, source: str) -> None:
     click.confirm(asked, abort=True, err=True)
 
 
-def _user() -> str:
-    import getpass
-
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError):
-        raise click.UsageError("This user has no name: say who decides, with --by.") from None
-
-
 def _replay(workspace: Workspace) -> tuple[bool, str]:
     """Whether the platform runs, and how the stale windows are judged again."""
     from omnisupport_ingest.contracts.decision_table import REVIEW_DECISION, WAIT
-    from omnisupport_ingest.runtime.dagster_services import DAEMON
 
-    runs = _platform_runs(workspace.home, DAEMON)
+    runs = platform_runs(workspace.home)
     if workspace.decisions.action(REVIEW_DECISION) == WAIT:
         return runs, (
             "They stay as they are until somebody replays them (omnisupport-ingest replay): the decision "
             f"table says wait ({workspace.decisions.path}, review_decision)."
         )
-    if runs:
-        return runs, "The running platform judges them again by itself."
-    return runs, "Nothing runs on this home; judge them again by: omnisupport-ingest materialize"
-
-
-def _platform_runs(home: Home, daemon: str) -> bool:
-    from omnisupport_ingest.runtime.home_lock import in_use
-    from omnisupport_ingest.runtime.running import running_services
-
-    # Not in use, its pid files are those of a killed platform.
-    return in_use(home) and daemon in running_services(home.run)
+    return runs, who_judges_again(runs=runs)
 
 
 def _first(rows: Sequence[Quarantined], limit: int) -> Sequence[Quarantined]:
@@ -381,19 +360,13 @@ def _tell_decided(decision: str, source: str, decided: Decided, replay: str) -> 
             f"{_counted(len(decided.unchanged), 'event')} {done} before; nothing was written for that."
         )
     if decided.windows:
-        plural = "s" if len(decided.windows) > 1 else ""
-        click.echo(f"Stale now: window{plural} {_listed(decided.windows)}. {replay}")
+        click.echo(f"{stale(decided.windows)} {replay}")
     if decided.beside:
-        events = _listed([str(each.event) for each in decided.beside])
+        events = listed([str(each.event) for each in decided.beside])
         click.echo(
             f"{_counted(len(decided.beside), 'event')} of the same positions still open: {events}. "
             "Discard what is wrong."
         )
-
-
-def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:_NAMED])
-    return f"{shown} and {len(names) - _NAMED} more" if len(names) > _NAMED else shown
 
 
 def _counted(number: int, noun: str) -> str:

@@ -271,7 +271,8 @@ def elsewhere(workspace: Workspace, source: str, event: EventRef, latest: Review
     window = _window_in(workspace.raw(source), event)
     if window is not None:
         return (
-            f"{before}not in quarantine: it has landed, and window {window} is not judged with it yet.",
+            f"{before}not in quarantine: it has landed, and either window {window} is not judged with it yet "
+            "or its row was erased.",
             "Try again when the window was run: omnisupport-ingest status",
         )
     return (

@@ -29,15 +29,15 @@ from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.position import Position
 from omnisupport_ingest.stages import closing, quarantine, scenarios
 from omnisupport_ingest.stages.checkpoints import Counts, Identity, Outcome, change_for, report
+from omnisupport_ingest.stages.erasures import refuse_lost
 from omnisupport_ingest.stages.explained import Replaced, reasons
 from omnisupport_ingest.stages.idempotency import idempotency_key, unit_key
 from omnisupport_ingest.stages.lateness import Lateness
 from omnisupport_ingest.stages.plan import Upstream, WindowPlan, Work, plan_window, repeats_writes
 from omnisupport_ingest.stages.progress import facts_of, rise_from
-from omnisupport_ingest.stages.reviews import ReviewLedger
 from omnisupport_ingest.stages.scenarios import Tallies
 from omnisupport_ingest.stages.upstream_files import files_to_read, units_of
-from omnisupport_ingest.stages.versions import LawVersions
+from omnisupport_ingest.stages.versions import ERASURE, LawVersions
 from omnisupport_ingest.stages.workspace import Workspace
 from omnisupport_ingest.windows import OUT_OF_RANGE
 
@@ -75,14 +75,21 @@ def materialize(
     that the watermark has closed, and in which nothing is left to judge, are closed.
     Returns one checkpoint per window asked for, in order.
     """
-    table, versions = workspace.deduped(source), LawVersions(workspace, source)
+    table = workspace.deduped(source)
     store, remake = workspace.landing(source), repeats_writes(workspace.decisions)
     lateness = Lateness.of(workspace, source)
     passed = closing.passed_by_watermark(lateness, store.landed().batches)
 
     def attempt(snapshot: TableSnapshot) -> list[str]:
         raw = workspace.raw(source).open()
+        # In this order: who has something erased looks at what has landed after it is recorded, so every
+        # event that a run judges without knowing of it is seen there.
+        versions = LawVersions(workspace, source)
         targets = [*dict.fromkeys(windows), *([OUT_OF_RANGE] if raw.files(OUT_OF_RANGE) else [])]
+        for window in targets:
+            state = snapshot.state(window)
+            held = state.versions if state is not None else ()
+            refuse_lost(workspace, source, window, held, versions.of(window))
         jobs = [
             job
             for window in targets
@@ -90,7 +97,7 @@ def materialize(
             is not Work.NOTHING
         ]
         if jobs:
-            _commit(workspace, spark, source, versions.ledger, snapshot, raw, jobs, run_id, lateness, passed)
+            _commit(workspace, spark, source, versions, snapshot, raw, jobs, run_id, lateness, passed)
         return closing.due(snapshot, set(targets) - {job.plan.window for job in jobs}, passed)
 
     closing.close(table, retrying(attempt, table), run_id, closing.Fold(spark, "event_hash"))
@@ -144,7 +151,7 @@ def _commit(
     workspace: Workspace,
     spark: SparkSession,
     source: str,
-    ledger: ReviewLedger,
+    versions: LawVersions,
     snapshot: TableSnapshot,
     raw: TableSnapshot,
     jobs: Sequence[_Job],
@@ -153,7 +160,7 @@ def _commit(
     passed: Callable[[str], bool],
 ) -> None:
     unit = unit_key((job.outcome_key, job.plan) for job in jobs)
-    law = _law(workspace, source, ledger, [job.plan.window for job in jobs])
+    law = _law(workspace, source, versions, [job.plan.window for job in jobs])
     judged = dedupe.judge(_marked(spark, raw, jobs), law)
     seen = Observation()
     accepted = stage_frame(
@@ -201,7 +208,11 @@ def _commit(
                 accepted,
                 "event_hash",
                 _replaced(
-                    snapshot, raw, job, lateness.late_in(job.plan.window, _known(landing, job.batches))
+                    snapshot,
+                    raw,
+                    job,
+                    lateness.late_in(job.plan.window, _known(landing, job.batches)),
+                    companions[job.plan.window],
                 ),
             )
             for job in jobs
@@ -211,15 +222,19 @@ def _commit(
 
 def law_of(workspace: Workspace, source: str, windows: Iterable[str]) -> Law:
     """What the events of ``windows`` are judged by now."""
-    return _law(workspace, source, ReviewLedger.open(workspace, source), windows)
+    return _law(workspace, source, LawVersions(workspace, source), windows)
 
 
-def _law(workspace: Workspace, source: str, ledger: ReviewLedger, windows: Iterable[str]) -> Law:
+def _law(workspace: Workspace, source: str, versions: LawVersions, windows: Iterable[str]) -> Law:
+    reviews = versions.reviews
     return Law(
         contracts=workspace.contracts.of_source(source),
         decisions=workspace.decisions,
         window_length=workspace.grid.size.length,
-        reviews={event: decided for window in windows for event, decided in ledger.of_window(window).items()},
+        reviews={
+            event: decided for window in windows for event, decided in reviews.of_window(window).items()
+        },
+        erasures=versions.erasures.in_force(),
     )
 
 
@@ -233,13 +248,18 @@ def _scenarios(snapshot: TableSnapshot, job: _Job, tallies: Tallies) -> dict[str
 
 
 def _replaced(
-    snapshot: TableSnapshot, raw: TableSnapshot, job: _Job, late: frozenset[str]
+    snapshot: TableSnapshot,
+    raw: TableSnapshot,
+    job: _Job,
+    late: frozenset[str],
+    companions: tuple[str, ...],
 ) -> Replaced | None:
     before = snapshot.state(job.plan.window)
     if before is None or job.plan.work is not Work.REPLACE:
         return None
     why = reasons(before, job.upstream, job.batches, late, raw.state(job.plan.window))
-    return Replaced(before.checkpoint.content_hash, why)
+    in_quarantine = ERASURE in why and companions != before.companions
+    return Replaced(before.checkpoint.content_hash, why, unseen=(ERASURE,) if in_quarantine else ())
 
 
 def _known(landing: LandingStore, names: Sequence[str]) -> list[Manifest]:

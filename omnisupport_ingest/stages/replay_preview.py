@@ -23,7 +23,6 @@ from omnisupport_ingest.stages.explained import changed
 from omnisupport_ingest.stages.workspace import Workspace
 from omnisupport_ingest.windows import OUT_OF_RANGE
 
-
 NAMED = 1000
 """At most so many keys of a table are named; all are counted."""
 

@@ -11,24 +11,30 @@ from omnisupport_ingest.contracts.decision_table import (
     DecisionTable,
 )
 from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.stages.erasures import VERSION, ErasureLedger
 from omnisupport_ingest.stages.idempotency import LOGIC_VERSION
 from omnisupport_ingest.stages.reviews import ReviewLedger
 from omnisupport_ingest.stages.workspace import Workspace
 
 _SCENARIO_OF = {"contract": CONTRACT_CHANGE, "decisions": CONTRACT_CHANGE, "reviews": REVIEW_DECISION}
-"""What a version is of → the scenario that its change is."""
+"""What a version is of → the scenario that its change is. What is not here never waits: an erasure is
+done as soon as there is a run."""
+
+ERASURE = "erasure"
 
 _WORDS = {
     "logic": "logic version",
     "contract": "contract",
     "decisions": "decision table",
     "reviews": "review decision",
+    "erasures": ERASURE,
     "purge": "purge of deleted rows",
 }
 
 
 class LawVersions:
-    """Versions of what the events of a source are judged by: the same for all windows but for reviews."""
+    """Versions of what the events of a source are judged by: the same for all windows but for reviews and
+    erasures."""
 
     def __init__(self, workspace: Workspace, source: str) -> None:
         contracts = workspace.contracts.of_source(source)
@@ -37,12 +43,17 @@ class LawVersions:
             *(f"contract:{contract.name}:{contract.fingerprint}" for contract in contracts),
             f"decisions:{workspace.decisions.fingerprint}",
         )
-        self.ledger = ReviewLedger.open(workspace, source)
+        self.reviews = ReviewLedger.open(workspace, source)
+        self.erasures = ErasureLedger.open(workspace, source)
 
     def of(self, window: str) -> tuple[str, ...]:
         """The versions that ``window`` should be made with."""
-        digest = self.ledger.digest(window)
-        return self._common if digest is None else (*self._common, f"reviews:{digest}")
+        reviews, erasures = self.reviews.digest(window), self.erasures.digest(window)
+        return (
+            *self._common,
+            *(() if reviews is None else (f"reviews:{reviews}",)),
+            *(() if erasures is None else (f"{VERSION}{erasures}",)),
+        )
 
 
 def of_contract(contract: TableContract) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from omnisupport_ingest.lake.ledger import Ledger
 from omnisupport_ingest.lake.table import LakeTable, TableSpec
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.settings import Settings
+from omnisupport_ingest.stages.erasure_columns import ERASURE_TYPE
 from omnisupport_ingest.stages.review_columns import REVIEW_TYPE
 from omnisupport_ingest.windows import WindowGrid
 
@@ -126,6 +127,18 @@ class Workspace:
                 schema=REVIEW_TYPE,
                 partition_by=(),
                 description=f"Who released or discarded which quarantined event of {source}, when and why.",
+            ),
+        )
+
+    def erasures(self, source: str) -> Ledger:
+        """Which rows of ``source`` people had erased. Like ``reviews`` it is none of ``tables``."""
+        return Ledger(
+            self.home.lake,
+            TableSpec(
+                path=f"{source}/erasure_ledger",
+                schema=ERASURE_TYPE,
+                partition_by=(),
+                description=f"Who had the values of which row of {source} erased, when, why and how far.",
             ),
         )
 

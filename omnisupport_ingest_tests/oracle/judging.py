@@ -7,11 +7,11 @@ worked out here anew, from the batches alone.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from omnisupport_ingest_tests.oracle.model import Event, Position
+from omnisupport_ingest_tests.oracle.model import Event, Image, Key, Position
 
 OUT_OF_RANGE = "out-of-range"
 ACCEPTED, DUPLICATE, QUARANTINED = "accepted", "duplicate", "quarantined"
@@ -75,7 +75,8 @@ class Law:
 
     ``actions`` and ``to_review``: of the decision table. ``lateness``: by table, how long a window stays
     open after its end, and how far behind an event may land. ``longest``: by table and column, the most
-    characters that a value may have. ``reviews``: what was decided last of an event.
+    characters that a value may have. ``reviews``: what was decided last of an event. ``erasures``: by table
+    and key, between which positions (above the first one, up to the second) a row was erased.
     """
 
     actions: Mapping[str, str]
@@ -84,6 +85,9 @@ class Law:
     longest: Mapping[str, Mapping[str, int]]
     window_length: timedelta
     reviews: Mapping[EventKey, str] = field(default_factory=dict)
+    erasures: Mapping[tuple[str, Key], Collection[tuple[Position | None, Position]]] = field(
+        default_factory=dict
+    )
 
     def passes(self, scenario: str) -> bool:
         return self.actions[scenario] in _PASSING
@@ -91,7 +95,8 @@ class Law:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of one copy. ``rules``: row rules that it breaks, whatever the reason."""
+    """What became of one copy. ``rules``: row rules that it breaks, whatever the reason. ``erased``: its
+    row was erased, so what is kept of it has no values."""
 
     delivery: Delivery
     verdict: str
@@ -99,11 +104,22 @@ class Verdict:
     state: str | None
     rules: tuple[str, ...]
     late: bool
+    erased: bool = False
+
+    @property
+    def kept(self) -> Event:
+        """The event as it is kept: of one that was erased, only that it was there."""
+        event = self.delivery.event
+        if not self.erased:
+            return event
+        gone = frozenset(event.after or ()) if self.delivery.unreadable is None else frozenset[str]()
+        left: Image | None = None if event.after is None or self.delivery.unreadable is not None else {}
+        return replace(event, before=None, after=left, unchanged=event.unchanged | gone)
 
     @property
     def told(self) -> Event:
         """The event as the fold takes it: one in quarantine is a hole."""
-        return replace(self.delivery.event, quarantined=self.verdict == QUARANTINED)
+        return replace(self.kept, quarantined=self.verdict == QUARANTINED)
 
 
 class Clockwork:
@@ -154,7 +170,7 @@ def judge(deliveries: Iterable[Delivery], law: Law) -> list[Verdict]:
         for first, *copies in events.values():
             verdicts.append(_verdict(first, law, collision=len(events) > 1))
             verdicts += [_copy(each, first, law) for each in copies]
-    return verdicts
+    return [replace(each, erased=_was_erased(each.delivery.event, law)) for each in verdicts]
 
 
 def ledger(verdicts: Iterable[Verdict]) -> dict[str, tuple[Counter[str], Counter[str]]]:
@@ -210,6 +226,15 @@ def _state(reason: str, decided: str | None, law: Law) -> str:
     if decided == "discard":
         return "discarded"
     return "open" if reason in law.to_review else "not_needed"
+
+
+def _was_erased(event: Event, law: Law) -> bool:
+    if event.key is None:
+        return False
+    for above, last in law.erasures.get((event.table, event.key), ()):
+        if event.at <= last and not (above is not None and event.at <= above):
+            return True
+    return False
 
 
 def _of_older_epoch(delivery: Delivery) -> bool:

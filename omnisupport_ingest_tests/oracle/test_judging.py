@@ -129,6 +129,18 @@ def test_an_action_that_lets_pass_lets_pass():
     assert reasons(arrived(2), law=strict) == ["late_arrival"]
 
 
+def test_an_erased_event_is_judged_whole_and_kept_without_its_values():
+    wrong = replace(FIRST, event=replace(EVENT, at=Position(1, 20, 0), after={"status": "far too long"}))
+    later = replace(FIRST, event=replace(EVENT, at=Position(1, 30, 0)))
+    law = replace(LAW, erasures={("tickets", ("1",)): [(None, Position(1, 20, 0))]})
+    first, second, third = judge([FIRST, wrong, later], law)
+    assert [each.reason for each in (first, second, third)] == [None, "row_rule", None]
+    assert [each.kept.after for each in (first, second, third)] == [{}, {}, {"status": "open"}]
+    assert first.kept.unchanged == {"status"}
+    above = replace(LAW, erasures={("tickets", ("1",)): [(EVENT.at, Position(1, 20, 0))]})
+    assert [each.erased for each in judge([FIRST, wrong, later], above)] == [False, True, False]
+
+
 def test_the_ledger_counts_a_late_event_besides_what_else_it_is():
     ((verdicts, scenarios),) = ledger(judge([arrived(9), replace(arrived(9), number=2)], LAW)).values()
     assert verdicts == {QUARANTINED: 1, DUPLICATE: 1}
