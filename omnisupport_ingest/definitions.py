@@ -13,6 +13,7 @@ from omnisupport_ingest.defs.partitions import window_partitions
 from omnisupport_ingest.defs.resources import build_resources
 from omnisupport_ingest.defs.review_job import build_review_job
 from omnisupport_ingest.defs.sensors import wal_batches_sensor
+from omnisupport_ingest.defs.source_health import source_health_check, source_health_sensor
 from omnisupport_ingest.runtime.environment import with_window_of_home
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.stages.workspace import Workspace
@@ -32,15 +33,24 @@ def build_definitions(workspace: Workspace) -> dg.Definitions:
         contracts = workspace.contracts.of_source(source)
         log_checks = build_log_checks(source, contracts)
         content_checks = [check for contract in contracts for check in build_content_checks(contract)]
+        captured = source == workspace.settings.source
+        # It asks the server, which an ingest run does not need.
+        asking_checks = [source_health_check(workspace)] if captured else []
         parts += [
-            dg.Definitions(asset_checks=[*log_checks, *content_checks]),
-            build_jobs(workspace.contracts, source, log_checks=log_checks, content_checks=content_checks),
+            dg.Definitions(asset_checks=[*log_checks, *content_checks, *asking_checks]),
+            build_jobs(
+                workspace.contracts,
+                source,
+                log_checks=log_checks,
+                audit_checks=[*content_checks, *asking_checks],
+            ),
             build_history(workspace, source),
             dg.Definitions(jobs=[build_review_job(source)]),
             dg.Definitions(
                 sensors=[
                     wal_batches_sensor(source=source, partitions=partitions),
                     late_arrivals_sensor(source=source),
+                    *([source_health_sensor(workspace)] if captured else []),
                 ]
             ),
         ]

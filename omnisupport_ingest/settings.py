@@ -73,6 +73,27 @@ class Settings(BaseSettings):
     max_clock_skew_seconds: float = Field(
         2.0, ge=0, description="What the watermark stays behind commit times and clocks, in seconds."
     )
+    slot_warning_bytes: int = Field(
+        5_000_000_000,
+        gt=0,
+        description="WAL kept for the slot from which on to warn, in bytes.",
+    )
+    slot_alarm_bytes: int = Field(
+        10_000_000_000, gt=0, description="WAL kept for the slot from which on to raise the alarm, in bytes."
+    )
+    alarm_command: str | None = Field(
+        None,
+        description="Command line, run by `sh`, when the source's health gets worse, better, or has other "
+        "problems; it reads a JSON document on its standard input. Unset: none.",
+        examples=["/usr/local/bin/page-on-call"],
+        json_schema_extra={"values": "command line"},
+    )
+    alarm_webhook: SecretStr | None = Field(
+        None,
+        description="The same document is posted to this address. Unset: none.",
+        examples=["https://hooks.example/…"],
+        json_schema_extra={"values": "URL, secret"},
+    )
     dagster_pg_url: SecretStr | None = Field(
         None,
         description="Dagster's own storage in PostgreSQL. Unset: SQLite in the home.",

@@ -31,12 +31,12 @@ def build_jobs(
     source: str,
     *,
     log_checks: Sequence[dg.AssetChecksDefinition],
-    content_checks: Sequence[dg.AssetChecksDefinition],
+    audit_checks: Sequence[dg.AssetChecksDefinition],
 ) -> dg.Definitions:
     """The jobs of ``source``, and the hourly schedule of its audit.
 
-    Checks that need no Spark run with every ingest; those that read rows run in the audit only, so
-    that a small batch does not pay for the size of the tables.
+    Checks that read logs alone run with every ingest. Those that read rows or ask the server run in the
+    audit only, so that a small batch does not pay for them.
     """
     tables = dg.AssetSelection.assets(*table_keys(contracts, source)).without_checks()
     ingest = dg.define_asset_job(
@@ -56,8 +56,8 @@ def build_jobs(
     )
     audit = dg.define_asset_job(
         keys.audit_job_name(source),
-        selection=dg.AssetSelection.checks(*log_checks, *content_checks),
-        description=f"Every check of {source}: the logs, and the rows of the published tables.",
+        selection=dg.AssetSelection.checks(*log_checks, *audit_checks),
+        description=f"Every check of {source}: the logs, the rows of the published tables, the server.",
         executor_def=dg.in_process_executor,
         tags={keys.SOURCE_TAG: source},
     )

@@ -8,15 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from enum import IntEnum
 
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.sources.postgres.server import SlotFacts
 
-WARN_BELOW_SHARE = 0.25
-"""Warn when less than this share of ``max_slot_wal_keep_size`` is left."""
+WARN_BELOW_SHARE, ALARM_BELOW_SHARE = 0.25, 0.1
+"""Warn, and raise the alarm, when less than this share of ``max_slot_wal_keep_size`` is left."""
 
-WARN_WITHIN = timedelta(hours=24)
-"""Warn when the end is nearer than this and nobody reads the slot."""
+WARN_WITHIN, ALARM_WITHIN = timedelta(hours=24), timedelta(hours=1)
+"""Warn, and raise the alarm, when the end is nearer than this and nobody reads the slot."""
 
 _MINIMUM_SPAN = timedelta(seconds=60)
 """A rate over less than this says nothing."""
@@ -55,12 +56,29 @@ class Forecast:
     seconds: float | None
 
 
+class Level(IntEnum):
+    """How bad a danger is. ``ALARM``: changes are being lost, or soon will be, unless somebody acts."""
+
+    WELL = 0
+    WARNING = 1
+    ALARM = 2
+
+
 @dataclass(frozen=True, slots=True)
 class Warned:
     """A danger and its remedy."""
 
     problem: str
     fix: str
+    level: Level = Level.WARNING
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """From how many bytes of WAL, kept for the slot, to warn and to raise the alarm."""
+
+    warning: int
+    alarm: int
 
 
 def wal_rate(earlier: WalMark | None, now: WalMark) -> float | None:
@@ -84,14 +102,26 @@ def forecast(slot: SlotFacts, room: Room, rate: float | None) -> Forecast:
     return Forecast(rate, end, left, left / rate if rate else None)
 
 
-def warnings(slot: SlotFacts, room: Room, ahead: Forecast, start_reading: str) -> Iterator[Warned]:
+def warnings(
+    slot: SlotFacts, room: Room, ahead: Forecast, start_reading: str, thresholds: Thresholds
+) -> Iterator[Warned]:
     """Every danger that the slot is in. ``start_reading``: how its capture goes on, as a command."""
     remedy = _remedy(slot, room, ahead, start_reading)
+    kept = slot.retained_bytes or 0
+    too_much = thresholds.alarm if kept >= thresholds.alarm else thresholds.warning
+    if kept >= too_much:
+        yield Warned(
+            f"The server keeps {_gigabytes(kept)} of WAL for the slot {slot.name}, over the "
+            f"{_gigabytes(too_much)} that are set as too much.",
+            remedy,
+            Level.ALARM if kept >= thresholds.alarm else Level.WARNING,
+        )
     if slot.wal_status == "unreserved":
         yield Warned(
             f"The slot {slot.name} is past max_slot_wal_keep_size: the server may remove WAL that it needs "
             "at its next checkpoint, and the capture would have to begin again with a snapshot.",
             remedy,
+            Level.ALARM,
         )
         return
     share = None if not room.limit or slot.safe_bytes is None else slot.safe_bytes / room.limit
@@ -100,6 +130,7 @@ def warnings(slot: SlotFacts, room: Room, ahead: Forecast, start_reading: str) -
             f"{max(0.0, share):.0%} of max_slot_wal_keep_size is left for the slot {slot.name}; at none the "
             "server gives the slot up.",
             remedy,
+            Level.ALARM if share < ALARM_BELOW_SHARE else Level.WARNING,
         )
     elif slot.reader is None and ahead.seconds is not None and ahead.seconds < WARN_WITHIN.total_seconds():
         yield Warned(
@@ -107,6 +138,7 @@ def warnings(slot: SlotFacts, room: Room, ahead: Forecast, start_reading: str) -
             f"{'the disk is full' if ahead.ends_at == 'disk' else 'max_slot_wal_keep_size is reached'} in "
             f"{ahead.seconds / 3600:.1f} hours.",
             remedy,
+            Level.ALARM if ahead.seconds < ALARM_WITHIN.total_seconds() else Level.WARNING,
         )
     elif slot.reader is None and ahead.ends_at is None:
         yield Warned(
@@ -114,6 +146,10 @@ def warnings(slot: SlotFacts, room: Room, ahead: Forecast, start_reading: str) -
             "can fill the server's disk.",
             remedy,
         )
+
+
+def _gigabytes(size: int) -> str:
+    return f"{size / 1e9:.1f} GB"
 
 
 def _remedy(slot: SlotFacts, room: Room, ahead: Forecast, start_reading: str) -> str:

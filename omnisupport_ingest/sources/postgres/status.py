@@ -29,7 +29,9 @@ from omnisupport_ingest.sources.postgres.preflight.rows import one_row
 from omnisupport_ingest.sources.postgres.publication import read_publication
 from omnisupport_ingest.sources.postgres.retention import (
     Forecast,
+    Level,
     Room,
+    Thresholds,
     WalMark,
     Warned,
     forecast,
@@ -178,16 +180,19 @@ def _missing(tables: Iterable[TableContract], covered: set[tuple[str, str]]) -> 
 def _dangers(
     dsn: str, settings: Settings, store: LandingStore, server: ServerState, start_reading: str
 ) -> list[Warned]:
-    found = [Warned(each.problem, each.fix) for each in continuity_findings(dsn, store)]
+    found = [Warned(each.problem, each.fix, Level.ALARM) for each in continuity_findings(dsn, store)]
     if server.slot is not None and server.forecast is not None:
         if not found:
-            found += warnings(server.slot, server.room, server.forecast, start_reading)
+            much = Thresholds(settings.slot_warning_bytes, settings.slot_alarm_bytes)
+            found += warnings(server.slot, server.room, server.forecast, start_reading, much)
         name = settings.publication
         if not server.publication_found:
-            found.append(Warned(f"Publication {name} is not on the server.", "omnisupport-ingest preflight"))
+            gone = f"Publication {name} is not on the server."
+            found.append(Warned(gone, "omnisupport-ingest preflight", Level.ALARM))
         elif server.missing:
             listed = ", ".join(server.missing)
-            found.append(Warned(f"Publication {name} lacks {listed}.", "omnisupport-ingest preflight"))
+            lacks = f"Publication {name} lacks {listed}."
+            found.append(Warned(lacks, "omnisupport-ingest preflight", Level.ALARM))
     return found
 
 

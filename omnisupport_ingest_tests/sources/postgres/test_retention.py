@@ -10,7 +10,9 @@ import pytest
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.sources.postgres.retention import (
     Forecast,
+    Level,
     Room,
+    Thresholds,
     WalMark,
     forecast,
     wal_rate,
@@ -22,12 +24,13 @@ GB = 1 << 30
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 UNREAD = SlotFacts("s", "pgoutput", "db", None, Lsn(0), Lsn(0), "reserved", GB, 3 * GB)
 READ = replace(UNREAD, active_pid=1, reader=SlotReader(1, "app", "me", None))
+MUCH = Thresholds(warning=5 * GB, alarm=10 * GB)
 LIMITED, UNLIMITED = Room(4 * GB, None), Room(None, None)
 
 
 def _warned(slot: SlotFacts, room: Room, rate: float | None) -> list[str]:
     ahead = forecast(slot, room, rate)
-    return [each.problem for each in warnings(slot, room, ahead, "Start it.")]
+    return [each.problem for each in warnings(slot, room, ahead, "Start it.", MUCH)]
 
 
 def test_rate_is_known_only_over_a_minute_or_more() -> None:
@@ -80,9 +83,35 @@ def test_warned_before_the_danger_and_not_without_one(
 
 def test_remedy_starts_the_reader_or_names_what_holds_it_back_and_gives_room() -> None:
     low = replace(UNREAD, safe_bytes=1)
-    (unread,) = warnings(low, LIMITED, forecast(low, LIMITED, None), "Start it.")
+    (unread,) = warnings(low, LIMITED, forecast(low, LIMITED, None), "Start it.", MUCH)
     assert unread.fix.startswith("Start it. Or give it more room: ALTER SYSTEM SET")
     assert "max_slot_wal_keep_size = '8192MB'; SELECT pg_reload_conf();" in unread.fix
     slow = replace(low, reader=READ.reader)
-    (read,) = warnings(slow, LIMITED, forecast(slow, LIMITED, None), "Start it.")
+    (read,) = warnings(slow, LIMITED, forecast(slow, LIMITED, None), "Start it.", MUCH)
     assert "backend_xid IS NOT NULL" in read.fix
+
+
+@pytest.mark.parametrize(
+    ("slot", "room", "rate", "level"),
+    [
+        (replace(READ, safe_bytes=GB // 2), LIMITED, None, Level.WARNING),
+        (replace(READ, safe_bytes=GB // 4), LIMITED, None, Level.ALARM),
+        (replace(READ, safe_bytes=-5, wal_status="unreserved"), LIMITED, None, Level.ALARM),
+        (UNREAD, LIMITED, 3 * GB / 7200, Level.WARNING),
+        (UNREAD, LIMITED, 3 * GB / 3000, Level.ALARM),
+        (replace(UNREAD, safe_bytes=None), UNLIMITED, None, Level.WARNING),
+        (replace(READ, safe_bytes=None, retained_bytes=6 * GB), UNLIMITED, None, Level.WARNING),
+        (replace(READ, safe_bytes=None, retained_bytes=10 * GB), UNLIMITED, None, Level.ALARM),
+    ],
+)
+def test_alarm_is_raised_where_changes_are_soon_lost(
+    slot: SlotFacts, room: Room, rate: float | None, level: Level
+) -> None:
+    (found,) = warnings(slot, room, forecast(slot, room, rate), "Start it.", MUCH)
+    assert found.level is level
+
+
+def test_wal_that_is_kept_over_a_threshold_is_told_with_both_sizes() -> None:
+    slot = replace(READ, safe_bytes=None, retained_bytes=12 * GB)
+    (found,) = warnings(slot, UNLIMITED, forecast(slot, UNLIMITED, None), "Start it.", MUCH)
+    assert "keeps 12.9 GB of WAL for the slot s, over the 10.7 GB" in found.problem

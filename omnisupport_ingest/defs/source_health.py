@@ -1,0 +1,153 @@
+"""The captured source's health in Dagster: a check on the landing asset, and a sensor that raises alarms.
+
+The sensor reports what the check would find, so the check is as fresh as the sensor's last tick, and a plot
+of its numbers. People are told before the cursor moves: a tick that could not tell them is made again.
+"""
+
+import json
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Self
+
+import dagster as dg
+
+from omnisupport_ingest.defs import keys
+from omnisupport_ingest.runtime.alarm import tell
+from omnisupport_ingest.sources.postgres.health import Health, source_health
+from omnisupport_ingest.sources.postgres.retention import Level
+from omnisupport_ingest.sources.postgres.source_check import contracted_tables
+from omnisupport_ingest.stages.workspace import Workspace
+
+CHECK = "source_healthy"
+
+INTERVAL_SECONDS = 60
+
+_OBSERVED_EVERY_SECONDS = 600
+"""Every tick would fill the event log; a change is recorded at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class HealthCursor:
+    """What people were told last, and when it was last recorded (seconds since 1970)."""
+
+    level: int = 0
+    problems: tuple[str, ...] = ()
+    recorded_at: float = 0.0
+
+    def to_text(self) -> str:
+        return json.dumps({"level": self.level, "problems": self.problems, "recorded_at": self.recorded_at})
+
+    @classmethod
+    def from_text(cls, text: str | None) -> Self:
+        """Read what ``to_text`` wrote; anything else counts as a source that was well."""
+        try:
+            record = json.loads(text or "{}")
+            return cls(
+                int(record.get("level", 0)),
+                tuple(record.get("problems", ())),
+                float(record.get("recorded_at", 0)),
+            )
+        except (ValueError, AttributeError, TypeError):
+            return cls()
+
+
+def source_health_check(workspace: Workspace) -> dg.AssetChecksDefinition:
+    """The check of the captured source; it asks the server, with the rights of the capture role."""
+    source = workspace.settings.source
+
+    @dg.asset_check(
+        asset=keys.landing_key(source),
+        name=CHECK,
+        description="Whether slot, kept WAL and publication of the source are well, with time to spare.",
+    )
+    def check(workspace: dg.ResourceParam[Workspace]) -> dg.AssetCheckResult:
+        health = _health(workspace)
+        return dg.AssetCheckResult(
+            passed=health.level is Level.WELL,
+            severity=_severity(health),
+            description=health.summary,
+            metadata=_metadata(health),
+        )
+
+    return check
+
+
+def source_health_sensor(workspace: Workspace) -> dg.SensorDefinition:
+    """The sensor of the captured source; running unless somebody stops it."""
+    source = workspace.settings.source
+
+    @dg.sensor(
+        name=f"source_health_{source}",
+        asset_selection=dg.AssetSelection.assets(keys.landing_key(source)),
+        minimum_interval_seconds=INTERVAL_SECONDS,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description=f"Watches slot, kept WAL and publication of {source}; tells the alarm command or webhook "
+        "when its health changes.",
+    )
+    def source_health_changes(
+        context: dg.SensorEvaluationContext, workspace: dg.ResourceParam[Workspace]
+    ) -> dg.SensorResult:
+        told, now = HealthCursor.from_text(context.cursor), datetime.now(UTC)
+        health = _health(workspace)
+        # A number in a sentence is no news; which problems there are is.
+        kinds = tuple(sorted(_kind(each.problem) for each in health.problems))
+        news = (health.level, kinds) != (told.level, told.problems)
+        if news:
+            tell(workspace.settings, _document(health, now))
+        due = news or now.timestamp() - told.recorded_at >= _OBSERVED_EVERY_SECONDS
+        recorded_at = now.timestamp() if due else told.recorded_at
+        return dg.SensorResult(
+            skip_reason=dg.SkipReason(health.summary),
+            cursor=HealthCursor(int(health.level), kinds, recorded_at).to_text(),
+            asset_events=_events(health) if due else [],
+        )
+
+    return source_health_changes
+
+
+def _health(workspace: Workspace) -> Health:
+    tables = contracted_tables(workspace.contracts, workspace.settings.source)
+    return source_health(workspace.settings, workspace.home, tables)
+
+
+def _events(health: Health) -> list[dg.AssetObservation | dg.AssetCheckEvaluation]:
+    asset = keys.landing_key(health.source)
+    return [
+        dg.AssetObservation(asset, metadata=_metadata(health)),
+        dg.AssetCheckEvaluation(
+            asset_key=asset,
+            check_name=CHECK,
+            passed=health.level is Level.WELL,
+            severity=_severity(health),
+            description=health.summary,
+            metadata=_metadata(health),
+        ),
+    ]
+
+
+def _severity(health: Health) -> dg.AssetCheckSeverity:
+    return dg.AssetCheckSeverity.ERROR if health.level is Level.ALARM else dg.AssetCheckSeverity.WARN
+
+
+def _metadata(health: Health) -> dict[str, dg.MetadataValue]:
+    return {
+        name: dg.MetadataValue.int(value) if isinstance(value, int) else dg.MetadataValue.float(value)
+        for name, value in health.numbers.items()
+    }
+
+
+def _kind(problem: str) -> str:
+    return "".join(letter for letter in problem if not letter.isdigit())
+
+
+def _document(health: Health, now: datetime) -> dict[str, object]:
+    return {
+        "source": health.source,
+        "level": health.level.name.lower(),
+        "at": now.isoformat(),
+        "problems": [
+            {"problem": each.problem, "fix": each.fix, "level": each.level.name.lower()}
+            for each in health.problems
+        ],
+        "numbers": health.numbers,
+    }

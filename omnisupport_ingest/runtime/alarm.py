@@ -1,0 +1,66 @@
+"""Telling people of an alarm: a command of theirs, a webhook, or both."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from typing import Any
+
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.settings import PREFIX, Settings
+
+_SECONDS = 20.0
+_SCHEMES = ("http://", "https://")
+
+
+class AlarmNotTold(IngestError):
+    """The alarm command failed, or the webhook did not take the document."""
+
+
+def tell(settings: Settings, document: Mapping[str, Any]) -> bool:
+    """Hand ``document`` to whatever the settings name; whether they name anything.
+
+    The command reads it as JSON on its standard input; it is posted to the webhook. Both are tried before
+    ``AlarmNotTold`` says what went wrong with which; it repeats neither the address nor what they answered.
+    """
+    text = json.dumps(document).encode()
+    faults = []
+    if settings.alarm_command is not None:
+        faults.append(_run(settings.alarm_command, text))
+    if settings.alarm_webhook is not None:
+        faults.append(_post(settings.alarm_webhook.get_secret_value(), text))
+    wrong = [fault for fault in faults if fault is not None]
+    if wrong:
+        raise AlarmNotTold(
+            " ".join(wrong),
+            fix=f"Correct {PREFIX}ALARM_COMMAND or {PREFIX}ALARM_WEBHOOK; it is tried again until it works.",
+        )
+    return bool(faults)
+
+
+def _run(command: str, text: bytes) -> str | None:
+    try:
+        done = subprocess.run(  # noqa: S602 - a command line of the operator's own
+            command, shell=True, input=text, capture_output=True, timeout=_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return f"The alarm command did not end within {_SECONDS:.0f} seconds."
+    return None if done.returncode == 0 else f"The alarm command ended with code {done.returncode}."
+
+
+def _post(address: str, text: bytes) -> str | None:
+    if not address.startswith(_SCHEMES):
+        return "The alarm webhook is no http or https address."
+    request = urllib.request.Request(  # noqa: S310 - the scheme is checked above
+        address, data=text, headers={"Content-Type": "application/json"}, method="POST"
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=_SECONDS):  # noqa: S310
+            return None
+    except urllib.error.HTTPError as error:
+        return f"The alarm webhook answered {error.code}."
+    except (OSError, ValueError) as error:
+        return f"The alarm webhook cannot be reached: {type(error).__name__}."
