@@ -181,7 +181,9 @@ class _Walk:
             self._delete(row, hole)
             return
         opening = self._opening(row, op)
-        self._close(opening)
+        # A key change onto a row that stands, as where its delete is in quarantine, closes it as one.
+        came = op != "u" and not hole and events.moved_from[row] is not None
+        self._close(replace(opening, by=MOVED) if came else opening)
         carried = {name: value for name, value in events.carried(row).items() if name in self.shape.plain_set}
         if op != "u":
             self.standing = _Version(opening, {}) if hole else self._begun(opening, row, carried)

@@ -26,7 +26,7 @@ from omnisupport_ingest.stages.workspace import Workspace
 
 LAYER = "history"
 
-HISTORY_VERSION = 1
+HISTORY_VERSION = 2
 """Version of what a history says of its events; raised when the same events give other rows."""
 
 

@@ -259,6 +259,21 @@ class TestNaming:
             ("2", "u", None, {LONG: "second", OTHERS[0]: "y"}),
         ]
 
+    def test_a_key_change_onto_a_row_whose_delete_is_missing_closes_it_as_a_key_change(
+        self, spark: SparkSession
+    ) -> None:
+        assert self.told(
+            spark,
+            event(10, "c", "1", **{LONG: "a"}),
+            event(10, "c", "2", ordinal=2, **{LONG: "b"}),
+            event(20, "d", "1"),
+            replace(event(20, "c", "2", ordinal=1, **{LONG: "a", OTHERS[0]: "x"}), moved_from=("1",)),
+        ) == [
+            ("1", "c", "moved", {LONG: "a"}),
+            ("2", "c", "moved", {LONG: "b"}),
+            ("2", "moved", None, {LONG: "a", OTHERS[0]: "x"}),
+        ]
+
     def test_a_quarantined_update_is_a_version_that_does_not_know_what_it_carried(
         self, spark: SparkSession
     ) -> None:
