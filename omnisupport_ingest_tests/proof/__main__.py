@@ -13,7 +13,8 @@ from pathlib import Path
 
 from omnisupport_ingest.runtime.spark import classic_session
 from omnisupport_ingest.settings import Settings
-from omnisupport_ingest_tests.proof.run import ProofFailed, Tally, draw, prove
+from omnisupport_ingest_tests.proof.run import ProofFailed, draw, prove
+from omnisupport_ingest_tests.proof.tally import IN_HISTORIES, IN_SCHEDULES, Tally
 
 LANES = 100
 """Histories that share a home, by default: many in one Spark job, few enough to read what failed."""
@@ -29,25 +30,36 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=200, help="how many histories (200)")
     parser.add_argument("--start", type=int, default=0, help="the first seed (0)")
     parser.add_argument("--lanes", type=int, default=LANES, help=f"histories per home ({LANES})")
+    parser.add_argument("--landings", type=int, help="at how many times something lands (5 to 8, by lot)")
     parser.add_argument("--steps", action="store_true", help="print every step")
+    parser.add_argument("--until-one-fails", action="store_true", help="stop at the first home that fails")
     parser.add_argument("--keep", type=Path, help="run in this folder and keep what failed there")
     asked = parser.parse_args()
     began, seen, failed = time.monotonic(), Tally(), 0
     with tempfile.TemporaryDirectory(prefix="omnisupport-proof-") as temporary:
         root = (asked.keep or Path(temporary)).absolute()
         os.environ.setdefault("TZ", "UTC")
+        # Thousands of small plans: compiling them well, and finding better ones on the way, takes longest.
+        os.environ.setdefault(
+            "JDK_JAVA_OPTIONS", "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m"
+        )
         spark = classic_session(Settings(home=root / "spark", spark_driver_memory="1g", _env_file=None))
+        spark.conf.set("spark.sql.adaptive.enabled", "false")
+        spark.conf.set("spark.sql.shuffle.partitions", "2")
         for seeds in _homes(asked.start, asked.seeds, asked.lanes):
             started = time.monotonic()
-            story = draw(seeds)
+            story = draw(seeds, asked.landings)
             print(f"seeds {seeds.start} to {seeds.stop - 1}: {_kind(story.order)}, ", end="", flush=True)
             print(f"epochs {story.epochs}, batches {len(story.batches)}", flush=True)
             say = print if asked.steps else _quiet
             try:
                 tally = prove(story, root / f"{seeds.start}", spark, say=say)
             except Exception as error:
-                print(_failure(error, seeds, asked.lanes), file=sys.stderr, flush=True)
+                print(f"  fails; {time.monotonic() - started:.0f} s", flush=True)
+                print(_failure(error, seeds, asked.lanes, asked.landings), file=sys.stderr, flush=True)
                 failed += 1
+                if asked.until_one_fails:
+                    break
                 continue
             seen.add(tally)
             print(f"  as the oracle says; {time.monotonic() - started:.0f} s", flush=True)
@@ -66,26 +78,31 @@ def _kind(order: str | None) -> str:
     return "a stream" if order is None else f"files ordered by {order}"
 
 
-def _failure(error: Exception, seeds: range, lanes: int) -> str:
+def _failure(error: Exception, seeds: range, lanes: int, landings: int | None) -> str:
     lines = [str(error) if isinstance(error, ProofFailed) else traceback.format_exc()]
     found = error.differences if isinstance(error, ProofFailed) else []
     touched = sorted({each.lane for each in found if each.lane is not None})
     if touched:
         lines.append(f"Histories that differ: seed {', '.join(map(str, touched))}")
     command = "python -m omnisupport_ingest_tests.proof --steps"
+    command += f" --landings {landings}" if landings else ""
     lines.append(f"Again: {command} --start {seeds.start} --seeds {len(seeds)} --lanes {lanes}")
     return "\n".join(lines)
 
 
 def _summary(seen: Tally, seconds: float) -> str:
-    def listed(counts: dict[str, int]) -> str:
-        return ", ".join(f"{name} {number}" for name, number in sorted(counts.items()))
-
-    return (
+    lines = [
         f"{seen.histories} histories in {seen.homes} homes, {seen.copies} landed events, "
-        f"{seen.comparisons} comparisons of every layer, {seconds:.0f} s\n"
-        f"  steps: {listed(seen.steps)}\n  scenarios: {listed(seen.scenarios)}"
-    )
+        f"{seen.comparisons} comparisons of every layer, {seconds:.0f} s"
+    ]
+    if not seen.homes:
+        return lines[0]
+    for title, names in (("In the histories", IN_HISTORIES), ("In the schedules", IN_SCHEDULES)):
+        lines.append(f"{title}:")
+        lines += [f"  {name:<30}{seen.things[name]:>9}" for name in names]
+    if seen.never:
+        lines.append(f"Nothing was seen of: {', '.join(seen.never)}")
+    return "\n".join(lines)
 
 
 def _quiet(_: str) -> None:

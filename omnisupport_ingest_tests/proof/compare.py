@@ -19,6 +19,7 @@ from omnisupport_ingest_tests.oracle.judging import ACCEPTED, DUPLICATE, QUARANT
 from omnisupport_ingest_tests.oracle.model import Image, Key, Position, TableShape
 from omnisupport_ingest_tests.proof.expected import Expected, KeyInWindow, Published
 from omnisupport_ingest_tests.proof.tables import KEY, SHAPES, SOURCE
+from omnisupport_ingest_tests.proof.versions import Version
 
 Rows = list[dict[str, Any]]
 
@@ -46,6 +47,7 @@ def differences(workspace: Workspace, expected: Expected) -> Iterator[Difference
     for shape in SHAPES:
         yield from _dimension(workspace, expected, shape)
         yield from _published(workspace, expected, shape)
+        yield from _history(workspace, expected, shape)
     yield from _hashes(workspace)
 
 
@@ -253,6 +255,39 @@ def _published_row(row: Mapping[str, Any], shape: TableShape, wanted: Published 
         ended_at=_utc(row["_cdc_deleted_at"]) if ended else None,
         doubtful="*" in row["_cdc_unresolved"],
         values=None if hidden else _values(row, shape),
+    )
+
+
+def _history(workspace: Workspace, expected: Expected, shape: TableShape) -> Iterator[Difference]:
+    """The open versions against the current state, then every version against those of the oracle."""
+    layer = f"history/{shape.name}"
+    held = Counter(_version(row, shape) for row in _rows(workspace.history(_contract(workspace, shape))))
+    standing = expected.standing(shape)
+    last = {each.key: (each.doubtful, each.values) for each in held if each.closed_at is None}
+    for key in sorted(last.keys() | standing.keys()):
+        if last.get(key) != standing.get(key):
+            yield Difference(layer, f"{key} now", last.get(key), standing.get(key), _lane(key))
+    wanted = Counter(expected.versions(shape))
+    unknown, missing = held - wanted, wanted - held
+    for version in sorted([*unknown, *missing], key=lambda each: (each.key, each.opened_at)):
+        found, due = (version, None) if version in unknown else (None, version)
+        yield Difference(layer, f"version of {version.key}", found, due, _lane(version.key))
+
+
+def _version(row: Mapping[str, Any], shape: TableShape) -> Version:
+    opened_at = _position(row["_cdc_valid_from_position"])
+    assert opened_at is not None, "a version begins somewhere"
+    return Version(
+        key=_key(row),
+        opened_at=opened_at,
+        closed_at=_position(row["_cdc_valid_to_position"]),
+        opened=row["_cdc_valid_from"].astimezone(UTC),
+        closed=_utc(row["_cdc_valid_to"]),
+        opened_by=row["_cdc_opened_by"],
+        closed_by=row["_cdc_closed_by"],
+        deleted=row["_cdc_is_deleted"],
+        doubtful="*" in row["_cdc_unresolved"],
+        values=_values(row, shape),
     )
 
 

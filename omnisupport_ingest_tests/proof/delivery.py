@@ -31,9 +31,13 @@ class Batch:
 
 @dataclass
 class Slots:
-    """What lands when: per slot the events, in the order in which they were put there."""
+    """What lands when: per slot the events, in the order in which they were put there.
+
+    ``in_time``: how many slots the history takes to happen; in those after, only late ones land.
+    """
 
     count: int
+    in_time: int
     held: list[list[Told]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -46,13 +50,18 @@ class Slots:
 def schedule(rng: Random, lanes: dict[int, list[Told]], slots: int, order: str | None) -> list[Batch]:
     """The batches of a home, in landing order; ``order`` is null for a source that capture follows."""
     times = _clock(rng, slots)
-    found = Slots(slots)
+    found = Slots(slots, in_time(slots))
     for seed in sorted(lanes):
         _put_lane(Random(f"delivery {seed}"), lanes[seed], found)
     batches = []
     for told, landed_at in zip(found.held, times, strict=True):
         batches += _batches(rng, told, landed_at, order)
     return batches
+
+
+def in_time(slots: int) -> int:
+    """In how many of ``slots`` anything lands that is not late."""
+    return max(1, slots * 3 // 4)
 
 
 def _put_lane(rng: Random, told: list[Told], slots: Slots) -> None:
@@ -63,7 +72,7 @@ def _put_lane(rng: Random, told: list[Told], slots: Slots) -> None:
     late = rng.choice((0.0, 0.2, 0.4))
     again = rng.choice((0.0, 0.1, 0.4))
     for number, members in enumerate(transactions.values()):
-        slot = number * slots.count / len(transactions)
+        slot = number * slots.in_time / len(transactions)
         if rng.random() < late:
             slot += rng.randint(1, slots.count)
         # Events at one position land apart now and then: the second one then comes to a judged window.
@@ -104,7 +113,7 @@ def _clock(rng: Random, slots: int) -> list[datetime]:
     beside = rng.random() < 0.4
     times = []
     for slot in range(slots):
-        now = START + (SPAN * slot / slots if beside else SPAN + timedelta(hours=1, minutes=slot))
+        now = START + (SPAN * slot / in_time(slots) if beside else SPAN + timedelta(hours=1, minutes=slot))
         if rng.random() < 0.2:
             now -= timedelta(minutes=rng.randint(1, 100))
         times.append(now)

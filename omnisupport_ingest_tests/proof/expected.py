@@ -21,6 +21,7 @@ from omnisupport_ingest_tests.oracle.model import Event, Image, Key, Position, R
 from omnisupport_ingest_tests.oracle.oracle import current_state
 from omnisupport_ingest_tests.proof.delivery import CHUNK, FILE, Batch
 from omnisupport_ingest_tests.proof.history import START
+from omnisupport_ingest_tests.proof.versions import Version, versions
 
 
 @dataclass(frozen=True)
@@ -58,10 +59,16 @@ class Published:
 
 
 class Landed:
-    """The deliveries of a home, numbered as they land, each with the facts of its arrival."""
+    """The deliveries of a home, numbered as they land, each with the facts of its arrival.
+
+    ``watermark``: the highest commit time that stream or files have brought, of whatever epoch. A clock
+    that was behind holds it back.
+    """
 
     def __init__(self) -> None:
         self.deliveries: list[Delivery] = []
+        self.watermark: datetime | None = None
+        self._times: dict[int, list[datetime]] = {}
         self._clockwork = Clockwork()
 
     def take(self, batch: Batch) -> None:
@@ -71,6 +78,12 @@ class Landed:
             for told, window in zip(batch.told, windows, strict=True)
             if window != OUT_OF_RANGE
         ]
+        if batch.kind != CHUNK:
+            # What was ahead of the landing clock counts in full once the clock has caught up.
+            times = self._times.setdefault(batch.epoch, []) + times
+            self._times[batch.epoch] = [max(times)] if times else []
+            reached = [self.watermark] if self.watermark else []
+            self.watermark = max([*reached, *(min(each, batch.landed_at) for each in times)], default=None)
         arrival = self._clockwork.arrive(
             batch.epoch,
             times,
@@ -100,10 +113,18 @@ def window_of(moment: datetime, landed_at: datetime) -> str:
 
 
 class Expected:
-    """What the layers must hold once everything that has landed is judged by ``law``."""
+    """What the layers must hold once everything that has landed is judged by ``law``.
 
-    def __init__(self, deliveries: Iterable[Delivery], law: Law) -> None:
+    ``shown_since``: by table, when a row must have been deleted at the earliest to be published; null: any
+    row is.
+    """
+
+    def __init__(
+        self, deliveries: Iterable[Delivery], law: Law, shown_since: Mapping[str, datetime | None]
+    ) -> None:
         self.verdicts: Mapping[int, Verdict] = {each.delivery.number: each for each in judge(deliveries, law)}
+        self._shown_since = shown_since
+        self._states: dict[str, dict[Key, Row]] = {}
 
     def of(self, verdict: str) -> dict[int, Verdict]:
         return {number: each for number, each in self.verdicts.items() if each.verdict == verdict}
@@ -172,13 +193,41 @@ class Expected:
         }
 
     def published(self, shape: TableShape) -> dict[Key, Published]:
+        purged = self.purged(shape)
+        return {key: row for key, row in self._rows(shape).items() if key not in purged}
+
+    def purged(self, shape: TableShape) -> dict[Key, Position]:
+        """The rows that are not published any more, each with the position of its delete."""
+        since = self._shown_since[shape.name]
+        times = {event.at: event.source_ts for _, event in self.events(shape.name)}
+        return {
+            key: row.deleted_at
+            for key, row in self._state(shape).items()
+            if since is not None and row.deleted_at is not None and times[row.deleted_at] < since
+        }
+
+    def standing(self, shape: TableShape) -> dict[Key, tuple[bool, tuple[tuple[str, str | None], ...]]]:
+        """The rows that nothing ended: whether they may be gone all the same, and their known values."""
+        rows = self._state(shape).items()
+        return {key: (row.existence_unresolved, _sorted(row.values)) for key, row in rows if not row.ended}
+
+    def versions(self, shape: TableShape) -> list[Version]:
+        """Every version of every row."""
+        return list(versions((event for _, event in self.events(shape.name)), shape))
+
+    def _rows(self, shape: TableShape) -> dict[Key, Published]:
         events = [event for _, event in self.events(shape.name)]
         doubted = _lanes_with_holes(events)
         times = {event.at: event.source_ts for event in events}
         return {
             key: _published(row, times, known=not row.is_deleted or not {key[0], "*"} & doubted)
-            for key, row in current_state(events, shape).items()
+            for key, row in self._state(shape).items()
         }
+
+    def _state(self, shape: TableShape) -> dict[Key, Row]:
+        if shape.name not in self._states:
+            self._states[shape.name] = current_state((event for _, event in self.events(shape.name)), shape)
+        return self._states[shape.name]
 
     def moved(self, shape: TableShape) -> set[Key]:
         """Keys that a row came to by a key change."""

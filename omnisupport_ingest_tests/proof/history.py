@@ -18,7 +18,7 @@ from omnisupport_ingest_tests.proof.tables import SHAPES, TOO_LONG, UNKNOWN
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)
 SPAN = timedelta(hours=5)
 
-_KEPT = {"t": 0.05, "b": 0.005}
+_KEPT = {"t": 0.05, "b": 0.02}
 """How many of the truncates and boundaries are told: each ends the rows of a hundred lanes."""
 
 _LANES_PER_LSN = 10_000
@@ -87,8 +87,8 @@ def _revived(rng: Random, shape: TableShape) -> list[Event]:
         created, deleted, updated = sorted(rng.sample(range(1000, 1040), 3))
         sent = rng.sample(shape.columns, rng.randint(1, len(shape.columns) - 1))
         event = Event(Position(1, created, 150 + 2 * number), "c", shape.name, key, START)
-        whole = {column: f"{column} {value}" for column in shape.columns}
-        part = {column: f"{column} {value + 1}" for column in sent}
+        whole: Image = {column: f"{column} {value}" for column in shape.columns}
+        part: Image = {column: f"{column} {value + 1}" for column in sent}
         unsent = frozenset(shape.columns) - frozenset(sent)
         events += [
             replace(event, after=whole),

@@ -5,16 +5,18 @@ from __future__ import annotations
 import csv
 import json
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 
 from pyspark.sql import SparkSession
 
 from omnisupport_ingest.contracts.decision_table import COLUMNS, default_decision_table, load_decision_table
-from omnisupport_ingest.contracts.load import load_contracts
+from omnisupport_ingest.contracts.load import TableContract, load_contracts
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.landing.manifest import ChunkSpan, FileSpan, Manifest, StreamSpan
 from omnisupport_ingest.landing.names import chunk_batch_id, file_batch_id, stream_batch_id
@@ -22,7 +24,7 @@ from omnisupport_ingest.landing.rows import LandedEvent
 from omnisupport_ingest.landing.writer import BatchWriter
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.settings import Settings
-from omnisupport_ingest.stages import deduped, dimensions, published, raw
+from omnisupport_ingest.stages import deduped, dimensions, history, published, raw
 from omnisupport_ingest.stages.deciding import decide
 from omnisupport_ingest.stages.event_ref import EventRef
 from omnisupport_ingest.stages.pending import pending_windows
@@ -33,6 +35,7 @@ from omnisupport_ingest_tests.oracle.model import Event, Image, Key
 from omnisupport_ingest_tests.proof.delivery import CHUNK, FILE, Batch
 from omnisupport_ingest_tests.proof.history import START, Told
 from omnisupport_ingest_tests.proof.tables import KEY, SOURCE, Terms, write_contracts
+from omnisupport_ingest_tests.proof.watch import Watch
 
 WINDOW = WindowSize(60)
 _ROUNDS = 6
@@ -53,6 +56,8 @@ class Platform:
         self._ends: dict[int, Lsn] = {}
         self._numbers = 0
         self._closed: GateClosed | None = None
+        self.watch = Watch(SOURCE)
+        self.replays = 0
         folder.mkdir(parents=True)
         self.workspace = self._opened(terms, actions)
         self.decisions = self.workspace.decisions
@@ -115,25 +120,52 @@ class Platform:
 
     def run(self, windows: Sequence[str], *, replay: bool = False, layers: int = 4) -> None:
         """Run the first ``layers`` of raw, deduped, dimensions and published."""
-        workspace, spark = self.workspace, self._spark
-        contracts = workspace.contracts.of_source(SOURCE)
+        if replay:
+            self.watch.replays(self.workspace, windows)
+            self.replays += 1
+        self._run(windows, replay=replay, layers=layers)
+        self._look(replayed=replay)
+
+    def _look(self, *, replayed: bool) -> None:
+        # The decision table may say that whatever is asked for is made again.
+        remade = self.decisions.decisions["duplicate_event"].action == "replay_window"
+        self.watch.look(self.workspace, replayed=replayed or remade)
+
+    def _run(self, windows: Sequence[str], *, replay: bool, layers: int = 4) -> None:
         for stage in (raw, deduped)[:layers]:
-            stage.materialize(workspace, spark, SOURCE, windows, "proof", replay=replay)
-        for contract in contracts if layers > 2 else ():
-            dimensions.materialize(workspace, spark, contract, windows, "proof", replay=replay)
-        for contract in contracts if layers > 3 else ():
+            stage.materialize(self.workspace, self._spark, SOURCE, windows, "proof", replay=replay)
+        if layers > 2:
+            contracts = self.workspace.contracts.of_source(SOURCE)
+            _at_once([partial(self._run_table, each, windows, replay, layers) for each in contracts])
+
+    def _run_table(self, contract: TableContract, windows: Sequence[str], replay: bool, layers: int) -> None:
+        dimensions.materialize(self.workspace, self._spark, contract, windows, "proof", replay=replay)
+        if layers > 3:
             try:
-                published.materialize(workspace, spark, contract, "proof", replay=replay)
+                published.materialize(self.workspace, self._spark, contract, "proof", replay=replay)
             except GateClosed as closed:
                 # Right while some windows are still judged by the contract before; wrong when none is.
                 self._closed = closed
 
-    def run_together(self, windows: Sequence[str], *, replays: Sequence[bool]) -> None:
-        """Run the same windows several times at once."""
-        with ThreadPoolExecutor(len(replays)) as pool:
-            running = [pool.submit(self.run, windows, replay=replay) for replay in replays]
-            for each in running:
-                each.result()
+    def run_together(self, runs: Sequence[tuple[Sequence[str], bool]]) -> None:
+        """Several runs at once: of which windows, and whether to replay them."""
+        replayed = [windows for windows, replay in runs if replay]
+        self.watch.replays(self.workspace, chain.from_iterable(replayed))
+        self.replays += len(replayed)
+        _at_once([partial(self._run, windows, replay=replay) for windows, replay in runs])
+        self._look(replayed=bool(replayed))
+
+    def make_histories(self) -> int:
+        """Make the history of each table; returns how many were written, not the same as before."""
+        tables = [self.workspace.history(each) for each in self.workspace.contracts.of_source(SOURCE)]
+        before = [table.open().version for table in tables]
+        _at_once(
+            [
+                partial(history.materialize, self.workspace, self._spark, each, "proof")
+                for each in self.workspace.contracts.of_source(SOURCE)
+            ]
+        )
+        return sum(table.open().version > version for table, version in zip(tables, before, strict=True))
 
     def catch_up(self, *, backfill_late: bool = True) -> None:
         """Run what is pending, as sensor and late-arrival backfills would, until nothing is."""
@@ -155,6 +187,7 @@ class Platform:
         """Delete every table; what people decided stays, for nothing else knows it."""
         for table in self.workspace.tables():
             shutil.rmtree(table.folder, ignore_errors=True)
+        self.watch.forget()
 
     def content(self) -> dict[tuple[str, str], str]:
         """The content hash of every window of every table but quarantine, by table and window."""
@@ -168,6 +201,12 @@ class Platform:
                 if state is not None and state.checkpoint.rows:
                     found[table.spec.path, window] = state.checkpoint.content_hash
         return found
+
+
+def _at_once(works: Sequence[Callable[[], object]]) -> None:
+    with ThreadPoolExecutor(len(works)) as pool:
+        for running in [pool.submit(work) for work in works]:
+            running.result()
 
 
 def _write_decisions(path: Path, actions: Mapping[str, str]) -> None:

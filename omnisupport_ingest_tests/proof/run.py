@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
 from itertools import groupby
 from pathlib import Path
 from random import Random
@@ -13,12 +13,14 @@ from pyspark.sql import SparkSession
 
 from omnisupport_ingest.stages.event_ref import EventRef
 from omnisupport_ingest_tests.oracle.judging import Delivery, EventKey, Law
+from omnisupport_ingest_tests.oracle.model import Key, Position
 from omnisupport_ingest_tests.proof.compare import Difference, differences, quarantined
-from omnisupport_ingest_tests.proof.delivery import Batch, schedule
+from omnisupport_ingest_tests.proof.delivery import Batch, in_time, schedule
 from omnisupport_ingest_tests.proof.expected import Expected, Landed
 from omnisupport_ingest_tests.proof.history import Told, lane
 from omnisupport_ingest_tests.proof.platform import WINDOW, Platform
-from omnisupport_ingest_tests.proof.tables import VERSIONS
+from omnisupport_ingest_tests.proof.tables import SHAPES, SOURCE, VERSIONS
+from omnisupport_ingest_tests.proof.tally import Tally, in_histories
 
 _CHOICES: Mapping[str, tuple[str, ...]] = {
     "late_arrival": ("replay_window",) * 4 + ("ingest", "quarantine"),
@@ -49,7 +51,9 @@ class Story:
     """What a home is about, drawn from its seeds.
 
     ``order``: of the files that events come in, null where capture follows a stream. ``batches``: in
-    landing order. ``actions``: what its decision table says otherwise than the usual one.
+    landing order. ``actions``: what its decision table says otherwise than the usual one. ``steps``: how many
+    there are after each landing. ``in_time``: after so many landings, only late events land.
+    ``late_steps``: how many there are after one of those. ``kinds``: of steps; null: all.
     """
 
     seeds: range
@@ -57,6 +61,10 @@ class Story:
     epochs: int
     batches: list[Batch]
     actions: Mapping[str, str]
+    steps: int
+    late_steps: int
+    in_time: int
+    kinds: Collection[str] | None = None
 
     @property
     def verdicts_follow_from_events(self) -> bool:
@@ -64,36 +72,28 @@ class Story:
         return self.order is None and self.epochs == 1 and self.actions["late_arrival"] != "quarantine"
 
 
-@dataclass
-class Tally:
-    """What a run of homes has seen."""
+def draw(
+    seeds: range,
+    slots: int | None = None,
+    steps: int = 2,
+    late_steps: int | None = None,
+    kinds: Collection[str] | None = None,
+) -> Story:
+    """The story of ``seeds``: the same every time. ``slots``: at how many times something lands.
 
-    histories: int = 0
-    homes: int = 0
-    copies: int = 0
-    comparisons: int = 0
-    steps: Counter[str] = field(default_factory=Counter)
-    scenarios: Counter[str] = field(default_factory=Counter)
-
-    def add(self, other: Tally) -> None:
-        self.histories += other.histories
-        self.homes += other.homes
-        self.copies += other.copies
-        self.comparisons += other.comparisons
-        self.steps += other.steps
-        self.scenarios += other.scenarios
-
-
-def draw(seeds: range, slots: int | None = None) -> Story:
-    """The story of ``seeds``: the same every time. ``slots``: at how many times something lands."""
+    ``steps``: how many there are after each, of which ``kinds`` (null: all); ``late_steps``: after those that
+    bring late events alone (null: as many).
+    """
     rng = Random(f"home {seeds.start} {len(seeds)}")
+    late = steps if late_steps is None else late_steps
     order = rng.choice((None, None, None, "transaction", "lsn", "time"))
     epochs = rng.choice((1, 2))
     sure = order in (None, "transaction")
     lanes = {seed: lane(seed, epochs=epochs, sure_order=sure) for seed in seeds}
-    batches = schedule(rng, lanes, slots or rng.randint(5, 8), order)
+    slots = slots or rng.randint(5, 8)
+    batches = schedule(rng, lanes, slots, order)
     actions = {scenario: rng.choice(actions) for scenario, actions in _CHOICES.items()}
-    return Story(seeds, order, epochs, batches, actions)
+    return Story(seeds, order, epochs, batches, actions, steps, late, in_time(slots), kinds)
 
 
 def prove(story: Story, folder: Path, spark: SparkSession, *, say: Callable[[str], None]) -> Tally:
@@ -110,60 +110,116 @@ class _Home:
         self._version = 0
         self._actions = dict(story.actions)
         self._reviews: dict[EventKey, str] = {}
+        self._purged: dict[tuple[str, Key], Position] = {}
         self._landed = Landed()
         self._platform = Platform(folder, spark, VERSIONS[0], story.actions)
+        self._dealt: list[str] = []
         self.tally = Tally(histories=len(story.seeds), homes=1)
 
     def tell(self) -> None:
         told_otherwise = self._story.verdicts_follow_from_events
-        for _, batches in groupby(self._story.batches, key=lambda batch: batch.landed_at.replace(second=0)):
+        landings = groupby(self._story.batches, key=lambda batch: batch.landed_at.replace(second=0))
+        for number, (_, batches) in enumerate(landings):
+            if number == self._story.in_time:
+                self._settle("before the last of what is late")
             for batch in batches:
                 self._land(batch)
-            for _ in range(self._rng.randint(1, 2)):
-                self._step(reviews=not told_otherwise)
+            late = number >= self._story.in_time
+            for _ in range(self._story.late_steps if late else self._story.steps):
+                self._step()
         self._settle("at the end of the schedule")
         if told_otherwise:
             self._tell_otherwise()
         self._review()
-        self._settle("after the last reviews")
+        expected = self._settle("after the last reviews")
+        self.tally.things += in_histories(expected)
         self._rebuild()
+        self._count_windows()
+
+    def _count_windows(self) -> None:
+        watch = self._platform.watch
+        self.tally.did("replays", self._platform.replays)
+        self.tally.did("windows closed", watch.closed)
+        self.tally.did("windows folded", watch.folded)
+        self.tally.did("replays of closed windows", watch.replayed_closed)
+        self.tally.did("replays of folded windows", watch.replayed_folded)
 
     def _land(self, batch: Batch) -> None:
-        self._platform.land(batch)
+        platform = self._platform
+        closed = platform.watch.closed_windows(platform.workspace)
+        folded = platform.watch.folded_windows(platform.workspace)
+        before = len(self._landed.deliveries)
+        platform.land(batch)
         self._landed.take(batch)
         self.tally.copies += len(batch.told)
+        for each in self._landed.deliveries[before:]:
+            event = each.event
+            self.tally.did("events into closed windows", each.window in closed)
+            self.tally.did("events into folded windows", each.window in folded)
+            purged = event.key and self._purged.get((event.table, event.key))
+            self.tally.did("events below a purged delete", bool(purged and event.at < purged))
 
-    def _step(self, *, reviews: bool) -> None:
-        """Something that a platform does, or its users, between two times at which batches land."""
+    def _step(self) -> None:
+        """Something that a platform does, or its users, between two times at which batches land.
+
+        Steps are dealt like cards, so that each kind has its turn before one comes again.
+        """
         rng, platform = self._rng, self._platform
         windows = platform.windows
         some = rng.sample(windows, rng.randint(1, len(windows))) if windows else []
         steps: dict[str, Callable[[], None]] = {
             "land on": lambda: None,
             "run some windows": lambda: platform.run(some),
-            "stop between layers": lambda: platform.run(some, layers=rng.randint(1, 3)),
-            "replay some windows": lambda: platform.run(some, replay=True),
+            "stop between layers": lambda: self._stop_between_layers(some),
+            "replay some windows": lambda: self._replay([some]),
+            "overlapping replays": lambda: self._replay([some, [*some[1:], *windows[:2]]]),
             "run all, late ones too": lambda: platform.catch_up(backfill_late=False),
-            "two writers": lambda: platform.run_together(some, replays=(False, rng.random() < 0.5)),
-            "another law": self._change_law,
-            "compare": lambda: self._settle("in the middle of the schedule"),
+            "two writers": lambda: self._two_writers(some),
+            "other contracts": self._change_contracts,
+            "make histories": self._make_histories,
+            "compare": self._settle_in_between,
         }
-        if reviews:
-            steps["review"] = self._review
-        name = rng.choice(sorted(steps))
-        self._did(name)
+        if not self._story.verdicts_follow_from_events:
+            steps |= {"review": self._review, "another decision table": self._change_decisions}
+        if not self._dealt:
+            kinds = [name for name in sorted(steps) if name in (self._story.kinds or steps)]
+            self._dealt = rng.sample(kinds, len(kinds))
+        name = self._dealt.pop()
+        self._say(f"  {name}")
         steps[name]()
 
-    def _did(self, name: str) -> None:
-        self.tally.steps[name] += 1
-        self._say(f"  {name}")
+    def _settle_in_between(self) -> None:
+        self._settle("in the middle of the schedule")
 
-    def _change_law(self) -> None:
+    def _stop_between_layers(self, windows: list[str]) -> None:
+        self._platform.run(windows, layers=self._rng.randint(1, 3))
+        self.tally.did("runs stopped between layers")
+
+    def _replay(self, several: list[list[str]]) -> None:
+        if len(several) == 1:
+            self._platform.run(several[0], replay=True)
+        else:
+            self._platform.run_together([(windows, True) for windows in several])
+            self.tally.did("overlapping replays")
+
+    def _two_writers(self, windows: list[str]) -> None:
+        self._platform.run_together([(windows, False), (windows, self._rng.random() < 0.5)])
+        self.tally.did("two writers")
+
+    def _make_histories(self) -> None:
+        self.tally.did("history rebuilds", self._platform.make_histories())
+
+    def _change_contracts(self) -> None:
         self._version = self._rng.choice([each for each in range(len(VERSIONS)) if each != self._version])
-        if self._rng.random() < 0.5 and not self._story.verdicts_follow_from_events:
-            scenario = self._rng.choice(sorted(_CHOICES))
-            self._actions[scenario] = self._rng.choice(_CHOICES[scenario])
         self._platform.change_law(VERSIONS[self._version], self._actions)
+        self.tally.did("contract changes")
+
+    def _change_decisions(self) -> None:
+        scenario = self._rng.choice(sorted(_CHOICES))
+        others = sorted(set(_CHOICES[scenario]) - {self._actions[scenario]})
+        self._actions[scenario] = self._rng.choice(others)
+        self._platform.change_law(VERSIONS[self._version], self._actions)
+        self.tally.did("decision table changes")
 
     def _law(self) -> Law:
         terms, decisions = VERSIONS[self._version], self._platform.decisions
@@ -176,15 +232,25 @@ class _Home:
             reviews=dict(self._reviews),
         )
 
-    def _settle(self, when: str) -> None:
+    def _shown_since(self, watermark: datetime | None) -> dict[str, datetime | None]:
+        return {table: each.shown_since(watermark) for table, each in VERSIONS[self._version].items()}
+
+    def _settle(self, when: str) -> Expected:
         """Let everything be run that is pending, and compare."""
-        self._platform.catch_up()
-        expected = Expected(self._landed.deliveries, self._law())
-        self._require(when, differences(self._platform.workspace, expected), expected)
+        platform = self._platform
+        platform.catch_up()
+        self._make_histories()
+        self._require(when, _made_again(platform))
+        expected = Expected(self._landed.deliveries, self._law(), self._shown_since(self._landed.watermark))
+        self._require(when, differences(platform.workspace, expected), expected)
         self.tally.comparisons += 1
-        self.tally.scenarios = Counter(
-            str(each.reason) for each in expected.verdicts.values() if each.reason is not None
-        )
+        self._purged = {}
+        for shape in SHAPES:
+            purged = expected.purged(shape)
+            self._purged |= {(shape.name, key): position for key, position in purged.items()}
+            self.tally.did("versions compared", len(expected.versions(shape)))
+        self.tally.did("rows purged", len(self._purged))
+        return expected
 
     def _require(self, when: str, found: Iterator[Difference], expected: Expected | None = None) -> None:
         first = [each for each, _ in zip(found, range(8), strict=False)]
@@ -202,7 +268,7 @@ class _Home:
             if chosen:
                 self._platform.review(decision, chosen.values())
                 self._reviews |= dict.fromkeys(chosen, decision)
-                self.tally.steps[decision] += len(chosen)
+                self.tally.did(f"{decision}s", len(chosen))
 
     def _chosen(self, decision: str) -> dict[EventKey, EventRef]:
         numbered = {each.number: each for each in self._landed.deliveries}
@@ -225,23 +291,47 @@ class _Home:
         """The lake deleted and made again in one pass: the same content in every window of every layer."""
         before = self._platform.content()
         self._platform.forget_the_lake()
-        self._did("rebuild")
+        self.tally.did("rebuilds from landing")
+        self._say("  rebuild")
         self._settle("after a rebuild")
         self._require("after a rebuild", _contents_differ(self._platform.content(), before))
 
     def _tell_otherwise(self) -> None:
-        """The same copies in other batches, in any order: the same content in every window and layer."""
-        other = Platform(self._folder.with_name("otherwise"), self._spark, VERSIONS[0], self._story.actions)
+        """The same copies in other batches, in any order: the same content in every window and layer.
+
+        But for published tables that purge, where the clocks of the two leave them at other watermarks.
+        """
+        self._say("  the same told otherwise")
+        other, landed = (
+            Platform(self._folder.with_name("otherwise"), self._spark, VERSIONS[0], self._story.actions),
+            Landed(),
+        )
         other.change_law(VERSIONS[self._version], self._actions)
         for batch in _cut_otherwise(self._rng, self._story.batches):
             other.land(batch)
+            landed.take(batch)
             if self._rng.random() < 0.3:
                 other.run(other.windows, replay=self._rng.random() < 0.5)
         other.catch_up()
-        self._did("the same told otherwise")
-        found = _contents_differ(other.content(), self._platform.content())
+        other.make_histories()
+        self.tally.did("told otherwise")
+        here, there = (self._shown_since(each.watermark) for each in (self._landed, landed))
+        apart = {f"{SOURCE}/published/{table}" for table in here if here[table] != there[table]}
+        found = _contents_differ(_without(other.content(), apart), _without(self._platform.content(), apart))
         self._require("the same copies in other batches", found)
         self.tally.comparisons += 1
+
+
+def _made_again(platform: Platform) -> Iterator[Difference]:
+    """Work that was done for nothing: what has all its inputs is left alone."""
+    if platform.make_histories():
+        yield Difference("history", "made twice of the same events", "written", "left alone")
+    for each in platform.watch.vain:
+        yield Difference("windows", each, "made again", "left alone, for nothing above it had changed")
+
+
+def _without(content: Mapping[tuple[str, str], str], tables: set[str]) -> dict[tuple[str, str], str]:
+    return {place: held for place, held in content.items() if place[0] not in tables}
 
 
 def _can_be_released(reason: str, rules: list[str] | None, delivery: Delivery) -> bool:

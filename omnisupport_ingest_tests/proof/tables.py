@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -27,23 +27,38 @@ TOO_LONG = "x" * 40
 
 @dataclass(frozen=True)
 class Terms:
-    """What the contract of a table says: the most characters per column, and its lateness in hours."""
+    """What the contract of a table says: the most characters per column, and its lateness in hours.
+
+    ``purge``: for how many hours rows are still published after their delete; null: for ever.
+    """
 
     longest: Mapping[str, int]
     allowed: int
     most: int
+    purge: int | None = None
 
     @property
     def lateness(self) -> tuple[timedelta, timedelta]:
         return timedelta(hours=self.allowed), timedelta(hours=self.most)
 
+    def shown_since(self, watermark: datetime | None) -> datetime | None:
+        """Rows deleted before this are purged: so long ago that nothing in time can arrive below.
+
+        To the hour, so that a published table is not another one with every event.
+        """
+        if self.purge is None or watermark is None:
+            return None
+        hours = max(self.purge, self.allowed + self.most)
+        return (watermark - timedelta(hours=hours)).replace(minute=0, second=0, microsecond=0)
+
 
 VERSIONS: tuple[Mapping[str, Terms], ...] = (
-    {"tickets": Terms({"status": 30, "body": 30}, 1, 2), "agents": Terms({"body": 30}, 2, 100)},
-    {"tickets": Terms({}, 1, 2), "agents": Terms({"body": 30}, 2, 100)},
-    {"tickets": Terms({"status": 30, "note": 13}, 0, 3), "agents": Terms({"note": 12}, 1, 2)},
+    {"tickets": Terms({"status": 30, "body": 30}, 1, 2, 1), "agents": Terms({"body": 30}, 2, 100, 1)},
+    {"tickets": Terms({}, 1, 2), "agents": Terms({"body": 30}, 0, 1, 3)},
+    {"tickets": Terms({"status": 30, "note": 13}, 0, 3, 4), "agents": Terms({"note": 12}, 1, 1, 0)},
 )
-"""Versions that the contracts go through; each change makes the windows stale."""
+"""Versions that the contracts go through; each change makes the windows stale. Some purge rows sooner than
+what is in time has arrived, if they were left to."""
 
 
 def write_contracts(folder: Path, terms: Mapping[str, Terms]) -> None:
@@ -76,7 +91,10 @@ def _contract(shape: TableShape, terms: Terms) -> dict[str, Any]:
             "table": shape.name,
             "owner": "team:tests",
             "key": list(KEY),
-            "events": {"soft_delete_column": shape.soft_delete_column},
+            "events": {
+                "soft_delete_column": shape.soft_delete_column,
+                "purge_deleted_after": None if terms.purge is None else f"PT{terms.purge}H",
+            },
             "lateness": {"allowed": f"PT{terms.allowed}H", "max": f"PT{terms.most}H"},
             "pii": {},
         },

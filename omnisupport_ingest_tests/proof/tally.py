@@ -1,0 +1,121 @@
+"""How often each thing happened that a run of the proof is about; what never did, it says nothing of."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from omnisupport_ingest_tests.oracle.judging import ACCEPTED, DUPLICATE, QUARANTINED
+from omnisupport_ingest_tests.oracle.model import Event, Key, Position
+from omnisupport_ingest_tests.proof.expected import Expected
+
+IN_HISTORIES = (
+    "duplicates",
+    "late events",
+    "too late events",
+    "landed after a later one",
+    "misplaced in a file",
+    "collisions",
+    "broken row rules",
+    "unreadable images",
+    "times out of range",
+    "key changes",
+    "truncates",
+    "boundaries",
+    "revived rows",
+    "events of a second epoch",
+    "events of an older epoch",
+)
+
+IN_SCHEDULES = (
+    "replays",
+    "overlapping replays",
+    "two writers",
+    "runs stopped between layers",
+    "releases",
+    "discards",
+    "contract changes",
+    "decision table changes",
+    "windows closed",
+    "windows folded",
+    "events into closed windows",
+    "events into folded windows",
+    "replays of closed windows",
+    "replays of folded windows",
+    "rows purged",
+    "events below a purged delete",
+    "history rebuilds",
+    "versions compared",
+    "rebuilds from landing",
+    "told otherwise",
+)
+
+
+@dataclass
+class Tally:
+    """What a run of homes has seen. ``things``: how often, by the names above."""
+
+    histories: int = 0
+    homes: int = 0
+    copies: int = 0
+    comparisons: int = 0
+    things: Counter[str] = field(default_factory=Counter)
+
+    def did(self, thing: str, times: int = 1) -> None:
+        assert thing in IN_HISTORIES + IN_SCHEDULES, thing
+        self.things[thing] += times
+
+    def add(self, other: Tally) -> None:
+        self.histories += other.histories
+        self.homes += other.homes
+        self.copies += other.copies
+        self.comparisons += other.comparisons
+        self.things += other.things
+
+    @property
+    def never(self) -> list[str]:
+        """What did not happen."""
+        return [name for name in IN_HISTORIES + IN_SCHEDULES if not self.things[name]]
+
+
+def in_histories(expected: Expected) -> Counter[str]:
+    """What the histories of a home came to hold, from the oracle's verdicts on all that landed."""
+    found: Counter[str] = Counter()
+    reasons = {
+        "too_late_arrival": "too late events",
+        "out_of_order_event": "misplaced in a file",
+        "collision": "collisions",
+        "row_rule": "broken row rules",
+        "malformed_image": "unreadable images",
+        "out_of_range": "times out of range",
+        "older_epoch": "events of an older epoch",
+    }
+    reached: dict[int, Position] = {}
+    for _, each in sorted(expected.verdicts.items()):
+        event = each.delivery.event
+        found["duplicates"] += each.verdict == DUPLICATE or each.reason == "duplicate_position"
+        found["late events"] += each.late
+        found["landed after a later one"] += event.at < reached.get(event.at.epoch, event.at)
+        found["events of a second epoch"] += event.at.epoch > 1
+        reached[event.at.epoch] = max(event.at, reached.get(event.at.epoch, event.at))
+        if each.verdict == QUARANTINED and each.reason in reasons:
+            found[reasons[str(each.reason)]] += 1
+    accepted = [each.told for each in expected.of(ACCEPTED).values()]
+    found["key changes"] = sum(event.moved_from is not None for event in accepted)
+    found["truncates"] = sum(event.op == "t" for event in accepted)
+    found["boundaries"] = sum(event.op == "b" for event in accepted)
+    found["revived rows"] = sum(1 for _ in _revived(accepted))
+    return found
+
+
+def _revived(accepted: list[Event]) -> Iterator[Event]:
+    """Updates of rows that were deleted just before."""
+    rows: dict[tuple[str, Key], list[Event]] = {}
+    for event in accepted:
+        if event.key is not None:
+            rows.setdefault((event.table, event.key), []).append(event)
+    for own in rows.values():
+        own.sort(key=lambda event: event.at)
+        yield from (after for before, after in pairwise(own) if (before.op, after.op) == ("d", "u"))
