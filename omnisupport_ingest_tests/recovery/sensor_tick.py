@@ -1,7 +1,7 @@
-"""One evaluation of the sensor on a real Dagster instance, in a process that may be killed in it.
+"""One evaluation of a sensor on a real Dagster instance, in a process that may be killed in it.
 
-``python -m omnisupport_ingest_tests.recovery.sensor_tick FOLDER [CURSOR]`` prints the answer as JSON. The
-cursor is written by whoever reads the answer, so a process killed on the way leaves the old one.
+``python -m omnisupport_ingest_tests.recovery.sensor_tick FOLDER SENSOR [CURSOR]`` prints the answer as JSON.
+The cursor is written by whoever reads the answer, so a process killed on the way leaves the old one.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from omnisupport_ingest.definitions import build_definitions
 from omnisupport_ingest.failpoints import VARIABLE
 from omnisupport_ingest_tests.recovery.pipeline import open_workspace
 from omnisupport_ingest_tests.stages.story import SOURCE
+
+FORWARD, LATE = f"wal_batches_{SOURCE}", f"late_arrivals_{SOURCE}"
+"""The sensors of the story's source."""
 
 
 @dataclass(frozen=True)
@@ -46,19 +49,22 @@ class Answer:
     cursor: str | None
 
 
-def evaluate(folder: Path, instance: dg.DagsterInstance, cursor: str | None = None) -> Answer:
-    """Evaluate the sensor of the story in ``folder`` in this process."""
+def evaluate(folder: Path, instance: dg.DagsterInstance, name: str, cursor: str | None = None) -> Answer:
+    """Evaluate the sensor ``name`` of the story in ``folder`` in this process."""
     workspace = open_workspace(folder)
-    sensor = build_definitions(workspace).get_repository_def().get_sensor_def(f"wal_batches_{SOURCE}")
-    result = sensor(dg.build_sensor_context(instance, cursor=cursor), workspace=workspace)
+    repository = build_definitions(workspace).get_repository_def()
+    context = dg.build_sensor_context(instance, cursor=cursor, repository_def=repository)
+    result = repository.get_sensor_def(name)(context, workspace=workspace)
     requests = tuple(Request(each.run_key, dict(each.tags)) for each in result.run_requests or ())
     return Answer(requests, result.skip_reason and result.skip_reason.skip_message, result.cursor)
 
 
-def tick(folder: Path, *, cursor: str | None = None, failpoint: str = "") -> Answer | int:
+def tick(
+    folder: Path, *, cursor: str | None = None, failpoint: str = "", sensor: str = FORWARD
+) -> Answer | int:
     """Evaluate the sensor in a process of its own; the exit code if that died."""
     done = subprocess.run(
-        [sys.executable, "-m", __spec__.name, str(folder), *([cursor] if cursor else [])],
+        [sys.executable, "-m", __spec__.name, str(folder), sensor, *([cursor] if cursor else [])],
         env={**os.environ, VARIABLE: failpoint, "PYTHONWARNINGS": "ignore"},
         stdout=subprocess.PIPE,
         text=True,
@@ -73,6 +79,6 @@ def tick(folder: Path, *, cursor: str | None = None, failpoint: str = "") -> Ans
 
 if __name__ == "__main__":
     with dg.DagsterInstance.get() as opened:
-        answer = evaluate(Path(sys.argv[1]), opened, *sys.argv[2:3])
+        answer = evaluate(Path(sys.argv[1]), opened, *sys.argv[2:4])
     requests = [(each.run_key, each.tags) for each in answer.requests]
     print(json.dumps({"requests": requests, "skipped": answer.skipped, "cursor": answer.cursor}))

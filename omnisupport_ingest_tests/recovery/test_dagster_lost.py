@@ -12,7 +12,7 @@ import pytest
 from omnisupport_ingest.definitions import build_definitions
 from omnisupport_ingest.defs import keys
 from omnisupport_ingest.defs.metadata import CONCEPTS
-from omnisupport_ingest_tests.recovery.sensor_tick import evaluate
+from omnisupport_ingest_tests.recovery.sensor_tick import FORWARD, evaluate
 from omnisupport_ingest_tests.recovery.traces import contents
 from omnisupport_ingest_tests.stages.story import SOURCE, Change, Commit, Story
 
@@ -32,7 +32,7 @@ def rebuild() -> str:
 
 def ingest(story: Story, folder, instance: dg.DagsterInstance) -> tuple[str, str]:
     """Do the one run that the sensor asks for; returns its first and last window."""
-    (request,) = evaluate(folder, instance).requests
+    (request,) = evaluate(folder, instance, FORWARD).requests
     job = build_definitions(story.workspace).resolve_job_def(f"ingest_{SOURCE}")
     assert job.execute_in_process(instance=instance, tags=request.tags).success
     return request.windows
@@ -70,11 +70,11 @@ def test_without_its_folder_dagster_shows_every_partition_again_and_takes_new_ba
                 assert entries.keys() == before[partition].keys() - {"duration_seconds"}
                 for concept in CONCEPTS:
                     assert entries[concept] == before[partition][concept]
-        assert not evaluate(folder, instance).requests
+        assert not evaluate(folder, instance, FORWARD).requests
 
         story.land(Commit(30, 62, [Change("u", 2, {"title": "three"}, unchanged=("body",))]))
         assert ingest(story, folder, instance) == (second, second)
-        assert not evaluate(folder, instance).requests
+        assert not evaluate(folder, instance, FORWARD).requests
     after = contents(story.workspace)
     assert [len(after[name].rows) for name in ("raw", "deduped", "published")] == [3, 3, 2]
     assert set(held["raw"].rows) < set(after["raw"].rows)

@@ -1,16 +1,18 @@
-"""The process that evaluates the sensor is killed after it made its requests, before its cursor is kept."""
+"""The process that evaluates a sensor is killed before its cursor is kept, or around its backfill."""
 
 from __future__ import annotations
 
 import signal
+from datetime import timedelta
 from pathlib import Path
 
 import dagster as dg
 import pytest
 
 from omnisupport_ingest.definitions import build_definitions
-from omnisupport_ingest_tests.recovery.sensor_tick import Answer, Request, tick
+from omnisupport_ingest_tests.recovery.sensor_tick import LATE, Answer, Request, tick
 from omnisupport_ingest_tests.recovery.traces import contents, traces
+from omnisupport_ingest_tests.stages import story as stories
 from omnisupport_ingest_tests.stages.story import SOURCE, Change, Commit, Story
 
 pytestmark = pytest.mark.usefixtures("spark")
@@ -66,3 +68,22 @@ def test_a_sensor_killed_before_its_cursor_is_kept_skips_nothing_and_repeats_not
             assert not idle.requests
             assert idle.skipped == f"All 3 batches are committed, up to {newest.batch_id}."
     assert [len(content.rows) for content in held.values()] == [3, 0, 3, 2, 2]
+
+
+def test_a_late_sensor_killed_around_its_backfill_has_asked_for_it_once(recent: Story, folder):
+    story = recent
+    start = stories.START
+    # The watermark passes the end of the first window by more than an hour.
+    newest = Commit(90, 2 * 3600, [Change("c", 9, {"title": "newest", "body": None})])
+    story.clock = start + timedelta(hours=3)
+    story.land_file(Commit(10, 1, [Change("c", 1, {"title": "one", "body": None})]), newest)
+    story.land_file(Commit(11, 30, [Change("c", 2, {"title": "late", "body": None})]))
+    with dg.DagsterInstance.get() as instance:
+        assert tick(folder, sensor=LATE, failpoint="dagster.backfill.before") == KILLED
+        assert instance.get_backfills() == []
+        assert tick(folder, sensor=LATE, failpoint="dagster.backfill.after") == KILLED
+        (backfill,) = instance.get_backfills()
+        answer = tick(folder, sensor=LATE)
+        assert isinstance(answer, Answer)
+        assert "a backfill or a run in progress covers them" in (answer.skipped or "")
+        assert [each.backfill_id for each in instance.get_backfills()] == [backfill.backfill_id]
