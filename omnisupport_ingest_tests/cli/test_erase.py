@@ -16,6 +16,7 @@ from omnisupport_ingest.cli.erase import _key
 from omnisupport_ingest.stages.erasures import ErasureLedger
 from omnisupport_ingest_tests.cdc.lanes import CONTRACT as TWO_COLUMNS
 from omnisupport_ingest_tests.cli.command import Done, command
+from omnisupport_ingest_tests.cli.told_home import enter
 from omnisupport_ingest_tests.recovery.pipeline import open_workspace, run_stages
 from omnisupport_ingest_tests.stages.story import FIRST, SECOND, SOURCE, Change, Commit, Story
 
@@ -38,13 +39,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Path
 def home(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder = tmp_path / "told"
     shutil.copytree(whole, folder)
-    monkeypatch.chdir(tmp_path)
-    for name, value in (
-        ("HOME", folder / "home"),
-        ("CONTRACTS_DIR", folder / "contracts"),
-        ("SOURCE", SOURCE),
-    ):
-        monkeypatch.setenv(f"OMNISUPPORT_{name}", str(value))
+    enter(folder, monkeypatch)
     yield folder
 
 

@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 from omnisupport_ingest.runtime.home_lock import HomeLock
 from omnisupport_ingest.stages.reviews import ReviewLedger
 from omnisupport_ingest_tests.cli.command import Done, command
+from omnisupport_ingest_tests.cli.told_home import enter
 from omnisupport_ingest_tests.recovery.pipeline import open_workspace, run_stages
 from omnisupport_ingest_tests.stages.story import FIRST, SECOND, SOURCE, Change, Commit, Story
 
@@ -39,13 +40,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Path
 def home(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder = tmp_path / "told"
     shutil.copytree(whole, folder)
-    monkeypatch.chdir(tmp_path)
-    for name, value in (
-        ("HOME", folder / "home"),
-        ("CONTRACTS_DIR", folder / "contracts"),
-        ("SOURCE", SOURCE),
-    ):
-        monkeypatch.setenv(f"OMNISUPPORT_{name}", str(value))
+    enter(folder, monkeypatch)
     yield folder
 
 

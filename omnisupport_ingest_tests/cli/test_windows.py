@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 
 from omnisupport_ingest.stages import window_checks
 from omnisupport_ingest_tests.cli.command import command
+from omnisupport_ingest_tests.cli.told_home import enter
 from omnisupport_ingest_tests.recovery.pipeline import open_workspace, run_stages
 from omnisupport_ingest_tests.stages import story as stories
 from omnisupport_ingest_tests.stages.story import SOURCE, Change, Commit, Story
@@ -31,13 +32,7 @@ def story(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Story]:
     monkeypatch.setattr(stories, "START", START)
     story = Story(tmp_path / "told")
     story.clock = START + timedelta(hours=4)
-    monkeypatch.chdir(tmp_path)
-    for name, value in (
-        ("HOME", tmp_path / "told" / "home"),
-        ("CONTRACTS_DIR", story.contracts),
-        ("SOURCE", SOURCE),
-    ):
-        monkeypatch.setenv(f"OMNISUPPORT_{name}", str(value))
+    enter(tmp_path / "told", monkeypatch)
     story.land_file(put(10, 1, "first"), put(90, 3 * 3600, "newest", id=9))
     yield story
     # A command that starts Dagster sets variables for the rest of its process.
