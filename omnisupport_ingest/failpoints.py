@@ -51,6 +51,13 @@ GATES: dict[str, Gate] = {
         _gate("source.confirm", "the position told to the slot", "sources/postgres/walstream.py"),
         _gate("source.pause", "the note that capture is paused", "sources/postgres/pause.py"),
         _gate("source.resume", "that note is gone", "sources/postgres/pause.py"),
+        _gate("source.restart", "the note that capture is to start again", "sources/postgres/restart.py"),
+        _gate("source.restart_clear", "that note is gone", "sources/postgres/restart.py"),
+        _gate(
+            "source.capture_record",
+            "how the last capture began or ended",
+            "sources/postgres/capture_record.py",
+        ),
         _gate("landing.epoch", "the record of an epoch", "landing/epochs.py"),
         _gate("landing.data", "the data files of a batch, synced", "landing/store.py"),
         _gate("landing.manifest", "the manifest: the batch exists", "landing/store.py"),

@@ -17,6 +17,7 @@ from omnisupport_ingest.cli.stopping import stop_on_signal
 from omnisupport_ingest.runtime.supervisor import Backoff
 
 if TYPE_CHECKING:
+    from omnisupport_ingest.contracts.model import Contracts
     from omnisupport_ingest.home import Home
     from omnisupport_ingest.settings import Settings
     from omnisupport_ingest.sources.postgres.capture import Capture
@@ -57,7 +58,11 @@ def capture(once: bool, reason: str | None) -> None:
 
     settings = open_settings()
     home = open_home(settings)
-    contracts = load_contracts(settings.contracts_dir or default_contracts_dir())
+
+    def the_contracts() -> Contracts:
+        return load_contracts(settings.contracts_dir or default_contracts_dir())
+
+    contracts = the_contracts()
 
     def landed(batch: Manifest) -> None:
         if line := landed_line(batch):
@@ -76,8 +81,12 @@ def capture(once: bool, reason: str | None) -> None:
     begin_new_epoch()
     with stop_on_signal() as stop:
         note = PauseNote(LandingStore(home.landing, settings.source).folder)
-        run = until_resumed(lambda: Capture(settings, home, contracts, landed).run(None, stop), note, stop)
-        follow(run, stop, retry=SourceUnavailable)
+
+        def start() -> None:
+            # Read again, as a restart may be asked for because of a new contract.
+            Capture(settings, home, the_contracts(), landed).run(None, stop)
+
+        follow(until_resumed(start, note, stop), stop, retry=SourceUnavailable)
 
 
 def land_up_to_now(running: Capture, settings: Settings, home: Home, stop: threading.Event) -> None:
@@ -123,5 +132,5 @@ def follow(
         except retry as error:
             failures = 1 if time.monotonic() - began > backoff.healthy else failures + 1
             delay = backoff.delay(failures)
-            click.echo(f"{error}\nTrying again in {delay:.0f} s.", err=True)
+            click.echo(f"Error: {error}\nTrying again in {delay:.0f} s.", err=True)
             stop.wait(delay)

@@ -24,6 +24,7 @@ from omnisupport_ingest.cli.export import export
 from omnisupport_ingest.cli.ingest_run import ingest_run
 from omnisupport_ingest.cli.land import land
 from omnisupport_ingest.cli.landing import landing
+from omnisupport_ingest.cli.logs import logs
 from omnisupport_ingest.cli.manifest import manifest
 from omnisupport_ingest.cli.materialize import materialize
 from omnisupport_ingest.cli.postgres import postgres
@@ -63,6 +64,7 @@ _COMMANDS = (
     checkpoint,
     sweep,
     status,
+    logs,
     windows,
     replay,
     land,

@@ -1,4 +1,4 @@
-"""A capture that is paused waits in its process, so that `up` has nothing to start again."""
+"""A capture that is paused or restarted stays in its process, so that `up` has nothing to start again."""
 
 from __future__ import annotations
 
@@ -19,16 +19,20 @@ def until_resumed(
 ) -> Callable[[], None]:
     """``run``, which after ``CapturePaused`` waits until ``note`` is gone and is called again.
 
-    It looks for the note every ``look`` seconds and ends when ``stop`` is set.
+    After ``CaptureRestarts`` it is called again at once. It looks for the note every ``look`` seconds and
+    ends when ``stop`` is set.
     """
 
     def run_or_wait() -> None:
-        from omnisupport_ingest.sources.postgres.errors import CapturePaused
+        from omnisupport_ingest.sources.postgres.errors import CapturePaused, CaptureRestarts
 
         while not stop.is_set():
             try:
                 run()
                 return
+            except CaptureRestarts as restarts:
+                click.echo(f"{restarts.problem} The capture starts again.", err=True)
+                continue
             except CapturePaused as paused:
                 click.echo(f"{paused.problem} It waits for: {paused.fix}", err=True)
             while note.present and not stop.wait(look):

@@ -1,4 +1,4 @@
-"""``source``: prepare, watch, pause and leave the database that capture reads."""
+"""``source``: prepare, watch, pause, restart and leave the database that capture reads."""
 
 from __future__ import annotations
 
@@ -18,15 +18,18 @@ if TYPE_CHECKING:
     from omnisupport_ingest.sources.postgres.drop import Leaving
 
 NOT_WELL = 1
-"""Exit code of ``status`` when it warns."""
+"""Exit code of ``status`` when it warns, of a failed capture too."""
 
 _STOP_SECONDS = 30.0
 """How long ``pause`` waits for a capture that is in the middle of a transaction."""
 
+_RESTART_SECONDS = 60.0
+"""How long ``restart`` waits for that, and for the checks of a start."""
+
 
 @click.group()
 def source() -> None:
-    """Prepare, watch, pause and leave the source database."""
+    """Prepare, watch, pause, restart and leave the source database."""
 
 
 @source.command()
@@ -58,15 +61,24 @@ def grants(role: str | None, database: str | None) -> None:
 @source.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document, sizes in bytes.")
 def status(as_json: bool) -> int:
-    """Show server, slot, kept WAL with a forecast, publication, and how far landing has come.
+    """Show the state of capture, its last error and lag, the slot and its kept WAL.
 
-    Warns before the server gives the slot up or its disk is full, and says what to do.
+    RUNNING: a process captures; its host and process id are shown. PAUSED: by `source pause`. FAILED:
+    the last start ended by an error or was killed, and none since has gone well; it may be trying
+    again. STOPPED: it ended well, or never ran. The last error stays when capture runs again.
+
+    The lag is the WAL after the landed one, and the watermark against the clock. A watermark only moves
+    with the WAL of the server, so that of an idle source may be old though nothing is missing: then
+    no WAL is left to land.
+
+    The forecast warns before the server gives the slot up or its disk is full, and says what to do.
 
     \b
-    Example:
+    Examples:
       omnisupport-ingest source status
+      omnisupport-ingest source status --json | jq -r .state
 
-    Exit code: 0 all is well, 1 there are warnings, 2 usage or settings.
+    Exit code: 0 all is well, 1 capture has failed or there are warnings, 2 usage or settings.
     """
     from omnisupport_ingest.cli.source_view import print_status, status_document
     from omnisupport_ingest.sources.postgres.status import source_status
@@ -135,6 +147,41 @@ def resume() -> None:
         click.echo(f"{settings.source} is no longer paused; a capture that waits goes on where it stopped.")
     else:
         click.echo(f"{settings.source} was not paused.")
+
+
+@source.command()
+@click.option("--reason", default="", help="Why; stands in the log of capture.")
+def restart(reason: str) -> None:
+    """Have the capture that follows the source start again, after its next batch.
+
+    It goes on by itself and in the same process, under `up` or alone in a terminal: connected anew, with
+    all checks of a start, and with the contracts read again, so a new one's table gets its snapshot.
+    Settings stay those of the process; for others, or for a new version, stop `up` (or `capture`) and
+    start it again. What it is in the middle of is read again: a snapshot's table, a long transaction.
+    The command waits for the start and tells how it went.
+
+    Refused where there is nothing to restart: the source is paused, no capture runs, or it is one that
+    ends by itself (`sync`, `capture --once`).
+
+    \b
+    Example:
+      omnisupport-ingest source restart --reason "contract of invoices added"
+
+    Exit code: 0 it runs again, 1 it is paused, has failed again or there is nothing to restart, 2 usage,
+    settings or a contract.
+    """
+    from omnisupport_ingest.landing.store import LandingStore
+    from omnisupport_ingest.sources.postgres.restarting import ask_for_restart, wait_for_restart
+
+    settings = open_settings()
+    home = existing_home(settings)
+    # The start reads them: a capture that runs is not ended for contracts that it cannot read.
+    _tables(settings)
+    folder = LandingStore(home.landing, settings.source).folder
+    before = ask_for_restart(home.run, folder, settings.source, reason)
+    click.echo(f"Asked process {before.pid} to start again …", err=True)
+    after = wait_for_restart(folder, settings.source, before, seconds=_RESTART_SECONDS)
+    click.echo(f"{settings.source} is captured again by process {after.pid}, it goes on where it stopped.")
 
 
 @source.command()

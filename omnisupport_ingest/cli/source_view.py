@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ import click
 from omnisupport_ingest.cli.slot_left import size_text
 
 if TYPE_CHECKING:
+    from omnisupport_ingest.sources.postgres.capture_state import CaptureState
     from omnisupport_ingest.sources.postgres.server import SlotFacts
     from omnisupport_ingest.sources.postgres.status import LandedUpTo, ServerState, SourceStatus
 
@@ -24,8 +26,10 @@ def print_status(status: SourceStatus) -> None:
         _line("server", f"PostgreSQL {server.version}, database {server.database}, role {server.role}")
     else:
         _line("server", "cannot be asked, see below")
-    _line("capture", _capture(status))
+    _line("state", _state(status))
+    _line("last error", _last_error(status))
     _line("landed", _landed(status.landed))
+    _line("lag", _lag(status.landed))
     if server is not None:
         _line("slot", f"{status.slot_name}: {_slot(server.slot)}")
         if server.slot is not None:
@@ -38,15 +42,27 @@ def print_status(status: SourceStatus) -> None:
 
 def status_document(status: SourceStatus) -> dict[str, object]:
     """``status`` for ``--json``: sizes in bytes, times in ISO 8601, LSNs as PostgreSQL writes them."""
+    from omnisupport_ingest.sources.postgres.capture_state import State
+
     server, landed = status.server, status.landed
+    holder, error = status.capture.holder, status.capture.last_error
+    lag = landed.lag_seconds(datetime.now(UTC)) if landed is not None else None
     return {
         "source": status.source,
         "tables": status.tables,
+        "state": str(status.capture.state),
+        "state_since": _iso(status.capture.since),
         "capture": {
-            "running": status.capture_running,
+            "running": status.capture.state is State.RUNNING,
+            "pid": holder.pid if holder else None,
+            "host": holder.host if holder else None,
+            "killed": status.capture.killed,
             "paused_since": _iso(status.paused.since) if status.paused else None,
             "paused_because": (status.paused.reason or None) if status.paused else None,
         },
+        "last_error": None
+        if error is None
+        else {"error": error.error, "problem": error.problem, "fix": error.fix, "at": _iso(error.at)},
         "landed": None
         if landed is None
         else {
@@ -54,6 +70,7 @@ def status_document(status: SourceStatus) -> dict[str, object]:
             "lsn": str(landed.lsn),
             "at": _iso(landed.at),
             "watermark": _iso(landed.watermark),
+            "watermark_lag_seconds": None if lag is None else round(lag, 1),
             "bytes_behind": landed.behind,
         },
         "server": None if server is None else _server_document(status, server),
@@ -75,6 +92,7 @@ def _server_document(status: SourceStatus, server: ServerState) -> dict[str, obj
         if slot is None
         else {
             "name": slot.name,
+            "plugin": slot.plugin,
             "active": reader is not None,
             "reader": None
             if reader is None
@@ -107,19 +125,59 @@ def _server_document(status: SourceStatus, server: ServerState) -> dict[str, obj
     }
 
 
-def _capture(status: SourceStatus) -> str:
-    paused = f"paused {status.paused}" if status.paused else ""
-    if status.capture_running:
-        return f"{paused}, and about to stop" if paused else "running"
-    return paused or "not running"
+def _state(status: SourceStatus) -> str:
+    from omnisupport_ingest.sources.postgres.capture_state import State
+
+    capture, paused, holder = status.capture, status.paused, status.capture.holder
+    since = f" since {_clock(capture.since)}" if capture.since else ""
+    by = f", process {holder.pid} on {holder.host}" if holder and holder.pid else ""
+    if capture.state is State.RUNNING:
+        return f"{_coloured(capture)}{since}{by}" + (
+            f"; paused {paused}, and about to stop" if paused else ""
+        )
+    if capture.state is State.PAUSED:
+        return f"{_coloured(capture)} {paused}"
+    if capture.state is State.FAILED:
+        if capture.killed and capture.last_error:
+            return f"{_coloured(capture)}: killed, not before {_clock(capture.last_error.at)}"
+        return f"{_coloured(capture)}{since}" + (f"; trying again{by}" if holder else "")
+    return f"{_coloured(capture)}{since}" if since else f"{_coloured(capture)}: no start is on record"
+
+
+def _coloured(capture: CaptureState) -> str:
+    colours = {"RUNNING": "green", "FAILED": "red"}
+    return click.style(str(capture.state), fg=colours.get(capture.state, "yellow"), bold=True)
+
+
+def _last_error(status: SourceStatus) -> str:
+    from omnisupport_ingest.sources.postgres.capture_state import State
+
+    error = status.capture.last_error
+    if error is None:
+        return "none"
+    told = f"{error.error}, {_ago(error.at)} ago at {_clock(error.at)}"
+    if status.capture.state is State.FAILED:
+        return f"{told}, see below"
+    margin = " " * _LABEL
+    return f"{told}\n" + textwrap.indent(f"{error.problem}\nFix: {error.fix}", margin)
+
+
+def _lag(landed: LandedUpTo | None) -> str:
+    if landed is None:
+        return "not known, nothing has landed"
+    lag = landed.lag_seconds(datetime.now(UTC))
+    mark = "no watermark yet" if lag is None else f"watermark {_span(lag)} behind the clock"
+    if landed.behind is None:
+        return mark
+    if not landed.behind:
+        return f"none: the source has written nothing since ({mark})"
+    return f"{size_text(landed.behind)} of WAL; {mark}"
 
 
 def _landed(landed: LandedUpTo | None) -> str:
     if landed is None:
         return "nothing yet"
     parts = [f"up to {landed.lsn} in epoch {landed.epoch}"]
-    if landed.behind is not None:
-        parts.append(f"{size_text(landed.behind)} behind the server")
     if landed.at is not None:
         parts.append(f"last batch {_ago(landed.at)} ago")
     return ", ".join(parts)
@@ -130,7 +188,8 @@ def _slot(slot: SlotFacts | None) -> str:
         return "not on the server"
     read = f"read by {slot.reader}" if slot.reader else "nobody reads it"
     given_up = f", given up: {slot.invalidated}" if slot.invalidated else ""
-    return f"{read}, confirmed up to {slot.confirmed_flush_lsn}, restarts at {slot.restart_lsn}{given_up}"
+    at = f"confirmed up to {slot.confirmed_flush_lsn}, restarts at {slot.restart_lsn}"
+    return f"{read}, plugin {slot.plugin}, {at}{given_up}"
 
 
 def _retained(server: ServerState, slot: SlotFacts) -> str:
@@ -172,6 +231,10 @@ def _span(seconds: float) -> str:
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"
     return f"{seconds:.0f} seconds"
+
+
+def _clock(moment: datetime) -> str:
+    return moment.astimezone(UTC).isoformat(sep=" ", timespec="seconds")
 
 
 def _iso(moment: datetime | None) -> str | None:

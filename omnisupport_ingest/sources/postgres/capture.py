@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from datetime import datetime
 
 from psycopg2.extensions import connection as Connection
 
@@ -19,6 +20,7 @@ from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.settings import Settings
+from omnisupport_ingest.sources.postgres.capture_record import CaptureRecords, recorded
 from omnisupport_ingest.sources.postgres.changes import EventReader
 from omnisupport_ingest.sources.postgres.connection import VALUE_SETTINGS, connect, connect_replication
 from omnisupport_ingest.sources.postgres.continuity import ResumePoint, resume_point
@@ -37,6 +39,7 @@ from omnisupport_ingest.sources.postgres.pause import PauseNote, StopOrPause
 from omnisupport_ingest.sources.postgres.preflight import Severity, preflight, require_ready
 from omnisupport_ingest.sources.postgres.publication import ensure_publication
 from omnisupport_ingest.sources.postgres.recovery import require_recovery
+from omnisupport_ingest.sources.postgres.restart import RestartNote, StopOrRestart
 from omnisupport_ingest.sources.postgres.server import server_facts, slot_facts, wait_until_free, wal_clock
 from omnisupport_ingest.sources.postgres.slot import create_slot, drop_slot, slot_taken
 from omnisupport_ingest.sources.postgres.snapshot import tables_to_snapshot, take_snapshot
@@ -94,23 +97,39 @@ class Capture:
         """Capture until all that committed below ``until`` is durable (null: for ever), or ``stop``.
 
         Prepares what is missing first: publication, slot, epoch, snapshots of tables that have
-        none in this epoch. Raises ``CaptureRunning``, ``CapturePaused``, ``PreflightFailed``,
-        ``SourceRefused``, ``SlotInUse``, ``HoleInSource``, ``SourceUnavailable`` (start again later),
-        ``ChainContested``.
+        none in this epoch. How it ends is recorded (``capture_record``). Raises ``CaptureRunning``,
+        ``CapturePaused``, ``CaptureRestarts`` (call it again; only without ``until``),
+        ``PreflightFailed``, ``SourceRefused``, ``SlotInUse``, ``HoleInSource``, ``SourceUnavailable``
+        (start again later), ``ChainContested``.
         """
-        stop = StopOrPause(stop, PauseNote(self._store.folder))
-        stop.raise_if_paused(self._settings.source)
-        with Lease.take(self._home.run, self._settings.source):
+        source, folder = self._settings.source, self._store.folder
+        pause = StopOrPause(stop, PauseNote(folder))
+        pause.raise_if_paused(source)
+        restart: StopOrRestart | None = None
+        with (
+            Lease.take(self._home.run, source),
+            recorded(
+                CaptureRecords(folder), follows=until is None, last_landed=self._last_landed
+            ) as ready_to_capture,
+        ):
+            stop = pause
+            if until is None:
+                note = RestartNote(folder)
+                note.clear()
+                stop = restart = StopOrRestart(pause, note)
             dsn = source_dsn(self._settings, self._home)
             connection = connect(dsn)
             try:
                 epoch = self._prepare(dsn, connection)
+                ready_to_capture()
                 self._snapshot(dsn, epoch, stop)
                 if not stop.is_set():
                     self._follow(dsn, connection, epoch, until, stop)
             finally:
                 connection.close()
-        stop.raise_if_paused(self._settings.source)
+        pause.raise_if_paused(source)
+        if restart is not None:
+            restart.raise_if_asked(source)
 
     def check(self) -> None:
         """Raise what a person must change before capture can begin; changes nothing.
@@ -139,6 +158,11 @@ class Capture:
                 return self._begin_epoch(dsn, connection, reason)
             finally:
                 connection.close()
+
+    def _last_landed(self) -> datetime | None:
+        epoch = self._store.current_epoch()
+        last = self._store.last_stream(epoch.number) if epoch is not None else None
+        return last.arrival.landed_at if last is not None else None
 
     def _slot_of_new_epoch(self, dsn: str) -> ExpectedSlot:
         """The configured slot. It is made anew; one that this home has not made is not its to drop."""

@@ -48,6 +48,14 @@ class CapturePaused(IngestError):
     """Somebody has paused the capture of this source into this home."""
 
 
+class CaptureRestarts(IngestError):
+    """Somebody has asked for a restart: the capture has ended well, and is to be started again."""
+
+
+class NotRestartable(IngestError):
+    """There is no capture that follows the source now, so none that could start again."""
+
+
 class HoleInSource(IngestError):
     """It cannot be proved that the slot continues what has landed: something may be missing."""
 

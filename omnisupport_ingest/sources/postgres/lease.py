@@ -6,12 +6,22 @@ import fcntl
 import json
 import os
 import socket
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from omnisupport_ingest.sources.postgres.errors import CaptureRunning
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """The process that holds a lease; all null if it has not written its name yet."""
+
+    pid: int | None
+    host: str | None
+    since: datetime | None
 
 
 class Lease:
@@ -32,7 +42,7 @@ class Lease:
             holder = _holder(path)
             os.close(descriptor)
             raise CaptureRunning(
-                f"Source {source} is being captured into this home already{holder}.",
+                f"Source {source} is being captured into this home already{_named(holder)}.",
                 fix="Leave that process running, or stop it before you start another.",
             ) from None
         about = {
@@ -59,6 +69,13 @@ class Lease:
             os.close(descriptor)
         return False
 
+    @classmethod
+    def holder(cls, run_folder: Path, source: str) -> Holder | None:
+        """The process that captures ``source`` now, if one does."""
+        if not cls.is_held(run_folder, source):
+            return None
+        return _holder(run_folder / f"capture-{source}.lock")
+
     def release(self) -> None:
         # The file stays: removing it would let two processes lock two files of one name.
         if self._descriptor is not None:
@@ -74,9 +91,16 @@ class Lease:
         self.release()
 
 
-def _holder(path: Path) -> str:
+def _holder(path: Path) -> Holder:
     try:
         about = json.loads(path.read_text())
-        return f" by process {about['pid']} on {about['host']}, since {about['since']}"
+        return Holder(int(about["pid"]), str(about["host"]), datetime.fromisoformat(about["since"]))
     except (OSError, ValueError, KeyError, TypeError):
+        return Holder(None, None, None)
+
+
+def _named(holder: Holder) -> str:
+    if holder.since is None:
         return ""
+    since = holder.since.isoformat(timespec="seconds")
+    return f" by process {holder.pid} on {holder.host}, since {since}"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,10 +15,9 @@ from pathlib import Path
 from omnisupport_ingest.durable import create_exclusively, sync_folder
 from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.sources.postgres.errors import CapturePaused
+from omnisupport_ingest.sources.postgres.note_watch import StopOrNote
 
 _NOTE = "paused.json"
-_LOOK_SECONDS = 0.5
-"""How often a capture that runs looks for the note."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,31 +73,17 @@ class PauseNote:
             return Pause(since, f"{self._path} cannot be read")
 
 
-class StopOrPause(threading.Event):
-    """A stop that is also set while the source is paused; what asks for ``is_set`` obeys both."""
+class StopOrPause(StopOrNote):
+    """A stop that is also set while the source is paused."""
 
     def __init__(self, stop: threading.Event, note: PauseNote) -> None:
-        super().__init__()
-        self._stop, self._note = stop, note
-        self._next_look = 0.0
-        self.is_set()
-
-    def is_set(self) -> bool:
-        if self._stop.is_set() or super().is_set():
-            return True
-        now = time.monotonic()
-        if now >= self._next_look:
-            self._next_look = now + _LOOK_SECONDS
-            if self._note.present:
-                # It stays set if the pause ends meanwhile: whoever saw it is stopping.
-                self.set()
-                return True
-        return False
+        self._pause = note
+        super().__init__(stop, note)
 
     def raise_if_paused(self, source: str) -> None:
         """``CapturePaused`` if a pause has been seen, and not the stop."""
-        if super().is_set() and not self._stop.is_set():
-            pause = self._note.read()
+        if self.by_note:
+            pause = self._pause.read()
             raise CapturePaused(
                 f"The capture of {source} is paused{f' {pause}' if pause else ''}.",
                 fix="omnisupport-ingest source resume",

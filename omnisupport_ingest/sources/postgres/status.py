@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shutil
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 from psycopg2.extensions import connection as Connection
@@ -18,11 +18,11 @@ from omnisupport_ingest.landing.names import stream_prefix
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.settings import Settings
+from omnisupport_ingest.sources.postgres.capture_state import CaptureState, State, capture_state
 from omnisupport_ingest.sources.postgres.connection import connect, source_errors
 from omnisupport_ingest.sources.postgres.embedded_location import Location
 from omnisupport_ingest.sources.postgres.errors import SourceRefused, SourceUnavailable
 from omnisupport_ingest.sources.postgres.home_slot import end_of_chain
-from omnisupport_ingest.sources.postgres.lease import Lease
 from omnisupport_ingest.sources.postgres.pause import Pause, PauseNote
 from omnisupport_ingest.sources.postgres.preflight.continuity import continuity_findings
 from omnisupport_ingest.sources.postgres.preflight.rows import one_row
@@ -51,7 +51,8 @@ _MEGABYTE = 1024 * 1024
 class LandedUpTo:
     """The end of the landed chain of the current epoch. ``at``: when its last batch landed.
 
-    ``behind`` is the WAL between it and the end of the server's, in bytes; null without a server.
+    ``behind`` is the WAL between it and the end of the server's, in bytes; null without a server. Where it
+    is 0 nothing was written since, however old the watermark is.
     """
 
     epoch: int
@@ -59,6 +60,10 @@ class LandedUpTo:
     at: datetime | None
     watermark: datetime | None
     behind: int | None
+
+    def lag_seconds(self, now: datetime) -> float | None:
+        """How far the watermark is behind the clock; null without a watermark."""
+        return None if self.watermark is None else max(0.0, (now - self.watermark).total_seconds())
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +89,7 @@ class SourceStatus:
     slot_name: str
     publication: str
     tables: int
-    capture_running: bool
+    capture: CaptureState
     paused: Pause | None
     landed: LandedUpTo | None
     server: ServerState | None
@@ -98,8 +103,11 @@ def source_status(
     store = LandingStore(home.landing, settings.source)
     epoch = store.current_epoch()
     slot_name = epoch.facts.slot if epoch is not None and epoch.facts is not None else settings.slot
-    running = Lease.is_held(home.run, settings.source)
     paused = PauseNote(store.folder).read()
+    landed = _landed(store)
+    capture = capture_state(
+        home.run, store.folder, settings.source, paused, landed.at if landed is not None else None
+    )
     found: list[Warned] = []
     server: ServerState | None = None
     if isinstance(dsn, IngestError):
@@ -110,17 +118,29 @@ def source_status(
             found += _dangers(dsn, settings, store, server, _start_reading(paused))
         except (SourceRefused, SourceUnavailable) as error:
             found.append(Warned(error.problem, error.fix))
+    if server is not None and landed is not None:
+        landed = replace(landed, behind=max(0, server.wal_end.value - landed.lsn.value))
+    found += _failure(capture, found)
     return SourceStatus(
         settings.source,
         slot_name,
         settings.publication,
         len(tables),
-        running,
+        capture,
         paused,
-        _landed(store, server),
+        landed,
         server,
         tuple(found),
     )
+
+
+def _failure(capture: CaptureState, found: Sequence[Warned]) -> Iterator[Warned]:
+    error = capture.last_error
+    if capture.state is not State.FAILED or error is None:
+        return
+    # What stopped it may have been found at the server as well.
+    if error.problem not in {each.problem for each in found}:
+        yield Warned(f"Capture has failed: {error.problem}", error.fix)
 
 
 def _start_reading(paused: Pause | None) -> str:
@@ -225,7 +245,7 @@ def _earlier(store: LandingStore) -> WalMark | None:
     return None
 
 
-def _landed(store: LandingStore, server: ServerState | None) -> LandedUpTo | None:
+def _landed(store: LandingStore) -> LandedUpTo | None:
     epoch = store.current_epoch()
     if epoch is None:
         return None
@@ -237,5 +257,5 @@ def _landed(store: LandingStore, server: ServerState | None) -> LandedUpTo | Non
         end,
         arrival.landed_at if arrival else None,
         arrival.watermark if arrival else None,
-        max(0, server.wal_end.value - end.value) if server is not None else None,
+        None,
     )

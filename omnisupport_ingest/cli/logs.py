@@ -1,0 +1,149 @@
+"""``logs``: what the services of the home have written, and what they write next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from itertools import chain
+from typing import TYPE_CHECKING
+
+import click
+
+from omnisupport_ingest.cli.opening import existing_home, open_settings
+from omnisupport_ingest.cli.stopping import stop_on_signal
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from omnisupport_ingest.runtime.log_entries import Entries
+    from omnisupport_ingest.runtime.service_logs import Follower, ServiceLog
+
+_LOOK_SECONDS = 0.5
+_COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "bright_cyan", "bright_yellow", "bright_green")
+
+
+@click.command()
+@click.option("--component", "components", multiple=True, metavar="NAME", help="Only this one; repeatable.")
+@click.option("--errors", is_flag=True, help="Only errors, each with its traceback, causes and fix.")
+@click.option(
+    "--lines",
+    "count",
+    type=click.IntRange(min=0),
+    default=20,
+    show_default=True,
+    help="How many of the last lines of each component; with --errors, how many errors.",
+)
+@click.option("--follow", "-f", is_flag=True, help="Go on with what is written, until Ctrl-C.")
+def logs(components: tuple[str, ...], errors: bool, count: int, follow: bool) -> None:
+    """Show what the services have logged: the last lines of each, or the errors.
+
+    Services are what `up`, `demo` and the passes start. The oldest line comes first. Every line begins
+    with its component; the one that wrote last comes last. Components are capture, spark-connect,
+    dagster-daemon, dagster-code-server, dagster-webserver, postgres (what watches over the embedded
+    server), postgres-server (its own log), workload, land (the inbox), ingest-run (runs of the last
+    `sync` or `materialize`), as far as they have written anything. Older parts of a log are read where
+    they are needed.
+
+    A `capture` in a terminal of its own logs there, not here; `source status` has its last error. The
+    logs of runs that the sensor started are in the UI, with the run.
+
+    \b
+    Examples:
+      omnisupport-ingest logs --component capture --component dagster-daemon --follow
+      omnisupport-ingest logs --errors --lines 3
+
+    Exit code: 0 done, also if there are no logs yet; 2 usage, an unknown component; 3 no home.
+    """
+    from omnisupport_ingest.runtime.service_logs import service_logs
+
+    home = existing_home(open_settings())
+    found = service_logs(home.path)
+    names = sorted(log.component for log in found)
+    for name in components:
+        if name not in names:
+            there = f"Those there are: {', '.join(names)}." if names else "There are no logs yet."
+            raise click.UsageError(f"There is no log of a component {name!r}. {there}")
+    if not found:
+        click.echo(
+            f"There are no logs in {home.path / 'logs'} yet. They are written by what "
+            "`omnisupport-ingest up` and `omnisupport-ingest demo` start, and by the runs of `sync` and "
+            "`materialize`.",
+            err=True,
+        )
+    chosen = [log for log in found if not components or log.component in components]
+    width = max((len(log.component) for log in chosen), default=0)
+    # The places to go on from are taken first: a line may be shown twice, but none is missed.
+    with ExitStack() as opened:
+        following = _Following(home.path, components, errors, width, opened, chosen) if follow else None
+        some = False
+        for log in chosen:
+            for line in _last(log, count, errors):
+                some = True
+                _print(log.component, line, width)
+        if chosen and errors and not some and not follow:
+            click.echo("There are no errors in " + ", ".join(log.component for log in chosen) + ".", err=True)
+        if following is not None:
+            with stop_on_signal() as stop:
+                while not stop.wait(_LOOK_SECONDS):
+                    following.look()
+
+
+def _last(log: ServiceLog, count: int, errors: bool) -> Iterable[str]:
+    from omnisupport_ingest.runtime.service_logs import last_errors, last_lines
+
+    if count == 0:
+        return ()
+    return chain.from_iterable(last_errors(log, count)) if errors else last_lines(log, count)
+
+
+class _Following:
+    """The logs that are followed, those that come meanwhile too."""
+
+    def __init__(
+        self,
+        home: Path,
+        components: tuple[str, ...],
+        errors: bool,
+        width: int,
+        opened: ExitStack,
+        logs: list[ServiceLog],
+    ) -> None:
+        self._home, self._components, self._errors = home, components, errors
+        self._width, self._opened = width, opened
+        self._followed: dict[str, tuple[Follower, Entries]] = {}
+        for log in logs:
+            self._add(log, from_start=False)
+
+    def look(self) -> None:
+        """Print what was written since the last look."""
+        from omnisupport_ingest.runtime.service_logs import service_logs
+
+        for log in service_logs(self._home):
+            if log.component not in self._followed and not self._components:
+                self._add(log, from_start=True)
+        for component, (follower, entries) in self._followed.items():
+            lines = follower.new_lines()
+            for line in _errors(entries, lines) if self._errors else lines:
+                _print(component, line, self._width)
+
+    def _add(self, log: ServiceLog, *, from_start: bool) -> None:
+        from omnisupport_ingest.runtime.log_entries import Entries
+        from omnisupport_ingest.runtime.service_logs import Follower
+
+        follower = self._opened.enter_context(Follower(log, from_start=from_start))
+        self._followed[log.component] = (follower, Entries())
+
+
+def _errors(entries: Entries, lines: Iterable[str]) -> Iterator[str]:
+    quiet = True
+    for line in lines:
+        quiet = False
+        yield from chain.from_iterable(entries.errors(line))
+    if quiet:
+        # An entry is told once nothing has followed it for one look: its next line may be a part of it.
+        yield from chain.from_iterable(entries.rest())
+
+
+def _print(component: str, line: str, width: int) -> None:
+    colour = _COLOURS[sum(component.encode()) % len(_COLOURS)]
+    click.echo(f"{click.style(f'{component:<{width}} |', fg=colour)} {line}")

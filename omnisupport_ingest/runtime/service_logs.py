@@ -1,0 +1,193 @@
+"""The logs of a home's services: which there are, their last lines, and what is written to them next.
+
+A log is one file and its older parts (``.1`` is the newest of them), as ``guard.py`` rotates it. None is
+ever read whole into memory.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Self
+
+from omnisupport_ingest.runtime.log_entries import Entries
+
+_BLOCK = 64 * 1024
+_LONGEST_LINE = 16 * 1024
+"""Bytes after which a line without an end is taken for one."""
+
+_COLOUR = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
+"""All control characters but the tab."""
+
+SERVER = "postgres-server"
+"""The embedded PostgreSQL's own log; ``postgres`` is that of the process that watches over it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceLog:
+    """The log of one ``component``. ``path``: the part that is written to now, which may be about to come."""
+
+    component: str
+    path: Path
+
+    @property
+    def parts(self) -> list[Path]:
+        """The files of the log, the oldest first."""
+        older = [each for each in self.path.parent.glob(f"{self.path.name}.*") if each.suffix[1:].isdigit()]
+        older.sort(key=lambda each: -int(each.suffix[1:]))
+        return [*older, self.path] if self.path.exists() else older
+
+    @property
+    def last_written(self) -> float:
+        """Seconds since the epoch; 0 for a log that has just gone."""
+        return max((_modified(part) for part in self.parts), default=0.0)
+
+
+def service_logs(home: Path) -> list[ServiceLog]:
+    """The logs in the home at ``home``, those with nothing in them left out; the last written comes last."""
+    found = [ServiceLog(path.stem, path) for path in (home / "logs").glob("*.log")]
+    server = home / "postgres" / "postgres.log"
+    if server.exists():
+        found.append(ServiceLog(SERVER, server))
+    with_content = [log for log in found if any(_size(part) for part in log.parts)]
+    return sorted(with_content, key=lambda log: (log.last_written, log.component))
+
+
+def last_lines(log: ServiceLog, count: int) -> Iterator[str]:
+    """The last ``count`` lines of ``log``, from its older parts too, the oldest first."""
+    wanted, starts = count, deque[tuple[Path, int]]()
+    for part in reversed(log.parts):
+        if wanted <= 0:
+            break
+        try:
+            start, found = _start_of_last(part, wanted)
+        except FileNotFoundError:
+            continue
+        starts.appendleft((part, start))
+        wanted -= found
+    for part, start in starts:
+        yield from _lines(part, start)
+
+
+def last_errors(log: ServiceLog, count: int) -> list[list[str]]:
+    """The last ``count`` errors in ``log``, the oldest first, each with all of its lines."""
+    found: list[list[str]] = []
+    for part in reversed(log.parts):
+        entries = Entries()
+        here = deque[list[str]](maxlen=count - len(found))
+        for line in _lines(part, 0):
+            here.extend(entries.errors(line))
+        here.extend(entries.rest())
+        found = [*here, *found]
+        if len(found) >= count:
+            break
+    return found
+
+
+class Follower:
+    """What is written to a log from now on, through its rotations; a context manager."""
+
+    def __init__(self, log: ServiceLog, *, from_start: bool = False) -> None:
+        """``from_start``: the log has come while others were followed, so all of it is new."""
+        self._path = log.path
+        self._begun = b""
+        self._file = _opened(self._path)
+        if self._file is not None and not from_start:
+            self._file.seek(0, os.SEEK_END)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def new_lines(self) -> Iterator[str]:
+        """The lines that were ended since the last call."""
+        yield from self._read()
+        if self._replaced():
+            # The part that was renamed may have got lines after they were read.
+            yield from self._read()
+            if self._file is not None:
+                self._file.close()
+            self._begun, self._file = b"", _opened(self._path)
+            yield from self._read()
+
+    def _replaced(self) -> bool:
+        if self._file is None:
+            return True
+        try:
+            there = os.stat(self._path)
+        except FileNotFoundError:
+            return False
+        # The server's log is emptied in place, the others are renamed.
+        return there.st_ino != os.fstat(self._file.fileno()).st_ino or there.st_size < self._file.tell()
+
+    def _read(self) -> Iterator[str]:
+        while self._file is not None and (piece := self._file.readline(_LONGEST_LINE)):
+            self._begun += piece
+            if self._begun.endswith(b"\n") or len(self._begun) >= _LONGEST_LINE:
+                yield _text(self._begun)
+                self._begun = b""
+
+
+def _start_of_last(path: Path, count: int) -> tuple[int, int]:
+    """Where the last ``count`` lines of ``path`` begin, as an offset, and how many there are of them."""
+    with path.open("rb") as file:
+        end = file.seek(0, os.SEEK_END)
+        if end == 0:
+            return 0, 0
+        # The end of the last line is none between two lines.
+        at, seen = end - 1, 0
+        while at > 0:
+            begin = max(0, at - _BLOCK)
+            file.seek(begin)
+            block = file.read(at - begin)
+            found = len(block)
+            while (found := block.rfind(b"\n", 0, found)) >= 0:
+                seen += 1
+                if seen == count:
+                    return begin + found + 1, count
+            at = begin
+        return 0, seen + 1
+
+
+def _lines(path: Path, start: int) -> Iterator[str]:
+    file = _opened(path)
+    if file is None:
+        return
+    with file:
+        file.seek(start)
+        while piece := file.readline(_LONGEST_LINE):
+            yield _text(piece)
+
+
+def _text(line: bytes) -> str:
+    """``line`` without its end, without colours, and without what could steer a terminal."""
+    return _CONTROL.sub("", _COLOUR.sub("", line.decode(errors="replace")))
+
+
+def _opened(path: Path) -> BinaryIO | None:
+    try:
+        return path.open("rb")
+    except FileNotFoundError:
+        return None
+
+
+def _modified(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0

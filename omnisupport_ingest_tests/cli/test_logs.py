@@ -1,0 +1,88 @@
+"""``logs``: what a person sees of the logs of a home."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from omnisupport_ingest.home import Home
+from omnisupport_ingest.windows import WindowSize
+from omnisupport_ingest_tests.cli.command import Done, command, environment
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    made = Home.open(tmp_path / "home", WindowSize.parse("minutes:1"))
+    with environment(home=str(made.path), window="minutes:1"):
+        yield made
+
+
+def written(home: Home, component: str, text: str) -> Path:
+    path = home.logs / f"{component}.log"
+    path.write_text(text)
+    return path
+
+
+def logs(*arguments: str) -> Done:
+    return command("logs", *arguments)
+
+
+def test_home_without_logs_is_told_how_they_come_about(home: Home) -> None:
+    none = logs()
+    assert (none.code, none.out) == (0, "") and "omnisupport-ingest up" in none.err
+    unknown = logs("--component", "capture")
+    assert unknown.code == 2 and "There are no logs yet." in unknown.err
+
+
+def test_last_lines_of_every_component_carry_its_name(home: Home) -> None:
+    os.utime(written(home, "capture", "one\ntwo\nthree\n"), (1, 1))
+    written(home, "dagster-daemon", "\x1b[32mfour\x1b[0m\n")
+    told = logs("--lines", "2")
+    assert told.code == 0 and told.err == ""
+    assert told.out == "capture        | two\ncapture        | three\ndagster-daemon | four\n"
+    assert logs("--component", "capture", "--lines", "1").out == "capture | three\n"
+    unknown = logs("--component", "captur")
+    assert unknown.code == 2 and "Those there are: capture, dagster-daemon." in unknown.err
+
+
+def test_errors_come_with_their_fix_and_none_is_said(home: Home) -> None:
+    written(home, "capture", "Landed 1 changes\nError: It is away.\nFix: Start it.\nLanded 2 changes\n")
+    assert logs("--errors").out == "capture | Error: It is away.\ncapture | Fix: Start it.\n"
+    written(home, "capture", "Landed 1 changes\n")
+    none = logs("--errors")
+    assert none.out == "" and "There are no errors in capture." in none.err
+
+
+@pytest.mark.parametrize("errors", [False, True])
+def test_following_shows_what_is_written_next_also_by_a_new_component(home: Home, errors: bool) -> None:
+    log = written(home, "capture", "Error: Old.\nFix: Nothing.\n")
+    options = ["--follow", "--lines", "0"] + (["--errors"] if errors else [])
+    process = subprocess.Popen(
+        [sys.executable, "-m", "omnisupport_ingest.cli.main", "logs", *options],
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        # Until it follows, nobody can tell what is new to it.
+        time.sleep(2.0)
+        with log.open("a") as file:
+            file.write("Landed 1 changes\nError: New.\nFix: Nothing.\n")
+        shown = [process.stdout.readline() for _ in range(2 if errors else 3)]
+        expected = [] if errors else ["capture | Landed 1 changes\n"]
+        assert shown == [*expected, "capture | Error: New.\n", "capture | Fix: Nothing.\n"]
+        written(home, "land", "Error: It is new.\nFix: None.\n")
+        assert "It is new." in process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=10) == 0
+    finally:
+        process.kill()
+        process.communicate()
