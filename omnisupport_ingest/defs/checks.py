@@ -33,12 +33,16 @@ def build_log_checks(source: str, contracts: Sequence[TableContract]) -> list[dg
         (deduped, "no_collisions", checks.no_collisions, _ERROR),
         (deduped, "epochs_in_order", checks.epochs_in_order, _ERROR),
         (deduped, "quarantine_not_rising", _quarantine_not_rising_now, _ERROR),
+    ]
+    of_every_layer = [
         (deduped, "windows_settled", window_checks.windows_settled, _WARN),
         (deduped, "replays_explained", window_checks.replays_explained, _ERROR),
     ]
+    dimensions = [keys.dimension_key(contract) for contract in contracts]
     found = [
-        _log_check(asset=asset, name=name, source=source, finding=finding, severity=severity)
-        for asset, name, finding, severity in rows
+        _log_check(asset=asset, name=name, source=source, finding=finding, severity=severity, after=after)
+        for listed, after in ((rows, ()), (of_every_layer, dimensions))
+        for asset, name, finding, severity in listed
     ]
     return [*found, _completeness_check(source, contracts)]
 
@@ -62,8 +66,12 @@ def _log_check(
     source: str,
     finding: Callable[[Workspace, str], CheckFinding],
     severity: dg.AssetCheckSeverity,
+    after: Sequence[dg.AssetKey] = (),
 ) -> dg.AssetChecksDefinition:
-    @dg.asset_check(asset=asset, name=name, description=_description(finding))
+    """``after``: the assets that a run which makes them makes first; a check of every layer would find the
+    later ones pending else."""
+
+    @dg.asset_check(asset=asset, name=name, description=_description(finding), additional_deps=after)
     def check(workspace: dg.ResourceParam[Workspace]) -> dg.AssetCheckResult:
         return _result(finding(workspace, source), severity)
 

@@ -165,6 +165,36 @@ def test_replay_run_takes_the_late_events_and_leaves_nothing_to_ask_for(recent_s
     assert metadata["content_hash_before"].value != metadata["content_hash"].value
 
 
+def test_run_of_a_backfill_finds_its_late_windows_settled(recent_story):
+    story = recent_story
+    contract = copy.deepcopy(CONTRACT)
+    contract["x-cdc"]["lateness"] = {"allowed": "PT1M", "max": "P7D"}
+    story.write_contract(contract)
+    story.workspace = replace(story.workspace, contracts=load_contracts(story.contracts))
+    definitions = build_definitions(story.workspace)
+    first, newest = (story.workspace.grid.key_of(each, story.clock) for each in (stories.START, story.clock))
+    story.land_file(EARLY, Commit(90, 299, NEWEST.changes))
+    with dg.instance_for_test() as instance:
+        assert run_windows(instance, definitions, SOURCE, WindowRange(first, newest), None).succeeded
+        story.land_file(LATE_ONE)
+        # As the daemon runs a backfill: every asset of it, with the checks that they have.
+        done = definitions.resolve_implicit_global_asset_job_def().execute_in_process(
+            instance=instance,
+            asset_selection=[
+                keys.raw_key(SOURCE),
+                keys.deduped_key(SOURCE),
+                keys.dimension_key(story.contract),
+            ],
+            tags={
+                "dagster/asset_partition_range_start": first,
+                "dagster/asset_partition_range_end": first,
+                keys.LATE_TAG: "1",
+            },
+        )
+        found = {each.check_name: each.passed for each in done.get_asset_check_evaluations()}
+    assert found["windows_settled"] and found["replays_explained"]
+
+
 def test_backfill_by_hand_fails_and_changes_nothing_where_the_table_refuses_it(recent_story):
     story = recent_story
     first, newest = (story.workspace.grid.key_of(each, story.clock) for each in (stories.START, story.clock))
