@@ -85,12 +85,14 @@ def _look_at_source(settings: Settings, home: Home) -> SourceLook | None:
 
 
 def _source(settings: Settings, home: Home, look: SourceLook | None) -> dict[str, Any]:
-    from omnisupport_ingest.sources.postgres.lease import Lease
+    from omnisupport_ingest.sources.postgres.capture_state import capture_state
     from omnisupport_ingest.sources.postgres.pause import PauseNote
     from omnisupport_ingest.sources.postgres.reach import Reach
 
     reach = look.result(_SOURCE_SECONDS) if look else Reach(False, "The embedded PostgreSQL is not running.")
-    pause = PauseNote(home.path / "landing" / settings.source).read()
+    landing = home.path / "landing" / settings.source
+    pause = PauseNote(landing).read()
+    capture = capture_state(home.path / "run", landing, settings.source, pause, None)
     slot = reach.slot
     return {
         "name": settings.source,
@@ -106,8 +108,9 @@ def _source(settings: Settings, home: Home, look: SourceLook | None) -> dict[str
             "retained_bytes": slot.retained_bytes if slot else None,
             "confirmed_flush_lsn": str(slot.confirmed_flush_lsn) if slot else None,
         },
-        "capture_running": Lease.is_held(home.path / "run", settings.source),
+        "capture": capture.state.value,
         "paused": str(pause) if pause else None,
+        "last_error": capture.last_error.problem if capture.last_error else None,
     }
 
 

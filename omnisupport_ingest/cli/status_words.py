@@ -92,8 +92,10 @@ def _slot(slot: dict[str, Any]) -> str:
 
 
 def _capture(source: dict[str, Any]) -> str:
-    state = "running" if source["capture_running"] else "not running"
-    return f"{state}; paused {source['paused']}" if source["paused"] else state
+    state = source["capture"]
+    if source["paused"]:
+        return f"{state} {source['paused']}"
+    return f"{state}: {source['last_error']}" if state == "FAILED" else state
 
 
 def _landing(name: str, landing: dict[str, Any]) -> None:

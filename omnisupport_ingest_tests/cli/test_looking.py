@@ -204,7 +204,7 @@ def test_a_source_that_answers_is_told_with_its_slot(
     monkeypatch.setenv("OMNISUPPORT_SLOT", "nobody_has_this")
     source = document(status)["source"]
     assert (source["kind"], source["reachable"], source["slot"]["there"]) == ("configured", True, False)
-    assert not source["capture_running"]
+    assert source["capture"] == "STOPPED"
 
 
 def test_status_fits_a_terminal_of_100_columns(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
