@@ -27,7 +27,7 @@ _NOT_TOUCHED = ("landing", "raw_cdc_staging")
 @click.argument("table")
 @click.argument("key", nargs=-1, required=True)
 @click.option("--source", metavar="NAME", help="Table of this source.  [default: OMNISUPPORT_SOURCE]")
-@click.option("--why", metavar="TEXT", help="Why; the ledger keeps it. Required unless --dry-run.")
+@click.option("--reason", "why", metavar="TEXT", help="Why; the ledger keeps it. Required unless --dry-run.")
 @click.option("--by", metavar="NAME", help="Who decides.  [default: this user's name]")
 @click.option("--dry-run", is_flag=True, help="Say what would be erased, and record nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
@@ -55,8 +55,8 @@ def erase(
     \b
     Examples:
       omnisupport-ingest erase customers 42 --dry-run
-      omnisupport-ingest erase customers 42 --why "request of May 3"
-      omnisupport-ingest erase order_lines order_id=7 line=1 --why "ticket 4711" --by ana --json
+      omnisupport-ingest erase customers 42 --reason "request of May 3"
+      omnisupport-ingest erase order_lines order_id=7 line=1 --reason "ticket 4711" --by ana --json
 
     Exit code: 0 recorded, or erased before; 1 refused, 2 usage or settings, 3 no home or its ledger is
     damaged.
@@ -66,7 +66,7 @@ def erase(
     from omnisupport_ingest.stages.workspace import Workspace
 
     if why is None and not dry_run:
-        raise click.UsageError("Say why with --why, or add --dry-run.")
+        raise click.UsageError("Say why with --reason, or add --dry-run.")
     settings = open_settings()
     existing_home(settings)
     workspace = Workspace.open(settings)

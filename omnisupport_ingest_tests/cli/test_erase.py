@@ -52,7 +52,7 @@ def recorded(home: Path) -> int:
 
 
 def test_erase_says_what_is_stale_and_what_still_holds_the_values(home: Path):
-    done = erase("notes", "42", "--why", "request 7", "--by", "ana")
+    done = erase("notes", "42", "--reason", "request 7", "--by", "ana")
     assert done.code == 0, done.err
     assert done.out.splitlines() == [
         "Erasure recorded by ana: one row of public.notes, with 1 former key, 4 events in windows "
@@ -64,7 +64,7 @@ def test_erase_says_what_is_stale_and_what_still_holds_the_values(home: Path):
         "Landing and desk/raw_cdc_staging are the record: they are not touched, and keep them.",
     ]
     assert recorded(home) == 2
-    again = erase("public.notes", "id=42", "--why", "once more", "--by", "bo")
+    again = erase("public.notes", "id=42", "--reason", "once more", "--by", "bo")
     assert (again.code, recorded(home)) == (0, 2)
     first, second = again.out.splitlines()
     assert first.startswith("Recorded before by ana, ") and first.endswith(": request 7")
@@ -82,7 +82,7 @@ def test_a_dry_run_records_nothing(home: Path):
 
 
 def test_json_tells_the_same_to_a_program(home: Path):
-    done = erase("notes", "42", "--why", "request 7", "--by", "ana", "--json")
+    done = erase("notes", "42", "--reason", "request 7", "--by", "ana", "--json")
     told = json.loads(done.out)
     assert (told["table"], told["keys"], told["events"], told["dry_run"]) == ("public.notes", 2, 4, False)
     assert (told["stale_windows"], told["platform_runs"]) == ([FIRST, SECOND], False)
@@ -92,7 +92,7 @@ def test_json_tells_the_same_to_a_program(home: Path):
     assert SECRET not in done.told
 
 
-@pytest.mark.parametrize("options", [["--why", "request 7"], ["--dry-run"]])
+@pytest.mark.parametrize("options", [["--reason", "request 7"], ["--dry-run"]])
 def test_what_must_not_be_erased_is_refused_with_the_fix(home: Path, options: list[str]):
     for key, problem in (("7", "lives at its source"), ("41", "its key was changed"), ("99", "no row with")):
         done = erase("notes", key, *options)
@@ -105,11 +105,11 @@ def test_what_must_not_be_erased_is_refused_with_the_fix(home: Path, options: li
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (["notes", "42"], "Say why with --why"),
+        (["notes", "42"], "Say why with --reason"),
         (["letters", "42", "--dry-run"], "desk has no table 'letters'. Tables: notes."),
         (["notes", "42", "43", "--dry-run"], "The key of public.notes is id. Write it as: id=VALUE"),
         (["notes", "42", "--source", "sales", "--dry-run"], "No contract is of the source sales"),
-        (["notes", "42", "--why", " "], "It is not said why."),
+        (["notes", "42", "--reason", " "], "It is not said why."),
     ],
 )
 def test_wrong_usage_is_told(home: Path, arguments: list[str], problem: str):

@@ -244,12 +244,16 @@ def killed_at(shop: Shop, point: str, *arguments: str) -> None:
     assert done.returncode == -signal.SIGKILL, done.stderr
 
 
+@pytest.mark.parametrize("times", [1, 3])
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_capture_killed_at_each_record_of_a_start_goes_on_and_is_known_by_it(shop: Shop, moment: str) -> None:
+def test_capture_killed_at_each_record_of_a_start_goes_on_and_is_known_by_it(
+    shop: Shop, moment: str, times: int
+) -> None:
     assert shop.run(*ONCE).code == 0
     # Its begin, that it may capture, its end.
     for number in (1, 2, 3):
-        killed_at(shop, f"source.capture_record.{moment}:{number}", *ONCE)
+        for _ in range(times):
+            killed_at(shop, f"source.capture_record.{moment}:{number}", *ONCE)
         begun, ended = (number, moment) != (1, "before"), (number, moment) == (3, "after")
         assert status(shop, code=int(begun and not ended))["state"] == (
             "FAILED" if begun and not ended else "STOPPED"
@@ -259,23 +263,26 @@ def test_capture_killed_at_each_record_of_a_start_goes_on_and_is_known_by_it(sho
         assert status(shop)["state"] == "STOPPED" and landed_rows(shop) == number
 
 
+@pytest.mark.parametrize("times", [1, 3])
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_restart_killed_at_its_gates_is_made_by_the_same_command_and_not_twice(
-    shop: Shop, moment: str
+    shop: Shop, moment: str, times: int
 ) -> None:
     capture = shop.following()
     capture.says("snapshot of orders")
-    killed_at(shop, f"source.restart.{moment}", "source", "restart")
-    if moment == "after":
-        capture.says("The capture starts again.")
-        until(lambda: captures(shop))
+    for _ in range(times):
+        killed_at(shop, f"source.restart.{moment}", "source", "restart")
+        if moment == "after":
+            capture.says("The capture starts again.")
+            until(lambda: captures(shop))
     assert shop.run("source", "restart").code == 0
     capture.says("The capture starts again.")
     assert capture.stop() == 0
     note = RestartNote(record_file(shop).parent)
-    note.write("left behind")
-    killed_at(shop, f"source.restart_clear.{moment}", "capture")
-    assert note.present == (moment == "before")
+    for _ in range(times):
+        note.write("left behind")
+        killed_at(shop, f"source.restart_clear.{moment}", "capture")
+        assert note.present == (moment == "before")
     capture = shop.following()
     until(lambda: state(shop) == "RUNNING")
     assert not note.present
