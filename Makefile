@@ -24,11 +24,11 @@ up: $(INSTALLED) ## Run the platform with the Dagster UI until Ctrl-C (ARGS="--w
 
 .PHONY: test
 test: $(INSTALLED) ## Run the tests but the slow ones (ARGS="-k capture")
-	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 .PHONY: test-slow
 test-slow: $(INSTALLED) ## Run the slow tests
-	$(BIN)/python -m pytest -m slow -n 2 --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest -m slow -n 2 --dist loadfile $(ARGS)
 
 .PHONY: crash-test
 crash-test: $(INSTALLED) ## Kill the processes at every gate of recovery

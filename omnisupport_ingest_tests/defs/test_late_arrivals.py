@@ -165,6 +165,7 @@ def test_replay_run_takes_the_late_events_and_leaves_nothing_to_ask_for(recent_s
     assert metadata["content_hash_before"].value != metadata["content_hash"].value
 
 
+@pytest.mark.slow
 def test_run_of_a_backfill_finds_its_late_windows_settled(recent_story):
     story = recent_story
     contract = copy.deepcopy(CONTRACT)

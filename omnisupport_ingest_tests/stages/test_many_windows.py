@@ -60,6 +60,7 @@ def as_the_platform(spark: SparkSession) -> Iterator[SparkSession]:
     spark.conf.set(LISTING, before)
 
 
+@pytest.mark.slow
 def test_late_events_in_many_windows_in_a_row_are_as_many_jobs_as_in_few(
     tmp_path: Path, as_the_platform: SparkSession
 ) -> None:

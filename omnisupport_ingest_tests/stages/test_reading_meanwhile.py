@@ -73,6 +73,7 @@ def story(tmp_path: Path) -> Story:
     return told
 
 
+@pytest.mark.slow
 def test_readers_see_one_published_version_or_the_next_while_windows_close_and_are_replayed(
     story: Story, spark: SparkSession
 ) -> None:

@@ -244,7 +244,7 @@ def killed_at(shop: Shop, point: str, *arguments: str) -> None:
     assert done.returncode == -signal.SIGKILL, done.stderr
 
 
-@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize("times", [1, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_capture_killed_at_each_record_of_a_start_goes_on_and_is_known_by_it(
     shop: Shop, moment: str, times: int
@@ -263,7 +263,7 @@ def test_capture_killed_at_each_record_of_a_start_goes_on_and_is_known_by_it(
         assert status(shop)["state"] == "STOPPED" and landed_rows(shop) == number
 
 
-@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize("times", [1, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_restart_killed_at_its_gates_is_made_by_the_same_command_and_not_twice(
     shop: Shop, moment: str, times: int
