@@ -89,16 +89,14 @@ def source_health_sensor(workspace: Workspace) -> dg.SensorDefinition:
     ) -> dg.SensorResult:
         told, now = HealthCursor.from_text(context.cursor), datetime.now(UTC)
         health = _health(workspace)
-        # A number in a sentence is no news; which problems there are is.
-        kinds = tuple(sorted(_kind(each.problem) for each in health.problems))
-        news = (health.level, kinds) != (told.level, told.problems)
+        news = (health.level, health.kinds) != (told.level, told.problems)
         if news:
-            tell(workspace.settings, _document(health, now))
+            tell(workspace.settings, health.document(now))
         due = news or now.timestamp() - told.recorded_at >= _OBSERVED_EVERY_SECONDS
         recorded_at = now.timestamp() if due else told.recorded_at
         return dg.SensorResult(
             skip_reason=dg.SkipReason(health.summary),
-            cursor=HealthCursor(int(health.level), kinds, recorded_at).to_text(),
+            cursor=HealthCursor(int(health.level), health.kinds, recorded_at).to_text(),
             asset_events=_events(health) if due else [],
         )
 
@@ -133,21 +131,4 @@ def _metadata(health: Health) -> dict[str, dg.MetadataValue]:
     return {
         name: dg.MetadataValue.int(value) if isinstance(value, int) else dg.MetadataValue.float(value)
         for name, value in health.numbers.items()
-    }
-
-
-def _kind(problem: str) -> str:
-    return "".join(letter for letter in problem if not letter.isdigit())
-
-
-def _document(health: Health, now: datetime) -> dict[str, object]:
-    return {
-        "source": health.source,
-        "level": health.level.name.lower(),
-        "at": now.isoformat(),
-        "problems": [
-            {"problem": each.problem, "fix": each.fix, "level": each.level.name.lower()}
-            for each in health.problems
-        ],
-        "numbers": health.numbers,
     }

@@ -58,6 +58,17 @@ def sensor(story: Story, definitions: dg.Definitions):
         yield LateSensor(story, definitions, instance)
 
 
+@pytest.fixture
+def soon_closing(recent_story: Story) -> Story:
+    """A recent story whose windows close a minute after their end."""
+    contract = copy.deepcopy(CONTRACT)
+    contract["x-cdc"]["lateness"] = {"allowed": "PT1M", "max": "P7D"}
+    recent_story.write_contract(contract)
+    contracts = load_contracts(recent_story.contracts)
+    recent_story.workspace = replace(recent_story.workspace, contracts=contracts)
+    return recent_story
+
+
 def windows_of(backfill) -> set[str]:  # type: ignore[no-untyped-def]
     subset = backfill.asset_backfill_data.target_subset
     return set(subset.get_partitions_subset(keys.raw_key(SOURCE)).get_partition_keys())
@@ -139,12 +150,8 @@ def test_window_with_late_events_is_left_out_by_the_forward_sensor(story, sensor
     assert asked == ["2026-01-01T1500"]
 
 
-def test_replay_run_takes_the_late_events_and_leaves_nothing_to_ask_for(recent_story):
-    story = recent_story
-    contract = copy.deepcopy(CONTRACT)
-    contract["x-cdc"]["lateness"] = {"allowed": "PT1M", "max": "P7D"}
-    story.write_contract(contract)
-    story.workspace = replace(story.workspace, contracts=load_contracts(story.contracts))
+def test_replay_run_takes_the_late_events_and_leaves_nothing_to_ask_for(soon_closing):
+    story = soon_closing
     definitions = build_definitions(story.workspace)
     first, newest = (story.workspace.grid.key_of(each, story.clock) for each in (stories.START, story.clock))
     story.land_file(EARLY, Commit(90, 299, NEWEST.changes))
@@ -166,12 +173,8 @@ def test_replay_run_takes_the_late_events_and_leaves_nothing_to_ask_for(recent_s
 
 
 @pytest.mark.slow
-def test_run_of_a_backfill_finds_its_late_windows_settled(recent_story):
-    story = recent_story
-    contract = copy.deepcopy(CONTRACT)
-    contract["x-cdc"]["lateness"] = {"allowed": "PT1M", "max": "P7D"}
-    story.write_contract(contract)
-    story.workspace = replace(story.workspace, contracts=load_contracts(story.contracts))
+def test_run_of_a_backfill_finds_its_late_windows_settled(soon_closing):
+    story = soon_closing
     definitions = build_definitions(story.workspace)
     first, newest = (story.workspace.grid.key_of(each, story.clock) for each in (stories.START, story.clock))
     story.land_file(EARLY, Commit(90, 299, NEWEST.changes))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.errors import IngestError
@@ -32,6 +33,25 @@ class Health:
         if not self.problems:
             return "Nothing threatens what is captured of it."
         return " ".join(f"{each.problem} Fix: {each.fix}" for each in self.problems)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Which problems there are, sorted: a number in a sentence is no news."""
+        plain = ("".join(letter for letter in each.problem if not letter.isdigit()) for each in self.problems)
+        return tuple(sorted(plain))
+
+    def document(self, at: datetime) -> dict[str, object]:
+        """What people are told of it, as JSON values."""
+        return {
+            "source": self.source,
+            "level": self.level.name.lower(),
+            "at": at.isoformat(),
+            "problems": [
+                {"problem": each.problem, "fix": each.fix, "level": each.level.name.lower()}
+                for each in self.problems
+            ],
+            "numbers": self.numbers,
+        }
 
 
 def source_health(settings: Settings, home: Home, tables: Sequence[TableContract]) -> Health:
