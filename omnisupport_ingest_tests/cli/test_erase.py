@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -16,7 +14,7 @@ from omnisupport_ingest.cli.erase import _key
 from omnisupport_ingest.stages.erasures import ErasureLedger
 from omnisupport_ingest_tests.cdc.lanes import CONTRACT as TWO_COLUMNS
 from omnisupport_ingest_tests.cli.command import Done, command
-from omnisupport_ingest_tests.cli.told_home import enter
+from omnisupport_ingest_tests.cli.told_home import enter_copy
 from omnisupport_ingest_tests.recovery.pipeline import open_workspace, run_stages
 from omnisupport_ingest_tests.stages.story import FIRST, SECOND, SOURCE, Change, Commit, Story
 
@@ -36,11 +34,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Path
 
 
 @pytest.fixture
-def home(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    folder = tmp_path / "told"
-    shutil.copytree(whole, folder)
-    enter(folder, monkeypatch)
-    yield folder
+def home(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return enter_copy(whole, tmp_path, monkeypatch)
 
 
 def erase(*arguments: str) -> Done:

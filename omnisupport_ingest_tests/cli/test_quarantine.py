@@ -5,8 +5,6 @@ from __future__ import annotations
 import getpass
 import json
 import os
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ from pyspark.sql import SparkSession
 from omnisupport_ingest.runtime.home_lock import HomeLock
 from omnisupport_ingest.stages.reviews import ReviewLedger
 from omnisupport_ingest_tests.cli.command import Done, command
-from omnisupport_ingest_tests.cli.told_home import enter
+from omnisupport_ingest_tests.cli.told_home import enter_copy
 from omnisupport_ingest_tests.recovery.pipeline import open_workspace, run_stages
 from omnisupport_ingest_tests.stages.story import FIRST, SECOND, SOURCE, Change, Commit, Story
 
@@ -37,11 +35,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Path
 
 
 @pytest.fixture
-def home(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    folder = tmp_path / "told"
-    shutil.copytree(whole, folder)
-    enter(folder, monkeypatch)
-    yield folder
+def home(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return enter_copy(whole, tmp_path, monkeypatch)
 
 
 def quarantine(*arguments: str) -> Done:

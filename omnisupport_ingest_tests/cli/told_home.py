@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from omnisupport_ingest_tests.stages.story import SOURCE
+
+
+def enter_copy(whole: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The same in a copy of the folder ``whole``, made in ``place`` and returned."""
+    folder = place / "told"
+    shutil.copytree(whole, folder)
+    enter(folder, monkeypatch)
+    return folder
 
 
 def enter(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,12 +45,11 @@ def capture_state(
     error = record.last_error if record is not None else None
     failing_since = record.failing_since if record is not None else None
     killed = False
-    if record is not None and holder is None and record.ended is None:
+    if record is not None and record.ended is None and (holder is None or holder.pid != record.pid):
         killed, error = True, record.killed(last_landed)
         failing_since = failing_since or error.at
-    # A start that has not come through its checks is no good one yet.
-    ours = holder is not None and record is not None and record.pid == holder.pid
-    if holder is not None and not (ours and failing_since is not None):
+    # A start that has not come through its checks, or written down that it began, is no good one yet.
+    if holder is not None and failing_since is None:
         return CaptureState(State.RUNNING, holder.since, holder, False, error)
     if paused is not None:
         return CaptureState(State.PAUSED, paused.since, holder, killed, error)

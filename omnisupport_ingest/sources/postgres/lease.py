@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import socket
+import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,6 +14,9 @@ from types import TracebackType
 from typing import Self
 
 from omnisupport_ingest.sources.postgres.errors import CaptureRunning
+
+_NAME_BYTES = 512
+_LOOK_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,22 +40,20 @@ class Lease:
         path = run_folder / f"capture-{source}.lock"
         # Not inherited by child processes, which would hold the lock on after this one has died.
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not _locked(descriptor):
             holder = _holder(path)
             os.close(descriptor)
             raise CaptureRunning(
                 f"Source {source} is being captured into this home already{_named(holder)}.",
                 fix="Leave that process running, or stop it before you start another.",
-            ) from None
+            )
         about = {
             "pid": os.getpid(),
             "host": socket.gethostname(),
             "since": datetime.now(UTC).isoformat(timespec="seconds"),
         }
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, json.dumps(about).encode(), 0)
+        # One write of one length, never a truncation: who looks meanwhile reads the last holder or this one.
+        os.pwrite(descriptor, json.dumps(about).encode().ljust(_NAME_BYTES), 0)
         return cls(descriptor)
 
     @staticmethod
@@ -89,6 +91,20 @@ class Lease:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.release()
+
+
+def _locked(descriptor: int) -> bool:
+    """Whether the lock could be taken; one who only looks (``is_held``) has it for a moment, and is waited for."""
+    deadline = time.monotonic() + _LOOK_SECONDS
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.01)
+        else:
+            return True
 
 
 def _holder(path: Path) -> Holder:

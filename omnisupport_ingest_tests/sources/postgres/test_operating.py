@@ -8,11 +8,10 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,21 +22,16 @@ from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.runtime.supervisor import Supervisor
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres.capture_record import CaptureRecords, LastError, recorded
+from omnisupport_ingest.sources.postgres.capture_state import State, capture_state
 from omnisupport_ingest.sources.postgres.errors import HoleInSource, NotRestartable, SourceUnavailable
 from omnisupport_ingest.sources.postgres.lease import Lease
 from omnisupport_ingest.sources.postgres.restart import RestartNote
 from omnisupport_ingest.windows import WindowSize
 from omnisupport_ingest_tests.cli.command import environment
 from omnisupport_ingest_tests.sources.postgres.awkward import PASSWORD, SOURCE, Shop
+from omnisupport_ingest_tests.sources.postgres.shop_facts import landed_rows, status, until
 
 ONCE = ("capture", "--once")
-
-
-def status(shop: Shop, *, code: int = 0) -> dict[str, Any]:
-    done = shop.run("source", "status", "--json")
-    assert done.code == code, done.told
-    found: dict[str, Any] = json.loads(done.out)
-    return found
 
 
 def state(shop: Shop) -> str:
@@ -52,19 +46,6 @@ def captures(shop: Shop) -> bool:
     """Whether a capture has come through the checks of its start, and runs."""
     record = CaptureRecords(record_file(shop).parent).read()
     return record is not None and record.ready and record.ended is None
-
-
-def landed_rows(shop: Shop) -> int:
-    """Rows of the stream that have landed."""
-    store = LandingStore(shop.home / "landing", SOURCE)
-    return sum(manifest.rows for manifest in store.manifests() if manifest.stream)
-
-
-def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    give_up = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < give_up, "it did not happen"
-        time.sleep(0.05)
 
 
 def test_state_follows_a_capture_from_its_first_start_over_a_pause_to_its_end(shop: Shop) -> None:
@@ -336,3 +317,30 @@ def test_restart_is_nothing_that_a_supervisor_starts_again_and_stands_in_the_log
         assert logged.code == 0 and "capture | A restart of the capture of shop was asked for." in logged.out
         assert "There are no errors in capture." in shop.run("logs", "--errors").err
     assert told == []
+
+
+def test_one_who_looks_never_keeps_a_capture_from_starting_and_never_sees_a_failing_one_run(
+    tmp_path: Path,
+) -> None:
+    records, over, seen = CaptureRecords(tmp_path), threading.Event(), set[State]()
+
+    def look() -> None:
+        while not over.is_set():
+            seen.add(capture_state(tmp_path, tmp_path, SOURCE, None, None).state)
+
+    def fail() -> None:
+        with Lease.take(tmp_path, SOURCE), recorded(records, follows=True, last_landed=lambda: None):
+            raise SourceUnavailable("away", fix="wait")
+
+    with pytest.raises(SourceUnavailable):
+        fail()
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        for _ in range(300):
+            with pytest.raises(SourceUnavailable):
+                fail()
+    finally:
+        over.set()
+        looking.join()
+    assert seen == {State.FAILED}

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import time
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -21,15 +18,9 @@ from omnisupport_ingest.sources.postgres.lease import Lease
 from omnisupport_ingest.windows import WindowSize
 from omnisupport_ingest_tests.cli.command import environment
 from omnisupport_ingest_tests.sources.postgres.awkward import PASSWORD, ROLE, SOURCE, Shop
+from omnisupport_ingest_tests.sources.postgres.shop_facts import landed_rows, status, until
 
 CAPTURE = ("capture", "--once")
-
-
-def _status(shop: Shop, *, code: int = 0) -> dict[str, Any]:
-    done = shop.run("source", "status", "--json")
-    assert done.code == code, done.told
-    found: dict[str, Any] = json.loads(done.out)
-    return found
 
 
 def _captured(shop: Shop, *, dsn: str | None = None) -> None:
@@ -37,24 +28,11 @@ def _captured(shop: Shop, *, dsn: str | None = None) -> None:
     assert done.code == 0, done.told
 
 
-def _landed_rows(shop: Shop) -> int:
-    """Rows of the stream that have landed."""
-    store = LandingStore(shop.home / "landing", SOURCE)
-    return sum(manifest.rows for manifest in store.manifests() if manifest.stream)
-
-
 def _confirmed(shop: Shop) -> Lsn:
     ((lsn,),) = shop.query(
         f"SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = '{shop.database}'"
     )
     return Lsn.parse(str(lsn))
-
-
-def _until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    give_up = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < give_up, "it did not happen"
-        time.sleep(0.05)
 
 
 def test_role_with_nothing_but_the_printed_grants_takes_snapshot_and_stream_and_confirms(shop: Shop) -> None:
@@ -71,7 +49,7 @@ def test_role_with_nothing_but_the_printed_grants_takes_snapshot_and_stream_and_
     before = _confirmed(shop)
     shop.sql("INSERT INTO items VALUES (3, 'three')", "TRUNCATE orders")
     _captured(shop, dsn=dsn)
-    assert _landed_rows(shop) == 2 and _confirmed(shop) > before
+    assert landed_rows(shop) == 2 and _confirmed(shop) > before
     rights = "rolsuper, rolcreaterole, rolcreatedb, rolbypassrls"
     assert shop.query(f"SELECT {rights} FROM pg_roles WHERE rolname = '{role}'") == [(False,) * 4]
     # It can leave again as well; the publication is its owner's.
@@ -91,18 +69,18 @@ def test_grants_need_no_connection_and_name_the_database(shop: Shop) -> None:
 
 def test_status_of_a_source_before_and_after_its_first_capture(shop: Shop) -> None:
     Home.open(shop.home, WindowSize(1))
-    before = _status(shop, code=0)
+    before = status(shop, code=0)
     assert before["landed"] is None and before["server"]["slot"] is None
     assert before["server"]["publication"] == {"name": shop.database, "exists": True, "missing_tables": []}
     _captured(shop)
-    after = _status(shop)
+    after = status(shop)
     slot, landed = after["server"]["slot"], after["landed"]
     assert slot["active"] is False and slot["wal_status"] == "reserved"
     assert slot["confirmed_flush_lsn"] == landed["lsn"] and landed["epoch"] == 1
     assert after["server"]["max_slot_wal_keep_size"] == 4 << 30
     assert after["server"]["forecast"]["ends_at"] == "max_slot_wal_keep_size"
     shop.sql("INSERT INTO items SELECT n, repeat('x', 1000) FROM generate_series(10, 1000) n")
-    later = _status(shop)
+    later = status(shop)
     assert later["landed"]["bytes_behind"] > 500_000
     assert later["server"]["slot"]["retained_bytes"] > slot["retained_bytes"] + 500_000
     text = shop.run("source", "status").out
@@ -111,7 +89,7 @@ def test_status_of_a_source_before_and_after_its_first_capture(shop: Shop) -> No
 
 def test_status_without_a_server_tells_what_is_known_and_what_is_wrong(shop: Shop) -> None:
     _captured(shop)
-    with_server = _status(shop)
+    with_server = status(shop)
     done = shop.run("source", "status", "--json", dsn=shop.dsn(password="wr0ng"))
     told = json.loads(done.out)
     assert done.code == 1 and told["server"] is None
@@ -123,15 +101,15 @@ def test_status_warns_of_a_slot_near_its_limit_and_of_one_that_is_gone(shop: Sho
     _captured(shop)
     shop.sql("ALTER SYSTEM SET max_slot_wal_keep_size = '1MB'", "SELECT pg_reload_conf()")
     try:
-        _until(lambda: shop.query("SHOW max_slot_wal_keep_size") == [("1MB",)])
+        until(lambda: shop.query("SHOW max_slot_wal_keep_size") == [("1MB",)])
         for _ in range(2):
             shop.sql("INSERT INTO items VALUES (99, 'x') ON CONFLICT (id) DO UPDATE SET v = 'y'")
             shop.sql("SELECT pg_switch_wal()")
-        (warned,) = _status(shop, code=1)["warnings"]
+        (warned,) = status(shop, code=1)["warnings"]
         assert "max_slot_wal_keep_size" in warned["what"]
         assert "ALTER SYSTEM SET max_slot_wal_keep_size = '2MB'" in warned["fix"]
         shop.sql("CHECKPOINT")
-        (lost,) = _status(shop, code=1)["warnings"]
+        (lost,) = status(shop, code=1)["warnings"]
         assert "removed WAL" in lost["what"] and "--new-epoch" in lost["fix"]
         assert shop.run("preflight").code == 1
     finally:
@@ -139,7 +117,7 @@ def test_status_warns_of_a_slot_near_its_limit_and_of_one_that_is_gone(shop: Sho
     assert shop.run(*CAPTURE).code == HoleInSource.exit_code
     anew = shop.run(*CAPTURE, "--new-epoch", "the server gave the slot up")
     assert anew.code == 0, anew.told
-    _until(lambda: shop.run("source", "status").code == 0)
+    until(lambda: shop.run("source", "status").code == 0)
 
 
 def test_paused_capture_waits_in_its_process_and_goes_on_without_loss(shop: Shop) -> None:
@@ -147,22 +125,22 @@ def test_paused_capture_waits_in_its_process_and_goes_on_without_loss(shop: Shop
     try:
         capture.says("snapshot of orders")
         shop.sql("INSERT INTO items VALUES (3, 'three')")
-        _until(lambda: _landed_rows(shop) == 1)
+        until(lambda: landed_rows(shop) == 1)
         paused = shop.run("source", "pause", "--reason", "a test")
         assert paused.code == 0 and "The capture has stopped." in paused.out
         capture.says("is paused since")
         assert capture.process.poll() is None
-        status = _status(shop)
-        assert status["capture"]["running"] is False and status["capture"]["paused_because"] == "a test"
+        told = status(shop)
+        assert told["capture"]["running"] is False and told["capture"]["paused_because"] == "a test"
         # The slot stays and keeps what commits meanwhile.
-        assert status["server"]["slot"]["active"] is False
+        assert told["server"]["slot"]["active"] is False
         shop.sql("INSERT INTO items VALUES (4, 'four')")
         refused = shop.run(*CAPTURE)
         assert refused.code == 1 and "Fix: omnisupport-ingest source resume" in refused.err
-        assert _landed_rows(shop) == 1
+        assert landed_rows(shop) == 1
         assert "no longer paused" in shop.run("source", "resume").out
         capture.says("The pause is over")
-        _until(lambda: _landed_rows(shop) == 2)
+        until(lambda: landed_rows(shop) == 2)
     finally:
         assert capture.stop() == 0
     assert LandingStore(shop.home / "landing", SOURCE).landed().hole is None
@@ -181,9 +159,9 @@ def test_pause_is_nothing_that_a_supervisor_starts_again(shop: Shop) -> None:
         log = supervisor.log_of(services.CAPTURE)
         supervisor.wait(lambda: "is paused since" in log.read_text(), what="the pause", seconds=20)
         supervisor.check()
-        assert _landed_rows(shop) == 0
+        assert landed_rows(shop) == 0
         assert shop.run("source", "resume").code == 0
-        supervisor.wait(lambda: _landed_rows(shop) == 1, what="the row", seconds=20)
+        supervisor.wait(lambda: landed_rows(shop) == 1, what="the row", seconds=20)
     assert told == []
 
 
@@ -192,7 +170,7 @@ def test_pause_outlives_the_process_and_is_set_twice_as_once(shop: Shop) -> None
     first = shop.run("source", "pause")
     assert "No capture was running." in first.out
     assert shop.run("source", "pause", "--reason", "again").code == 0
-    assert _status(shop)["capture"]["paused_because"] is None
+    assert status(shop)["capture"]["paused_because"] is None
     capture = shop.following()
     capture.says("is paused since")
     assert capture.stop() == 0
@@ -210,7 +188,7 @@ def test_drop_asks_says_what_it_means_and_takes_only_what_capture_made(
     monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
     asked = shop.run("source", "drop")
     assert asked.code == 130 and "a later capture needs --new-epoch" in asked.out
-    assert _status(shop)["server"]["slot"] is not None
+    assert status(shop)["server"]["slot"] is not None
     done = shop.run("source", "drop", "--yes")
     assert f"Dropped: slot {shop.database}, publication {shop.database}." in done.out
     assert shop.query("SELECT FROM pg_replication_slots WHERE database = current_database()") == []

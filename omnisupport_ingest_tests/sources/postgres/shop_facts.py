@@ -1,0 +1,33 @@
+"""What tests of commands look at in a shop: the source's status, what has landed, and when it is so far."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest_tests.sources.postgres.awkward import SOURCE, Shop
+
+
+def status(shop: Shop, *, code: int = 0) -> dict[str, Any]:
+    """What ``source status`` tells; ``code``: the exit code it must have."""
+    done = shop.run("source", "status", "--json")
+    assert done.code == code, done.told
+    found: dict[str, Any] = json.loads(done.out)
+    return found
+
+
+def landed_rows(shop: Shop) -> int:
+    """Rows of the stream that have landed."""
+    store = LandingStore(shop.home / "landing", SOURCE)
+    return sum(manifest.rows for manifest in store.manifests() if manifest.stream)
+
+
+def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    """Wait until ``condition`` holds; fails after ``seconds``."""
+    give_up = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < give_up, "it did not happen"
+        time.sleep(0.05)
