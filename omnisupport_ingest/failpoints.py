@@ -58,6 +58,13 @@ GATES: dict[str, Gate] = {
             "how the last capture began or ended",
             "sources/postgres/capture_record.py",
         ),
+        _gate(
+            "source.snapshot_request",
+            "the note that a table is to be read again",
+            "sources/postgres/snapshot_requests.py",
+        ),
+        _gate("landing.snapshot_plan", "the chunks of a snapshot", "landing/snapshot_plans.py"),
+        _gate("source.snapshot_request_clear", "that note is gone", "sources/postgres/snapshot_requests.py"),
         _gate("landing.epoch", "the record of an epoch", "landing/epochs.py"),
         _gate("landing.data", "the data files of a batch, synced", "landing/store.py"),
         _gate("landing.manifest", "the manifest: the batch exists", "landing/store.py"),

@@ -8,6 +8,7 @@ from pathlib import Path
 from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from omnisupport_ingest.sources.postgres.snapshot_mode import SnapshotMode
 from omnisupport_ingest.windows import WindowSize
 
 PREFIX = "OMNISUPPORT_"
@@ -72,6 +73,27 @@ class Settings(BaseSettings):
     )
     max_clock_skew_seconds: float = Field(
         2.0, ge=0, description="What the watermark stays behind commit times and clocks, in seconds."
+    )
+    snapshot_mode: SnapshotMode = Field(
+        SnapshotMode.INITIAL,
+        description="When whole tables are read: `initial`: each once; `when_needed`: also after a hole, in "
+        "a new epoch that begins by itself; `schema_only`: only their form; `never`. `source snapshot` reads "
+        "one in every mode.",
+        json_schema_extra={"values": "`initial`, `when_needed`, `schema_only`, `never`"},
+    )
+    snapshot_threads: int = Field(
+        2, ge=1, le=64, description="Chunks of a snapshot read at a time, each on a connection of its own."
+    )
+    snapshot_chunk_rows: int = Field(
+        200_000, ge=1, description="Rows of a chunk of a snapshot, about. An interrupted one is read again."
+    )
+    snapshot_fetch_bytes: int = Field(
+        6 * 1024 * 1024,
+        ge=65536,
+        description="What each connection of a snapshot reads at a time, in bytes.",
+    )
+    snapshot_rows_per_second: int | None = Field(
+        None, ge=1, description="Rows that a snapshot may read a second, in all. Unset: as fast as it goes."
     )
     slot_warning_bytes: int = Field(
         5_000_000_000,

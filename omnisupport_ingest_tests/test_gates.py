@@ -33,6 +33,8 @@ ELSEWHERE = {
     "source.restart": "sources/postgres/test_operating.py",
     "source.restart_clear": "sources/postgres/test_operating.py",
     "source.capture_record": "sources/postgres/test_operating.py",
+    "source.snapshot_request": "sources/postgres/test_snapshot_command.py",
+    "source.snapshot_request_clear": "sources/postgres/test_snapshot_command.py",
 }
 """Gates that a test of their own part dies at."""
 
@@ -88,6 +90,9 @@ WITHOUT_GATE: dict[tuple[str, str], str] = {
         "sources/postgres/slot.py",
         "_create",
     ): "source.slot stands around it for a slot that stays; a temporary one goes with its session",
+    ("sources/postgres/slot.py", "flush_wal"): "a temporary slot, which goes with its session",
+    ("sources/postgres/snapshot_requests.py", "SnapshotRequests.write"): _FOLDER,
+    ("landing/snapshot_plans.py", "SnapshotPlans.write"): _FOLDER,
     (
         "sources/postgres/support_desk/desk.py",
         "Desk.truncate",

@@ -5,14 +5,26 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from omnisupport_ingest.landing.manifest import Manifest
+    from omnisupport_ingest.landing.manifest import ChunkSpan, Manifest
 
 
 def landed_line(batch: Manifest) -> str | None:
-    """What ``batch`` brought; nothing for an idle stretch or the boundary of a snapshot."""
+    """What ``batch`` brought; nothing for an idle stretch or the end of a snapshot that was one chunk."""
     rows = sum(file.rows for file in batch.files)
     if batch.chunk is not None:
-        return None if batch.chunk.boundary else f"Landed the snapshot of {batch.chunk.table}: {rows:,} rows"
+        return _of_snapshot(batch.chunk, rows)
     if batch.stream is not None and rows:
         return f"Landed {rows:,} changes, up to {batch.stream.end_lsn}"
     return None
+
+
+def _of_snapshot(chunk: ChunkSpan, rows: int) -> str | None:
+    from omnisupport_ingest.landing.snapshot_plans import SCHEMA_ONLY
+
+    if chunk.snapshot_id == SCHEMA_ONLY:
+        return f"Landed the form of {chunk.table}"
+    if chunk.boundary:
+        return f"Landed all of the snapshot of {chunk.table}" if chunk.chunk > 1 else None
+    whole = chunk.chunk == 0 and chunk.end is None
+    which = "" if whole else f", chunk {chunk.chunk + 1}"
+    return f"Landed the snapshot of {chunk.table}{which}: {rows:,} rows"

@@ -185,6 +185,42 @@ def restart(reason: str) -> None:
 
 
 @source.command()
+@click.argument("tables", nargs=-1, required=True, metavar="TABLE...")
+@click.option("--reason", default="", help="Why; stands in the snapshot's plan.")
+def snapshot(tables: tuple[str, ...], reason: str) -> None:
+    """Have all rows of one or more tables read again, while their changes go on being captured.
+
+    Rows that are no longer there count as deleted from then on. TABLE is the name of a contract. The capture
+    that follows the source begins within a second; if none runs, the next one does it. Until the stream
+    has passed what was read the table is incomplete, and `verify` refuses it: watch `source status`.
+
+    \b
+    Example:
+      omnisupport-ingest source snapshot tickets --reason "was out of the publication for an hour"
+    """
+    from omnisupport_ingest.landing.store import LandingStore
+    from omnisupport_ingest.sources.postgres.lease import Lease
+    from omnisupport_ingest.sources.postgres.snapshot_requests import SnapshotRequests
+
+    settings = open_settings()
+    home = existing_home(settings)
+    known = {table.name for table in _tables(settings)}
+    unknown = [name for name in tables if name not in known]
+    if unknown:
+        raise click.UsageError(
+            f"{settings.source} has no contract called {unknown[0]}. There is: {', '.join(sorted(known))}."
+        )
+    requests = SnapshotRequests(LandingStore(home.landing, settings.source).folder)
+    for name in tables:
+        asked = requests.write(name, reason)
+        click.echo(f"{name}: {'asked for.' if asked else 'was asked for already.'}")
+    if Lease.is_held(home.run, settings.source):
+        click.echo("Progress: omnisupport-ingest source status")
+    else:
+        click.echo("No capture is running; the next one reads them: omnisupport-ingest up")
+
+
+@source.command()
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 def drop(yes: bool) -> None:
     """Drop the slot and the publication that capture has made on the source. Landing and lake stay.

@@ -11,6 +11,7 @@ import click
 from omnisupport_ingest.cli.slot_left import size_text
 
 if TYPE_CHECKING:
+    from omnisupport_ingest.landing.snapshot_progress import SnapshotProgress
     from omnisupport_ingest.sources.postgres.capture_state import CaptureState
     from omnisupport_ingest.sources.postgres.server import SlotFacts
     from omnisupport_ingest.sources.postgres.status import LandedUpTo, ServerState, SourceStatus
@@ -30,6 +31,10 @@ def print_status(status: SourceStatus) -> None:
     _line("last error", _last_error(status))
     _line("landed", _landed(status.landed))
     _line("lag", _lag(status.landed))
+    for under_way in status.snapshots:
+        _line("snapshot", _snapshot(under_way))
+    for table in status.asked:
+        _line("snapshot", f"{table}: asked for, not begun")
     if server is not None:
         _line("slot", f"{status.slot_name}: {_slot(server.slot)}")
         if server.slot is not None:
@@ -73,8 +78,24 @@ def status_document(status: SourceStatus) -> dict[str, object]:
             "watermark_lag_seconds": None if lag is None else round(lag, 1),
             "bytes_behind": landed.behind,
         },
+        "snapshots": [_snapshot_document(each) for each in status.snapshots],
+        "snapshots_asked_for": list(status.asked),
         "server": None if server is None else _server_document(status, server),
         "warnings": [{"what": each.problem, "fix": each.fix} for each in status.warnings],
+    }
+
+
+def _snapshot_document(under_way: SnapshotProgress) -> dict[str, object]:
+    rate, left = under_way.rows_per_second, under_way.seconds_left
+    return {
+        "table": under_way.table,
+        "reason": under_way.reason,
+        "planned_at": _iso(under_way.planned_at),
+        "chunks": under_way.chunks,
+        "chunks_landed": under_way.done,
+        "rows_landed": under_way.rows,
+        "rows_per_second": None if rate is None else round(rate, 1),
+        "seconds_left": None if left is None else round(left, 1),
     }
 
 
@@ -181,6 +202,13 @@ def _landed(landed: LandedUpTo | None) -> str:
     if landed.at is not None:
         parts.append(f"last batch {_ago(landed.at)} ago")
     return ", ".join(parts)
+
+
+def _snapshot(under_way: SnapshotProgress) -> str:
+    of = under_way
+    rate = "" if of.rows_per_second is None else f", {of.rows_per_second:,.0f} rows/s"
+    left = "" if of.seconds_left is None else f", about {_span(of.seconds_left)} left"
+    return f"{of.table}: {of.done} of {of.chunks} chunks, {of.rows:,} rows{rate}{left}"
 
 
 def _slot(slot: SlotFacts | None) -> str:

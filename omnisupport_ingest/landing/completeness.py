@@ -11,9 +11,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from omnisupport_ingest.landing.manifest import ChunkSpan, Manifest
+from omnisupport_ingest.landing.snapshot_plans import SCHEMA_ONLY, is_whole
 from omnisupport_ingest.position import Lsn, Position
 
-_START_CAPTURE = "Start capture (omnisupport-ingest up) and wait until it has read the table."
+_START_CAPTURE = (
+    "Start capture (omnisupport-ingest up) and wait until it has read the table. With the snapshot mode "
+    "schema_only or never it does so when it is asked to: omnisupport-ingest source snapshot TABLE"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +115,13 @@ class _InEpoch:
     @classmethod
     def of(cls, batches: Iterable[Manifest], table: str, epoch: int) -> _InEpoch:
         here = [batch for batch in batches if batch.epoch == epoch]
-        chunks = [batch.chunk for batch in here if batch.chunk is not None and batch.chunk.table == table]
+        chunks = [
+            batch.chunk
+            for batch in here
+            if batch.chunk is not None
+            and batch.chunk.table == table
+            and batch.chunk.snapshot_id != SCHEMA_ONLY
+        ]
         ends = [batch.stream.end_lsn for batch in here if batch.stream is not None]
         return cls(table, epoch, tuple(chunks), max(ends, default=None))
 
@@ -123,27 +133,23 @@ class _InEpoch:
             when = f"in epoch {self.epoch}" if self.epoch else "yet"
             problem = f"Table {self.table} has not been read {when}."
             return Incomplete(self.table, problem, _START_CAPTURE)
-        if all(chunk.boundary for chunk in self.chunks):
+        if any(chunk.boundary for chunk in self.chunks):
             return Incomplete(
                 self.table,
-                f"The snapshot of table {self.table} in epoch {self.epoch} has ended, but the batch of its "
+                f"The snapshot of table {self.table} in epoch {self.epoch} has ended, but a batch of its "
                 "rows is missing from landing.",
-                "Restore that batch from a backup of the landing folder. If there is none, begin a new "
-                'epoch: `omnisupport-ingest capture --new-epoch "what happened"`',
+                "Restore that batch from a backup of the landing folder. If there is none, read the table "
+                f"again: omnisupport-ingest source snapshot {self.table}",
             )
         problem = f"The snapshot of table {self.table} in epoch {self.epoch} is not finished."
         return Incomplete(self.table, problem, _START_CAPTURE)
 
     def highs_of_finished(self) -> list[Lsn]:
-        """The highest ``high`` of each snapshot that has both rows and boundary in landing."""
+        """The highest ``high`` of each snapshot that is in landing as a whole."""
         snapshots: dict[str, list[ChunkSpan]] = {}
         for chunk in self.chunks:
             snapshots.setdefault(chunk.snapshot_id, []).append(chunk)
-        return [
-            max(chunk.high for chunk in chunks)
-            for chunks in snapshots.values()
-            if {chunk.boundary for chunk in chunks} == {True, False}
-        ]
+        return [max(chunk.high for chunk in chunks) for chunks in snapshots.values() if is_whole(chunks)]
 
     def behind(self, goal: Lsn, *, inclusive: bool = False) -> Incomplete | None:
         """What to say if the stream has not landed up to ``goal``; ``inclusive``: with a commit there."""

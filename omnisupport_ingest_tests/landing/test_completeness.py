@@ -38,7 +38,7 @@ def chunk(
 def whole(low: int, high: int, *, snapshot: str = "s1", epoch: int = 1) -> list[Manifest]:
     return [
         chunk(low, high, snapshot=snapshot, epoch=epoch),
-        chunk(low, high, snapshot=snapshot, epoch=epoch, boundary=True),
+        chunk(low, high, snapshot=snapshot, epoch=epoch, number=1, boundary=True),
     ]
 
 
@@ -60,12 +60,20 @@ def why_at(batches: list[Manifest], lsn: int, *, ordinal: int = 0, epoch: int = 
         pytest.param([chunk(10, 10), manifest(0, 99)], "is not finished", id="rows without a boundary"),
         pytest.param(
             [chunk(10, 10, boundary=True), manifest(0, 99)],
-            "the batch of its rows is missing",
+            "a batch of its rows is missing",
             id="a boundary without rows",
         ),
         pytest.param(
+            [chunk(10, 10), chunk(12, 12, number=2), chunk(10, 12, number=3, boundary=True), manifest(0, 99)],
+            "a batch of its rows is missing",
+            id="a chunk in the middle is missing",
+        ),
+        pytest.param(
+            [chunk(10, 10), chunk(10, 10, boundary=True), manifest(0, 99)], None, id="an older snapshot"
+        ),
+        pytest.param(
             [chunk(10, 10), chunk(12, 12, snapshot="s2", boundary=True), manifest(0, 99)],
-            "is not finished",
+            "a batch of its rows is missing",
             id="rows of one snapshot and the boundary of another",
         ),
         pytest.param(whole(10, 20), "has landed nothing and must pass 0/14", id="no stream yet"),

@@ -42,6 +42,7 @@ FIRST_START = (
     Step("source.slot_intent"),
     Step("source.slot"),
     Step("landing.epoch", again=NEW_EPOCH),
+    Step("landing.snapshot_plan"),
     Step("landing.data", ROWS),
     Step("landing.manifest", ROWS),
     Step("landing.data", BOUNDARY),

@@ -25,7 +25,7 @@ from omnisupport_ingest.sources.postgres.changes import EventReader
 from omnisupport_ingest.sources.postgres.connection import VALUE_SETTINGS, connect, connect_replication
 from omnisupport_ingest.sources.postgres.continuity import ResumePoint, resume_point
 from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
-from omnisupport_ingest.sources.postgres.errors import SourceUnavailable
+from omnisupport_ingest.sources.postgres.errors import HoleInSource, SourceUnavailable
 from omnisupport_ingest.sources.postgres.follower import Follower
 from omnisupport_ingest.sources.postgres.home_slot import (
     ExpectedSlot,
@@ -42,7 +42,9 @@ from omnisupport_ingest.sources.postgres.recovery import require_recovery
 from omnisupport_ingest.sources.postgres.restart import RestartNote, StopOrRestart
 from omnisupport_ingest.sources.postgres.server import server_facts, slot_facts, wait_until_free, wal_clock
 from omnisupport_ingest.sources.postgres.slot import create_slot, drop_slot, slot_taken
-from omnisupport_ingest.sources.postgres.snapshot import tables_to_snapshot, take_snapshot
+from omnisupport_ingest.sources.postgres.snapshot import Snapshots
+from omnisupport_ingest.sources.postgres.snapshot_mode import SnapshotMode
+from omnisupport_ingest.sources.postgres.snapshots_beside import SnapshotsBeside
 from omnisupport_ingest.sources.postgres.source_check import contracted_tables
 from omnisupport_ingest.sources.postgres.stream_batches import StreamBatches
 from omnisupport_ingest.sources.postgres.walstream import WalStream
@@ -92,6 +94,7 @@ class Capture:
         self._keys = {(table.schema, table.table): table.key for table in self._tables}
         self._store = LandingStore(home.landing, settings.source)
         self._slot_intent = SlotIntent(self._store.folder)
+        self._telling = threading.Lock()
 
     def run(self, until: Lsn | None, stop: threading.Event) -> None:
         """Capture until all that committed below ``until`` is durable (null: for ever), or ``stop``.
@@ -122,9 +125,7 @@ class Capture:
             try:
                 epoch = self._prepare(dsn, connection)
                 ready_to_capture()
-                self._snapshot(dsn, epoch, stop)
-                if not stop.is_set():
-                    self._follow(dsn, connection, epoch, until, stop)
+                self._capture(dsn, connection, epoch, until, stop)
             finally:
                 connection.close()
         pause.raise_if_paused(source)
@@ -146,18 +147,20 @@ class Capture:
         Everything that has landed stays. ``reason`` is recorded with the epoch.
         """
         with Lease.take(self._home.run, self._settings.source):
-            dsn = source_dsn(self._settings, self._home)
-            slot = self._slot_of_new_epoch(dsn)
-            self._require_ready(dsn, slot)
-            connection = connect(dsn)
-            try:
-                ensure_publication(connection, self._settings.publication, self._tables)
-                if slot.presence is Presence.EITHER:
-                    wait_until_free(connection, slot.name, SLOT_WAIT_SECONDS)
-                    drop_slot(connection, slot.name)
-                return self._begin_epoch(dsn, connection, reason)
-            finally:
-                connection.close()
+            return self._new_epoch(source_dsn(self._settings, self._home), reason)
+
+    def _new_epoch(self, dsn: str, reason: str) -> EpochRecord:
+        slot = self._slot_of_new_epoch(dsn)
+        self._require_ready(dsn, slot)
+        connection = connect(dsn)
+        try:
+            ensure_publication(connection, self._settings.publication, self._tables)
+            if slot.presence is Presence.EITHER:
+                wait_until_free(connection, slot.name, SLOT_WAIT_SECONDS)
+                drop_slot(connection, slot.name)
+            return self._begin_epoch(dsn, connection, reason)
+        finally:
+            connection.close()
 
     def _last_landed(self) -> datetime | None:
         epoch = self._store.current_epoch()
@@ -174,6 +177,16 @@ class Capture:
         return ExpectedSlot(slot, Presence.EITHER if ours else Presence.FREE)
 
     def _prepare(self, dsn: str, connection: Connection) -> EpochRecord:
+        try:
+            return self._prepared(dsn, connection)
+        except HoleInSource as hole:
+            if self._settings.snapshot_mode is not SnapshotMode.WHEN_NEEDED:
+                raise
+            _log.warning("%s A new epoch begins, as the snapshot mode is when_needed.", hole.problem)
+            self._new_epoch(dsn, hole.problem)
+            return self._prepared(dsn, connection)
+
+    def _prepared(self, dsn: str, connection: Connection) -> EpochRecord:
         self._require_ready(dsn, expected_slot(self._store, self._settings.slot))
         epoch = self._store.current_epoch()
         if epoch is not None:
@@ -222,10 +235,29 @@ class Capture:
         self._slot_intent.clear()
         return epoch
 
-    def _snapshot(self, dsn: str, epoch: EpochRecord, stop: threading.Event) -> None:
-        tables = tables_to_snapshot(self._store, epoch.number, self._tables)
-        if tables:
-            take_snapshot(dsn, self._store, self._home.grid, epoch.number, tables, stop, self._landed)
+    def _capture(
+        self, dsn: str, connection: Connection, epoch: EpochRecord, until: Lsn | None, stop: threading.Event
+    ) -> None:
+        snapshots = Snapshots(
+            dsn, self._store, self._home.grid, epoch, self._tables, self._settings, self._tell
+        )
+        if self._settings.snapshot_mode is SnapshotMode.SCHEMA_ONLY:
+            snapshots.land_schemas(connection)
+        if until is not None:
+            # The tables are whole once the stream has passed all that their chunks saw.
+            goal: Lsn | None = max(until, snapshots.take(stop) or until)
+            while goal is not None and not stop.is_set():
+                self._follow(dsn, connection, epoch, goal, stop)
+                goal = snapshots.read_moved(stop)
+            return
+        with SnapshotsBeside(snapshots, stop) as beside:
+            self._follow(dsn, connection, epoch, None, beside.stop)
+        beside.raise_failure()
+
+    def _tell(self, batch: Manifest) -> None:
+        """Snapshots and stream land on threads of their own; who is told is told of one batch at a time."""
+        with self._telling:
+            self._landed(batch)
 
     def _follow(
         self, dsn: str, connection: Connection, epoch: EpochRecord, until: Lsn | None, stop: threading.Event
@@ -252,7 +284,7 @@ class Capture:
         wait_until_free(connection, slot, SLOT_WAIT_SECONDS)
         stream = WalStream(connect_replication(dsn), slot, publication, resume.start)
         try:
-            Follower(stream, connection, batches, events, resume, self._landed).run(until, stop)
+            Follower(stream, connection, batches, events, resume, self._tell).run(until, stop)
         finally:
             stream.close()
 

@@ -18,7 +18,6 @@ from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.sources.postgres.connection import source_errors
 from omnisupport_ingest.sources.postgres.json_columns import escape, json_arrays, json_objects
-from omnisupport_ingest.sources.postgres.quoting import identifier, qualified
 from omnisupport_ingest.sources.postgres.row_events import row_image, row_key
 from omnisupport_ingest.sources.postgres.text_columns import Irregular, line_columns
 
@@ -43,28 +42,22 @@ def parse_row(line: str) -> list[str | None]:
 
 def copy_lines(
     connection: Connection,
-    schema: str,
-    table: str,
-    columns: Sequence[str],
+    query: str,
     *,
-    partitioned: bool,
+    doing: str,
+    block_bytes: int = BLOCK_BYTES,
     lines: Callable[[bytes], None],
 ) -> None:
-    """Call ``lines`` with the lines of ``columns``, many rows at a time, that the open transaction sees.
+    """Call ``lines`` with the lines that ``query`` (a SELECT) gives, whole, many rows at a time.
 
-    What ``lines`` raises ends the copy and is raised from here.
+    ``doing`` names the work for errors. What ``lines`` raises ends the copy and is raised from here.
     """
-    # A partitioned table holds its rows in its partitions; the children of an inheritance parent
-    # are tables of their own in the stream.
-    only = "" if partitioned else "ONLY "
-    listed = ", ".join(identifier(column) for column in columns)
-    query = f"COPY (SELECT {listed} FROM {only}{qualified(schema, table)}) TO STDOUT"
     # psycopg2 writes line by line: what collects them must not be Python. Closed at the end, whatever
     # happens, ``whole`` takes nothing more from a buffer that is thrown away.
     with closing(_WholeLines(lines)) as whole:
-        buffer = io.BufferedWriter(whole, BLOCK_BYTES)
-        with source_errors(f"reading {schema}.{table}"), connection.cursor() as cursor:
-            cursor.copy_expert(query, buffer)
+        buffer = io.BufferedWriter(whole, block_bytes)
+        with source_errors(doing), connection.cursor() as cursor:
+            cursor.copy_expert(f"COPY ({query}) TO STDOUT", buffer)
             buffer.flush()
 
 

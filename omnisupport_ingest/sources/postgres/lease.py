@@ -94,7 +94,7 @@ class Lease:
 
 
 def _locked(descriptor: int) -> bool:
-    """Whether the lock could be taken; one who only looks (``is_held``) has it for a moment, and is waited for."""
+    """Whether the lock could be taken; who only looks (``is_held``) has it briefly, and is waited for."""
     deadline = time.monotonic() + _LOOK_SECONDS
     while True:
         try:

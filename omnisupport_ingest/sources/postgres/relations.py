@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 from psycopg2.extensions import connection as Connection
 
+from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.landing.manifest import RelationVersion
 from omnisupport_ingest.sources.postgres.connection import source_errors
 from omnisupport_ingest.sources.postgres.pgoutput import RelationColumn
 
@@ -20,6 +22,12 @@ class CatalogRelation:
     types: tuple[str, ...]
     replica_identity: str
     partitioned: bool
+
+    def version(self, table: TableContract) -> RelationVersion:
+        """The same as a manifest records it."""
+        return RelationVersion(
+            table.schema, table.table, self.columns, self.types, table.key, self.replica_identity
+        )
 
 
 def read_relation(connection: Connection, schema: str, table: str) -> CatalogRelation:
@@ -44,30 +52,6 @@ def read_relation(connection: Connection, schema: str, table: str) -> CatalogRel
         )
     names, types, identities, partitioned = zip(*rows, strict=True)
     return CatalogRelation(names, types, identities[0], partitioned[0])
-
-
-def was_rewritten(connection: Connection, schema: str, table: str) -> bool:
-    """Whether the table, as the open transaction sees it, has other files by now.
-
-    A TRUNCATE and an ALTER TABLE that rewrites do not heed older snapshots: read through one, the
-    table is then empty (PostgreSQL manual, "Caveats" of concurrency control). The stream says nothing
-    of a rewrite. To be asked when the table has been read, for its lock then holds off both.
-    """
-    with source_errors(f"looking at the files of {schema}.{table}"), connection.cursor() as cursor:
-        # The catalog's row is the one of the snapshot; the function answers for this moment.
-        cursor.execute(
-            "WITH RECURSIVE parts AS ("
-            " SELECT c.oid, c.relkind, c.relfilenode FROM pg_class c"
-            " JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relname = %s"
-            " UNION ALL SELECT c.oid, c.relkind, c.relfilenode FROM parts p"
-            " JOIN pg_inherits i ON i.inhparent = p.oid JOIN pg_class c ON c.oid = i.inhrelid"
-            " WHERE p.relkind = 'p')"
-            " SELECT bool_or(pg_relation_filenode(oid) IS DISTINCT FROM relfilenode)"
-            " FROM parts WHERE relkind = 'r'",
-            (schema, table),
-        )
-        (rewritten,) = cursor.fetchone()
-    return bool(rewritten)
 
 
 class TypeNames:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 import psycopg2
@@ -15,10 +15,12 @@ from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.position import Lsn
-from omnisupport_ingest.sources.postgres.connection import connect_replication, source_errors
+from omnisupport_ingest.sources.postgres.connection import connect, connect_replication, source_errors
 from omnisupport_ingest.sources.postgres.errors import PreflightFailed, SlotInUse
 from omnisupport_ingest.sources.postgres.quoting import identifier, literal
 from omnisupport_ingest.sources.postgres.server import SlotFacts, slot_facts, slot_in_use
+
+_FLUSH_MILLISECONDS = 1000
 
 
 class ConsistentSnapshot(NamedTuple):
@@ -87,7 +89,7 @@ def consistent_snapshot(dsn: str) -> Iterator[ConsistentSnapshot]:
     Raises ``SourceUnavailable``.
     """
     connection = connect_replication(dsn)
-    name = f"omnisupport_tmp_{os.getpid()}_{secrets.token_hex(4)}"
+    name = _temporary_name()
     try:
         point, snapshot = _create(
             connection, f"{identifier(name)} TEMPORARY LOGICAL pgoutput EXPORT_SNAPSHOT"
@@ -95,6 +97,28 @@ def consistent_snapshot(dsn: str) -> Iterator[ConsistentSnapshot]:
         yield ConsistentSnapshot(point, snapshot)
     finally:
         connection.close()
+
+
+def flush_wal(dsn: str) -> None:
+    """Have the server flush the WAL that it has inserted, as the making of any logical slot does first.
+
+    Without a commit it flushes such WAL only after seconds, and the stream sends nothing of it before. The
+    slot is a temporary one, and is given up where its making would wait for transactions. Needs a free slot;
+    without one nothing happens.
+    """
+    connection = connect(dsn)
+    try:
+        with suppress(psycopg2.Error), connection.cursor() as cursor:
+            cursor.execute(f"SET statement_timeout = {_FLUSH_MILLISECONDS}")
+            cursor.execute(
+                "SELECT FROM pg_create_logical_replication_slot(%s, 'pgoutput', true)", (_temporary_name(),)
+            )
+    finally:
+        connection.close()
+
+
+def _temporary_name() -> str:
+    return f"omnisupport_tmp_{os.getpid()}_{secrets.token_hex(4)}"
 
 
 def _create(connection: Connection, command: str) -> tuple[Lsn, str]:

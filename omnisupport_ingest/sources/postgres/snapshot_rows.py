@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -59,16 +60,15 @@ class SnapshotChunk:
 
 
 class SnapshotRows:
-    """Takes the lines of ``chunk`` to ``writer``. Ordinals count up from ``next_ordinal``."""
+    """Takes the lines of ``chunk`` to ``writer``; ``ordinals`` gives a block of lines its numbers."""
 
-    def __init__(self, chunk: SnapshotChunk, writer: BatchWriter, next_ordinal: int) -> None:
-        self.next_ordinal = next_ordinal
-        self._chunk, self._writer = chunk, writer
+    def __init__(self, chunk: SnapshotChunk, writer: BatchWriter, ordinals: Callable[[int], int]) -> None:
+        self._chunk, self._writer, self._ordinals = chunk, writer, ordinals
 
-    def add(self, lines: bytes) -> None:
-        """Take in one or more rows."""
+    def add(self, lines: bytes) -> int:
+        """Take in one or more rows; returns how many."""
         count, clock = lines.count(b"\n"), self._chunk.clock
-        table = partial(self._chunk.events, lines, self.next_ordinal)
+        table = partial(self._chunk.events, lines, self._ordinals(count))
         size = len(lines) + _OVERHEAD * count
         self._writer.add_block(EventBlock(self._writer.window_of(clock), count, size, clock, table))
-        self.next_ordinal += count
+        return count

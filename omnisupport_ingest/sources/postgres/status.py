@@ -15,6 +15,7 @@ from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.landing.names import stream_prefix
+from omnisupport_ingest.landing.snapshot_progress import SnapshotProgress, snapshots_under_way
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.settings import Settings
@@ -39,6 +40,7 @@ from omnisupport_ingest.sources.postgres.retention import (
     warnings,
 )
 from omnisupport_ingest.sources.postgres.server import SlotFacts, slot_facts
+from omnisupport_ingest.sources.postgres.snapshot_requests import SnapshotRequests
 
 _RATE_OVER = timedelta(hours=1)
 """The rate of the WAL is taken over about this long."""
@@ -83,7 +85,10 @@ class ServerState:
 
 @dataclass(frozen=True, slots=True)
 class SourceStatus:
-    """``server`` is null if it cannot be asked; ``warnings`` then says why."""
+    """``server`` is null if it cannot be asked; ``warnings`` then says why.
+
+    ``snapshots``: those begun and not finished. ``asked``: tables whose snapshot nobody has begun yet.
+    """
 
     source: str
     slot_name: str
@@ -92,6 +97,8 @@ class SourceStatus:
     capture: CaptureState
     paused: Pause | None
     landed: LandedUpTo | None
+    snapshots: tuple[SnapshotProgress, ...]
+    asked: tuple[str, ...]
     server: ServerState | None
     warnings: tuple[Warned, ...]
 
@@ -129,6 +136,8 @@ def source_status(
         capture,
         paused,
         landed,
+        tuple(snapshots_under_way(store, epoch.number)) if epoch is not None else (),
+        tuple(SnapshotRequests(store.folder).read()),
         server,
         tuple(found),
     )

@@ -121,7 +121,8 @@ class SourceUnderTest:
     ) -> subprocess.Popen[str]:
         """Start capture as a process of its own; it dies by SIGKILL at ``failpoint``."""
         tables = [(table.table, table.column_names, table.key) for table in self.tables]
-        arguments = [self.dsn, self.slot, str(self.home_folder), str(until or ""), json.dumps(tables)]
+        arguments = [self.dsn, self.slot, str(self.home_folder), str(until or "")]
+        arguments += [json.dumps(tables), json.dumps(self.overrides, default=str)]
         environment = os.environ | ({failpoints.VARIABLE: failpoint} if failpoint else {})
         return subprocess.Popen(
             [sys.executable, "-m", "omnisupport_ingest_tests.sources.postgres.capture_process", *arguments],
@@ -172,6 +173,9 @@ class SourceUnderTest:
         return {json.dumps([row[0]]): dict(zip(columns, row[1:], strict=True)) for row in rows}
 
 
+UNRESOLVED = "a column that nothing has carried"
+
+
 def folded(events: list[LandedEvent], table: str) -> dict[str, dict[str, str | None]]:
     """The rows that ``events`` (in position order) leave in ``table``: the fold, in its plainest form."""
     rows: dict[str, dict[str, str | None]] = {}
@@ -194,5 +198,5 @@ def folded(events: list[LandedEvent], table: str) -> dict[str, dict[str, str | N
             before = ended[json.dumps(json.loads(event.moved_from_key))] | before
         elif event.op == "u":
             before = rows.get(key, {}) | before
-        rows[key] = {name: before[name] for name in event.unchanged or ()} | sent
+        rows[key] = {name: before.get(name, UNRESOLVED) for name in event.unchanged or ()} | sent
     return rows

@@ -1,0 +1,101 @@
+"""The plan of a table's snapshot: its chunks, written down before the first is read.
+
+A chunk exists once its batch has landed, and the plan says which are still to be read; so a snapshot goes
+on after a crash where it was. Plans are immutable. Only the newest one of a table in an epoch counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from omnisupport_ingest.durable import create_exclusively
+from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.landing.encoding import decode, encode
+from omnisupport_ingest.landing.manifest import ChunkSpan
+from omnisupport_ingest.landing.names import chunk_batch_id
+
+FORMAT_VERSION = 1
+_FOLDER = "snapshots"
+
+SCHEMA_ONLY = "schema"
+"""The snapshot id of a batch that holds the form of a table and none of its rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotPlan:
+    """``bounds`` between the chunks, each the texts of the columns ``by`` (of ``types``).
+
+    Chunk *n* is above bound *n - 1*, up to and with bound *n*; the first and the last are open.
+    ``boundary_ordinal`` was taken before that of any row. ``rows``: about as many are in a chunk.
+    """
+
+    snapshot_id: str
+    epoch: int
+    table: str
+    reason: str
+    planned_at: datetime
+    boundary_ordinal: int
+    rows: int
+    by: tuple[str, ...]
+    types: tuple[str, ...]
+    bounds: tuple[tuple[str, ...], ...]
+    format_version: int = FORMAT_VERSION
+
+    @property
+    def chunks(self) -> int:
+        return len(self.bounds) + 1
+
+    def range_of(self, chunk: int) -> tuple[tuple[str, ...] | None, tuple[str, ...] | None]:
+        """Start and end of a chunk; null where it is open."""
+        start = self.bounds[chunk - 1] if chunk else None
+        return start, self.bounds[chunk] if chunk < len(self.bounds) else None
+
+    def batch_id(self, chunk: int) -> str:
+        """The name of the batch of a chunk."""
+        return chunk_batch_id(self.epoch, self.snapshot_id, self.table, chunk, 1)
+
+    @property
+    def boundary_id(self) -> str:
+        """The name of the batch that ends the snapshot. As its chunk it has the number of chunks."""
+        return chunk_batch_id(self.epoch, self.snapshot_id, self.table, self.chunks, 1, boundary=True)
+
+
+class SnapshotPlans:
+    """The plans of one source, in its landing folder."""
+
+    def __init__(self, folder: Path) -> None:
+        """``folder``: the landing folder of the source."""
+        self._folder = folder / _FOLDER
+
+    def all(self, epoch: int) -> list[SnapshotPlan]:
+        """The plans made in ``epoch``, in the order in which they were made; errors as of a manifest."""
+        if not self._folder.is_dir():
+            return []
+        files = sorted(self._folder.glob(f"e{epoch:06d}-*.json"))
+        plans = [decode(SnapshotPlan, file.read_bytes(), file, newest=FORMAT_VERSION) for file in files]
+        return sorted(plans, key=lambda plan: plan.boundary_ordinal)
+
+    def write(self, plan: SnapshotPlan) -> None:
+        """Durable when this returns. Two plans never have one boundary's ordinal, so no two one name."""
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        file = self._folder / f"e{plan.epoch:06d}-{plan.boundary_ordinal & 0xFFFFFFFFFFFF:012x}.json"
+        with gate("landing.snapshot_plan", plan.table):
+            create_exclusively(file, encode(plan))
+
+
+def newest_of_each(plans: Iterable[SnapshotPlan]) -> dict[str, SnapshotPlan]:
+    """The plan that counts, by table. ``plans`` in the order in which they were made."""
+    return {plan.table: plan for plan in plans}
+
+
+def is_whole(chunks: Iterable[ChunkSpan]) -> bool:
+    """Whether ``chunks``, of one snapshot of one table, are all of it: every chunk, and the boundary.
+
+    A boundary that is numbered 0 was landed before tables were cut: its snapshot has one chunk.
+    """
+    held = list(chunks)
+    read = {chunk.chunk for chunk in held if not chunk.boundary}
+    return any(chunk.boundary and read >= set(range(max(1, chunk.chunk))) for chunk in held)

@@ -1,0 +1,218 @@
+"""Reading one chunk of a table's snapshot, exact while the table is being written, into one batch."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import psycopg2
+from psycopg2.extensions import connection as Connection
+
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.landing.manifest import ChunkSpan, Manifest
+from omnisupport_ingest.landing.snapshot_plans import SnapshotPlan
+from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.landing.writer import BatchWriter
+from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.sources.postgres.connect_errors import first_line
+from omnisupport_ingest.sources.postgres.connection import source_errors
+from omnisupport_ingest.sources.postgres.copy_rows import copy_lines
+from omnisupport_ingest.sources.postgres.errors import SourceUnavailable
+from omnisupport_ingest.sources.postgres.key_ranges import Bound, source_of_rows, where, where_key
+from omnisupport_ingest.sources.postgres.ordinals import Ordinals
+from omnisupport_ingest.sources.postgres.pace import Pace
+from omnisupport_ingest.sources.postgres.quoting import identifier, qualified
+from omnisupport_ingest.sources.postgres.relations import CatalogRelation, read_relation
+from omnisupport_ingest.sources.postgres.safe_watermark import (
+    Mark,
+    SafeWatermarks,
+    read_high,
+    read_mark,
+    read_visibility,
+)
+from omnisupport_ingest.sources.postgres.snapshot_rows import SnapshotChunk, SnapshotRows
+from omnisupport_ingest.windows import WindowGrid
+
+_log = logging.getLogger(__name__)
+
+_RETRY_SECONDS = 0.2
+_SILENT_SECONDS = 5.0
+"""How long the wait for transactions under way goes on before it is told."""
+
+_SEQUENTIAL_CHUNKS = 2
+"""Of a table cut into more, no chunk may be read by going through all of the table."""
+
+
+class Stopped(Exception):
+    """The caller asked to stop in the middle of a chunk. Nothing of it has landed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Landing:
+    """Where chunks go, and what the readers of all of them share.
+
+    ``start``: where the stream of the epoch begins. It has to land something above that before it can
+    show that it has passed a chunk.
+    """
+
+    store: LandingStore
+    grid: WindowGrid
+    marks: SafeWatermarks
+    ordinals: Ordinals
+    pace: Pace
+    block_bytes: int
+    start: Lsn
+
+
+class ChunkReader:
+    """Reads chunks on one connection, one after the other."""
+
+    def __init__(self, connection: Connection, landing: Landing, stop: threading.Event) -> None:
+        """``connection`` is in autocommit, and this reader's own."""
+        self._connection, self._landing, self._stop = connection, landing, stop
+
+    def read(self, table: TableContract, plan: SnapshotPlan, chunk: int) -> Manifest:
+        """Land the rows of ``chunk``. ``Stopped``; ``SourceUnavailable`` if the server goes away."""
+        start, end = plan.range_of(chunk)
+        return self._land(table, plan, chunk, where(plan.by, plan.types, start, end), start, end)
+
+    def read_keys(
+        self, table: TableContract, plan: SnapshotPlan, chunk: int, keys: Collection[str], at: Lsn
+    ) -> Manifest:
+        """Land the rows of ``keys`` (JSON arrays) once more, to stand at ``at``, once that is safe."""
+        return self._land(table, plan, chunk, where_key(table, self._types(table), keys), at=at)
+
+    def _types(self, table: TableContract) -> tuple[str, ...]:
+        relation = read_relation(self._connection, table.schema, table.table)
+        of = dict(zip(relation.columns, relation.types, strict=True))
+        return tuple(of[name] for name in table.key)
+
+    def _land(
+        self,
+        table: TableContract,
+        plan: SnapshotPlan,
+        chunk: int,
+        condition: str,
+        start: Bound | None = None,
+        end: Bound | None = None,
+        *,
+        at: Lsn | None = None,
+    ) -> Manifest:
+        mark = self._begin(table, plan, at)
+        low = mark.lsn if at is None else at
+        landing = self._landing
+        try:
+            high = max(read_high(self._connection), Lsn(landing.start.value + 1))
+            relation = read_relation(self._connection, table.schema, table.table)
+            about = SnapshotChunk(
+                table,
+                relation.columns,
+                f"{plan.snapshot_id}-{table.name}-{chunk:06d}",
+                plan.epoch,
+                low,
+                mark.clock,
+            )
+            with BatchWriter(landing.store, landing.grid, plan.epoch, plan.batch_id(chunk)) as writer:
+                self._copy(table, relation, condition, SnapshotRows(about, writer, landing.ordinals.take))
+                span = ChunkSpan(
+                    plan.snapshot_id,
+                    table.name,
+                    chunk,
+                    1,
+                    low,
+                    high,
+                    mark.clock,
+                    None if start is None else json.dumps(start),
+                    None if end is None else json.dumps(end),
+                )
+                return writer.seal(chunk=span, relations=(relation.version(table),))
+        finally:
+            self._end()
+
+    def _copy(
+        self, table: TableContract, relation: CatalogRelation, condition: str, rows: SnapshotRows
+    ) -> None:
+        landing = self._landing
+
+        def add(lines: bytes) -> None:
+            if self._stop.is_set():
+                raise Stopped
+            landing.pace.take(rows.add(lines), self._stop)
+
+        listed = ", ".join(identifier(column) for column in relation.columns)
+        name = source_of_rows(table.schema, table.table, partitioned=relation.partitioned)
+        with _readable(table):
+            copy_lines(
+                self._connection,
+                f"SELECT {listed} FROM {name}{condition}",
+                doing=f"reading {table.full_name}",
+                block_bytes=landing.block_bytes,
+                lines=add,
+            )
+        if self._stop.is_set():
+            raise Stopped
+
+    def _begin(self, table: TableContract, plan: SnapshotPlan, at: Lsn | None) -> Mark:
+        """Open the transaction that reads ``table``; returns a mark that is safe for it, from ``at`` on."""
+        began, told = time.monotonic(), False
+        while not self._stop.is_set():
+            own = read_mark(self._connection)
+            self._landing.marks.offer(own)
+            self._open(table, plan)
+            sees = read_visibility(self._connection)
+            mark = self._landing.marks.safe_for(sees)
+            if mark is not None and (at is None or mark.lsn >= at):
+                return mark
+            self._end()
+            if not told and time.monotonic() - began > _SILENT_SECONDS:
+                told = True
+                _log.warning(
+                    "the snapshot waits for transactions that were under way when it began: %s",
+                    self._named(sees.unfinished(own.holders)),
+                )
+            self._stop.wait(_RETRY_SECONDS)
+        raise Stopped
+
+    def _open(self, table: TableContract, plan: SnapshotPlan) -> None:
+        with source_errors(f"opening {table.full_name}"), self._connection.cursor() as cursor:
+            cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            if plan.chunks > _SEQUENTIAL_CHUNKS:
+                cursor.execute("SET LOCAL enable_seqscan = off")
+            # Held before the snapshot is taken: TRUNCATE and the ALTER TABLE that rewrites heed no
+            # older snapshot (PostgreSQL manual, "Caveats" of concurrency control), so a read through
+            # one would find nothing. It is the lock that every SELECT takes; no change waits for it.
+            with _readable(table):
+                cursor.execute(f"LOCK TABLE {qualified(table.schema, table.table)} IN ACCESS SHARE MODE")
+
+    def _end(self) -> None:
+        if not self._connection.closed:
+            with source_errors("ending a read"), self._connection.cursor() as cursor:
+                cursor.execute("ROLLBACK")
+
+    def _named(self, ids: frozenset[int]) -> str:
+        with source_errors("looking for transactions"), self._connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT DISTINCT pid FROM pg_locks WHERE locktype = 'transactionid' AND granted"
+                " AND mode = 'ExclusiveLock' AND transactionid::text::bigint = ANY(%s)",
+                ([each % (1 << 32) for each in ids],),
+            )
+            found = cursor.fetchall()
+        named = ["a prepared one" if pid is None else f"of process {pid}" for (pid,) in found]
+        return ", ".join(named) or "none any more"
+
+
+@contextmanager
+def _readable(table: TableContract) -> Iterator[None]:
+    try:
+        yield
+    except psycopg2.ProgrammingError as error:
+        raise SourceUnavailable(
+            f"Table {table.full_name} cannot be read: {first_line(error)}.",
+            fix="If it was altered just now, start capture again (the platform does so by itself): it is "
+            "read as it is then. If not, act on the message.",
+        ) from error

@@ -1,0 +1,100 @@
+"""``source snapshot``: rows are read again when a person asks, by whatever capture comes next."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from omnisupport_ingest import failpoints
+from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.sources.postgres.snapshot_requests import SnapshotRequests
+from omnisupport_ingest_tests.sources.postgres.awkward import SOURCE, Shop
+from omnisupport_ingest_tests.sources.postgres.shop_facts import status, until
+
+ONCE = ("capture", "--once")
+
+
+def boundaries(shop: Shop) -> int:
+    """How many snapshots of orders have landed whole."""
+    batches = LandingStore(shop.home / "landing", SOURCE).manifests()
+    return sum(batch.chunk.boundary and batch.chunk.table == "orders" for batch in batches if batch.chunk)
+
+
+def killed_at(shop: Shop, point: str, *arguments: str) -> None:
+    """Run a command that dies at ``point``."""
+    variables = {f"OMNISUPPORT_{name.upper()}": value for name, value in shop.settings().items()}
+    done = subprocess.run(
+        [sys.executable, "-m", "omnisupport_ingest.cli.main", *arguments],
+        env=os.environ | variables | {failpoints.VARIABLE: point},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+
+
+def test_capture_that_follows_reads_the_table_again_and_goes_on(shop: Shop) -> None:
+    capture = shop.following()
+    try:
+        capture.says("snapshot of orders")
+        until(lambda: boundaries(shop) == 1)
+        asked = shop.run("source", "snapshot", "orders", "--reason", "a test")
+        assert asked.code == 0 and "orders: asked for." in asked.out and "source status" in asked.out
+        until(lambda: boundaries(shop) == 2)
+        assert status(shop)["snapshots"] == [] and status(shop)["snapshots_asked_for"] == []
+        assert status(shop)["state"] == "RUNNING"
+    finally:
+        assert capture.stop() == 0
+
+
+def test_request_waits_for_the_next_capture_and_a_second_one_is_the_same(shop: Shop) -> None:
+    assert shop.run(*ONCE).code == 0
+    first = shop.run("source", "snapshot", "orders")
+    assert "No capture is running" in first.out
+    assert "was asked for already" in shop.run("source", "snapshot", "orders", "items").out
+    assert status(shop)["snapshots_asked_for"] == ["items", "orders"]
+    assert "orders: asked for, not begun" in shop.run("source", "status").out
+    assert shop.run(*ONCE).code == 0
+    assert boundaries(shop) == 2 and status(shop)["snapshots_asked_for"] == []
+
+
+def test_table_without_a_contract_is_refused_by_name(shop: Shop) -> None:
+    assert shop.run(*ONCE).code == 0
+    refused = shop.run("source", "snapshot", "orders", "invoices")
+    assert (
+        refused.code == 2 and "no contract called invoices" in refused.err and "items, orders" in refused.err
+    )
+    assert SnapshotRequests(LandingStore(shop.home / "landing", SOURCE).folder).read() == {}
+
+
+def test_progress_of_an_interrupted_snapshot_is_told(shop: Shop) -> None:
+    shop.sql("INSERT INTO orders SELECT n, 'x' FROM generate_series(10, 500) n")
+    os.environ["OMNISUPPORT_SNAPSHOT_CHUNK_ROWS"] = "100"
+    try:
+        killed_at(shop, "landing.manifest.after@orders-000002", *ONCE)
+        (under_way,) = [each for each in status(shop, code=1)["snapshots"] if each["table"] == "orders"]
+        assert under_way["chunks"] == 5 and under_way["chunks_landed"] >= 2
+        assert under_way["rows_landed"] == 100 * under_way["chunks_landed"]
+        assert "of 5 chunks" in shop.run("source", "status").out
+        assert shop.run(*ONCE).code == 0
+    finally:
+        del os.environ["OMNISUPPORT_SNAPSHOT_CHUNK_ROWS"]
+    assert status(shop)["snapshots"] == [] and boundaries(shop) == 1
+
+
+@pytest.mark.parametrize("times", [1, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_request_killed_at_its_gates_is_obeyed_once_it_stands(shop: Shop, moment: str, times: int) -> None:
+    assert shop.run(*ONCE).code == 0
+    for _ in range(times):
+        killed_at(shop, f"source.snapshot_request.{moment}", "source", "snapshot", "orders")
+    assert shop.run("source", "snapshot", "orders").code == 0
+    for _ in range(times):
+        SnapshotRequests(LandingStore(shop.home / "landing", SOURCE).folder).write("orders", "again")
+        killed_at(shop, f"source.snapshot_request_clear.{moment}", *ONCE)
+    assert shop.run(*ONCE).code == 0
+    assert boundaries(shop) == 2 and status(shop)["snapshots_asked_for"] == []
