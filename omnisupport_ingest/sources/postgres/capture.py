@@ -34,6 +34,7 @@ from omnisupport_ingest.sources.postgres.home_slot import (
     end_of_chain,
     expected_slot,
 )
+from omnisupport_ingest.sources.postgres.in_progress import InProgress
 from omnisupport_ingest.sources.postgres.lease import Lease
 from omnisupport_ingest.sources.postgres.pause import PauseNote, StopOrPause
 from omnisupport_ingest.sources.postgres.preflight import Severity, preflight, require_ready
@@ -250,10 +251,16 @@ class Capture:
         events = EventReader(epoch.number, lambda schema, table: self._keys.get((schema, table)))
         slot, publication = epoch.facts.slot if epoch.facts else "", self._settings.publication
         wait_until_free(connection, slot, SLOT_WAIT_SECONDS)
-        stream = WalStream(connect_replication(dsn), slot, publication, resume.start)
+        # Older servers send nothing of a transaction before it has committed.
+        streams = self._settings.stream_transactions and connection.server_version >= 140000
+        decoding_memory = self._settings.stream_above_bytes if streams else None
+        replication = connect_replication(dsn, decoding_memory=decoding_memory)
+        stream = WalStream(replication, slot, publication, resume.start, in_progress=streams)
+        messages = InProgress(stream.read, self._home.run)
         try:
-            Follower(stream, connection, batches, events, resume, self._landed).run(until, stop)
+            Follower(stream, messages, connection, batches, events, resume, self._landed).run(until, stop)
         finally:
+            messages.close()
             stream.close()
 
     def _resume_point(self, dsn: str, connection: Connection, epoch: EpochRecord) -> ResumePoint:

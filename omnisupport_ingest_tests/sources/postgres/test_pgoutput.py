@@ -20,7 +20,7 @@ from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUn
     ("message", "named"),
     [
         (b"", "type b''"),
-        (b"S\x00\x00\x00\x01", "type b'S'"),
+        (b"P\x00\x00\x00\x01", "type b'P'"),
         (b"I\x00\x00\x40\x00N\x00\x00", "relation 16384"),
         (b"I\x00\x00\x40\x00N\x00\x01b\x00\x00\x00\x01x", "kind 'b'"),
     ],
