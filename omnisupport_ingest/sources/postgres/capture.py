@@ -34,7 +34,7 @@ from omnisupport_ingest.sources.postgres.home_slot import (
     end_of_chain,
     expected_slot,
 )
-from omnisupport_ingest.sources.postgres.in_progress import InProgress
+from omnisupport_ingest.sources.postgres.in_progress import Doubtful, InProgress
 from omnisupport_ingest.sources.postgres.lease import Lease
 from omnisupport_ingest.sources.postgres.pause import PauseNote, StopOrPause
 from omnisupport_ingest.sources.postgres.preflight import Severity, preflight, require_ready
@@ -231,6 +231,28 @@ class Capture:
     def _follow(
         self, dsn: str, connection: Connection, epoch: EpochRecord, until: Lsn | None, stop: threading.Event
     ) -> None:
+        # Older servers send nothing of a transaction before it has committed.
+        if self._settings.stream_transactions and connection.server_version >= 140000:
+            try:
+                return self._stream(dsn, connection, epoch, until, stop, in_progress=True)
+            except Doubtful:
+                _log.warning(
+                    "a transaction in progress holds a logical message that may have been rolled back, which "
+                    "only its end tells: until the next start, transactions are read when they have committed"
+                )
+                wait_until_free(connection, epoch.facts.slot if epoch.facts else "", SLOT_WAIT_SECONDS)
+        return self._stream(dsn, connection, epoch, until, stop, in_progress=False)
+
+    def _stream(
+        self,
+        dsn: str,
+        connection: Connection,
+        epoch: EpochRecord,
+        until: Lsn | None,
+        stop: threading.Event,
+        *,
+        in_progress: bool,
+    ) -> None:
         resume = self._resume_point(dsn, connection, epoch)
         batches = StreamBatches(
             self._store, self._home.grid, epoch.number, resume.end_of_chain, self._settings
@@ -251,11 +273,9 @@ class Capture:
         events = EventReader(epoch.number, lambda schema, table: self._keys.get((schema, table)))
         slot, publication = epoch.facts.slot if epoch.facts else "", self._settings.publication
         wait_until_free(connection, slot, SLOT_WAIT_SECONDS)
-        # Older servers send nothing of a transaction before it has committed.
-        streams = self._settings.stream_transactions and connection.server_version >= 140000
-        decoding_memory = self._settings.stream_above_bytes if streams else None
+        decoding_memory = self._settings.stream_above_bytes if in_progress else None
         replication = connect_replication(dsn, decoding_memory=decoding_memory)
-        stream = WalStream(replication, slot, publication, resume.start, in_progress=streams)
+        stream = WalStream(replication, slot, publication, resume.start, in_progress=in_progress)
         messages = InProgress(stream.read, self._home.run)
         try:
             Follower(stream, messages, connection, batches, events, resume, self._landed).run(until, stop)

@@ -23,10 +23,20 @@ from omnisupport_ingest.sources.postgres.pgoutput import (
 from omnisupport_ingest.sources.postgres.walstream import WAL_DATA, WAL_DATA_HEADER
 
 _RELATION, _STREAM_STOP = ord("R"), ord("E")
+_MESSAGE = ord("M")
+_ROWS_AND_TRUNCATES = ROW_KINDS | frozenset(b"T")
 _CHANGES = ROW_KINDS | frozenset(b"TM")
 _WITHOUT_MEANING = frozenset(b"OY")
 _AT_ONCE = 4096
 """Messages of a block that are kept before the reader may look at clock and stop."""
+
+
+class Doubtful(Exception):
+    """A transaction has committed of which it cannot be told what was rolled back: read it afterwards.
+
+    It holds a logical message, and a sub-transaction of it was rolled back after that; the server does
+    not say of which sub-transaction a message is.
+    """
 
 
 class InProgress:
@@ -44,7 +54,10 @@ class InProgress:
         self._latest: dict[int, Description] = {}
 
     def take(self, message: InProgressMessage, received: bytes) -> None:
-        """Do what ``message`` says, which was ``received`` so. Raises ``ProtocolViolation``, ``NotKept``."""
+        """Do what ``message`` says, which was ``received`` so.
+
+        Raises ``ProtocolViolation``, ``NotKept`` and ``Doubtful``.
+        """
         if isinstance(message, StreamStart):
             self._begin_block(message)
         elif isinstance(message, StreamCommit):
@@ -86,7 +99,7 @@ class InProgress:
                 if message is None or message[0] != WAL_DATA:
                     return message
                 kind = message[WAL_DATA_HEADER]
-                if kind in _CHANGES:
+                if kind in _ROWS_AND_TRUNCATES:
                     keep(message)
                 elif kind == _STREAM_STOP:
                     return message
@@ -94,6 +107,8 @@ class InProgress:
                     keep(message)
                     self._arrivals += 1
                     transaction.describe(self._arrivals, message)
+                elif kind == _MESSAGE:
+                    transaction.keep_message(message)
                 elif kind not in _WITHOUT_MEANING:
                     raise violation(f"a message of type {chr(kind)!r} of a transaction in progress")
         return TAKEN
@@ -106,6 +121,8 @@ class InProgress:
 
     def _commit(self, commit: StreamCommit, received: bytes) -> None:
         transaction = self._known(commit.xid)
+        if transaction.doubtful:
+            raise Doubtful
         self._given_out = self._messages(transaction, received)
         self.read = self._given_out.__next__
 

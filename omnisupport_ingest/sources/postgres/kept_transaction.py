@@ -55,7 +55,10 @@ class KeptTransaction:
         self._rolled_back = array("I")
         with self.disk_errors():
             self._file = tempfile.TemporaryFile("w+b", buffering=_BUFFER_BYTES, dir=folder)  # noqa: SIM115
-        self.write = self._file.write
+        self._has_message = False
+        self.doubtful = False
+        """Whether it holds a logical message that may have been rolled back. The server names the whole
+        transaction in such a message, never the sub-transaction (``pgoutput_message``)."""
 
     @contextmanager
     def disk_errors(self) -> Iterator[None]:
@@ -72,8 +75,14 @@ class KeptTransaction:
 
     def keep(self, message: bytes) -> None:
         """Keep a message of a block. To be called within ``disk_errors``."""
-        self.write(_LENGTH.pack(len(message)))
-        self.write(message)
+        write = self._file.write
+        write(_LENGTH.pack(len(message)))
+        write(message)
+
+    def keep_message(self, message: bytes) -> None:
+        """Keep a logical message. To be called within ``disk_errors``."""
+        self.keep(message)
+        self._has_message = True
 
     def describe(self, arrival: int, message: bytes) -> None:
         """Take note of a ``Relation`` message of a block."""
@@ -83,6 +92,7 @@ class KeptTransaction:
     def roll_back(self, subxid: int) -> None:
         """Leave a sub-transaction out."""
         self._rolled_back.append(subxid)
+        self.doubtful |= self._has_message
         if self.descriptions:
             self.descriptions = [each for each in self.descriptions if each.subxid != subxid]
 
