@@ -1,4 +1,4 @@
-"""Capture as a process that a test can kill: ``python -m … DSN SLOT HOME UNTIL TABLES``."""
+"""Capture as a process that a test can kill: ``python -m … DSN SLOT HOME UNTIL TABLES OVERRIDES``."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUn
 
 
 def main() -> int:
-    dsn, slot, home, until, tables = sys.argv[1:]
+    dsn, slot, home, until, tables, overrides = sys.argv[1:]
     contracts = [contract(table, columns, key) for table, columns, key in json.loads(tables)]
-    source = SourceUnderTest(dsn, slot, Path(home), contracts)
+    source = SourceUnderTest(dsn, slot, Path(home), contracts, json.loads(overrides))
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda _signal, _frame: stop.set())
     try:
