@@ -216,6 +216,8 @@ def eventually(condition: Callable[[], bool], seconds: float = 30.0) -> None:
 
 
 def test_message_that_may_have_been_rolled_back_is_read_afterwards(both: TwoReaders) -> None:
+    both.early.overrides["batch_max_bytes"] = 1
+    both.early.sql("INSERT INTO notes VALUES (8000)")
     both.early.transaction(
         many(1),
         "SAVEPOINT s",
@@ -231,6 +233,7 @@ def test_message_that_may_have_been_rolled_back_is_read_afterwards(both: TwoRead
     assert both.sent_early() == 1
     (message,) = both.early.events("m")
     assert message.ordinal == 800
+    assert not any(each.stream and each.stream.recovered_from for each in both.early.manifests())
 
 
 def test_transaction_that_is_open_for_long_holds_nothing_up_and_comes_again_whole(both: TwoReaders) -> None:
