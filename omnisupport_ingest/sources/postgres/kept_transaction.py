@@ -75,9 +75,7 @@ class KeptTransaction:
 
     def keep(self, message: bytes) -> None:
         """Keep a message of a block. To be called within ``disk_errors``."""
-        write = self._file.write
-        write(_LENGTH.pack(len(message)))
-        write(message)
+        self._file.write(_LENGTH.pack(len(message)) + message)
 
     def keep_message(self, message: bytes) -> None:
         """Keep a logical message. To be called within ``disk_errors``."""
