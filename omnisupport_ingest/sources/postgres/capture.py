@@ -35,6 +35,7 @@ from omnisupport_ingest.sources.postgres.home_slot import (
     expected_slot,
 )
 from omnisupport_ingest.sources.postgres.in_progress import Doubtful, InProgress
+from omnisupport_ingest.sources.postgres.kept_transaction import NotKept
 from omnisupport_ingest.sources.postgres.lease import Lease
 from omnisupport_ingest.sources.postgres.pause import PauseNote, StopOrPause
 from omnisupport_ingest.sources.postgres.preflight import Severity, preflight, require_ready
@@ -235,11 +236,8 @@ class Capture:
         if self._settings.stream_transactions and connection.server_version >= 140000:
             try:
                 return self._stream(dsn, connection, epoch, until, stop, in_progress=True)
-            except Doubtful:
-                _log.warning(
-                    "a transaction in progress holds a logical message that may have been rolled back, which "
-                    "only its end tells: until the next start, transactions are read when they have committed"
-                )
+            except (Doubtful, NotKept) as reason:
+                _log.warning("%s Until the next start, transactions are read after their commit.", reason)
                 wait_until_free(connection, epoch.facts.slot if epoch.facts else "", SLOT_WAIT_SECONDS)
         return self._stream(dsn, connection, epoch, until, stop, in_progress=False)
 

@@ -64,7 +64,3 @@ class HoleInSource(IngestError):
 
 class ProtocolViolation(IngestError):
     """The server sent something that the replication protocol does not allow at this point."""
-
-
-class NotKept(IngestError):
-    """A transaction in progress could not be written to the home's disk (disk full, say)."""

@@ -93,8 +93,8 @@ class Follower:
         """Follow until everything that committed below ``until`` is durable, or ``stop`` is set.
 
         A stop lands what is complete. Raises ``SourceUnavailable`` when the server goes away,
-        ``HoleInSource``, ``ChainContested``, ``LandingFailed`` and ``NotKept``; and ``Doubtful``, if
-        what has not landed is to be read without transactions in progress.
+        ``HoleInSource``, ``ChainContested``, ``LandingFailed``; ``Doubtful`` and ``NotKept`` if what
+        has not landed is to be read without transactions in progress.
         """
         self._until = until
         try:

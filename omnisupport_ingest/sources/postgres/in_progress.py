@@ -34,9 +34,14 @@ _AT_ONCE = 4096
 class Doubtful(Exception):
     """A transaction has committed of which it cannot be told what was rolled back: read it afterwards.
 
-    It holds a logical message, and a sub-transaction of it was rolled back after that; the server does
-    not say of which sub-transaction a message is.
+    The server does not say of which sub-transaction a logical message is.
     """
+
+    def __init__(self, transaction: KeptTransaction) -> None:
+        super().__init__(
+            f"Transaction {transaction.xid} holds a logical message, and a sub-transaction of it was "
+            "rolled back after that, perhaps with the message."
+        )
 
 
 class InProgress:
@@ -56,7 +61,8 @@ class InProgress:
     def take(self, message: InProgressMessage, received: bytes) -> None:
         """Do what ``message`` says, which was ``received`` so.
 
-        Raises ``ProtocolViolation``, ``NotKept`` and ``Doubtful``.
+        Raises ``ProtocolViolation``; ``NotKept`` and ``Doubtful``, as ``read`` may, where the transaction
+        has to be read after its commit.
         """
         if isinstance(message, StreamStart):
             self._begin_block(message)
@@ -122,7 +128,7 @@ class InProgress:
     def _commit(self, commit: StreamCommit, received: bytes) -> None:
         transaction = self._known(commit.xid)
         if transaction.doubtful:
-            raise Doubtful
+            raise Doubtful(transaction)
         self._given_out = self._messages(transaction, received)
         self.read = self._given_out.__next__
 

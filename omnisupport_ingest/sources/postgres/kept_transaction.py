@@ -16,7 +16,6 @@ from pathlib import Path
 
 import numpy as np
 
-from omnisupport_ingest.sources.postgres.errors import NotKept
 from omnisupport_ingest.sources.postgres.walstream import WAL_DATA_HEADER
 
 TAKEN = b"\0"
@@ -28,6 +27,10 @@ _XID_AT, _XID_END = WAL_DATA_HEADER + 1, WAL_DATA_HEADER + 5
 _BUFFER_BYTES = 64 * 1024
 _SKIPPED_AT_ONCE = 4096
 _LENGTH = struct.Struct("!I")
+
+
+class NotKept(Exception):
+    """A transaction in progress could not be kept: the disk is full, say. Read it afterwards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +70,8 @@ class KeptTransaction:
             yield
         except OSError as error:
             raise NotKept(
-                f"A transaction in progress (number {self.xid}) cannot be kept in {self._folder}: "
-                f"{error.strerror}.",
-                fix="Make room on the disk and start again: nothing is lost. Or have the server keep such "
-                "transactions until they commit: OMNISUPPORT_STREAM_TRANSACTIONS=false",
+                f"Transaction {self.xid}, which is in progress, cannot be kept in {self._folder}: "
+                f"{error.strerror}."
             ) from error
 
     def keep(self, message: bytes) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
+import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -236,6 +239,35 @@ def test_message_that_may_have_been_rolled_back_is_read_afterwards(both: TwoRead
     assert not any(each.stream and each.stream.recovered_from for each in both.early.manifests())
 
 
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 4 MB."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", path], capture_output=True
+    ).returncode:
+        pytest.skip("a small file system can only be mounted by root")
+    yield path
+    subprocess.run(["umount", "--lazy", path], check=True)
+
+
+def test_transaction_that_does_not_fit_on_the_disk_is_left_to_the_server(
+    both: TwoReaders, small_disk: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = both.early
+    source.sql("INSERT INTO notes VALUES (1)")
+    both.catch_up()
+    shutil.move(source.home_folder, small_disk / "home")
+    source.home_folder = small_disk / "home"
+    # Far more than the disk has, and hardly anything as Parquet.
+    source.sql("INSERT INTO notes SELECT g, repeat('x', 3000), 'x' FROM generate_series(2, 4000) g")
+    both.catch_up()
+    both.assert_same()
+    assert "No space left on device. Until the next start" in caplog.text
+    assert len(source.changes()) == 4000
+
+
 def test_transaction_that_is_open_for_long_holds_nothing_up_and_comes_again_whole(both: TwoReaders) -> None:
     source = both.early
     with session(source) as writer:
@@ -275,6 +307,35 @@ def test_capture_killed_while_it_gives_a_transaction_out_loses_nothing_and_moves
     both.catch_up()
     both.assert_same()
     assert len(source.changes()) == 25000
+
+
+def test_transaction_that_landed_and_was_not_confirmed_is_known_when_it_comes_again(both: TwoReaders) -> None:
+    source = both.early
+    source.sql(many(1))
+    process = source.capture_process(
+        until=current_wal_lsn(source.dsn), failpoint="landing.manifest.after", overrides=source.overrides
+    )
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL, errors
+    assert both.sent_early() == 1 and len(source.changes()) == 400
+    source.sql(many(1001))
+    both.catch_up()
+    both.assert_same()
+    assert sum(bool(each.stream and each.stream.recovered_from) for each in source.manifests()) == 1
+
+
+def test_pass_ends_while_a_large_transaction_is_open(both: TwoReaders) -> None:
+    source = both.early
+    with session(source) as writer:
+        run(writer, "BEGIN", many(1))
+        source.sql("INSERT INTO notes VALUES (9000)")
+        both.catch_up()
+        both.assert_same()
+        assert both.sent_early() == 1 and len(source.changes()) == 1
+        run(writer, "COMMIT")
+    both.catch_up()
+    both.assert_same()
+    assert len(source.changes()) == 401
 
 
 def test_stop_that_cannot_wait_gives_up_a_transaction_that_is_given_out(
