@@ -131,7 +131,7 @@ class Follower:
             elif message[0] == KEEPALIVE:
                 self._answer(Keepalive.parse(message))
             elif message is TAKEN:
-                read = self._messages.read
+                read, left = self._messages.read, 1
             else:
                 raise ProtocolViolation(
                     f"The source sent a replication message of type {message[:1]!r}, which is not known.",

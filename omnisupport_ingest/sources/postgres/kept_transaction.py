@@ -107,9 +107,9 @@ class KeptTransaction:
                 if len(rolled_back):
                     if message[_XID_AT:_XID_END] != subxid:
                         subxid = message[_XID_AT:_XID_END]
-                        number = int.from_bytes(subxid, "big")
+                        number = np.uint32(int.from_bytes(subxid, "big"))
                         place = int(np.searchsorted(rolled_back, number))
-                        is_out = place < len(rolled_back) and int(rolled_back[place]) == number
+                        is_out = place < len(rolled_back) and bool(rolled_back[place] == number)
                     if is_out:
                         skipped += 1
                         if skipped % _SKIPPED_AT_ONCE == 0:

@@ -426,12 +426,14 @@ class Script:
             )
         self.source.sql("CREATE TABLE elsewhere (id bigint, body text, tag text)")
 
-    def play(self, steps: int) -> None:
+    def play(self, steps: int, pause: float = 0) -> None:
+        """Do so many things, with ``pause`` seconds behind each."""
         with ExitStack() as stack:
             writers = [stack.enter_context(session(self.source)) for _ in range(WRITERS)]
             for _ in range(steps):
                 number = self.random.randrange(WRITERS)
                 run(writers[number], *self._step(number))
+                time.sleep(pause)
             for number, writer in enumerate(writers):
                 if self.depth[number] >= 0 and self.random.random() < 0.7:
                     run(writer, "COMMIT")
@@ -523,3 +525,31 @@ def test_random_transactions_of_several_writers_land_as_they_would_afterwards(
     assert script.messages or both.sent_early() >= 3
     for table in script.tables():
         assert folded(source.events(), table).keys() == source.rows(table, ("id",)).keys()
+
+
+@pytest.mark.slow
+def test_capture_killed_again_and_again_under_random_transactions_loses_nothing_and_moves_nothing(
+    source: SourceUnderTest, tmp_path: Path
+) -> None:
+    script, chance = Script(source, 99, messages=False), random.Random(99)
+    script.prepare()
+    both = TwoReaders(source, tmp_path)
+    both.catch_up()
+    playing = threading.Thread(target=script.play, args=(200, 0.1))
+    playing.start()
+    kills = 0
+    while playing.is_alive():
+        process = source.capture_process(overrides=source.overrides)
+        enough = both.sent_early() + 1
+        try:
+            while both.sent_early() < enough and playing.is_alive():
+                time.sleep(0.02)
+            time.sleep(chance.random() / 5)
+        finally:
+            process.kill()
+            process.communicate(timeout=20)
+        kills += 1
+    playing.join()
+    assert kills > 3
+    both.catch_up()
+    both.assert_same()
