@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import signal
@@ -13,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
+from omnisupport_ingest.sources.postgres.errors import SourceUnavailable
 from omnisupport_ingest.sources.postgres.follower import Follower
 from omnisupport_ingest.sources.postgres.pgoutput import Begin
 from omnisupport_ingest.sources.postgres.server import current_wal_lsn
@@ -104,6 +107,35 @@ def test_transaction_that_landed_and_was_not_confirmed_is_known_when_it_comes_ag
     both.catch_up()
     both.assert_same()
     assert sum(bool(each.stream and each.stream.recovered_from) for each in source.manifests()) == 1
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["shut down", "killed"])
+def test_server_that_ends_with_a_transaction_in_progress_takes_it_along(
+    both: TwoReaders, postgres: EmbeddedPostgres, killed: bool
+) -> None:
+    source = both.early
+    process = source.capture_process(overrides=source.overrides)
+    try:
+        with session(source) as writer:
+            run(writer, "BEGIN", many(1))
+            eventually(lambda: both.sent_early() > 0)
+            source.sql("INSERT INTO notes VALUES (9000)")
+            began = time.monotonic()
+            if killed:
+                assert postgres.pid is not None
+                os.kill(postgres.pid, signal.SIGKILL)
+            else:
+                postgres.stop()
+            _, errors = process.communicate(timeout=20)
+        assert process.returncode == SourceUnavailable.exit_code, errors
+        assert time.monotonic() - began < 15
+    finally:
+        process.kill()
+        postgres.start()
+    source.sql(many(1001))
+    both.catch_up()
+    both.assert_same()
+    assert len(source.changes()) == 401
 
 
 def test_pass_ends_while_a_large_transaction_is_open(both: TwoReaders) -> None:
