@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from omnisupport_ingest.sources.postgres.changes import EventReader
 from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
 from omnisupport_ingest.sources.postgres.errors import SourceUnavailable
 from omnisupport_ingest.sources.postgres.follower import Follower
@@ -107,6 +108,38 @@ def test_transaction_that_landed_and_was_not_confirmed_is_known_when_it_comes_ag
     both.catch_up()
     both.assert_same()
     assert sum(bool(each.stream and each.stream.recovered_from) for each in source.manifests()) == 1
+
+
+def slot_is_read(source: SourceUnderTest) -> bool:
+    ((active,),) = source.query(f"SELECT active FROM pg_replication_slots WHERE slot_name = '{source.slot}'")
+    return bool(active)
+
+
+def test_server_hears_of_capture_while_a_transaction_is_given_out_for_long(
+    both: TwoReaders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, row = both.early, EventReader.row
+    still_read = []
+
+    def slowly(self: EventReader, message: bytes) -> bool:
+        time.sleep(0.001)
+        still_read.append(message if len(still_read) % 1000 else slot_is_read(source))
+        return row(self, message)
+
+    source.sql("INSERT INTO notes SELECT g, 'some words', 'x' FROM generate_series(1, 4001) g")
+    # The server gives a reader up that is silent for this long.
+    source.dsn += " options='-c wal_sender_timeout=2s'"
+    with monkeypatch.context() as patched:
+        patched.setattr("omnisupport_ingest.sources.postgres.follower._ASK_UNTIL_SECONDS", 0.2)
+        patched.setattr("omnisupport_ingest.sources.postgres.follower._CHECK_MESSAGES", 200)
+        patched.setattr(EventReader, "row", slowly)
+        began = time.monotonic()
+        source.catch_up()
+        assert time.monotonic() - began > 4
+    assert still_read[::1000] == [True] * 5
+    both.catch_up()
+    both.assert_same()
+    assert both.sent_early() == 1
 
 
 @pytest.mark.parametrize("killed", [False, True], ids=["shut down", "killed"])
