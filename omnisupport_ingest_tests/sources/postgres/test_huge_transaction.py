@@ -1,7 +1,7 @@
 """One transaction of many million rows: capture's memory does not grow with it.
 
 Ten million rows, too: ``pytest -m slow -s -k 10000000`` of this file.
-They take some minutes, 3 GB of WAL and 2 GB beside it, for the time of the test.
+They take some minutes, 1.5 GB of WAL and 2 GB beside it, for the time of the test.
 """
 
 from __future__ import annotations
