@@ -71,6 +71,19 @@ class Settings(BaseSettings):
     batch_max_seconds: float = Field(
         2.0, gt=0, description="A batch is cut, too, at the first commit at or above this age, in seconds."
     )
+    stream_transactions: bool = Field(
+        True,
+        description="Take large transactions while they are in progress, and keep each in the home until it "
+        "commits (PostgreSQL 14 and newer). Off: the server keeps it, and sends it then.",
+    )
+    stream_above_bytes: int = Field(
+        64 * 1024 * 1024,
+        ge=64 * 1024,
+        le=1024**4,
+        description="Memory that the server may fill with what it decodes, in bytes; beyond it, the largest "
+        "transaction is sent before it commits. It is the server's `logical_decoding_work_mem`, set for "
+        "capture's session alone.",
+    )
     max_clock_skew_seconds: float = Field(
         2.0, ge=0, description="What the watermark stays behind commit times and clocks, in seconds."
     )

@@ -34,6 +34,8 @@ from omnisupport_ingest.sources.postgres.home_slot import (
     end_of_chain,
     expected_slot,
 )
+from omnisupport_ingest.sources.postgres.in_progress import Doubtful, InProgress
+from omnisupport_ingest.sources.postgres.kept_transaction import NotKept
 from omnisupport_ingest.sources.postgres.lease import Lease
 from omnisupport_ingest.sources.postgres.pause import PauseNote, StopOrPause
 from omnisupport_ingest.sources.postgres.preflight import Severity, preflight, require_ready
@@ -262,6 +264,25 @@ class Capture:
     def _follow(
         self, dsn: str, connection: Connection, epoch: EpochRecord, until: Lsn | None, stop: threading.Event
     ) -> None:
+        # Older servers send nothing of a transaction before it has committed.
+        if self._settings.stream_transactions and connection.server_version >= 140000:
+            try:
+                return self._stream(dsn, connection, epoch, until, stop, in_progress=True)
+            except (Doubtful, NotKept) as reason:
+                _log.warning("%s Until the next start, transactions are read after their commit.", reason)
+                wait_until_free(connection, epoch.facts.slot if epoch.facts else "", SLOT_WAIT_SECONDS)
+        return self._stream(dsn, connection, epoch, until, stop, in_progress=False)
+
+    def _stream(
+        self,
+        dsn: str,
+        connection: Connection,
+        epoch: EpochRecord,
+        until: Lsn | None,
+        stop: threading.Event,
+        *,
+        in_progress: bool,
+    ) -> None:
         resume = self._resume_point(dsn, connection, epoch)
         batches = StreamBatches(
             self._store, self._home.grid, epoch.number, resume.end_of_chain, self._settings
@@ -282,10 +303,14 @@ class Capture:
         events = EventReader(epoch.number, lambda schema, table: self._keys.get((schema, table)))
         slot, publication = epoch.facts.slot if epoch.facts else "", self._settings.publication
         wait_until_free(connection, slot, SLOT_WAIT_SECONDS)
-        stream = WalStream(connect_replication(dsn), slot, publication, resume.start)
+        decoding_memory = self._settings.stream_above_bytes if in_progress else None
+        replication = connect_replication(dsn, decoding_memory=decoding_memory)
+        stream = WalStream(replication, slot, publication, resume.start, in_progress=in_progress)
+        messages = InProgress(stream.read, self._home.run)
         try:
-            Follower(stream, connection, batches, events, resume, self._tell).run(until, stop)
+            Follower(stream, messages, connection, batches, events, resume, self._tell).run(until, stop)
         finally:
+            messages.close()
             stream.close()
 
     def _resume_point(self, dsn: str, connection: Connection, epoch: EpochRecord) -> ResumePoint:

@@ -48,14 +48,21 @@ _DEFAULTS: dict[str, str] = {
 
 def connect(dsn: str, *, application_name: str = "omnisupport-ingest") -> Connection:
     """An autocommit connection for SQL. Raises ``BadDsn``, ``SourceRefused`` or ``SourceUnavailable``."""
-    connection = _connect(dsn, application_name, replication=False)
+    connection = _connect(dsn, application_name, {}, replication=False)
     connection.autocommit = True
     return connection
 
 
-def connect_replication(dsn: str, *, application_name: str = "omnisupport-ingest") -> Connection:
-    """A connection to the walsender of the database in ``dsn`` (replication commands and SQL)."""
-    return _connect(dsn, application_name, replication=True)
+def connect_replication(
+    dsn: str, *, application_name: str = "omnisupport-ingest", decoding_memory: int | None = None
+) -> Connection:
+    """A connection to the walsender of the database in ``dsn`` (replication commands and SQL).
+
+    ``decoding_memory``: bytes that the server may fill with transactions it decodes (65,536 or more);
+    null: what is set there.
+    """
+    more = {} if decoding_memory is None else {"logical_decoding_work_mem": f"{decoding_memory // 1024}kB"}
+    return _connect(dsn, application_name, more, replication=True)
 
 
 @contextmanager
@@ -71,9 +78,10 @@ def source_errors(doing: str) -> Iterator[None]:
         ) from error
 
 
-def _connect(dsn: str, application_name: str, *, replication: bool) -> Connection:
+def _connect(dsn: str, application_name: str, more: dict[str, str], *, replication: bool) -> Connection:
     given = dsn_parts(dsn)
-    options = " ".join(f"-c {name}={value}" for name, value in (VALUE_SETTINGS | _SESSION_SETTINGS).items())
+    pinned = VALUE_SETTINGS | _SESSION_SETTINGS | more
+    options = " ".join(f"-c {name}={value}" for name, value in pinned.items())
     parameters = _DEFAULTS | given
     parameters["options"] = f"{given.get('options', '')} {options}".strip()
     parameters["client_encoding"] = "UTF8"

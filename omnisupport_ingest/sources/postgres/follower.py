@@ -14,11 +14,14 @@ from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.sources.postgres.changes import EventReader
 from omnisupport_ingest.sources.postgres.continuity import ResumePoint, below_the_chain, not_resent
 from omnisupport_ingest.sources.postgres.errors import ProtocolViolation
+from omnisupport_ingest.sources.postgres.in_progress import InProgress
+from omnisupport_ingest.sources.postgres.kept_transaction import TAKEN
 from omnisupport_ingest.sources.postgres.pgoutput import (
     ROW_KINDS,
     Begin,
     Commit,
     Decoder,
+    InProgressMessage,
     LogicalMessage,
     Relation,
     Truncate,
@@ -55,6 +58,7 @@ class Follower:
     def __init__(
         self,
         stream: WalStream,
+        messages: InProgress,
         connection: Connection,
         batches: StreamBatches,
         events: EventReader,
@@ -63,11 +67,13 @@ class Follower:
     ) -> None:
         """``connection``: for SQL on the side. ``landed`` is called with each batch, once durable.
 
-        ``stream`` must have been started at ``resume.start``.
+        ``messages`` gives what ``stream`` receives, which must have been started at
+        ``resume.start``.
         """
         self.skipped_messages = 0
         """Logical messages outside any transaction: they have no commit, so no position. Not landed."""
-        self._stream, self._connection, self._batches = stream, connection, batches
+        self._stream, self._messages = stream, messages
+        self._connection, self._batches = connection, batches
         self._events, self._landed = events, landed
         self._decoder = Decoder()
         self._types = TypeNames(connection)
@@ -87,7 +93,8 @@ class Follower:
         """Follow until everything that committed below ``until`` is durable, or ``stop`` is set.
 
         A stop lands what is complete. Raises ``SourceUnavailable`` when the server goes away,
-        ``HoleInSource``, ``ChainContested`` and ``LandingFailed``.
+        ``HoleInSource``, ``ChainContested``, ``LandingFailed``; ``Doubtful`` and ``NotKept`` if what
+        has not landed is to be read without transactions in progress.
         """
         self._until = until
         try:
@@ -102,7 +109,7 @@ class Follower:
                 )
 
     def _run(self, stop: threading.Event) -> None:
-        read, batches, row = self._stream.read, self._batches, self._events.row
+        read, batches, row = self._messages.read, self._batches, self._events.row
         left = _CHECK_MESSAGES
         while True:
             message = read()
@@ -119,9 +126,12 @@ class Follower:
                     if not self._passing_over and row(message):
                         self._hand_over()
                     continue
-                self._take(message[WAL_DATA_HEADER:], int.from_bytes(message[1:9], "big"))
+                self._take(message)
+                read = self._messages.read
             elif message[0] == KEEPALIVE:
                 self._answer(Keepalive.parse(message))
+            elif message is TAKEN:
+                read, left = self._messages.read, 1
             else:
                 raise ProtocolViolation(
                     f"The source sent a replication message of type {message[:1]!r}, which is not known.",
@@ -130,22 +140,25 @@ class Follower:
 
     # --- changes -------------------------------------------------------------------------------
 
-    def _take(self, payload: bytes, lsn: int) -> None:
-        message = self._decoder.decode(payload)
+    def _take(self, received: bytes) -> None:
+        message = self._decoder.decode(received[WAL_DATA_HEADER:])
         if isinstance(message, Begin):
             self._begin(message)
         elif isinstance(message, Commit):
             self._commit(message)
         elif isinstance(message, Relation):
+            self._messages.described(message.oid, received)
             self._describe(message)
         elif isinstance(message, Truncate):
             if not self._passing_over:
-                self._events.truncate(message, lsn)
+                self._events.truncate(message, int.from_bytes(received[1:9], "big"))
         elif isinstance(message, LogicalMessage):
             if not message.transactional:
                 self.skipped_messages += 1
             elif not self._passing_over:
                 self._events.message(message)
+        elif isinstance(message, InProgressMessage):
+            self._messages.take(message, received)
 
     def _begin(self, transaction: Begin) -> None:
         expected = self._expected

@@ -1,8 +1,9 @@
-"""Decoding ``pgoutput`` messages, protocol version 1, values kept as the exact text that was sent.
+"""Decoding ``pgoutput`` messages, protocol versions 1 and 2, values kept as the exact text that was sent.
 
 Formats: PostgreSQL manual, "Logical Replication Message Formats". The decoder is fed one message
 after another and remembers the relations it was told of; everything else is a function of the
-message alone.
+message alone. What version 2 sends of a transaction that has not committed (between ``StreamStart``
+and ``StreamStop``) is not for the decoder until it has: ``in_progress`` sees to that.
 """
 
 from __future__ import annotations
@@ -96,10 +97,44 @@ class LogicalMessage(NamedTuple):
     content: bytes
 
 
-Message = Begin | Commit | RowChange | Truncate | LogicalMessage | Relation
+class StreamStart(NamedTuple):
+    """What follows up to ``StreamStop`` belongs to ``xid``, which has not committed.
+
+    ``first``: the first such block of it.
+    """
+
+    xid: int
+    first: bool
+
+
+class StreamStop(NamedTuple):
+    """A block ends; more may follow."""
+
+
+class StreamCommit(NamedTuple):
+    """A transaction that was sent in blocks has committed; the rest as in ``Commit``."""
+
+    xid: int
+    commit_lsn: int
+    end_lsn: int
+    commit_ts: datetime
+
+
+class StreamAbort(NamedTuple):
+    """The sub-transaction ``subxid`` of ``xid`` was rolled back; the whole transaction, if they are one."""
+
+    xid: int
+    subxid: int
+
+
+InProgressMessage = StreamStart | StreamStop | StreamCommit | StreamAbort
+Message = Begin | Commit | RowChange | Truncate | LogicalMessage | Relation | InProgressMessage
 
 _BEGIN = struct.Struct("!xQqI")
 _COMMIT = struct.Struct("!xxQQq")
+_STREAM_START = struct.Struct("!xIB")
+_STREAM_COMMIT = struct.Struct("!xIxQQq")
+_STREAM_ABORT = struct.Struct("!xII")
 _OID = struct.Struct("!xI")
 _COLUMN_TYPE = struct.Struct("!Ii")
 _COUNT = struct.Struct("!H")
@@ -131,17 +166,21 @@ class Decoder:
             ord("M"): _logical_message,
             ord("O"): _ignored,
             ord("Y"): _ignored,
+            ord("S"): _stream_start,
+            ord("E"): _stream_stop,
+            ord("c"): _stream_commit,
+            ord("A"): _stream_abort,
         }
 
     def decode(self, message: bytes) -> Message | None:
         """One message decoded; none for Origin and Type, which carry nothing that lands.
 
-        Raises ``ProtocolViolation`` for a message that protocol version 1 does not have, or that
+        Raises ``ProtocolViolation`` for a message that protocol version 2 does not have, or that
         speaks of a relation not described before.
         """
         reader = self._readers.get(message[0]) if message else None
         if reader is None:
-            raise _violation(f"a message of type {message[:1]!r}, unknown in version 1 of its protocol")
+            raise violation(f"a message of type {message[:1]!r}, unknown in version 2 of its protocol")
         return reader(message)
 
     def _insert(self, message: bytes) -> RowChange:
@@ -189,7 +228,7 @@ class Decoder:
     def _relation_of(self, oid: int) -> Relation:
         relation = self._relations.get(oid)
         if relation is None:
-            raise _violation(f"a change of relation {oid} without describing it first")
+            raise violation(f"a change of relation {oid} without describing it first")
         return relation
 
 
@@ -201,6 +240,35 @@ def _begin(message: bytes) -> Begin:
 def _commit(message: bytes) -> Commit:
     commit_lsn, end_lsn, microseconds = _COMMIT.unpack_from(message)
     return Commit(commit_lsn, end_lsn, from_microseconds(microseconds))
+
+
+def _stream_start(message: bytes) -> StreamStart:
+    xid, first = _STREAM_START.unpack_from(message)
+    return StreamStart(xid, bool(first))
+
+
+def _stream_stop(_message: bytes) -> StreamStop:
+    return StreamStop()
+
+
+def _stream_commit(message: bytes) -> StreamCommit:
+    xid, commit_lsn, end_lsn, microseconds = _STREAM_COMMIT.unpack_from(message)
+    return StreamCommit(xid, commit_lsn, end_lsn, from_microseconds(microseconds))
+
+
+def _stream_abort(message: bytes) -> StreamAbort:
+    return StreamAbort(*_STREAM_ABORT.unpack_from(message))
+
+
+def begin_and_commit(stream_commit: bytes) -> tuple[bytes, bytes]:
+    """The two messages that protocol version 1 puts around a transaction, from the ``StreamCommit`` one."""
+    xid, flags_and_on, commit_lsn, commit_ts = (
+        stream_commit[1:5],
+        stream_commit[5:],
+        stream_commit[6:14],
+        stream_commit[22:30],
+    )
+    return b"B" + commit_lsn + commit_ts + xid, b"C" + flags_and_on
 
 
 def _logical_message(message: bytes) -> LogicalMessage:
@@ -235,9 +303,9 @@ def _tuple(message: bytes, at: int) -> tuple[list[Value], int]:
             append(UNCHANGED)
             at += 1
         else:
-            raise _violation(f"a column value of kind {chr(kind)!r}, which was not asked for")
+            raise violation(f"a column value of kind {chr(kind)!r}, which was not asked for")
     if at > len(message):
-        raise _violation("a column value that ends behind its message")
+        raise violation("a column value that ends behind its message")
     return values, at
 
 
@@ -246,7 +314,8 @@ def _string(message: bytes, at: int) -> tuple[str, int]:
     return message[at:end].decode(), end + 1
 
 
-def _violation(what: str) -> ProtocolViolation:
+def violation(what: str) -> ProtocolViolation:
+    """The error for something that the protocol does not allow."""
     return ProtocolViolation(
         f"The source sent {what}.",
         fix="Report this with the server's version. Nothing was confirmed; what has landed is intact.",

@@ -85,9 +85,12 @@ def _libpq() -> ctypes.PyDLL:
 class WalStream:
     """A started logical replication stream. Not for use from several threads."""
 
-    def __init__(self, connection: Connection, slot: str, publication: str, start: Lsn) -> None:
+    def __init__(
+        self, connection: Connection, slot: str, publication: str, start: Lsn, *, in_progress: bool = False
+    ) -> None:
         """Start ``slot`` at ``start`` on a replication connection; the stream owns the connection.
 
+        ``in_progress``: have large transactions sent before they commit (PostgreSQL 14 and newer).
         Raises ``SourceUnavailable`` with the server's reason if it refuses.
         """
         self._connection = connection
@@ -100,7 +103,8 @@ class WalStream:
         self._socket.register(connection.fileno(), select.POLLIN)
         self._get = self._pq.PQgetCopyData
         self._free = self._pq.PQfreemem
-        options = [("proto_version", "1"), ("publication_names", identifier(publication))]
+        options = [("proto_version", "2"), ("streaming", "on")] if in_progress else [("proto_version", "1")]
+        options.append(("publication_names", identifier(publication)))
         if connection.server_version >= 140000:
             options.append(("messages", "true"))
         listed = ", ".join(f"{name} {literal(value)}" for name, value in options)

@@ -1,5 +1,4 @@
-"""Capture as a process that a test can kill: ``python -m … DSN SLOT HOME UNTIL TABLES
-OVERRIDES``."""
+"""Capture as a process that a test can kill: ``python -m … DSN SLOT HOME UNTIL TABLES OVERRIDES``."""
 
 from __future__ import annotations
 

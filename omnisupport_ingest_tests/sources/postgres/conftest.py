@@ -12,6 +12,7 @@ from omnisupport_ingest.sources.postgres.connection import connect
 from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
 from omnisupport_ingest_tests.sources.postgres.awkward import AwkwardServer, Shop
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest
+from omnisupport_ingest_tests.sources.postgres.two_readers import TwoReaders, two_readers_of_notes
 
 
 @pytest.fixture
@@ -41,6 +42,12 @@ def _drop(dsn: str, name: str) -> None:
         )
         cursor.execute(f"DROP DATABASE {name} WITH (FORCE)")
     connection.close()
+
+
+@pytest.fixture
+def both(source: SourceUnderTest, tmp_path: Path) -> TwoReaders:
+    """Two readers of a table ``notes`` with a TOASTed column, both up to now."""
+    return two_readers_of_notes(source, tmp_path)
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -117,12 +117,16 @@ class SourceUnderTest:
         self.capture().run(current_wal_lsn(self.dsn), threading.Event())
 
     def capture_process(
-        self, *, until: Lsn | None = None, failpoint: str | None = None
+        self,
+        *,
+        until: Lsn | None = None,
+        failpoint: str | None = None,
+        overrides: Mapping[str, Any] | None = None,
     ) -> subprocess.Popen[str]:
         """Start capture as a process of its own; it dies by SIGKILL at ``failpoint``."""
         tables = [(table.table, table.column_names, table.key) for table in self.tables]
         arguments = [self.dsn, self.slot, str(self.home_folder), str(until or "")]
-        arguments += [json.dumps(tables), json.dumps(self.overrides, default=str)]
+        arguments += [json.dumps(tables), json.dumps(self.overrides | (overrides or {}), default=str)]
         environment = os.environ | ({failpoints.VARIABLE: failpoint} if failpoint else {})
         return subprocess.Popen(
             [sys.executable, "-m", "omnisupport_ingest_tests.sources.postgres.capture_process", *arguments],

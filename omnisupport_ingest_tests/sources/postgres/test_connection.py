@@ -6,6 +6,7 @@ import pytest
 
 from omnisupport_ingest.sources.postgres.connection import VALUE_SETTINGS, connect, connect_replication
 from omnisupport_ingest.sources.postgres.errors import BadDsn, SourceRefused, SourceUnavailable
+from omnisupport_ingest_tests.sources.postgres.awkward import Shop
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest
 
 PASSWORD = "s3cret-word"
@@ -51,4 +52,12 @@ def test_settings_that_shape_values_are_pinned_on_every_connection(
             assert cursor.fetchone()[0].split(",")[0] == value
         cursor.execute("SELECT current_setting('work_mem'), current_setting('client_encoding')")
         assert cursor.fetchone() == ("8MB", "UTF8")
+    connection.close()
+
+
+def test_memory_for_decoding_is_set_by_a_role_that_may_only_replicate(shop: Shop) -> None:
+    connection = connect_replication(shop.dsn(), decoding_memory=100_000)
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT current_setting('logical_decoding_work_mem'), current_setting('is_superuser')")
+        assert cursor.fetchone() == ("97kB", "off")
     connection.close()

@@ -8,19 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omnisupport_ingest.sources.postgres import copy_rows
 from omnisupport_ingest.sources.postgres.copy_rows import copy_lines, keys_and_images, parse_row
 from omnisupport_ingest.sources.postgres.errors import ProtocolViolation
 from omnisupport_ingest.sources.postgres.pgoutput import Decoder
 from omnisupport_ingest.sources.postgres.row_events import row_image, row_key
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest
 
+QUERY = "SELECT id, word FROM words"
+
 
 @pytest.mark.parametrize(
     ("message", "named"),
     [
         (b"", "type b''"),
-        (b"S\x00\x00\x00\x01", "type b'S'"),
+        (b"P\x00\x00\x00\x01", "type b'P'"),
         (b"I\x00\x00\x40\x00N\x00\x00", "relation 16384"),
         (b"I\x00\x00\x40\x00N\x00\x01b\x00\x00\x00\x01x", "kind 'b'"),
     ],
@@ -67,9 +68,8 @@ def test_a_table_of_one_column_is_copied_too() -> None:
 
 
 def test_a_copy_that_is_given_up_hands_on_nothing_more(
-    source: SourceUnderTest, monkeypatch: pytest.MonkeyPatch
+    source: SourceUnderTest,
 ) -> None:
-    monkeypatch.setattr(copy_rows, "BLOCK_BYTES", 100)
     source.sql(
         "CREATE TABLE words (id int, word text)",
         "INSERT INTO words SELECT i, 'x' FROM generate_series(1, 99) i",
@@ -81,23 +81,22 @@ def test_a_copy_that_is_given_up_hands_on_nothing_more(
         raise KeyError("stop")
 
     with source.connected() as connection, pytest.raises(KeyError, match="stop"):
-        copy_lines(connection, "public", "words", ["id", "word"], partitioned=False, lines=give_up)
+        copy_lines(connection, QUERY, doing="reading words", block_bytes=100, lines=give_up)
     gc.collect()
     (only,) = seen
     assert only.startswith(b"1\tx\n") and only.endswith(b"\n")
 
 
 def test_copied_lines_are_handed_on_whole_and_all_of_them(
-    source: SourceUnderTest, monkeypatch: pytest.MonkeyPatch
+    source: SourceUnderTest,
 ) -> None:
-    monkeypatch.setattr(copy_rows, "BLOCK_BYTES", 100)
     source.sql(
         "CREATE TABLE words (id int, word text)",
         "INSERT INTO words SELECT i, repeat('x', i * 7 % 250) FROM generate_series(1, 300) i",
     )
     seen: list[bytes] = []
     with source.connected() as connection:
-        copy_lines(connection, "public", "words", ["id", "word"], partitioned=False, lines=seen.append)
+        copy_lines(connection, QUERY, doing="reading words", block_bytes=100, lines=seen.append)
     assert len(seen) > 10
     assert all(block.endswith(b"\n") for block in seen)
     rows = [line.split("\t") for line in b"".join(seen).decode().splitlines()]
