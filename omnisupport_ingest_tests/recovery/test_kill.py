@@ -119,13 +119,12 @@ def die(folder: Path, death: Death, remote: str | None) -> None:
         assert reached[later] in expected, reached
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("first_half", "second_half"),
     [
         pytest.param(FIRST_HALF, SECOND_HALF, id="each-layer-once"),
-        pytest.param(
-            OTHERS_OF_FIRST_HALF, OTHERS_OF_SECOND_HALF, id="every-other-step", marks=pytest.mark.slow
-        ),
+        pytest.param(OTHERS_OF_FIRST_HALF, OTHERS_OF_SECOND_HALF, id="every-other-step"),
     ],
 )
 def test_a_pipeline_killed_at_many_steps_ends_as_one_that_never_was(

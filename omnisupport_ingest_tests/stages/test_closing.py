@@ -322,9 +322,8 @@ TITLES = ["a", "bb", "ccc", "dddddddddddd"]
 class TestRandomSchedules:
     """Appends, closings, late appends, copies, replays, another contract, layers that fall behind."""
 
-    @pytest.mark.parametrize(
-        "seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 8))]
-    )
+    @pytest.mark.slow
+    @pytest.mark.parametrize("seed", range(1, 8))
     def test_end_as_the_twin_that_never_closes(self, story, spark, tmp_path, seed):
         rng = Random(seed)
         windows = [FIRST, SECOND, LATER_WINDOW]
