@@ -16,6 +16,7 @@ DEFAULT_FOR_NULL = "default_for_null"
 NOT_A_NUMBER = "not_a_number"
 TRAILING_ZEROS = "trailing_zeros"
 INTERVAL = "interval_as_microseconds"
+INTERVAL_CUT = "interval_cut_off"
 NESTED_LIST = "nested_list"
 FILLED_IN = "filled_in_from_old_row"
 LIKE_THE_PLACEHOLDER = "like_the_placeholder"
@@ -35,6 +36,7 @@ CATEGORIES = (
     NOT_A_NUMBER,
     TRAILING_ZEROS,
     INTERVAL,
+    INTERVAL_CUT,
     NESTED_LIST,
     FILLED_IN,
     LIKE_THE_PLACEHOLDER,

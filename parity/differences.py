@@ -143,7 +143,8 @@ def _before(ours: OurEvent, theirs: Document | None, shape: Shape) -> Iterator[F
             name in theirs
             and ours.event.op in ("d", "u")
             and name not in shape.identity
-            and theirs[name] == made_up
+            # Of a column that came with a transaction the connector may not know the default yet.
+            and (theirs[name] == made_up or (name in shape.passing and theirs[name] is None))
         )
         yield Found(
             f"before.{name}",

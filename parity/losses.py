@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from parity.categories import INTERVAL, NESTED_LIST, NOT_A_NUMBER, TRAILING_ZEROS
+from parity.categories import INTERVAL, INTERVAL_CUT, NESTED_LIST, NOT_A_NUMBER, TRAILING_ZEROS
 from parity.typed import typed, without_trailing_zeros
 
 
@@ -20,7 +20,7 @@ def as_it_lands(text: str | None, pg_type: str, default: Any) -> str | None:
         return None
     if found.loss == TRAILING_ZEROS:
         return without_trailing_zeros(text)
-    if found.loss == INTERVAL:
+    if found.loss in (INTERVAL, INTERVAL_CUT):
         return _hours(found.value)
     assert found.loss == NESTED_LIST, found.loss
     return "{NULL,NULL}"

@@ -222,7 +222,8 @@ SCRIPTS = (
             " '-infinity', '-1 mons +2 days -03:00:00', 'happy', 'abcdef')",
             "INSERT INTO by_text VALUES ('long ago', '0044-03-15 BC', NULL, '0001-01-01 00:00:00 BC',"
             " '0001-12-31 23:59:59.999 BC', '0001-01-01 00:00:00+00', '-1 day', NULL, NULL)",
-            "INSERT INTO by_text (id, zoned) VALUES ('zoned long ago', '0044-03-15 12:00:00+00 BC')",
+            "INSERT INTO by_text (id, zoned) VALUES ('zoned long ago', '0044-03-15 12:00:00+00 BC'),"
+            " ('the year before 1', '0001-12-31 23:59:59.5+00 BC')",
             "INSERT INTO by_text VALUES ('late', '9999-12-31', '23:59:59.999999', '9999-12-31 23:59:59.999999',"
             " '9999-12-31 23:59:59.999', '9999-12-31 23:59:59.999999+00', '10 years', NULL, NULL)",
             "INSERT INTO by_text (id, day, local, zoned) VALUES ('before 1970', '1969-12-31',"

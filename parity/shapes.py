@@ -13,9 +13,10 @@ from parity.tables import PAST_COLUMNS, SCHEMA
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """``types``: column → type, of columns that are gone too. ``key``: as our key has them; none for a table
-    without one. ``primary_key``: as Debezium's key has them. ``identity``: what an old row carries.
-    ``defaults``: column → its default, as Debezium's JSON has it. ``not_null``: columns that are."""
+    """``types``: column → type, of columns that are gone too. ``key``: as our key has them; none for a
+    table without one. ``primary_key``: as Debezium's key has them. ``identity``: what an old row carries.
+    ``defaults``: column → its default, as Debezium's JSON has it. ``not_null``: columns that are. ``passing``:
+    columns that come and go."""
 
     types: Mapping[str, str]
     key: Sequence[str]
@@ -23,6 +24,7 @@ class Shape:
     identity: Sequence[str]
     defaults: Mapping[str, Any]
     not_null: frozenset[str]
+    passing: frozenset[str] = frozenset()
 
 
 def shapes_of(server: Server, batches: Iterable[Manifest]) -> dict[str, Shape]:
@@ -42,7 +44,15 @@ def shapes_of(server: Server, batches: Iterable[Manifest]) -> dict[str, Shape]:
         defaults, not_null = _columns(server, table)
         defaults |= {name: default for name, (_, default) in PAST_COLUMNS.get(table, {}).items()}
         identity = list(of_table) if _is_full(server, table) else keys[table]
-        found[table] = Shape(of_table, keys[table], _primary_key(server, table), identity, defaults, not_null)
+        found[table] = Shape(
+            of_table,
+            keys[table],
+            _primary_key(server, table),
+            identity,
+            defaults,
+            not_null,
+            frozenset(PAST_COLUMNS.get(table, ())),
+        )
     return found
 
 

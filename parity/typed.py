@@ -16,11 +16,11 @@ from decimal import Decimal
 from typing import Any
 
 from omnisupport_ingest.landing.debezium_shape import UNAVAILABLE
-from parity.categories import INTERVAL, NESTED_LIST, NOT_A_NUMBER, TRAILING_ZEROS
+from parity.categories import INTERVAL, INTERVAL_CUT, NESTED_LIST, NOT_A_NUMBER, TRAILING_ZEROS
 
 _DAY = 86_400_000_000
-_MICROS_OF_MONTH = 2_629_800_000_000
-"""Of a month of 30.4375 days, as Debezium counts it."""
+_DAYS_OF_MONTH = 30.4375
+"""As Debezium counts a month in an interval."""
 
 _INFINITE_DAYS = {"infinity": -2_147_472_692, "-infinity": -2_147_472_691}
 _INFINITE_MICROS = {"infinity": 9_223_372_036_825_200_000, "-infinity": -9_223_372_036_832_400_000}
@@ -148,6 +148,8 @@ def _time(text: str) -> Typed:
 
 
 def _interval(text: str) -> Typed:
+    """Microseconds, worked out as Debezium does (``io.debezium.time.MicroDuration``): in binary fractions,
+    the rest cut off, so now and then one is missing."""
     months = days = 0
     for number, unit in _SPAN.findall(text):
         if unit == "day":
@@ -155,8 +157,19 @@ def _interval(text: str) -> Typed:
         else:
             months += int(number) * (12 if unit == "year" else 1)
     rest = _SPAN.sub("", text).strip()
-    micros = months * _MICROS_OF_MONTH + days * _DAY + (_clock(rest) if rest else 0)
-    return Typed(micros, INTERVAL if months or days else None)
+    exact = _clock(rest) if rest else 0
+    sign = -1 if exact < 0 else 1
+    whole_seconds, fraction = divmod(abs(exact), 1_000_000)
+    minutes, whole_seconds = divmod(whole_seconds, 60)
+    hours, minutes = divmod(minutes, 60)
+    # The driver adds up the seconds in this way.
+    seconds = whole_seconds + fraction / 1_000_000
+    whole_days = months * _DAYS_OF_MONTH + days
+    whole_minutes = (whole_days * 24 + sign * hours) * 60 + sign * minutes
+    micros = int((whole_minutes * 60 + sign * seconds) * 1e6)
+    if months or days:
+        return Typed(micros, INTERVAL)
+    return Typed(micros, None if micros == exact else INTERVAL_CUT)
 
 
 def _clock(text: str) -> int:
