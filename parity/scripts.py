@@ -229,6 +229,7 @@ SCRIPTS = (
             "INSERT INTO by_text (id, day, local, zoned) VALUES ('before 1970', '1969-12-31',"
             " '1969-12-31 23:59:59.999999', '1582-10-04 00:00:00.000001+00')",
             "INSERT INTO by_text (id, zoned) VALUES ('far', '12026-01-01 00:00:00+00')",
+            "INSERT INTO by_text (id, span) VALUES ('cut off', '19:00:18.015626'), ('cut off below 0', '-00:15:36.918882')",
             "UPDATE by_text SET span = NULL, state = 'sad' WHERE id = 'plain'",
         ),
     ),

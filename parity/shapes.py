@@ -15,8 +15,9 @@ from parity.tables import PAST_COLUMNS, SCHEMA
 class Shape:
     """``types``: column → type, of columns that are gone too. ``key``: as our key has them; none for a
     table without one. ``primary_key``: as Debezium's key has them. ``identity``: what an old row carries.
-    ``defaults``: column → its default, as Debezium's JSON has it. ``not_null``: columns that are. ``passing``:
-    columns that come and go."""
+    ``defaults``: column → its default, as Debezium's JSON has it. ``not_null``: columns that are.
+    ``passing``: columns that come and go.
+    """
 
     types: Mapping[str, str]
     key: Sequence[str]
