@@ -48,8 +48,14 @@ def compare(ours: Sequence[Sequence[OurEvent]], theirs: Theirs, shapes: Mapping[
     scene, commit, position = "the beginning", 0, (-1, -1)
     for here, there in zip_longest(ours, theirs.transactions):
         if here is None or there is None or here[0].event.tx_id != there.xid:
-            # What follows would all be out of step.
-            outcome.unexplained.append(Unexplained(scene, "the next transaction", here, there))
+            outcome.unexplained.append(
+                Unexplained(
+                    scene,
+                    "the next transaction; what follows is out of step and was not compared",
+                    here[0] if here else None,
+                    there.events[0] if there and there.events else there,
+                )
+            )
             return outcome
         scene = _scene(here) or scene
         outcome.transactions += 1
