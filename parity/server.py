@@ -65,7 +65,7 @@ class Server:
 def server(keep: Path | None) -> Iterator[Server]:
     """A new server; it and, unless ``keep`` names it, its folder are gone afterwards."""
     if keep is not None:
-        keep.mkdir(parents=True)
+        keep.mkdir(parents=True, mode=0o700)
     folder = keep.absolute() if keep is not None else Path(tempfile.mkdtemp(prefix="omnisupport-parity-"))
     postgres = EmbeddedPostgres(folder / "postgres")
     try:
