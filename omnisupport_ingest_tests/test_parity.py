@@ -19,6 +19,7 @@ from omnisupport_ingest.landing.rows import LandedEvent
 from parity import categories
 from parity.categories import CATEGORIES
 from parity.compare import Outcome, compare
+from parity.modes import TEXT
 from parity.shapes import Shape
 from parity.told import OurEvent, Record, Theirs, Transaction
 from parity.typed import typed
@@ -69,6 +70,24 @@ AS_THE_ENGINE_WROTE_IT = [
 @pytest.mark.parametrize(("pg_type", "text", "value"), AS_THE_ENGINE_WROTE_IT)
 def test_a_value_is_told_as_the_engine_wrote_it(pg_type: str, text: str, value: Any) -> None:
     assert typed(text, pg_type).value == value
+
+
+IN_TEXT_MODES = [
+    ("numeric", "NaN", "NAN"),
+    ("numeric", "-Infinity", "NEGATIVE_INFINITY"),
+    ("numeric", "1.10", "1.10"),
+    ("numeric(12,2)", "12.50", "12.50"),
+    ("interval", "00:00:00", "P0Y0M0DT0H0M0S"),
+    ("interval", "-1 mons +2 days -03:00:00", "P0Y-1M2DT-3H0M0S"),
+    ("interval", "-1 years -4 mons +00:00:33.545026", "P-1Y-4M0DT0H0M33.545026S"),
+    ("interval", "-00:15:36.918882", "P0Y0M0DT0H-15M-36.918881999S"),
+    ("interval", "-5 mons +00:00:01.490544", "P0Y-5M0DT0H0M1.490543999S"),
+]
+
+
+@pytest.mark.parametrize(("pg_type", "text", "value"), IN_TEXT_MODES)
+def test_a_value_is_told_as_the_engine_wrote_it_in_text_modes(pg_type: str, text: str, value: str) -> None:
+    assert typed(text, pg_type, TEXT).value == value
 
 
 def test_every_category_is_explained_and_no_other() -> None:

@@ -18,6 +18,7 @@ from parity import lake
 from parity.captured import capture
 from parity.categories import CATEGORIES
 from parity.compare import Outcome, Unexplained, compare
+from parity.modes import BY_NAME, Modes
 from parity.scripts import SCRIPTS
 from parity.server import Server, server
 from parity.shapes import shapes_of
@@ -33,8 +34,15 @@ _SHOWN = 10
 @click.option(
     "--lake/--no-lake", "into_lake", default=True, show_default=True, help="Both ways into the lake."
 )
+@click.option(
+    "--modes",
+    type=click.Choice([*BY_NAME]),
+    default="default",
+    show_default=True,
+    help="How Debezium writes values: as it comes, or numbers and intervals as text.",
+)
 @click.option("--keep", type=click.Path(path_type=Path), help="Run in this new folder, and leave it there.")
-def main(seeds: int, start: int, into_lake: bool, keep: Path | None) -> None:
+def main(seeds: int, start: int, into_lake: bool, modes: str, keep: Path | None) -> None:
     """Compare our capture with Debezium's own engine, event by event.
 
     Exit code: 0 every difference is one of docs/debezium_parity.md; 1 another one, or a lake that is not
@@ -42,19 +50,19 @@ def main(seeds: int, start: int, into_lake: bool, keep: Path | None) -> None:
     """
     try:
         with server(keep) as running:
-            holds = _run(running, range(start, start + seeds), into_lake=into_lake)
+            holds = _run(running, range(start, start + seeds), BY_NAME[modes], into_lake=into_lake)
     except IngestError as error:
         raise click.ClickException(str(error)) from None
     sys.exit(0 if holds else 1)
 
 
-def _run(running: Server, seeds: range, *, into_lake: bool) -> bool:
+def _run(running: Server, seeds: range, modes: Modes, *, into_lake: bool) -> bool:
     began = time.monotonic()
     words = f"{len(SCRIPTS)} scripts and {len(seeds)} seeds" + (f" from {seeds.start}" if seeds else "")
     click.echo(f"Capturing {words}, twice at once …", err=True)
-    captured = capture(running, seeds)
+    captured = capture(running, seeds, modes)
     landed = captured.ours.landed()
-    shapes = shapes_of(running, (batch for batch, _ in landed))
+    shapes = shapes_of(running, (batch for batch, _ in landed), modes)
     outcome = compare(our_transactions(landed, __version__, DATABASE), read_records(captured.events), shapes)
     _print(outcome)
     holds = not outcome.unexplained
@@ -62,7 +70,7 @@ def _run(running: Server, seeds: range, *, into_lake: bool) -> bool:
         click.echo("Taking both through the lake …", err=True)
         for arrived in (
             lake.by_capture(running, captured.ours),
-            lake.by_files(running, captured.events, shapes),
+            lake.by_files(running, captured.events, shapes, modes),
         ):
             click.echo(lake.told(arrived))
             holds = holds and arrived.holds

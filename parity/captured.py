@@ -12,6 +12,7 @@ import click
 from omnisupport_ingest.position import Lsn
 from parity import debezium, ours, workload
 from parity.marks import BEGIN, END
+from parity.modes import Modes
 from parity.ours import Ours
 from parity.scripts import SCRIPTS
 from parity.server import Server
@@ -29,7 +30,7 @@ class Captured:
     events: Path
 
 
-def capture(server: Server, seeds: range) -> Captured:
+def capture(server: Server, seeds: range, modes: Modes) -> Captured:
     """Make the tables, start both captures, run everything, and wait until both have all of it."""
     server.execute(DDL)
     listed = ", ".join(f'{SCHEMA}."{name}"' for name in PUBLISHED)
@@ -41,7 +42,7 @@ def capture(server: Server, seeds: range) -> Captured:
     home = ours.home_of(server, "ours", ours.SOURCE)
     following = ours.start(server, home)
     try:
-        engine = debezium.start(server)
+        engine = debezium.start(server, modes)
         try:
             _wait_until_both_read(server)
             _work(server, seeds)

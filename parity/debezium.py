@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 
 from omnisupport_ingest.runtime.java import find_java
+from parity.modes import Modes
 from parity.server import Server
 from parity.tables import SCHEMA
 
@@ -39,7 +40,7 @@ _SETTINGS = {
     "header.converter.schemas.enable": "false",
     "schema.include.list": SCHEMA,
 }
-"""Everything else is as the connector comes, its modes for values included."""
+"""Everything else is as the connector comes, but for the modes of values where others are asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +68,13 @@ class Engine:
             self.process.wait()
 
 
-def start(server: Server) -> Engine:
-    """Start the engine on its slot, which is there already."""
+def start(server: Server, modes: Modes) -> Engine:
+    """Start the engine on its slot, which is there already, with ``modes`` for its values."""
     reach = server.reach
     settings, events = server.folder / "debezium.json", server.folder / "debezium.jsonl"
-    properties = _SETTINGS | {
+    properties = {
+        **_SETTINGS,
+        **modes.settings,
         "database.hostname": reach.host,
         "database.port": str(reach.port),
         "database.user": reach.user,

@@ -15,7 +15,7 @@ from omnisupport_ingest.landing.debezium_shape import UNAVAILABLE
 from parity import categories
 from parity.shapes import Shape
 from parity.told import Document, OurEvent, Record
-from parity.typed import Typed, comparable, typed
+from parity.typed import Typed, comparable
 
 _MISSING = "(missing)"
 _MADE_UP = {"integer": 0, "date": 0, "text": ""}
@@ -170,23 +170,22 @@ def _after(ours: OurEvent, theirs: Document | None, shape: Shape) -> Iterator[Fo
         elif name in unsent:
             yield from _unsent(path, name, theirs[name], {**key, **old}, shape)
         else:
-            if theirs[name] == typed(UNAVAILABLE, shape.types[name]).value:
+            if theirs[name] == shape.typed(name, UNAVAILABLE).value:
                 yield Found(path, here[name], theirs[name], categories.LIKE_THE_PLACEHOLDER)
             yield from _value(path, name, here[name], theirs[name], shape)
 
 
 def _unsent(path: str, name: str, theirs: Any, old: Document, shape: Shape) -> Iterator[Found]:
     """A column that was not sent: Debezium has its placeholder, or the old row's value if that was sent."""
-    pg_type = shape.types[name]
-    if theirs == typed(UNAVAILABLE, pg_type).value:
+    if theirs == shape.typed(name, UNAVAILABLE).value:
         return
-    known = name in old and theirs == typed(old[name], pg_type).value
+    known = name in old and theirs == shape.typed(name, old[name]).value
     yield Found(path, UNAVAILABLE, theirs, categories.FILLED_IN if known else None)
 
 
 def _value(path: str, name: str, ours: str | None, theirs: Any, shape: Shape) -> Iterator[Found]:
     pg_type = shape.types[name]
-    expected = typed(ours, pg_type)
+    expected = shape.typed(name, ours)
     if _same(expected, theirs, pg_type):
         if expected.loss is not None:
             yield Found(path, ours, theirs, expected.loss)
@@ -207,4 +206,4 @@ def _same(expected: Typed, theirs: Any, pg_type: str) -> bool:
 
 
 def _values(texts: Mapping[str, str | None], shape: Shape) -> dict[str, Any]:
-    return {name: typed(text, shape.types[name]).value for name, text in texts.items()}
+    return {name: shape.typed(name, text).value for name, text in texts.items()}

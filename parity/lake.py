@@ -18,6 +18,7 @@ from omnisupport_ingest.sources.postgres.slot import consistent_snapshot
 from omnisupport_ingest.stages.compare import Comparison, compare
 from omnisupport_ingest.stages.workspace import Workspace
 from parity.losses import as_it_lands
+from parity.modes import Modes
 from parity.ours import Ours, home_of
 from parity.server import Server
 from parity.shapes import Shape
@@ -48,11 +49,11 @@ def by_capture(server: Server, home: Ours) -> Arrived:
     return _compared(server, home, "our capture", None)
 
 
-def by_files(server: Server, events: Path, shapes: dict[str, Shape]) -> Arrived:
+def by_files(server: Server, events: Path, shapes: dict[str, Shape], modes: Modes) -> Arrived:
     """Land Debezium's records as files, take them through every layer, and compare them with the source."""
     home = home_of(server, "files", FILES)
     parts = _parts(events, server.folder / "parts")
-    home.run("land", *map(str, parts), "--source", FILES, seconds=_PASS_SECONDS)
+    home.run("land", *map(str, parts), "--source", FILES, *modes.land, seconds=_PASS_SECONDS)
     home.run("materialize", seconds=_PASS_SECONDS)
     return _compared(server, home, "Debezium's files", shapes)
 
@@ -90,8 +91,7 @@ def _lose(path: Path, contract: TableContract, shape: Shape) -> int:
     lost = 0
     for column in contract.columns:
         texts = table.column(column.name).to_pylist()
-        default = shape.defaults.get(column.name)
-        left = [as_it_lands(text, shape.types[column.name], default) for text in texts]
+        left = [as_it_lands(text, column.name, shape) for text in texts]
         lost += sum(before != after for before, after in zip(texts, left, strict=True))
         place = table.column_names.index(column.name)
         table = table.set_column(place, column.name, pa.array(left, pa.string()))

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from omnisupport_ingest.landing.manifest import Manifest
+from parity.modes import DEFAULT, Modes
 from parity.server import Server
 from parity.tables import PAST_COLUMNS, SCHEMA
+from parity.typed import Typed, typed
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +18,7 @@ class Shape:
     """``types``: column → type, of columns that are gone too. ``key``: as our key has them; none for a
     table without one. ``primary_key``: as Debezium's key has them. ``identity``: what an old row carries.
     ``defaults``: column → its default, as Debezium's JSON has it. ``not_null``: columns that are.
-    ``passing``: columns that come and go.
+    ``passing``: columns that come and go. ``modes``: how Debezium writes their values.
     """
 
     types: Mapping[str, str]
@@ -26,9 +28,14 @@ class Shape:
     defaults: Mapping[str, Any]
     not_null: frozenset[str]
     passing: frozenset[str] = frozenset()
+    modes: Modes = DEFAULT
+
+    def typed(self, name: str, text: str | None) -> Typed:
+        """``text`` of the column ``name`` in Debezium's form."""
+        return typed(text, self.types[name], self.modes)
 
 
-def shapes_of(server: Server, batches: Iterable[Manifest]) -> dict[str, Shape]:
+def shapes_of(server: Server, batches: Iterable[Manifest], modes: Modes) -> dict[str, Shape]:
     """The shapes of the tables that ``batches`` have events of, by name: types and keys as we captured them,
     the rest from the server's catalogue."""
     types: dict[str, dict[str, str]] = {}
@@ -53,6 +60,7 @@ def shapes_of(server: Server, batches: Iterable[Manifest]) -> dict[str, Shape]:
             defaults,
             not_null,
             frozenset(PAST_COLUMNS.get(table, ())),
+            modes,
         )
     return found
 

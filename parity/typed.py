@@ -12,11 +12,12 @@ import re
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import ROUND_DOWN, Decimal
 from typing import Any
 
 from omnisupport_ingest.landing.debezium_shape import UNAVAILABLE
 from parity.categories import INTERVAL, INTERVAL_CUT, NESTED_LIST, NOT_A_NUMBER, TRAILING_ZEROS
+from parity.modes import DEFAULT, Modes
 
 _DAY = 86_400_000_000
 _DAYS_OF_MONTH = 30.4375
@@ -28,6 +29,9 @@ _INFINITE_MICROS = {"infinity": 9_223_372_036_825_200_000, "-infinity": -9_223_3
 
 _ITEM = re.compile(r'"((?:[^"\\]|\\.)*)"|([^,{}"]+)')
 """One item of an array: in quotes, or bare."""
+
+_NOT_FINITE = {"NaN": "NAN", "Infinity": "POSITIVE_INFINITY", "-Infinity": "NEGATIVE_INFINITY"}
+"""What a ``numeric`` as text is where it is no number."""
 
 _MOMENT = re.compile(r"(\d+)-(\d\d)-(\d\d)(?: (\d\d:\d\d:\d\d(?:\.\d+)?))?(?:\+00)?( BC)?")
 _SPAN = re.compile(r"([+-]?\d+) (year|mon|day)s?")
@@ -43,8 +47,8 @@ class Typed:
     loss: str | None = None
 
 
-def typed(text: str | None, pg_type: str) -> Typed:
-    """``text`` of type ``pg_type`` (as ``format_type`` names it) in Debezium's form."""
+def typed(text: str | None, pg_type: str, modes: Modes = DEFAULT) -> Typed:
+    """``text`` of type ``pg_type`` (as ``format_type`` names it) in Debezium's form, by ``modes``."""
     if text is None:
         return Typed(None)
     if text == UNAVAILABLE:
@@ -52,6 +56,8 @@ def typed(text: str | None, pg_type: str) -> Typed:
     if pg_type.endswith("[]"):
         return _list(text, pg_type.removesuffix("[]"))
     name, _, modifier = pg_type.partition("(")
+    if modes.as_text and name in _AS_TEXT:
+        return _AS_TEXT[name](text)
     read = _BY_TYPE.get(name)
     if name == "numeric" and modifier:
         return _decimal(text, int(modifier.rstrip(")").partition(",")[2]))
@@ -123,6 +129,23 @@ def _unscaled(number: int) -> str:
     return base64.b64encode(number.to_bytes(bits // 8 + 1, "big", signed=True)).decode()
 
 
+def _decimal_as_text(text: str) -> Typed:
+    return Typed(_NOT_FINITE.get(text, text))
+
+
+def _interval_as_text(text: str) -> Typed:
+    """ISO 8601; the seconds as a binary fraction is written, the tenth digit and on cut off."""
+    months, days, exact = _interval_parts(text)
+    sign, minus = (-1, "-") if exact < 0 else (1, "")
+    hours, minutes, seconds = _clock_parts(exact)
+    cut = Decimal(repr(seconds)).quantize(Decimal("1e-9"), ROUND_DOWN)
+    written = f"{cut:f}".rstrip("0").rstrip(".")
+    years = int(months / 12)
+    value = f"P{years}Y{months - 12 * years}M{days}DT{sign * hours}H{sign * minutes}M{minus if cut else ''}{written}S"
+    same = Decimal(abs(exact) % 60_000_000).scaleb(-6) == cut
+    return Typed(value, None if same else INTERVAL_CUT)
+
+
 def _date(text: str) -> Typed:
     return Typed(_INFINITE_DAYS[text] if text in _INFINITE_DAYS else _micros(text) // _DAY)
 
@@ -150,6 +173,19 @@ def _time(text: str) -> Typed:
 def _interval(text: str) -> Typed:
     """Microseconds, worked out as Debezium does (``io.debezium.time.MicroDuration``): in binary fractions,
     the rest cut off, so now and then one is missing."""
+    months, days, exact = _interval_parts(text)
+    sign = -1 if exact < 0 else 1
+    hours, minutes, seconds = _clock_parts(exact)
+    whole_days = months * _DAYS_OF_MONTH + days
+    whole_minutes = (whole_days * 24 + sign * hours) * 60 + sign * minutes
+    micros = int((whole_minutes * 60 + sign * seconds) * 1e6)
+    if months or days:
+        return Typed(micros, INTERVAL)
+    return Typed(micros, None if micros == exact else INTERVAL_CUT)
+
+
+def _interval_parts(text: str) -> tuple[int, int, int]:
+    """Months, days and microseconds of an interval."""
     months = days = 0
     for number, unit in _SPAN.findall(text):
         if unit == "day":
@@ -157,19 +193,15 @@ def _interval(text: str) -> Typed:
         else:
             months += int(number) * (12 if unit == "year" else 1)
     rest = _SPAN.sub("", text).strip()
-    exact = _clock(rest) if rest else 0
-    sign = -1 if exact < 0 else 1
-    whole_seconds, fraction = divmod(abs(exact), 1_000_000)
+    return months, days, _clock(rest) if rest else 0
+
+
+def _clock_parts(micros: int) -> tuple[int, int, float]:
+    """Hours, minutes and seconds of ``micros`` without its sign; the driver adds up the seconds so."""
+    whole_seconds, fraction = divmod(abs(micros), 1_000_000)
     minutes, whole_seconds = divmod(whole_seconds, 60)
     hours, minutes = divmod(minutes, 60)
-    # The driver adds up the seconds in this way.
-    seconds = whole_seconds + fraction / 1_000_000
-    whole_days = months * _DAYS_OF_MONTH + days
-    whole_minutes = (whole_days * 24 + sign * hours) * 60 + sign * minutes
-    micros = int((whole_minutes * 60 + sign * seconds) * 1e6)
-    if months or days:
-        return Typed(micros, INTERVAL)
-    return Typed(micros, None if micros == exact else INTERVAL_CUT)
+    return hours, minutes, whole_seconds + fraction / 1_000_000
 
 
 def _clock(text: str) -> int:
@@ -211,3 +243,9 @@ _BY_TYPE: dict[str, Callable[[str], Typed]] = {
     "interval": _interval,
 }
 """Type → its values. Every other type is its text: text, uuid, json, jsonb, enums."""
+
+_AS_TEXT: dict[str, Callable[[str], Typed]] = {
+    "numeric": _decimal_as_text,
+    "interval": _interval_as_text,
+}
+"""The same for the types that ``modes.TEXT`` writes otherwise."""
