@@ -70,7 +70,7 @@ def _run(running: Server, seeds: range, modes: Modes, *, into_lake: bool) -> boo
         click.echo("Taking both through the lake …", err=True)
         for arrived in (
             lake.by_capture(running, captured.ours),
-            lake.by_files(running, captured.events, shapes, modes),
+            lake.by_files(running, captured, shapes, modes),
         ):
             click.echo(lake.told(arrived))
             holds = holds and arrived.holds

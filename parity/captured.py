@@ -24,10 +24,11 @@ _CATCH_UP_SECONDS = 180
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """What both have captured: our home, and the file of Debezium's records."""
+    """What both have captured: our home; and the file of Debezium's records, with the home for them."""
 
     ours: Ours
     events: Path
+    files: Ours
 
 
 def capture(server: Server, seeds: range, modes: Modes) -> Captured:
@@ -40,6 +41,8 @@ def capture(server: Server, seeds: range, modes: Modes) -> Captured:
         )
     server.execute(f"SELECT pg_create_logical_replication_slot('{debezium.SLOT}', 'pgoutput')")
     home = ours.home_of(server, "ours", ours.SOURCE)
+    # Now: a contract that is made later may have a column of which rows from before tell nothing.
+    files = ours.home_of(server, "files", ours.FILES)
     following = ours.start(server, home)
     try:
         engine = debezium.start(server, modes)
@@ -54,7 +57,7 @@ def capture(server: Server, seeds: range, modes: Modes) -> Captured:
         following.wait(Lsn.parse(end), _CATCH_UP_SECONDS)
     finally:
         following.stop()
-    return Captured(home, engine.events)
+    return Captured(home, engine.events, files)
 
 
 def _work(server: Server, seeds: range) -> None:

@@ -17,14 +17,12 @@ from omnisupport_ingest.sources.postgres.rows_at import write_rows_at
 from omnisupport_ingest.sources.postgres.slot import consistent_snapshot
 from omnisupport_ingest.stages.compare import Comparison, compare
 from omnisupport_ingest.stages.workspace import Workspace
+from parity.captured import Captured
 from parity.losses import as_it_lands
 from parity.modes import Modes
-from parity.ours import Ours, home_of
+from parity.ours import Ours
 from parity.server import Server
 from parity.shapes import Shape
-
-FILES = "parity_files"
-"""The source of Debezium's records in its home."""
 
 _PARTS = 3
 _PASS_SECONDS = 600
@@ -49,11 +47,10 @@ def by_capture(server: Server, home: Ours) -> Arrived:
     return _compared(server, home, "our capture", None)
 
 
-def by_files(server: Server, events: Path, shapes: dict[str, Shape], modes: Modes) -> Arrived:
+def by_files(server: Server, captured: Captured, shapes: dict[str, Shape], modes: Modes) -> Arrived:
     """Land Debezium's records as files, take them through every layer, and compare them with the source."""
-    home = home_of(server, "files", FILES)
-    parts = _parts(events, server.folder / "parts")
-    home.run("land", *map(str, parts), "--source", FILES, *modes.land, seconds=_PASS_SECONDS)
+    home, parts = captured.files, _parts(captured.events, server.folder / "parts")
+    home.run("land", *map(str, parts), "--source", home.source, *modes.land, seconds=_PASS_SECONDS)
     home.run("materialize", seconds=_PASS_SECONDS)
     return _compared(server, home, "Debezium's files", shapes)
 

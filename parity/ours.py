@@ -25,6 +25,8 @@ from parity.tables import PUBLISHED, SCHEMA, WITHOUT_KEY
 
 SLOT = PUBLICATION = "parity_ours"
 SOURCE = "parity"
+FILES = "parity_files"
+"""The source of Debezium's records, in a home of its own."""
 
 _SETUP_SECONDS = 120
 _STOP_SECONDS = 30

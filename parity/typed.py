@@ -141,7 +141,8 @@ def _interval_as_text(text: str) -> Typed:
     cut = Decimal(repr(seconds)).quantize(Decimal("1e-9"), ROUND_DOWN)
     written = f"{cut:f}".rstrip("0").rstrip(".")
     years = int(months / 12)
-    value = f"P{years}Y{months - 12 * years}M{days}DT{sign * hours}H{sign * minutes}M{minus if cut else ''}{written}S"
+    date = f"P{years}Y{months - 12 * years}M{days}D"
+    value = f"{date}T{sign * hours}H{sign * minutes}M{minus if cut else ''}{written}S"
     same = Decimal(abs(exact) % 60_000_000).scaleb(-6) == cut
     return Typed(value, None if same else INTERVAL_CUT)
 
