@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from dataclasses import asdict, is_dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,10 +69,11 @@ def _run(running: Server, seeds: range, modes: Modes, *, into_lake: bool) -> boo
     holds = not outcome.unexplained
     if into_lake:
         click.echo("Taking both through the lake …", err=True)
-        for arrived in (
-            lake.by_capture(running, captured.ours),
-            lake.by_files(running, captured, shapes, modes),
+        for way in (
+            partial(lake.by_capture, running, captured.ours),
+            partial(lake.by_files, running, captured, shapes, modes),
         ):
+            arrived = way()
             click.echo(lake.told(arrived))
             holds = holds and arrived.holds
     verdict = "as documented" if holds else "NOT as documented"
