@@ -1,9 +1,12 @@
-# Everything runs in .venv, which is made when it is missing or its requirements changed.
+# Everything runs in .venv, which is made when it is missing or its requirements changed; `parity` alone has
+# its own, .venv-parity, for what it needs is large and no part of the product.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+PARITY := .venv-parity
+PARITY_INSTALLED := $(PARITY)/.installed
 ARGS ?=
 SEEDS ?= 200
 START ?= 0
@@ -53,14 +56,27 @@ bench: $(INSTALLED) ## Measure speed and compare with PostgreSQL's own tools
 	$(BIN)/python -m bench.lake
 	$(BIN)/python -m bench.platform
 
+.PHONY: parity
+parity: $(PARITY_INSTALLED) ## Hold our capture against Debezium's own engine (ARGS="--seeds 50 --start 100")
+	$(PARITY)/bin/python -m parity $(ARGS)
+
 .PHONY: clean
 clean: ## Remove the home, the virtual environment and every cache
 	@if [ -x $(BIN)/omnisupport-ingest ]; then $(BIN)/omnisupport-ingest clean --yes; fi
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PARITY) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(INSTALLED): pyproject.toml constraints.txt setup.py
-	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
-	[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(call install,$(VENV),dev)
 	@touch $@
+
+$(PARITY_INSTALLED): pyproject.toml constraints.txt setup.py
+	$(call install,$(PARITY),parity)
+	@touch $@
+
+# $(call install,folder of the environment,extra)
+define install
+@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
+[ -x $(1)/bin/python ] || $(PYTHON) -m venv $(1)
+$(1)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[$(2)]'
+endef

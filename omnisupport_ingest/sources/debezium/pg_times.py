@@ -99,7 +99,8 @@ def interval_of_text(text: str) -> str:
     if found is None or text in ("P", "PT"):
         raise ValueFault("it is no ISO 8601 duration")
     years, months, days, hours, minutes, seconds = (int(each or 0) for each in found.groups()[:6])
-    fraction = int((found[7] or "").ljust(6, "0")[:6])
+    # PostgreSQL has six digits; the connector writes nine, of a binary fraction that it cuts off.
+    fraction = (int((found[7] or "").ljust(9, "0")) + 500) // 1000
     if (found[6] or "").startswith("-"):
         fraction = -fraction
     years, months = _carried(years * 12 + months)

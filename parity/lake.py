@@ -1,0 +1,110 @@
+"""Both ways into the lake: our capture, and Debezium's records as files. Both must end at the source's state.
+
+Every row and column is compared, by the code of ``verify``. What Debezium's records have lost cannot come
+back, so for them the source's rows are first told as ``docs/debezium.md`` says that the losses land.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.sources.postgres.rows_at import write_rows_at
+from omnisupport_ingest.sources.postgres.slot import consistent_snapshot
+from omnisupport_ingest.stages.compare import Comparison, compare
+from omnisupport_ingest.stages.workspace import Workspace
+from parity.captured import Captured
+from parity.losses import as_it_lands
+from parity.modes import Modes
+from parity.ours import Ours
+from parity.server import Server
+from parity.shapes import Shape
+
+_PARTS = 3
+_PASS_SECONDS = 600
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """What came of one way. ``lost``: cells of the source's rows that are compared as they are lost."""
+
+    way: str
+    tables: dict[str, Comparison]
+    lost: int = 0
+
+    @property
+    def holds(self) -> bool:
+        return all(each.holds for each in self.tables.values())
+
+
+def by_capture(server: Server, home: Ours) -> Arrived:
+    """Take what our capture has landed through every layer, and compare it with the source."""
+    home.run("sync", "--verify", "none", seconds=_PASS_SECONDS)
+    return _compared(server, home, "our capture", None)
+
+
+def by_files(server: Server, captured: Captured, shapes: dict[str, Shape], modes: Modes) -> Arrived:
+    """Land Debezium's records as files, take them through every layer, and compare them with the source."""
+    home, parts = captured.files, _parts(captured.events, server.folder / "parts")
+    home.run("land", *map(str, parts), "--source", home.source, *modes.land, seconds=_PASS_SECONDS)
+    home.run("materialize", seconds=_PASS_SECONDS)
+    return _compared(server, home, "Debezium's files", shapes)
+
+
+def _parts(events: Path, folder: Path) -> list[Path]:
+    """The records as several files, the last one first: they may come in any order."""
+    lines = events.read_text(encoding="utf-8").splitlines(keepends=True)
+    folder.mkdir()
+    size = len(lines) // _PARTS + 1
+    found = []
+    for number in range(_PARTS):
+        path = folder / f"part-{number}.jsonl"
+        path.write_text("".join(lines[number * size : (number + 1) * size]), encoding="utf-8")
+        found.append(path)
+    return found[::-1]
+
+
+def _compared(server: Server, home: Ours, way: str, shapes: dict[str, Shape] | None) -> Arrived:
+    workspace = Workspace.open(home.settings)
+    tables, lost = {}, 0
+    with consistent_snapshot(server.dsn) as (_, snapshot):
+        for contract in workspace.contracts.of_source(home.source):
+            path = server.folder / f"{home.source}.{contract.name}.parquet"
+            write_rows_at(server.dsn, snapshot, contract, path)
+            if shapes is not None:
+                lost += _lose(path, contract, shapes[contract.table])
+            files = [file.uri for file in workspace.published(contract).open().all_files()]
+            tables[contract.full_name] = compare(contract, path, files)
+    return Arrived(way, tables, lost)
+
+
+def _lose(path: Path, contract: TableContract, shape: Shape) -> int:
+    """Write the source's rows in ``path`` as Debezium's losses leave them; how many cells that changed."""
+    table = pq.read_table(path)
+    lost = 0
+    for column in contract.columns:
+        texts = table.column(column.name).to_pylist()
+        left = [as_it_lands(text, column.name, shape) for text in texts]
+        lost += sum(before != after for before, after in zip(texts, left, strict=True))
+        place = table.column_names.index(column.name)
+        table = table.set_column(place, column.name, pa.array(left, pa.string()))
+    pq.write_table(table, path)
+    return lost
+
+
+def told(arrived: Arrived) -> str:
+    """The outcome in words."""
+    rows = sum(each.source_rows for each in arrived.tables.values())
+    lines = [
+        f"By {arrived.way}: {len(arrived.tables)} tables, {rows} rows of the source, {arrived.lost} lost "
+        f"cells, {'nothing else differs' if arrived.holds else 'DIFFERENT'}"
+    ]
+    for name, each in arrived.tables.items():
+        if not each.holds:
+            lines.append(f"  {name}: {each.differences} keys differ, {each.unresolved} unresolved")
+            lines += [f"    {key.key}: {', '.join(key.columns)}" for key in each.examples]
+    return "\n".join(lines)
