@@ -10,12 +10,13 @@ PARITY_INSTALLED := $(PARITY)/.installed
 ARGS ?=
 SEEDS ?= 200
 START ?= 0
+POSTGRES_15 ?= /usr/lib/postgresql/15
 
 .DEFAULT_GOAL := help
 
 .PHONY: help
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
 demo: $(INSTALLED) ## Run the main job end to end and prove its result (ARGS="--fresh --changes 5000")
@@ -27,11 +28,16 @@ up: $(INSTALLED) ## Run the platform with the Dagster UI until Ctrl-C (ARGS="--w
 
 .PHONY: test
 test: $(INSTALLED) ## Run the tests but the slow ones (ARGS="-k capture")
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n 3 --dist loadfile $(ARGS)
 
 .PHONY: test-slow
 test-slow: $(INSTALLED) ## Run the slow tests
 	$(BIN)/python -m pytest -m slow -n 2 --dist loadfile $(ARGS)
+
+.PHONY: test-servers
+test-servers: $(INSTALLED) ## Run the tests of capture on PostgreSQL 16 (wheel) and 15 (Debian's; POSTGRES_15=folder)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --postgres 16 omnisupport_ingest_tests/sources/postgres $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --postgres $(POSTGRES_15) omnisupport_ingest_tests/sources/postgres $(ARGS)
 
 .PHONY: crash-test
 crash-test: $(INSTALLED) ## Kill the processes at every gate of recovery

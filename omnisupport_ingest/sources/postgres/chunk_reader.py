@@ -162,10 +162,10 @@ class ChunkReader:
         began, told = time.monotonic(), False
         while not self._stop.is_set():
             own = read_mark(self._connection)
-            self._landing.marks.offer(own)
+            known = self._landing.marks.offer(own)
             self._open(table, plan)
             sees = read_visibility(self._connection)
-            mark = self._landing.marks.safe_for(sees)
+            mark = self._landing.marks.newest_safe(known, sees)
             if mark is not None and (at is None or mark.lsn >= at):
                 return mark
             self._end()

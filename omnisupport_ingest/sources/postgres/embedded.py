@@ -93,11 +93,11 @@ class EmbeddedPostgres:
         folder: Path,
         *,
         logs: Path | None = None,
-        version: str = embedded_binaries.DEFAULT_VERSION,
+        version: str | None = None,
     ) -> None:
         self.folder = folder.expanduser().absolute()
         self._log = ServerLog((logs or self.folder).expanduser().absolute() / "postgres.log")
-        self._version = version
+        self._version = version or embedded_binaries.DEFAULT_VERSION
 
     @property
     def pid(self) -> int | None:

@@ -65,25 +65,28 @@ class SafeWatermarks:
         self._marks: deque[Mark] = deque(maxlen=_KEPT)
         self._proven: Mark | None = None
 
-    def offer(self, mark: Mark) -> None:
-        """Take in a mark that was read before the snapshots it is for."""
-        with self._lock:
-            self._marks.append(mark)
+    def offer(self, mark: Mark) -> tuple[Mark, ...]:
+        """Take in a new mark; returns the marks that a snapshot taken from now on may stand at.
 
-    def safe_for(self, visibility: Visibility) -> Mark | None:
-        """The newest mark that is safe for a snapshot of this ``visibility``; none if there is none yet.
-
-        A lower watermark is always safe, so while one long transaction keeps new marks from being safe,
-        an older one stays in force.
+        One that another read offers later is not for it: between the two a transaction may commit, be seen
+        by everybody and be no holder any more, and the snapshot does not see it.
         """
         with self._lock:
-            known = [*self._marks] if self._proven is None else [self._proven, *self._marks]
-            for mark in sorted(known, key=lambda each: each.lsn, reverse=True):
-                if not visibility.unfinished(mark.holders):
-                    if self._proven is None or mark.lsn > self._proven.lsn:
-                        self._proven = mark
-                    return mark
-        return None
+            self._marks.append(mark)
+            return (*self._marks,) if self._proven is None else (self._proven, *self._marks)
+
+    def newest_safe(self, known: Iterable[Mark], visibility: Visibility) -> Mark | None:
+        """The newest of ``known`` that is safe for a snapshot of this ``visibility``; none if none is.
+
+        ``known``: what ``offer`` returned before the snapshot was taken. A lower watermark is always safe,
+        so while one long transaction keeps new marks from being safe, an older one stays in force.
+        """
+        safe = [mark for mark in known if not visibility.unfinished(mark.holders)]
+        newest = max(safe, key=lambda mark: mark.lsn, default=None)
+        with self._lock:
+            if newest is not None and (self._proven is None or newest.lsn > self._proven.lsn):
+                self._proven = newest
+        return newest
 
 
 def read_mark(connection: Connection) -> Mark:

@@ -7,7 +7,7 @@ import threading
 from omnisupport_ingest.sources.postgres.snapshot import Snapshots
 
 _LOOK_SECONDS = 0.5
-"""How often a request for a snapshot is looked for."""
+"""How often a request for a snapshot is looked for: a look into a folder, empty as a rule."""
 
 
 class SnapshotsBeside:
@@ -37,9 +37,12 @@ class SnapshotsBeside:
 
     def _run(self) -> None:
         try:
+            self._snapshots.take(self._over)
             while not self._over.is_set():
-                self._snapshots.take(self._over)
-                self._snapshots.read_moved(self._over)
+                if self._snapshots.asked:
+                    self._snapshots.take(self._over)
+                if not self._snapshots.settled:
+                    self._snapshots.read_moved(self._over)
                 self._over.wait(_LOOK_SECONDS)
         except BaseException as error:
             self._failure = error

@@ -8,6 +8,7 @@ import secrets
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 from psycopg2.extensions import connection as Connection
@@ -20,6 +21,8 @@ from omnisupport_ingest.sources.postgres.embedded_location import Location
 from omnisupport_ingest_tests.cli.command import Done, command, environment
 
 SOURCE, ROLE, TLS_ROLE, PASSWORD = "shop", "capture_role", "tls_role", "s3cret-word"
+
+_SAYS_SECONDS = 60.0
 
 _RULES = f"""\
 local    all  {TLS_ROLE}                scram-sha-256
@@ -211,14 +214,20 @@ class Following:
         self.process = process
 
     def says(self, words: str) -> None:
-        """Wait until it has said ``words``."""
+        """Wait until it has said ``words``, after what was waited for before; not for ever."""
         assert self.process.stderr is not None
-        told = []
-        while words not in "".join(told):
-            line = self.process.stderr.readline()
-            assert line, f"it ended without {words!r}: {told}"
-            assert PASSWORD not in line
-            told.append(line)
+        told: list[str] = []
+        # Its end is the end of what it says.
+        too_long = threading.Timer(_SAYS_SECONDS, self.process.kill)
+        too_long.start()
+        try:
+            while words not in "".join(told):
+                line = self.process.stderr.readline()
+                assert line, f"it ended, or was ended, without {words!r}: {told}"
+                assert PASSWORD not in line
+                told.append(line)
+        finally:
+            too_long.cancel()
 
     def stop(self) -> int:
         """Tell it to stop; returns its exit code."""

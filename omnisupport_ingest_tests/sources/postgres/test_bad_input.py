@@ -31,6 +31,7 @@ from omnisupport_ingest_tests.sources.postgres.awkward import (
     closed_port,
 )
 from omnisupport_ingest_tests.sources.postgres.fronts import tls_front
+from omnisupport_ingest_tests.sources.postgres.shop_facts import until
 
 CAPTURE = ("capture", "--once")
 
@@ -82,12 +83,10 @@ def test_following_capture_waits_for_a_host_that_is_down_and_goes_on_when_it_is_
     try:
         capture.says("Trying again in")
         awkward.server.start()
-        for table in ("items", "orders"):
-            capture.says(f"snapshot of {table}")
+        until(shop.landed)
     finally:
         awkward.server.start()
         assert capture.stop() == 0
-    assert shop.landed()
 
 
 def test_wrong_password(shop: Shop) -> None:

@@ -1,0 +1,97 @@
+"""Reading again the rows whose keys changed while their table was being read (``landing.moved_rows``)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.landing.manifest import Manifest
+from omnisupport_ingest.landing.moved_rows import moved_rows
+from omnisupport_ingest.landing.snapshot_plans import SnapshotPlan
+from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.sources.postgres.chunk_reader import ChunkReader, Landing, Stopped
+from omnisupport_ingest.sources.postgres.connection import connect
+
+
+class MovedReading:
+    """The search in the stream of one epoch, beside the snapshots whose chunks it adds to."""
+
+    def __init__(self, dsn: str, store: LandingStore, epoch: int, landed: Callable[[Manifest], None]) -> None:
+        self.settled = False
+        """Whether the stream was searched for every snapshot that was told of."""
+        self._dsn, self._store, self._epoch, self._landed = dsn, store, epoch, landed
+        self._searched: set[str] = set()
+
+    def run(
+        self,
+        tables: Sequence[TableContract],
+        plans: Mapping[str, SnapshotPlan],
+        landing: Callable[[], Landing],
+        stop: threading.Event,
+    ) -> Lsn | None:
+        """Read what has moved in tables whose snapshot (``plans``, by table) the stream has passed.
+
+        Returns the highest LSN that was seen; null if nothing was read or ``stop`` came. To be called
+        until it finds nothing, as a row may move on meanwhile.
+        """
+        left = [
+            (table, plans[table.name])
+            for table in tables
+            if table.name in plans and plans[table.name].snapshot_id not in self._searched
+        ]
+        self.settled = not left
+        passed = [(table, plan) for table, plan in left if self._has_passed(plan)]
+        if not passed:
+            return None
+        batches = [each for each in self._store.landed().batches if each.epoch == self._epoch]
+        try:
+            found = [self._read(table, plan, batches, landing, stop) for table, plan in passed]
+        except Stopped:
+            return None
+        return max((high for high in found if high is not None), default=None)
+
+    def _has_passed(self, plan: SnapshotPlan) -> bool:
+        """Whether the snapshot has landed, and the stream up to where it was read."""
+        if not self._store.exists(plan.boundary_id):
+            return False
+        boundary, last = self._store.read(plan.boundary_id).chunk, self._store.last_stream(self._epoch)
+        return (
+            boundary is not None
+            and last is not None
+            and last.stream is not None
+            and last.stream.end_lsn >= boundary.high
+        )
+
+    def _read(
+        self,
+        table: TableContract,
+        plan: SnapshotPlan,
+        batches: Sequence[Manifest],
+        landing: Callable[[], Landing],
+        stop: threading.Event,
+    ) -> Lsn | None:
+        chunks = [
+            each.chunk
+            for each in batches
+            if each.chunk is not None
+            and each.chunk.snapshot_id == plan.snapshot_id
+            and not each.chunk.boundary
+        ]
+        high = max(chunk.high for chunk in chunks)
+        if max((each.stream.end_lsn for each in batches if each.stream), default=Lsn(0)) < high:
+            return None
+        again = [chunk for chunk in chunks if chunk.chunk >= plan.chunks]
+        # Rows read again stand where the search before them ended.
+        since = max(chunk.low for chunk in again) if again else min(chunk.low for chunk in chunks)
+        moved = moved_rows(self._store, batches, table.schema, table.table, since, high)
+        if not moved:
+            self._searched.add(plan.snapshot_id)
+            return None
+        with closing(connect(self._dsn)) as connection:
+            reader = ChunkReader(connection, landing(), stop)
+            batch = reader.read_keys(table, plan, plan.chunks + len(again), moved, high)
+        self._landed(batch)
+        return None if batch.chunk is None else batch.chunk.high
