@@ -28,7 +28,7 @@ up: $(INSTALLED) ## Run the platform with the Dagster UI until Ctrl-C (ARGS="--w
 
 .PHONY: test
 test: $(INSTALLED) ## Run the tests but the slow ones (ARGS="-k capture")
-	$(BIN)/python -m pytest -n 3 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 .PHONY: test-slow
 test-slow: $(INSTALLED) ## Run the slow tests

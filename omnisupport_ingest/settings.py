@@ -3,15 +3,34 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from enum import StrEnum
 from pathlib import Path
 
 from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from omnisupport_ingest.sources.postgres.snapshot_mode import SnapshotMode
 from omnisupport_ingest.windows import WindowSize
 
 PREFIX = "OMNISUPPORT_"
+
+
+class SnapshotMode(StrEnum):
+    """When capture reads whole tables.
+
+    ``initial``: each table once in an epoch. ``when_needed``: also after a hole, by a new epoch.
+
+    ``schema_only``: no rows by itself, only the form of each table. ``never``: nothing by itself.
+    """
+
+    INITIAL = "initial"
+    WHEN_NEEDED = "when_needed"
+    SCHEMA_ONLY = "schema_only"
+    NEVER = "never"
+
+    @property
+    def reads_rows(self) -> bool:
+        """Whether a table that this epoch has not read is read without being asked for."""
+        return self in (SnapshotMode.INITIAL, SnapshotMode.WHEN_NEEDED)
 
 
 class Settings(BaseSettings):
@@ -106,7 +125,10 @@ class Settings(BaseSettings):
         description="What each connection of a snapshot reads at a time, in bytes.",
     )
     snapshot_rows_per_second: int | None = Field(
-        None, ge=1, description="Rows that a snapshot may read a second, in all. Unset: as fast as it goes."
+        None,
+        ge=1,
+        description="Rows that a snapshot may read a second, in all. Unset: as fast as it goes.",
+        examples=["50000"],
     )
     slot_warning_bytes: int = Field(
         5_000_000_000,

@@ -33,6 +33,7 @@ ELSEWHERE = {
     "source.restart": "sources/postgres/test_operating.py",
     "source.restart_clear": "sources/postgres/test_operating.py",
     "source.capture_record": "sources/postgres/test_operating.py",
+    "landing.accepted_loss": "sources/postgres/test_repair.py",
     "source.snapshot_request": "sources/postgres/test_snapshot_command.py",
     "source.snapshot_request_clear": "sources/postgres/test_snapshot_command.py",
 }

@@ -1,4 +1,4 @@
-"""``source``: prepare, watch, pause, restart and leave the database that capture reads."""
+"""``source``: prepare, watch, pause, restart, repair and leave the database that capture reads."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import click
 from omnisupport_ingest.cli.opening import existing_home, open_settings
 from omnisupport_ingest.cli.slot_left import size_text
 from omnisupport_ingest.cli.source_opening import open_source_dsn
+from omnisupport_ingest.cli.source_repair import repair
 
 if TYPE_CHECKING:
     from omnisupport_ingest.contracts.model import TableContract
@@ -29,7 +30,10 @@ _RESTART_SECONDS = 60.0
 
 @click.group()
 def source() -> None:
-    """Prepare, watch, pause, restart and leave the source database."""
+    """Prepare, watch, pause, restart, repair and leave the source database."""
+
+
+source.add_command(repair)
 
 
 @source.command()

@@ -15,11 +15,12 @@ from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.contracts.model import Contracts
 from omnisupport_ingest.home import Home
+from omnisupport_ingest.landing.accepted_losses import AcceptedLosses
 from omnisupport_ingest.landing.epochs import EpochFacts, EpochRecord
 from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.position import Lsn
-from omnisupport_ingest.settings import Settings
+from omnisupport_ingest.settings import Settings, SnapshotMode
 from omnisupport_ingest.sources.postgres.capture_record import CaptureRecords, recorded
 from omnisupport_ingest.sources.postgres.changes import EventReader
 from omnisupport_ingest.sources.postgres.connection import VALUE_SETTINGS, connect, connect_replication
@@ -45,7 +46,6 @@ from omnisupport_ingest.sources.postgres.restart import RestartNote, StopOrResta
 from omnisupport_ingest.sources.postgres.server import server_facts, slot_facts, wait_until_free, wal_clock
 from omnisupport_ingest.sources.postgres.slot import create_slot, drop_slot, slot_taken
 from omnisupport_ingest.sources.postgres.snapshot import Snapshots
-from omnisupport_ingest.sources.postgres.snapshot_mode import SnapshotMode
 from omnisupport_ingest.sources.postgres.snapshots_beside import SnapshotsBeside
 from omnisupport_ingest.sources.postgres.source_check import contracted_tables
 from omnisupport_ingest.sources.postgres.stream_batches import StreamBatches
@@ -143,13 +143,22 @@ class Capture:
             source_dsn(self._settings, self._home), expected_slot(self._store, self._settings.slot)
         )
 
-    def begin_new_epoch(self, reason: str) -> EpochRecord:
+    def begin_new_epoch(self, reason: str, *, loss_accepted_by: str | None = None) -> EpochRecord:
         """The repair of a hole: a new slot and a new epoch. The next ``run`` takes new snapshots.
 
-        Everything that has landed stays. ``reason`` is recorded with the epoch.
+        Everything that has landed stays. ``reason`` is recorded with the epoch. ``loss_accepted_by``: who
+        has decided that the tables read before are not read again; a note then names what may be missing.
         """
         with Lease.take(self._home.run, self._settings.source):
-            return self._new_epoch(source_dsn(self._settings, self._home), reason)
+            before = self._store.current_epoch()
+            lost_from = end_of_chain(self._store, before)[0] if before is not None else None
+            epoch = self._new_epoch(source_dsn(self._settings, self._home), reason)
+            if loss_accepted_by is not None:
+                lost_to = epoch.facts.consistent_point if epoch.facts is not None else None
+                AcceptedLosses(self._store.folder).accept(
+                    epoch.number, loss_accepted_by, reason, lost_from, lost_to
+                )
+            return epoch
 
     def _new_epoch(self, dsn: str, reason: str) -> EpochRecord:
         slot = self._slot_of_new_epoch(dsn)

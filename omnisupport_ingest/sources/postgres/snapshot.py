@@ -19,9 +19,10 @@ from datetime import UTC, datetime
 from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.landing.accepted_losses import AcceptedLosses
 from omnisupport_ingest.landing.epochs import EpochRecord
 from omnisupport_ingest.landing.manifest import ChunkSpan, Manifest
-from omnisupport_ingest.landing.names import chunk_batch_id
+from omnisupport_ingest.landing.names import chunk_batch_id, epoch_in
 from omnisupport_ingest.landing.snapshot_plans import (
     SCHEMA_ONLY,
     SnapshotPlan,
@@ -90,11 +91,7 @@ class Snapshots:
         """The tables to read now: begun and not finished, asked for, or not read in this epoch."""
         plans = newest_of_each(self._plans.all(self._epoch))
         asked = self._requests.read()
-        read = {
-            chunk.table
-            for chunk in (self._store.read(name).chunk for name in self._boundaries())
-            if chunk is not None
-        }
+        read = self._read_before()
         found = []
         for table in self._tables:
             plan = plans.get(table.name)
@@ -172,11 +169,13 @@ class Snapshots:
                 span = ChunkSpan(SCHEMA_ONLY, table.name, 0, 1, mark.lsn, mark.lsn, mark.clock)
                 self._landed(writer.seal(chunk=span, relations=(relation.version(table),)))
 
-    def _boundaries(self) -> list[str]:
-        prefix = f"e{self._epoch:06d}-r-"
-        return [
-            name for name in self._store.batch_ids() if name.startswith(prefix) and name.endswith("-boundary")
-        ]
+    def _read_before(self) -> set[str]:
+        """The tables that need no first read: read in this epoch, or before it where that has to do."""
+        accepted = AcceptedLosses(self._store.folder).of(self._epoch) is not None
+        names = (name for name in self._store.batch_ids() if name.endswith("-boundary"))
+        counts = (name for name in names if accepted or epoch_in(name) == self._epoch)
+        chunks = (self._store.read(name).chunk for name in counts)
+        return {chunk.table for chunk in chunks if chunk is not None}
 
     def _planned(self, connection: Connection, wanted: _Wanted, ordinals: Ordinals) -> SnapshotPlan:
         table, plan = wanted.table, wanted.plan

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
+from omnisupport_ingest import failpoints
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest_tests.sources.postgres.awkward import SOURCE, Shop
 
@@ -31,3 +36,16 @@ def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
     while not condition():
         assert time.monotonic() < give_up, "it did not happen"
         time.sleep(0.05)
+
+
+def killed_at(shop: Shop, point: str, *arguments: str) -> None:
+    """Run a command that dies at ``point``."""
+    variables = {f"OMNISUPPORT_{name.upper()}": value for name, value in shop.settings().items()}
+    done = subprocess.run(
+        [sys.executable, "-m", "omnisupport_ingest.cli.main", *arguments],
+        env=os.environ | variables | {failpoints.VARIABLE: point},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr

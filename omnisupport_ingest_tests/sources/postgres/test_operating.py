@@ -6,8 +6,6 @@ import json
 import os
 import signal
 import stat
-import subprocess
-import sys
 import threading
 import time
 from datetime import UTC, datetime
@@ -15,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from omnisupport_ingest import failpoints
 from omnisupport_ingest.cli import services
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.landing.store import LandingStore
@@ -29,7 +26,7 @@ from omnisupport_ingest.sources.postgres.restart import RestartNote
 from omnisupport_ingest.windows import WindowSize
 from omnisupport_ingest_tests.cli.command import environment
 from omnisupport_ingest_tests.sources.postgres.awkward import PASSWORD, SOURCE, Shop
-from omnisupport_ingest_tests.sources.postgres.shop_facts import landed_rows, status, until
+from omnisupport_ingest_tests.sources.postgres.shop_facts import killed_at, landed_rows, status, until
 
 ONCE = ("capture", "--once")
 
@@ -210,19 +207,6 @@ def test_restart_is_refused_with_the_way_to_go_where_nothing_would_obey(shop: Sh
     paused = shop.run("source", "restart")
     assert paused.code == 1 and "Fix: omnisupport-ingest source resume" in paused.err
     assert not (landing / "restart.json").exists()
-
-
-def killed_at(shop: Shop, point: str, *arguments: str) -> None:
-    """Run a command that dies at ``point``."""
-    variables = {f"OMNISUPPORT_{name.upper()}": value for name, value in shop.settings().items()}
-    done = subprocess.run(
-        [sys.executable, "-m", "omnisupport_ingest.cli.main", *arguments],
-        env=os.environ | variables | {failpoints.VARIABLE: point},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == -signal.SIGKILL, done.stderr
 
 
 @pytest.mark.parametrize("times", [1, pytest.param(3, marks=pytest.mark.slow)])

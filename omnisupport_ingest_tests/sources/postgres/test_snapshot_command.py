@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
 
 import pytest
 
-from omnisupport_ingest import failpoints
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.sources.postgres.snapshot_requests import SnapshotRequests
 from omnisupport_ingest_tests.sources.postgres.awkward import SOURCE, Shop
-from omnisupport_ingest_tests.sources.postgres.shop_facts import status, until
+from omnisupport_ingest_tests.sources.postgres.shop_facts import killed_at, status, until
 
 ONCE = ("capture", "--once")
 
@@ -22,19 +18,6 @@ def boundaries(shop: Shop) -> int:
     """How many snapshots of orders have landed whole."""
     batches = LandingStore(shop.home / "landing", SOURCE).manifests()
     return sum(batch.chunk.boundary and batch.chunk.table == "orders" for batch in batches if batch.chunk)
-
-
-def killed_at(shop: Shop, point: str, *arguments: str) -> None:
-    """Run a command that dies at ``point``."""
-    variables = {f"OMNISUPPORT_{name.upper()}": value for name, value in shop.settings().items()}
-    done = subprocess.run(
-        [sys.executable, "-m", "omnisupport_ingest.cli.main", *arguments],
-        env=os.environ | variables | {failpoints.VARIABLE: point},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == -signal.SIGKILL, done.stderr
 
 
 def test_capture_that_follows_reads_the_table_again_and_goes_on(shop: Shop) -> None:

@@ -1,0 +1,60 @@
+"""Holes that a person has accepted: epochs whose tables are not read by themselves.
+
+What committed between the end of the epoch before and the start of such an epoch is not in landing, and
+nothing will tell of it. The note names that stretch; the tables stay incomplete until a snapshot reads them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from omnisupport_ingest.durable import create_exclusively
+from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.landing.encoding import decode, encode
+from omnisupport_ingest.position import Lsn
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptedLoss:
+    """What may be missing before ``epoch``: commits from ``lost_from`` (null: nothing had landed) to
+    ``lost_to``. LSNs of another server's history cannot be compared with each other.
+    """
+
+    epoch: int
+    at: datetime
+    by: str
+    reason: str
+    lost_from: Lsn | None
+    lost_to: Lsn | None
+    format_version: int = FORMAT_VERSION
+
+
+class AcceptedLosses:
+    """The notes of one source, in its landing folder."""
+
+    def __init__(self, folder: Path) -> None:
+        """``folder``: the landing folder of the source."""
+        self._folder = folder
+
+    def accept(
+        self, epoch: int, by: str, reason: str, lost_from: Lsn | None, lost_to: Lsn | None
+    ) -> AcceptedLoss:
+        """Write the note of ``epoch``, before its first capture. Durable when this returns."""
+        loss = AcceptedLoss(epoch, datetime.now(UTC), by, reason, lost_from, lost_to)
+        with gate("landing.accepted_loss"):
+            create_exclusively(self._file(epoch), encode(loss))
+        return loss
+
+    def of(self, epoch: int) -> AcceptedLoss | None:
+        """The loss that was accepted before ``epoch``, if one was; errors as of a manifest."""
+        file = self._file(epoch)
+        if not file.exists():
+            return None
+        return decode(AcceptedLoss, file.read_bytes(), file, newest=FORMAT_VERSION)
+
+    def _file(self, epoch: int) -> Path:
+        return self._folder / f"accepted-loss-e{epoch:06d}.json"
