@@ -39,6 +39,10 @@ test-servers: $(INSTALLED) ## Run the tests of capture on PostgreSQL 16 (wheel) 
 	$(BIN)/python -m pytest -n 2 --dist loadfile --postgres 16 omnisupport_ingest_tests/sources/postgres $(ARGS)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --postgres $(POSTGRES_15) omnisupport_ingest_tests/sources/postgres $(ARGS)
 
+.PHONY: test-huge
+test-huge: $(INSTALLED) ## Take in transactions of ten million rows (3.5 GB of disk)
+	$(BIN)/python -m pytest -m huge -s $(ARGS)
+
 .PHONY: crash-test
 crash-test: $(INSTALLED) ## Kill the processes at every gate of recovery
 	$(BIN)/python -m pytest -m "crash or not crash" -n 2 omnisupport_ingest_tests/recovery/test_crash_*.py $(ARGS)

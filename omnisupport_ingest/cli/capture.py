@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 def capture(once: bool, reason: str | None) -> None:
     """Land the WAL of the source as batches, until Ctrl-C or, with --once, up to now.
 
-    Takes the snapshot first if there is none yet. Following, it waits for a source that is away;
+    Reads tables that were not read yet, beside the WAL. Following, it waits for a source that is away;
     with --once that is an error. Both stop at what needs a person (a missing right, a lost slot).
     What has landed goes into the lake by `up`, or by `materialize`.
 

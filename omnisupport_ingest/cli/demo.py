@@ -103,7 +103,7 @@ def start_the_source(demo: Demo) -> None:
 
 def start_capture(demo: Demo) -> None:
     """Publication, slot, snapshot, and then the changes: a process of its own."""
-    demo.console.print("Starting capture: snapshot first, then the WAL …")
+    demo.console.print("Starting capture: the WAL, and the snapshots beside it …")
     demo.supervisor.start(services.capture(demo.settings))
 
 

@@ -1,7 +1,6 @@
 """One transaction of many million rows: capture's memory does not grow with it.
 
-Ten million rows, too: ``pytest -m slow -s -k 10000000`` of this file.
-They take some minutes, 1.5 GB of WAL and 2 GB beside it, for the time of the test.
+Ten million rows by ``make test-huge``, which takes some minutes each, 1.5 GB of WAL and 2 GB beside it.
 """
 
 from __future__ import annotations
@@ -19,9 +18,10 @@ from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUn
 
 LIMIT_MB = 600
 
-pytestmark = pytest.mark.slow
-
-sizes = pytest.mark.parametrize("rows", [1_000_000, 10_000_000])
+sizes = pytest.mark.parametrize(
+    "rows",
+    [pytest.param(1_000_000, marks=pytest.mark.slow), pytest.param(10_000_000, marks=pytest.mark.huge)],
+)
 
 
 @pytest.fixture
