@@ -154,6 +154,7 @@ test_staging.fill(spark, test_staging.by_window(Path(sys.argv[1])), test_staging
 """
 
 
+@pytest.mark.slow
 def test_work_that_died_after_placing_its_files_is_done_again_with_them(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -37,15 +37,15 @@ def plain(spark: SparkSession) -> Iterator[SparkSession]:
     spark.conf.set("spark.sql.adaptive.enabled", str(adaptive))
 
 
-def a_stream(seeds: range, slots: int, folder: Path, spark: SparkSession) -> Tally:
+def a_stream(seeds: range, slots: int, steps: int, folder: Path, spark: SparkSession) -> Tally:
     """What the home of a stream has seen: nothing is replayed in it but what is late, so its windows are
     folded."""
-    story = draw(seeds, slots, steps=1, late_steps=0, kinds=("run some windows",))
+    story = draw(seeds, slots, steps, late_steps=0, kinds=("run some windows",))
     return prove(story, folder, spark, say=lambda _: None)
 
 
 def test_every_layer_is_what_the_oracle_comes_to(plain: SparkSession, tmp_path: Path) -> None:
-    seen = a_stream(SMALL, 2, tmp_path, plain)
+    seen = a_stream(SMALL, 2, 0, tmp_path, plain)
     assert seen.comparisons >= 4
     for thing in ("late events", "key changes", "truncates", "rows purged", "windows folded"):
         assert seen.things[thing], thing
@@ -58,7 +58,7 @@ def test_a_stream_and_files_agree_and_nothing_that_the_proof_is_about_never_happ
     story = draw(FILES, slots=3, steps=2, kinds=STEPS)
     seen = prove(story, tmp_path / "files", plain, say=lambda _: None)
     # Told once more in other batches.
-    seen.add(a_stream(STREAM, 3, tmp_path / "stream", plain))
+    seen.add(a_stream(STREAM, 3, 1, tmp_path / "stream", plain))
     assert seen.never == []
 
 

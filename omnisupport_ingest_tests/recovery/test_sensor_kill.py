@@ -37,6 +37,7 @@ def evaluated(folder: Path, cursor: str | None = None) -> Answer:
     return answer
 
 
+@pytest.mark.slow
 def test_a_sensor_killed_before_its_cursor_is_kept_skips_nothing_and_repeats_nothing(recent: Story, folder):
     story = recent
     story.land(Commit(10, 1, [Change("c", 1, {"title": "one", "body": None})]))

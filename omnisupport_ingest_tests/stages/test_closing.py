@@ -208,6 +208,7 @@ def test_a_replayed_window_is_written_whole_and_closed_by_the_same_commit(story,
     assert pending(story, spark) == ()
 
 
+@pytest.mark.slow
 def test_layers_below_that_took_part_of_what_was_folded_begin_again(story, spark, tmp_path):
     three_appends(story, spark)
     story.land(Commit(40, 6, [Change("u", 1, {"title": "tres"}, unchanged=("body",))]), LATER)
@@ -226,6 +227,7 @@ def test_layers_below_that_took_part_of_what_was_folded_begin_again(story, spark
     assert contents(story.workspace) == contents(twin.workspace)
 
 
+@pytest.mark.slow
 def test_layers_below_that_took_nothing_read_what_was_folded(story, spark, tmp_path):
     for commit in (INSERT, UPDATE):
         story.land(commit)
@@ -253,6 +255,7 @@ def test_who_opened_the_table_before_reads_on_while_its_window_is_folded(story, 
     assert snapshot.read(spark, snapshot.files(FIRST)).count() == 4
 
 
+@pytest.mark.slow
 def test_files_that_are_not_what_the_checkpoint_says_are_not_folded(story, spark):
     three_appends(story, spark)
     snapshot = layers(story)["raw"].open()
@@ -295,6 +298,7 @@ def test_two_runs_that_close_one_window_at_once_close_it_once(story, spark):
     assert len(files(story, "raw")) == 1
 
 
+@pytest.mark.slow
 def test_a_stale_window_that_may_wait_is_not_made_again_for_being_closed(story, spark, tmp_path):
     three_appends(story, spark)
     story.land(LATER)

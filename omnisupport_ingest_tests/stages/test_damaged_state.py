@@ -31,6 +31,7 @@ def states(table: LakeTable) -> list[Path]:
     return [Path(uri) for uri in DeltaTable(str(table.folder)).file_uris() if layout.is_state(uri)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layer", ["raw", "deduped", "dimension", "published"])
 def test_the_next_run_makes_a_window_with_a_damaged_state_again(tmp_path: Path, spark, layer: str) -> None:
     story = Story(tmp_path)

@@ -224,6 +224,7 @@ def test_erased_once_more_nothing_is_written(deleted: Story, spark: SparkSession
     assert pending_windows(deleted.workspace, SOURCE).nothing
 
 
+@pytest.mark.slow
 def test_a_rebuild_from_landing_erases_the_same(deleted: Story, spark: SparkSession):
     erased(deleted)
     run(deleted, spark)
@@ -235,6 +236,7 @@ def test_a_rebuild_from_landing_erases_the_same(deleted: Story, spark: SparkSess
     assert holding(deleted) == {"raw_cdc_staging"}
 
 
+@pytest.mark.slow
 def test_late_events_of_an_erased_row_are_erased_in_whatever_window(deleted: Story, spark: SparkSession):
     erased(deleted)
     run(deleted, spark)
@@ -289,6 +291,7 @@ def test_former_keys_of_the_row_are_erased_with_it(story: Story, spark: SparkSes
     assert_checks_pass(story, spark)
 
 
+@pytest.mark.slow
 def test_a_row_that_left_its_key_keeps_what_it_took_along(story: Story, spark: SparkSession):
     moves = [Change("d", 1), Change("c", 3, {"title": "moved"}, unchanged=("body",), moved_from=1)]
     first = [Change("c", 1, {"title": "one", "body": "taken along"})]
@@ -316,6 +319,7 @@ def test_what_a_truncate_ended_can_be_erased(story: Story, spark: SparkSession):
     assert shown(story, spark)[2] == ("two", "2", False, [])
 
 
+@pytest.mark.slow
 def test_a_quarantined_event_loses_its_values_and_keeps_its_name(story: Story, spark: SparkSession):
     story.land(BORN)
     # In a window of its own, against the order of the log.

@@ -168,6 +168,7 @@ class TestHistory:
         after = make(story, spark)
         assert (after.delta_version, after.content_hash) == (before.delta_version, before.content_hash)
 
+    @pytest.mark.slow
     def test_events_that_land_late_and_out_of_order_and_twice_give_the_same_history(
         self, story: Story, spark: SparkSession, tmp_path: Path
     ) -> None:
@@ -187,6 +188,7 @@ class TestHistory:
         assert done.rows == 8
         assert open_rows_are_current_state(late.workspace, spark, late.contract).passed
 
+    @pytest.mark.slow
     def test_a_published_table_of_other_events_is_not_what_it_is_held_against(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:

@@ -248,6 +248,7 @@ def test_write_asked_for_again_writes_nothing_or_writes_again_as_the_table_says(
     assert again.state(FIRST).checkpoint.replaced_hash == again.state(FIRST).checkpoint.content_hash
 
 
+@pytest.mark.slow
 def test_rebuild_from_landing_reaches_the_verdicts_of_the_first_run(story, spark, tmp_path):
     story.land_file(put(10, 1, "first", op="c"), put(90, 8 * DAY, "newest"))
     take_all(story, spark)

@@ -67,6 +67,7 @@ def test_a_key_change_across_windows_takes_the_unsent_column_from_the_old_key(st
     assert state(story, spark) == FINAL
 
 
+@pytest.mark.slow
 def test_batch_by_batch_and_all_at_once_give_the_same_content_in_every_layer(tmp_path, spark):
     steps, whole = Story(tmp_path / "steps"), Story(tmp_path / "whole")
     for commit in (INSERT, UPDATE, MOVE, DELETE):

@@ -82,6 +82,7 @@ def test_a_purged_key_stays_gone_when_events_below_its_delete_come_late_or_again
     assert pending_windows(story.workspace, SOURCE).windows == ()
 
 
+@pytest.mark.slow
 def test_a_purged_key_that_is_inserted_again_comes_back(tmp_path, spark):
     story = told(tmp_path / "told", policy("P30D"))
     purged(story, spark)
@@ -90,6 +91,7 @@ def test_a_purged_key_that_is_inserted_again_comes_back(tmp_path, spark):
     assert shown(story, spark) == {1: False, 2: False, 3: False}
 
 
+@pytest.mark.slow
 def test_a_rebuild_purges_the_same_rows(tmp_path, spark):
     story = told(tmp_path / "told", policy("P30D"))
     purged(story, spark)

@@ -204,6 +204,7 @@ def test_a_discarded_event_stays_in_quarantine_and_stays_a_hole(story, spark, co
     assert not content_checks.no_unresolved_cells(story.workspace, spark, story.contract).passed
 
 
+@pytest.mark.slow
 def test_the_last_decision_counts_and_the_ledger_keeps_all(story, spark, collision):
     one, another = collision
     review(story, "discard", one, by="ana", why="a test row")
@@ -259,6 +260,7 @@ def test_the_same_decisions_have_the_same_digest_whatever_led_to_them(story, spa
     assert again.windows() == [FIRST]
 
 
+@pytest.mark.slow
 def test_a_rebuild_of_the_window_from_landing_keeps_the_decision(story, spark, collision):
     review(story, "release", collision[0])
     run(story, spark)
@@ -381,6 +383,7 @@ decide(open_workspace(Path(sys.argv[1])), "desk", "release", [event], reviewer="
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("point", "times", "recorded"),
     [
@@ -435,6 +438,7 @@ def _race(folder: Path, events: Sequence[EventRef]) -> dict[str, Any]:
     return told
 
 
+@pytest.mark.slow
 def test_two_people_who_release_both_events_of_a_collision_at_once_release_one(story, spark, collision):
     told = _race(folder_of(story), collision)
     assert sorted(map(str, told.values())) == ["1", "refused"]
@@ -444,6 +448,7 @@ def test_two_people_who_release_both_events_of_a_collision_at_once_release_one(s
     assert counts(story) == (3, 2, 0, 1)
 
 
+@pytest.mark.slow
 def test_releases_of_several_events_at_once_are_all_recorded(story, spark):
     story.land(INSERT, Commit(20, 2, [Change("c", 2, {"title": "two"})]))
     story.land(Commit(30, 3, [Change("d", 3)]), epoch=2)

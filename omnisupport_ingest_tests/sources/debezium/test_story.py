@@ -100,6 +100,7 @@ def test_the_same_file_twice_and_overlapping_ones_change_nothing(
         assert again.state(spark, table) == recorder.state(spark, table)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("order", "seed"), [pytest.param("transaction", 1, marks=pytest.mark.slow), ("lsn", 2)]
 )

@@ -103,6 +103,7 @@ def test_transaction_of_which_nothing_is_left_is_not_there(both: TwoReaders) -> 
     both.assert_same()
 
 
+@pytest.mark.slow
 def test_table_described_anew_while_a_transaction_is_in_progress_is_known_by_its_newest_description(
     both: TwoReaders,
 ) -> None:

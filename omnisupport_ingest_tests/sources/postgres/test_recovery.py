@@ -125,7 +125,11 @@ def test_first_snapshot_killed_on_the_way_is_taken_again(tickets: SourceUnderTes
 
 def test_snapshot_that_is_stopped_within_a_table_goes_on_at_the_next_start(tickets: SourceUnderTest) -> None:
     tickets.sql("INSERT INTO tickets SELECT g, 'more' FROM generate_series(1000, 9000) g")
-    tickets.overrides |= {"snapshot_chunk_rows": 1000, "snapshot_threads": 1}
+    tickets.overrides |= {
+        "snapshot_chunk_rows": 1000,
+        "snapshot_threads": 1,
+        "snapshot_rows_per_second": 4000,
+    }
     stop = threading.Event()
     contracts = Contracts(tuple(tickets.tables))
     Capture(tickets.settings, tickets.home, contracts, lambda _batch: stop.set()).run(None, stop)

@@ -6,6 +6,7 @@ import json
 import time
 from pathlib import Path
 
+import pytest
 from pyspark.sql import SparkSession
 
 from omnisupport_ingest.contracts.load import contract_of
@@ -111,6 +112,7 @@ def test_a_hundred_tables_are_one_start(source: SourceUnderTest) -> None:
 ODD = '"qu""ote\'s / 50% = {x}"'
 
 
+@pytest.mark.slow
 def test_odd_names_and_types_are_the_same_in_the_lake(source: SourceUnderTest, spark: SparkSession) -> None:
     source.sql(
         "CREATE SCHEMA archive",
