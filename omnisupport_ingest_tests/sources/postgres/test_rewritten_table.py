@@ -73,6 +73,23 @@ def test_table_changed_between_the_reads_of_a_snapshot_is_read_as_it_is_then(
     assert folded(events, "early") == ROWS
 
 
+def test_table_that_is_being_rewritten_when_its_turn_comes_is_read_afterwards(
+    two_tables: SourceUnderTest,
+) -> None:
+    """A snapshot taken while the rewrite runs, and used when it is over, would find the table empty."""
+    with two_tables.connected() as rewriting, rewriting.cursor() as cursor:
+        ending = threading.Timer(1.0, cursor.execute, ["COMMIT"])
+
+        def rewrite() -> None:
+            cursor.execute("BEGIN; ALTER TABLE late ALTER COLUMN v TYPE bigint")
+            ending.start()
+
+        capture_with(two_tables, rewrite)
+        ending.join()
+    two_tables.catch_up()
+    assert folded(two_tables.events(), "late") == ROWS
+
+
 @pytest.mark.parametrize("statement", ["ALTER TABLE late ALTER COLUMN v TYPE bigint", "TRUNCATE late_2"])
 def test_rewrite_waits_for_the_chunk_that_is_being_read_and_no_change_of_a_row_does(
     two_tables: SourceUnderTest, statement: str
