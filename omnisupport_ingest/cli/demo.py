@@ -102,7 +102,7 @@ def start_the_source(demo: Demo) -> None:
 
 
 def start_capture(demo: Demo) -> None:
-    """Publication, slot, snapshot, and then the changes: a process of its own."""
+    """Publication, slot, changes and snapshots: a process of its own."""
     demo.console.print("Starting capture: the WAL, and the snapshots beside it …")
     demo.supervisor.start(services.capture(demo.settings))
 
