@@ -16,6 +16,9 @@ from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.sources.postgres.chunk_reader import ChunkReader, Landing, Stopped
 from omnisupport_ingest.sources.postgres.connection import connect
 
+_LOOK_SECONDS = 0.1
+"""How often the caller's stop is asked while chunks are being read."""
+
 
 class ParallelReading:
     """Chunks of some tables, read by several threads until none is left; boundaries as tables end."""
@@ -28,7 +31,7 @@ class ParallelReading:
         landed: Callable[[Manifest], None],
         threads: int,
     ) -> None:
-        """``planned``: each table with its plan. ``landed`` is called by one thread at a time."""
+        """``planned``: each table with its plan. ``landed`` is called by several threads."""
         self._dsn, self._landing, self._landed = dsn, landing, landed
         exists = landing.store.exists
         self._left = deque(
@@ -62,10 +65,11 @@ class ParallelReading:
         for worker in workers:
             worker.start()
         # The caller's stop may look at files; it is asked here alone.
-        while any(worker.is_alive() for worker in workers):
-            if stop.is_set():
-                self._over.set()
-            workers[0].join(0.1) if workers[0].is_alive() else threading.Event().wait(0.02)
+        for worker in workers:
+            while worker.is_alive():
+                if stop.is_set():
+                    self._over.set()
+                worker.join(_LOOK_SECONDS)
         if self._failure is not None:
             raise self._failure
         return None if self._over.is_set() else self._high
@@ -89,7 +93,7 @@ class ParallelReading:
             return self._left.popleft() if self._left and not self._over.is_set() else None
 
     def _done(self, table: TableContract, plan: SnapshotPlan, batch: Manifest) -> None:
-        self._tell(batch)
+        self._landed(batch)
         with self._lock:
             self._missing[plan.snapshot_id] -= 1
             last = not self._missing[plan.snapshot_id]
@@ -122,8 +126,4 @@ class ParallelReading:
             batch = writer.seal(chunk=span)
         with self._lock:
             self._high = max(self._high, high)
-        self._tell(batch)
-
-    def _tell(self, batch: Manifest) -> None:
-        with self._lock:
-            self._landed(batch)
+        self._landed(batch)
