@@ -24,9 +24,9 @@ from omnisupport_ingest.settings import Settings, SnapshotMode
 from omnisupport_ingest.sources.postgres.capture_record import CaptureRecords, recorded
 from omnisupport_ingest.sources.postgres.changes import EventReader
 from omnisupport_ingest.sources.postgres.connection import VALUE_SETTINGS, connect, connect_replication
-from omnisupport_ingest.sources.postgres.continuity import ResumePoint, resume_point
+from omnisupport_ingest.sources.postgres.continuity import ResumePoint, require_same_server, resume_point
 from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
-from omnisupport_ingest.sources.postgres.errors import HoleInSource, SourceUnavailable
+from omnisupport_ingest.sources.postgres.errors import AnotherSource, HoleInSource, SourceUnavailable
 from omnisupport_ingest.sources.postgres.follower import Follower
 from omnisupport_ingest.sources.postgres.home_slot import (
     ExpectedSlot,
@@ -39,15 +39,22 @@ from omnisupport_ingest.sources.postgres.in_progress import Doubtful, InProgress
 from omnisupport_ingest.sources.postgres.kept_transaction import NotKept
 from omnisupport_ingest.sources.postgres.lease import Lease
 from omnisupport_ingest.sources.postgres.pause import PauseNote, StopOrPause
-from omnisupport_ingest.sources.postgres.preflight import Severity, preflight, require_ready
+from omnisupport_ingest.sources.postgres.preflight import Finding, Severity, preflight, require_ready
 from omnisupport_ingest.sources.postgres.publication import ensure_publication
 from omnisupport_ingest.sources.postgres.recovery import require_recovery
 from omnisupport_ingest.sources.postgres.restart import RestartNote, StopOrRestart
-from omnisupport_ingest.sources.postgres.server import server_facts, slot_facts, wait_until_free, wal_clock
+from omnisupport_ingest.sources.postgres.same_server import require_source
+from omnisupport_ingest.sources.postgres.server import (
+    identify,
+    server_facts,
+    slot_facts,
+    wait_until_free,
+    wal_clock,
+)
 from omnisupport_ingest.sources.postgres.slot import create_slot, drop_slot, slot_taken
 from omnisupport_ingest.sources.postgres.snapshot import Snapshots
 from omnisupport_ingest.sources.postgres.snapshots_beside import SnapshotsBeside
-from omnisupport_ingest.sources.postgres.source_check import contracted_tables
+from omnisupport_ingest.sources.postgres.source_check import NO_PROOF, contracted_tables
 from omnisupport_ingest.sources.postgres.stream_batches import StreamBatches
 from omnisupport_ingest.sources.postgres.walstream import WalStream
 
@@ -55,6 +62,9 @@ _log = logging.getLogger(__name__)
 
 SLOT_WAIT_SECONDS = 10.0
 """How long a start waits for the server to notice that the slot's last reader has died."""
+
+_PROOF = Lsn(0)
+"""As a goal: only see that the stream continues what has landed."""
 
 Landed = Callable[[Manifest], None]
 """Called with each batch once it is durable (and, for a batch of the stream, confirmed)."""
@@ -127,7 +137,11 @@ class Capture:
             try:
                 epoch = self._prepare(dsn, connection)
                 ready_to_capture()
-                self._capture(dsn, connection, epoch, until, stop)
+                try:
+                    self._capture(dsn, connection, epoch, until, stop)
+                except HoleInSource as hole:
+                    epoch = self._after_hole(dsn, connection, hole)
+                    self._capture(dsn, connection, epoch, until, stop)
             finally:
                 connection.close()
         pause.raise_if_paused(source)
@@ -151,7 +165,7 @@ class Capture:
         """
         with Lease.take(self._home.run, self._settings.source):
             before = self._store.current_epoch()
-            lost_from = end_of_chain(self._store, before)[0] if before is not None else None
+            lost_from = end_of_chain(self._store, before).end if before is not None else None
             epoch = self._new_epoch(source_dsn(self._settings, self._home), reason)
             if loss_accepted_by is not None:
                 lost_to = epoch.facts.consistent_point if epoch.facts is not None else None
@@ -191,18 +205,25 @@ class Capture:
         try:
             return self._prepared(dsn, connection)
         except HoleInSource as hole:
-            if self._settings.snapshot_mode is not SnapshotMode.WHEN_NEEDED:
-                raise
-            _log.warning("%s A new epoch begins, as the snapshot mode is when_needed.", hole.problem)
-            self._new_epoch(dsn, hole.problem)
-            return self._prepared(dsn, connection)
+            return self._after_hole(dsn, connection, hole)
+
+    def _after_hole(self, dsn: str, connection: Connection, hole: HoleInSource) -> EpochRecord:
+        """The new epoch after ``hole``, where the settings leave that to us; else ``hole`` is raised."""
+        by_itself = self._settings.snapshot_mode is SnapshotMode.WHEN_NEEDED
+        if not by_itself or isinstance(hole, AnotherSource):
+            raise hole
+        _log.warning("%s A new epoch begins, as the snapshot mode is when_needed.", hole.problem)
+        self._new_epoch(dsn, hole.problem)
+        return self._prepared(dsn, connection)
 
     def _prepared(self, dsn: str, connection: Connection) -> EpochRecord:
-        self._require_ready(dsn, expected_slot(self._store, self._settings.slot))
+        found = self._findings(dsn, expected_slot(self._store, self._settings.slot))
         epoch = self._store.current_epoch()
-        if epoch is not None:
-            # A slot that is gone or not ours is found now: before anything changes at the source.
+        if epoch is not None and not {each.check for each in found} & NO_PROOF:
+            # A slot that is gone or not ours is found now: before anything changes at the source, and
+            # before it is told what another server lacks.
             self._resume_point(dsn, connection, epoch)
+        require_ready(found)
         self._store.clear_garbage()
         # Before any slot of a snapshot: what commits above its point must be published already.
         ensure_publication(connection, self._settings.publication, self._tables)
@@ -214,6 +235,9 @@ class Capture:
         return epoch
 
     def _require_ready(self, dsn: str, slot: ExpectedSlot) -> None:
+        require_ready(self._findings(dsn, slot))
+
+    def _findings(self, dsn: str, slot: ExpectedSlot) -> tuple[Finding, ...]:
         found = preflight(
             dsn,
             self._tables,
@@ -224,7 +248,7 @@ class Capture:
         for each in found:
             if each.severity is Severity.WARNS:
                 _log.warning("%s Fix: %s", each.problem, each.fix)
-        require_ready(found)
+        return found
 
     def _begin_epoch(self, dsn: str, connection: Connection, reason: str) -> EpochRecord:
         slot = self._settings.slot
@@ -254,15 +278,20 @@ class Capture:
         )
         if self._settings.snapshot_mode is SnapshotMode.SCHEMA_ONLY:
             snapshots.land_schemas(connection)
+        proved = threading.Event()
         if until is not None:
+            if snapshots.due():
+                self._follow(dsn, connection, epoch, _PROOF, stop, proved)
+                if not proved.is_set():
+                    return
             # The tables are whole once the stream has passed all that their chunks saw.
             goal: Lsn | None = max(until, snapshots.take(stop) or until)
             while goal is not None and not stop.is_set():
-                self._follow(dsn, connection, epoch, goal, stop)
+                self._follow(dsn, connection, epoch, goal, stop, proved)
                 goal = snapshots.read_moved(stop)
             return
-        with SnapshotsBeside(snapshots, stop) as beside:
-            self._follow(dsn, connection, epoch, None, beside.stop)
+        with SnapshotsBeside(snapshots, stop, proved) as beside:
+            self._follow(dsn, connection, epoch, None, beside.stop, proved)
         beside.raise_failure()
 
     def _tell(self, batch: Manifest) -> None:
@@ -271,16 +300,22 @@ class Capture:
             self._landed(batch)
 
     def _follow(
-        self, dsn: str, connection: Connection, epoch: EpochRecord, until: Lsn | None, stop: threading.Event
+        self,
+        dsn: str,
+        connection: Connection,
+        epoch: EpochRecord,
+        until: Lsn | None,
+        stop: threading.Event,
+        proved: threading.Event,
     ) -> None:
         # Older servers send nothing of a transaction before it has committed.
         if self._settings.stream_transactions and connection.server_version >= 140000:
             try:
-                return self._stream(dsn, connection, epoch, until, stop, in_progress=True)
+                return self._stream(dsn, connection, epoch, until, stop, proved, in_progress=True)
             except (Doubtful, NotKept) as reason:
                 _log.warning("%s Until the next start, transactions are read after their commit.", reason)
                 wait_until_free(connection, epoch.facts.slot if epoch.facts else "", SLOT_WAIT_SECONDS)
-        return self._stream(dsn, connection, epoch, until, stop, in_progress=False)
+        return self._stream(dsn, connection, epoch, until, stop, proved, in_progress=False)
 
     def _stream(
         self,
@@ -289,6 +324,7 @@ class Capture:
         epoch: EpochRecord,
         until: Lsn | None,
         stop: threading.Event,
+        proved: threading.Event,
         *,
         in_progress: bool,
     ) -> None:
@@ -297,7 +333,9 @@ class Capture:
             self._store, self._home.grid, epoch.number, resume.end_of_chain, self._settings
         )
         batches.recovered_from = resume.recovered_from
-        if until is not None and batches.end >= until:
+        if resume.proved:
+            proved.set()
+        if until is not None and batches.end >= until and resume.proved:
             return
         if resume.recovered_from is not None:
             require_recovery(self._settings, resume.recovered_from, resume.end_of_chain)
@@ -305,24 +343,32 @@ class Capture:
             _log.info("continuing at %s: the last landed transaction must be sent again", resume.start)
         else:
             _log.info(
-                "continuing at %s by the weaker proof: the slot is confirmed no further than the chain "
-                "reaches, and the server's WAL reaches the end of the chain",
+                "continuing at %s by the weaker proof: the slot stands where a batch ends; nothing may be "
+                "sent below %s, the end of the chain",
                 resume.start,
+                resume.end_of_chain,
             )
         events = EventReader(epoch.number, lambda schema, table: self._keys.get((schema, table)))
         slot, publication = epoch.facts.slot if epoch.facts else "", self._settings.publication
         wait_until_free(connection, slot, SLOT_WAIT_SECONDS)
         decoding_memory = self._settings.stream_above_bytes if in_progress else None
         replication = connect_replication(dsn, decoding_memory=decoding_memory)
+        if epoch.facts is not None:
+            here = identify(replication)
+            require_same_server(epoch.facts, here.system_identifier, here.timeline, here.database)
         stream = WalStream(replication, slot, publication, resume.start, in_progress=in_progress)
         messages = InProgress(stream.read, self._home.run)
         try:
-            Follower(stream, messages, connection, batches, events, resume, self._tell).run(until, stop)
+            told = self._tell, proved.set
+            Follower(stream, messages, connection, batches, events, resume, *told).run(until, stop)
         finally:
             messages.close()
             stream.close()
 
     def _resume_point(self, dsn: str, connection: Connection, epoch: EpochRecord) -> ResumePoint:
-        end, last = end_of_chain(self._store, epoch)
+        server, chain = server_facts(dsn), end_of_chain(self._store, epoch)
         slot = slot_facts(connection, epoch.facts.slot) if epoch.facts else None
-        return resume_point(epoch, end, last, server_facts(dsn), wal_clock(connection).flushed, slot)
+        resume = resume_point(epoch, chain, server, wal_clock(connection).flushed, slot)
+        # What was asked here was asked of the same server.
+        require_source(connection, epoch)
+        return resume

@@ -1,19 +1,22 @@
 """Does the slot continue what has landed? The proof, from facts alone (no connection, no files).
 
-The strong proof: the last landed transaction is sent again, and is the same. It needs a slot whose
-confirmed position lies at or below that transaction's commit. Else the weaker one: the end of the
-chain lies between the slot's confirmed position and the end of the server's WAL.
+A server may have been put back to an earlier state and written to since, until its WAL is as long as it
+was. So what is compared is not how far it reaches, but what it sends. The strong proof: the last landed
+transaction is sent again, and is the same. It needs a slot whose confirmed position lies at or below
+that transaction's commit. Else the weaker one: the slot stands where this home has confirmed it, so the
+server has been there. Either way nothing else may be sent below the end of the chain.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from typing import NamedTuple
 
-from omnisupport_ingest.landing.epochs import EpochRecord
+from omnisupport_ingest.landing.epochs import EpochFacts, EpochRecord
 from omnisupport_ingest.landing.manifest import StreamSpan
 from omnisupport_ingest.position import Lsn
-from omnisupport_ingest.sources.postgres.errors import HoleInSource
+from omnisupport_ingest.sources.postgres.errors import AnotherSource, HoleInSource
 from omnisupport_ingest.sources.postgres.server import ServerFacts, SlotFacts
 
 REPAIR = (
@@ -21,6 +24,12 @@ REPAIR = (
     'every table and keeps what has landed: omnisupport-ingest capture --new-epoch "what happened"'
 )
 """The documented repair of a hole."""
+
+_MOVED = (
+    "If OMNISUPPORT_SOURCE_DSN leads to the wrong place, correct it: nothing was captured there. If the "
+    "source has moved there for good, begin a new epoch, which takes a new snapshot of every table and keeps "
+    'what has landed: omnisupport-ingest capture --new-epoch "what happened"'
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +48,24 @@ class LandedTransaction:
         return cls(span.last_commit_lsn, span.last_xid, span.last_commit_ts)
 
 
+class LandedChain(NamedTuple):
+    """The landed stream of an epoch: where it ends, and its last transaction (none before the first).
+
+    ``stops``: the ends of the batches from that transaction's on; before the first transaction the slot's
+    consistent point too. A slot that this home reads is confirmed at one of them, or below them all.
+    """
+
+    end: Lsn
+    last: LandedTransaction | None
+    stops: frozenset[Lsn]
+
+
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
     """Where to start streaming. ``resent``: the transaction that must come first, if it is proof.
 
-    Without it the weaker proof has been found to hold. ``recovered_from``: the slot's confirmed
-    position, where it lies below what has landed: capture died, or the server did, before the last
-    batches were confirmed for good. Null where the two agree.
+    ``recovered_from``: the slot's confirmed position, where it lies below what has landed: capture died,
+    or the server did, before the last batches were confirmed for good. Null where the two agree.
     """
 
     start: Lsn
@@ -53,35 +73,24 @@ class ResumePoint:
     resent: LandedTransaction | None
     recovered_from: Lsn | None = None
 
+    @property
+    def proved(self) -> bool:
+        """Whether nothing that the stream sends can contradict what has landed."""
+        return self.resent is None and self.start >= self.end_of_chain
+
 
 def resume_point(
-    epoch: EpochRecord,
-    end_of_chain: Lsn,
-    last: LandedTransaction | None,
-    server: ServerFacts,
-    flushed: Lsn,
-    slot: SlotFacts | None,
+    epoch: EpochRecord, chain: LandedChain, server: ServerFacts, flushed: Lsn, slot: SlotFacts | None
 ) -> ResumePoint:
     """Where the stream of ``epoch`` continues; ``HoleInSource`` if continuity cannot be proved.
 
-    ``end_of_chain``: end LSN of the last landed stream batch, else the slot's consistent point.
-    ``flushed``: the end of the server's flushed WAL.
+    ``flushed``: the end of the server's flushed WAL. Unless the point is ``proved``, the stream has to
+    show up to the end of the chain that it is the one that has landed.
     """
-    facts = epoch.facts
+    facts, end_of_chain, last = epoch.facts, chain.end, chain.last
     if facts is None:
         raise _hole(f"Epoch {epoch.number} was not captured from a server", "it has no slot to continue")
-    if server.system_identifier != facts.system_identifier:
-        raise _hole(
-            "This is another database server",
-            f"system identifier {server.system_identifier}, landed from {facts.system_identifier}",
-        )
-    if server.timeline != facts.timeline:
-        raise _hole(
-            "The server is on another timeline (it was promoted or restored)",
-            f"timeline {server.timeline}, landed from {facts.timeline}",
-        )
-    if server.database != facts.database:
-        raise _hole("This is another database", f"{server.database}, landed from {facts.database}")
+    require_same_server(facts, server.system_identifier, server.timeline, server.database)
     if slot is None or slot.plugin != "pgoutput" or slot.database != server.database:
         raise _hole(f"The replication slot {facts.slot} is gone", f"the chain ends at {end_of_chain}")
     confirmed = slot.confirmed_flush_lsn
@@ -103,7 +112,38 @@ def resume_point(
     recovered_from = confirmed if confirmed < end_of_chain else None
     if last is not None and confirmed <= last.commit_lsn:
         return ResumePoint(last.commit_lsn, end_of_chain, last, recovered_from)
-    return ResumePoint(end_of_chain, end_of_chain, None, recovered_from)
+    if confirmed not in chain.stops:
+        raise _hole(
+            f"The slot {facts.slot} has been moved by somebody else, or made anew",
+            f"it is confirmed up to {confirmed}, where no batch ends",
+        )
+    return ResumePoint(confirmed, end_of_chain, None, recovered_from)
+
+
+def require_same_server(
+    facts: EpochFacts, system_identifier: str | None, timeline: int, database: str
+) -> None:
+    """``HoleInSource`` unless these are the facts of the server that an epoch is captured from.
+
+    ``system_identifier``: null where the server does not tell it. ``AnotherSource`` is the kind of hole
+    that may be nothing but a wrong connection string.
+    """
+    if system_identifier not in (facts.system_identifier, None):
+        raise AnotherSource(
+            f"This is another database server: system identifier {system_identifier}, landed from "
+            f"{facts.system_identifier}. Events may be missing.",
+            fix=_MOVED,
+        )
+    if timeline != facts.timeline:
+        raise _hole(
+            "The server is on another timeline (it was promoted or restored)",
+            f"timeline {timeline}, landed from {facts.timeline}",
+        )
+    if database != facts.database:
+        raise AnotherSource(
+            f"This is another database: {database}, landed from {facts.database}. Events may be missing.",
+            fix=_MOVED,
+        )
 
 
 def not_resent(expected: LandedTransaction, found: str) -> HoleInSource:

@@ -62,5 +62,12 @@ class HoleInSource(IngestError):
     exit_code = 7
 
 
+class AnotherSource(HoleInSource):
+    """The connection string leads to another server or database than the one that was captured.
+
+    Never repaired by itself: it may be a mistake.
+    """
+
+
 class ProtocolViolation(IngestError):
     """The server sent something that the replication protocol does not allow at this point."""

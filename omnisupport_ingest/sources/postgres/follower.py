@@ -43,7 +43,7 @@ IDLE_SECONDS = 10.0
 """How often the server is asked how far it has read, so how often an idle stretch can land."""
 
 _ASK_UNTIL_SECONDS = 0.2
-"""The same while somebody waits for a given LSN."""
+"""The same while somebody waits for a given LSN, or for the proof of continuity."""
 
 _STOP_GRACE_SECONDS = 10.0
 """How long a stop waits for the end of a transaction before it gives that transaction up."""
@@ -64,11 +64,13 @@ class Follower:
         events: EventReader,
         resume: ResumePoint,
         landed: Callable[[Manifest], None],
+        proved: Callable[[], None],
     ) -> None:
         """``connection``: for SQL on the side. ``landed`` is called with each batch, once durable.
 
         ``messages`` gives what ``stream`` receives, which must have been started at
-        ``resume.start``.
+        ``resume.start``. ``proved`` is called once the stream has shown that it continues the chain,
+        where that was not certain before.
         """
         self.skipped_messages = 0
         """Logical messages outside any transaction: they have no commit, so no position. Not landed."""
@@ -78,6 +80,8 @@ class Follower:
         self._decoder = Decoder()
         self._types = TypeNames(connection)
         self._expected = resume.resent
+        self._unproved_below = None if resume.proved else resume.end_of_chain
+        self._tell_proved = proved
         self._passing_over = False
         self._window: str | None = None
         self._heard: Lsn = batches.end
@@ -173,6 +177,7 @@ class Follower:
             return
         if transaction.commit_lsn < self._batches.end.value:
             raise below_the_chain(Lsn(transaction.commit_lsn), self._batches.end)
+        self._sent_up_to(transaction.commit_lsn)
         self._batches.begin(transaction)
         window = self._batches.window_of(transaction)
         if window != self._window:
@@ -183,6 +188,7 @@ class Follower:
     def _commit(self, transaction: Commit) -> None:
         if self._passing_over:
             self._passing_over = False
+            self._sent_up_to(transaction.end_lsn)
             return
         self._batches.commit(transaction)
         self._heard = max(self._heard, self._batches.received_end)
@@ -190,6 +196,12 @@ class Follower:
             self._until is not None and self._batches.received_end >= self._until
         ):
             self._seal()
+
+    def _sent_up_to(self, lsn: int) -> None:
+        """Everything that committed below ``lsn`` has been sent, and none of it contradicts the chain."""
+        if self._unproved_below is not None and self._expected is None and lsn >= self._unproved_below.value:
+            self._unproved_below = None
+            self._tell_proved()
 
     def _describe(self, relation: Relation) -> None:
         self._hand_over()
@@ -219,7 +231,7 @@ class Follower:
     def _report(self, *, ask_reply: bool = False) -> None:
         # Until the slot has proved that it continues the chain it stays where it is, so that the
         # next start can ask for the same proof.
-        durable = self._batches.end if self._expected is None else None
+        durable = self._batches.end if self._unproved_below is None else None
         self._stream.confirm(durable, received=self._heard, ask_reply=ask_reply)
 
     # --- idle, and told to stop ----------------------------------------------------------------
@@ -234,6 +246,7 @@ class Follower:
         if self._expected is not None and keepalive.wal_end > self._expected.commit_lsn:
             raise not_resent(self._expected, f"nothing in the WAL up to {keepalive.wal_end}")
         self._heard = max(self._heard, keepalive.wal_end)
+        self._sent_up_to(keepalive.wal_end.value)
         goal_passed = self._until is not None and keepalive.wal_end >= self._until > batches.end
         if not (batches.in_transaction or self._passing_over or self._expected):
             if batches.pending and (keepalive.reply_now or goal_passed):
@@ -255,7 +268,7 @@ class Follower:
         at_commit = not batches.in_transaction
         if at_commit and batches.due(self._events.collected_bytes):
             self._seal()
-        if self._until is not None and batches.end >= self._until:
+        if self._until is not None and batches.end >= self._until and self._unproved_below is None:
             return True
         if stop.is_set() and self._may_stop():
             return True
@@ -276,7 +289,8 @@ class Follower:
 
     def _ask(self, now: float, *, idle: bool) -> None:
         """Say that capture is alive; when idle, ask how far the server has read."""
-        self._next_ask = now + (IDLE_SECONDS if self._until is None else _ASK_UNTIL_SECONDS)
+        waited_for = self._until is not None or self._unproved_below is not None
+        self._next_ask = now + (_ASK_UNTIL_SECONDS if waited_for else IDLE_SECONDS)
         if idle and not self._batches.pending and now >= self._next_clock:
             self._clock = wal_clock(self._connection)
             self._idle_wanted = True

@@ -11,7 +11,7 @@ from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.landing.epochs import EpochRecord
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.position import Lsn
-from omnisupport_ingest.sources.postgres.continuity import LandedTransaction
+from omnisupport_ingest.sources.postgres.continuity import LandedChain, LandedTransaction
 
 
 class SlotIntent:
@@ -64,18 +64,19 @@ def expected_slot(store: LandingStore, configured: str) -> ExpectedSlot:
     return ExpectedSlot(configured, Presence.EITHER if ours else Presence.FREE)
 
 
-def end_of_chain(store: LandingStore, epoch: EpochRecord) -> tuple[Lsn, LandedTransaction | None]:
-    """Where the landed stream of ``epoch`` ends, and its last transaction (none before the first)."""
+def end_of_chain(store: LandingStore, epoch: EpochRecord) -> LandedChain:
+    """Where the landed stream of ``epoch`` ends; at the slot's consistent point, if nothing has landed."""
     prefix = f"e{epoch.number:06d}-s-"
-    end: Lsn | None = None
+    stops: list[Lsn] = []
+    last: LandedTransaction | None = None
     for batch_id in reversed([each for each in store.batch_ids() if each.startswith(prefix)]):
         span = store.read(batch_id).stream
         if span is None:
             continue
-        end = end or span.end_lsn
+        stops.append(span.end_lsn)
         last = LandedTransaction.last_of(span)
         if last is not None:
-            return end, last
-    if end is None:
-        end = epoch.facts.consistent_point if epoch.facts else Lsn(0)
-    return end, None
+            break
+    else:
+        stops.append(epoch.facts.consistent_point if epoch.facts else Lsn(0))
+    return LandedChain(stops[0], last, frozenset(stops))

@@ -7,22 +7,26 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 
 from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.landing.epochs import EpochRecord
 from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.landing.moved_rows import moved_rows
 from omnisupport_ingest.landing.snapshot_plans import SnapshotPlan
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.sources.postgres.chunk_reader import ChunkReader, Landing, Stopped
-from omnisupport_ingest.sources.postgres.connection import connect
+from omnisupport_ingest.sources.postgres.same_server import connect_to_source
 
 
 class MovedReading:
     """The search in the stream of one epoch, beside the snapshots whose chunks it adds to."""
 
-    def __init__(self, dsn: str, store: LandingStore, epoch: int, landed: Callable[[Manifest], None]) -> None:
+    def __init__(
+        self, dsn: str, store: LandingStore, epoch: EpochRecord, landed: Callable[[Manifest], None]
+    ) -> None:
         self.settled = False
         """Whether the stream was searched for every snapshot that was told of."""
-        self._dsn, self._store, self._epoch, self._landed = dsn, store, epoch, landed
+        self._dsn, self._store, self._of, self._landed = dsn, store, epoch, landed
+        self._epoch = epoch.number
         self._searched: set[str] = set()
 
     def run(
@@ -90,7 +94,7 @@ class MovedReading:
         if not moved:
             self._searched.add(plan.snapshot_id)
             return None
-        with closing(connect(self._dsn)) as connection:
+        with closing(connect_to_source(self._dsn, self._of)) as connection:
             reader = ChunkReader(connection, landing(), stop)
             batch = reader.read_keys(table, plan, plan.chunks + len(again), moved, high)
         self._landed(batch)

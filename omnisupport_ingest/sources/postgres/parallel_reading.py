@@ -8,13 +8,14 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 
 from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.landing.epochs import EpochRecord
 from omnisupport_ingest.landing.manifest import ChunkSpan, Manifest
 from omnisupport_ingest.landing.rows import LandedEvent
 from omnisupport_ingest.landing.snapshot_plans import SnapshotPlan
 from omnisupport_ingest.landing.writer import BatchWriter
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.sources.postgres.chunk_reader import ChunkReader, Landing, Stopped
-from omnisupport_ingest.sources.postgres.connection import connect
+from omnisupport_ingest.sources.postgres.same_server import connect_to_source
 
 _LOOK_SECONDS = 0.1
 """How often the caller's stop is asked while chunks are being read."""
@@ -26,13 +27,14 @@ class ParallelReading:
     def __init__(
         self,
         dsn: str,
+        epoch: EpochRecord,
         landing: Landing,
         planned: Sequence[tuple[TableContract, SnapshotPlan]],
         landed: Callable[[Manifest], None],
         threads: int,
     ) -> None:
         """``planned``: each table with its plan. ``landed`` is called by several threads."""
-        self._dsn, self._landing, self._landed = dsn, landing, landed
+        self._dsn, self._epoch, self._landing, self._landed = dsn, epoch, landing, landed
         exists = landing.store.exists
         self._left = deque(
             (table, plan, chunk)
@@ -76,7 +78,7 @@ class ParallelReading:
 
     def _work(self) -> None:
         try:
-            with closing(connect(self._dsn)) as connection:
+            with closing(connect_to_source(self._dsn, self._epoch)) as connection:
                 reader = ChunkReader(connection, self._landing, self._over)
                 while (task := self._next()) is not None:
                     table, plan, chunk = task

@@ -85,13 +85,18 @@ def server_facts(dsn: str) -> ServerFacts:
     """The facts of the server at ``dsn``; needs the replication right, as IDENTIFY_SYSTEM does."""
     connection = connect_replication(dsn)
     try:
-        with source_errors("asking the server who it is"), connection.cursor() as cursor:
-            cursor.execute("IDENTIFY_SYSTEM")
-            system_identifier, timeline, _, database = cursor.fetchone()
-            cursor.execute("SELECT current_setting('server_version'), current_setting('wal_level')")
-            version, wal_level = cursor.fetchone()
+        return identify(connection)
     finally:
         connection.close()
+
+
+def identify(replication: Connection) -> ServerFacts:
+    """The facts of the server at the other end of a replication connection."""
+    with source_errors("asking the server who it is"), replication.cursor() as cursor:
+        cursor.execute("IDENTIFY_SYSTEM")
+        system_identifier, timeline, _, database = cursor.fetchone()
+        cursor.execute("SELECT current_setting('server_version'), current_setting('wal_level')")
+        version, wal_level = cursor.fetchone()
     return ServerFacts(system_identifier, timeline, database, version, wal_level)
 
 

@@ -34,7 +34,7 @@ from omnisupport_ingest.landing.writer import BatchWriter
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres.chunk_reader import Landing
-from omnisupport_ingest.sources.postgres.connection import connect, source_errors
+from omnisupport_ingest.sources.postgres.connection import source_errors
 from omnisupport_ingest.sources.postgres.key_ranges import PLACE, columns_to_cut_by, cut
 from omnisupport_ingest.sources.postgres.moved_reading import MovedReading
 from omnisupport_ingest.sources.postgres.ordinals import Ordinals
@@ -42,6 +42,7 @@ from omnisupport_ingest.sources.postgres.pace import Pace
 from omnisupport_ingest.sources.postgres.parallel_reading import ParallelReading
 from omnisupport_ingest.sources.postgres.relations import CatalogRelation, read_relation
 from omnisupport_ingest.sources.postgres.safe_watermark import SafeWatermarks, read_mark
+from omnisupport_ingest.sources.postgres.same_server import connect_to_source
 from omnisupport_ingest.sources.postgres.server import wal_clock
 from omnisupport_ingest.sources.postgres.slot import flush_wal
 from omnisupport_ingest.sources.postgres.snapshot_requests import SnapshotRequests
@@ -76,10 +77,11 @@ class Snapshots:
         landed: Callable[[Manifest], None],
     ) -> None:
         """``landed`` is called with each batch, once durable, on the thread that read it."""
-        self._dsn, self._store, self._epoch, self._tables = dsn, store, epoch.number, tuple(tables)
+        self._dsn, self._store, self._of, self._tables = dsn, store, epoch, tuple(tables)
+        self._epoch = epoch.number
         self._start = epoch.facts.consistent_point if epoch.facts else Lsn(0)
         self._settings, self._landed, self._grid = settings, landed, grid
-        self._moved = MovedReading(dsn, store, epoch.number, landed)
+        self._moved = MovedReading(dsn, store, epoch, landed)
         self._plans, self._requests = SnapshotPlans(store.folder), SnapshotRequests(store.folder)
 
     @property
@@ -116,9 +118,10 @@ class Snapshots:
             return None
         self._moved.settled = False
         landing = self._landing()
-        with closing(connect(self._dsn)) as connection:
+        with closing(connect_to_source(self._dsn, self._of)) as connection:
             planned = [(each.table, self._planned(connection, each, landing.ordinals)) for each in wanted]
-        reading = ParallelReading(self._dsn, landing, planned, self._landed, self._settings.snapshot_threads)
+        threads = self._settings.snapshot_threads
+        reading = ParallelReading(self._dsn, self._of, landing, planned, self._landed, threads)
         high = reading.run(stop)
         if high is not None:
             self._have_flushed(high)
@@ -142,7 +145,7 @@ class Snapshots:
         return high
 
     def _have_flushed(self, high: Lsn) -> None:
-        with closing(connect(self._dsn)) as connection:
+        with closing(connect_to_source(self._dsn, self._of)) as connection:
             if wal_clock(connection).flushed < high:
                 flush_wal(self._dsn)
 

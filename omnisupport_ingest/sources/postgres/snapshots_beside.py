@@ -14,10 +14,11 @@ class SnapshotsBeside:
     """As a context: reads what is due until the context ends, which waits for the chunks in hand to stop.
 
     ``stop`` is for what runs in the context: set when the caller's stop is, or when a snapshot failed.
+    Nothing is read before ``proved`` is set: the server may be one that was put back to an earlier state.
     """
 
-    def __init__(self, snapshots: Snapshots, stop: threading.Event) -> None:
-        self._snapshots, self._over = snapshots, threading.Event()
+    def __init__(self, snapshots: Snapshots, stop: threading.Event, proved: threading.Event) -> None:
+        self._snapshots, self._over, self._proved = snapshots, threading.Event(), proved
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="snapshots")
         self.stop: threading.Event = _Either(stop, self._over)
@@ -37,6 +38,9 @@ class SnapshotsBeside:
 
     def _run(self) -> None:
         try:
+            while not self._proved.wait(_LOOK_SECONDS):
+                if self._over.is_set():
+                    return
             self._snapshots.take(self._over)
             while not self._over.is_set():
                 if self._snapshots.asked:

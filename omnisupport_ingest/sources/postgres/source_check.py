@@ -16,7 +16,7 @@ from omnisupport_ingest.sources.postgres.lease import Lease
 from omnisupport_ingest.sources.postgres.preflight import Finding, Severity, preflight
 from omnisupport_ingest.sources.postgres.preflight.continuity import continuity_findings
 
-_NO_PROOF = {"standby", "replication_right", "replication_connection", "server_version"}
+NO_PROOF = {"standby", "replication_right", "replication_connection", "server_version"}
 """Findings without whose repair the server cannot be asked for the proof of continuity."""
 
 
@@ -47,7 +47,7 @@ def check_source(
         slot = replace(expected_slot(store, settings.slot), read_by_us=running)
     try:
         found = preflight(dsn, tables, publication=settings.publication, slot=slot)
-        if store is not None and not {each.check for each in found} & _NO_PROOF:
+        if store is not None and not {each.check for each in found} & NO_PROOF:
             found = (*continuity_findings(dsn, store), *found)
     except (SourceRefused, SourceUnavailable) as error:
         return (Finding("connection", error.problem, error.fix, Severity.BLOCKS),)

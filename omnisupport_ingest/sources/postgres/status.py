@@ -258,7 +258,7 @@ def _landed(store: LandingStore) -> LandedUpTo | None:
     epoch = store.current_epoch()
     if epoch is None:
         return None
-    end, _ = end_of_chain(store, epoch)
+    end = end_of_chain(store, epoch).end
     last = store.last_stream(epoch.number)
     arrival = last.arrival if last is not None else None
     return LandedUpTo(

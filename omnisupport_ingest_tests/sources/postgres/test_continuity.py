@@ -9,8 +9,13 @@ import pytest
 
 from omnisupport_ingest.landing.epochs import EpochFacts, EpochRecord
 from omnisupport_ingest.position import Lsn
-from omnisupport_ingest.sources.postgres.continuity import LandedTransaction, ResumePoint, resume_point
-from omnisupport_ingest.sources.postgres.errors import HoleInSource
+from omnisupport_ingest.sources.postgres.continuity import (
+    LandedChain,
+    LandedTransaction,
+    ResumePoint,
+    resume_point,
+)
+from omnisupport_ingest.sources.postgres.errors import AnotherSource, HoleInSource
 from omnisupport_ingest.sources.postgres.server import ServerFacts, SlotFacts
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -19,24 +24,31 @@ EPOCH = EpochRecord(1, "first start", NOW, EpochFacts("7001", 1, "slot", Lsn(10)
 SLOT = SlotFacts("slot", "pgoutput", "support", None, Lsn(5), Lsn(100), "reserved", 0)
 LAST = LandedTransaction(Lsn(90), 42, NOW)
 END = Lsn(100)
+CHAIN = LandedChain(END, LAST, frozenset({Lsn(94), Lsn(97), END}))
 
 
 def test_last_transaction_is_asked_for_again_while_the_slot_allows_it() -> None:
     slot = replace(SLOT, confirmed_flush_lsn=Lsn(90))
-    assert resume_point(EPOCH, END, LAST, SERVER, Lsn(200), slot) == ResumePoint(Lsn(90), END, LAST, Lsn(90))
+    point = resume_point(EPOCH, CHAIN, SERVER, Lsn(200), slot)
+    assert point == ResumePoint(Lsn(90), END, LAST, Lsn(90)) and not point.proved
 
 
-@pytest.mark.parametrize("confirmed", [Lsn(91), Lsn(100)])
-def test_confirmed_chain_is_continued_at_its_end(confirmed: Lsn) -> None:
+@pytest.mark.parametrize(
+    ("confirmed", "recovered_from"), [(Lsn(94), Lsn(94)), (Lsn(97), Lsn(97)), (END, None)]
+)
+def test_confirmed_chain_is_continued_where_the_slot_stands(
+    confirmed: Lsn, recovered_from: Lsn | None
+) -> None:
     slot = replace(SLOT, confirmed_flush_lsn=confirmed)
-    recovered_from = confirmed if confirmed < END else None
-    expected = ResumePoint(END, END, None, recovered_from)
-    assert resume_point(EPOCH, END, LAST, SERVER, Lsn(100), slot) == expected
+    point = resume_point(EPOCH, CHAIN, SERVER, Lsn(100), slot)
+    assert point == ResumePoint(confirmed, END, None, recovered_from)
+    assert point.proved is (confirmed == END)
 
 
-def test_chain_without_a_transaction_starts_at_its_end_however_far_the_slot_went_back() -> None:
+def test_chain_without_a_transaction_is_continued_where_the_slot_stands_too() -> None:
     slot = replace(SLOT, confirmed_flush_lsn=Lsn(10))
-    assert resume_point(EPOCH, END, None, SERVER, Lsn(100), slot) == ResumePoint(END, END, None, Lsn(10))
+    chain = LandedChain(END, None, frozenset({Lsn(10), END}))
+    assert resume_point(EPOCH, chain, SERVER, Lsn(200), slot) == ResumePoint(Lsn(10), END, None, Lsn(10))
 
 
 @pytest.mark.parametrize(
@@ -51,11 +63,23 @@ def test_chain_without_a_transaction_starts_at_its_end_however_far_the_slot_went
         (SERVER, Lsn(99), SLOT, "restored from a backup"),
         (SERVER, Lsn(99), replace(SLOT, confirmed_flush_lsn=Lsn(50)), "restored from a backup"),
         (SERVER, Lsn(200), replace(SLOT, confirmed_flush_lsn=Lsn(101)), "read by somebody else"),
+        (SERVER, Lsn(200), replace(SLOT, confirmed_flush_lsn=Lsn(95)), "where no batch ends"),
     ],
 )
 def test_anything_else_is_a_hole(
     server: ServerFacts, flushed: Lsn, slot: SlotFacts | None, named: str
 ) -> None:
     with pytest.raises(HoleInSource, match=named) as hole:
-        resume_point(EPOCH, END, LAST, server, flushed, slot)
+        resume_point(EPOCH, CHAIN, server, flushed, slot)
     assert "--new-epoch" in hole.value.fix
+
+
+def test_other_server_or_database_is_told_from_a_hole_that_may_be_repaired_by_itself() -> None:
+    for server, kind in [
+        (replace(SERVER, system_identifier="7002"), AnotherSource),
+        (replace(SERVER, database="other"), AnotherSource),
+        (replace(SERVER, timeline=2), HoleInSource),
+    ]:
+        with pytest.raises(HoleInSource) as hole:
+            resume_point(EPOCH, CHAIN, server, Lsn(200), SLOT)
+        assert type(hole.value) is kind

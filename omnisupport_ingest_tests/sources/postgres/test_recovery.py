@@ -232,7 +232,7 @@ def test_stop_lands_what_is_complete(tickets: SourceUnderTest) -> None:
         process.kill()
     assert process.returncode == 0, errors
     epoch = tickets.store.current_epoch()
-    assert epoch is not None and tickets.confirmed() == end_of_chain(tickets.store, epoch)[0]
+    assert epoch is not None and tickets.confirmed() == end_of_chain(tickets.store, epoch).end
     assert tickets.changes() and goal > Lsn(0)
 
 

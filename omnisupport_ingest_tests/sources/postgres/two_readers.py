@@ -40,7 +40,7 @@ class TwoReaders:
         for reader in (self.early, self.late):
             epoch = reader.store.current_epoch()
             assert epoch is not None
-            last.append(end_of_chain(reader.store, epoch)[1])
+            last.append(end_of_chain(reader.store, epoch).last)
         assert last[0] == last[1] and last[0] is not None
 
     def sent_early(self) -> int:

@@ -26,9 +26,9 @@ def continuity_findings(dsn: str, store: LandingStore) -> Iterator[Finding]:
     try:
         # In this order: a capture that runs lands first and confirms after, and the WAL is ahead of both.
         slot = slot_facts(connection, epoch.facts.slot)
-        end, last = end_of_chain(store, epoch)
+        chain = end_of_chain(store, epoch)
         flushed = wal_clock(connection).flushed
-        resume_point(epoch, end, last, server, flushed, slot)
+        resume_point(epoch, chain, server, flushed, slot)
     except HoleInSource as hole:
         yield Finding("continuity", hole.problem, hole.fix, raises=HoleInSource)
     finally:
