@@ -54,6 +54,13 @@ def repair(mode: str, reason: str, by: str | None) -> None:
     if loss is None:
         click.echo("The next capture reads every table again: omnisupport-ingest up")
     else:
-        stretch = f"from {loss.lost_from} " if loss.lost_from is not None else ""
-        click.echo(f"What committed {stretch}to {loss.lost_to} is not captured; accepted by {loss.by}.")
+        if loss.of_another_history:
+            click.echo(
+                f"The source has another history than what has landed up to {loss.lost_from}: some of that "
+                "may not be in it any more, and what committed there since they parted is not captured; "
+                f"accepted by {loss.by}."
+            )
+        else:
+            stretch = f"from {loss.lost_from} " if loss.lost_from is not None else ""
+            click.echo(f"What committed {stretch}to {loss.lost_to} is not captured; accepted by {loss.by}.")
         click.echo("The tables stay incomplete until they are read: omnisupport-ingest source snapshot TABLE")

@@ -22,6 +22,9 @@ FORMAT_VERSION = 1
 class AcceptedLoss:
     """What may be missing before ``epoch``: commits from ``lost_from`` (null: nothing had landed) to
     ``lost_to``. LSNs of another server's history cannot be compared with each other.
+
+    ``of_another_history``: the source is another server or on another timeline, or was put back to an
+    earlier state, so that what has landed up to ``lost_from`` may not be in it any more.
     """
 
     epoch: int
@@ -30,6 +33,7 @@ class AcceptedLoss:
     reason: str
     lost_from: Lsn | None
     lost_to: Lsn | None
+    of_another_history: bool = False
     format_version: int = FORMAT_VERSION
 
 
@@ -41,10 +45,17 @@ class AcceptedLosses:
         self._folder = folder
 
     def accept(
-        self, epoch: int, by: str, reason: str, lost_from: Lsn | None, lost_to: Lsn | None
+        self,
+        epoch: int,
+        by: str,
+        reason: str,
+        lost_from: Lsn | None,
+        lost_to: Lsn | None,
+        *,
+        of_another_history: bool,
     ) -> AcceptedLoss:
         """Write the note of ``epoch``, before its first capture. Durable when this returns."""
-        loss = AcceptedLoss(epoch, datetime.now(UTC), by, reason, lost_from, lost_to)
+        loss = AcceptedLoss(epoch, datetime.now(UTC), by, reason, lost_from, lost_to, of_another_history)
         with gate("landing.accepted_loss"):
             create_exclusively(self._file(epoch), encode(loss))
         return loss

@@ -169,8 +169,14 @@ class Capture:
             epoch = self._new_epoch(source_dsn(self._settings, self._home), reason)
             if loss_accepted_by is not None:
                 lost_to = epoch.facts.consistent_point if epoch.facts is not None else None
+                parted = lost_from is not None and lost_to is not None and lost_to < lost_from
                 AcceptedLosses(self._store.folder).accept(
-                    epoch.number, loss_accepted_by, reason, lost_from, lost_to
+                    epoch.number,
+                    loss_accepted_by,
+                    reason,
+                    lost_from,
+                    lost_to,
+                    of_another_history=parted or (before is not None and not _same_history(before, epoch)),
                 )
             return epoch
 
@@ -372,3 +378,14 @@ class Capture:
         # What was asked here was asked of the same server.
         require_source(connection, epoch)
         return resume
+
+
+def _same_history(one: EpochRecord, other: EpochRecord) -> bool:
+    """Whether two epochs are of one server and timeline, so that their LSNs can be compared."""
+    if one.facts is None or other.facts is None:
+        return False
+    return (one.facts.system_identifier, one.facts.timeline, one.facts.database) == (
+        other.facts.system_identifier,
+        other.facts.timeline,
+        other.facts.database,
+    )

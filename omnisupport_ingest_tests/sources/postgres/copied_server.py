@@ -53,8 +53,15 @@ class CopiedServer:
     def put_back(self, copy: Path) -> None:
         """Stop the server, and start it again on the data of ``copy``."""
         self.stop()
-        shutil.rmtree(self.data)
         _copy(copy, self.data)
+        self.start()
+
+    def recover(self, backup: Path, *configuration: str) -> None:
+        """Stop the server, have it recover from ``backup`` as ``configuration`` says, and be the primary."""
+        self.stop()
+        _copy(backup, self.data)
+        self.configure(*configuration, "recovery_target_action = 'promote'")
+        self.signal("recovery.signal")
         self.start()
 
     def base_backup(self, name: str, *options: str) -> Path:
@@ -101,7 +108,7 @@ class CopiedServer:
             appended.writelines(f"{line}\n" for line in lines)
 
     def signal(self, name: str) -> None:
-        """Make the file that has the next start do a recovery."""
+        """Make the file that has the next start do a recovery, as its name says."""
         file = self.data / name
         file.touch(mode=0o600)
         facts = self.data.stat()

@@ -83,6 +83,7 @@ def repaired(source: SourceUnderTest) -> None:
     assert folded(events, "tickets") == source.rows("tickets", COLUMNS)
 
 
+@pytest.mark.slow
 def test_copy_older_than_what_has_landed_is_a_hole(tickets: SourceUnderTest, copied: CopiedServer) -> None:
     copy = copied.copy_disk("copy")
     tickets.sql("UPDATE tickets SET v = 'undone' WHERE id < 5", "DELETE FROM tickets WHERE id = 20")
@@ -108,6 +109,7 @@ def test_copy_that_was_written_to_beyond_what_has_landed_is_a_hole(
     repaired(tickets)
 
 
+@pytest.mark.slow
 def test_copy_without_the_last_transaction_that_has_nothing_to_send_is_a_hole(
     tickets: SourceUnderTest, copied: CopiedServer
 ) -> None:
@@ -121,7 +123,14 @@ def test_copy_without_the_last_transaction_that_has_nothing_to_send_is_a_hole(
     repaired(tickets)
 
 
-@pytest.mark.parametrize("last", ["none", "confirmed", "sent again"])
+@pytest.mark.parametrize(
+    "last",
+    [
+        pytest.param("none", marks=pytest.mark.slow),
+        "confirmed",
+        pytest.param("sent again", marks=pytest.mark.slow),
+    ],
+)
 def test_change_of_a_copy_where_only_an_idle_stretch_has_landed_is_a_hole(
     tickets: SourceUnderTest, copied: CopiedServer, last: str
 ) -> None:
@@ -144,6 +153,7 @@ def test_change_of_a_copy_where_only_an_idle_stretch_has_landed_is_a_hole(
     repaired(tickets)
 
 
+@pytest.mark.slow
 def test_copy_in_which_nothing_differs_is_gone_on_with(
     tickets: SourceUnderTest, copied: CopiedServer
 ) -> None:
@@ -161,7 +171,7 @@ def test_copy_in_which_nothing_differs_is_gone_on_with(
     assert folded(tickets.events(), "tickets") == tickets.rows("tickets", COLUMNS)
 
 
-@pytest.mark.parametrize("follows", [False, True])
+@pytest.mark.parametrize("follows", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_no_table_is_read_from_a_copy_before_it_is_noticed(
     tickets: SourceUnderTest, copied: CopiedServer, follows: bool
 ) -> None:
@@ -185,6 +195,7 @@ def test_no_table_is_read_from_a_copy_before_it_is_noticed(
     repaired(tickets)
 
 
+@pytest.mark.slow
 def test_copy_is_repaired_by_itself_in_mode_when_needed(
     tickets: SourceUnderTest, copied: CopiedServer
 ) -> None:

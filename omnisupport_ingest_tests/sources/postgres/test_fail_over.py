@@ -6,6 +6,7 @@ stay in the lake.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,14 +14,18 @@ import psycopg2
 import pytest
 from psycopg2.extensions import parse_dsn
 
+from omnisupport_ingest.landing.accepted_losses import AcceptedLosses
 from omnisupport_ingest.landing.completeness import incomplete_now
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.sources.postgres.connection import connect_replication
 from omnisupport_ingest.sources.postgres.errors import HoleInSource, PreflightFailed
+from omnisupport_ingest.sources.postgres.same_server import connect_to_source
 from omnisupport_ingest.sources.postgres.server import current_wal_lsn
 from omnisupport_ingest_tests.sources.postgres.copied_server import CopiedServer
 from omnisupport_ingest_tests.sources.postgres.shop_facts import until
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract, folded
+
+pytestmark = pytest.mark.slow
 
 COLUMNS = ("id", "v")
 
@@ -84,7 +89,7 @@ def same_as_source(source: SourceUnderTest) -> None:
 def test_standby_is_not_captured_before_it_is_promoted(pair: Pair) -> None:
     pair.source.dsn = pair.standby.server.dsn()
     with pytest.raises(PreflightFailed, match="is a standby"):
-        pair.source.catch_up()
+        pair.source.capture().run(None, threading.Event())
 
 
 def test_transactions_below_the_fork_keep_their_epoch_and_are_in_the_lake_once(pair: Pair) -> None:
@@ -136,6 +141,8 @@ def test_transactions_that_the_fail_over_lost_do_not_stay_in_the_lake_silently(p
     else:
         assert folded(source.events(), "tickets")['["21"]']["v"] == "lost"
         # What is in the lake and nowhere else is told of until the table is read.
+        loss = AcceptedLosses(source.store.folder).of(2)
+        assert loss is not None and loss.of_another_history
         assert incomplete_now(source.manifests(), "tickets", 2) is not None
 
 
@@ -197,8 +204,11 @@ def test_old_primary_that_comes_back_is_not_captured_again_without_being_noticed
     """Capture has moved on with the new primary; the connection string leads back to the old one."""
     source = pair.source
     pair.in_step()
-    old = source.dsn
+    old, before = source.dsn, source.store.current_epoch()
     pair.fail_over()
+    assert before is not None
+    with pytest.raises(HoleInSource, match="timeline 2, landed from 1"):
+        connect_to_source(source.dsn, before)
     source.capture().begin_new_epoch("failed over")
     source.catch_up()
     pair.primary.start()
