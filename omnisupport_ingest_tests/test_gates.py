@@ -36,6 +36,7 @@ ELSEWHERE = {
     "landing.accepted_loss": "sources/postgres/test_repair.py",
     "source.snapshot_request": "sources/postgres/test_snapshot_command.py",
     "source.snapshot_request_clear": "sources/postgres/test_snapshot_command.py",
+    "source.partitions": "sources/postgres/test_partitions.py",
 }
 """Gates that a test of their own part dies at."""
 

@@ -38,6 +38,7 @@ from omnisupport_ingest.sources.postgres.home_slot import (
 from omnisupport_ingest.sources.postgres.in_progress import Doubtful, InProgress
 from omnisupport_ingest.sources.postgres.kept_transaction import NotKept
 from omnisupport_ingest.sources.postgres.lease import Lease
+from omnisupport_ingest.sources.postgres.partition_names import PartitionNames
 from omnisupport_ingest.sources.postgres.pause import PauseNote, StopOrPause
 from omnisupport_ingest.sources.postgres.preflight import Finding, Severity, preflight, require_ready
 from omnisupport_ingest.sources.postgres.publication import ensure_publication
@@ -53,6 +54,7 @@ from omnisupport_ingest.sources.postgres.server import (
 )
 from omnisupport_ingest.sources.postgres.slot import create_slot, drop_slot, slot_taken
 from omnisupport_ingest.sources.postgres.snapshot import Snapshots
+from omnisupport_ingest.sources.postgres.snapshot_requests import SnapshotRequests
 from omnisupport_ingest.sources.postgres.snapshots_beside import SnapshotsBeside
 from omnisupport_ingest.sources.postgres.source_check import NO_PROOF, contracted_tables
 from omnisupport_ingest.sources.postgres.stream_batches import StreamBatches
@@ -286,15 +288,17 @@ class Capture:
             snapshots.land_schemas(connection)
         proved = threading.Event()
         if until is not None:
-            if snapshots.due():
-                self._follow(dsn, connection, epoch, _PROOF, stop, proved)
-                if not proved.is_set():
-                    return
+            self._follow(dsn, connection, epoch, _PROOF, stop, proved)
+            if not proved.is_set():
+                return
+            snapshots.look_at_partitions(stop)
             # The tables are whole once the stream has passed all that their chunks saw.
             goal: Lsn | None = max(until, snapshots.take(stop) or until)
             while goal is not None and not stop.is_set():
                 self._follow(dsn, connection, epoch, goal, stop, proved)
                 goal = snapshots.read_moved(stop)
+                if goal is None and snapshots.watches_partitions:
+                    goal = snapshots.look_at_partitions(stop) or snapshots.take(stop)
             return
         with SnapshotsBeside(snapshots, stop, proved) as beside:
             self._follow(dsn, connection, epoch, None, beside.stop, proved)
@@ -354,8 +358,11 @@ class Capture:
                 resume.start,
                 resume.end_of_chain,
             )
-        events = EventReader(epoch.number, lambda schema, table: self._keys.get((schema, table)))
         slot, publication = epoch.facts.slot if epoch.facts else "", self._settings.publication
+        names = PartitionNames(connection, publication, self._tables, SnapshotRequests(self._store.folder))
+        events = EventReader(
+            epoch.number, lambda schema, table: self._keys.get((schema, table)), names.before_changes_of
+        )
         wait_until_free(connection, slot, SLOT_WAIT_SECONDS)
         decoding_memory = self._settings.stream_above_bytes if in_progress else None
         replication = connect_replication(dsn, decoding_memory=decoding_memory)

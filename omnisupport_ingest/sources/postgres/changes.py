@@ -17,13 +17,18 @@ from omnisupport_ingest.sources.postgres.row_events import Place, Shape, message
 KeyOf = Callable[[str, str], tuple[str, ...] | None]
 """(schema, table) → the contract's key columns, or none if no contract names the table."""
 
+BeforeChangesOf = Callable[[Relation], Callable[[], None] | None]
+"""A table → what to do before changes of it land, which may raise; none for nothing."""
+
 
 class EventReader:
     """Collects changes into blocks; whoever uses it takes a block when it is full, or ready for it."""
 
-    def __init__(self, epoch: int, key_of: KeyOf) -> None:
+    def __init__(
+        self, epoch: int, key_of: KeyOf, before_changes_of: BeforeChangesOf = lambda _relation: None
+    ) -> None:
         self._epoch = epoch
-        self._key_of = key_of
+        self._key_of, self._before_changes_of = key_of, before_changes_of
         self._shapes: dict[int, Shape] = {}
         self._transaction: Begin | None = None
         self._index = 0
@@ -45,7 +50,8 @@ class EventReader:
         Only after ``take``: a block knows one description of each table.
         """
         assert not self._block.rows, "changes that were described otherwise have not been taken"
-        shape = Shape(relation, self._key_of(relation.schema, relation.table))
+        key = self._key_of(relation.schema, relation.table)
+        shape = Shape(relation, key, self._before_changes_of(relation))
         self._shapes[relation.oid] = shape
         self.take()
         return shape.key_names

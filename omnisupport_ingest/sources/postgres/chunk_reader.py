@@ -87,6 +87,10 @@ class ChunkReader:
         """Land the rows of ``keys`` (JSON arrays) once more, to stand at ``at``, once that is safe."""
         return self._land(table, plan, chunk, where_key(table, self._types(table), keys), at=at)
 
+    def read_more(self, table: TableContract, plan: SnapshotPlan, chunk: int, condition: str) -> Manifest:
+        """Land the rows that meet ``condition`` as one more chunk of a snapshot that is finished."""
+        return self._land(table, plan, chunk, condition)
+
     def _types(self, table: TableContract) -> tuple[str, ...]:
         relation = read_relation(self._connection, table.schema, table.table)
         of = dict(zip(relation.columns, relation.types, strict=True))

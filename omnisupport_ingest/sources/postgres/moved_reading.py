@@ -55,7 +55,13 @@ class MovedReading:
             found = [self._read(table, plan, batches, landing, stop) for table, plan in passed]
         except Stopped:
             return None
+        self.settled = all(plan.snapshot_id in self._searched for _, plan in left)
         return max((high for high in found if high is not None), default=None)
+
+    def search_again(self, snapshot_id: str) -> None:
+        """One more chunk was read of a snapshot that was searched for already."""
+        self._searched.discard(snapshot_id)
+        self.settled = False
 
     def _has_passed(self, plan: SnapshotPlan) -> bool:
         """Whether the snapshot has landed, and the stream up to where it was read."""

@@ -102,6 +102,11 @@ def operations_statement(name: str) -> str:
     return f"ALTER PUBLICATION {identifier(name)} SET (publish = {literal(', '.join(OPERATIONS))});"
 
 
+def via_root_statement(name: str) -> str:
+    """The SQL that makes publication ``name`` send changes of partitions as those of their root."""
+    return f"ALTER PUBLICATION {identifier(name)} SET (publish_via_partition_root = true);"
+
+
 def ensure_publication(connection: Connection, name: str, tables: Sequence[TableContract]) -> list[str]:
     """Make publication ``name`` cover ``tables``; returns the tables it added, ``schema.table``.
 

@@ -7,6 +7,7 @@ columns all at once, and must make the same.
 from __future__ import annotations
 
 import base64
+from collections.abc import Callable
 from datetime import datetime
 from typing import NamedTuple
 
@@ -106,9 +107,14 @@ def _event(
 class Shape:
     """What is worked out once for each description of a table. ``KeyNotSent`` if it lacks the key."""
 
-    def __init__(self, relation: Relation, contract_key: tuple[str, ...] | None) -> None:
+    def __init__(
+        self,
+        relation: Relation,
+        contract_key: tuple[str, ...] | None,
+        before_changes: Callable[[], None] | None = None,
+    ) -> None:
         """``contract_key``: the key columns of the table's contract, null if it has none."""
-        self.relation = relation
+        self.relation, self.before_changes = relation, before_changes
         self.names = tuple(column.name for column in relation.columns)
         self.identity = [i for i, column in enumerate(relation.columns) if column.in_identity]
         identity_names = tuple(self.names[i] for i in self.identity)

@@ -40,6 +40,7 @@ from omnisupport_ingest.sources.postgres.moved_reading import MovedReading
 from omnisupport_ingest.sources.postgres.ordinals import Ordinals
 from omnisupport_ingest.sources.postgres.pace import Pace
 from omnisupport_ingest.sources.postgres.parallel_reading import ParallelReading
+from omnisupport_ingest.sources.postgres.partition_watch import PartitionWatch
 from omnisupport_ingest.sources.postgres.relations import CatalogRelation, read_relation
 from omnisupport_ingest.sources.postgres.safe_watermark import SafeWatermarks, read_mark
 from omnisupport_ingest.sources.postgres.same_server import connect_to_source
@@ -82,6 +83,7 @@ class Snapshots:
         self._start = epoch.facts.consistent_point if epoch.facts else Lsn(0)
         self._settings, self._landed, self._grid = settings, landed, grid
         self._moved = MovedReading(dsn, store, epoch, landed)
+        self._partitions = PartitionWatch(dsn, store, epoch, self._tables, landed)
         self._plans, self._requests = SnapshotPlans(store.folder), SnapshotRequests(store.folder)
 
     @property
@@ -144,6 +146,24 @@ class Snapshots:
             self._have_flushed(high)
         return high
 
+    @property
+    def watches_partitions(self) -> bool:
+        """Whether there may be partitions to look for."""
+        return self._partitions.needed
+
+    def look_at_partitions(self, stop: threading.Event) -> Lsn | None:
+        """Have what came or left with a partition read: by a chunk of its own, else by asking for all of
+        its table. Returns and raises as ``take`` does.
+        """
+        plans = newest_of_each(self._plans.all(self._epoch))
+        # A chunk that is added before the search for moved rows is over would have it begin too late.
+        high = self._partitions.look(plans, self._landing if self._moved.settled else None, stop)
+        if high is not None:
+            for plan in plans.values():
+                self._moved.search_again(plan.snapshot_id)
+            self._have_flushed(high)
+        return high
+
     def _have_flushed(self, high: Lsn) -> None:
         with closing(connect_to_source(self._dsn, self._of)) as connection:
             if wal_clock(connection).flushed < high:
@@ -193,6 +213,7 @@ class Snapshots:
             )
             types = _types(by, relation)
             rows = self._settings.snapshot_chunk_rows
+            partitions = self._partitions.planned(connection, table)
             bounds = cut(connection, table.schema, table.table, relation, by, types, rows)
         finally:
             with source_errors("ending a transaction"), connection.cursor() as cursor:
@@ -212,6 +233,7 @@ class Snapshots:
             bounds=bounds,
         )
         self._plans.write(made)
+        self._partitions.will_be_read(table, partitions)
         self._requests.clear(table.name)
         return made
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import threading
+import time
 
 from omnisupport_ingest.sources.postgres.snapshot import Snapshots
 
 _LOOK_SECONDS = 0.5
 """How often a request for a snapshot is looked for: a look into a folder, empty as a rule."""
+
+PARTITION_SECONDS = 10.0
+"""How often partitions that came or left are looked for, where a table has some: a query on the catalog."""
 
 
 class SnapshotsBeside:
@@ -41,12 +45,17 @@ class SnapshotsBeside:
             while not self._proved.wait(_LOOK_SECONDS):
                 if self._over.is_set():
                     return
-            self._snapshots.take(self._over)
+            snapshots, next_partitions = self._snapshots, time.monotonic()
+            snapshots.look_at_partitions(self._over)
+            snapshots.take(self._over)
             while not self._over.is_set():
-                if self._snapshots.asked:
-                    self._snapshots.take(self._over)
-                if not self._snapshots.settled:
-                    self._snapshots.read_moved(self._over)
+                if snapshots.asked:
+                    snapshots.take(self._over)
+                if not snapshots.settled:
+                    snapshots.read_moved(self._over)
+                if snapshots.watches_partitions and time.monotonic() >= next_partitions:
+                    snapshots.look_at_partitions(self._over)
+                    next_partitions = time.monotonic() + PARTITION_SECONDS
                 self._over.wait(_LOOK_SECONDS)
         except BaseException as error:
             self._failure = error

@@ -16,6 +16,7 @@ from omnisupport_ingest.sources.postgres.publication import (
     create_statement,
     operations_statement,
     read_publication,
+    via_root_statement,
 )
 from omnisupport_ingest.sources.postgres.quoting import identifier, qualified
 
@@ -41,7 +42,7 @@ def publication_findings(connection: Connection, name: str, tables: Tables, role
         yield Finding(
             "publication_via_root",
             f"Publication {name} sends the changes of {listed} under the names of its partitions.",
-            f"ALTER PUBLICATION {identifier(name)} SET (publish_via_partition_root = true);",
+            via_root_statement(name),
         )
     yield from _uncovered(found, tables, role)
     for contract in tables:

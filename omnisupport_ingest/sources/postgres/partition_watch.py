@@ -1,0 +1,145 @@
+"""Keeping the lake right about rows that came or left with their partition, which no change tells of.
+
+Rows of a new partition are read, as one more chunk of the table's snapshot. Where rows may have left, the
+whole table is read again: only the boundary of a snapshot ends rows that nobody has deleted.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+
+from psycopg2.extensions import connection as Connection
+
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.landing.epochs import EpochRecord
+from omnisupport_ingest.landing.manifest import Manifest
+from omnisupport_ingest.landing.snapshot_plans import SnapshotPlan
+from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.sources.postgres.chunk_reader import ChunkReader, Landing, Stopped
+from omnisupport_ingest.sources.postgres.connection import source_errors
+from omnisupport_ingest.sources.postgres.partition_records import PartitionRecords
+from omnisupport_ingest.sources.postgres.partitions import (
+    Partitions,
+    difference,
+    read_partitions,
+    rows_of,
+)
+from omnisupport_ingest.sources.postgres.quoting import qualified
+from omnisupport_ingest.sources.postgres.same_server import connect_to_source
+from omnisupport_ingest.sources.postgres.snapshot_requests import SnapshotRequests
+
+_log = logging.getLogger(__name__)
+
+
+class PartitionWatch:
+    """The partitions of the tables of one source, in one epoch."""
+
+    def __init__(
+        self,
+        dsn: str,
+        store: LandingStore,
+        epoch: EpochRecord,
+        tables: Sequence[TableContract],
+        landed: Callable[[Manifest], None],
+    ) -> None:
+        """``landed`` is called with each batch, once durable."""
+        self.needed = True
+        """Whether any of the tables was partitioned at the last look."""
+        self._dsn, self._store, self._epoch, self._landed = dsn, store, epoch, landed
+        self._tables = {(each.schema, each.table): each for each in tables}
+        self._records = PartitionRecords(store.folder, epoch.number)
+        self._requests = SnapshotRequests(store.folder)
+
+    def planned(self, connection: Connection, table: TableContract) -> Partitions | None:
+        """The partitions that a snapshot that is being planned will read; null if there are none."""
+        name = (table.schema, table.table)
+        return read_partitions(connection, [name]).get(name)
+
+    def will_be_read(self, table: TableContract, partitions: Partitions | None) -> None:
+        """The plan of a snapshot that reads ``partitions`` is durable."""
+        if partitions is not None:
+            self._records.write(table.name, partitions)
+
+    def look(
+        self,
+        plans: Mapping[str, SnapshotPlan],
+        landing: Callable[[], Landing] | None,
+        stop: threading.Event,
+    ) -> Lsn | None:
+        """Compare, ask for what has to be read whole, and read new partitions.
+
+        ``plans``: of this epoch, by table; a table without one is incomplete, and told to be. Without
+        ``landing`` new partitions are left for a later look. Returns the highest LSN that was seen by
+        reading; null if nothing was read or ``stop`` came.
+        """
+        tables = {name: each for name, each in self._tables.items() if each.name in plans}
+        if not tables:
+            return None
+        highs: list[Lsn] = []
+        with closing(connect_to_source(self._dsn, self._epoch)) as connection:
+            trees = read_partitions(connection, tables)
+            self.needed = bool(trees)
+            for name, now in trees.items():
+                table = tables[name]
+                before = self._records.read(table.name)
+                if before == now:
+                    continue
+                try:
+                    if self._settle(connection, table, plans[table.name], before, now, landing, stop, highs):
+                        self._records.write(table.name, now)
+                except Stopped:
+                    return None
+        return max(highs, default=None)
+
+    def _settle(
+        self,
+        connection: Connection,
+        table: TableContract,
+        plan: SnapshotPlan,
+        before: Partitions | None,
+        now: Partitions,
+        landing: Callable[[], Landing] | None,
+        stop: threading.Event,
+        highs: list[Lsn],
+    ) -> bool:
+        """Whether nothing is left to do for what tells ``now`` from ``before``; adds to ``highs``."""
+        if before is None:
+            return True
+        found = difference(before, now)
+        if found.left:
+            reason = f"partition {', '.join(found.left)}"
+            _log.warning("%s is read again, as %s", table.full_name, reason)
+            self._requests.write(table.name, reason)
+            return True
+        for oid in found.new:
+            condition = rows_of(connection, oid)
+            if condition is None or not _any(connection, table, condition):
+                continue
+            if landing is None:
+                return False
+            _log.info("reading partition %s, which is new in %s", now[oid].name, table.full_name)
+            reader = ChunkReader(connection, landing(), stop)
+            batch = reader.read_more(table, plan, plan.chunks + self._read_more(plan), condition)
+            self._landed(batch)
+            if batch.chunk is not None:
+                highs.append(batch.chunk.high)
+        return True
+
+    def _read_more(self, plan: SnapshotPlan) -> int:
+        """How many chunks have been added to the snapshot since its boundary."""
+        count = 0
+        while self._store.exists(plan.batch_id(plan.chunks + count)):
+            count += 1
+        return count
+
+
+def _any(connection: Connection, table: TableContract, condition: str) -> bool:
+    name = qualified(table.schema, table.table)
+    with source_errors(f"looking into a partition of {table.full_name}"), connection.cursor() as cursor:
+        cursor.execute(f"SELECT EXISTS (SELECT FROM {name}{condition})")
+        (found,) = cursor.fetchone()
+    return bool(found)
