@@ -361,7 +361,7 @@ class Capture:
         slot, publication = epoch.facts.slot if epoch.facts else "", self._settings.publication
         names = PartitionNames(connection, publication, self._tables, SnapshotRequests(self._store.folder))
         events = EventReader(
-            epoch.number, lambda schema, table: self._keys.get((schema, table)), names.before_changes_of
+            epoch.number, lambda schema, table: self._keys.get((schema, table)), names.standing_of
         )
         wait_until_free(connection, slot, SLOT_WAIT_SECONDS)
         decoding_memory = self._settings.stream_above_bytes if in_progress else None

@@ -256,11 +256,16 @@ def _key(shape: Shape, row: TextColumns, fallback: TextColumns | None) -> pa.Str
 
 def _old_image(shape: Shape, row: TextColumns, is_key: bool) -> pa.StringArray:
     """The old rows as sent: in a key tuple the other columns are null without being so."""
-    if not is_key:
-        return json_objects(shape.names, row.columns, row.unchanged)
-    if not shape.identity or row.unchanged is not None:
+    if is_key and (not shape.identity or row.unchanged is not None):
         raise Irregular("a key tuple without a key")
-    return json_objects([shape.names[i] for i in shape.identity], [row.columns[i] for i in shape.identity])
+    places = shape.identity if is_key else range(len(shape.names))
+    names, columns = [shape.names[i] for i in places], [row.columns[i] for i in places]
+    if not shape.partitioned:
+        return json_objects(names, columns, None if is_key else row.unchanged)
+    if any(row.columns[i].null_count for i in shape.key_places):
+        raise Irregular("an old row without its key")
+    unsent = np.column_stack([np.asarray(column.is_null()) for column in columns])
+    return json_objects(names, columns, unsent if row.unchanged is None else unsent | row.unchanged)
 
 
 def _unsent_names(names: tuple[str, ...], row: TextColumns) -> pa.Array | None:

@@ -12,23 +12,30 @@ from collections.abc import Callable
 from omnisupport_ingest.landing.writer import BLOCK_BYTES, BLOCK_ROWS
 from omnisupport_ingest.sources.postgres.change_block import ChangeBlock, Run
 from omnisupport_ingest.sources.postgres.pgoutput import Begin, LogicalMessage, Relation, Truncate
-from omnisupport_ingest.sources.postgres.row_events import Place, Shape, message_event, truncate_event
+from omnisupport_ingest.sources.postgres.row_events import (
+    ORDINARY,
+    Place,
+    Shape,
+    Standing,
+    message_event,
+    truncate_event,
+)
 
 KeyOf = Callable[[str, str], tuple[str, ...] | None]
 """(schema, table) → the contract's key columns, or none if no contract names the table."""
 
-BeforeChangesOf = Callable[[Relation], Callable[[], None] | None]
-"""A table → what to do before changes of it land, which may raise; none for nothing."""
+StandingOf = Callable[[Relation], Standing]
+"""What a table is that the stream has described."""
 
 
 class EventReader:
     """Collects changes into blocks; whoever uses it takes a block when it is full, or ready for it."""
 
     def __init__(
-        self, epoch: int, key_of: KeyOf, before_changes_of: BeforeChangesOf = lambda _relation: None
+        self, epoch: int, key_of: KeyOf, standing_of: StandingOf = lambda _relation: ORDINARY
     ) -> None:
         self._epoch = epoch
-        self._key_of, self._before_changes_of = key_of, before_changes_of
+        self._key_of, self._standing_of = key_of, standing_of
         self._shapes: dict[int, Shape] = {}
         self._transaction: Begin | None = None
         self._index = 0
@@ -51,7 +58,7 @@ class EventReader:
         """
         assert not self._block.rows, "changes that were described otherwise have not been taken"
         key = self._key_of(relation.schema, relation.table)
-        shape = Shape(relation, key, self._before_changes_of(relation))
+        shape = Shape(relation, key, self._standing_of(relation))
         self._shapes[relation.oid] = shape
         self.take()
         return shape.key_names

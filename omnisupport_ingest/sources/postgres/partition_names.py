@@ -5,7 +5,7 @@ Those are not taken for changes of the partitioned table, so its rows in the lak
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from psycopg2.extensions import connection as Connection
@@ -15,6 +15,7 @@ from omnisupport_ingest.sources.postgres.connection import source_errors
 from omnisupport_ingest.sources.postgres.errors import PreflightFailed
 from omnisupport_ingest.sources.postgres.pgoutput import Relation
 from omnisupport_ingest.sources.postgres.publication import read_publication, via_root_statement
+from omnisupport_ingest.sources.postgres.row_events import Standing
 from omnisupport_ingest.sources.postgres.snapshot_requests import SnapshotRequests
 
 
@@ -31,22 +32,22 @@ class PartitionNames:
         self._connection, self._publication, self._requests = connection, publication, requests
         self._tables = {(each.schema, each.table): each for each in tables}
 
-    def before_changes_of(self, relation: Relation) -> Callable[[], None] | None:
-        """What to do before changes of ``relation`` land, if it is a partition of a contracted table."""
-        if (relation.schema, relation.table) in self._tables:
-            return None
+    def standing_of(self, relation: Relation) -> Standing:
+        """Whether ``relation`` is partitioned, or a partition of a contracted table."""
         with source_errors("looking for partitions"), self._connection.cursor() as cursor:
             cursor.execute(
-                "SELECT n.nspname::text, c.relname::text FROM pg_class c"
-                " JOIN pg_namespace n ON n.oid = c.relnamespace"
-                " WHERE c.oid = pg_partition_root(%s::bigint::oid::regclass)",
+                "SELECT w.relkind = 'p', n.nspname::text, c.relname::text FROM pg_class w"
+                " LEFT JOIN pg_class c ON c.oid = pg_partition_root(w.oid)"
+                " LEFT JOIN pg_namespace n ON n.oid = c.relnamespace WHERE w.oid = %s",
                 (relation.oid,),
             )
-            root = cursor.fetchone()
-        table = self._tables.get(root) if root is not None else None
-        if table is None:
-            return None
-        return partial(self._sent_by_name, f"{relation.schema}.{relation.table}", table)
+            found = cursor.fetchone()
+        partitioned, *root = found or (False, None, None)
+        table = self._tables.get(tuple(root))
+        if table is None or (relation.schema, relation.table) in self._tables:
+            return Standing(partitioned)
+        sent = partial(self._sent_by_name, f"{relation.schema}.{relation.table}", table)
+        return Standing(partitioned, sent)
 
     def _sent_by_name(self, partition: str, table: TableContract) -> None:
         """Have ``table`` read again. ``PreflightFailed`` while the publication goes on like that.

@@ -98,3 +98,33 @@ def rows_of(connection: Connection, oid: str) -> str | None:
         return None
     bounds = f" AND {row[0]}" if row[0] else ""
     return f" WHERE tableoid = {int(oid)}{bounds}"
+
+
+@dataclass(frozen=True, slots=True)
+class OtherIdentity:
+    """A partition whose old rows are sent without ``missing``. ``schema`` and ``table`` are its name."""
+
+    schema: str
+    table: str
+    missing: tuple[str, ...]
+
+
+def without_key(connection: Connection, root: int, key: Collection[str]) -> list[OtherIdentity]:
+    """The partitions of ``root`` (an oid) whose updates and deletes are sent, and without all of ``key``."""
+    with source_errors("reading the replica identities of partitions"), connection.cursor() as cursor:
+        cursor.execute(_IDENTITIES, (root,))
+        rows = cursor.fetchall()
+    found = [(schema, table, tuple(sorted(set(key) - set(sent)))) for schema, table, sent in rows]
+    return [OtherIdentity(*each) for each in found if each[2]]
+
+
+_IDENTITIES = """
+SELECT n.nspname::text, c.relname::text,
+       ARRAY(SELECT a.attname::text FROM unnest(i.indkey::int2[]) k (attnum)
+             JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = k.attnum)
+FROM pg_partition_tree(%s::bigint::oid::regclass) t
+JOIN pg_class c ON c.oid = t.relid JOIN pg_namespace n ON n.oid = c.relnamespace
+JOIN pg_index i ON i.indrelid = c.oid
+WHERE t.isleaf AND (c.relreplident = 'd' AND i.indisprimary OR c.relreplident = 'i' AND i.indisreplident)
+ORDER BY 1, 2
+"""

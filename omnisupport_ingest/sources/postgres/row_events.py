@@ -28,6 +28,12 @@ class KeyNotSent(IngestError):
     """A table was altered so that the stream no longer carries the contract's key."""
 
 
+_STAYS = (
+    "If capture still stops here, the changes that were written meanwhile name no row for good: "
+    'omnisupport-ingest capture --new-epoch "what happened" reads the tables again.'
+)
+
+
 def row_image(names: tuple[str, ...], values: list[str | None]) -> str:
     """A row as one JSON object, column → text or null."""
     return orjson.dumps(dict(zip(names, values, strict=True))).decode()
@@ -59,12 +65,13 @@ def row_events(shape: Shape, change: RowChange, place: Place) -> tuple[LandedEve
     old, new = change.old, change.new
     before = None if old is None else shape.old_image(old, change.old_is_key)
     if new is None:
-        return (_event(place, "d", relation, shape.key(old or [], None), before, None, None, None),)
+        key = shape.old_key(old or [])
+        return (_event(place, "d", relation, key, before, None, None, None),)
     after, unchanged = shape.new_image(new)
     key = shape.key(new, old)
     if change.kind == "I":
         return (_event(place, "c", relation, key, None, after, unchanged, None),)
-    old_key = key if old is None else shape.key(old, None)
+    old_key = key if old is None else shape.old_key(old)
     if old_key == key:
         return (_event(place, "u", relation, key, before, after, unchanged, None),)
     above = place._replace(ordinal=place.ordinal + 1)
@@ -104,6 +111,21 @@ def _event(
     )  # fmt: skip
 
 
+class Standing(NamedTuple):
+    """What a described table is. ``before_changes``: what to do before changes of it land; it may raise.
+
+    ``partitioned``: the old rows are of partitions, and carry what the replica identity of the partition
+    says. Whether they are called keys or whole rows goes by that of the table itself.
+    """
+
+    partitioned: bool = False
+    before_changes: Callable[[], None] | None = None
+
+
+ORDINARY = Standing()
+"""A table of which nothing particular is to be known."""
+
+
 class Shape:
     """What is worked out once for each description of a table. ``KeyNotSent`` if it lacks the key."""
 
@@ -111,10 +133,11 @@ class Shape:
         self,
         relation: Relation,
         contract_key: tuple[str, ...] | None,
-        before_changes: Callable[[], None] | None = None,
+        standing: Standing = ORDINARY,
     ) -> None:
         """``contract_key``: the key columns of the table's contract, null if it has none."""
-        self.relation, self.before_changes = relation, before_changes
+        self.relation, self.before_changes = relation, standing.before_changes
+        self.partitioned = standing.partitioned
         self.names = tuple(column.name for column in relation.columns)
         self.identity = [i for i, column in enumerate(relation.columns) if column.in_identity]
         identity_names = tuple(self.names[i] for i in self.identity)
@@ -126,13 +149,14 @@ class Shape:
                 f"{relation.schema}.{relation.table}: key column {missing} of its contract is not in "
                 "the table's replica identity (any more), so deletes cannot name their row.",
                 fix="Make the columns the primary key or the replica identity again (ALTER TABLE … "
-                "REPLICA IDENTITY USING INDEX …), or change the key in the contract.",
+                f"REPLICA IDENTITY USING INDEX …), or change the key in the contract. {_STAYS}",
             )
         full_without_contract = relation.replica_identity == "f" and contract_key is None
         names = contract_key or (() if full_without_contract else identity_names)
         self.key_names = names
         """The columns of the key: the contract's, else those of the replica identity; may be none."""
         self.key_places = [self.names.index(name) for name in names]
+        self._contracted = contract_key is not None
 
     def key(self, values: list[Value], fallback: list[Value] | None) -> str | None:
         """The key in ``values``; a key value too long to be sent again stands in ``fallback``."""
@@ -142,6 +166,18 @@ class Shape:
         if UNCHANGED in found and fallback is not None:
             found = [fallback[i] if values[i] is UNCHANGED else values[i] for i in self.key_places]
         return orjson.dumps(found).decode()
+
+    def old_key(self, values: list[Value]) -> str | None:
+        """The key in an old row. ``KeyNotSent`` if a part of it was not sent."""
+        lacking = [self.names[i] for i in self.key_places if values[i] is None]
+        if lacking and self._contracted and self.partitioned:
+            raise KeyNotSent(
+                f"{self.relation.schema}.{self.relation.table}: a change names its row without key column "
+                f"{', '.join(lacking)} of the contract: a partition has, or had, another replica identity.",
+                fix="Give every partition one with the key (ALTER TABLE … REPLICA IDENTITY DEFAULT); "
+                f"`omnisupport-ingest preflight` names those without. {_STAYS}",
+            )
+        return self.key(values, None)
 
     def new_image(self, values: list[Value]) -> tuple[str, list[str] | None]:
         """The row as sent, and the columns that were not sent."""
@@ -153,7 +189,14 @@ class Shape:
         return orjson.dumps(sent).decode(), unchanged
 
     def old_image(self, values: list[Value], is_key: bool) -> str:
-        """The old row as sent: in a key tuple the other columns are null without being so."""
+        """The old row as sent: in a key tuple the other columns are null without being so.
+
+        Under a partitioned table a null may be a column that the partition's replica identity leaves out.
+        """
+        if self.partitioned:
+            places = self.identity if is_key else range(len(values))
+            sent = {self.names[i]: values[i] for i in places if values[i] not in (None, UNCHANGED)}
+            return orjson.dumps(sent).decode()
         if is_key:
             return orjson.dumps({self.names[i]: values[i] for i in self.identity}).decode()
         return self.new_image(values)[0]

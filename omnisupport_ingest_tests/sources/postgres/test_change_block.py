@@ -28,7 +28,7 @@ from omnisupport_ingest.sources.postgres.pgoutput import (
     Unchanged,
     Value,
 )
-from omnisupport_ingest.sources.postgres.row_events import Place, Shape, row_events
+from omnisupport_ingest.sources.postgres.row_events import Place, Shape, Standing, row_events
 from omnisupport_ingest.sources.postgres.walstream import WAL_DATA_HEADER
 
 NOON = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)
@@ -44,7 +44,16 @@ TICKETS = relation(16384, "tickets", "d", ("id", 'a "quoted\\name', "größe"), 
 COMMENTS = relation(16385, "comments", "i", ("no", "ticket", "body"), ("ticket", "no"))
 AGENTS = relation(16386, "agents", "f", ("handle", "team", "skills"), ())
 NOTES = relation(16387, "notes", "f", ("text",), ())
-KEYS = {"comments": ("ticket", "no"), "agents": ("handle",)}
+PARTS = relation(16388, "parts", "d", ("id", "v"), ("id",))
+LEDGER = relation(16389, "ledger", "f", ("id", "v", "w"), ())
+TABLES = [TICKETS, COMMENTS, AGENTS, NOTES, PARTS, LEDGER]
+KEYS = {"comments": ("ticket", "no"), "agents": ("handle",), "parts": ("id",), "ledger": ("id",)}
+PARTITIONED = {"parts", "ledger"}
+"""Their keys are first. An old row without one is refused, and shown to be by real partitions."""
+
+
+def standing_of(relation: Relation) -> Standing:
+    return Standing(relation.table in PARTITIONED)
 
 
 def key_of(_schema: str, table: str) -> tuple[str, ...] | None:
@@ -85,7 +94,7 @@ class Step:
 
 @st.composite
 def changes(draw: st.DrawFn) -> Step:
-    table = draw(st.sampled_from([TICKETS, COMMENTS, AGENTS, NOTES]))
+    table = draw(st.sampled_from(TABLES))
     columns = len(table.columns)
     values: st.SearchStrategy[Value] = st.one_of(TEXTS, st.none())
     identity = [column.in_identity for column in table.columns]
@@ -96,14 +105,15 @@ def changes(draw: st.DrawFn) -> Step:
             for in_identity in identity
         ]
 
-    def key_tuple() -> list[Value]:
-        return [draw(values) if in_identity else None for in_identity in identity]
+    def old_row(sent: Sequence[bool]) -> list[Value]:
+        found = [draw(values) if each else None for each in sent]
+        return [draw(TEXTS), *found[1:]] if table.table in PARTITIONED else found
 
     whole = table.replica_identity == "f"
     kind = draw(st.sampled_from("IUUUDD"))
     if kind == "I":
         return Step(encoded(b"I", table, (b"N", row(unchanged=False))))
-    old = (b"O", [draw(values) for _ in range(columns)]) if whole else (b"K", key_tuple())
+    old = (b"O", old_row([True] * columns)) if whole else (b"K", old_row(identity))
     if kind == "D":
         return Step(encoded(b"D", table, old))
     new = row(unchanged=True)
@@ -130,8 +140,8 @@ STREAMS = st.lists(
 
 def one_by_one(steps: Sequence[Step]) -> list[LandedEvent]:
     """The events of ``steps``, each made alone and numbered by counting."""
-    tables = [TICKETS, COMMENTS, AGENTS, NOTES]
-    decoder, shapes = Decoder(tables), {each.oid: Shape(each, key_of("", each.table)) for each in tables}
+    shapes = {each.oid: Shape(each, key_of("", each.table), standing_of(each)) for each in TABLES}
+    decoder = Decoder(TABLES)
     events: list[LandedEvent] = []
     number = index = 0
     for step in steps:
@@ -160,8 +170,8 @@ def one_by_one(steps: Sequence[Step]) -> list[LandedEvent]:
 
 def all_at_once(steps: Sequence[Step], take: Callable[[int], bool]) -> list[LandedEvent]:
     """The same through blocks, one of which is taken after each step that ``take`` is true for."""
-    reader = EventReader(3, key_of)
-    for table in (TICKETS, COMMENTS, AGENTS, NOTES):
+    reader = EventReader(3, key_of, standing_of)
+    for table in TABLES:
         reader.describe(table)
     found: list[LandedEvent] = []
 

@@ -19,7 +19,11 @@ from omnisupport_ingest.sources.postgres.preflight.rows import one_row
 from omnisupport_ingest.sources.postgres.preflight.server import right_findings, server_findings
 from omnisupport_ingest.sources.postgres.preflight.session import replication_findings, session_findings
 from omnisupport_ingest.sources.postgres.preflight.slot import slot_findings
-from omnisupport_ingest.sources.postgres.preflight.tables import read_table, table_findings
+from omnisupport_ingest.sources.postgres.preflight.tables import (
+    partition_findings,
+    read_table,
+    table_findings,
+)
 
 __all__ = ["Finding", "Severity", "blocking", "preflight", "require_ready"]
 
@@ -67,5 +71,7 @@ def _findings(
         yield from table_findings(contract, table, live.get((contract.schema, contract.table)), role)
         if table is not None and table.in_the_wal:
             present[contract] = table
+            if table.partitioned:
+                yield from partition_findings(connection, contract, table)
     yield from publication_findings(connection, publication, present, role)
     yield from slot_findings(connection, slot, slot_wait_seconds)

@@ -9,6 +9,7 @@ from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.sources.postgres.live_table import LiveTable
+from omnisupport_ingest.sources.postgres.partitions import without_key
 from omnisupport_ingest.sources.postgres.preflight.contract_match import contract_findings
 from omnisupport_ingest.sources.postgres.preflight.findings import Finding, Severity
 from omnisupport_ingest.sources.postgres.preflight.rows import one_row
@@ -97,4 +98,18 @@ def _rights(contract: TableContract, table: SourceTable, role: str) -> Iterator[
             "row_security",
             f"Row security of {contract.full_name} hides rows from role {role}; a snapshot would miss them.",
             f"ALTER ROLE {identifier(role)} BYPASSRLS;  -- run by a superuser",
+        )
+
+
+def partition_findings(
+    connection: Connection, contract: TableContract, table: SourceTable
+) -> Iterator[Finding]:
+    """Whether every partition sends the key of its contract, whatever its root does."""
+    for each in without_key(connection, table.oid, contract.key):
+        yield Finding(
+            "partition_identity",
+            f"Key column {', '.join(each.missing)} of {contract.full_name} is not in the replica identity of "
+            f"its partition {each.schema}.{each.table}.",
+            f"ALTER TABLE {qualified(each.schema, each.table)} REPLICA IDENTITY DEFAULT;"
+            "  -- or FULL, if the primary key is another one",
         )

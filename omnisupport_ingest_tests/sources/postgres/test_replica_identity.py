@@ -1,0 +1,166 @@
+"""What the old row of a change carries, by replica identity: the key of the contract always, or an error."""
+
+from __future__ import annotations
+
+import json
+
+import psycopg2
+import pytest
+
+from omnisupport_ingest.sources.postgres.errors import PreflightFailed
+from omnisupport_ingest.sources.postgres.row_events import KeyNotSent
+from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract, folded
+
+COLUMNS = ("id", "other", "v")
+LONG = "repeat('long text ', 1000)"
+
+
+@pytest.fixture
+def things(source: SourceUnderTest) -> SourceUnderTest:
+    """A source with a table that has two unique indexes, captured up to now."""
+    source.sql(
+        "CREATE TABLE things (id int PRIMARY KEY, other int NOT NULL UNIQUE, v text)",
+        "ALTER TABLE things ALTER COLUMN v SET STORAGE EXTERNAL",
+    )
+    source.tables.append(contract("things", COLUMNS))
+    source.catch_up()
+    return source
+
+
+def changed(source: SourceUnderTest) -> None:
+    source.sql(
+        f"INSERT INTO things VALUES (1, 10, {LONG}), (2, 20, {LONG}), (3, 30, 'c')",
+        "UPDATE things SET other = 11 WHERE id = 1",
+        "UPDATE things SET id = 4 WHERE id = 2",
+        "DELETE FROM things WHERE id = 3",
+    )
+
+
+@pytest.mark.parametrize("identity", ["DEFAULT", "FULL", "USING INDEX things_pkey"])
+def test_changes_of_every_kind_are_followed(things: SourceUnderTest, identity: str) -> None:
+    things.sql(f"ALTER TABLE things REPLICA IDENTITY {identity}")
+    changed(things)
+    things.catch_up()
+    assert folded(things.events(), "things") == things.rows("things", COLUMNS)
+
+
+def test_identity_of_a_wider_index_is_followed_by_the_key_of_the_contract(things: SourceUnderTest) -> None:
+    things.sql(
+        "CREATE UNIQUE INDEX wide ON things (other, id)",
+        "ALTER TABLE things REPLICA IDENTITY USING INDEX wide",
+    )
+    changed(things)
+    things.catch_up()
+    events = things.changes()
+    assert [event.op for event in events] == ["c", "c", "c", "u", "d", "c", "d"]
+    assert json.loads(events[-1].before or "") == {"id": "3", "other": "30"}
+    assert folded(things.events(), "things") == things.rows("things", COLUMNS)
+
+
+def test_index_without_the_key_is_refused_at_the_start_and_where_it_is_set_meanwhile(
+    things: SourceUnderTest,
+) -> None:
+    things.sql("INSERT INTO things VALUES (1, 10, 'a')")
+    things.catch_up()
+    things.sql("ALTER TABLE things REPLICA IDENTITY USING INDEX things_other_key", "DELETE FROM things")
+    with pytest.raises(PreflightFailed, match="is not in its replica identity"):
+        things.catch_up()
+    things.sql("ALTER TABLE things REPLICA IDENTITY DEFAULT")
+    # It is as it should be now; what was written meanwhile does not say which row it is about.
+    landed = things.store.batch_ids()
+    for _ in range(2):
+        with pytest.raises(KeyNotSent):
+            things.catch_up()
+    assert things.store.batch_ids() == landed
+    things.capture().begin_new_epoch("the key was not sent")
+    things.catch_up()
+    assert folded(things.events(), "things") == things.rows("things", COLUMNS) == {}
+
+
+def test_nothing_is_refused_though_the_source_itself_refuses_updates_and_deletes(
+    things: SourceUnderTest,
+) -> None:
+    things.sql("ALTER TABLE things REPLICA IDENTITY NOTHING", "INSERT INTO things VALUES (1, 10, 'a')")
+    for statement in ("UPDATE things SET v = 'b'", "DELETE FROM things"):
+        with pytest.raises(psycopg2.errors.ObjectNotInPrerequisiteState):
+            things.sql(statement)
+    with pytest.raises(PreflightFailed, match="is not in its replica identity"):
+        things.catch_up()
+    things.sql("ALTER TABLE things REPLICA IDENTITY DEFAULT", "UPDATE things SET v = 'b'")
+    things.catch_up()
+    assert folded(things.events(), "things") == things.rows("things", COLUMNS)
+
+
+def test_keyless_table_without_contract_lands_its_inserts(things: SourceUnderTest) -> None:
+    things.sql(
+        "CREATE TABLE journal (at int, what text)", f"ALTER PUBLICATION {things.slot} ADD TABLE journal"
+    )
+    things.sql("INSERT INTO journal VALUES (1, 'a'), (1, 'a')", "INSERT INTO things VALUES (1, 10, 'a')")
+    things.catch_up()
+    journal = [event for event in things.changes() if event.source_table == "journal"]
+    assert [(event.op, event.key, json.loads(event.after or "")) for event in journal] == [
+        ("c", None, {"at": "1", "what": "a"})
+    ] * 2
+    assert len({(event.commit_lsn, event.ordinal) for event in journal}) == 2
+    assert folded(things.events(), "things") == things.rows("things", COLUMNS)
+
+
+@pytest.mark.parametrize("identity", ["FULL", "USING INDEX part_other_key", "NOTHING"])
+def test_partition_with_another_identity_than_its_root_loses_no_change(
+    source: SourceUnderTest, identity: str
+) -> None:
+    """The server writes the old row of a partition by the partition's identity, and describes the root's."""
+    source.sql(
+        "CREATE TABLE things (id int PRIMARY KEY, other int, v text) PARTITION BY RANGE (id)",
+        "CREATE TABLE part PARTITION OF things FOR VALUES FROM (0) TO (100)",
+        "ALTER TABLE part ALTER COLUMN other SET NOT NULL",
+        "ALTER TABLE part ADD UNIQUE (other)",
+        "INSERT INTO things VALUES (1, 10, 'a'), (2, 20, 'b'), (3, 30, 'c')",
+    )
+    source.tables.append(contract("things", COLUMNS))
+    source.catch_up()
+    source.sql(f"ALTER TABLE part REPLICA IDENTITY {identity}")
+    if identity == "NOTHING":
+        with pytest.raises(psycopg2.errors.ObjectNotInPrerequisiteState):
+            source.sql("DELETE FROM things WHERE id = 3")
+        return
+    source.sql("DELETE FROM things WHERE id = 3", "UPDATE things SET v = 'x' WHERE id = 1")
+    source.sql("UPDATE things SET id = 5 WHERE id = 2")
+    if identity != "FULL":
+        with pytest.raises(PreflightFailed, match="part"):
+            source.catch_up()
+        source.sql("ALTER TABLE part REPLICA IDENTITY DEFAULT")
+        with pytest.raises(KeyNotSent):
+            source.catch_up()
+        source.capture().begin_new_epoch("the key was not sent")
+    source.catch_up()
+    assert folded(source.events(), "things") == source.rows("things", COLUMNS)
+
+
+def test_root_that_says_full_and_partitions_that_do_not_leave_no_null_that_was_not_sent(
+    source: SourceUnderTest,
+) -> None:
+    """ALTER TABLE of the root leaves its partitions as they are: they send keys, called whole rows."""
+    source.sql(
+        "CREATE TABLE things (id int PRIMARY KEY, other int, v text) PARTITION BY RANGE (id)",
+        "CREATE TABLE part PARTITION OF things FOR VALUES FROM (0) TO (100)",
+        "ALTER TABLE part ALTER COLUMN v SET STORAGE EXTERNAL",
+        f"INSERT INTO things VALUES (1, 10, {LONG}), (2, 20, {LONG}), (3, 30, {LONG})",
+        "ALTER TABLE things REPLICA IDENTITY FULL",
+    )
+    source.tables.append(contract("things", COLUMNS))
+    source.catch_up()
+    source.sql(
+        "UPDATE things SET id = 5 WHERE id = 2",
+        "UPDATE things SET other = 11 WHERE id = 1",
+        "DELETE FROM things WHERE id = 3",
+    )
+    source.catch_up()
+    gone, moved, *_, deleted = source.changes()
+    assert [json.loads(event.before or "") for event in (gone, moved, deleted)] == [
+        {"id": "2"},
+        {"id": "2"},
+        {"id": "3"},
+    ]
+    assert moved.unchanged == ["v"]
+    assert folded(source.events(), "things") == source.rows("things", COLUMNS)
