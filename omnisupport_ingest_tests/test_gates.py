@@ -86,6 +86,8 @@ WITHOUT_GATE: dict[tuple[str, str], str] = {
     ("sources/debezium/latest_times.py", "LatestTimes.__init__"): "a temporary database of one reading",
     ("sources/postgres/lease.py", "Lease.take"): _LOCK,
     ("sources/postgres/live_table.py", "read_live_tables"): _READS,
+    ("sources/postgres/partitions.py", "read_partitions"): _READS,
+    ("sources/postgres/partitions.py", "without_key"): _READS,
     ("sources/postgres/preflight/rows.py", "one_row"): _READS,
     ("sources/postgres/rows_at.py", "write_rows_at"): _SCRATCH,
     (
