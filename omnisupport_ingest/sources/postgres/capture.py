@@ -23,7 +23,12 @@ from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.settings import Settings, SnapshotMode
 from omnisupport_ingest.sources.postgres.capture_record import CaptureRecords, recorded
 from omnisupport_ingest.sources.postgres.changes import EventReader
-from omnisupport_ingest.sources.postgres.connection import VALUE_SETTINGS, connect, connect_replication
+from omnisupport_ingest.sources.postgres.connection import (
+    VALUE_SETTINGS,
+    connect,
+    connect_replication,
+    with_silence,
+)
 from omnisupport_ingest.sources.postgres.continuity import ResumePoint, resume_point
 from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
 from omnisupport_ingest.sources.postgres.errors import HoleInSource, SourceUnavailable
@@ -66,14 +71,14 @@ def source_dsn(settings: Settings, home: Home) -> str:
     ``SourceUnavailable`` if that server is not running.
     """
     if settings.source_dsn is not None:
-        return settings.source_dsn.get_secret_value()
+        return with_silence(settings.source_dsn.get_secret_value(), settings.source_silence_seconds)
     server = EmbeddedPostgres(home.postgres)
     if not server.running:
         raise SourceUnavailable(
             f"The embedded PostgreSQL of {home.path} is not running.",
             fix="Start it with the platform: omnisupport-ingest up",
         )
-    return server.dsn()
+    return with_silence(server.dsn(), settings.source_silence_seconds)
 
 
 def capture_once(

@@ -261,7 +261,7 @@ class Follower:
             return True
         now = time.monotonic()
         if now >= self._next_ask:
-            self._ask(now, idle=idle and at_commit)
+            self._ask(now, idle=idle, at_commit=at_commit)
         return False
 
     def _may_stop(self) -> bool:
@@ -274,10 +274,12 @@ class Follower:
             self._stop_by = time.monotonic() + _STOP_GRACE_SECONDS
         return time.monotonic() >= self._stop_by
 
-    def _ask(self, now: float, *, idle: bool) -> None:
-        """Say that capture is alive; when idle, ask how far the server has read."""
-        self._next_ask = now + (IDLE_SECONDS if self._until is None else _ASK_UNTIL_SECONDS)
-        if idle and not self._batches.pending and now >= self._next_clock:
+    def _ask(self, now: float, *, idle: bool, at_commit: bool) -> None:
+        """Say that capture is alive; when nothing comes, ask how far the server has read, and whether it is
+        there."""
+        pause = min(IDLE_SECONDS, self._stream.silence.seconds / 2)
+        self._next_ask = now + (pause if self._until is None else _ASK_UNTIL_SECONDS)
+        if idle and at_commit and not self._batches.pending and now >= self._next_clock:
             self._clock = wal_clock(self._connection)
             self._idle_wanted = True
             self._next_clock = now + IDLE_SECONDS

@@ -20,8 +20,10 @@ from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.sources.postgres.connection import source_errors
 from omnisupport_ingest.sources.postgres.errors import SourceUnavailable
 from omnisupport_ingest.sources.postgres.quoting import identifier, literal
+from omnisupport_ingest.sources.postgres.silence import Awaited, Silence
 
 POSTGRES_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 """PostgreSQL counts microseconds from here."""
@@ -64,6 +66,8 @@ def _libpq() -> ctypes.PyDLL:
     # Taking bytes from the socket lets go of the interpreter's lock, so that the thread that makes
     # batches gets its turns; for the other calls, one for each message, that would cost too much.
     library.PQconsumeInput = unlocked.PQconsumeInput  # type: ignore[attr-defined]
+    # Waits for the server's answer, which a thread beside it may have to give up.
+    library.PQexec = unlocked.PQexec  # type: ignore[attr-defined]
     pointer, integer, text = ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p
     signatures = {
         "PQexec": (pointer, [pointer, text]),
@@ -95,6 +99,7 @@ class WalStream:
         """
         self._connection = connection
         self._confirmed = start.value
+        self._asked_at: float | None = None
         self._pq = _libpq()
         self._handle = ctypes.c_void_p(connection.pgconn_ptr)
         self._buffer = ctypes.c_void_p()
@@ -120,6 +125,7 @@ class WalStream:
             length = self._get(self._handle, self._buffer_address, _READ_NOW)
             if length == 0:
                 return None
+            self._asked_at = None
         if length < 0:
             raise self._went_away()
         message = ctypes.string_at(self._buffer, length)
@@ -127,8 +133,29 @@ class WalStream:
         return message
 
     def wait(self, seconds: float) -> None:
-        """Wait until something arrives, at most ``seconds``."""
-        self._socket.poll(max(0.0, seconds) * 1000)
+        """Wait until something arrives, at most ``seconds``.
+
+        ``SourceUnavailable`` if the server was asked for a reply and has been silent since, for longer than
+        its connection bears, and is not at work.
+        """
+        if self._socket.poll(max(0.0, seconds) * 1000):
+            self._asked_at = None
+        elif self._asked_at is not None and time.monotonic() - self._asked_at > self.silence.seconds:
+            why = self.silence.explained(self._connection.info.backend_pid, streaming=True)
+            if why is not None and not self._socket.poll(0):
+                raise SourceUnavailable(
+                    "The source has fallen silent: nothing has come by the replication stream for "
+                    f"{time.monotonic() - self._asked_at:.0f} seconds, and {why}.",
+                    fix="See what stands between this machine and the server (proxy, firewall, network) and "
+                    "whether the server runs. Capture continues where landing ends.",
+                )
+            self._asked_at = None
+
+    @property
+    def silence(self) -> Silence:
+        """How long the server may be silent."""
+        silence: Silence = self._connection.silence
+        return silence
 
     def confirm(self, durable: Lsn | None, *, received: Lsn, ask_reply: bool = False) -> None:
         """Tell the server that it need not send again what committed below ``durable``.
@@ -146,12 +173,16 @@ class WalStream:
             ):
                 raise self._went_away()
         self._confirmed = max(self._confirmed, flushed)
+        if ask_reply and self._asked_at is None:
+            self._asked_at = time.monotonic()
 
     def close(self) -> None:
         self._connection.close()
 
     def _start(self, command: str) -> None:
-        result = self._pq.PQexec(self._handle, command.encode())
+        with source_errors("starting replication"), Awaited(self._connection, self.silence) as answer:
+            result = self._pq.PQexec(self._handle, command.encode())
+            answer.raise_if_given_up()
         status = self._pq.PQresultStatus(result)
         self._pq.PQclear(result)
         if status != _COPY_BOTH:
