@@ -66,6 +66,11 @@ GATES: dict[str, Gate] = {
         _gate("landing.snapshot_plan", "the chunks of a snapshot", "landing/snapshot_plans.py"),
         _gate("source.snapshot_request_clear", "that note is gone", "sources/postgres/snapshot_requests.py"),
         _gate("landing.epoch", "the record of an epoch", "landing/epochs.py"),
+        _gate(
+            "source.published",
+            "how the tables are published, to be compared with later",
+            "sources/postgres/published.py",
+        ),
         _gate("landing.accepted_loss", "the note of a loss that was accepted", "landing/accepted_losses.py"),
         _gate("landing.data", "the data files of a batch, synced", "landing/store.py"),
         _gate("landing.manifest", "the manifest: the batch exists", "landing/store.py"),

@@ -31,7 +31,7 @@ from omnisupport_ingest.sources.postgres.connection import (
 )
 from omnisupport_ingest.sources.postgres.continuity import ResumePoint, resume_point
 from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
-from omnisupport_ingest.sources.postgres.errors import HoleInSource, SourceUnavailable
+from omnisupport_ingest.sources.postgres.errors import HoleInSource, SourceUnavailable, TableInterrupted
 from omnisupport_ingest.sources.postgres.follower import Follower
 from omnisupport_ingest.sources.postgres.home_slot import (
     ExpectedSlot,
@@ -46,11 +46,13 @@ from omnisupport_ingest.sources.postgres.lease import Lease
 from omnisupport_ingest.sources.postgres.pause import PauseNote, StopOrPause
 from omnisupport_ingest.sources.postgres.preflight import Severity, preflight, require_ready
 from omnisupport_ingest.sources.postgres.publication import ensure_publication
+from omnisupport_ingest.sources.postgres.published import PublishedTables
 from omnisupport_ingest.sources.postgres.recovery import require_recovery
 from omnisupport_ingest.sources.postgres.restart import RestartNote, StopOrRestart
 from omnisupport_ingest.sources.postgres.server import server_facts, slot_facts, wait_until_free, wal_clock
 from omnisupport_ingest.sources.postgres.slot import create_slot, drop_slot, slot_taken
 from omnisupport_ingest.sources.postgres.snapshot import Snapshots
+from omnisupport_ingest.sources.postgres.snapshot_requests import SnapshotRequests
 from omnisupport_ingest.sources.postgres.snapshots_beside import SnapshotsBeside
 from omnisupport_ingest.sources.postgres.source_check import contracted_tables
 from omnisupport_ingest.sources.postgres.stream_batches import StreamBatches
@@ -208,6 +210,7 @@ class Capture:
         if epoch is not None:
             # A slot that is gone or not ours is found now: before anything changes at the source.
             self._resume_point(dsn, connection, epoch)
+            self._published(epoch).require_publication(connection)
         self._store.clear_garbage()
         # Before any slot of a snapshot: what commits above its point must be published already.
         ensure_publication(connection, self._settings.publication, self._tables)
@@ -216,7 +219,20 @@ class Capture:
                 # A first start died between making the slot and recording its epoch.
                 drop_slot(connection, self._settings.slot)
             epoch = self._begin_epoch(dsn, connection, "first start")
+        self._require_published(connection, self._published(epoch))
         return epoch
+
+    def _require_published(self, connection: Connection, published: PublishedTables) -> None:
+        try:
+            published.begin(connection)
+        except TableInterrupted as interrupted:
+            if self._settings.snapshot_mode is not SnapshotMode.WHEN_NEEDED:
+                raise
+            _log.warning("%s It is read again, as the snapshot mode is when_needed.", interrupted.problem)
+            requests = SnapshotRequests(self._store.folder)
+            for name in interrupted.tables:
+                requests.write(name, interrupted.problem)
+            published.begin(connection)
 
     def _require_ready(self, dsn: str, slot: ExpectedSlot) -> None:
         found = preflight(
@@ -251,11 +267,22 @@ class Capture:
         self._slot_intent.clear()
         return epoch
 
+    def _published(self, epoch: EpochRecord) -> PublishedTables:
+        requests = SnapshotRequests(self._store.folder)
+        return PublishedTables(
+            self._store.folder,
+            epoch.number,
+            self._settings.publication,
+            self._tables,
+            lambda: requests.read().keys(),
+        )
+
     def _capture(
         self, dsn: str, connection: Connection, epoch: EpochRecord, until: Lsn | None, stop: threading.Event
     ) -> None:
+        published = self._published(epoch)
         snapshots = Snapshots(
-            dsn, self._store, self._home.grid, epoch, self._tables, self._settings, self._tell
+            dsn, self._store, self._home.grid, epoch, self._tables, self._settings, published, self._tell
         )
         if self._settings.snapshot_mode is SnapshotMode.SCHEMA_ONLY:
             snapshots.land_schemas(connection)
@@ -263,11 +290,12 @@ class Capture:
             # The tables are whole once the stream has passed all that their chunks saw.
             goal: Lsn | None = max(until, snapshots.take(stop) or until)
             while goal is not None and not stop.is_set():
-                self._follow(dsn, connection, epoch, goal, stop)
+                self._follow(dsn, connection, epoch, goal, stop, published)
                 goal = snapshots.read_moved(stop)
+            published.require_same(connection)
             return
         with SnapshotsBeside(snapshots, stop) as beside:
-            self._follow(dsn, connection, epoch, None, beside.stop)
+            self._follow(dsn, connection, epoch, None, beside.stop, published)
         beside.raise_failure()
 
     def _tell(self, batch: Manifest) -> None:
@@ -276,16 +304,22 @@ class Capture:
             self._landed(batch)
 
     def _follow(
-        self, dsn: str, connection: Connection, epoch: EpochRecord, until: Lsn | None, stop: threading.Event
+        self,
+        dsn: str,
+        connection: Connection,
+        epoch: EpochRecord,
+        until: Lsn | None,
+        stop: threading.Event,
+        published: PublishedTables,
     ) -> None:
         # Older servers send nothing of a transaction before it has committed.
         if self._settings.stream_transactions and connection.server_version >= 140000:
             try:
-                return self._stream(dsn, connection, epoch, until, stop, in_progress=True)
+                return self._stream(dsn, connection, epoch, until, stop, published, in_progress=True)
             except (Doubtful, NotKept) as reason:
                 _log.warning("%s Until the next start, transactions are read after their commit.", reason)
                 wait_until_free(connection, epoch.facts.slot if epoch.facts else "", SLOT_WAIT_SECONDS)
-        return self._stream(dsn, connection, epoch, until, stop, in_progress=False)
+        return self._stream(dsn, connection, epoch, until, stop, published, in_progress=False)
 
     def _stream(
         self,
@@ -294,6 +328,7 @@ class Capture:
         epoch: EpochRecord,
         until: Lsn | None,
         stop: threading.Event,
+        published: PublishedTables,
         *,
         in_progress: bool,
     ) -> None:
@@ -322,7 +357,8 @@ class Capture:
         stream = WalStream(replication, slot, publication, resume.start, in_progress=in_progress)
         messages = InProgress(stream.read, self._home.run)
         try:
-            Follower(stream, messages, connection, batches, events, resume, self._tell).run(until, stop)
+            follower = Follower(stream, messages, connection, batches, events, resume, published, self._tell)
+            follower.run(until, stop)
         finally:
             messages.close()
             stream.close()

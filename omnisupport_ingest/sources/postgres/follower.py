@@ -26,6 +26,7 @@ from omnisupport_ingest.sources.postgres.pgoutput import (
     Relation,
     Truncate,
 )
+from omnisupport_ingest.sources.postgres.published import PublishedTables
 from omnisupport_ingest.sources.postgres.relations import TypeNames
 from omnisupport_ingest.sources.postgres.server import WalClock, wal_clock
 from omnisupport_ingest.sources.postgres.stream_batches import StreamBatches
@@ -63,6 +64,7 @@ class Follower:
         batches: StreamBatches,
         events: EventReader,
         resume: ResumePoint,
+        published: PublishedTables,
         landed: Callable[[Manifest], None],
     ) -> None:
         """``connection``: for SQL on the side. ``landed`` is called with each batch, once durable.
@@ -74,7 +76,7 @@ class Follower:
         """Logical messages outside any transaction: they have no commit, so no position. Not landed."""
         self._stream, self._messages = stream, messages
         self._connection, self._batches = connection, batches
-        self._events, self._landed = events, landed
+        self._events, self._published, self._landed = events, published, landed
         self._decoder = Decoder()
         self._types = TypeNames(connection)
         self._expected = resume.resent
@@ -85,7 +87,8 @@ class Follower:
         self._clock: WalClock = wal_clock(connection)
         self._idle_wanted = True
         self._next_ask = time.monotonic()
-        self._next_clock = self._next_ask + IDLE_SECONDS
+        self._next_clock = self._next_look = self._next_ask + IDLE_SECONDS
+        self._commit_lsn = 0
         self._stop_by: float | None = None
         self._until: Lsn | None = None
 
@@ -179,6 +182,7 @@ class Follower:
             self._hand_over()
             self._window = window
         self._events.begin(transaction)
+        self._commit_lsn = transaction.commit_lsn
 
     def _commit(self, transaction: Commit) -> None:
         if self._passing_over:
@@ -192,6 +196,7 @@ class Follower:
             self._seal()
 
     def _describe(self, relation: Relation) -> None:
+        self._published.require_named(relation, self._commit_lsn)
         self._hand_over()
         key = self._events.describe(relation)
         self._batches.relations[relation.schema, relation.table] = RelationVersion(
@@ -279,6 +284,9 @@ class Follower:
         there."""
         pause = min(IDLE_SECONDS, self._stream.silence.seconds / 2)
         self._next_ask = now + (pause if self._until is None else _ASK_UNTIL_SECONDS)
+        if now >= self._next_look:
+            self._published.require_same(self._connection)
+            self._next_look = now + IDLE_SECONDS
         if idle and at_commit and not self._batches.pending and now >= self._next_clock:
             self._clock = wal_clock(self._connection)
             self._idle_wanted = True

@@ -40,6 +40,7 @@ from omnisupport_ingest.sources.postgres.moved_reading import MovedReading
 from omnisupport_ingest.sources.postgres.ordinals import Ordinals
 from omnisupport_ingest.sources.postgres.pace import Pace
 from omnisupport_ingest.sources.postgres.parallel_reading import ParallelReading
+from omnisupport_ingest.sources.postgres.published import PublishedTables
 from omnisupport_ingest.sources.postgres.relations import CatalogRelation, read_relation
 from omnisupport_ingest.sources.postgres.safe_watermark import SafeWatermarks, read_mark
 from omnisupport_ingest.sources.postgres.server import wal_clock
@@ -73,12 +74,13 @@ class Snapshots:
         epoch: EpochRecord,
         tables: Sequence[TableContract],
         settings: Settings,
+        published: PublishedTables,
         landed: Callable[[Manifest], None],
     ) -> None:
         """``landed`` is called with each batch, once durable, on the thread that read it."""
         self._dsn, self._store, self._epoch, self._tables = dsn, store, epoch.number, tuple(tables)
         self._start = epoch.facts.consistent_point if epoch.facts else Lsn(0)
-        self._settings, self._landed, self._grid = settings, landed, grid
+        self._settings, self._published, self._landed, self._grid = settings, published, landed, grid
         self._moved = MovedReading(dsn, store, epoch.number, landed)
         self._plans, self._requests = SnapshotPlans(store.folder), SnapshotRequests(store.folder)
 
@@ -117,6 +119,8 @@ class Snapshots:
         self._moved.settled = False
         landing = self._landing()
         with closing(connect(self._dsn)) as connection:
+            # Before the request is gone: it is what takes the doubt away.
+            self._published.accept(connection, {each.table.name for each in wanted if each.plan is None})
             planned = [(each.table, self._planned(connection, each, landing.ordinals)) for each in wanted]
         reading = ParallelReading(self._dsn, landing, planned, self._landed, self._settings.snapshot_threads)
         high = reading.run(stop)
