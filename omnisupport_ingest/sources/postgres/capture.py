@@ -29,7 +29,7 @@ from omnisupport_ingest.sources.postgres.connection import (
     connect_replication,
     with_silence,
 )
-from omnisupport_ingest.sources.postgres.continuity import ResumePoint, resume_point
+from omnisupport_ingest.sources.postgres.continuity import ResumePoint, require_unmoved, resume_point
 from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
 from omnisupport_ingest.sources.postgres.errors import HoleInSource, SourceUnavailable, TableInterrupted
 from omnisupport_ingest.sources.postgres.follower import Follower
@@ -357,6 +357,9 @@ class Capture:
         stream = WalStream(replication, slot, publication, resume.start, in_progress=in_progress)
         messages = InProgress(stream.read, self._home.run)
         try:
+            # Nobody else can move the slot from here on, but somebody may have since it was looked at.
+            if (held := slot_facts(connection, slot)) is not None:
+                require_unmoved(held, resume.end_of_chain)
             follower = Follower(stream, messages, connection, batches, events, resume, published, self._tell)
             follower.run(until, stop)
         finally:
