@@ -38,6 +38,7 @@ _KEEPALIVE = struct.Struct("!xQqB")
 _STATUS = struct.Struct("!cQQQqB")
 _COPY_BOTH = 8
 _READ_NOW = 1
+_ENDED = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +67,15 @@ def _libpq() -> ctypes.PyDLL:
     # Taking bytes from the socket lets go of the interpreter's lock, so that the thread that makes
     # batches gets its turns; for the other calls, one for each message, that would cost too much.
     library.PQconsumeInput = unlocked.PQconsumeInput  # type: ignore[attr-defined]
-    # Waits for the server's answer, which a thread beside it may have to give up.
+    # These wait for the server's answer, which a thread beside them may have to give up.
     library.PQexec = unlocked.PQexec  # type: ignore[attr-defined]
+    library.PQgetResult = unlocked.PQgetResult  # type: ignore[attr-defined]
     pointer, integer, text = ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p
     signatures = {
         "PQexec": (pointer, [pointer, text]),
         "PQresultStatus": (integer, [pointer]),
+        "PQgetResult": (pointer, [pointer]),
+        "PQresultErrorMessage": (text, [pointer]),
         "PQclear": (None, [pointer]),
         "PQgetCopyData": (integer, [pointer, ctypes.POINTER(pointer), integer]),
         "PQputCopyData": (integer, [pointer, text, integer]),
@@ -127,7 +131,7 @@ class WalStream:
                 return None
             self._asked_at = None
         if length < 0:
-            raise self._went_away()
+            raise self._went_away(ended=length == _ENDED)
         message = ctypes.string_at(self._buffer, length)
         self._free(self._buffer)
         return message
@@ -192,12 +196,26 @@ class WalStream:
                 "the server's message. Capture then continues where landing ends.",
             )
 
-    def _went_away(self) -> SourceUnavailable:
+    def _went_away(self, *, ended: bool = False) -> SourceUnavailable:
+        """``ended``: the server has ended the stream itself, perhaps with an error, which stands apart."""
+        told = (self._error_at_end() if ended else "") or self._message() or "end of stream"
         return SourceUnavailable(
-            f"The source closed the replication stream: {self._message() or 'end of stream'}.",
+            f"The source closed the replication stream: {told}.",
             fix="Start the database again if it is down; capture then continues where landing ends.",
         )
 
+    def _error_at_end(self) -> str:
+        result = self._pq.PQgetResult(self._handle)
+        if not result:
+            return ""
+        # The lines after the first may quote data.
+        told = _one_line((self._pq.PQresultErrorMessage(result) or b"").split(b"\n")[0])
+        self._pq.PQclear(result)
+        return told
+
     def _message(self) -> str:
-        text: bytes = self._pq.PQerrorMessage(self._handle) or b""
-        return " ".join(text.decode(errors="replace").split()).rstrip(".")
+        return _one_line(self._pq.PQerrorMessage(self._handle))
+
+
+def _one_line(text: bytes | None) -> str:
+    return " ".join((text or b"").decode(errors="replace").split()).rstrip(".")
