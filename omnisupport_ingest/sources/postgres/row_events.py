@@ -120,7 +120,9 @@ class Shape:
                 f"{relation.schema}.{relation.table}: key column {missing} of its contract is not in "
                 "the table's replica identity (any more), so deletes cannot name their row.",
                 fix="Make the columns the primary key or the replica identity again (ALTER TABLE … "
-                "REPLICA IDENTITY USING INDEX …), or change the key in the contract.",
+                "REPLICA IDENTITY USING INDEX …). What was changed before that stays without its key in the "
+                "WAL, so then begin a new epoch, which reads the tables again: omnisupport-ingest capture "
+                '--new-epoch "key restored". Or change the key in the contract.',
             )
         full_without_contract = relation.replica_identity == "f" and contract_key is None
         names = contract_key or (() if full_without_contract else identity_names)

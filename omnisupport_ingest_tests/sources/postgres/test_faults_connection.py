@@ -12,9 +12,10 @@ import pytest
 from psycopg2.extensions import make_dsn, parse_dsn
 
 from omnisupport_ingest.landing.names import is_stream
-from omnisupport_ingest.sources.postgres.connection import connect, with_silence
+from omnisupport_ingest.sources.postgres.connection import connect, connect_replication, with_silence
 from omnisupport_ingest.sources.postgres.errors import SourceUnavailable
 from omnisupport_ingest.sources.postgres.server import slot_facts
+from omnisupport_ingest.sources.postgres.walstream import WalStream
 from omnisupport_ingest_tests.sources.postgres.fronts import Swallowing, swallowing
 from omnisupport_ingest_tests.sources.postgres.shop_facts import until
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract, folded
@@ -117,6 +118,14 @@ def test_statement_without_an_answer_is_given_up(fronted: Fronted, others_work: 
         with pytest.raises(SourceUnavailable, match="while reading the replication slot: nothing has come"):
             slot_facts(connection, "none")
         assert connection.closed
+
+
+def test_stream_that_falls_silent_before_it_begins_is_given_up(fronted: Fronted) -> None:
+    fronted.source.catch_up()
+    replication = connect_replication(with_silence(fronted.behind.dsn, SILENCE))
+    fronted.front.swallow_open()
+    with pytest.raises(SourceUnavailable, match="while starting replication: nothing has come"):
+        WalStream(replication, fronted.source.slot, fronted.source.slot, fronted.source.confirmed())
 
 
 def test_snapshot_that_falls_silent_is_given_up_and_goes_on_at_the_next_start(fronted: Fronted) -> None:

@@ -13,6 +13,7 @@ from omnisupport_ingest.settings import SnapshotMode
 from omnisupport_ingest.sources.postgres import follower
 from omnisupport_ingest.sources.postgres.errors import HoleInSource, PreflightFailed, TableInterrupted
 from omnisupport_ingest.sources.postgres.preflight.continuity import published_findings
+from omnisupport_ingest.sources.postgres.row_events import KeyNotSent
 from omnisupport_ingest.sources.postgres.snapshot_requests import SnapshotRequests
 from omnisupport_ingest_tests.sources.postgres.awkward import Shop
 from omnisupport_ingest_tests.sources.postgres.shop_facts import status, until
@@ -259,6 +260,26 @@ def test_table_that_had_another_name_for_a_time_is_named_and_read_again(tickets:
             tickets.catch_up()
     read_again(tickets, "tickets")
     goes_on(tickets)
+
+
+def test_key_that_left_the_replica_identity_for_a_time_is_named_and_a_new_epoch_goes_on(
+    tickets: SourceUnderTest,
+) -> None:
+    tickets.sql(
+        "ALTER TABLE tickets ALTER v SET NOT NULL",
+        "CREATE UNIQUE INDEX by_v ON tickets (v)",
+        "ALTER TABLE tickets REPLICA IDENTITY USING INDEX by_v",
+        "DELETE FROM tickets WHERE id = 1",
+        "ALTER TABLE tickets REPLICA IDENTITY DEFAULT",
+        "DROP INDEX by_v",
+    )
+    for _ in range(2):
+        with pytest.raises(KeyNotSent, match="key column id") as told:
+            tickets.catch_up()
+        assert "--new-epoch" in told.value.fix
+    tickets.capture().begin_new_epoch("key restored")
+    tickets.catch_up()
+    goes_on(tickets, epochs=2)
 
 
 def test_when_needed_reads_the_table_again_by_itself_and_keeps_the_epoch(tickets: SourceUnderTest) -> None:
