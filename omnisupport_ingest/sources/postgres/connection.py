@@ -116,13 +116,12 @@ def _connect(dsn: str, application_name: str, more: dict[str, str], *, replicati
     parameters["options"] = f"{given.get('options', '')} {options}".strip()
     parameters["client_encoding"] = "UTF8"
     parameters["application_name"] = application_name
-    silent = int(given.get(_SILENCE, "0")) / 1000 or DEFAULT_SECONDS
     kind = _ReplicationConnection if replication else _SqlConnection
     try:
         connection = kind(make_dsn(**parameters))
     except psycopg2.OperationalError as error:
         raise connection_error(error, given) from None
-    connection.silence = Silence(silent, parameters)
+    connection.silence = Silence(int(given.get(_SILENCE, "0")) / 1000 or DEFAULT_SECONDS, parameters)
     connection.cursor_factory = AwaitedReplicationCursor if replication else AwaitedCursor
     return connection
 

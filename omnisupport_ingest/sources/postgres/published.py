@@ -102,7 +102,7 @@ class PublishedTables:
             record = self._record
             asked = self._asked() if record is not None else ()
         for contract, table in record.tables.items() if record is not None else ():
-            if contract in asked or commit_lsn < table.since.value:
+            if contract not in self._names or contract in asked or commit_lsn < table.since.value:
                 continue
             if relation.oid == table.relation and name != table.table:
                 raise _interrupted({contract: f"was called {name} for a time"})

@@ -197,14 +197,28 @@ def test_publication_dropped_while_capture_runs_ends_it_and_is_a_hole(
     goes_on(tickets, epochs=2)
 
 
-def test_operations_left_out_for_a_time_are_a_hole(tickets: SourceUnderTest) -> None:
-    tickets.sql(
-        publication(tickets, "SET (publish = 'insert')"),
-        *UNSEEN,
-        publication(tickets, "SET (publish = 'insert, update, delete, truncate')"),
+ALTERED = {
+    "operations": ("SET (publish = 'insert')", "SET (publish = 'insert, update, delete, truncate')"),
+    "name": ("RENAME TO elsewhere", None),
+    "owner": ("OWNER TO pg_database_owner", "OWNER TO postgres"),
+}
+
+
+@pytest.mark.parametrize(("first", "last"), ALTERED.values(), ids=ALTERED.keys())
+def test_publication_altered_as_a_whole_for_a_time_is_a_hole(
+    tickets: SourceUnderTest, first: str, last: str | None
+) -> None:
+    back = (
+        f"ALTER PUBLICATION elsewhere RENAME TO {tickets.slot}"
+        if last is None
+        else publication(tickets, last)
     )
+    tickets.sql(publication(tickets, first), *UNSEEN, back)
     with pytest.raises(HoleInSource, match="altered as a whole"):
         tickets.catch_up()
+    tickets.capture().begin_new_epoch("publication altered")
+    tickets.catch_up()
+    goes_on(tickets, epochs=2)
 
 
 @pytest.mark.parametrize("everything", [False, True], ids=["for table", "for all tables"])
