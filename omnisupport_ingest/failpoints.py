@@ -71,6 +71,11 @@ GATES: dict[str, Gate] = {
             "sources/postgres/partition_records.py",
         ),
         _gate("landing.epoch", "the record of an epoch", "landing/epochs.py"),
+        _gate(
+            "source.published",
+            "how the tables are published, to be compared with later",
+            "sources/postgres/published.py",
+        ),
         _gate("landing.accepted_loss", "the note of a loss that was accepted", "landing/accepted_losses.py"),
         _gate("landing.data", "the data files of a batch, synced", "landing/store.py"),
         _gate("landing.manifest", "the manifest: the batch exists", "landing/store.py"),

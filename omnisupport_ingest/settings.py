@@ -79,6 +79,13 @@ class Settings(BaseSettings):
         examples=["host=db.example port=5432 dbname=support user=capture password=…"],
         json_schema_extra={"values": "libpq connection string, secret"},
     )
+    source_silence_seconds: float = Field(
+        60.0,
+        ge=1,
+        description="How long the source may be silent where an answer is due, in seconds. Then it is asked "
+        "on another connection what the silent session does, and one that is not at work is given up. "
+        "`tcp_user_timeout` in the connection string, in milliseconds, wins.",
+    )
     slot: str = Field("omnisupport_ingest", description="The replication slot. One per home.")
     publication: str = Field("omnisupport_ingest", description="The publication.")
     batch_max_bytes: int = Field(

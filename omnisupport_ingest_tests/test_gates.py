@@ -34,6 +34,7 @@ ELSEWHERE = {
     "source.restart_clear": "sources/postgres/test_operating.py",
     "source.capture_record": "sources/postgres/test_operating.py",
     "landing.accepted_loss": "sources/postgres/test_repair.py",
+    "source.published": "sources/postgres/test_faults_publication.py",
     "source.snapshot_request": "sources/postgres/test_snapshot_command.py",
     "source.snapshot_request_clear": "sources/postgres/test_snapshot_command.py",
     "source.partitions": "sources/postgres/test_partitions.py",
@@ -95,6 +96,8 @@ WITHOUT_GATE: dict[tuple[str, str], str] = {
         "_create",
     ): "source.slot stands around it for a slot that stays; a temporary one goes with its session",
     ("sources/postgres/slot.py", "flush_wal"): "a temporary slot, which goes with its session",
+    ("sources/postgres/silence.py", "AwaitedCursor.execute"): _GATED_BY_CALLER,
+    ("sources/postgres/silence.py", "AwaitedReplicationCursor.execute"): _GATED_BY_CALLER,
     ("sources/postgres/snapshot_requests.py", "SnapshotRequests.write"): _FOLDER,
     ("landing/snapshot_plans.py", "SnapshotPlans.write"): _FOLDER,
     (

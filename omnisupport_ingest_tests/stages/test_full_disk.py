@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,6 +13,7 @@ from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.stages import deduped, dimensions, published, raw
 from omnisupport_ingest.stages.pending import pending_windows
 from omnisupport_ingest_tests.landing.batches import land
+from omnisupport_ingest_tests.small_disk import Disk, small_disk
 from omnisupport_ingest_tests.stages.story import FIRST, SOURCE, Change, Commit, Story
 
 INSERT = Commit(10, 1, [Change("c", 1, {"title": "one", "body": "long"})])
@@ -23,37 +21,10 @@ UPDATE = Commit(20, 2, [Change("u", 1, {"title": "uno"}, unchanged=("body",))])
 UPDATED = [("uno", "long")]
 
 
-class Disk:
-    """A small file system of its own."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    @contextmanager
-    def full(self, *, but: int = 0) -> Iterator[None]:
-        """All the room is taken, except ``but`` bytes; it is there again afterwards."""
-        ballast = self.path / "ballast"
-        room = os.statvfs(self.path)
-        free = room.f_bavail * room.f_frsize
-        with ballast.open("wb") as file:
-            os.posix_fallocate(file.fileno(), 0, free - but)
-        try:
-            yield
-        finally:
-            ballast.unlink()
-
-
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Disk]:
-    path = tmp_path / "disk"
-    path.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", path], capture_output=True)
-    if mounted.returncode:
-        pytest.skip("a small file system can only be mounted by root")
-    try:
-        yield Disk(path)
-    finally:
-        subprocess.run(["umount", "--lazy", path], check=True)
+    with small_disk(tmp_path / "disk", megabytes=4) as made:
+        yield made
 
 
 def rows(story: Story, spark: SparkSession) -> list[tuple[str, str]]:

@@ -23,10 +23,25 @@ from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.settings import Settings, SnapshotMode
 from omnisupport_ingest.sources.postgres.capture_record import CaptureRecords, recorded
 from omnisupport_ingest.sources.postgres.changes import EventReader
-from omnisupport_ingest.sources.postgres.connection import VALUE_SETTINGS, connect, connect_replication
-from omnisupport_ingest.sources.postgres.continuity import ResumePoint, require_same_server, resume_point
+from omnisupport_ingest.sources.postgres.connection import (
+    VALUE_SETTINGS,
+    connect,
+    connect_replication,
+    with_silence,
+)
+from omnisupport_ingest.sources.postgres.continuity import (
+    ResumePoint,
+    require_same_server,
+    require_unmoved,
+    resume_point,
+)
 from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
-from omnisupport_ingest.sources.postgres.errors import AnotherSource, HoleInSource, SourceUnavailable
+from omnisupport_ingest.sources.postgres.errors import (
+    AnotherSource,
+    HoleInSource,
+    SourceUnavailable,
+    TableInterrupted,
+)
 from omnisupport_ingest.sources.postgres.follower import Follower
 from omnisupport_ingest.sources.postgres.home_slot import (
     ExpectedSlot,
@@ -38,10 +53,11 @@ from omnisupport_ingest.sources.postgres.home_slot import (
 from omnisupport_ingest.sources.postgres.in_progress import Doubtful, InProgress
 from omnisupport_ingest.sources.postgres.kept_transaction import NotKept
 from omnisupport_ingest.sources.postgres.lease import Lease
-from omnisupport_ingest.sources.postgres.partition_names import PartitionNames
+from omnisupport_ingest.sources.postgres.partitions import is_partitioned
 from omnisupport_ingest.sources.postgres.pause import PauseNote, StopOrPause
 from omnisupport_ingest.sources.postgres.preflight import Finding, Severity, preflight, require_ready
 from omnisupport_ingest.sources.postgres.publication import ensure_publication
+from omnisupport_ingest.sources.postgres.published import PublishedTables
 from omnisupport_ingest.sources.postgres.recovery import require_recovery
 from omnisupport_ingest.sources.postgres.restart import RestartNote, StopOrRestart
 from omnisupport_ingest.sources.postgres.same_server import require_source
@@ -78,14 +94,14 @@ def source_dsn(settings: Settings, home: Home) -> str:
     ``SourceUnavailable`` if that server is not running.
     """
     if settings.source_dsn is not None:
-        return settings.source_dsn.get_secret_value()
+        return with_silence(settings.source_dsn.get_secret_value(), settings.source_silence_seconds)
     server = EmbeddedPostgres(home.postgres)
     if not server.running:
         raise SourceUnavailable(
             f"The embedded PostgreSQL of {home.path} is not running.",
             fix="Start it with the platform: omnisupport-ingest up",
         )
-    return server.dsn()
+    return with_silence(server.dsn(), settings.source_silence_seconds)
 
 
 def capture_once(
@@ -216,9 +232,12 @@ class Capture:
             return self._after_hole(dsn, connection, hole)
 
     def _after_hole(self, dsn: str, connection: Connection, hole: HoleInSource) -> EpochRecord:
-        """The new epoch after ``hole``, where the settings leave that to us; else ``hole`` is raised."""
+        """The new epoch after ``hole``, where the settings leave that to us; else ``hole`` is raised.
+
+        One of single tables needs no new epoch: the next start has them read.
+        """
         by_itself = self._settings.snapshot_mode is SnapshotMode.WHEN_NEEDED
-        if not by_itself or isinstance(hole, AnotherSource):
+        if not by_itself or isinstance(hole, (AnotherSource, TableInterrupted)):
             raise hole
         _log.warning("%s A new epoch begins, as the snapshot mode is when_needed.", hole.problem)
         self._new_epoch(dsn, hole.problem)
@@ -231,6 +250,7 @@ class Capture:
             # A slot that is gone or not ours is found now: before anything changes at the source, and
             # before it is told what another server lacks.
             self._resume_point(dsn, connection, epoch)
+            self._published(epoch).require_publication(connection)
         require_ready(found)
         self._store.clear_garbage()
         # Before any slot of a snapshot: what commits above its point must be published already.
@@ -240,7 +260,20 @@ class Capture:
                 # A first start died between making the slot and recording its epoch.
                 drop_slot(connection, self._settings.slot)
             epoch = self._begin_epoch(dsn, connection, "first start")
+        self._require_published(connection, self._published(epoch))
         return epoch
+
+    def _require_published(self, connection: Connection, published: PublishedTables) -> None:
+        try:
+            published.begin(connection)
+        except TableInterrupted as interrupted:
+            if self._settings.snapshot_mode is not SnapshotMode.WHEN_NEEDED:
+                raise
+            _log.warning("%s It is read again, as the snapshot mode is when_needed.", interrupted.problem)
+            requests = SnapshotRequests(self._store.folder)
+            for name in interrupted.tables:
+                requests.write(name, interrupted.problem)
+            published.begin(connection)
 
     def _require_ready(self, dsn: str, slot: ExpectedSlot) -> None:
         require_ready(self._findings(dsn, slot))
@@ -278,30 +311,42 @@ class Capture:
         self._slot_intent.clear()
         return epoch
 
+    def _published(self, epoch: EpochRecord) -> PublishedTables:
+        requests = SnapshotRequests(self._store.folder)
+        return PublishedTables(
+            self._store.folder,
+            epoch.number,
+            self._settings.publication,
+            self._tables,
+            lambda: requests.read().keys(),
+        )
+
     def _capture(
         self, dsn: str, connection: Connection, epoch: EpochRecord, until: Lsn | None, stop: threading.Event
     ) -> None:
+        published = self._published(epoch)
         snapshots = Snapshots(
-            dsn, self._store, self._home.grid, epoch, self._tables, self._settings, self._tell
+            dsn, self._store, self._home.grid, epoch, self._tables, self._settings, published, self._tell
         )
         if self._settings.snapshot_mode is SnapshotMode.SCHEMA_ONLY:
             snapshots.land_schemas(connection)
         proved = threading.Event()
         if until is not None:
-            self._follow(dsn, connection, epoch, _PROOF, stop, proved)
+            self._follow(dsn, connection, epoch, _PROOF, stop, proved, published)
             if not proved.is_set():
                 return
             snapshots.look_at_partitions(stop)
             # The tables are whole once the stream has passed all that their chunks saw.
             goal: Lsn | None = max(until, snapshots.take(stop) or until)
             while goal is not None and not stop.is_set():
-                self._follow(dsn, connection, epoch, goal, stop, proved)
+                self._follow(dsn, connection, epoch, goal, stop, proved, published)
                 goal = snapshots.read_moved(stop)
                 if goal is None and snapshots.watches_partitions:
                     goal = snapshots.look_at_partitions(stop) or snapshots.take(stop)
+            published.require_same(connection)
             return
         with SnapshotsBeside(snapshots, stop, proved) as beside:
-            self._follow(dsn, connection, epoch, None, beside.stop, proved)
+            self._follow(dsn, connection, epoch, None, beside.stop, proved, published)
         beside.raise_failure()
 
     def _tell(self, batch: Manifest) -> None:
@@ -317,15 +362,16 @@ class Capture:
         until: Lsn | None,
         stop: threading.Event,
         proved: threading.Event,
+        published: PublishedTables,
     ) -> None:
         # Older servers send nothing of a transaction before it has committed.
         if self._settings.stream_transactions and connection.server_version >= 140000:
             try:
-                return self._stream(dsn, connection, epoch, until, stop, proved, in_progress=True)
+                return self._stream(dsn, connection, epoch, until, stop, proved, published, in_progress=True)
             except (Doubtful, NotKept) as reason:
                 _log.warning("%s Until the next start, transactions are read after their commit.", reason)
                 wait_until_free(connection, epoch.facts.slot if epoch.facts else "", SLOT_WAIT_SECONDS)
-        return self._stream(dsn, connection, epoch, until, stop, proved, in_progress=False)
+        return self._stream(dsn, connection, epoch, until, stop, proved, published, in_progress=False)
 
     def _stream(
         self,
@@ -335,6 +381,7 @@ class Capture:
         until: Lsn | None,
         stop: threading.Event,
         proved: threading.Event,
+        published: PublishedTables,
         *,
         in_progress: bool,
     ) -> None:
@@ -359,9 +406,10 @@ class Capture:
                 resume.end_of_chain,
             )
         slot, publication = epoch.facts.slot if epoch.facts else "", self._settings.publication
-        names = PartitionNames(connection, publication, self._tables, SnapshotRequests(self._store.folder))
         events = EventReader(
-            epoch.number, lambda schema, table: self._keys.get((schema, table)), names.standing_of
+            epoch.number,
+            lambda schema, table: self._keys.get((schema, table)),
+            lambda relation: is_partitioned(connection, relation.oid),
         )
         wait_until_free(connection, slot, SLOT_WAIT_SECONDS)
         decoding_memory = self._settings.stream_above_bytes if in_progress else None
@@ -372,8 +420,12 @@ class Capture:
         stream = WalStream(replication, slot, publication, resume.start, in_progress=in_progress)
         messages = InProgress(stream.read, self._home.run)
         try:
+            # Nobody else can move the slot from here on, but somebody may have since it was looked at.
+            if (held := slot_facts(connection, slot)) is not None:
+                require_unmoved(held, resume.end_of_chain)
             told = self._tell, proved.set
-            Follower(stream, messages, connection, batches, events, resume, *told).run(until, stop)
+            follower = Follower(stream, messages, connection, batches, events, resume, published, *told)
+            follower.run(until, stop)
         finally:
             messages.close()
             stream.close()

@@ -126,10 +126,6 @@ class _Rows:
         # Inserts and updates look the same where no old row is sent; together they need no sorting.
         kinds[self._is_insert & (markers == _NEW)] = _UPDATE
         groups = kinds << 40 | oids << 8 | markers
-        for oid in np.unique(oids).tolist():
-            shape = self._shapes.get(oid)
-            if shape is not None and shape.before_changes is not None:
-                shape.before_changes()
         parts = []
         for group in np.unique(groups).tolist():
             rows = np.flatnonzero(groups == group)

@@ -13,10 +13,8 @@ from omnisupport_ingest.landing.writer import BLOCK_BYTES, BLOCK_ROWS
 from omnisupport_ingest.sources.postgres.change_block import ChangeBlock, Run
 from omnisupport_ingest.sources.postgres.pgoutput import Begin, LogicalMessage, Relation, Truncate
 from omnisupport_ingest.sources.postgres.row_events import (
-    ORDINARY,
     Place,
     Shape,
-    Standing,
     message_event,
     truncate_event,
 )
@@ -24,18 +22,18 @@ from omnisupport_ingest.sources.postgres.row_events import (
 KeyOf = Callable[[str, str], tuple[str, ...] | None]
 """(schema, table) → the contract's key columns, or none if no contract names the table."""
 
-StandingOf = Callable[[Relation], Standing]
-"""What a table is that the stream has described."""
+IsPartitioned = Callable[[Relation], bool]
+"""Whether a table that the stream has described is partitioned; the description does not say."""
 
 
 class EventReader:
     """Collects changes into blocks; whoever uses it takes a block when it is full, or ready for it."""
 
     def __init__(
-        self, epoch: int, key_of: KeyOf, standing_of: StandingOf = lambda _relation: ORDINARY
+        self, epoch: int, key_of: KeyOf, is_partitioned: IsPartitioned = lambda _relation: False
     ) -> None:
         self._epoch = epoch
-        self._key_of, self._standing_of = key_of, standing_of
+        self._key_of, self._is_partitioned = key_of, is_partitioned
         self._shapes: dict[int, Shape] = {}
         self._transaction: Begin | None = None
         self._index = 0
@@ -58,7 +56,7 @@ class EventReader:
         """
         assert not self._block.rows, "changes that were described otherwise have not been taken"
         key = self._key_of(relation.schema, relation.table)
-        shape = Shape(relation, key, self._standing_of(relation))
+        shape = Shape(relation, key, partitioned=self._is_partitioned(relation))
         self._shapes[relation.oid] = shape
         self.take()
         return shape.key_names

@@ -17,6 +17,12 @@ from psycopg2.extras import LogicalReplicationConnection
 
 from omnisupport_ingest.sources.postgres.connect_errors import connection_error, first_line
 from omnisupport_ingest.sources.postgres.errors import BadDsn, SourceUnavailable
+from omnisupport_ingest.sources.postgres.silence import (
+    DEFAULT_SECONDS,
+    AwaitedCursor,
+    AwaitedReplicationCursor,
+    Silence,
+)
 
 VALUE_SETTINGS: dict[str, str] = {
     "DateStyle": "ISO",
@@ -44,6 +50,22 @@ _DEFAULTS: dict[str, str] = {
     "keepalives_interval": "10",
     "keepalives_count": "3",
 }
+
+_SILENCE = "tcp_user_timeout"
+"""Where a connection string says how long the server may be silent, in milliseconds. libpq bounds by it how
+long what was sent may go without the other side's word; what it cannot see, ``silence`` does."""
+
+
+def with_silence(dsn: str, seconds: float) -> str:
+    """``dsn`` with ``seconds`` as the silence that is borne, unless it says so itself.
+
+    One that cannot be read stays as it is: who connects by it says so.
+    """
+    try:
+        given = dsn_parts(dsn)
+    except BadDsn:
+        return dsn
+    return str(make_dsn(**({_SILENCE: max(1, round(seconds * 1000))} | given)))
 
 
 def connect(dsn: str, *, application_name: str = "omnisupport-ingest") -> Connection:
@@ -78,6 +100,14 @@ def source_errors(doing: str) -> Iterator[None]:
         ) from error
 
 
+class _SqlConnection(Connection):  # type: ignore[misc]  # psycopg2 ships no types
+    silence: Silence
+
+
+class _ReplicationConnection(LogicalReplicationConnection):  # type: ignore[misc]
+    silence: Silence
+
+
 def _connect(dsn: str, application_name: str, more: dict[str, str], *, replication: bool) -> Connection:
     given = dsn_parts(dsn)
     pinned = VALUE_SETTINGS | _SESSION_SETTINGS | more
@@ -86,12 +116,14 @@ def _connect(dsn: str, application_name: str, more: dict[str, str], *, replicati
     parameters["options"] = f"{given.get('options', '')} {options}".strip()
     parameters["client_encoding"] = "UTF8"
     parameters["application_name"] = application_name
+    kind = _ReplicationConnection if replication else _SqlConnection
     try:
-        if replication:
-            return LogicalReplicationConnection(make_dsn(**parameters))
-        return psycopg2.connect(**parameters)
+        connection = kind(make_dsn(**parameters))
     except psycopg2.OperationalError as error:
         raise connection_error(error, given) from None
+    connection.silence = Silence(int(given.get(_SILENCE, "0")) / 1000 or DEFAULT_SECONDS, parameters)
+    connection.cursor_factory = AwaitedReplicationCursor if replication else AwaitedCursor
+    return connection
 
 
 def dsn_parts(dsn: str) -> dict[str, str]:

@@ -104,11 +104,7 @@ def resume_point(
             "The server's WAL ends before the landed chain (it was restored from a backup)",
             f"WAL ends at {flushed}, the chain at {end_of_chain}",
         )
-    if confirmed > end_of_chain:
-        raise _hole(
-            f"The slot {facts.slot} has been read by somebody else, or made anew",
-            f"confirmed up to {confirmed}, landed up to {end_of_chain}",
-        )
+    require_unmoved(slot, end_of_chain)
     recovered_from = confirmed if confirmed < end_of_chain else None
     if last is not None and confirmed <= last.commit_lsn:
         return ResumePoint(last.commit_lsn, end_of_chain, last, recovered_from)
@@ -143,6 +139,18 @@ def require_same_server(
         raise AnotherSource(
             f"This is another database: {database}, landed from {facts.database}. Events may be missing.",
             fix=_MOVED,
+        )
+
+
+def require_unmoved(slot: SlotFacts, end_of_chain: Lsn) -> None:
+    """``HoleInSource`` if ``slot`` is confirmed further than the chain reaches.
+
+    To be asked once more when the slot is being read: the server passes over what lies below without a word.
+    """
+    if slot.confirmed_flush_lsn is not None and slot.confirmed_flush_lsn > end_of_chain:
+        raise _hole(
+            f"The slot {slot.name} has been read by somebody else, or made anew",
+            f"confirmed up to {slot.confirmed_flush_lsn}, landed up to {end_of_chain}",
         )
 
 

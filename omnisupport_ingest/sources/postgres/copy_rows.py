@@ -19,6 +19,7 @@ from psycopg2.extensions import connection as Connection
 from omnisupport_ingest.sources.postgres.connection import source_errors
 from omnisupport_ingest.sources.postgres.json_columns import escape, json_arrays, json_objects
 from omnisupport_ingest.sources.postgres.row_events import row_image, row_key
+from omnisupport_ingest.sources.postgres.silence import Awaited
 from omnisupport_ingest.sources.postgres.text_columns import Irregular, line_columns
 
 if TYPE_CHECKING:
@@ -54,9 +55,14 @@ def copy_lines(
     """
     # psycopg2 writes line by line: what collects them must not be Python. Closed at the end, whatever
     # happens, ``whole`` takes nothing more from a buffer that is thrown away.
-    with closing(_WholeLines(lines)) as whole:
-        buffer = io.BufferedWriter(whole, block_bytes)
-        with source_errors(doing), connection.cursor() as cursor:
+    with source_errors(doing), Awaited(connection, connection.silence) as answer:
+
+        def take(block: bytes) -> None:
+            with answer.busy():
+                lines(block)
+
+        with closing(_WholeLines(take)) as whole, connection.cursor() as cursor:
+            buffer = io.BufferedWriter(whole, block_bytes)
             cursor.copy_expert(f"COPY ({query}) TO STDOUT", buffer)
             buffer.flush()
 

@@ -69,5 +69,13 @@ class AnotherSource(HoleInSource):
     """
 
 
+class TableInterrupted(HoleInSource):
+    """Changes of single tables were not sent for a time. ``tables``: the names of their contracts."""
+
+    def __init__(self, problem: str, *, fix: str, tables: tuple[str, ...]) -> None:
+        super().__init__(problem, fix=fix)
+        self.tables = tables
+
+
 class ProtocolViolation(IngestError):
     """The server sent something that the replication protocol does not allow at this point."""

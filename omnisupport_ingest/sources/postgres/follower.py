@@ -26,6 +26,7 @@ from omnisupport_ingest.sources.postgres.pgoutput import (
     Relation,
     Truncate,
 )
+from omnisupport_ingest.sources.postgres.published import PublishedTables
 from omnisupport_ingest.sources.postgres.relations import TypeNames
 from omnisupport_ingest.sources.postgres.server import WalClock, wal_clock
 from omnisupport_ingest.sources.postgres.stream_batches import StreamBatches
@@ -63,6 +64,7 @@ class Follower:
         batches: StreamBatches,
         events: EventReader,
         resume: ResumePoint,
+        published: PublishedTables,
         landed: Callable[[Manifest], None],
         proved: Callable[[], None],
     ) -> None:
@@ -76,7 +78,7 @@ class Follower:
         """Logical messages outside any transaction: they have no commit, so no position. Not landed."""
         self._stream, self._messages = stream, messages
         self._connection, self._batches = connection, batches
-        self._events, self._landed = events, landed
+        self._events, self._published, self._landed = events, published, landed
         self._decoder = Decoder()
         self._types = TypeNames(connection)
         self._expected = resume.resent
@@ -89,7 +91,8 @@ class Follower:
         self._clock: WalClock = wal_clock(connection)
         self._idle_wanted = True
         self._next_ask = time.monotonic()
-        self._next_clock = self._next_ask + IDLE_SECONDS
+        self._next_clock = self._next_look = self._next_ask + IDLE_SECONDS
+        self._commit_lsn = 0
         self._stop_by: float | None = None
         self._until: Lsn | None = None
 
@@ -184,6 +187,7 @@ class Follower:
             self._hand_over()
             self._window = window
         self._events.begin(transaction)
+        self._commit_lsn = transaction.commit_lsn
 
     def _commit(self, transaction: Commit) -> None:
         if self._passing_over:
@@ -204,6 +208,7 @@ class Follower:
             self._tell_proved()
 
     def _describe(self, relation: Relation) -> None:
+        self._published.require_named(relation, self._commit_lsn)
         self._hand_over()
         key = self._events.describe(relation)
         self._batches.relations[relation.schema, relation.table] = RelationVersion(
@@ -274,7 +279,7 @@ class Follower:
             return True
         now = time.monotonic()
         if now >= self._next_ask:
-            self._ask(now, idle=idle and at_commit)
+            self._ask(now, idle=idle, at_commit=at_commit)
         return False
 
     def _may_stop(self) -> bool:
@@ -287,11 +292,16 @@ class Follower:
             self._stop_by = time.monotonic() + _STOP_GRACE_SECONDS
         return time.monotonic() >= self._stop_by
 
-    def _ask(self, now: float, *, idle: bool) -> None:
-        """Say that capture is alive; when idle, ask how far the server has read."""
+    def _ask(self, now: float, *, idle: bool, at_commit: bool) -> None:
+        """Say that capture is alive; when nothing comes, ask how far the server has read, and whether it is
+        there."""
+        pause = min(IDLE_SECONDS, self._stream.silence.seconds / 2)
         waited_for = self._until is not None or self._unproved_below is not None
-        self._next_ask = now + (_ASK_UNTIL_SECONDS if waited_for else IDLE_SECONDS)
-        if idle and not self._batches.pending and now >= self._next_clock:
+        self._next_ask = now + (_ASK_UNTIL_SECONDS if waited_for else pause)
+        if now >= self._next_look:
+            self._published.require_same(self._connection)
+            self._next_look = now + IDLE_SECONDS
+        if idle and at_commit and not self._batches.pending and now >= self._next_clock:
             self._clock = wal_clock(self._connection)
             self._idle_wanted = True
             self._next_clock = now + IDLE_SECONDS

@@ -85,6 +85,14 @@ def difference(before: Partitions, now: Partitions) -> Difference:
     return Difference(tuple(sorted(left)), tuple(sorted(new, key=int)))
 
 
+def is_partitioned(connection: Connection, oid: int) -> bool:
+    """Whether the table ``oid`` is partitioned; not if it is gone."""
+    with source_errors("looking for partitions"), connection.cursor() as cursor:
+        cursor.execute("SELECT EXISTS (SELECT FROM pg_class WHERE oid = %s AND relkind = 'p')", (oid,))
+        (found,) = cursor.fetchone()
+    return bool(found)
+
+
 def rows_of(connection: Connection, oid: str) -> str | None:
     """The condition that the rows of leaf ``oid`` meet where its root is read; null if it is gone.
 

@@ -7,7 +7,6 @@ columns all at once, and must make the same.
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable
 from datetime import datetime
 from typing import NamedTuple
 
@@ -111,33 +110,18 @@ def _event(
     )  # fmt: skip
 
 
-class Standing(NamedTuple):
-    """What a described table is. ``before_changes``: what to do before changes of it land; it may raise.
-
-    ``partitioned``: the old rows are of partitions, and carry what the replica identity of the partition
-    says. Whether they are called keys or whole rows goes by that of the table itself.
-    """
-
-    partitioned: bool = False
-    before_changes: Callable[[], None] | None = None
-
-
-ORDINARY = Standing()
-"""A table of which nothing particular is to be known."""
-
-
 class Shape:
     """What is worked out once for each description of a table. ``KeyNotSent`` if it lacks the key."""
 
     def __init__(
-        self,
-        relation: Relation,
-        contract_key: tuple[str, ...] | None,
-        standing: Standing = ORDINARY,
+        self, relation: Relation, contract_key: tuple[str, ...] | None, *, partitioned: bool = False
     ) -> None:
-        """``contract_key``: the key columns of the table's contract, null if it has none."""
-        self.relation, self.before_changes = relation, standing.before_changes
-        self.partitioned = standing.partitioned
+        """``contract_key``: the key columns of the table's contract, null if it has none.
+
+        ``partitioned``: the old rows are of partitions, and carry what the replica identity of the partition
+        says. Whether they are called keys or whole rows goes by that of the table itself.
+        """
+        self.relation, self.partitioned = relation, partitioned
         self.names = tuple(column.name for column in relation.columns)
         self.identity = [i for i, column in enumerate(relation.columns) if column.in_identity]
         identity_names = tuple(self.names[i] for i in self.identity)

@@ -41,6 +41,7 @@ from omnisupport_ingest.sources.postgres.ordinals import Ordinals
 from omnisupport_ingest.sources.postgres.pace import Pace
 from omnisupport_ingest.sources.postgres.parallel_reading import ParallelReading
 from omnisupport_ingest.sources.postgres.partition_watch import PartitionWatch
+from omnisupport_ingest.sources.postgres.published import PublishedTables
 from omnisupport_ingest.sources.postgres.relations import CatalogRelation, read_relation
 from omnisupport_ingest.sources.postgres.safe_watermark import SafeWatermarks, read_mark
 from omnisupport_ingest.sources.postgres.same_server import connect_to_source
@@ -75,13 +76,14 @@ class Snapshots:
         epoch: EpochRecord,
         tables: Sequence[TableContract],
         settings: Settings,
+        published: PublishedTables,
         landed: Callable[[Manifest], None],
     ) -> None:
         """``landed`` is called with each batch, once durable, on the thread that read it."""
         self._dsn, self._store, self._of, self._tables = dsn, store, epoch, tuple(tables)
         self._epoch = epoch.number
         self._start = epoch.facts.consistent_point if epoch.facts else Lsn(0)
-        self._settings, self._landed, self._grid = settings, landed, grid
+        self._settings, self._published, self._landed, self._grid = settings, published, landed, grid
         self._moved = MovedReading(dsn, store, epoch, landed)
         self._partitions = PartitionWatch(dsn, store, epoch, self._tables, landed)
         self._plans, self._requests = SnapshotPlans(store.folder), SnapshotRequests(store.folder)
@@ -121,6 +123,8 @@ class Snapshots:
         self._moved.settled = False
         landing = self._landing()
         with closing(connect_to_source(self._dsn, self._of)) as connection:
+            # Before the request is gone: it is what takes the doubt away.
+            self._published.accept(connection, {each.table.name for each in wanted if each.plan is None})
             planned = [(each.table, self._planned(connection, each, landing.ordinals)) for each in wanted]
         threads = self._settings.snapshot_threads
         reading = ParallelReading(self._dsn, self._of, landing, planned, self._landed, threads)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 
 from omnisupport_ingest.contracts.model import Contracts, TableContract
@@ -10,11 +11,12 @@ from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.settings import Settings
+from omnisupport_ingest.sources.postgres.connection import connect
 from omnisupport_ingest.sources.postgres.errors import SourceRefused, SourceUnavailable
 from omnisupport_ingest.sources.postgres.home_slot import ExpectedSlot, Presence, expected_slot
 from omnisupport_ingest.sources.postgres.lease import Lease
 from omnisupport_ingest.sources.postgres.preflight import Finding, Severity, preflight
-from omnisupport_ingest.sources.postgres.preflight.continuity import continuity_findings
+from omnisupport_ingest.sources.postgres.preflight.continuity import continuity_findings, published_findings
 
 NO_PROOF = {"standby", "replication_right", "replication_connection", "server_version"}
 """Findings without whose repair the server cannot be asked for the proof of continuity."""
@@ -48,7 +50,11 @@ def check_source(
     try:
         found = preflight(dsn, tables, publication=settings.publication, slot=slot)
         if store is not None and not {each.check for each in found} & NO_PROOF:
-            found = (*continuity_findings(dsn, store), *found)
+            proof = list(continuity_findings(dsn, store))
+            if not proof:
+                with closing(connect(dsn)) as connection:
+                    proof += published_findings(connection, store, settings.publication, tables)
+            found = (*proof, *found)
     except (SourceRefused, SourceUnavailable) as error:
         return (Finding("connection", error.problem, error.fix, Severity.BLOCKS),)
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
@@ -25,7 +25,7 @@ from omnisupport_ingest.sources.postgres.embedded_location import Location
 from omnisupport_ingest.sources.postgres.errors import SourceRefused, SourceUnavailable
 from omnisupport_ingest.sources.postgres.home_slot import end_of_chain
 from omnisupport_ingest.sources.postgres.pause import Pause, PauseNote
-from omnisupport_ingest.sources.postgres.preflight.continuity import continuity_findings
+from omnisupport_ingest.sources.postgres.preflight.continuity import continuity_findings, published_findings
 from omnisupport_ingest.sources.postgres.preflight.rows import one_row
 from omnisupport_ingest.sources.postgres.publication import read_publication
 from omnisupport_ingest.sources.postgres.retention import (
@@ -122,7 +122,7 @@ def source_status(
     else:
         try:
             server = _ask(dsn, settings, home, store, slot_name, tables)
-            found += _dangers(dsn, settings, store, server, _start_reading(paused))
+            found += _dangers(dsn, settings, store, server, tables, _start_reading(paused))
         except (SourceRefused, SourceUnavailable) as error:
             found.append(Warned(error.problem, error.fix))
     if server is not None and landed is not None:
@@ -207,7 +207,12 @@ def _missing(tables: Iterable[TableContract], covered: set[tuple[str, str]]) -> 
 
 
 def _dangers(
-    dsn: str, settings: Settings, store: LandingStore, server: ServerState, start_reading: str
+    dsn: str,
+    settings: Settings,
+    store: LandingStore,
+    server: ServerState,
+    tables: Sequence[TableContract],
+    start_reading: str,
 ) -> list[Warned]:
     found = [Warned(each.problem, each.fix, Level.ALARM) for each in continuity_findings(dsn, store)]
     if server.slot is not None and server.forecast is not None:
@@ -222,6 +227,10 @@ def _dangers(
             listed = ", ".join(server.missing)
             lacks = f"Publication {name} lacks {listed}."
             found.append(Warned(lacks, "omnisupport-ingest preflight", Level.ALARM))
+        else:
+            with closing(connect(dsn)) as connection:
+                unsent = list(published_findings(connection, store, name, tables))
+            found += [Warned(each.problem, each.fix, Level.ALARM) for each in unsent]
     return found
 
 

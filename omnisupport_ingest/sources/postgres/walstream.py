@@ -20,8 +20,10 @@ from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.sources.postgres.connection import source_errors
 from omnisupport_ingest.sources.postgres.errors import SourceUnavailable
 from omnisupport_ingest.sources.postgres.quoting import identifier, literal
+from omnisupport_ingest.sources.postgres.silence import Awaited, Silence
 
 POSTGRES_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 """PostgreSQL counts microseconds from here."""
@@ -36,6 +38,7 @@ _KEEPALIVE = struct.Struct("!xQqB")
 _STATUS = struct.Struct("!cQQQqB")
 _COPY_BOTH = 8
 _READ_NOW = 1
+_ENDED = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +67,15 @@ def _libpq() -> ctypes.PyDLL:
     # Taking bytes from the socket lets go of the interpreter's lock, so that the thread that makes
     # batches gets its turns; for the other calls, one for each message, that would cost too much.
     library.PQconsumeInput = unlocked.PQconsumeInput  # type: ignore[attr-defined]
+    # These wait for the server's answer, which a thread beside them may have to give up.
+    library.PQexec = unlocked.PQexec  # type: ignore[attr-defined]
+    library.PQgetResult = unlocked.PQgetResult  # type: ignore[attr-defined]
     pointer, integer, text = ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p
     signatures = {
         "PQexec": (pointer, [pointer, text]),
         "PQresultStatus": (integer, [pointer]),
+        "PQgetResult": (pointer, [pointer]),
+        "PQresultErrorMessage": (text, [pointer]),
         "PQclear": (None, [pointer]),
         "PQgetCopyData": (integer, [pointer, ctypes.POINTER(pointer), integer]),
         "PQputCopyData": (integer, [pointer, text, integer]),
@@ -95,6 +103,7 @@ class WalStream:
         """
         self._connection = connection
         self._confirmed = start.value
+        self._asked_at: float | None = None
         self._pq = _libpq()
         self._handle = ctypes.c_void_p(connection.pgconn_ptr)
         self._buffer = ctypes.c_void_p()
@@ -120,15 +129,37 @@ class WalStream:
             length = self._get(self._handle, self._buffer_address, _READ_NOW)
             if length == 0:
                 return None
+            self._asked_at = None
         if length < 0:
-            raise self._went_away()
+            raise self._went_away(ended=length == _ENDED)
         message = ctypes.string_at(self._buffer, length)
         self._free(self._buffer)
         return message
 
     def wait(self, seconds: float) -> None:
-        """Wait until something arrives, at most ``seconds``."""
-        self._socket.poll(max(0.0, seconds) * 1000)
+        """Wait until something arrives, at most ``seconds``.
+
+        ``SourceUnavailable`` if the server was asked for a reply and has been silent since, for longer than
+        its connection bears, and is not at work.
+        """
+        if self._socket.poll(max(0.0, seconds) * 1000):
+            self._asked_at = None
+        elif self._asked_at is not None and time.monotonic() - self._asked_at > self.silence.seconds:
+            why = self.silence.explained(self._connection.info.backend_pid, streaming=True)
+            if why is not None and not self._socket.poll(0):
+                raise SourceUnavailable(
+                    "The source has fallen silent: nothing has come by the replication stream for "
+                    f"{time.monotonic() - self._asked_at:.0f} seconds, and {why}.",
+                    fix="See what stands between this machine and the server (proxy, firewall, network) and "
+                    "whether the server runs. Capture continues where landing ends.",
+                )
+            self._asked_at = None
+
+    @property
+    def silence(self) -> Silence:
+        """How long the server may be silent."""
+        silence: Silence = self._connection.silence
+        return silence
 
     def confirm(self, durable: Lsn | None, *, received: Lsn, ask_reply: bool = False) -> None:
         """Tell the server that it need not send again what committed below ``durable``.
@@ -146,12 +177,16 @@ class WalStream:
             ):
                 raise self._went_away()
         self._confirmed = max(self._confirmed, flushed)
+        if ask_reply and self._asked_at is None:
+            self._asked_at = time.monotonic()
 
     def close(self) -> None:
         self._connection.close()
 
     def _start(self, command: str) -> None:
-        result = self._pq.PQexec(self._handle, command.encode())
+        with source_errors("starting replication"), Awaited(self._connection, self.silence) as answer:
+            result = self._pq.PQexec(self._handle, command.encode())
+            answer.raise_if_given_up()
         status = self._pq.PQresultStatus(result)
         self._pq.PQclear(result)
         if status != _COPY_BOTH:
@@ -161,12 +196,26 @@ class WalStream:
                 "the server's message. Capture then continues where landing ends.",
             )
 
-    def _went_away(self) -> SourceUnavailable:
+    def _went_away(self, *, ended: bool = False) -> SourceUnavailable:
+        """``ended``: the server has ended the stream itself, perhaps with an error, which stands apart."""
+        told = (self._error_at_end() if ended else "") or self._message() or "end of stream"
         return SourceUnavailable(
-            f"The source closed the replication stream: {self._message() or 'end of stream'}.",
+            f"The source closed the replication stream: {told}.",
             fix="Start the database again if it is down; capture then continues where landing ends.",
         )
 
+    def _error_at_end(self) -> str:
+        result = self._pq.PQgetResult(self._handle)
+        if not result:
+            return ""
+        # The lines after the first may quote data.
+        told = _one_line((self._pq.PQresultErrorMessage(result) or b"").split(b"\n")[0])
+        self._pq.PQclear(result)
+        return told
+
     def _message(self) -> str:
-        text: bytes = self._pq.PQerrorMessage(self._handle) or b""
-        return " ".join(text.decode(errors="replace").split()).rstrip(".")
+        return _one_line(self._pq.PQerrorMessage(self._handle))
+
+
+def _one_line(text: bytes | None) -> str:
+    return " ".join((text or b"").decode(errors="replace").split()).rstrip(".")

@@ -1,15 +1,17 @@
-"""Programs that stand between a client and PostgreSQL: one ends TLS, one behaves as a pooler does.
+"""Programs that stand between a client and PostgreSQL: one ends TLS, one behaves as a pooler does, one
+stops forwarding without closing anything.
 
 The embedded server is built without TLS, and a pooler is no part of it; what they forward to is real.
 Each is a process of its own: capture waits for the server inside libpq, and no thread beside it runs then.
 
-``python -m … tls CERTIFICATE KEY PLAIN DECRYPTED`` or ``python -m … pooler BACKEND`` prints its port; a
-backend is the path of a socket or ``host:port``.
+``python -m … tls CERTIFICATE KEY PLAIN DECRYPTED``, ``python -m … pooler BACKEND`` or
+``python -m … swallowing BACKEND`` prints its port; a backend is the path of a socket or ``host:port``.
 """
 
 from __future__ import annotations
 
 import asyncio
+import signal
 import ssl
 import struct
 import subprocess
@@ -28,23 +30,46 @@ _FORGED_PID = 123_456_789
 @contextmanager
 def tls_front(certificate: Path, key: Path, *, plain: str, decrypted: str) -> Iterator[int]:
     """A port that takes TLS and forwards to ``decrypted``; what comes without goes to ``plain``."""
-    with _running("tls", str(certificate), str(key), plain, decrypted) as port:
+    with _running("tls", str(certificate), str(key), plain, decrypted) as (port, _):
         yield port
 
 
 @contextmanager
 def pooler(backend: str) -> Iterator[int]:
     """A port that hides the server's process id and refuses replication, as PgBouncer does."""
-    with _running("pooler", backend) as port:
+    with _running("pooler", backend) as (port, _):
         yield port
 
 
+class Swallowing:
+    """A front on ``port`` that forwards, until it is told to swallow what comes, and the ends of connections
+    with it. To its clients it is there as before."""
+
+    def __init__(self, port: int, front: subprocess.Popen[str]) -> None:
+        self.port, self._front = port, front
+
+    def swallow_all(self) -> None:
+        """Nothing is forwarded from now on, of new connections neither."""
+        self._front.send_signal(signal.SIGUSR1)
+
+    def swallow_open(self) -> None:
+        """What is open now is dead; new connections are forwarded."""
+        self._front.send_signal(signal.SIGUSR2)
+
+
 @contextmanager
-def _running(*arguments: str) -> Iterator[int]:
+def swallowing(backend: str) -> Iterator[Swallowing]:
+    """A front that can be told to fall silent."""
+    with _running("swallowing", backend) as (port, front):
+        yield Swallowing(port, front)
+
+
+@contextmanager
+def _running(*arguments: str) -> Iterator[tuple[int, subprocess.Popen[str]]]:
     front = subprocess.Popen([sys.executable, "-m", __name__, *arguments], stdout=subprocess.PIPE, text=True)
     assert front.stdout is not None
     try:
-        yield int(front.stdout.readline())
+        yield int(front.stdout.readline()), front
     finally:
         front.kill()
         front.communicate()
@@ -84,6 +109,45 @@ def _serve_pooled(backend: str) -> Serve:
         await _relay((reader, writer), server, b"")
 
     return serve
+
+
+class _Swallowed:
+    """Which connections are dead: those of the first ``dead`` ones, and all that come while ``all``."""
+
+    def __init__(self, backend: str) -> None:
+        self._backend, self._opened, self._dead, self._all = backend, 0, 0, False
+
+    def swallow_all(self) -> None:
+        self._all = True
+
+    def swallow_open(self) -> None:
+        self._dead, self._all = self._opened, False
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._opened += 1
+        number = self._opened
+        server = await _open(self._backend)
+        await asyncio.gather(self._pump(number, reader, server[1]), self._pump(number, server[0], writer))
+
+    async def _pump(self, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while data := await reader.read(65536):
+                if not self._is_dead(number):
+                    writer.write(data)
+                    await writer.drain()
+        if not self._is_dead(number):
+            with suppress(OSError, RuntimeError):
+                writer.close()
+
+    def _is_dead(self, number: int) -> bool:
+        return self._all or number <= self._dead
+
+
+async def _listen_swallowing(backend: str) -> None:
+    swallowed, loop = _Swallowed(backend), asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGUSR1, swallowed.swallow_all)
+    loop.add_signal_handler(signal.SIGUSR2, swallowed.swallow_open)
+    await _listen(swallowed.serve)
 
 
 async def _open(backend: str) -> Streams:
@@ -141,6 +205,8 @@ if __name__ == "__main__":
     kind, *given = sys.argv[1:]
     if kind == "pooler":
         asyncio.run(_listen(_serve_pooled(*given)))
+    elif kind == "swallowing":
+        asyncio.run(_listen_swallowing(*given))
     else:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(given[0], given[1])

@@ -101,6 +101,11 @@ class SourceUnderTest:
             cursor.execute(statement)
             return cursor.fetchall()
 
+    def server_version(self) -> int:
+        """As ``server_version_num``: 180004."""
+        with self.connected() as connection:
+            return int(connection.server_version)
+
     @contextmanager
     def connected(self) -> Iterator[Connection]:
         connection = connect(self.dsn, application_name="test")

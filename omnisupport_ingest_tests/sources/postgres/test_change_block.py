@@ -28,7 +28,7 @@ from omnisupport_ingest.sources.postgres.pgoutput import (
     Unchanged,
     Value,
 )
-from omnisupport_ingest.sources.postgres.row_events import Place, Shape, Standing, row_events
+from omnisupport_ingest.sources.postgres.row_events import Place, Shape, row_events
 from omnisupport_ingest.sources.postgres.walstream import WAL_DATA_HEADER
 
 NOON = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)
@@ -52,8 +52,8 @@ PARTITIONED = {"parts", "ledger"}
 """Their keys are first. An old row without one is refused, and shown to be by real partitions."""
 
 
-def standing_of(relation: Relation) -> Standing:
-    return Standing(relation.table in PARTITIONED)
+def is_partitioned(relation: Relation) -> bool:
+    return relation.table in PARTITIONED
 
 
 def key_of(_schema: str, table: str) -> tuple[str, ...] | None:
@@ -140,7 +140,9 @@ STREAMS = st.lists(
 
 def one_by_one(steps: Sequence[Step]) -> list[LandedEvent]:
     """The events of ``steps``, each made alone and numbered by counting."""
-    shapes = {each.oid: Shape(each, key_of("", each.table), standing_of(each)) for each in TABLES}
+    shapes = {
+        each.oid: Shape(each, key_of("", each.table), partitioned=is_partitioned(each)) for each in TABLES
+    }
     decoder = Decoder(TABLES)
     events: list[LandedEvent] = []
     number = index = 0
@@ -170,7 +172,7 @@ def one_by_one(steps: Sequence[Step]) -> list[LandedEvent]:
 
 def all_at_once(steps: Sequence[Step], take: Callable[[int], bool]) -> list[LandedEvent]:
     """The same through blocks, one of which is taken after each step that ``take`` is true for."""
-    reader = EventReader(3, key_of, standing_of)
+    reader = EventReader(3, key_of, is_partitioned)
     for table in TABLES:
         reader.describe(table)
     found: list[LandedEvent] = []

@@ -16,7 +16,9 @@ from psycopg2.errors import LockNotAvailable
 from omnisupport_ingest.contracts.model import Contracts
 from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.sources.postgres.capture import Capture
+from omnisupport_ingest.sources.postgres.errors import PreflightFailed, SourceUnavailable, TableInterrupted
 from omnisupport_ingest.sources.postgres.server import current_wal_lsn
+from omnisupport_ingest.sources.postgres.snapshot_requests import SnapshotRequests
 from omnisupport_ingest_tests.sources.postgres.shop_facts import until
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract, folded
 
@@ -50,12 +52,6 @@ def capture_with(source: SourceUnderTest, after_early: Callable[[], None]) -> No
     [
         pytest.param("ALTER TABLE late ALTER COLUMN v TYPE bigint", ROWS, id="rewritten"),
         pytest.param("TRUNCATE late", {}, id="truncated"),
-        pytest.param(
-            "DROP TABLE late; CREATE TABLE late (id int PRIMARY KEY, v int);"
-            " INSERT INTO late VALUES (1, 10), (2, 20);",
-            ROWS,
-            id="made anew",
-        ),
         pytest.param("ALTER TABLE late ADD COLUMN more int DEFAULT 7", None, id="with one more column"),
     ],
 )
@@ -71,6 +67,43 @@ def test_table_changed_between_the_reads_of_a_snapshot_is_read_as_it_is_then(
     )
     assert folded(events, "late") == (two_tables.rows("late", columns) if left is None else left)
     assert folded(events, "early") == ROWS
+
+
+def test_table_made_anew_between_the_reads_of_a_snapshot_is_named_and_read_again(
+    two_tables: SourceUnderTest,
+) -> None:
+    made = "DROP TABLE late; CREATE TABLE late (id int PRIMARY KEY, v int); INSERT INTO late VALUES (3, 30)"
+    with pytest.raises(TableInterrupted, match="late was dropped and made anew"):
+        capture_with(two_tables, lambda: two_tables.sql(made))
+    SnapshotRequests(two_tables.store.folder).write("late", "a test")
+    two_tables.catch_up()
+    assert folded(two_tables.events(), "late") == {'["3"]': {"id": "3", "v": "30"}}
+    assert folded(two_tables.events(), "early") == ROWS
+
+
+@pytest.mark.parametrize(
+    ("statement", "repair"),
+    [
+        ("DROP TABLE late", "CREATE TABLE late (id int PRIMARY KEY, v int); INSERT INTO late VALUES (3, 30)"),
+        ("ALTER TABLE late RENAME TO later", "ALTER TABLE later RENAME TO late"),
+    ],
+    ids=["dropped", "renamed"],
+)
+def test_table_gone_when_its_turn_comes_is_named_until_it_is_there_and_then_read(
+    two_tables: SourceUnderTest, statement: str, repair: str
+) -> None:
+    with pytest.raises(SourceUnavailable, match=r"Table public\.late cannot be read"):
+        capture_with(two_tables, lambda: two_tables.sql(statement))
+    with pytest.raises(PreflightFailed, match=r"public\.late"):
+        two_tables.catch_up()
+    two_tables.sql(repair)
+    if statement.startswith("DROP"):
+        with pytest.raises(TableInterrupted, match="late was dropped and made anew"):
+            two_tables.catch_up()
+        SnapshotRequests(two_tables.store.folder).write("late", "a test")
+    two_tables.catch_up()
+    assert folded(two_tables.events(), "late") == two_tables.rows("late", ("id", "v"))
+    assert folded(two_tables.events(), "early") == ROWS
 
 
 def test_table_that_is_being_rewritten_when_its_turn_comes_is_read_afterwards(

@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from psycopg2.extensions import connection as Connection
+
+from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.sources.postgres.connection import connect
 from omnisupport_ingest.sources.postgres.continuity import resume_point
 from omnisupport_ingest.sources.postgres.errors import HoleInSource
 from omnisupport_ingest.sources.postgres.home_slot import end_of_chain
 from omnisupport_ingest.sources.postgres.preflight.findings import Finding
+from omnisupport_ingest.sources.postgres.published import PublishedTables
 from omnisupport_ingest.sources.postgres.server import server_facts, slot_facts, wal_clock
+from omnisupport_ingest.sources.postgres.snapshot_requests import SnapshotRequests
+
+
+def published_findings(
+    connection: Connection, store: LandingStore, publication: str, tables: Sequence[TableContract]
+) -> Iterator[Finding]:
+    """What a start of capture would refuse because changes may not have been sent, if there is such."""
+    epoch = store.current_epoch()
+    if epoch is None:
+        return
+    requests = SnapshotRequests(store.folder)
+    published = PublishedTables(
+        store.folder, epoch.number, publication, tables, lambda: requests.read().keys()
+    )
+    try:
+        published.require_same(connection)
+    except HoleInSource as hole:
+        yield Finding("published", hole.problem, hole.fix, raises=type(hole))
 
 
 def continuity_findings(dsn: str, store: LandingStore) -> Iterator[Finding]:

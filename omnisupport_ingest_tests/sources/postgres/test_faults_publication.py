@@ -1,0 +1,385 @@
+"""A publication that changed: what was not sent meanwhile is noticed, named, and made good by its repair."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from omnisupport_ingest.landing.names import is_stream
+from omnisupport_ingest.settings import SnapshotMode
+from omnisupport_ingest.sources.postgres import follower
+from omnisupport_ingest.sources.postgres.errors import HoleInSource, PreflightFailed, TableInterrupted
+from omnisupport_ingest.sources.postgres.preflight.continuity import published_findings
+from omnisupport_ingest.sources.postgres.row_events import KeyNotSent
+from omnisupport_ingest.sources.postgres.snapshot_requests import SnapshotRequests
+from omnisupport_ingest_tests.sources.postgres.awkward import Shop
+from omnisupport_ingest_tests.sources.postgres.shop_facts import status, until
+from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract, folded
+
+COLUMNS = ("id", "v")
+UNSEEN = (
+    "UPDATE tickets SET v = 'unseen' WHERE id = 1",
+    "DELETE FROM tickets WHERE id = 2",
+    "INSERT INTO tickets VALUES (4, 'unseen')",
+)
+
+
+@pytest.fixture
+def tickets(source: SourceUnderTest) -> SourceUnderTest:
+    """Two captured tables, ``tickets`` and ``agents``, with changes of both landed."""
+    for name in ("tickets", "agents"):
+        source.sql(f"CREATE TABLE {name} (id int PRIMARY KEY, v text)")
+        source.sql(f"INSERT INTO {name} VALUES (1, 'one'), (2, 'two'), (3, 'three')")
+        source.tables.append(contract(name, COLUMNS))
+    source.catch_up()
+    source.sql("UPDATE tickets SET v = 'seen' WHERE id = 3")
+    source.catch_up()
+    return source
+
+
+def publication(source: SourceUnderTest, action: str) -> str:
+    return f"ALTER PUBLICATION {source.slot} {action}"
+
+
+def made_anew(name: str) -> tuple[str, ...]:
+    return f"DROP TABLE {name}", f"CREATE TABLE {name} (id int PRIMARY KEY, v text)"
+
+
+def read_again(source: SourceUnderTest, *names: str) -> None:
+    """The repair that the error names: ``source snapshot``, and capture goes on."""
+    for name in names:
+        SnapshotRequests(source.store.folder).write(name, "a test")
+    source.catch_up()
+
+
+def assert_same_as_source(source: SourceUnderTest) -> None:
+    events = source.events()
+    for name in ("tickets", "agents"):
+        assert folded(events, name) == source.rows(name, COLUMNS)
+
+
+def goes_on(source: SourceUnderTest, epochs: int = 1) -> None:
+    """Capture has nothing to complain of, and takes in what changes from now on."""
+    assert_same_as_source(source)
+    source.sql("UPDATE tickets SET v = 'later'", "INSERT INTO agents VALUES (9, 'nine')")
+    source.catch_up()
+    assert_same_as_source(source)
+    assert len(source.store.epochs()) == epochs
+
+
+@contextmanager
+def following(source: SourceUnderTest, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Exception]]:
+    """A capture that follows, and looks at the catalogs often; what it failed with is in the list then."""
+    monkeypatch.setattr(follower, "IDLE_SECONDS", 0.3)
+    stop, failed = threading.Event(), list[Exception]()
+    before = len(source.store.batch_ids())
+
+    def run() -> None:
+        try:
+            source.capture().run(None, stop)
+        except Exception as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        source.sql("UPDATE agents SET v = 'followed'")
+        until(lambda: any(is_stream(name) for name in source.store.batch_ids()[before:]) or bool(failed))
+        until(lambda: bool(source.query("SELECT FROM pg_replication_slots WHERE active")) or bool(failed))
+        yield failed
+        thread.join(timeout=15)
+        assert not thread.is_alive(), "it has noticed nothing"
+    finally:
+        stop.set()
+        thread.join()
+
+
+OUT_AND_BACK = ("DROP TABLE tickets", *UNSEEN, "ADD TABLE tickets")
+OTHER_ROWS = ("SET TABLE agents, tickets WHERE (id < 0)", *UNSEEN, "SET TABLE agents, tickets")
+OTHER_COLUMNS = ("SET TABLE agents, tickets (id)", *UNSEEN, "SET TABLE agents, tickets")
+
+
+def statements(source: SourceUnderTest, story: tuple[str, ...]) -> list[str]:
+    """A story of changes of the publication (its first and last) and of rows."""
+    return [publication(source, story[0]), *story[1:-1], publication(source, story[-1])]
+
+
+STORIES = {"taken out": OUT_AND_BACK, "row filter": OTHER_ROWS, "column list": OTHER_COLUMNS}
+
+
+@pytest.mark.parametrize("story", STORIES.values(), ids=STORIES.keys())
+def test_table_that_was_published_otherwise_while_capture_was_off_is_named_and_read_again(
+    tickets: SourceUnderTest, story: tuple[str, ...]
+) -> None:
+    if story is not OUT_AND_BACK and tickets.server_version() < 150000:
+        pytest.skip("row filters and column lists came with PostgreSQL 15")
+    tickets.sql(*statements(tickets, story))
+    for _ in range(2):
+        with pytest.raises(TableInterrupted, match="tickets was out of the publication") as told:
+            tickets.catch_up()
+        assert "source snapshot tickets" in told.value.fix and "agents" not in told.value.problem
+    read_again(tickets, "tickets")
+    goes_on(tickets)
+
+
+@pytest.mark.parametrize("story", STORIES.values(), ids=STORIES.keys())
+def test_table_that_is_published_otherwise_while_capture_runs_ends_it(
+    tickets: SourceUnderTest, story: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if story is not OUT_AND_BACK and tickets.server_version() < 150000:
+        pytest.skip("row filters and column lists came with PostgreSQL 15")
+    with following(tickets, monkeypatch) as failed:
+        tickets.sql(*statements(tickets, story))
+    assert [type(each) for each in failed] == [TableInterrupted]
+    read_again(tickets, "tickets")
+    goes_on(tickets)
+
+
+@pytest.mark.parametrize("filtered", [OTHER_ROWS[0], OTHER_COLUMNS[0]], ids=["row filter", "column list"])
+def test_filter_that_stays_is_refused_until_it_is_gone_and_what_it_hid_is_read(
+    tickets: SourceUnderTest, filtered: str
+) -> None:
+    if tickets.server_version() < 150000:
+        pytest.skip("row filters and column lists came with PostgreSQL 15")
+    tickets.sql(publication(tickets, filtered), *UNSEEN)
+    with pytest.raises(PreflightFailed, match=r"public\.tickets") as refused:
+        tickets.catch_up()
+    tickets.sql(refused.value.fix.strip())
+    with pytest.raises(TableInterrupted):
+        tickets.catch_up()
+    read_again(tickets, "tickets")
+    goes_on(tickets)
+
+
+def test_table_that_stays_out_of_the_publication_is_put_back_and_read_again(
+    tickets: SourceUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with following(tickets, monkeypatch) as failed:
+        tickets.sql(publication(tickets, "DROP TABLE tickets"), *UNSEEN)
+    assert "is not in the publication any more" in str(failed[0])
+    with pytest.raises(TableInterrupted):
+        tickets.catch_up()
+    read_again(tickets, "tickets")
+    goes_on(tickets)
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_publication_dropped_while_capture_was_off_is_a_hole(
+    tickets: SourceUnderTest, comes_back: bool
+) -> None:
+    tickets.sql(f"DROP PUBLICATION {tickets.slot}", *UNSEEN)
+    if comes_back:
+        tickets.sql(f"CREATE PUBLICATION {tickets.slot} FOR TABLE tickets, agents")
+    for _ in range(2):
+        with pytest.raises(HoleInSource, match="made anew" if comes_back else "is gone") as hole:
+            tickets.catch_up()
+        assert "--new-epoch" in hole.value.fix
+    # Nothing was changed at the source before a person has decided.
+    assert bool(tickets.query("SELECT FROM pg_publication")) == comes_back
+    tickets.capture().begin_new_epoch("publication dropped")
+    tickets.catch_up()
+    goes_on(tickets, epochs=2)
+
+
+def test_publication_dropped_while_capture_runs_ends_it_and_is_a_hole(
+    tickets: SourceUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with following(tickets, monkeypatch) as failed:
+        tickets.sql(f"DROP PUBLICATION {tickets.slot}", *UNSEEN)
+    assert len(failed) == 1
+    with pytest.raises(HoleInSource, match="is gone"):
+        tickets.catch_up()
+    tickets.capture().begin_new_epoch("publication dropped")
+    tickets.catch_up()
+    goes_on(tickets, epochs=2)
+
+
+ALTERED = {
+    "operations": ("SET (publish = 'insert')", "SET (publish = 'insert, update, delete, truncate')"),
+    "name": ("RENAME TO elsewhere", None),
+    "owner": ("OWNER TO pg_database_owner", "OWNER TO postgres"),
+}
+
+
+@pytest.mark.parametrize(("first", "last"), ALTERED.values(), ids=ALTERED.keys())
+def test_publication_altered_as_a_whole_for_a_time_is_a_hole(
+    tickets: SourceUnderTest, first: str, last: str | None
+) -> None:
+    back = (
+        f"ALTER PUBLICATION elsewhere RENAME TO {tickets.slot}"
+        if last is None
+        else publication(tickets, last)
+    )
+    tickets.sql(publication(tickets, first), *UNSEEN, back)
+    with pytest.raises(HoleInSource, match="altered as a whole"):
+        tickets.catch_up()
+    tickets.capture().begin_new_epoch("publication altered")
+    tickets.catch_up()
+    goes_on(tickets, epochs=2)
+
+
+@pytest.mark.parametrize("everything", [False, True], ids=["for table", "for all tables"])
+def test_table_made_anew_while_capture_was_off_leaves_no_old_row_alive(
+    source: SourceUnderTest, everything: bool
+) -> None:
+    made = _captured(source, everything)
+    made.sql(
+        "DELETE FROM tickets WHERE id = 1", *made_anew("tickets"), "INSERT INTO tickets VALUES (3, 'new')"
+    )
+    with pytest.raises(TableInterrupted, match="tickets was dropped and made anew"):
+        made.catch_up()
+    read_again(made, "tickets")
+    assert folded(made.events(), "tickets") == {'["3"]': {"id": "3", "v": "new"}}
+    goes_on(made)
+
+
+@pytest.mark.parametrize("everything", [False, True], ids=["for table", "for all tables"])
+def test_table_made_anew_while_capture_runs_ends_it(
+    source: SourceUnderTest, everything: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = _captured(source, everything)
+    with following(made, monkeypatch) as failed:
+        made.sql(*made_anew("tickets"), "INSERT INTO tickets VALUES (3, 'new')")
+    assert [type(each) for each in failed] == [TableInterrupted]
+    # Nothing of the new table has landed among the rows of the old one.
+    assert not [event for event in made.changes() if event.after and '"new"' in event.after]
+    read_again(made, "tickets")
+    goes_on(made)
+
+
+def test_table_that_is_dropped_for_good_is_named_until_its_contract_is_out(
+    tickets: SourceUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with following(tickets, monkeypatch) as failed:
+        tickets.sql("DROP TABLE tickets")
+    assert isinstance(failed[0], TableInterrupted) and "tickets is gone" in failed[0].problem
+    with pytest.raises(PreflightFailed, match=r"public\.tickets"):
+        tickets.catch_up()
+    del tickets.tables[0]
+    tickets.catch_up()
+    assert folded(tickets.events(), "agents") == tickets.rows("agents", COLUMNS)
+
+
+def test_table_that_had_another_name_for_a_time_is_named_and_read_again(tickets: SourceUnderTest) -> None:
+    tickets.sql(
+        "ALTER TABLE tickets RENAME TO elsewhere",
+        "UPDATE elsewhere SET v = 'unseen' WHERE id = 1",
+        "ALTER TABLE elsewhere RENAME TO tickets",
+    )
+    for _ in range(2):
+        with pytest.raises(TableInterrupted, match=r"tickets was called public\.elsewhere for a time"):
+            tickets.catch_up()
+    read_again(tickets, "tickets")
+    goes_on(tickets)
+
+
+def test_key_that_left_the_replica_identity_for_a_time_is_named_and_a_new_epoch_goes_on(
+    tickets: SourceUnderTest,
+) -> None:
+    tickets.sql(
+        "ALTER TABLE tickets ALTER v SET NOT NULL",
+        "CREATE UNIQUE INDEX by_v ON tickets (v)",
+        "ALTER TABLE tickets REPLICA IDENTITY USING INDEX by_v",
+        "DELETE FROM tickets WHERE id = 1",
+        "ALTER TABLE tickets REPLICA IDENTITY DEFAULT",
+        "DROP INDEX by_v",
+    )
+    for _ in range(2):
+        with pytest.raises(KeyNotSent, match="key column id") as told:
+            tickets.catch_up()
+        assert "--new-epoch" in told.value.fix
+    tickets.capture().begin_new_epoch("key restored")
+    tickets.catch_up()
+    goes_on(tickets, epochs=2)
+
+
+def test_when_needed_reads_the_table_again_by_itself_and_keeps_the_epoch(tickets: SourceUnderTest) -> None:
+    tickets.overrides["snapshot_mode"] = SnapshotMode.WHEN_NEEDED
+    tickets.sql(*statements(tickets, OUT_AND_BACK))
+    tickets.catch_up()
+    goes_on(tickets)
+
+
+def test_what_changes_nothing_for_the_stream_raises_no_alarm(tickets: SourceUnderTest) -> None:
+    tickets.sql(
+        "CREATE TABLE other (id int PRIMARY KEY)",
+        publication(tickets, "ADD TABLE other"),
+        publication(tickets, "DROP TABLE other"),
+        "ALTER TABLE tickets ADD COLUMN more text",
+        "ALTER TABLE tickets DROP COLUMN more",
+        "CREATE INDEX ON tickets (v)",
+        "VACUUM FULL tickets",
+        "ANALYZE tickets",
+        "VACUUM FULL pg_publication",
+        "VACUUM (FREEZE) pg_publication_rel",
+        "VACUUM FULL pg_publication_rel",
+        f"COMMENT ON PUBLICATION {tickets.slot} IS 'ours'",
+        "TRUNCATE agents",
+    )
+    tickets.catch_up()
+    goes_on(tickets)
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_capture_killed_at_the_record_of_what_is_published_makes_it_at_its_next_start(
+    source: SourceUnderTest, moment: str
+) -> None:
+    source.sql("CREATE TABLE tickets (id int PRIMARY KEY, v text)", "CREATE TABLE agents (LIKE tickets)")
+    source.sql("ALTER TABLE agents ADD PRIMARY KEY (id)", "INSERT INTO tickets VALUES (1, 'a'), (2, 'b')")
+    source.tables += [contract("tickets", COLUMNS), contract("agents", COLUMNS)]
+    source.killed_at(f"source.published.{moment}")
+    source.catch_up()
+    source.sql(*statements(source, OUT_AND_BACK))
+    with pytest.raises(TableInterrupted):
+        source.catch_up()
+    SnapshotRequests(source.store.folder).write("tickets", "a test")
+    # Of the repair: the first pass is that of the tables that are read.
+    source.killed_at(f"source.published.{moment}")
+    source.catch_up()
+    goes_on(source)
+
+
+def test_status_and_preflight_name_it_while_nothing_captures(shop: Shop) -> None:
+    once = ("capture", "--once")
+    assert shop.run(*once).code == 0
+    shop.sql(
+        f"ALTER PUBLICATION {shop.database} DROP TABLE items",
+        "UPDATE items SET v = 'unseen'",
+        f"ALTER PUBLICATION {shop.database} ADD TABLE items",
+    )
+    (warning,) = status(shop, code=1)["warnings"]
+    assert "items was out of the publication" in warning["what"]
+    checked = shop.run("preflight")
+    assert checked.code == 1 and "omnisupport-ingest source snapshot items" in checked.out
+    assert shop.run(*once).code == TableInterrupted.exit_code
+    assert shop.run("source", "snapshot", "items", "--reason", "a test").code == 0
+    assert shop.run(*once).code == 0
+    assert status(shop)["warnings"] == [] and shop.run("preflight").code == 0
+
+
+def test_home_that_has_no_record_begins_one(tickets: SourceUnderTest) -> None:
+    (record,) = tickets.store.folder.glob("published-e*.json")
+    record.unlink()
+    with tickets.connected() as connection:
+        found = published_findings(connection, tickets.store, tickets.slot, tickets.tables)
+        assert list(found) == []
+    tickets.catch_up()
+    assert record.exists()
+    goes_on(tickets)
+
+
+def _captured(source: SourceUnderTest, everything: bool) -> SourceUnderTest:
+    """``tickets`` and ``agents`` captured, by a publication of all tables if ``everything``."""
+    for name in ("tickets", "agents"):
+        source.sql(f"CREATE TABLE {name} (id int PRIMARY KEY, v text)")
+        source.sql(f"INSERT INTO {name} VALUES (1, 'one'), (2, 'two')")
+        source.tables.append(contract(name, COLUMNS))
+    if everything:
+        source.sql(
+            f"CREATE PUBLICATION {source.slot} FOR ALL TABLES WITH (publish_via_partition_root = true)"
+        )
+    source.catch_up()
+    return source
