@@ -135,9 +135,8 @@ def _sync(the_pass: OnePass, workspace: Workspace, mode: str) -> Synced:
 
 def _landed(batches: list[Manifest]) -> dict[str, Any]:
     changes = [batch for batch in batches if batch.stream is not None]
-    snapshots = [
-        batch.chunk.table for batch in batches if batch.chunk is not None and not batch.chunk.boundary
-    ]
+    # A table is read in many chunks, and its snapshot has ended with the boundary.
+    snapshots = {batch.chunk.table for batch in batches if batch.chunk is not None and batch.chunk.boundary}
     return {
         "batches": len(batches),
         "changes": sum(file.rows for batch in changes for file in batch.files),

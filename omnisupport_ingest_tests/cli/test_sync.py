@@ -27,6 +27,8 @@ def variables(source: SourceUnderTest, folder: Path) -> dict[str, str]:
         "OMNISUPPORT_SLOT": source.slot,
         "OMNISUPPORT_PUBLICATION": source.slot,
         "OMNISUPPORT_SPARK_DRIVER_MEMORY": "1g",
+        # The larger table is read in five chunks.
+        "OMNISUPPORT_SNAPSHOT_CHUNK_ROWS": "1000",
     }
 
 

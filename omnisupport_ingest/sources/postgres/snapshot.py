@@ -116,8 +116,13 @@ class Snapshots:
             return None
         self._moved.settled = False
         landing = self._landing()
+        planned = []
         with closing(connect(self._dsn)) as connection:
-            planned = [(each.table, self._planned(connection, each, landing.ordinals)) for each in wanted]
+            for each in wanted:
+                plan = self._planned(connection, each, landing.ordinals, stop)
+                if plan is None:
+                    return None
+                planned.append((each.table, plan))
         reading = ParallelReading(self._dsn, landing, planned, self._landed, self._settings.snapshot_threads)
         high = reading.run(stop)
         if high is not None:
@@ -177,7 +182,10 @@ class Snapshots:
         chunks = (self._store.read(name).chunk for name in counts)
         return {chunk.table for chunk in chunks if chunk is not None}
 
-    def _planned(self, connection: Connection, wanted: _Wanted, ordinals: Ordinals) -> SnapshotPlan:
+    def _planned(
+        self, connection: Connection, wanted: _Wanted, ordinals: Ordinals, stop: threading.Event
+    ) -> SnapshotPlan | None:
+        """The plan to read by, written down; null if ``stop`` came before it was made."""
         table, plan = wanted.table, wanted.plan
         with source_errors(f"planning the snapshot of {table.full_name}"), connection.cursor() as cursor:
             cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
@@ -190,7 +198,11 @@ class Snapshots:
             )
             types = _types(by, relation)
             rows = self._settings.snapshot_chunk_rows
-            bounds = cut(connection, table.schema, table.table, relation, by, types, rows)
+            bounds = []
+            for bound in cut(connection, table.schema, table.table, relation, by, types, rows):
+                if stop.is_set():
+                    return None
+                bounds.append(bound)
         finally:
             with source_errors("ending a transaction"), connection.cursor() as cursor:
                 cursor.execute("ROLLBACK")
@@ -206,7 +218,7 @@ class Snapshots:
             rows=rows,
             by=by,
             types=types,
-            bounds=bounds,
+            bounds=tuple(bounds),
         )
         self._plans.write(made)
         self._requests.clear(table.name)
