@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from omnisupport_ingest.cli.one_pass import FinishedRun, OnePass, counted, one_pass
+from omnisupport_ingest.cli.counted import counted
+from omnisupport_ingest.cli.one_pass import FinishedRun, OnePass, one_pass
 from omnisupport_ingest.cli.opening import open_home, open_settings
 from omnisupport_ingest.cli.slot_left import DROP, SlotLeft, slot_left
 from omnisupport_ingest.cli.stopping import interrupt_on_terminate
