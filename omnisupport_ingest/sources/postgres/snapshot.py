@@ -33,7 +33,8 @@ from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.landing.writer import BatchWriter
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.settings import Settings
-from omnisupport_ingest.sources.postgres.chunk_reader import Landing
+from omnisupport_ingest.sources.postgres.chunk_reader import ChunkReader, Landing, Stopped
+from omnisupport_ingest.sources.postgres.compared_reading import ComparedReading, LakeRows, Recovered
 from omnisupport_ingest.sources.postgres.connection import connect, source_errors
 from omnisupport_ingest.sources.postgres.key_ranges import PLACE, columns_to_cut_by, cut
 from omnisupport_ingest.sources.postgres.moved_reading import MovedReading
@@ -99,6 +100,9 @@ class Snapshots:
                 plan = None
             if table.name in asked:
                 found.append(_Wanted(table, None, asked[table.name]))
+            elif plan is not None and plan.compared:
+                # Its chunks that were the same hold no rows: they are for a comparison that was finished.
+                found.append(_Wanted(table, None, plan.reason))
             elif plan is not None:
                 found.append(_Wanted(table, plan, plan.reason))
             elif self._settings.snapshot_mode.reads_rows and table.name not in read:
@@ -128,6 +132,30 @@ class Snapshots:
         if high is not None:
             self._have_flushed(high)
         return high
+
+    def recover(
+        self, table: TableContract, lake: LakeRows, reason: str, stop: threading.Event
+    ) -> Recovered | None:
+        """Read of ``table`` only what ``lake``, which has all of the epochs before, has not.
+
+        Null if ``stop`` came first; the table is read whole then by the next ``take``, as after an error.
+        """
+        landing = self._landing()
+        with closing(connect(self._dsn)) as connection:
+            plan = self._planned(
+                connection, _Wanted(table, None, reason), landing.ordinals, stop, compared=True
+            )
+            if plan is None:
+                return None
+            reader = ChunkReader(connection, landing, stop)
+            try:
+                recovered = ComparedReading(reader, landing, self._landed).run(table, plan, lake)
+            except Stopped:
+                return None
+        end = self._store.read(plan.boundary_id).chunk
+        assert end is not None
+        self._have_flushed(end.high)
+        return recovered
 
     @property
     def settled(self) -> bool:
@@ -183,7 +211,13 @@ class Snapshots:
         return {chunk.table for chunk in chunks if chunk is not None}
 
     def _planned(
-        self, connection: Connection, wanted: _Wanted, ordinals: Ordinals, stop: threading.Event
+        self,
+        connection: Connection,
+        wanted: _Wanted,
+        ordinals: Ordinals,
+        stop: threading.Event,
+        *,
+        compared: bool = False,
     ) -> SnapshotPlan | None:
         """The plan to read by, written down; null if ``stop`` came before it was made."""
         table, plan = wanted.table, wanted.plan
@@ -219,6 +253,7 @@ class Snapshots:
             by=by,
             types=types,
             bounds=tuple(bounds),
+            compared=compared,
         )
         self._plans.write(made)
         self._requests.clear(table.name)
