@@ -96,6 +96,11 @@ class Home:
         """Locks, process ids and addresses of what is running; nothing in it outlives a restart."""
         return self._folder("run")
 
+    @property
+    def inbox(self) -> Path:
+        """The watched folder for files of events. Made by who uses it: a watcher starts where it is."""
+        return self.path / "inbox"
+
     def _folder(self, name: str) -> Path:
         folder = self.path / name
         folder.mkdir(exist_ok=True, mode=0o700)

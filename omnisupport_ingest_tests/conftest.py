@@ -13,6 +13,9 @@ from pyspark.sql import SparkSession
 
 from omnisupport_ingest.sources.postgres import embedded_binaries
 from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
+from omnisupport_ingest_tests.jvm import start_for_small_work
+
+start_for_small_work()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

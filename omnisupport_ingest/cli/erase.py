@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from omnisupport_ingest.cli.counted import counted
 from omnisupport_ingest.cli.deciding_person import deciding_person
-from omnisupport_ingest.cli.one_pass import counted
 from omnisupport_ingest.cli.opening import existing_home, open_settings
 from omnisupport_ingest.cli.stale_windows import listed, platform_runs, stale, who_judges_again
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from omnisupport_ingest.cli.counted import counted
 from omnisupport_ingest.cli.opening import open_settings
 from omnisupport_ingest.cli.stopping import stop_on_signal
 from omnisupport_ingest.errors import IngestError
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
 
 REFUSED = 1
 """Exit code when a file did not land."""
-
-INBOX = "inbox"
-"""Name of the watched folder in the home."""
 
 _LOOK_SECONDS = 1.0
 _RETRY_SECONDS = 30.0
@@ -157,7 +155,7 @@ def _watch(settings: Settings, handling: Handling, folder: Path | None, *, once:
     from omnisupport_ingest.sources.debezium.inbox import Inbox
     from omnisupport_ingest.stages.workspace import Workspace
 
-    root = folder or open_home(settings).path / INBOX
+    root = folder or open_home(settings).inbox
 
     def land_one(path: Path, source: str) -> FileLanding:
         # Opened for each file, so that a new contract counts without a restart.
@@ -273,7 +271,6 @@ def _late_windows(workspace: Workspace, landing: FileLanding) -> list[str]:
 
 def _lines(workspace: Workspace, facts: dict[str, Any]) -> list[str]:
     """``facts`` for a person."""
-    from omnisupport_ingest.cli.one_pass import counted
     from omnisupport_ingest.sources.debezium.orders import WORDS
 
     if facts["already_landed"]:

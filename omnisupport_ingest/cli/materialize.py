@@ -7,7 +7,8 @@ from dataclasses import asdict
 
 import click
 
-from omnisupport_ingest.cli.one_pass import counted, one_pass
+from omnisupport_ingest.cli.counted import counted
+from omnisupport_ingest.cli.one_pass import one_pass
 from omnisupport_ingest.cli.opening import open_home, open_settings
 from omnisupport_ingest.cli.stopping import interrupt_on_terminate
 

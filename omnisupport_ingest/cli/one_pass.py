@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from omnisupport_ingest.cli import services
+from omnisupport_ingest.cli.counted import counted
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.runtime.home_lock import HomeInUse, HomeLock
@@ -326,9 +327,3 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 def _owner_only(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
-
-
-def counted(number: int, name: str) -> str:
-    """``1 run``, ``2 runs``, ``3 batches``."""
-    plural = f"{name}es" if name.endswith("ch") else f"{name}s"
-    return f"{number:,} {name if number == 1 else plural}"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from omnisupport_ingest.cli import quarantine_words as words
+from omnisupport_ingest.cli.counted import counted
 from omnisupport_ingest.cli.deciding_person import deciding_person
 from omnisupport_ingest.cli.opening import existing_home, open_settings
 from omnisupport_ingest.cli.stale_windows import listed, platform_runs, stale, who_judges_again
@@ -294,7 +295,7 @@ def _chosen(workspace: Workspace, source: str, where: Filter) -> list[EventRef]:
 
 
 def _confirm(decision: str, events: int, source: str) -> None:
-    asked = f"{decision.capitalize()} {_counted(events, 'event')} of {source}?"
+    asked = f"{decision.capitalize()} {counted(events, 'event')} of {source}?"
     if not sys.stdin.isatty():
         raise click.UsageError(f"{asked} Nobody can answer here: add --yes.")
     click.confirm(asked, abort=True, err=True)
@@ -328,10 +329,10 @@ def _tell_list(source: str, rows: Sequence[Quarantined], limit: int, *, all_of_i
     counts = words.counts(rows)
     by_reason = ", ".join(f"{number} {reason}" for reason, number in counts["by_reason"].items())
     by_state = ", ".join(f"{number} {state}" for state, number in counts["by_state"].items())
-    click.echo(f"{source}: {_counted(len(rows), 'event')}: {by_reason}; {by_state}.")
+    click.echo(f"{source}: {counted(len(rows), 'event')}: {by_reason}; {by_state}.")
     hidden = len(rows) - len(_first(rows, limit))
     if hidden:
-        click.echo(f"{_counted(hidden, 'event')} not listed (--limit 0 lists all).")
+        click.echo(f"{counted(hidden, 'event')} not listed (--limit 0 lists all).")
 
 
 def _show_reviewed(
@@ -353,21 +354,15 @@ def _show_reviewed(
 def _tell_decided(decision: str, source: str, decided: Decided, replay: str) -> None:
     done = {"release": "released", "discard": "discarded"}[decision]
     if decided.recorded:
-        events = _counted(len(decided.recorded), "event")
+        events = counted(len(decided.recorded), "event")
         click.echo(f"{events} of {source} {done} by {decided.recorded[0].reviewer}.")
     if decided.unchanged:
-        click.echo(
-            f"{_counted(len(decided.unchanged), 'event')} {done} before; nothing was written for that."
-        )
+        click.echo(f"{counted(len(decided.unchanged), 'event')} {done} before; nothing was written for that.")
     if decided.windows:
         click.echo(f"{stale(decided.windows)} {replay}")
     if decided.beside:
         events = listed([str(each.event) for each in decided.beside])
         click.echo(
-            f"{_counted(len(decided.beside), 'event')} of the same positions still open: {events}. "
+            f"{counted(len(decided.beside), 'event')} of the same positions still open: {events}. "
             "Discard what is wrong."
         )
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'s' * (number != 1)}"

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from omnisupport_ingest.cli.one_pass import OnePass, counted, one_pass
+from omnisupport_ingest.cli.counted import counted
+from omnisupport_ingest.cli.one_pass import OnePass, one_pass
 from omnisupport_ingest.cli.opening import existing_home, open_settings
 from omnisupport_ingest.cli.stopping import interrupt_on_terminate
 from omnisupport_ingest.errors import IngestError

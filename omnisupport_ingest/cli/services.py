@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from omnisupport_ingest.cli.land import INBOX
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.runtime.environment import settings_environment
@@ -91,7 +90,7 @@ def capture(settings: Settings) -> Service:
 
 def watch_inbox_when_used(supervisor: Supervisor, settings: Settings, home: Home) -> None:
     """Start the watcher of the home's inbox as soon as somebody has made that folder."""
-    if WATCHER not in supervisor.names and (home.path / INBOX).is_dir():
+    if WATCHER not in supervisor.names and home.inbox.is_dir():
         supervisor.start(_own(WATCHER, settings, "--watch", grace=30.0))
 
 

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
+from omnisupport_ingest.cli.counted import counted
 from omnisupport_ingest.cli.deciding_person import deciding_person
+from omnisupport_ingest.cli.errors import INTERRUPTED_EXIT_CODE
 from omnisupport_ingest.cli.opening import existing_home, open_settings
+from omnisupport_ingest.cli.stopping import stop_on_signal
 
-RESNAPSHOT, ACCEPT_LOSS = "resnapshot", "accept-loss"
+if TYPE_CHECKING:
+    from omnisupport_ingest.settings import Settings
+    from omnisupport_ingest.sources.postgres.capture import Capture
+    from omnisupport_ingest.sources.postgres.compared_reading import Recovered
+
+RECOVERY, RESNAPSHOT, ACCEPT_LOSS = "recovery", "resnapshot", "accept-loss"
 
 
 @click.command()
 @click.option(
     "--mode",
-    type=click.Choice([RESNAPSHOT, ACCEPT_LOSS]),
+    type=click.Choice([RECOVERY, RESNAPSHOT, ACCEPT_LOSS]),
     required=True,
-    help="resnapshot: read every table again. accept-loss: read none again, and name what may be missing.",
+    help="recovery: compare every table with the lake, and read again what differs. resnapshot: read every "
+    "table again. accept-loss: read none again, and name what may be missing.",
 )
 @click.option("--reason", required=True, help="What happened; stands in the record of the new epoch.")
 @click.option("--by", default=None, help="Who decides.  [default: this user]")
@@ -25,18 +36,25 @@ def repair(mode: str, reason: str, by: str | None) -> None:
     Drops our slot if it is still there, and makes it anew. Everything that has landed stays, and so does
     the history in the lake. Refused while capture runs; one under `up` that has failed tries again by itself.
 
-    With resnapshot the next capture reads every table again: rows that are gone count as deleted, and only
-    the changes in between are not known one by one. With accept-loss it goes on with the stream alone. What
-    committed in between is missing for good, and a note in landing says so; the tables stay incomplete, so
-    the check `complete` stays red and `verify` and `as-of` refuse them, until `source snapshot` reads them.
+    In no mode are the changes between the hole and the new epoch known one by one. With the first two the
+    lake is right again afterwards, rows that are gone included.
+
+    \b
+    recovery     This command reads every table once, chunk by chunk, and compares it with the lake, which
+                 must have taken in all that landed. Chunks that are the same land nothing, so their rows keep
+                 their history; the others land whole. Interrupted, what is left is read whole.
+    resnapshot   The next capture reads every table, beside the stream. The lake need not be there.
+    accept-loss  The next capture goes on with the stream alone. A note in landing says what is missing; the
+                 tables stay incomplete, so the check `complete` stays red and `verify` and `as-of` refuse
+                 them, until `source snapshot` reads them.
 
     \b
     Examples:
-      omnisupport-ingest source repair --mode resnapshot --reason "slot dropped by mistake"
+      omnisupport-ingest source repair --mode recovery --reason "slot dropped by mistake"
       omnisupport-ingest source repair --mode accept-loss --reason "test system, restored on Monday"
 
-    Exit code: 0 done, 2 usage or settings, 4 the source does not answer, 5 the source is not set up for
-    capture, 6 capture runs or the slot is in use.
+    Exit code: 0 done, 1 the lake is behind what has landed, 2 usage or settings, 4 the source does not
+    answer, 5 the source is not set up for capture, 6 capture runs or the slot is in use, 130 interrupted.
     """
     from omnisupport_ingest.contracts.load import default_contracts_dir, load_contracts
     from omnisupport_ingest.landing.accepted_losses import AcceptedLosses
@@ -46,10 +64,14 @@ def repair(mode: str, reason: str, by: str | None) -> None:
     settings = open_settings()
     home = existing_home(settings)
     contracts = load_contracts(settings.contracts_dir or default_contracts_dir())
+    capture = Capture(settings, home, contracts)
+    if mode == RECOVERY:
+        _recover(settings, capture, reason)
+        return
     person = deciding_person(by)
     accepted_by = person if mode == ACCEPT_LOSS else None
-    epoch = Capture(settings, home, contracts).begin_new_epoch(reason, loss_accepted_by=accepted_by)
-    click.echo(f"Epoch {epoch.number} of {settings.source} has begun: {reason}")
+    epoch = capture.begin_new_epoch(reason, loss_accepted_by=accepted_by)
+    click.echo(_begun(epoch.number, settings, reason))
     loss = AcceptedLosses(LandingStore(home.landing, settings.source).folder).of(epoch.number)
     if loss is None:
         click.echo("The next capture reads every table again: omnisupport-ingest up")
@@ -64,3 +86,30 @@ def repair(mode: str, reason: str, by: str | None) -> None:
             stretch = f"from {loss.lost_from} " if loss.lost_from is not None else ""
             click.echo(f"What committed {stretch}to {loss.lost_to} is not captured; accepted by {loss.by}.")
         click.echo("The tables stay incomplete until they are read: omnisupport-ingest source snapshot TABLE")
+
+
+def _recover(settings: Settings, capture: Capture, reason: str) -> None:
+    from omnisupport_ingest.stages.published_rows import PublishedLake
+    from omnisupport_ingest.stages.workspace import Workspace
+
+    with stop_on_signal() as stop:
+        epoch, done = capture.recover(reason, PublishedLake(Workspace.open(settings)), stop, _tell)
+    click.echo(_begun(epoch.number, settings, reason))
+    if not done:
+        click.echo("Interrupted. The next capture reads what is left, whole: omnisupport-ingest up")
+        click.get_current_context().exit(INTERRUPTED_EXIT_CODE)
+    click.echo("The tables are complete once capture has gone on from here: omnisupport-ingest up")
+
+
+def _begun(epoch: int, settings: Settings, reason: str) -> str:
+    return f"Epoch {epoch} of {settings.source} has begun: {reason}"
+
+
+def _tell(done: Recovered) -> None:
+    same = done.chunks - done.read_again
+    told = f"{done.table}: {same} of {counted(done.chunks, 'chunk')} are as in the lake"
+    if done.read_again:
+        told += f", the others were read again ({counted(done.rows, 'row')})"
+    if done.ended:
+        told += f"; {counted(done.ended, 'row')} of the lake are gone from the source"
+    click.echo(f"{told}.")

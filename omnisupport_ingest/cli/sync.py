@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from omnisupport_ingest.cli.one_pass import FinishedRun, OnePass, counted, one_pass
+from omnisupport_ingest.cli.counted import counted
+from omnisupport_ingest.cli.one_pass import FinishedRun, OnePass, one_pass
 from omnisupport_ingest.cli.opening import open_home, open_settings
 from omnisupport_ingest.cli.slot_left import DROP, SlotLeft, slot_left
 from omnisupport_ingest.cli.stopping import interrupt_on_terminate
@@ -135,9 +136,8 @@ def _sync(the_pass: OnePass, workspace: Workspace, mode: str) -> Synced:
 
 def _landed(batches: list[Manifest]) -> dict[str, Any]:
     changes = [batch for batch in batches if batch.stream is not None]
-    snapshots = [
-        batch.chunk.table for batch in batches if batch.chunk is not None and not batch.chunk.boundary
-    ]
+    # A table is read in many chunks, and its snapshot has ended with the boundary.
+    snapshots = {batch.chunk.table for batch in batches if batch.chunk is not None and batch.chunk.boundary}
     return {
         "batches": len(batches),
         "changes": sum(file.rows for batch in changes for file in batch.files),

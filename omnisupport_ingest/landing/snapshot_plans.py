@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from omnisupport_ingest.durable import create_exclusively
 from omnisupport_ingest.failpoints import gate
@@ -17,7 +18,7 @@ from omnisupport_ingest.landing.encoding import decode, encode
 from omnisupport_ingest.landing.manifest import ChunkSpan
 from omnisupport_ingest.landing.names import chunk_batch_id
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 _FOLDER = "snapshots"
 
 SCHEMA_ONLY = "schema"
@@ -30,6 +31,7 @@ class SnapshotPlan:
 
     Chunk *n* is above bound *n - 1*, up to and with bound *n*; the first and the last are open.
     ``boundary_ordinal`` was taken before that of any row. ``rows``: about as many are in a chunk.
+    ``compared``: what the lake had already was not read (``source repair --mode recovery``).
     """
 
     snapshot_id: str
@@ -42,6 +44,7 @@ class SnapshotPlan:
     by: tuple[str, ...]
     types: tuple[str, ...]
     bounds: tuple[tuple[str, ...], ...]
+    compared: bool = False
     format_version: int = FORMAT_VERSION
 
     @property
@@ -75,7 +78,10 @@ class SnapshotPlans:
         if not self._folder.is_dir():
             return []
         files = sorted(self._folder.glob(f"e{epoch:06d}-*.json"))
-        plans = [decode(SnapshotPlan, file.read_bytes(), file, newest=FORMAT_VERSION) for file in files]
+        plans = [
+            decode(SnapshotPlan, file.read_bytes(), file, newest=FORMAT_VERSION, upgrade=_upgraded)
+            for file in files
+        ]
         return sorted(plans, key=lambda plan: plan.boundary_ordinal)
 
     def write(self, plan: SnapshotPlan) -> None:
@@ -84,6 +90,13 @@ class SnapshotPlans:
         file = self._folder / f"e{plan.epoch:06d}-{plan.boundary_ordinal & 0xFFFFFFFFFFFF:012x}.json"
         with gate("landing.snapshot_plan", plan.table):
             create_exclusively(file, encode(plan))
+
+
+def _upgraded(document: dict[str, Any]) -> dict[str, Any]:
+    """The document of a plan of any known format version, in the form of ``FORMAT_VERSION``."""
+    if document["format_version"] < 2:
+        document = document | {"compared": False}
+    return document | {"format_version": FORMAT_VERSION}
 
 
 def newest_of_each(plans: Iterable[SnapshotPlan]) -> dict[str, SnapshotPlan]:

@@ -17,6 +17,8 @@ import duckdb
 import psycopg2
 from deltalake import DeltaTable
 
+from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest
+
 SOURCE = "bank"
 ACCOUNTS = 5_000
 
@@ -144,6 +146,21 @@ def environment(variables: dict[str, str]) -> dict[str, str]:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("OMNISUPPORT_")}
     # The package must be found from another working directory too.
     return inherited | {"PYTHONPATH": str(Path(__file__).parents[2])} | variables
+
+
+def variables(source: SourceUnderTest, folder: Path) -> dict[str, str]:
+    """The settings of a home in ``folder`` that captures the bank."""
+    return {
+        "OMNISUPPORT_HOME": str(folder / "home"),
+        "OMNISUPPORT_CONTRACTS_DIR": str(folder / "contracts"),
+        "OMNISUPPORT_SOURCE": SOURCE,
+        "OMNISUPPORT_SOURCE_DSN": source.dsn,
+        "OMNISUPPORT_SLOT": source.slot,
+        "OMNISUPPORT_PUBLICATION": source.slot,
+        "OMNISUPPORT_SPARK_DRIVER_MEMORY": "1g",
+        # The larger table is read in five chunks.
+        "OMNISUPPORT_SNAPSHOT_CHUNK_ROWS": "1000",
+    }
 
 
 def rows_of_source(dsn: str, table: str) -> list[tuple[Any, ...]]:

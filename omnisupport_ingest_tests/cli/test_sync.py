@@ -18,18 +18,6 @@ from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUn
 RANGE_START = "dagster/asset_partition_range_start"
 
 
-def variables(source: SourceUnderTest, folder: Path) -> dict[str, str]:
-    return {
-        "OMNISUPPORT_HOME": str(folder / "home"),
-        "OMNISUPPORT_CONTRACTS_DIR": str(folder / "contracts"),
-        "OMNISUPPORT_SOURCE": bank.SOURCE,
-        "OMNISUPPORT_SOURCE_DSN": source.dsn,
-        "OMNISUPPORT_SLOT": source.slot,
-        "OMNISUPPORT_PUBLICATION": source.slot,
-        "OMNISUPPORT_SPARK_DRIVER_MEMORY": "1g",
-    }
-
-
 def runs_in_dagster(folder: Path, given: dict[str, str]) -> list[dict[str, str]]:
     """Status and windows of every run that the instance of the home knows, oldest first."""
     program = (
@@ -54,7 +42,7 @@ def test_a_database_that_changes_meanwhile_is_the_same_in_the_lake_after_two_pas
 ) -> None:
     source.sql(bank.TABLES)
     bank.write_contracts(tmp_path / "contracts")
-    given = variables(source, tmp_path)
+    given = bank.variables(source, tmp_path)
     with bank.traffic(source.dsn):
         first = bank.command("sync", "--json", folder=tmp_path, variables=given)
     assert first.returncode == 0, first.stderr
@@ -91,7 +79,7 @@ def test_a_database_that_changes_meanwhile_is_the_same_in_the_lake_after_two_pas
 def test_capture_once_and_materialize_are_its_two_halves(source: SourceUnderTest, tmp_path: Path) -> None:
     source.sql(bank.TABLES)
     bank.write_contracts(tmp_path / "contracts")
-    given = variables(source, tmp_path)
+    given = bank.variables(source, tmp_path)
     captured = bank.command("capture", "--once", folder=tmp_path, variables=given)
     assert captured.returncode == 0, captured.stderr
     assert captured.stdout == ""
@@ -110,7 +98,7 @@ def test_a_run_that_fails_says_why_and_the_same_command_works_once_that_is_repai
 ) -> None:
     source.sql(bank.TABLES)
     bank.write_contracts(tmp_path / "contracts")
-    given = variables(source, tmp_path)
+    given = bank.variables(source, tmp_path)
     assert bank.command("capture", "--once", folder=tmp_path, variables=given).returncode == 0
     damaged = max((tmp_path / "home" / "landing").rglob("*.parquet"), key=lambda file: file.stat().st_size)
     whole = damaged.read_bytes()
@@ -132,7 +120,7 @@ def test_a_source_that_lacks_a_right_is_told_with_the_fix_and_the_same_command_w
 ) -> None:
     source.sql(bank.TABLES, "ALTER TABLE pgbench_tellers DROP CONSTRAINT pgbench_tellers_pkey")
     bank.write_contracts(tmp_path / "contracts")
-    given = variables(source, tmp_path)
+    given = bank.variables(source, tmp_path)
     refused = bank.command("capture", "--once", folder=tmp_path, variables=given)
     assert refused.returncode == 5
     assert 'ALTER TABLE "public"."pgbench_tellers" ADD PRIMARY KEY ("tid");' in refused.stderr

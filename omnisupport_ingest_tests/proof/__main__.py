@@ -13,6 +13,7 @@ from pathlib import Path
 
 from omnisupport_ingest.runtime.spark import classic_session
 from omnisupport_ingest.settings import Settings
+from omnisupport_ingest_tests.jvm import start_for_small_work
 from omnisupport_ingest_tests.proof.run import ProofFailed, draw, prove
 from omnisupport_ingest_tests.proof.tally import IN_HISTORIES, IN_SCHEDULES, Tally
 
@@ -39,11 +40,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="omnisupport-proof-") as temporary:
         root = (asked.keep or Path(temporary)).absolute()
         os.environ.setdefault("TZ", "UTC")
-        # Thousands of small plans: compiling them well, and finding better ones on the way, takes longest.
-        os.environ.setdefault(
-            "JDK_JAVA_OPTIONS", "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m"
-        )
+        start_for_small_work()
         spark = classic_session(Settings(home=root / "spark", spark_driver_memory="1g", _env_file=None))
+        # Thousands of small plans: finding better ones on the way takes longer than it saves.
         spark.conf.set("spark.sql.adaptive.enabled", "false")
         spark.conf.set("spark.sql.shuffle.partitions", "2")
         for seeds in _homes(asked.start, asked.seeds, asked.lanes):

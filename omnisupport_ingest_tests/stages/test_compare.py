@@ -11,70 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from omnisupport_ingest.contracts.model import Column, TableContract
 from omnisupport_ingest.stages.compare import Comparison, Difference, Sample, changed_since, compare
-
-CONTRACT = TableContract(
-    name="notes",
-    version="1.0.0",
-    source="desk",
-    schema="public",
-    table="notes",
-    title="",
-    description="",
-    owner="team:tests",
-    key=("id",),
-    columns=(
-        Column("id", "bigint"),
-        Column("title", "text"),
-        Column("amount", "numeric(8,2)"),
-        Column("tags", "text[]"),
-        Column("at", "timestamptz"),
-        Column("gone_at", "timestamptz"),
-    ),
-    soft_delete_column="gone_at",
-    allowed_lateness=datetime.resolution,
-    max_lateness=datetime.resolution,
-    path="",
-    fingerprint="",
-)
-
-SOURCE = {
-    "id": "1",
-    "title": "a",
-    "amount": "1.50",
-    "tags": '{"x,y",NULL}',
-    "json:tags": '["x,y",null]',
-    "at": "2026-01-01 00:00:00.5+00",
-    "gone_at": None,
-}
-LAKE = {
-    "id": 1,
-    "title": "a",
-    "amount": Decimal("1.50"),
-    "tags": ["x,y", None],
-    "at": datetime(2026, 1, 1, 0, 0, 0, 500_000, tzinfo=UTC),
-    "gone_at": None,
-    "_cdc_key": '["1"]',
-    "_cdc_is_deleted": False,
-    "_cdc_unresolved": [],
-    "_cdc_exact": [],
-}
-MOMENT = pa.timestamp("us", tz="UTC")
-LAKE_SCHEMA = pa.schema(
-    [
-        ("id", pa.int64()),
-        ("title", pa.string()),
-        ("amount", pa.decimal128(8, 2)),
-        ("tags", pa.list_(pa.string())),
-        ("at", MOMENT),
-        ("gone_at", MOMENT),
-        ("_cdc_key", pa.string()),
-        ("_cdc_is_deleted", pa.bool_()),
-        ("_cdc_unresolved", pa.list_(pa.string())),
-        ("_cdc_exact", pa.map_(pa.string(), pa.string())),
-    ]
-)
+from omnisupport_ingest_tests.stages.notes import CONTRACT, LAKE, SOURCE, write_lake, write_source
 
 
 def outcome(
@@ -85,11 +23,8 @@ def outcome(
     sample: Sample | None = None,
     live: int | None = None,
 ) -> Comparison:
-    expected, state = tmp_path / "expected.parquet", tmp_path / "state.parquet"
-    pq.write_table(
-        pa.Table.from_pylist(source, pa.schema([(name, pa.string()) for name in SOURCE])), expected
-    )
-    pq.write_table(pa.Table.from_pylist(lake, LAKE_SCHEMA), state)
+    expected = write_source(tmp_path / "expected.parquet", source)
+    state = write_lake(tmp_path / "state.parquet", lake)
     return compare(CONTRACT, expected, [str(state)], sample=sample, source_live=live)
 
 
@@ -150,13 +85,11 @@ def test_a_live_row_with_an_unresolved_column_is_counted_even_if_its_value_happe
 
 def test_a_key_whose_type_cannot_hold_it_is_the_same_key(tmp_path):
     contract = replace(CONTRACT, key=("at",))
-    expected, state = tmp_path / "expected.parquet", tmp_path / "state.parquet"
-    source = SOURCE | {"at": "infinity"}
-    lake = LAKE | {"at": None, "_cdc_key": '["infinity"]', "_cdc_exact": [("at", "infinity")]}
-    pq.write_table(
-        pa.Table.from_pylist([source], pa.schema([(name, pa.string()) for name in SOURCE])), expected
+    expected = write_source(tmp_path / "expected.parquet", [SOURCE | {"at": "infinity"}])
+    state = write_lake(
+        tmp_path / "state.parquet",
+        [LAKE | {"at": None, "_cdc_key": '["infinity"]', "_cdc_exact": [("at", "infinity")]}],
     )
-    pq.write_table(pa.Table.from_pylist([lake], LAKE_SCHEMA), state)
     assert compare(contract, expected, [str(state)]).differences == 0
 
 

@@ -23,6 +23,7 @@ from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.settings import Settings, SnapshotMode
 from omnisupport_ingest.sources.postgres.capture_record import CaptureRecords, recorded
 from omnisupport_ingest.sources.postgres.changes import EventReader
+from omnisupport_ingest.sources.postgres.compared_reading import Lake, Recovered
 from omnisupport_ingest.sources.postgres.connection import (
     VALUE_SETTINGS,
     connect,
@@ -198,6 +199,27 @@ class Capture:
                 )
             return epoch
 
+    def recover(
+        self, reason: str, lake: Lake, stop: threading.Event, told: Callable[[Recovered], None]
+    ) -> tuple[EpochRecord, bool]:
+        """The repair of a hole that reads only what the lake has not: a new slot and a new epoch.
+
+        ``told`` hears of each table that is done. Returns the epoch, and whether all were; the others are
+        read whole by the next ``run``, also if this raises. Changes nothing before ``lake`` can be held.
+        """
+        with Lease.take(self._home.run, self._settings.source):
+            lake.pin()
+            dsn = source_dsn(self._settings, self._home)
+            epoch = self._new_epoch(dsn, reason)
+            snapshots = self._snapshots(dsn, epoch, self._published(epoch))
+            for table in self._tables:
+                with lake.rows(table) as rows:
+                    recovered = snapshots.recover(table, rows, reason, stop)
+                if recovered is None:
+                    return epoch, False
+                told(recovered)
+            return epoch, True
+
     def _new_epoch(self, dsn: str, reason: str) -> EpochRecord:
         slot = self._slot_of_new_epoch(dsn)
         self._require_ready(dsn, slot)
@@ -325,9 +347,7 @@ class Capture:
         self, dsn: str, connection: Connection, epoch: EpochRecord, until: Lsn | None, stop: threading.Event
     ) -> None:
         published = self._published(epoch)
-        snapshots = Snapshots(
-            dsn, self._store, self._home.grid, epoch, self._tables, self._settings, published, self._tell
-        )
+        snapshots = self._snapshots(dsn, epoch, published)
         if self._settings.snapshot_mode is SnapshotMode.SCHEMA_ONLY:
             snapshots.land_schemas(connection)
         proved = threading.Event()
@@ -348,6 +368,11 @@ class Capture:
         with SnapshotsBeside(snapshots, stop, proved) as beside:
             self._follow(dsn, connection, epoch, None, beside.stop, proved, published)
         beside.raise_failure()
+
+    def _snapshots(self, dsn: str, epoch: EpochRecord, published: PublishedTables) -> Snapshots:
+        return Snapshots(
+            dsn, self._store, self._home.grid, epoch, self._tables, self._settings, published, self._tell
+        )
 
     def _tell(self, batch: Manifest) -> None:
         """Snapshots and stream land on threads of their own; who is told is told of one batch at a time."""

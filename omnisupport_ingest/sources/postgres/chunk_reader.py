@@ -9,12 +9,14 @@ import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
 
 import psycopg2
 from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.contracts.model import TableContract
-from omnisupport_ingest.landing.manifest import ChunkSpan, Manifest
+from omnisupport_ingest.landing.manifest import ChunkSpan, Manifest, RelationVersion
 from omnisupport_ingest.landing.snapshot_plans import SnapshotPlan
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.landing.writer import BatchWriter
@@ -36,6 +38,7 @@ from omnisupport_ingest.sources.postgres.safe_watermark import (
     read_visibility,
 )
 from omnisupport_ingest.sources.postgres.snapshot_rows import SnapshotChunk, SnapshotRows
+from omnisupport_ingest.sources.postgres.text_rows import write_text_rows
 from omnisupport_ingest.windows import WindowGrid
 
 _log = logging.getLogger(__name__)
@@ -69,6 +72,18 @@ class Landing:
     start: Lsn
 
 
+@dataclass(frozen=True, slots=True)
+class TextRead:
+    """Where a read of a chunk's text stands: ``low`` and ``clock`` of its safe low watermark, ``high``, and
+    the form that the table had.
+    """
+
+    low: Lsn
+    high: Lsn
+    clock: datetime
+    relation: RelationVersion
+
+
 class ChunkReader:
     """Reads chunks on one connection, one after the other."""
 
@@ -80,6 +95,21 @@ class ChunkReader:
         """Land the rows of ``chunk``. ``Stopped``; ``SourceUnavailable`` if the server goes away."""
         start, end = plan.range_of(chunk)
         return self._land(table, plan, chunk, where(plan.by, plan.types, start, end), start, end)
+
+    def read_text(self, table: TableContract, plan: SnapshotPlan, chunk: int, path: Path) -> TextRead:
+        """Write the rows of ``chunk`` to a file, by ``write_text_rows``; errors as in ``read``."""
+        start, end = plan.range_of(chunk)
+        mark = self._begin(table, plan, None)
+        try:
+            high = self._high()
+            relation = read_relation(self._connection, table.schema, table.table)
+            name = source_of_rows(table.schema, table.table, partitioned=relation.partitioned)
+            rows = f"{name}{where(plan.by, plan.types, start, end)}"
+            with source_errors(f"reading {table.full_name}"), _readable(table):
+                write_text_rows(self._connection, table, rows, path, fetched=self._keep_pace)
+            return TextRead(mark.lsn, high, mark.clock, relation.version(table))
+        finally:
+            self._end()
 
     def read_keys(
         self, table: TableContract, plan: SnapshotPlan, chunk: int, keys: Collection[str], at: Lsn
@@ -111,7 +141,7 @@ class ChunkReader:
         low = mark.lsn if at is None else at
         landing = self._landing
         try:
-            high = max(read_high(self._connection), Lsn(landing.start.value + 1))
+            high = self._high()
             relation = read_relation(self._connection, table.schema, table.table)
             about = SnapshotChunk(
                 table,
@@ -146,7 +176,7 @@ class ChunkReader:
         def add(lines: bytes) -> None:
             if self._stop.is_set():
                 raise Stopped
-            landing.pace.take(rows.add(lines), self._stop)
+            self._keep_pace(rows.add(lines))
 
         listed = ", ".join(identifier(column) for column in relation.columns)
         name = source_of_rows(table.schema, table.table, partitioned=relation.partitioned)
@@ -160,6 +190,14 @@ class ChunkReader:
             )
         if self._stop.is_set():
             raise Stopped
+
+    def _keep_pace(self, rows: int) -> None:
+        self._landing.pace.take(rows, self._stop)
+        if self._stop.is_set():
+            raise Stopped
+
+    def _high(self) -> Lsn:
+        return max(read_high(self._connection), Lsn(self._landing.start.value + 1))
 
     def _begin(self, table: TableContract, plan: SnapshotPlan, at: Lsn | None) -> Mark:
         """Open the transaction that reads ``table``; returns a mark that is safe for it, from ``at`` on."""

@@ -8,7 +8,7 @@ index is cut by place (``ctid``), as each range of keys would be another read of
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from psycopg2.extensions import connection as Connection
 
@@ -60,30 +60,33 @@ def cut(
     by: Sequence[str],
     types: Sequence[str],
     rows: int,
-) -> tuple[Bound, ...]:
+) -> Iterator[Bound]:
     """The keys between chunks of about ``rows`` rows; none if one chunk holds the table.
 
-    Reads in the open transaction of ``connection``.
+    Each is read as it is asked for, in the open transaction of ``connection``: all of a large table take
+    a while.
     """
     if not by:
-        return ()
+        return
     if tuple(by) == (PLACE,):
-        return _pages(connection, schema, table, rows)
+        yield from _pages(connection, schema, table, rows)
+        return
     listed = ", ".join(identifier(name) for name in by)
     # With names of their own, or ORDER BY would mean the texts.
     texts = ", ".join(f"{identifier(name)}::text AS bound_{n}" for n, name in enumerate(by))
     name = source_of_rows(schema, table, partitioned=relation.partitioned)
-    bounds: list[Bound] = []
-    with source_errors(f"cutting {schema}.{table} into chunks"), connection.cursor() as cursor:
-        while True:
-            condition = where(by, types, bounds[-1] if bounds else None, None)
+    bound: Bound | None = None
+    while True:
+        condition = where(by, types, bound, None)
+        with source_errors(f"cutting {schema}.{table} into chunks"), connection.cursor() as cursor:
             cursor.execute(
                 f"SELECT {texts} FROM {name}{condition} ORDER BY {listed} OFFSET {rows - 1} LIMIT 1"
             )
             found = cursor.fetchone()
-            if found is None:
-                return tuple(bounds)
-            bounds.append(tuple(found))
+        if found is None:
+            return
+        bound = tuple(found)
+        yield bound
 
 
 def where_key(table: TableContract, types: Sequence[str], keys: Collection[str]) -> str:
@@ -117,7 +120,7 @@ def _row(values: Sequence[str], types: Sequence[str]) -> str:
     return f"({', '.join(cast)})"
 
 
-def _pages(connection: Connection, schema: str, table: str, rows: int) -> tuple[Bound, ...]:
+def _pages(connection: Connection, schema: str, table: str, rows: int) -> Iterator[Bound]:
     with source_errors(f"reading the size of {schema}.{table}"), connection.cursor() as cursor:
         cursor.execute(
             "SELECT pg_relation_size(c.oid) / current_setting('block_size')::int, c.reltuples, c.relpages"
@@ -129,4 +132,5 @@ def _pages(connection: Connection, schema: str, table: str, rows: int) -> tuple[
     per_page = counted / of_pages if counted > 0 and of_pages > 0 else _ROWS_PER_PAGE
     step = max(1, int(rows / per_page))
     # Places in a page count from 1, so nothing stands at a bound.
-    return tuple((f"({page},0)",) for page in range(step, pages, step))
+    for page in range(step, pages, step):
+        yield (f"({page},0)",)

@@ -8,7 +8,7 @@ from contextlib import closing
 
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.landing.epochs import EpochRecord
-from omnisupport_ingest.landing.manifest import Manifest
+from omnisupport_ingest.landing.manifest import ChunkSpan, Manifest
 from omnisupport_ingest.landing.moved_rows import moved_rows
 from omnisupport_ingest.landing.snapshot_plans import SnapshotPlan
 from omnisupport_ingest.landing.store import LandingStore
@@ -94,8 +94,7 @@ class MovedReading:
         if max((each.stream.end_lsn for each in batches if each.stream), default=Lsn(0)) < high:
             return None
         again = [chunk for chunk in chunks if chunk.chunk >= plan.chunks]
-        # Rows read again stand where the search before them ended.
-        since = max(chunk.low for chunk in again) if again else min(chunk.low for chunk in chunks)
+        since = self._since(plan, chunks, again)
         moved = moved_rows(self._store, batches, table.schema, table.table, since, high)
         if not moved:
             self._searched.add(plan.snapshot_id)
@@ -105,3 +104,12 @@ class MovedReading:
             batch = reader.read_keys(table, plan, plan.chunks + len(again), moved, high)
         self._landed(batch)
         return None if batch.chunk is None else batch.chunk.high
+
+    @staticmethod
+    def _since(plan: SnapshotPlan, chunks: Sequence[ChunkSpan], again: Sequence[ChunkSpan]) -> Lsn:
+        """From where on a key change may have been seen by the stream alone."""
+        if again:
+            # Rows read again stand where the search before them ended.
+            return max(chunk.low for chunk in again)
+        # The old key's row may be one that the lake has from before a hole: nothing of it is inherited.
+        return Lsn(0) if plan.compared else min(chunk.low for chunk in chunks)

@@ -1,28 +1,17 @@
-"""The rows of a source table at an exported snapshot, as text, for comparing them with the lake.
-
-They are read by ``SELECT``, not by the ``COPY`` that the snapshot of a table uses: a fault in one
-way of reading must not hide itself by being in both.
-"""
+"""The rows of a source table at an exported snapshot, all or a sample, for comparing them with the lake."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.contracts.model import TableContract
-from omnisupport_ingest.contracts.pg_types import ARRAYS
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.sources.postgres.connection import connect, source_errors
 from omnisupport_ingest.sources.postgres.quoting import identifier, literal, qualified
-
-_ROWS_AT_ONCE = 10_000
-
-JSON_PREFIX = "json:"
-"""An array column is written a second time, under its name with this prefix, as JSON."""
+from omnisupport_ingest.sources.postgres.text_rows import write_text_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,18 +33,12 @@ def write_rows_at(
     """Write the contract's columns of the rows that ``snapshot`` sees to a Parquet file at ``path``.
 
     ``sample``: about so many rows, chosen by the hash of their key, so the same ones each time; null
-    for every row. Each column holds PostgreSQL's text of the value, as its output function writes
-    it, null for NULL. The session that exported ``snapshot`` must still be open. Raises
-    ``SourceUnavailable``.
+    for every row. The session that exported ``snapshot`` must still be open. Raises ``SourceUnavailable``.
     """
-    expressions = _expressions(contract)
-    schema = pa.schema([(name, pa.string()) for name, _ in expressions])
-    listed = ", ".join(expression for _, expression in expressions)
-    written = 0
     connection = connect(dsn)
     try:
         connection.autocommit = False
-        with source_errors(f"reading {contract.full_name}"), pq.ParquetWriter(path, schema) as writer:
+        with source_errors(f"reading {contract.full_name}"):
             with connection.cursor() as start:
                 start.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
                 start.execute(f"SET TRANSACTION SNAPSHOT {literal(snapshot)}")
@@ -63,17 +46,9 @@ def write_rows_at(
             rows, live = _counts(connection, contract, table)
             below = hash_bound(sample, rows)
             chosen = "" if below is None else f" WHERE {key_hash(contract)} < {literal(below)}"
-            with connection.cursor(name="rows_at") as cursor:
-                cursor.itersize = _ROWS_AT_ONCE
-                cursor.execute(f"SELECT {listed} FROM {table}{chosen}")
-                while found := cursor.fetchmany(_ROWS_AT_ONCE):
-                    columns = [list(values) for values in zip(*found, strict=True)]
-                    arrays = [pa.array(values, pa.string()) for values in columns]
-                    writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
-                    written += len(found)
+            written = write_text_rows(connection, contract, f"{table}{chosen}", path)
     finally:
         connection.close()
-    path.chmod(0o600)
     return RowsAt(rows, live, written, below)
 
 
@@ -116,19 +91,3 @@ def _counts(connection: Connection, contract: TableContract, table: str) -> tupl
         cursor.execute(f"SELECT count(*), count(*){alive} FROM {table}")
         rows, live = cursor.fetchone()
     return rows, live
-
-
-def _expressions(contract: TableContract) -> list[tuple[str, str]]:
-    found = [(column.name, _text_of(identifier(column.name))) for column in contract.columns]
-    found += [
-        (f"{JSON_PREFIX}{column.name}", f"to_json({identifier(column.name)})::text")
-        for column in contract.columns
-        if column.type.kind in ARRAYS
-    ]
-    return found
-
-
-def _text_of(column: str) -> str:
-    # concat writes by the type's output function, as the log does; a cast to text would spell out
-    # booleans and cut the padding of char(n).
-    return f"CASE WHEN {column}::text IS NOT NULL THEN concat({column}) END"

@@ -33,7 +33,8 @@ from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.landing.writer import BatchWriter
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.settings import Settings
-from omnisupport_ingest.sources.postgres.chunk_reader import Landing
+from omnisupport_ingest.sources.postgres.chunk_reader import ChunkReader, Landing, Stopped
+from omnisupport_ingest.sources.postgres.compared_reading import ComparedReading, LakeRows, Recovered
 from omnisupport_ingest.sources.postgres.connection import source_errors
 from omnisupport_ingest.sources.postgres.key_ranges import PLACE, columns_to_cut_by, cut
 from omnisupport_ingest.sources.postgres.moved_reading import MovedReading
@@ -105,6 +106,9 @@ class Snapshots:
                 plan = None
             if table.name in asked:
                 found.append(_Wanted(table, None, asked[table.name]))
+            elif plan is not None and plan.compared:
+                # Its chunks that were the same hold no rows: they are for a comparison that was finished.
+                found.append(_Wanted(table, None, plan.reason))
             elif plan is not None:
                 found.append(_Wanted(table, plan, plan.reason))
             elif self._settings.snapshot_mode.reads_rows and table.name not in read:
@@ -122,16 +126,46 @@ class Snapshots:
             return None
         self._moved.settled = False
         landing = self._landing()
+        planned = []
         with closing(connect_to_source(self._dsn, self._of)) as connection:
             # Before the request is gone: it is what takes the doubt away.
             self._published.accept(connection, {each.table.name for each in wanted if each.plan is None})
-            planned = [(each.table, self._planned(connection, each, landing.ordinals)) for each in wanted]
+            for each in wanted:
+                plan = self._planned(connection, each, landing.ordinals, stop)
+                if plan is None:
+                    return None
+                planned.append((each.table, plan))
         threads = self._settings.snapshot_threads
         reading = ParallelReading(self._dsn, self._of, landing, planned, self._landed, threads)
         high = reading.run(stop)
         if high is not None:
             self._have_flushed(high)
         return high
+
+    def recover(
+        self, table: TableContract, lake: LakeRows, reason: str, stop: threading.Event
+    ) -> Recovered | None:
+        """Read of ``table`` only what ``lake``, which has all of the epochs before, has not.
+
+        Null if ``stop`` came first; the table is read whole then by the next ``take``, as after an error.
+        """
+        landing = self._landing()
+        with closing(connect_to_source(self._dsn, self._of)) as connection:
+            self._published.accept(connection, {table.name})
+            plan = self._planned(
+                connection, _Wanted(table, None, reason), landing.ordinals, stop, compared=True
+            )
+            if plan is None:
+                return None
+            reader = ChunkReader(connection, landing, stop)
+            try:
+                recovered = ComparedReading(reader, landing, self._landed).run(table, plan, lake)
+            except Stopped:
+                return None
+        end = self._store.read(plan.boundary_id).chunk
+        assert end is not None
+        self._have_flushed(end.high)
+        return recovered
 
     @property
     def settled(self) -> bool:
@@ -204,7 +238,16 @@ class Snapshots:
         chunks = (self._store.read(name).chunk for name in counts)
         return {chunk.table for chunk in chunks if chunk is not None}
 
-    def _planned(self, connection: Connection, wanted: _Wanted, ordinals: Ordinals) -> SnapshotPlan:
+    def _planned(
+        self,
+        connection: Connection,
+        wanted: _Wanted,
+        ordinals: Ordinals,
+        stop: threading.Event,
+        *,
+        compared: bool = False,
+    ) -> SnapshotPlan | None:
+        """The plan to read by, written down; null if ``stop`` came before it was made."""
         table, plan = wanted.table, wanted.plan
         with source_errors(f"planning the snapshot of {table.full_name}"), connection.cursor() as cursor:
             cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
@@ -218,7 +261,11 @@ class Snapshots:
             types = _types(by, relation)
             rows = self._settings.snapshot_chunk_rows
             partitions = self._partitions.planned(connection, table)
-            bounds = cut(connection, table.schema, table.table, relation, by, types, rows)
+            bounds = []
+            for bound in cut(connection, table.schema, table.table, relation, by, types, rows):
+                if stop.is_set():
+                    return None
+                bounds.append(bound)
         finally:
             with source_errors("ending a transaction"), connection.cursor() as cursor:
                 cursor.execute("ROLLBACK")
@@ -234,7 +281,8 @@ class Snapshots:
             rows=rows,
             by=by,
             types=types,
-            bounds=bounds,
+            bounds=tuple(bounds),
+            compared=compared,
         )
         self._plans.write(made)
         self._partitions.will_be_read(table, partitions)

@@ -11,6 +11,7 @@ import pytest
 from omnisupport_ingest.contracts.model import Contracts
 from omnisupport_ingest.landing.completeness import incomplete_now
 from omnisupport_ingest.landing.manifest import ChunkSpan, Manifest
+from omnisupport_ingest.landing.snapshot_plans import SnapshotPlans
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.sources.postgres.capture import Capture
 from omnisupport_ingest.sources.postgres.errors import SourceUnavailable
@@ -172,6 +173,17 @@ def test_empty_table_is_one_chunk_and_complete(source: SourceUnderTest) -> None:
     source.tables.append(contract("tickets", COLUMNS))
     source.catch_up()
     assert len(chunks(source)) == 1 and complete(source) and source.events("r") == []
+
+
+def test_snapshot_that_is_stopped_while_it_is_planned_leaves_nothing_behind(tickets: SourceUnderTest) -> None:
+    stop = threading.Event()
+    stop.set()
+    tickets.capture().run(current_wal_lsn(tickets.dsn), stop)
+    epoch = tickets.store.current_epoch()
+    assert epoch is not None and SnapshotPlans(tickets.store.folder).all(epoch.number) == []
+    assert tickets.manifests() == [] and not complete(tickets)
+    tickets.catch_up()
+    assert same_as_source(tickets) and complete(tickets)
 
 
 def test_chunks_that_landed_are_not_read_again_after_a_kill(tickets: SourceUnderTest) -> None:

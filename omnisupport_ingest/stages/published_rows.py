@@ -1,0 +1,123 @@
+"""The published rows of a source, held as they are, for finding what the source has otherwise by now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import duckdb
+
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.stages.pending import pending_windows
+from omnisupport_ingest.stages.row_equality import (
+    equal,
+    not_marked,
+    same_key,
+    select_lake,
+    select_source,
+    text,
+)
+from omnisupport_ingest.stages.workspace import Workspace
+
+
+class LakeBehind(IngestError):
+    """The published tables are not what has landed, so comparing them with the source means nothing."""
+
+
+class PublishedRows:
+    """The rows of one table, compared with rows of the source one file at a time; as a context.
+
+    Which rows of the lake were met is remembered: what no file had is gone from the source.
+    """
+
+    def __init__(self, contract: TableContract, files: Sequence[str], scratch: Path) -> None:
+        """``files``: of the published table. ``scratch``: a folder for what memory has no room for."""
+        self._contract, self._scratch = contract, scratch
+        self._connection = duckdb.connect(str(scratch / "met.duckdb"))
+        self._connection.execute("SET TimeZone = 'UTC'")
+        self._connection.execute(f"SET temp_directory = {text(str(scratch / 'spill'))}")
+        self._connection.execute(f"CREATE VIEW lake AS {select_lake(contract, files)}")
+        self._connection.execute("CREATE TABLE met (key VARCHAR)")
+
+    @property
+    def scratch(self) -> Path:
+        """A folder for the rows to compare with, gone with the context."""
+        return self._scratch
+
+    def same(self, rows: Path) -> bool:
+        """Whether the lake has every row of the source in ``rows`` (``write_text_rows``), value by value.
+
+        Of the contract's columns. A row that the lake does not know for certain is not the same.
+        """
+        contract = self._contract
+        differs = [
+            "l._cdc_key IS NULL",
+            "len(l._cdc_unresolved) > 0",
+            f"(l._cdc_is_deleted AND {not_marked(contract)})",
+            *(f"NOT ({equal(column)})" for column in contract.columns),
+        ]
+        self._connection.execute(
+            "CREATE OR REPLACE TEMP TABLE pairs AS"
+            f" SELECT l._cdc_key AS key, {' OR '.join(differs)} AS differs"
+            f" FROM ({select_source(contract, rows)}) s LEFT JOIN lake l ON {same_key(contract, 's', 'l')}"
+        )
+        self._connection.execute("INSERT INTO met SELECT key FROM pairs WHERE key IS NOT NULL")
+        # Not known is not the same.
+        row = self._connection.execute("SELECT bool_and(differs IS FALSE) FROM pairs").fetchone()
+        assert row is not None
+        return row[0] is not False
+
+    def unmet(self) -> list[str]:
+        """The keys (JSON arrays) of the rows alive, or perhaps alive, that no file had, in order."""
+        found = self._connection.execute(
+            "SELECT _cdc_key FROM lake l WHERE (NOT _cdc_is_deleted OR len(_cdc_unresolved) > 0)"
+            " AND NOT EXISTS (SELECT 1 FROM met WHERE met.key = l._cdc_key) ORDER BY _cdc_key"
+        ).fetchall()
+        return [key for (key,) in found]
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+class PublishedLake:
+    """The published tables of the configured source, at the versions that ``pin`` found."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace = workspace
+        self._files: dict[str, tuple[str, ...]] = {}
+
+    def pin(self) -> None:
+        """Hold the tables as they are now. ``LakeBehind`` if what landed is not all in them.
+
+        To be called where nothing lands meanwhile.
+        """
+        workspace, source = self._workspace, self._workspace.settings.source
+        pending = pending_windows(workspace, source)
+        if pending.hole is not None:
+            raise LakeBehind(
+                f"A batch of {source} is missing from landing ({pending.hole}), and with it from the lake.",
+                fix="Restore the batch, or have every table read: source repair --mode resnapshot",
+            )
+        if not pending.nothing:
+            raise LakeBehind(
+                f"The lake has not taken in all that has landed from {source}: "
+                f"{len(pending.windows) + len(pending.late_windows)} windows are waiting.",
+                fix="Let the pipeline run (omnisupport-ingest up, or materialize), and try again.",
+            )
+        for contract in workspace.contracts.of_source(source):
+            table = workspace.published(contract)
+            files = table.open().all_files() if table.exists else ()
+            self._files[contract.name] = tuple(file.uri for file in files)
+
+    @contextmanager
+    def rows(self, contract: TableContract) -> Iterator[PublishedRows]:
+        """The rows of one table, as ``pin`` found it."""
+        with TemporaryDirectory(prefix="repair-", dir=self._workspace.home.run) as scratch:
+            rows = PublishedRows(contract, self._files[contract.name], Path(scratch))
+            try:
+                yield rows
+            finally:
+                rows.close()
