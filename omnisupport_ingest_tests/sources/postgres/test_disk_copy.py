@@ -53,9 +53,9 @@ def landed_end(source: SourceUnderTest) -> Lsn:
 
 def written_beyond(source: SourceUnderTest, end: Lsn) -> None:
     """Let the WAL of the server grow until positions above ``end`` are there again."""
+    source.sql("CREATE TABLE filling (v text)")
     while current_wal_lsn(source.dsn) <= end:
-        source.sql("CREATE TABLE IF NOT EXISTS filling (v text)", "INSERT INTO filling VALUES ('x')")
-        source.sql("SELECT pg_switch_wal()")
+        source.sql("INSERT INTO filling VALUES ('x')", "SELECT pg_switch_wal()")
     source.sql("INSERT INTO filling VALUES ('y')")
 
 
