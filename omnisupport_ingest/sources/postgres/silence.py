@@ -67,9 +67,22 @@ class Silence:
             found = self._waiting(pid, streaming)
         return None if found is None else found.clause
 
+    def end(self, pid: int) -> None:
+        """Have the server end session ``pid``, ours, which was given up: it would keep slot and locks until
+        the server misses us. Nothing happens where the server gives no answer."""
+        with suppress(psycopg2.Error, OSError):
+            self._asked(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid = %s"
+                " AND usename = current_user AND application_name = current_setting('application_name')",
+                pid,
+            )
+
+    def _asked(self, question: str, pid: int) -> tuple[Any, ...] | None:
+        return _asked(self.parameters, question, pid, min(_ASK_SECONDS, self.seconds))
+
     def _waiting(self, pid: int, streaming: bool) -> _Found | None:
         try:
-            row = _asked(self.parameters, pid, min(_ASK_SECONDS, self.seconds))
+            row = self._asked("SELECT state, wait_event FROM pg_stat_activity WHERE pid = %s", pid)
         except (psycopg2.Error, OSError) as error:
             # A server that refuses one more session answers, so it is there.
             if "FATAL" in str(error):
@@ -89,16 +102,16 @@ class _Found:
     may_pass: bool
 
 
-def _asked(parameters: Mapping[str, str], pid: int, seconds: float) -> tuple[str | None, str | None] | None:
-    """State and wait event of session ``pid``; null if there is none. An error after ``seconds``."""
+def _asked(parameters: Mapping[str, str], question: str, pid: int, seconds: float) -> tuple[Any, ...] | None:
+    """The first row that ``question`` about session ``pid`` gives, if any. An error after ``seconds``."""
     give_up = time.monotonic() + seconds
     connection = psycopg2.connect(**parameters, async_=True)
     try:
         _wait(connection, give_up)
         with connection.cursor() as asking:
-            asking.execute("SELECT state, wait_event FROM pg_stat_activity WHERE pid = %s", (pid,))
+            asking.execute(question, (pid,))
             _wait(connection, give_up)
-            row: tuple[str | None, str | None] | None = asking.fetchone()
+            row: tuple[Any, ...] | None = asking.fetchone()
         return row
     finally:
         connection.close()
@@ -164,6 +177,7 @@ class Awaited:
         silent = self._silent_seconds()
         if why is not None and silent >= self._silence.seconds:
             self._give_up(f"nothing has come from it for {silent:.0f} seconds, and {why}")
+            self._silence.end(self._pid)
         elif self._since is not None:
             self._since = time.monotonic()
         self._asking = False
