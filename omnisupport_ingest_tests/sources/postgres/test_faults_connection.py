@@ -72,10 +72,6 @@ def streams(source: SourceUnderTest) -> bool:
     return any(is_stream(name) for name in source.store.batch_ids())
 
 
-def slot_is_free(source: SourceUnderTest) -> bool:
-    return not source.query(f"SELECT FROM pg_replication_slots WHERE slot_name = '{source.slot}' AND active")
-
-
 @pytest.mark.parametrize("others_work", [True, False], ids=["others work", "all silent"])
 def test_stream_that_falls_silent_is_given_up_and_the_next_start_goes_on(
     fronted: Fronted, others_work: bool
@@ -95,7 +91,7 @@ def test_stream_that_falls_silent_is_given_up_and_the_next_start_goes_on(
     assert time.monotonic() - began < NOTICED
     assert process.returncode == SourceUnavailable.exit_code, errors
     assert "fallen silent" in errors or "nothing has come from it" in errors
-    until(lambda: slot_is_free(fronted.source))
+    fronted.source.wait_for_free_slot()
     fronted.front.swallow_open()
     fronted.behind.catch_up()
     assert_same_as_source(fronted.source)
@@ -151,7 +147,7 @@ def test_snapshot_that_falls_silent_is_given_up_and_goes_on_at_the_next_start(fr
         process.kill()
     assert process.returncode == SourceUnavailable.exit_code, errors
     assert "nothing has come from it" in errors or "fallen silent" in errors
-    until(lambda: slot_is_free(source))
+    source.wait_for_free_slot()
     del fronted.behind.overrides["snapshot_rows_per_second"]
     fronted.behind.catch_up()
     assert folded(source.events(), "tickets") == source.rows("tickets", (*COLUMNS, "filling"))
