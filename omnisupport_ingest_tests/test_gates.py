@@ -96,6 +96,7 @@ WITHOUT_GATE: dict[tuple[str, str], str] = {
         "_create",
     ): "source.slot stands around it for a slot that stays; a temporary one goes with its session",
     ("sources/postgres/slot.py", "flush_wal"): "a temporary slot, which goes with its session",
+    ("sources/postgres/silence.py", "_asked"): "a question, or the end of a session of ours",
     ("sources/postgres/silence.py", "AwaitedCursor.execute"): _GATED_BY_CALLER,
     ("sources/postgres/silence.py", "AwaitedReplicationCursor.execute"): _GATED_BY_CALLER,
     ("sources/postgres/snapshot_requests.py", "SnapshotRequests.write"): _FOLDER,

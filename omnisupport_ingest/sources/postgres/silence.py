@@ -38,6 +38,8 @@ _ASK_SECONDS = 10.0
 _AGAIN_SECONDS = 1.0
 """A session that waits for us is asked after once more: its answer may have been on the way."""
 
+_LOOK_SECONDS, _IDLE_SECONDS = 0.5, 60.0
+
 _WAITS_FOR_US = ("clientread", "clientwrite", "walsendermain", "walsenderwritedata")
 _STREAM_WAITS = (*_WAITS_FOR_US, "walsenderwaitforwal")
 """Wait events of a session that has nothing to do but to send, or to hear from us. A walsender that makes a
@@ -65,9 +67,22 @@ class Silence:
             found = self._waiting(pid, streaming)
         return None if found is None else found.clause
 
+    def end(self, pid: int) -> None:
+        """Have the server end session ``pid``, ours, which was given up: it would keep slot and locks until
+        the server misses us. Nothing happens where the server gives no answer."""
+        with suppress(psycopg2.Error, OSError):
+            self._asked(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid = %s"
+                " AND usename = current_user AND application_name = current_setting('application_name')",
+                pid,
+            )
+
+    def _asked(self, question: str, pid: int) -> tuple[Any, ...] | None:
+        return _asked(self.parameters, question, pid, min(_ASK_SECONDS, self.seconds))
+
     def _waiting(self, pid: int, streaming: bool) -> _Found | None:
         try:
-            row = _asked(self.parameters, pid, min(_ASK_SECONDS, self.seconds))
+            row = self._asked("SELECT state, wait_event FROM pg_stat_activity WHERE pid = %s", pid)
         except (psycopg2.Error, OSError) as error:
             # A server that refuses one more session answers, so it is there.
             if "FATAL" in str(error):
@@ -87,16 +102,16 @@ class _Found:
     may_pass: bool
 
 
-def _asked(parameters: Mapping[str, str], pid: int, seconds: float) -> tuple[str | None, str | None] | None:
-    """State and wait event of session ``pid``; null if there is none. An error after ``seconds``."""
+def _asked(parameters: Mapping[str, str], question: str, pid: int, seconds: float) -> tuple[Any, ...] | None:
+    """The first row that ``question`` about session ``pid`` gives, if any. An error after ``seconds``."""
     give_up = time.monotonic() + seconds
     connection = psycopg2.connect(**parameters, async_=True)
     try:
         _wait(connection, give_up)
         with connection.cursor() as asking:
-            asking.execute("SELECT state, wait_event FROM pg_stat_activity WHERE pid = %s", (pid,))
+            asking.execute(question, (pid,))
             _wait(connection, give_up)
-            row: tuple[str | None, str | None] | None = asking.fetchone()
+            row: tuple[Any, ...] | None = asking.fetchone()
         return row
     finally:
         connection.close()
@@ -119,19 +134,20 @@ class Awaited:
     def __init__(self, connection: Connection, silence: Silence) -> None:
         self._silence, self._pid = silence, connection.info.backend_pid
         self._descriptor = connection.fileno()
-        self._over, self._lock = threading.Event(), threading.Lock()
+        self._lock, self._over, self._asking = threading.Lock(), False, False
         self._since: float | None = time.monotonic()
         self._given_up: str | None = None
 
     def __enter__(self) -> Self:
-        threading.Thread(target=self._watch, name="silence", daemon=True).start()
+        _WATCH.add(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        _WATCH.remove(self)
         with self._lock:
-            self._over.set()
+            self._over = True
         if isinstance(error, psycopg2.Error):
             self.raise_if_given_up()
 
@@ -149,34 +165,80 @@ class Awaited:
         finally:
             self._since = time.monotonic()
 
-    def _watch(self) -> None:
-        left = self._silence.seconds
-        while not self._over.wait(left):
-            left = self._silence.seconds - self._silent_seconds()
-            if left > 0:
-                continue
-            left = self._silence.seconds
-            why = self._silence.explained(self._pid)
-            # Something may have come while the server was asked.
-            if why is not None and self._silent_seconds() >= self._silence.seconds:
-                self._give_up(f"nothing has come from it for {self._silent_seconds():.0f} seconds, and {why}")
-                return
+    def look(self) -> None:
+        """Ask after the session if it has been silent for too long. Returns at once."""
+        if not self._asking and self._silent_seconds() >= self._silence.seconds:
+            self._asking = True
+            threading.Thread(target=self._ask, name="asking after a session", daemon=True).start()
+
+    def _ask(self) -> None:
+        why = self._silence.explained(self._pid)
+        # Something may have come while the server was asked.
+        silent = self._silent_seconds()
+        if why is not None and silent >= self._silence.seconds:
+            self._give_up(f"nothing has come from it for {silent:.0f} seconds, and {why}")
+            self._silence.end(self._pid)
+        elif self._since is not None:
+            self._since = time.monotonic()
+        self._asking = False
 
     def _silent_seconds(self) -> float:
         since = self._since
         if since is None:
             return 0.0
         waited = time.monotonic() - since
-        came = _since_data_came(self._descriptor)
+        if waited < self._silence.seconds:
+            return waited
+        with self._lock:
+            # Behind its end the number may be that of another file.
+            came = 0.0 if self._over else _since_data_came(self._descriptor)
         return waited if came is None else min(waited, came)
 
     def _give_up(self, why: str) -> None:
         with self._lock:
             # The connection is closed by whoever waits, and only after that.
-            if not self._over.is_set():
+            if not self._over:
                 self._given_up = why
                 with suppress(OSError), socket.socket(fileno=os.dup(self._descriptor)) as same:
                     same.shutdown(socket.SHUT_RDWR)
+
+
+class _Watch:
+    """The waits of this process, looked at by one thread: one for each would cost more than most waits."""
+
+    def __init__(self) -> None:
+        self._waits: set[Awaited] = set()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def add(self, wait: Awaited) -> None:
+        with self._lock:
+            self._waits.add(wait)
+            # Not alive: it belongs to the process that this one was forked from.
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, name="silence", daemon=True)
+                self._thread.start()
+
+    def remove(self, wait: Awaited) -> None:
+        with self._lock:
+            self._waits.discard(wait)
+
+    def _run(self) -> None:
+        idle_since = time.monotonic()
+        while True:
+            time.sleep(_LOOK_SECONDS)
+            with self._lock:
+                waits = list(self._waits)
+                if waits:
+                    idle_since = time.monotonic()
+                elif time.monotonic() - idle_since > _IDLE_SECONDS:
+                    self._thread = None
+                    return
+            for wait in waits:
+                wait.look()
+
+
+_WATCH = _Watch()
 
 
 def _since_data_came(descriptor: int) -> float | None:

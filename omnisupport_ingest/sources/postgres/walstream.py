@@ -147,6 +147,7 @@ class WalStream:
         elif self._asked_at is not None and time.monotonic() - self._asked_at > self.silence.seconds:
             why = self.silence.explained(self._connection.info.backend_pid, streaming=True)
             if why is not None and not self._socket.poll(0):
+                self.silence.end(self._connection.info.backend_pid)
                 raise SourceUnavailable(
                     "The source has fallen silent: nothing has come by the replication stream for "
                     f"{time.monotonic() - self._asked_at:.0f} seconds, and {why}.",

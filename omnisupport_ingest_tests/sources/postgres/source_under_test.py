@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -174,6 +175,13 @@ class SourceUnderTest:
             f"SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = '{self.slot}'"
         )
         return Lsn.parse(text)
+
+    def wait_for_free_slot(self) -> None:
+        """Until the server has seen that the last reader of the slot is gone."""
+        give_up = time.monotonic() + 20
+        while self.query(f"SELECT FROM pg_replication_slots WHERE slot_name = '{self.slot}' AND active"):
+            assert time.monotonic() < give_up, "the slot is still being read"
+            time.sleep(0.05)
 
     def rows(self, table: str, columns: Sequence[str]) -> dict[str, dict[str, str | None]]:
         """The rows of ``table`` now, by their key column ``id``, every value as text."""

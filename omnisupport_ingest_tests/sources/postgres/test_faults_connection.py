@@ -44,13 +44,16 @@ class Fronted:
     behind: SourceUnderTest
     front: Swallowing
 
+    def server_sees_dead_readers_itself(self) -> None:
+        """Within two seconds, by a setting of capture's sessions."""
+        self.behind.dsn = make_dsn(self.behind.dsn, options="-c wal_sender_timeout=2000")
+
 
 @pytest.fixture
 def fronted(tickets: SourceUnderTest) -> Iterator[Fronted]:
     given = parse_dsn(tickets.dsn)
     with swallowing(f"{given['host']}/.s.PGSQL.{given['port']}") as front:
-        # The server must see by itself that a reader is gone, or its slot stays taken.
-        dsn = make_dsn(tickets.dsn, host="127.0.0.1", port=front.port, options="-c wal_sender_timeout=2000")
+        dsn = make_dsn(tickets.dsn, host="127.0.0.1", port=front.port)
         yield Fronted(tickets, replace(tickets, dsn=dsn), front)
 
 
@@ -69,14 +72,13 @@ def streams(source: SourceUnderTest) -> bool:
     return any(is_stream(name) for name in source.store.batch_ids())
 
 
-def slot_is_free(source: SourceUnderTest) -> bool:
-    return not source.query(f"SELECT FROM pg_replication_slots WHERE slot_name = '{source.slot}' AND active")
-
-
 @pytest.mark.parametrize("others_work", [True, False], ids=["others work", "all silent"])
 def test_stream_that_falls_silent_is_given_up_and_the_next_start_goes_on(
     fronted: Fronted, others_work: bool
 ) -> None:
+    if not others_work:
+        # Nobody can tell the server then that its reader is gone.
+        fronted.server_sees_dead_readers_itself()
     process = fronted.behind.capture_process()
     try:
         until(lambda: streams(fronted.source))
@@ -89,7 +91,7 @@ def test_stream_that_falls_silent_is_given_up_and_the_next_start_goes_on(
     assert time.monotonic() - began < NOTICED
     assert process.returncode == SourceUnavailable.exit_code, errors
     assert "fallen silent" in errors or "nothing has come from it" in errors
-    until(lambda: slot_is_free(fronted.source))
+    fronted.source.wait_for_free_slot()
     fronted.front.swallow_open()
     fronted.behind.catch_up()
     assert_same_as_source(fronted.source)
@@ -133,6 +135,8 @@ def test_snapshot_that_falls_silent_is_given_up_and_goes_on_at_the_next_start(fr
     source.sql("ALTER TABLE tickets ADD filling text")
     source.sql("INSERT INTO tickets SELECT g, 'more', repeat('x', 2000) FROM generate_series(1000, 9000) g")
     fronted.behind.overrides |= {"snapshot_rows_per_second": 2000, "snapshot_fetch_bytes": 65536}
+    # The first of the two dead sessions that is noticed ends capture.
+    fronted.server_sees_dead_readers_itself()
     process = fronted.behind.capture_process()
     reading = "SELECT FROM pg_stat_activity WHERE query LIKE 'COPY%tickets%' AND xact_start IS NOT NULL"
     try:
@@ -143,7 +147,7 @@ def test_snapshot_that_falls_silent_is_given_up_and_goes_on_at_the_next_start(fr
         process.kill()
     assert process.returncode == SourceUnavailable.exit_code, errors
     assert "nothing has come from it" in errors or "fallen silent" in errors
-    until(lambda: slot_is_free(source))
+    source.wait_for_free_slot()
     del fronted.behind.overrides["snapshot_rows_per_second"]
     fronted.behind.catch_up()
     assert folded(source.events(), "tickets") == source.rows("tickets", (*COLUMNS, "filling"))
@@ -181,7 +185,8 @@ def test_terminated_session_ends_capture_and_the_next_start_goes_on(
         )
         _, errors = process.communicate(timeout=NOTICED)
         assert process.returncode == SourceUnavailable.exit_code, errors
-        assert "terminating connection due to administrator command" in errors
+        if what == "walsender":
+            assert "terminating connection due to administrator command" in errors
     finally:
         process.kill()
     tickets.sql("UPDATE tickets SET v = 'newer' WHERE id > 400")

@@ -27,6 +27,7 @@ def tickets(source: SourceUnderTest) -> SourceUnderTest:
     source.catch_up()
     source.sql("UPDATE tickets SET v = 'seen' WHERE id = 3")
     source.catch_up()
+    source.wait_for_free_slot()
     return source
 
 

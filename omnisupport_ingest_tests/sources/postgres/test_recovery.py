@@ -267,6 +267,7 @@ def test_lease_of_a_killed_process_is_free(tickets: SourceUnderTest) -> None:
 
 def test_dropped_slot_is_a_hole_and_a_new_epoch_repairs_it(tickets: SourceUnderTest) -> None:
     tickets.catch_up()
+    tickets.wait_for_free_slot()
     tickets.sql(f"SELECT pg_drop_replication_slot('{tickets.slot}')", "DELETE FROM tickets WHERE id < 50")
     with pytest.raises(HoleInSource, match="is gone"):
         tickets.catch_up()
@@ -294,6 +295,7 @@ def test_source_with_another_last_transaction_is_a_hole_at_every_start(tickets: 
 
 def test_slot_made_anew_by_somebody_is_a_hole(tickets: SourceUnderTest) -> None:
     tickets.catch_up()
+    tickets.wait_for_free_slot()
     tickets.sql(
         f"SELECT pg_drop_replication_slot('{tickets.slot}')",
         "DELETE FROM tickets WHERE id < 50",
