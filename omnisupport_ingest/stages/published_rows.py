@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,9 @@ from omnisupport_ingest.stages.row_equality import (
     text,
 )
 from omnisupport_ingest.stages.workspace import Workspace
+
+
+_SCRATCH = "repair-"
 
 
 class LakeBehind(IngestError):
@@ -92,9 +96,12 @@ class PublishedLake:
     def pin(self) -> None:
         """Hold the tables as they are now. ``LakeBehind`` if what landed is not all in them.
 
-        To be called where nothing lands meanwhile.
+        To be called where nothing lands meanwhile, and nobody else repairs.
         """
         workspace, source = self._workspace, self._workspace.settings.source
+        for left in workspace.home.run.glob(f"{_SCRATCH}*"):
+            # Of a repair that was killed: it holds rows of the source.
+            shutil.rmtree(left, ignore_errors=True)
         pending = pending_windows(workspace, source)
         if pending.hole is not None:
             raise LakeBehind(
@@ -115,7 +122,7 @@ class PublishedLake:
     @contextmanager
     def rows(self, contract: TableContract) -> Iterator[PublishedRows]:
         """The rows of one table, as ``pin`` found it."""
-        with TemporaryDirectory(prefix="repair-", dir=self._workspace.home.run) as scratch:
+        with TemporaryDirectory(prefix=_SCRATCH, dir=self._workspace.home.run) as scratch:
             rows = PublishedRows(contract, self._files[contract.name], Path(scratch))
             try:
                 yield rows

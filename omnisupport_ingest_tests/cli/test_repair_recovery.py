@@ -82,6 +82,7 @@ def test_lost_slot_is_repaired_by_reading_what_differs_and_a_killed_repair_by_re
         *REPAIR, folder=tmp_path, variables=given | {VARIABLE: "landing.manifest.before@accounts-000005"}
     )
     assert died.returncode == -signal.SIGKILL, died.stderr
+    assert len(list((home / "run").glob("repair-*"))) == 1
     run("capture", "--once")
     ended, accounts = set(), dict[str, int]()
     for batch in LandingStore(home / "landing", bank.SOURCE).manifests():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from datetime import datetime
 
 from psycopg2.extensions import connection as Connection
@@ -211,7 +212,10 @@ class Capture:
             lake.pin()
             dsn = source_dsn(self._settings, self._home)
             epoch = self._new_epoch(dsn, reason)
-            snapshots = self._snapshots(dsn, epoch, self._published(epoch))
+            published = self._published(epoch)
+            with closing(connect(dsn)) as connection:
+                published.begin(connection)
+            snapshots = self._snapshots(dsn, epoch, published)
             for table in self._tables:
                 with lake.rows(table) as rows:
                     recovered = snapshots.recover(table, rows, reason, stop)
@@ -254,13 +258,16 @@ class Capture:
             return self._after_hole(dsn, connection, hole)
 
     def _after_hole(self, dsn: str, connection: Connection, hole: HoleInSource) -> EpochRecord:
-        """The new epoch after ``hole``, where the settings leave that to us; else ``hole`` is raised.
+        """The epoch to go on in after ``hole``, where the settings leave that to us; else ``hole`` is raised.
 
-        One of single tables needs no new epoch: the next start has them read.
+        A new one, but after a hole in single tables: those are read again.
         """
         by_itself = self._settings.snapshot_mode is SnapshotMode.WHEN_NEEDED
-        if not by_itself or isinstance(hole, (AnotherSource, TableInterrupted)):
+        if not by_itself or isinstance(hole, AnotherSource):
             raise hole
+        if isinstance(hole, TableInterrupted):
+            self._ask_to_read(hole)
+            return self._prepared(dsn, connection)
         _log.warning("%s A new epoch begins, as the snapshot mode is when_needed.", hole.problem)
         self._new_epoch(dsn, hole.problem)
         return self._prepared(dsn, connection)
@@ -291,11 +298,14 @@ class Capture:
         except TableInterrupted as interrupted:
             if self._settings.snapshot_mode is not SnapshotMode.WHEN_NEEDED:
                 raise
-            _log.warning("%s It is read again, as the snapshot mode is when_needed.", interrupted.problem)
-            requests = SnapshotRequests(self._store.folder)
-            for name in interrupted.tables:
-                requests.write(name, interrupted.problem)
+            self._ask_to_read(interrupted)
             published.begin(connection)
+
+    def _ask_to_read(self, interrupted: TableInterrupted) -> None:
+        _log.warning("%s It is read again, as the snapshot mode is when_needed.", interrupted.problem)
+        requests = SnapshotRequests(self._store.folder)
+        for name in interrupted.tables:
+            requests.write(name, interrupted.problem)
 
     def _require_ready(self, dsn: str, slot: ExpectedSlot) -> None:
         require_ready(self._findings(dsn, slot))
