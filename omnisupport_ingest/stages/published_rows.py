@@ -23,7 +23,6 @@ from omnisupport_ingest.stages.row_equality import (
 )
 from omnisupport_ingest.stages.workspace import Workspace
 
-
 _SCRATCH = "repair-"
 
 
