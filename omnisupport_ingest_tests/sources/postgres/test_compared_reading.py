@@ -1,7 +1,4 @@
-"""Repair by recovery: what the lake has already is not read again, and the end is the source's state.
-
-The lake is what the plainest fold leaves of the landed events, in the form of a published table.
-"""
+"""Repair by recovery: what the lake has already is not read again, and the end is the source's state."""
 
 from __future__ import annotations
 
@@ -11,8 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from omnisupport_ingest.contracts.model import TableContract
@@ -23,8 +18,8 @@ from omnisupport_ingest.sources.postgres.compared_reading import Recovered
 from omnisupport_ingest.sources.postgres.errors import CaptureRunning, HoleInSource
 from omnisupport_ingest.sources.postgres.lease import Lease
 from omnisupport_ingest.stages.published_rows import PublishedRows
+from omnisupport_ingest_tests.sources.postgres.folded_lake import FoldedLake
 from omnisupport_ingest_tests.sources.postgres.source_under_test import (
-    UNRESOLVED,
     SourceUnderTest,
     contract,
     folded,
@@ -33,42 +28,6 @@ from omnisupport_ingest_tests.sources.postgres.source_under_test import (
 COLUMNS = ("id", "a", "b")
 REASON = "the slot was dropped"
 LONG = "(SELECT string_agg(md5(random()::text), '') FROM generate_series(1, 200))"
-
-
-class FoldedLake:
-    """The tables of a lake that has taken in all that landed when it was pinned."""
-
-    def __init__(self, source: SourceUnderTest, scratch: Path) -> None:
-        self._source, self._scratch = source, scratch
-
-    def pin(self) -> None:
-        events = self._source.events()
-        for table in self._source.tables:
-            rows = folded(events, table.table)
-            columns = {
-                name: [None if row[name] is UNRESOLVED else row[name] for row in rows.values()]
-                for name in table.column_names
-            }
-            unresolved = [[name for name in row if row[name] is UNRESOLVED] for row in rows.values()]
-            made = {
-                **{name: pa.array(values, pa.string()) for name, values in columns.items()},
-                "_cdc_key": pa.array(list(rows), pa.string()),
-                "_cdc_is_deleted": pa.array([False] * len(rows), pa.bool_()),
-                "_cdc_unresolved": pa.array(unresolved, pa.list_(pa.string())),
-                "_cdc_exact": pa.array([[]] * len(rows), pa.map_(pa.string(), pa.string())),
-            }
-            pq.write_table(pa.table(made), self._file(table))
-
-    @contextmanager
-    def rows(self, table: TableContract) -> Iterator[PublishedRows]:
-        scratch = self._scratch / f"{table.name}-{random.random()}"
-        scratch.mkdir()
-        rows = PublishedRows(table, [str(self._file(table))], scratch)
-        yield rows
-        rows.close()
-
-    def _file(self, table: TableContract) -> Path:
-        return self._scratch / f"{table.name}.parquet"
 
 
 @pytest.fixture

@@ -17,11 +17,13 @@ from psycopg2.extensions import parse_dsn
 from omnisupport_ingest.landing.accepted_losses import AcceptedLosses
 from omnisupport_ingest.landing.completeness import incomplete_now
 from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.sources.postgres.compared_reading import Recovered
 from omnisupport_ingest.sources.postgres.connection import connect_replication
 from omnisupport_ingest.sources.postgres.errors import HoleInSource, PreflightFailed
 from omnisupport_ingest.sources.postgres.same_server import connect_to_source
 from omnisupport_ingest.sources.postgres.server import current_wal_lsn
 from omnisupport_ingest_tests.sources.postgres.copied_server import CopiedServer
+from omnisupport_ingest_tests.sources.postgres.folded_lake import FoldedLake
 from omnisupport_ingest_tests.sources.postgres.shop_facts import until
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract, folded
 
@@ -115,8 +117,10 @@ def test_transactions_below_the_fork_keep_their_epoch_and_are_in_the_lake_once(p
     assert [event.key for event in source.changes() if event.epoch == 2] == ['["9"]']
 
 
-@pytest.mark.parametrize("mode", ["resnapshot", "accept-loss"])
-def test_transactions_that_the_fail_over_lost_do_not_stay_in_the_lake_silently(pair: Pair, mode: str) -> None:
+@pytest.mark.parametrize("mode", ["resnapshot", "recovery", "accept-loss"])
+def test_transactions_that_the_fail_over_lost_do_not_stay_in_the_lake_silently(
+    pair: Pair, mode: str, tmp_path: Path
+) -> None:
     source = pair.source
     source.sql("UPDATE tickets SET v = 'kept' WHERE id = 1")
     pair.in_step()
@@ -132,11 +136,16 @@ def test_transactions_that_the_fail_over_lost_do_not_stay_in_the_lake_silently(p
     pair.standby.start()
     fork = pair.fail_over()
     refused(source)
-    accepted_by = "anna" if mode == "accept-loss" else None
-    source.capture().begin_new_epoch("failed over", loss_accepted_by=accepted_by)
+    if mode == "recovery":
+        lake, told = FoldedLake(source, tmp_path), list[Recovered]()
+        source.capture().recover("failed over", lake, threading.Event(), told.append)
+        assert [(each.read_again, each.ended) for each in told] == [(1, 1)]
+    else:
+        accepted_by = "anna" if mode == "accept-loss" else None
+        source.capture().begin_new_epoch("failed over", loss_accepted_by=accepted_by)
     source.catch_up()
     assert any(event.commit_lsn >= fork.value for event in source.changes() if event.epoch == 1)
-    if mode == "resnapshot":
+    if mode != "accept-loss":
         same_as_source(source)
     else:
         assert folded(source.events(), "tickets")['["21"]']["v"] == "lost"
