@@ -10,6 +10,8 @@ PARITY_INSTALLED := $(PARITY)/.installed
 ARGS ?=
 SEEDS ?= 200
 START ?= 0
+# A file is one process's; in the order in which conftest.py puts them, the longest first.
+PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 POSTGRES_15 ?= /usr/lib/postgresql/15
 
 .DEFAULT_GOAL := help
@@ -28,16 +30,16 @@ up: $(INSTALLED) ## Run the platform with the Dagster UI until Ctrl-C (ARGS="--w
 
 .PHONY: test
 test: $(INSTALLED) ## Run the tests but the slow ones (ARGS="-k capture")
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 .PHONY: test-slow
 test-slow: $(INSTALLED) ## Run the slow tests
-	$(BIN)/python -m pytest -m slow -n 2 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -m slow $(PARALLEL) $(ARGS)
 
 .PHONY: test-servers
 test-servers: $(INSTALLED) ## Run the tests of capture on PostgreSQL 16 (wheel) and 15 (Debian's; POSTGRES_15=folder)
-	$(BIN)/python -m pytest -n 2 --dist loadfile --postgres 16 omnisupport_ingest_tests/sources/postgres $(ARGS)
-	$(BIN)/python -m pytest -n 2 --dist loadfile --postgres $(POSTGRES_15) omnisupport_ingest_tests/sources/postgres $(ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) --postgres 16 omnisupport_ingest_tests/sources/postgres $(ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) --postgres $(POSTGRES_15) omnisupport_ingest_tests/sources/postgres $(ARGS)
 
 .PHONY: test-huge
 test-huge: $(INSTALLED) ## Take in transactions of ten million rows (3.5 GB of disk)
