@@ -10,7 +10,7 @@ PARITY_INSTALLED := $(PARITY)/.installed
 ARGS ?=
 SEEDS ?= 200
 START ?= 0
-# A file is one process's; in the order in which conftest.py puts them, the longest first.
+# A file is one process's; they come in the order in which conftest.py puts them.
 PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 POSTGRES_15 ?= /usr/lib/postgresql/15
 

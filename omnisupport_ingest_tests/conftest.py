@@ -36,19 +36,27 @@ def pytest_configure(config: pytest.Config) -> None:
         embedded_binaries.DEFAULT_VERSION = str(server)
 
 
-_LONGEST_FIRST = ("proof", "stages", "recovery", "cdc", "cli", "sources", "defs", "runtime", "oracle")
-"""Rooms whose single tests take longest. With several processes the short ones fill the gaps at the end."""
+_BUSY = frozenset(("proof", "stages", "recovery", "cdc", "cli", "defs", "oracle"))
+"""Rooms whose tests keep the cores busy, with Spark above all."""
+
+_WAITING = frozenset(("sources", "runtime"))
+"""Rooms whose tests wait for servers and processes most of the time."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the long tests; the order within a room stays."""
+    """Spread the files that wait evenly among the busy ones, so that several processes use the cores well.
+
+    The short tests come last and fill the gaps at the end; the longest test of all comes first.
+    """
     here = Path(__file__).parent
-
-    def turn(item: pytest.Item) -> int:
-        room = item.path.relative_to(here).parts[0]
-        return _LONGEST_FIRST.index(room) if room in _LONGEST_FIRST else len(_LONGEST_FIRST)
-
-    items.sort(key=turn)
+    files = list(dict.fromkeys(item.path for item in items))
+    rooms = {file: file.relative_to(here).parts[0] for file in files}
+    turns: dict[Path, float] = {}
+    for room_names in (_BUSY, _WAITING):
+        of_these = [file for file in files if rooms[file] in room_names]
+        of_these.sort(key=lambda file: rooms[file] != "proof")
+        turns |= {file: turn / len(of_these) for turn, file in enumerate(of_these)}
+    items.sort(key=lambda item: turns.get(item.path, 1.0))
 
 
 # The suite is the same for everyone; `--hypothesis-profile=search` looks for new examples.
