@@ -15,12 +15,12 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from omnisupport_ingest.cdc import columnar
-from omnisupport_ingest.cdc.current_rows import TableEnds, current_groups
+from omnisupport_ingest.cdc.current_rows import current_groups
 from omnisupport_ingest.cdc.envelope import POSITION_TYPE
 from omnisupport_ingest.cdc.event_fold import ENDED, KEY
 from omnisupport_ingest.cdc.fold import by_group, shape_of
 from omnisupport_ingest.cdc.folded import folded_type, row_hash
-from omnisupport_ingest.cdc.life import Ending
+from omnisupport_ingest.cdc.table_ends import TableEnds
 from omnisupport_ingest.contracts.load import TableContract
 from omnisupport_ingest.contracts.spark_types import spark_schema
 
@@ -96,7 +96,7 @@ def current_state(
     gone. ``partitions``: as in ``fold.fold_events``. Rows that the source deleted before ``deleted_since``
     (null: none) are left out; a row that is only marked as deleted is still there, and stays.
     """
-    ends, moved = _whole_table(rows)
+    ends, moved = _keyless(rows)
     keyed = rows.where(F.col("_cdc_kind").isin(KEY, ENDED)).select(
         *(f"`{name}`" for name in folded_type(contract).names)
     )
@@ -117,19 +117,24 @@ def _ended_before(moment: datetime) -> Column:
     return F.col("_ended") & (F.col("_ended_time") < F.timestamp_micros(F.lit(micros)))
 
 
-def _whole_table(rows: DataFrame) -> tuple[TableEnds, bool]:
-    """What speaks of the whole table, and whether any key change ended a life that is still needed."""
-    place = F.struct("_cdc_position", F.unix_micros("_cdc_source_ts").alias("at"), "_cdc_doubt")
+def _keyless(rows: DataFrame) -> tuple[TableEnds, bool]:
+    """The truncates and boundaries, and whether any key change ended a life that is still needed."""
+    place = F.struct("_cdc_position", F.unix_micros("_cdc_source_ts").alias("at"), "_cdc_doubt", "_cdc_scope")
     spoken = rows.where(F.col("_cdc_kind") != KEY).agg(
         F.count_if(F.col("_cdc_kind") == ENDED),
         F.collect_set(F.when(F.col("_cdc_kind") != ENDED, place)),
     )
     moved, places = spoken.collect()[0]
-    endings = {Ending(tuple(row["_cdc_position"]), row["at"]) for row in places if row["_cdc_doubt"] is None}
-    # An accepted one voids a quarantined one at its position.
-    accepted = {each.position for each in endings}
-    doubts = {tuple(row["_cdc_doubt"]) for row in places if row["_cdc_doubt"] is not None} - accepted
-    return TableEnds(tuple(sorted(endings)), tuple(sorted(doubts))), bool(moved)
+    told = (
+        (
+            tuple(row["_cdc_position"]),
+            row["at"],
+            None if row["_cdc_doubt"] is None else tuple(row["_cdc_doubt"]),
+            row["_cdc_scope"],
+        )
+        for row in places
+    )
+    return TableEnds.told(told), bool(moved)
 
 
 def followed(lives: DataFrame, contract: TableContract) -> DataFrame:

@@ -27,23 +27,12 @@ from omnisupport_ingest.cdc.life import (
     merge,
 )
 from omnisupport_ingest.cdc.row_fold import Folded, groups_of, lives_of
+from omnisupport_ingest.cdc.table_ends import TableEnds
 
 EXISTENCE = "*"
 """Stands among the unresolved columns where a quarantined delete leaves open whether the row exists."""
 
 _LIVING = pa.array(["c", "u", "r"])
-
-
-@dataclass(frozen=True, slots=True)
-class TableEnds:
-    """What speaks of a whole table: accepted truncates and boundaries, and quarantined ones."""
-
-    endings: tuple[Ending, ...] = ()
-    doubts: tuple[Position, ...] = ()
-
-    @property
-    def last(self) -> Position | None:
-        return max((*(each.position for each in self.endings), *self.doubts), default=None)
 
 
 def current_groups(
@@ -77,16 +66,20 @@ def _split(
     """Rows that are a key's state as they stand, and the groups of rows that are not.
 
     A row stands for itself if it is its key's only one, is alive at its last event, owes nothing
-    to another key, and no truncate or boundary lies above its first event.
+    to another key, and no truncate or boundary that reaches it lies above its first event.
     """
     stands = pc.and_(
         pc.equal(table["_cdc_kind"], KEY), pc.is_in(table["_cdc_op"], value_set=_LIVING)
     ).to_numpy(zero_copy_only=False)
     for name in ("_cdc_doubt", "_cdc_moved_from_key"):
         stands &= table[name].is_null().to_numpy()
-    last = ends.last
-    if last is not None:
-        stands &= ~_below(columnar.one_chunk(table["_cdc_first"]), last)
+    first = columnar.one_chunk(table["_cdc_first"])
+    if ends.last is not None:
+        stands &= ~_below(first, ends.last)
+    if ends.last_ranged is not None:
+        below = np.flatnonzero(stands & _below(first, ends.last_ranged))
+        keys = table["_cdc_key"].take(pa.array(below)).to_pylist()
+        stands[[row for row, key in zip(below, keys, strict=True) if ends.reach(key)]] = False
     plain, rest = [], []
     for members in groups.values():
         if len(members) == 1 and stands[members[0]]:
@@ -162,12 +155,13 @@ class _Lives:
         self.sources = {name: [] for name in self.shape.plain}
 
     def add_key(self, members: Sequence[int]) -> None:
-        keyed, ends = lives_of(self.folded, members)
+        keyed, ended = lives_of(self.folded, members)
+        ends = self.ends.of(self.folded.key[members[0]])
         if keyed:
-            self._add(KEY, keyed, None)
-        for end in sorted(ends):
-            if not self._hidden(keyed, ends[end], end):
-                self._add(ENDED, ends[end], end)
+            self._add(KEY, keyed, None, ends)
+        for end in sorted(ended):
+            if not self._hidden(keyed, ended[end], end):
+                self._add(ENDED, ended[end], end, ends)
 
     def table(self) -> pa.Table:
         given = self.folded.table
@@ -217,15 +211,16 @@ class _Lives:
                 return True
         return False
 
-    def _add(self, kind: str, members: Sequence[int], ended_at: Position | None) -> None:
+    def _add(self, kind: str, members: Sequence[int], ended_at: Position | None, ends: TableEnds) -> None:
         folded = self.folded
         life = merge([folded.parts[row] for row in members], folded.rank)
-        endings = sorted([*life.deletes, *self._reaching(life, ended_at)])
+        reaching = (each for each in ends.endings if _reaches(each.position, life, ended_at))
+        endings = sorted([*life.deletes, *reaching])
         ending = next((each for each in endings if life.alive is None or each.position > life.alive), None)
         if kind == ENDED and ending is not None:
             return
         begins = life_begins(life.alive, _start(life), endings)
-        doubted = self._doubted(life, ended_at, ending)
+        doubted = _doubted(life, [each for each in ends.doubts if _reaches(each, life, ended_at)], ending)
         cells = {
             name: cell
             for name, cell in folded.cells(members, begins).items()
@@ -242,21 +237,6 @@ class _Lives:
         if ending is None and doubted is not None and (settled is None or doubted >= settled):
             self.unresolved[-1].append(EXISTENCE)
         self._add_origin(life, begins, doubted)
-
-    def _reaching(self, life: Life, ended_at: Position | None) -> list[Ending]:
-        return [each for each in self.ends.endings if _reaches(each.position, life, ended_at)]
-
-    def _doubted(self, life: Life, ended_at: Position | None, ending: Ending | None) -> Position | None:
-        """The latest doubt that bears on this life: a life that has ended is not ended again."""
-        doubts = [each for each in self.ends.doubts if _reaches(each, life, ended_at)]
-        if life.doubting is not None and life.doubting.doubt is not None:
-            doubts.append(life.doubting.doubt)
-        found = None
-        for doubt in doubts:
-            in_time = ending is None or doubt < ending.position
-            if in_time or (life.alive is not None and doubt < life.alive):
-                found = latest(found, doubt)
-        return found
 
     def _add_cells(self, cells: dict[str, Cell], row: int) -> None:
         unresolved, open_columns = [], []
@@ -284,8 +264,21 @@ class _Lives:
             self.from_at.append(None if old_key is None else just_below(start))
 
 
+def _doubted(life: Life, doubts: list[Position], ending: Ending | None) -> Position | None:
+    """The latest of ``doubts``, and of the life's own, that bears on it: one that has ended is not ended
+    again."""
+    if life.doubting is not None and life.doubting.doubt is not None:
+        doubts.append(life.doubting.doubt)
+    found = None
+    for doubt in doubts:
+        in_time = ending is None or doubt < ending.position
+        if in_time or (life.alive is not None and doubt < life.alive):
+            found = latest(found, doubt)
+    return found
+
+
 def _reaches(end: Position, life: Life, ended_at: Position | None) -> bool:
-    """Whether an end of the whole table comes after the life's first event and before its end."""
+    """Whether a truncate or boundary comes after the life's first event and before its end."""
     first = life.first.first
     return first is not None and end > first and (ended_at is None or end < ended_at)
 

@@ -108,9 +108,13 @@ class Events:
             found[place].append(row)
         return found
 
+    def after(self, row: int) -> str | None:
+        text: str | None = self._after[row].as_py()
+        return text
+
     def carried(self, row: int) -> Mapping[str, Any]:
         """The columns that the event carried, by name; an image that cannot be read carried none."""
-        image = read_image(self._after[row].as_py()) or {}
+        image = read_image(self.after(row)) or {}
         return with_unsent(image, self._unchanged[row].as_py(), self._before[row].as_py())
 
     def rank(self, row: int) -> tuple[Any, ...]:
@@ -125,17 +129,21 @@ class Events:
 
 
 def _keyless(events: Events, window: str, members: Sequence[int], rows: _Rows) -> None:
-    """Truncates and boundaries, each once; one in quarantine leaves doubt where it would end lives."""
+    """Truncates and boundaries, each once; one in quarantine leaves doubt where it would end lives.
+
+    A boundary carries the range of keys that it ends as its ``after``, none where it ends all.
+    """
     kinds = {"t": TRUNCATE, "b": BOUNDARY}
-    chosen: dict[tuple[str, Position], int] = {}
+    chosen: dict[tuple[str, Position, str | None], int] = {}
     for row in members:
         if events.op[row] in kinds:
-            place = (kinds[events.op[row]], events.position[row])
+            kind = kinds[events.op[row]]
+            place = (kind, events.position[row], events.after(row) if kind == BOUNDARY else None)
             if place not in chosen or events.rank(row) > events.rank(chosen[place]):
                 chosen[place] = row
-    for (kind, position), row in chosen.items():
+    for (kind, position, scope), row in chosen.items():
         part = Part(row, position, position, doubt=position if events.hole[row] else None)
-        rows.add(window, kind, None, None, merge([part], events.rank), Cells({}))
+        rows.add(window, kind, None, None, merge([part], events.rank), Cells({}), scope)
 
 
 def _keyed(events: Events, window: str, key: str, members: Sequence[int], rows: _Rows, shape: Shape) -> None:
@@ -232,6 +240,7 @@ class _Rows:
     ended_at: list[Position | None] = field(default_factory=list)
     lives: list[Life | None] = field(default_factory=list)
     cells: list[Cells] = field(default_factory=list)
+    scope: list[str | None] = field(default_factory=list)
 
     def add(
         self,
@@ -241,6 +250,7 @@ class _Rows:
         ended_at: Position | None,
         life: Life | None,
         cells: Cells,
+        scope: str | None = None,
     ) -> None:
         self.window.append(window)
         self.kind.append(kind)
@@ -248,6 +258,7 @@ class _Rows:
         self.ended_at.append(ended_at)
         self.lives.append(life)
         self.cells.append(cells)
+        self.scope.append(scope)
 
     def table(self, events: pa.Table) -> pa.Table:
         """The folded rows; ``events`` is where the rows of their lives stand."""
@@ -285,6 +296,7 @@ class _Rows:
             "_cdc_vouched": columnar.take(
                 at, [_row(life.vouching) if life is not None else None for life in lives]
             ),
+            "_cdc_scope": pa.array(self.scope, pa.string()),
             "_cdc_column_positions": columnar.position_maps([cells.apart for cells in self.cells]),
             "_cdc_unresolved": columnar.text_lists([cells.unresolved for cells in self.cells]),
             "_cdc_batch_id": columnar.take(events["batch_id"], last),

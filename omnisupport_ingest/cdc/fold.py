@@ -4,10 +4,11 @@ It may be taken in parts, in any order, any number of times (the algebra is in `
 groups and types; the folding itself is plain Python on Arrow batches (``event_fold``, ``row_fold``),
 which costs a tenth of the same in column expressions: a wide table's state is thousands of them.
 
-Rows of kind ``truncate`` and ``boundary`` have no key: they end the life of every key of the table
-with a lower position. Rows of kind ``ended`` keep the life that a key change ended, for the new key
-takes unsent columns from it. These rows alone are not free of order: a part that folded events of
-the old key from both sides of the change, before the change was known, kept only the later ones.
+Rows of kind ``truncate`` and ``boundary`` have no key: they end the life of every key of the table,
+or of a range of its keys, with a lower position. Rows of kind ``ended`` keep the life that a key change
+ended, for the new key takes unsent columns from it. These rows alone are not free of order: a part that
+folded events of the old key from both sides of the change, before the change was known, kept only the
+later ones.
 Within a window that cannot happen (what is appended lies above what is there, else the window is
 folded again from its events); across windows ``current`` finds it and leaves the column unresolved.
 """

@@ -11,6 +11,7 @@
                            or boundary its own position, if it is in quarantine itself
 ``_cdc_vouched``           position of the latest accepted event that leaves the key alive: it, or a new
                            life, settles a doubt below it
+``_cdc_scope``             on a boundary, the range of keys that it ends (``key_range``); null: the table
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ _STATE_FIELDS = [
     T.StructField("_cdc_deletes", T.ArrayType(DELETE_TYPE)),
     T.StructField("_cdc_doubt", POSITION_TYPE),
     T.StructField("_cdc_vouched", POSITION_TYPE),
+    T.StructField("_cdc_scope", T.StringType()),
     T.StructField("_cdc_column_positions", T.MapType(T.StringType(), POSITION_TYPE)),
     T.StructField("_cdc_unresolved", T.ArrayType(T.StringType())),
     T.StructField("_cdc_exact", T.MapType(T.StringType(), T.StringType())),
@@ -69,12 +71,14 @@ def row_hash(folded: DataFrame) -> Column:
 
     Maps have no order, so they are hashed as their sorted entries.
     """
-    parts: list[Column] = []
+    parts: dict[str, Column] = {}
     for field in folded.schema.fields:
         if field.name in ("_cdc_batch_id", "_cdc_ingested_at"):
             continue
         column = F.col(f"`{field.name}`")
-        parts.append(F.array_sort(F.map_entries(column)) if isinstance(field.dataType, T.MapType) else column)
-    nulls = F.concat_ws("", *(F.when(part.isNull(), "1").otherwise("0") for part in parts))
-    # A hash skips NULLs, so which columns are NULL is hashed with them.
-    return F.xxhash64(nulls, *parts)
+        is_map = isinstance(field.dataType, T.MapType)
+        parts[field.name] = F.array_sort(F.map_entries(column)) if is_map else column
+    # A hash skips NULLs, so which columns are NULL is hashed with them. The scope came later: without one
+    # a row has the hash that it had before.
+    told = (F.when(part.isNull(), "1").otherwise("0") for name, part in parts.items() if name != "_cdc_scope")
+    return F.xxhash64(F.concat_ws("", *told), *parts.values())

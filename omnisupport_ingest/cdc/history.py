@@ -22,6 +22,7 @@ from omnisupport_ingest.cdc.folded import row_hash
 from omnisupport_ingest.cdc.history_rows import TableEvent, history_groups
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.spark_types import spark_schema
+from omnisupport_ingest.key_range import KeyRange
 
 _INTERVAL = [
     T.StructField("_cdc_valid_from", T.TimestampType()),
@@ -106,20 +107,27 @@ def _whole_table(known: DataFrame) -> tuple[tuple[TableEvent, ...], bool]:
         F.unix_micros("source_ts"),
         "batch_id",
         F.unix_micros("landed_at"),
+        # A boundary's range of keys; a truncate carries nothing.
+        "after",
     )
     moved, told = known.agg(
         F.count_if(F.col("op") == LEFT), F.collect_set(F.when(F.col("op").isin("t", "b"), spoken))
     ).collect()[0]
-    ends = [TableEvent(tuple(position), *facts) for position, *facts in told]
+    ends = [
+        TableEvent(
+            tuple(position), op, hole, at, batch, landed, None if scope is None else KeyRange.parse(scope)
+        )
+        for position, op, hole, at, batch, landed, scope in told
+    ]
     accepted = {end.position for end in ends if not end.hole}
     chosen = {
-        (end.position, end.op): end
+        (end.position, end.op != "t", "" if end.scope is None else end.scope.text): end
         # Copies differ in their batch alone; whichever came first, the same one is chosen.
         for end in sorted(ends, key=lambda end: (end.landed_at or 0, end.batch_id or ""))
         # An accepted one voids a quarantined one at its position.
         if not (end.hole and end.position in accepted)
     }
-    return tuple(chosen[place] for place in sorted(chosen, key=lambda at: (at[0], at[1] != "t"))), bool(moved)
+    return tuple(chosen[place] for place in sorted(chosen)), bool(moved)
 
 
 def _finished(versions: DataFrame, contract: TableContract) -> DataFrame:

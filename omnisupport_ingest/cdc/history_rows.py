@@ -19,6 +19,7 @@ from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.cdc.current_rows import EXISTENCE
 from omnisupport_ingest.cdc.event_fold import ENDED, KEY, LEFT, Events, Shape, key_columns
 from omnisupport_ingest.cdc.life import Micros, Position, just_below
+from omnisupport_ingest.key_range import KeyRange
 
 MOVED = "moved"
 """What opens and what closes a version where the row's key changed: the halves of one update."""
@@ -30,7 +31,10 @@ last. The life that a key change takes its columns from is looked at just before
 
 @dataclass(frozen=True, slots=True)
 class TableEvent:
-    """A truncate or boundary: it ends every row below it, or, in quarantine (``hole``), leaves doubt."""
+    """A truncate or boundary: it ends every row below it, or, in quarantine (``hole``), leaves doubt.
+
+    ``scope``: the range of keys that it is about; null: all.
+    """
 
     position: Position
     op: str
@@ -38,6 +42,7 @@ class TableEvent:
     at: Micros
     batch_id: str | None
     landed_at: Micros | None
+    scope: KeyRange | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +88,14 @@ def history_groups(
     for row, key in enumerate(table["key"].to_pylist()):
         keys[key].append(row)
     places = [end.position for end in ends]
+    all_whole = all(end.scope is None for end in ends)
     for key, members in keys.items():
-        _Walk(events, key, shape, ends, places, rows).over(members)
+        if all_whole:
+            walk = _Walk(events, key, shape, ends, places, rows)
+        else:
+            reaching = [end for end in ends if end.scope is None or end.scope.holds(key)]
+            walk = _Walk(events, key, shape, reaching, [end.position for end in reaching], rows)
+        walk.over(members)
     yield from columnar.in_batches(rows.table())
 
 

@@ -50,19 +50,20 @@ def _keyless_once(table: pa.Table, groups: dict[tuple[str | None, ...], list[int
     if not members:
         return []
     rows = table.take(pa.array(members, pa.int64()))
-    places = zip(
-        rows["window"].to_pylist(),
-        rows["_cdc_kind"].to_pylist(),
-        columnar.positions(rows["_cdc_position"]),
-        columnar.positions(rows["_cdc_doubt"]),
-        strict=True,
-    )
-    chosen: dict[object, tuple[bool, int]] = {}
-    for row, (window, kind, position, doubt) in zip(members, places, strict=True):
-        # An accepted one voids a quarantined one at its position.
-        better = (doubt is None, row)
-        chosen[window, kind, position] = max(better, chosen.get((window, kind, position), better))
-    return [row for _, row in chosen.values()]
+    windows, positions = rows["window"].to_pylist(), columnar.positions(rows["_cdc_position"])
+    doubtful = [doubt is not None for doubt in columnar.positions(rows["_cdc_doubt"])]
+    accepted = {
+        (window, at) for window, at, doubt in zip(windows, positions, doubtful, strict=True) if not doubt
+    }
+    chosen: dict[object, int] = {}
+    kinds, scopes = rows["_cdc_kind"].to_pylist(), rows["_cdc_scope"].to_pylist()
+    for row, window, kind, position, scope, doubt in zip(
+        members, windows, kinds, positions, scopes, doubtful, strict=True
+    ):
+        # An accepted one voids what is in quarantine at its position.
+        if not doubt or (window, position) not in accepted:
+            chosen[window, kind, position, scope, doubt] = row
+    return [*chosen.values()]
 
 
 class Folded:
@@ -229,6 +230,7 @@ class _Merged:
             "_cdc_vouched": columnar.take(
                 given["_cdc_vouched"], [_row(life.vouching) for life in self.lives]
             ),
+            "_cdc_scope": pa.nulls(len(self.kind), pa.string()),
             "_cdc_column_positions": columnar.position_maps(self.column_positions),
             "_cdc_unresolved": columnar.text_lists(self.unresolved),
             "_cdc_exact": columnar.text_maps(self.exact),

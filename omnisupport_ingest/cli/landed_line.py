@@ -23,8 +23,10 @@ def _of_snapshot(chunk: ChunkSpan, rows: int) -> str | None:
 
     if chunk.snapshot_id == SCHEMA_ONLY:
         return f"Landed the form of {chunk.table}"
+    # Lines go to logs, and keys may be personal.
+    of = chunk.table if chunk.scope is None else f"a range of {chunk.table}"
     if chunk.boundary:
-        return f"Landed all of the snapshot of {chunk.table}" if chunk.chunk > 1 else None
+        return f"Landed all of the snapshot of {of}" if chunk.chunk > 1 else None
     whole = chunk.chunk == 0 and chunk.end is None
     which = "" if whole else f", chunk {chunk.chunk + 1}"
-    return f"Landed the snapshot of {chunk.table}{which}: {rows:,} rows"
+    return f"Landed the snapshot of {of}{which}: {rows:,} rows"

@@ -83,7 +83,8 @@ def in_words(batch: Manifest) -> Iterator[str]:
 
 def _what(batch: Manifest) -> str:
     if batch.chunk is not None:
-        of = f"the snapshot of {batch.chunk.table}"
+        scope = "" if batch.chunk.scope is None else f", keys {batch.chunk.scope}"
+        of = f"the snapshot of {batch.chunk.table}{scope}"
         return f"the boundary that ends {of}" if batch.chunk.boundary else f"{batch.rows:,} rows of {of}"
     if batch.file is not None:
         return f"a delivery of files, {batch.rows:,} events"

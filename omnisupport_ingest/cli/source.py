@@ -10,12 +10,11 @@ import click
 
 from omnisupport_ingest.cli.opening import existing_home, open_settings
 from omnisupport_ingest.cli.slot_left import size_text
-from omnisupport_ingest.cli.source_opening import open_source_dsn
+from omnisupport_ingest.cli.source_opening import contracted_tables, open_source_dsn
 from omnisupport_ingest.cli.source_repair import repair
+from omnisupport_ingest.cli.source_snapshot import snapshot
 
 if TYPE_CHECKING:
-    from omnisupport_ingest.contracts.model import TableContract
-    from omnisupport_ingest.settings import Settings
     from omnisupport_ingest.sources.postgres.drop import Leaving
 
 NOT_WELL = 1
@@ -34,6 +33,7 @@ def source() -> None:
 
 
 source.add_command(repair)
+source.add_command(snapshot)
 
 
 @source.command()
@@ -59,7 +59,7 @@ def grants(role: str | None, database: str | None) -> None:
         database = DATABASE if dsn is None else dsn_parts(dsn.get_secret_value()).get("dbname")
     if database is None:
         raise click.UsageError("OMNISUPPORT_SOURCE_DSN names no database; give its name as --database.")
-    click.echo(grants_sql(role or DEFAULT_ROLE, database, settings.publication, _tables(settings)))
+    click.echo(grants_sql(role or DEFAULT_ROLE, database, settings.publication, contracted_tables(settings)))
 
 
 @source.command()
@@ -88,7 +88,7 @@ def status(as_json: bool) -> int:
     from omnisupport_ingest.sources.postgres.status import source_status
 
     settings = open_settings()
-    tables = _tables(settings)
+    tables = contracted_tables(settings)
     home = existing_home(settings)
     found = source_status(open_source_dsn(settings, home), settings, home, tables)
     if as_json:
@@ -180,48 +180,12 @@ def restart(reason: str) -> None:
     settings = open_settings()
     home = existing_home(settings)
     # The start reads them: a capture that runs is not ended for contracts that it cannot read.
-    _tables(settings)
+    contracted_tables(settings)
     folder = LandingStore(home.landing, settings.source).folder
     before = ask_for_restart(home.run, folder, settings.source, reason)
     click.echo(f"Asked process {before.pid} to start again …", err=True)
     after = wait_for_restart(folder, settings.source, before, seconds=_RESTART_SECONDS)
     click.echo(f"{settings.source} is captured again by process {after.pid}, it goes on where it stopped.")
-
-
-@source.command()
-@click.argument("tables", nargs=-1, required=True, metavar="TABLE...")
-@click.option("--reason", default="", help="Why; stands in the snapshot's plan.")
-def snapshot(tables: tuple[str, ...], reason: str) -> None:
-    """Have all rows of one or more tables read again, while their changes go on being captured.
-
-    Rows that are no longer there count as deleted from then on. TABLE is the name of a contract. The capture
-    that follows the source begins within a second; if none runs, the next one does it. Until the stream
-    has passed what was read the table is incomplete, and `verify` refuses it: watch `source status`.
-
-    \b
-    Example:
-      omnisupport-ingest source snapshot tickets --reason "was out of the publication for an hour"
-    """
-    from omnisupport_ingest.landing.store import LandingStore
-    from omnisupport_ingest.sources.postgres.lease import Lease
-    from omnisupport_ingest.sources.postgres.snapshot_requests import SnapshotRequests
-
-    settings = open_settings()
-    home = existing_home(settings)
-    known = {table.name for table in _tables(settings)}
-    unknown = [name for name in tables if name not in known]
-    if unknown:
-        raise click.UsageError(
-            f"{settings.source} has no contract called {unknown[0]}. There is: {', '.join(sorted(known))}."
-        )
-    requests = SnapshotRequests(LandingStore(home.landing, settings.source).folder)
-    for name in tables:
-        asked = requests.write(name, reason)
-        click.echo(f"{name}: {'asked for.' if asked else 'was asked for already.'}")
-    if Lease.is_held(home.run, settings.source):
-        click.echo("Progress: omnisupport-ingest source status")
-    else:
-        click.echo("No capture is running; the next one reads them: omnisupport-ingest up")
 
 
 @source.command()
@@ -268,12 +232,3 @@ def _print_plan(plan: Leaving) -> None:
         click.echo(f"Publication {plan.publication}: goes; capture has made it, and no other slot uses it.")
     for each in plan.stays:
         click.echo(f"Stays: {each}")
-
-
-def _tables(settings: Settings) -> tuple[TableContract, ...]:
-    from omnisupport_ingest.contracts.load import default_contracts_dir, load_contracts
-    from omnisupport_ingest.sources.postgres.source_check import contracted_tables
-
-    return contracted_tables(
-        load_contracts(settings.contracts_dir or default_contracts_dir()), settings.source
-    )

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from omnisupport_ingest.cli.opening import open_home
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.settings import Settings
+
+if TYPE_CHECKING:
+    from omnisupport_ingest.contracts.model import TableContract
 
 
 def home_if_any(settings: Settings) -> Home | None:
@@ -33,3 +38,12 @@ def open_source_dsn(settings: Settings, home: Home | None) -> str | IngestError:
         return source_dsn(settings, home)
     except SourceUnavailable as error:
         return error
+
+
+def contracted_tables(settings: Settings) -> tuple[TableContract, ...]:
+    """The tables of the source that are captured, by the contracts of ``settings``."""
+    from omnisupport_ingest.contracts.load import default_contracts_dir, load_contracts
+    from omnisupport_ingest.sources.postgres import source_check
+
+    contracts = load_contracts(settings.contracts_dir or default_contracts_dir())
+    return source_check.contracted_tables(contracts, settings.source)

@@ -89,6 +89,7 @@ def _snapshot_document(under_way: SnapshotProgress) -> dict[str, object]:
     rate, left = under_way.rows_per_second, under_way.seconds_left
     return {
         "table": under_way.table,
+        "keys": under_way.scope,
         "reason": under_way.reason,
         "planned_at": _iso(under_way.planned_at),
         "chunks": under_way.chunks,
@@ -208,7 +209,8 @@ def _snapshot(under_way: SnapshotProgress) -> str:
     of = under_way
     rate = "" if of.rows_per_second is None else f", {of.rows_per_second:,.0f} rows/s"
     left = "" if of.seconds_left is None else f", about {_span(of.seconds_left)} left"
-    return f"{of.table}: {of.done} of {of.chunks} chunks, {of.rows:,} rows{rate}{left}"
+    scope = "" if of.scope is None else f", keys {of.scope}"
+    return f"{of.table}{scope}: {of.done} of {of.chunks} chunks, {of.rows:,} rows{rate}{left}"
 
 
 def _slot(slot: SlotFacts | None) -> str:

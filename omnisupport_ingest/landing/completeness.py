@@ -129,11 +129,12 @@ class _InEpoch:
         """What to say if no snapshot of the table is whole."""
         if self.highs_of_finished():
             return None
-        if not self.chunks:
+        chunks = [chunk for chunk in self.chunks if chunk.scope is None]
+        if not chunks:
             when = f"in epoch {self.epoch}" if self.epoch else "yet"
             problem = f"Table {self.table} has not been read {when}."
             return Incomplete(self.table, problem, _START_CAPTURE)
-        if any(chunk.boundary for chunk in self.chunks):
+        if any(chunk.boundary for chunk in chunks):
             return Incomplete(
                 self.table,
                 f"The snapshot of table {self.table} in epoch {self.epoch} has ended, but a batch of its "
@@ -145,9 +146,11 @@ class _InEpoch:
         return Incomplete(self.table, problem, _START_CAPTURE)
 
     def highs_of_finished(self) -> list[Lsn]:
-        """The highest ``high`` of each snapshot that is in landing as a whole."""
+        """The highest ``high`` of each snapshot of all of the table that is in landing as a whole."""
         snapshots: dict[str, list[ChunkSpan]] = {}
         for chunk in self.chunks:
+            if chunk.scope is not None:
+                continue
             snapshots.setdefault(chunk.snapshot_id, []).append(chunk)
         return [max(chunk.high for chunk in chunks) for chunks in snapshots.values() if is_whole(chunks)]
 

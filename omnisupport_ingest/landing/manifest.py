@@ -10,14 +10,15 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from omnisupport_ingest.key_range import KeyRange
 from omnisupport_ingest.landing.json_values import FieldProblem
 from omnisupport_ingest.position import Lsn, Position
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 """Version of the manifest's form; raised when older code could not read a newer one.
 
 Version 2 added ``arrival.newest_epoch_before``, version 3 ``file.order`` and
-``stream.recovered_from``.
+``stream.recovered_from``, version 4 ``chunk.scope``.
 """
 
 
@@ -69,7 +70,8 @@ class ChunkSpan:
     """One chunk of a table's snapshot: the rows seen by one read, between two log positions.
 
     Every transaction that committed below ``low`` was visible to the read. ``start`` and ``end``
-    bound the key range (null: open). ``boundary`` marks the batch that ends the table's snapshot.
+    bound the key range (null: open). ``boundary`` marks the batch that ends the snapshot. ``scope``: what
+    part of the table the snapshot is of; null: all.
     """
 
     snapshot_id: str
@@ -82,6 +84,7 @@ class ChunkSpan:
     start: str | None = None
     end: str | None = None
     boundary: bool = False
+    scope: KeyRange | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +172,8 @@ def upgraded(document: dict[str, Any]) -> dict[str, Any]:
     if version < 3:
         document = _with_new_field(document, "file", "order")
         document = _with_new_field(document, "stream", "recovered_from")
+    if version < 4:
+        document = _with_new_field(document, "chunk", "scope")
     return document | {"format_version": FORMAT_VERSION}
 
 

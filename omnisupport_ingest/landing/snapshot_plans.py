@@ -1,12 +1,14 @@
-"""The plan of a table's snapshot: its chunks, written down before the first is read.
+"""The plan of a snapshot, of a table or of a range of its keys: its chunks, written down before the first is
+read.
 
 A chunk exists once its batch has landed, and the plan says which are still to be read; so a snapshot goes
-on after a crash where it was. Plans are immutable. Only the newest one of a table in an epoch counts.
+on after a crash where it was. Plans are immutable. Of a table in an epoch the newest plan of all of it
+counts, and those of ranges that were made later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -14,11 +16,12 @@ from typing import Any
 
 from omnisupport_ingest.durable import create_exclusively
 from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.key_range import KeyRange
 from omnisupport_ingest.landing.encoding import decode, encode
 from omnisupport_ingest.landing.manifest import ChunkSpan
 from omnisupport_ingest.landing.names import chunk_batch_id
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 _FOLDER = "snapshots"
 
 SCHEMA_ONLY = "schema"
@@ -31,7 +34,8 @@ class SnapshotPlan:
 
     Chunk *n* is above bound *n - 1*, up to and with bound *n*; the first and the last are open.
     ``boundary_ordinal`` was taken before that of any row. ``rows``: about as many are in a chunk.
-    ``compared``: what the lake had already was not read (``source repair --mode recovery``).
+    ``compared``: what the lake had already was not read (``source repair --mode recovery``). ``scope``: the
+    range of keys that is read; null: all.
     """
 
     snapshot_id: str
@@ -45,6 +49,7 @@ class SnapshotPlan:
     types: tuple[str, ...]
     bounds: tuple[tuple[str, ...], ...]
     compared: bool = False
+    scope: KeyRange | None = None
     format_version: int = FORMAT_VERSION
 
     @property
@@ -96,16 +101,28 @@ def _upgraded(document: dict[str, Any]) -> dict[str, Any]:
     """The document of a plan of any known format version, in the form of ``FORMAT_VERSION``."""
     if document["format_version"] < 2:
         document = document | {"compared": False}
+    if document["format_version"] < 3:
+        document = document | {"scope": None}
     return document | {"format_version": FORMAT_VERSION}
 
 
 def newest_of_each(plans: Iterable[SnapshotPlan]) -> dict[str, SnapshotPlan]:
-    """The plan that counts, by table. ``plans`` in the order in which they were made."""
-    return {plan.table: plan for plan in plans}
+    """The newest plan of all of a table, by table. ``plans`` in the order in which they were made."""
+    return {plan.table: plan for plan in plans if plan.scope is None}
+
+
+def that_count(plans: Sequence[SnapshotPlan]) -> list[SnapshotPlan]:
+    """Those of ``plans`` (in the order in which they were made) that none of all of the table came after."""
+    newest = newest_of_each(plans)
+    return [
+        plan
+        for plan in plans
+        if plan.table not in newest or plan.boundary_ordinal >= newest[plan.table].boundary_ordinal
+    ]
 
 
 def is_whole(chunks: Iterable[ChunkSpan]) -> bool:
-    """Whether ``chunks``, of one snapshot of one table, are all of it: every chunk, and the boundary.
+    """Whether ``chunks``, of one snapshot, are all of it: every chunk, and the boundary.
 
     A boundary that is numbered 0 was landed before tables were cut: its snapshot has one chunk.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from omnisupport_ingest.landing.snapshot_plans import SnapshotPlans, newest_of_each
+from omnisupport_ingest.landing.snapshot_plans import SnapshotPlans, that_count
 from omnisupport_ingest.landing.store import LandingStore
 
 
@@ -13,10 +13,12 @@ from omnisupport_ingest.landing.store import LandingStore
 class SnapshotProgress:
     """A snapshot that is not finished: ``done`` of ``chunks`` have landed, with ``rows`` rows.
 
+    ``scope``: the range of keys that it is of, for people; null: the table.
     ``seconds``: from its plan to the last chunk that landed; null before the first.
     """
 
     table: str
+    scope: str | None
     reason: str
     planned_at: datetime
     chunks: int
@@ -40,7 +42,8 @@ class SnapshotProgress:
 def snapshots_under_way(store: LandingStore, epoch: int) -> list[SnapshotProgress]:
     """The snapshots of ``epoch`` that were planned and are not finished, by table."""
     found = []
-    for table, plan in sorted(newest_of_each(SnapshotPlans(store.folder).all(epoch)).items()):
+    plans = that_count(SnapshotPlans(store.folder).all(epoch))
+    for plan in sorted(plans, key=lambda plan: (plan.table, plan.boundary_ordinal)):
         if store.exists(plan.boundary_id):
             continue
         names = (plan.batch_id(chunk) for chunk in range(plan.chunks))
@@ -48,7 +51,8 @@ def snapshots_under_way(store: LandingStore, epoch: int) -> list[SnapshotProgres
         last = max((batch.arrival.landed_at for batch in landed), default=None)
         found.append(
             SnapshotProgress(
-                table,
+                plan.table,
+                None if plan.scope is None else str(plan.scope),
                 plan.reason,
                 plan.planned_at,
                 plan.chunks,

@@ -15,13 +15,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from omnisupport_ingest.cdc import columnar
-from omnisupport_ingest.cdc.current_rows import EXISTENCE, TableEnds, current_groups
+from omnisupport_ingest.cdc.current_rows import EXISTENCE, current_groups
 from omnisupport_ingest.cdc.envelope import RAW_TYPE
 from omnisupport_ingest.cdc.erasing import Span
 from omnisupport_ingest.cdc.event_fold import BOUNDARY, KEY, TRUNCATE
 from omnisupport_ingest.cdc.fold import shape_of
 from omnisupport_ingest.cdc.folded import folded_type
-from omnisupport_ingest.cdc.life import Ending, Position, just_below
+from omnisupport_ingest.cdc.life import Position, just_below
+from omnisupport_ingest.cdc.table_ends import TableEnds
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.lake.layout import WINDOW, LakeFile
 from omnisupport_ingest.lake.schema import arrow_schema
@@ -81,7 +82,7 @@ def state_of(workspace: Workspace, contract: TableContract, key: str) -> RowStat
     for batch in current_groups(keyed.combine_chunks().to_batches(), shape_of(contract), ends):
         for found in batch.to_pylist():
             if found["_cdc_kind"] == KEY:
-                return _row_state(found, contract, ends)
+                return _row_state(found, contract, ends.of(key))
     return None
 
 
@@ -142,7 +143,7 @@ def _row_state(found: dict[str, Any], contract: TableContract, ends: TableEnds) 
 
 
 def _folded(workspace: Workspace, contract: TableContract, key: str) -> pa.Table:
-    """The folded rows of ``key`` in every window, and those that speak of the whole table."""
+    """The folded rows of ``key`` in every window, and those without a key."""
     schema = arrow_schema(folded_type(contract), without=(WINDOW,))
     dimension = look(workspace.dimension(contract))
     where = (pc.field("_cdc_key") == key) | pc.field("_cdc_kind").isin([TRUNCATE, BOUNDARY])
@@ -156,18 +157,14 @@ def _folded(workspace: Workspace, contract: TableContract, key: str) -> pa.Table
 
 def _table_ends(rows: pa.Table) -> TableEnds:
     whole = rows.filter(pc.is_in(rows["_cdc_kind"], pa.array([TRUNCATE, BOUNDARY])))
-    places = list(
-        zip(
-            columnar.positions(whole["_cdc_position"]),
-            columnar.micros(whole["_cdc_source_ts"]),
-            columnar.positions(whole["_cdc_doubt"]),
-            strict=True,
-        )
+    places = zip(
+        columnar.positions(whole["_cdc_position"]),
+        columnar.micros(whole["_cdc_source_ts"]),
+        columnar.positions(whole["_cdc_doubt"]),
+        whole["_cdc_scope"].to_pylist(),
+        strict=True,
     )
-    endings = {Ending(at, time) for at, time, doubt in places if doubt is None}  # type: ignore[arg-type]
-    # An accepted one voids a quarantined one at its position.
-    doubts = {doubt for _, _, doubt in places if doubt is not None} - {each.position for each in endings}
-    return TableEnds(tuple(sorted(endings)), tuple(sorted(doubts)))
+    return TableEnds.told(places)  # type: ignore[arg-type]
 
 
 def _rows(

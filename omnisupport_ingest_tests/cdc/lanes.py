@@ -72,8 +72,9 @@ class State:
 def in_lanes(rng: Random, count: int, *, whole_table_holes: bool = False) -> list[Event]:
     """``count`` event soups, every other with holes, as lanes of one history.
 
-    They share a truncate and a boundary, between what they do in log order; with
-    ``whole_table_holes`` also a truncate and a boundary that are in quarantine.
+    They share a truncate and a boundary, and half of them a boundary of the range of their keys, between
+    what they do in log order; with ``whole_table_holes`` also a truncate and a boundary that are in
+    quarantine.
     """
     events = []
     for lane in range(1, count + 1):
@@ -85,6 +86,8 @@ def in_lanes(rng: Random, count: int, *, whole_table_holes: bool = False) -> lis
     for op, lsn, hole in shared:
         at = Position(1, lsn * _LANES_PER_LSN, 0)
         events.append(Event(at, op, SHAPE.name, None, _START, quarantined=hole))
+    at = Position(1, 3 * _LANES_PER_LSN, 2)
+    events.append(Event(at, "b", SHAPE.name, None, _START, scope=(("1",), (str(count // 2),))))
     rng.shuffle(events)
     return events
 
@@ -98,7 +101,8 @@ def _in_lane(event: Event, lane: int, lanes: int = _LANES_PER_LSN) -> Event:
         return None if key is None else (str(lane), *key)
 
     at = event.at._replace(commit_lsn=event.at.commit_lsn * lanes + lane)
-    return replace(event, at=at, key=key_of(event.key), moved_from=key_of(event.moved_from))
+    scope = None if event.scope is None else ((str(lane), *event.scope[0]), (str(lane), *event.scope[1]))
+    return replace(event, at=at, key=key_of(event.key), moved_from=key_of(event.moved_from), scope=scope)
 
 
 def with_distinct_times(events: list[Event]) -> list[Event]:
@@ -121,7 +125,7 @@ def frame(spark: SparkSession, events: Iterable[Event], windows: dict[tuple[int,
             event.table,
             _key_text(event.key),
             _image_text(event.before, event.moved_from or event.key),
-            _image_text(event.after, event.key),
+            _image_text(event.after, event.key) if event.scope is None else scope_text(event.scope),
             sorted(event.unchanged),
             _key_text(event.moved_from),
             *(None, None, None, None, None),
@@ -160,10 +164,11 @@ def folded(current: DataFrame, events: list[Event]) -> dict[Key, State]:
 
 
 def _lanes_with_holes(events: list[Event]) -> frozenset[str]:
-    keys = [event.key for event in events if event.key is not None]
-    if any(event.key is None and event.quarantined for event in events):
-        return frozenset(key[0] for key in keys)
-    return frozenset(event.key[0] for event in events if event.key is not None and event.quarantined)
+    keys = {event.key for event in events if event.key is not None}
+    reaching = [event for event in events if event.key is None and event.quarantined]
+    in_doubt = {key for key in keys if any(event.reaches(key) for event in reaching)}
+    holes = {event.key for event in events if event.key is not None and event.quarantined}
+    return frozenset(key[0] for key in in_doubt | holes)
 
 
 def _folded_state(row: Row, *, shown: bool) -> State:
@@ -180,6 +185,13 @@ def _folded_state(row: Row, *, shown: bool) -> State:
 
 def _state(is_deleted: bool, deleted_at: datetime | None, doubtful: bool, values: Image) -> State:
     return State(is_deleted, deleted_at, doubtful, () if doubtful else tuple(sorted(values.items())))
+
+
+def scope_text(scope: tuple[Key, Key]) -> str:
+    """A range of keys as the boundary that ends it carries it."""
+    first, last = scope
+    kinds = ["integer"] * max(len(first), len(last))
+    return json.dumps({"kinds": kinds, "from": list(first), "to": list(last)})
 
 
 def _key_text(key: Key | None) -> str | None:

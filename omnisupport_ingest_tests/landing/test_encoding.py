@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from omnisupport_ingest.key_range import TEXT, KeyRange
 from omnisupport_ingest.landing.encoding import decode_manifest, encode_manifest
 from omnisupport_ingest.landing.errors import ManifestFromNewerVersion, ManifestUnreadable
 from omnisupport_ingest.landing.json_values import FieldProblem
@@ -71,6 +72,7 @@ def data_files(draw: st.DrawFn) -> DataFile:
     )
 
 
+bounds = st.none() | st.lists(text, min_size=1, max_size=2).map(tuple)
 chunks = st.builds(
     ChunkSpan,
     text,
@@ -83,6 +85,7 @@ chunks = st.builds(
     st.none() | text,
     st.none() | text,
     st.booleans(),
+    st.none() | st.builds(KeyRange, st.just((TEXT, TEXT)), bounds, bounds),
 )
 texts = st.lists(text, max_size=3).map(tuple)
 relations = st.builds(RelationVersion, text, text, texts, texts, texts, text)
@@ -121,14 +124,14 @@ def test_name_is_a_plain_file_name(manifest: Manifest) -> None:
 def test_newer_format_version_is_named_before_its_unknown_fields(store: LandingStore) -> None:
     batch = land(store, 8, 20)
     file = store.folder / "manifests" / f"{batch.batch_id}.json"
-    document = json.loads(file.read_bytes()) | {"format_version": 4, "compressed": True}
+    document = json.loads(file.read_bytes()) | {"format_version": 5, "compressed": True}
     file.write_text(json.dumps(document))
-    with pytest.raises(ManifestFromNewerVersion, match="format version 4; this program reads up to 3"):
+    with pytest.raises(ManifestFromNewerVersion, match="format version 5; this program reads up to 4"):
         LandingStore(store.folder.parent, store.source).landed()
 
 
-def _forget_version_3(document: dict[str, Any]) -> None:
-    for part, name in (("file", "order"), ("stream", "recovered_from")):
+def _forget(document: dict[str, Any], *fields: tuple[str, str]) -> None:
+    for part, name in fields:
         if document[part] is not None:
             del document[part][name]
 
@@ -136,14 +139,24 @@ def _forget_version_3(document: dict[str, Any]) -> None:
 def _without_version_3(manifest: Manifest) -> Manifest:
     file = replace(manifest.file, order=None) if manifest.file is not None else None
     stream = replace(manifest.stream, recovered_from=None) if manifest.stream is not None else None
-    return replace(manifest, file=file, stream=stream)
+    return replace(_without_version_4(manifest), file=file, stream=stream)
+
+
+def _without_version_4(manifest: Manifest) -> Manifest:
+    return replace(
+        manifest, chunk=replace(manifest.chunk, scope=None) if manifest.chunk is not None else None
+    )
+
+
+VERSION_4 = (("chunk", "scope"),)
+VERSION_3 = (("file", "order"), ("stream", "recovered_from"), *VERSION_4)
 
 
 @given(manifests())
 def test_manifest_of_version_1_reads_as_one_that_did_not_record_the_newest_epoch(manifest: Manifest) -> None:
     document = json.loads(encode_manifest(manifest)) | {"format_version": 1}
     del document["arrival"]["newest_epoch_before"]
-    _forget_version_3(document)
+    _forget(document, *VERSION_3)
     read = decode_manifest(json.dumps(document).encode(), Path(f"{manifest.batch_id}.json"))
     arrival = replace(manifest.arrival, newest_epoch_before=None)
     assert read == replace(_without_version_3(manifest), arrival=arrival)
@@ -153,9 +166,17 @@ def test_manifest_of_version_1_reads_as_one_that_did_not_record_the_newest_epoch
 @given(manifests())
 def test_manifest_of_version_2_reads_as_one_that_did_not_record_an_order(manifest: Manifest) -> None:
     document = json.loads(encode_manifest(manifest)) | {"format_version": 2}
-    _forget_version_3(document)
+    _forget(document, *VERSION_3)
     read = decode_manifest(json.dumps(document).encode(), Path(f"{manifest.batch_id}.json"))
     assert read == _without_version_3(manifest)
+
+
+@given(manifests())
+def test_manifest_of_version_3_reads_as_one_of_whole_tables(manifest: Manifest) -> None:
+    document = json.loads(encode_manifest(manifest)) | {"format_version": 3}
+    _forget(document, *VERSION_4)
+    read = decode_manifest(json.dumps(document).encode(), Path(f"{manifest.batch_id}.json"))
+    assert read == _without_version_4(manifest)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +190,7 @@ def test_each_version_has_its_own_fields(version: int, arrival: dict[str, object
     whole = manifest(8, 20)
     document = json.loads(encode_manifest(whole)) | {"format_version": version}
     del document["arrival"]["newest_epoch_before"]
-    _forget_version_3(document)
+    _forget(document, *VERSION_3)
     document["arrival"] |= arrival
     with pytest.raises(ManifestUnreadable, match=named):
         decode_manifest(json.dumps(document).encode(), Path(f"{whole.batch_id}.json"))

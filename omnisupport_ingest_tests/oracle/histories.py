@@ -82,8 +82,8 @@ class Source:
             if key in self.rows:
                 yield self._snapshot_event("r", low, self.reserve(), key)
 
-    def boundary(self, low: int, ordinal: int) -> Event:
-        return self._snapshot_event("b", low, ordinal, None)
+    def boundary(self, low: int, ordinal: int, scope: tuple[Key, Key] | None = None) -> Event:
+        return replace(self._snapshot_event("b", low, ordinal, None), scope=scope)
 
     def reserve(self) -> int:
         """The next ordinal for snapshots; the counter only grows."""
@@ -205,18 +205,22 @@ def simulate(
 
 
 def _capture(rng: Random, source: Source, exact: bool) -> None:
-    """Follow the stream from a new slot, with one snapshot or two while it runs."""
+    """Follow the stream from a new slot, with one snapshot or two while it runs, and some of ranges."""
     slot_start = source.lsn + 1
-    for _ in range(rng.randint(1, 2)):
+    for number in range(rng.randint(1, 2) + rng.randint(0, 2)):
         boundary = source.reserve()
-        half = rng.randint(1, len(source.keys) - 1)
+        of, scope = source.keys, None
+        if number and rng.random() < 0.6:
+            first, last = sorted(rng.sample(range(len(source.keys)), 2))
+            of, scope = source.keys[first : last + 1], (source.keys[first], source.keys[last])
+        half = rng.randint(1, len(of) - 1)
         lows = []
-        for keys in [source.keys] if exact else [source.keys[:half], source.keys[half:]]:
+        for keys in [of] if exact else [of[:half], of[half:]]:
             for _ in range(_several(rng, source, 3)):
                 source.transaction()
             lows.append(source.lsn + 1 if exact else rng.randint(slot_start, source.lsn + 1))
             source.events += source.read(keys, lows[-1])
-        source.events.append(source.boundary(min(lows), boundary))
+        source.events.append(source.boundary(min(lows), boundary, scope))
         for _ in range(_several(rng, source, 4)):
             source.transaction()
 
@@ -233,10 +237,10 @@ def soup(
 
     Updates of rows that are gone, creations that never came, columns that were never sent; with
     ``holes`` some are quarantined, and some positions hold an accepted event as well as a hole;
-    with ``whole_table`` some are truncates and boundaries.
+    with ``whole_table`` some are truncates and boundaries of the table, not of ranges of its keys alone.
     """
     events: list[Event] = []
-    ops = ["c", "c", "u", "u", "u", "u", "d", "d", "r", "move", "move"] + ["t", "b"] * whole_table
+    ops = ["c", "c", "u", "u", "u", "u", "d", "d", "r", "move", "move", "range"] + ["t", "b"] * whole_table
     for value in range(rng.randint(2, 12)):
         at = Position(rng.choice((1, 1, 1, 2)), rng.randint(1, 6), 2 * rng.randint(0, 5))
         if at not in {event.at for event in events}:
@@ -270,8 +274,11 @@ def _soup_events(rng: Random, op: str, at: Position, value: int, shape: TableSha
     # The commit time belongs to the transaction: changes of one share it, and the window with it.
     source_ts = _START + timedelta(minutes=at.epoch * 100 + at.commit_lsn * 7 % 4 * 60)
     plain = Event(at, op, shape.name, None, source_ts)
-    if op in "tb":
+    if op in ("t", "b"):
         return [plain]
+    if op == "range":
+        first, last = sorted(rng.choices(KEYS[:3], k=2))
+        return [replace(plain, op="b", scope=(first, last))]
     key = rng.choice(KEYS[:2])
     if op == "d":
         return [replace(plain, key=key)]

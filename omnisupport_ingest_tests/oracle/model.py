@@ -40,6 +40,8 @@ class Event:
     ``read_at`` is of ``r`` only: the read saw exactly the transactions that committed below this
     LSN of its epoch. ``None`` says the same of the row's own position: an exact snapshot.
     ``identity``: what tells the event from others at its position, where positions are not unique.
+    ``scope`` is of ``b`` only: the first and the last key that it ends, or what such keys begin with.
+    ``None``: it ends them all. Keys are ordered as the integers that they are.
     """
 
     at: Position
@@ -54,12 +56,22 @@ class Event:
     quarantined: bool = False
     read_at: int | None = None
     identity: str | None = None
+    scope: tuple[Key, Key] | None = None
 
     @property
     def content(self) -> tuple[object, ...]:
         """What two events of one position must share to be copies of one event."""
         images = (None if i is None else frozenset(i.items()) for i in (self.before, self.after))
-        return (self.op, self.table, self.key, *images, self.unchanged, self.moved_from, self.source_ts)
+        told = (self.op, self.table, self.key, self.scope, *images)
+        return (*told, self.unchanged, self.moved_from, self.source_ts)
+
+    def reaches(self, key: Key) -> bool:
+        """Whether this truncate or boundary is about ``key``."""
+        if self.scope is None:
+            return True
+        first, last = self.scope
+        numbers = _numbers(key)
+        return _numbers(first) <= numbers[: len(first)] and numbers[: len(last)] <= _numbers(last)
 
     @property
     def carried_before(self) -> Image:
@@ -70,6 +82,10 @@ class Event:
         """Whether this snapshot row was read after the transaction of ``other`` became visible."""
         seen_below = self.at.commit_lsn if self.read_at is None else self.read_at
         return self.op == "r" and (self.at.epoch, seen_below) > other.at[:2]
+
+
+def _numbers(key: Key) -> tuple[int, ...]:
+    return tuple(int(text) for text in key)
 
 
 @dataclass(frozen=True)

@@ -94,8 +94,9 @@ class _Replay:
 
     def take(self, event: Event) -> None:
         if event.key is None:
-            for row in self.rows.values():
-                _end(row, event)
+            for key, row in self.rows.items():
+                if event.reaches(key):
+                    _end(row, event)
         elif event.op == "d":
             self._delete(event.key, event)
         elif event.op == "u":

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
 
+from omnisupport_ingest_tests.cdc.lanes import scope_text
 from omnisupport_ingest_tests.oracle.judging import (
     DUPLICATE,
     OUT_OF_RANGE,
@@ -173,10 +174,10 @@ class Expected:
                 groups[window, event.key].append(replace(event, moved_from=None))
         return {place: _in_window(events, shape) for place, events in groups.items()}
 
-    def whole_table(self, shape: TableShape) -> set[tuple[str, str, Position, bool]]:
-        """Truncates and boundaries: window, operation, position, whether it is in quarantine."""
+    def keyless(self, shape: TableShape) -> set[tuple[str, str, Position, bool, str]]:
+        """Truncates and boundaries: window, operation, position, whether it is in quarantine, its keys."""
         return {
-            (window, event.op, event.at, event.quarantined)
+            (window, event.op, event.at, event.quarantined, scope_text(event.scope) if event.scope else "")
             for window, event in self.events(shape.name)
             if event.key is None
         }
@@ -239,7 +240,15 @@ class Expected:
 
 
 def _is_of(event: Event, seed: int) -> bool:
-    return event.op in "tb" if event.key is None else event.key[0] == str(seed)
+    lane = _lane_of(event)
+    return event.op in "tb" if lane is None else lane == str(seed)
+
+
+def _lane_of(event: Event) -> str | None:
+    """The history that an event is of; ``None`` if it is about all of them, or about no row."""
+    if event.scope is not None:
+        return event.scope[0][0]
+    return None if event.key is None else event.key[0]
 
 
 def _in_window(events: list[Event], shape: TableShape) -> KeyInWindow:
@@ -270,7 +279,7 @@ def _published(row: Row, times: Mapping[Position, datetime], *, known: bool) -> 
 
 
 def _lanes_with_holes(events: Iterable[Event]) -> set[str]:
-    return {"*" if event.key is None else event.key[0] for event in events if event.quarantined}
+    return {_lane_of(event) or "*" for event in events if event.quarantined}
 
 
 def _sorted(values: Image) -> tuple[tuple[str, str | None], ...]:

@@ -18,7 +18,7 @@ from omnisupport_ingest_tests.proof.tables import SHAPES, TOO_LONG, UNKNOWN
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)
 SPAN = timedelta(hours=5)
 
-_KEPT = {"t": 0.05, "b": 0.02}
+_KEPT = {"t": 0.07, "b": 0.02}
 """How many of the truncates and boundaries are told: each ends the rows of a hundred lanes."""
 
 _LANES_PER_LSN = 10_000
@@ -57,8 +57,8 @@ def lane(seed: int, *, epochs: int, sure_order: bool) -> list[Told]:
         events += _at_one_place(rng, events)
     events = [_in_lane(event, seed) for event in events]
     events = _timed(rng, sorted(events, key=lambda event: event.at))
-    told = [_spoilt(rng, each, sure_order) for each in events if each.key is not None or each.op == "m"]
-    whole_table = [each for each in events if each.key is None and each.op in "tb"]
+    whole_table = [each for each in events if each.op in "tb" and each.scope is None]
+    told = [_spoilt(rng, each, sure_order) for each in events if each not in whole_table]
     ends = [Told(each) for each in whole_table if rng.random() < _KEPT[each.op]]
     return told + _collisions(rng, told) + ends
 
@@ -152,6 +152,7 @@ def _without_contract(rng: Random, events: list[Event]) -> list[Event]:
             after={"text": f"draft {number}"},
             unchanged=frozenset(),
             moved_from=None,
+            scope=None,
         )
         for number, each in enumerate(some)
     ]
@@ -183,7 +184,8 @@ def _in_lane(event: Event, seed: int) -> Event:
         return None if key is None else (str(seed), *key)
 
     at = event.at._replace(commit_lsn=event.at.commit_lsn * _LANES_PER_LSN + seed % _LANES_PER_LSN)
-    return replace(event, at=at, key=key_of(event.key), moved_from=key_of(event.moved_from))
+    scope = None if event.scope is None else ((str(seed), *event.scope[0]), (str(seed), *event.scope[1]))
+    return replace(event, at=at, key=key_of(event.key), moved_from=key_of(event.moved_from), scope=scope)
 
 
 def _timed(rng: Random, events: list[Event]) -> list[Event]:
@@ -221,6 +223,8 @@ def _collisions(rng: Random, told: Iterable[Told]) -> list[Told]:
         if rng.random() > 0.03 or event.op == "m" or event.table == UNKNOWN or event.identity is not None:
             continue
         others = [replace(event, key=(event.key[0], "77"), moved_from=None)] if event.key else []
+        if event.scope is not None:
+            others.append(replace(event, scope=(event.scope[0], event.scope[0])))
         if event.op in "cur":
             others.append(replace(event, op="d", after=None, unchanged=frozenset(), moved_from=None))
         if event.after:

@@ -31,6 +31,7 @@ from omnisupport_ingest.stages.pending import pending_windows
 from omnisupport_ingest.stages.published import GateClosed
 from omnisupport_ingest.stages.workspace import Workspace
 from omnisupport_ingest.windows import WindowSize, without_sentinel
+from omnisupport_ingest_tests.cdc.lanes import scope_text
 from omnisupport_ingest_tests.oracle.model import Event, Image, Key
 from omnisupport_ingest_tests.proof.delivery import CHUNK, FILE, Batch
 from omnisupport_ingest_tests.proof.history import START, Told
@@ -225,6 +226,8 @@ def _write_decisions(path: Path, actions: Mapping[str, str]) -> None:
 def _landed(told: Told, number: int, file_row: int | None) -> LandedEvent:
     event = told.event
     after = _image(event.after, event) if told.unreadable is None else told.unreadable
+    if event.scope is not None:
+        after = scope_text(event.scope)
     return LandedEvent(
         epoch=event.at.epoch,
         commit_lsn=event.at.commit_lsn,

@@ -24,6 +24,7 @@ IN_HISTORIES = (
     "key changes",
     "truncates",
     "boundaries",
+    "boundaries of ranges",
     "revived rows",
     "events of a second epoch",
     "events of an older epoch",
@@ -105,7 +106,8 @@ def in_histories(expected: Expected) -> Counter[str]:
     accepted = [each.told for each in expected.of(ACCEPTED).values()]
     found["key changes"] = sum(event.moved_from is not None for event in accepted)
     found["truncates"] = sum(event.op == "t" for event in accepted)
-    found["boundaries"] = sum(event.op == "b" for event in accepted)
+    found["boundaries"] = sum(event.op == "b" and event.scope is None for event in accepted)
+    found["boundaries of ranges"] = sum(event.scope is not None for event in accepted)
     found["revived rows"] = sum(1 for _ in _revived(accepted))
     return found
 

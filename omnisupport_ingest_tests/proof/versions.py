@@ -42,14 +42,15 @@ class Version:
 def versions(events: Iterable[Event], shape: TableShape) -> Iterator[Version]:
     """Every version of every row; ``events``: of one table, accepted ones and holes that nothing fills.
 
-    Rows move within their lane only, so each lane is walked alone, with what speaks of the whole table.
+    Rows move within their lane only, so each lane is walked alone, with what has no key and reaches it.
     """
     lanes: dict[str, list[Event]] = defaultdict(list)
-    whole: list[Event] = []
+    keyless: list[Event] = []
     for event in events:
-        (whole if event.key is None else lanes[event.key[0]]).append(event)
-    for told in lanes.values():
-        yield from _of_lane(told + whole, shape)
+        (keyless if event.key is None else lanes[event.key[0]]).append(event)
+    for lane, told in lanes.items():
+        reaching = [event for event in keyless if event.scope is None or event.scope[0][0] == lane]
+        yield from _of_lane(told + reaching, shape)
 
 
 def _of_lane(events: list[Event], shape: TableShape) -> Iterator[Version]:
@@ -59,7 +60,8 @@ def _of_lane(events: list[Event], shape: TableShape) -> Iterator[Version]:
         rows = current_state([event for event in events if event.at <= place], shape)
         touched: dict[Key, list[Event]] = defaultdict(list)
         for event in (event for event in events if event.at == place):
-            for key in [*standing] if event.key is None else [event.key]:
+            reached = [key for key in standing if event.reaches(key)] if event.key is None else [event.key]
+            for key in reached:
                 touched[key].append(event)
         for key, here in touched.items():
             here.sort(key=lambda event: "tb".find(event.op) + _OF_ONE_PLACE.find(event.op))

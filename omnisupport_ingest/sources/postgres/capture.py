@@ -350,7 +350,7 @@ class Capture:
             epoch.number,
             self._settings.publication,
             self._tables,
-            lambda: requests.read().keys(),
+            lambda: requests.whole_tables().keys(),
         )
 
     def _capture(

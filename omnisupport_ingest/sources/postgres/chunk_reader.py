@@ -25,7 +25,14 @@ from omnisupport_ingest.sources.postgres.connect_errors import first_line
 from omnisupport_ingest.sources.postgres.connection import source_errors
 from omnisupport_ingest.sources.postgres.copy_rows import copy_lines
 from omnisupport_ingest.sources.postgres.errors import SourceUnavailable
-from omnisupport_ingest.sources.postgres.key_ranges import Bound, source_of_rows, where, where_key
+from omnisupport_ingest.sources.postgres.key_ranges import (
+    PLACE,
+    Bound,
+    source_of_rows,
+    where,
+    where_key,
+)
+from omnisupport_ingest.sources.postgres.key_scope import conditions
 from omnisupport_ingest.sources.postgres.ordinals import Ordinals
 from omnisupport_ingest.sources.postgres.pace import Pace
 from omnisupport_ingest.sources.postgres.quoting import identifier, qualified
@@ -94,7 +101,11 @@ class ChunkReader:
     def read(self, table: TableContract, plan: SnapshotPlan, chunk: int) -> Manifest:
         """Land the rows of ``chunk``. ``Stopped``; ``SourceUnavailable`` if the server goes away."""
         start, end = plan.range_of(chunk)
-        return self._land(table, plan, chunk, where(plan.by, plan.types, start, end), start, end)
+        others: tuple[str, ...] = ()
+        if plan.scope is not None:
+            relation = read_relation(self._connection, table.schema, table.table)
+            others = conditions(table, relation, plan.scope)
+        return self._land(table, plan, chunk, where(plan.by, plan.types, start, end, others), start, end)
 
     def read_text(self, table: TableContract, plan: SnapshotPlan, chunk: int, path: Path) -> TextRead:
         """Write the rows of ``chunk`` to a file, by ``write_text_rows``; errors as in ``read``."""
@@ -163,6 +174,7 @@ class ChunkReader:
                     mark.clock,
                     None if start is None else json.dumps(start),
                     None if end is None else json.dumps(end),
+                    scope=plan.scope,
                 )
                 return writer.seal(chunk=span, relations=(relation.version(table),))
         finally:
@@ -223,7 +235,8 @@ class ChunkReader:
     def _open(self, table: TableContract, plan: SnapshotPlan) -> None:
         with source_errors(f"opening {table.full_name}"), self._connection.cursor() as cursor:
             cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            if plan.chunks > _SEQUENTIAL_CHUNKS:
+            by_index = plan.scope is not None and plan.by not in ((), (PLACE,))
+            if plan.chunks > _SEQUENTIAL_CHUNKS or by_index:
                 cursor.execute("SET LOCAL enable_seqscan = off")
             # Held before the snapshot is taken: TRUNCATE and the ALTER TABLE that rewrites heed no
             # older snapshot (PostgreSQL manual, "Caveats" of concurrency control), so a read through

@@ -60,8 +60,9 @@ def cut(
     by: Sequence[str],
     types: Sequence[str],
     rows: int,
+    conditions: Sequence[str] = (),
 ) -> Iterator[Bound]:
-    """The keys between chunks of about ``rows`` rows; none if one chunk holds the table.
+    """The keys between chunks of about ``rows`` rows that meet ``conditions``; none if one chunk holds them.
 
     Each is read as it is asked for, in the open transaction of ``connection``: all of a large table take
     a while.
@@ -77,7 +78,7 @@ def cut(
     name = source_of_rows(schema, table, partitioned=relation.partitioned)
     bound: Bound | None = None
     while True:
-        condition = where(by, types, bound, None)
+        condition = where(by, types, bound, None, conditions)
         with source_errors(f"cutting {schema}.{table} into chunks"), connection.cursor() as cursor:
             cursor.execute(
                 f"SELECT {texts} FROM {name}{condition} ORDER BY {listed} OFFSET {rows - 1} LIMIT 1"
@@ -96,10 +97,16 @@ def where_key(table: TableContract, types: Sequence[str], keys: Collection[str])
     return f" WHERE ({listed}) IN ({rows})"
 
 
-def where(by: Sequence[str], types: Sequence[str], start: Bound | None, end: Bound | None) -> str:
-    """The condition of a range: above ``start``, up to and with ``end``; null: open."""
+def where(
+    by: Sequence[str],
+    types: Sequence[str],
+    start: Bound | None,
+    end: Bound | None,
+    others: Sequence[str] = (),
+) -> str:
+    """The condition of a chunk: above ``start``, up to and with ``end`` (null: open), and the ``others``."""
     left = f"({', '.join(identifier(name) for name in by)})"
-    conditions = []
+    conditions = [*others]
     if start is not None:
         conditions.append(f"{left} > {_row(start, types)}")
     if end is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 
 from omnisupport_ingest.contracts.model import TableContract
@@ -32,19 +32,20 @@ class MovedReading:
     def run(
         self,
         tables: Sequence[TableContract],
-        plans: Mapping[str, SnapshotPlan],
+        plans: Sequence[SnapshotPlan],
         landing: Callable[[], Landing],
         stop: threading.Event,
     ) -> Lsn | None:
-        """Read what has moved in tables whose snapshot (``plans``, by table) the stream has passed.
+        """Read what has moved in tables with a snapshot (of ``plans``) that the stream has passed.
 
         Returns the highest LSN that was seen; null if nothing was read or ``stop`` came. To be called
         until it finds nothing, as a row may move on meanwhile.
         """
+        of = {table.name: table for table in tables}
         left = [
-            (table, plans[table.name])
-            for table in tables
-            if table.name in plans and plans[table.name].snapshot_id not in self._searched
+            (of[plan.table], plan)
+            for plan in plans
+            if plan.table in of and plan.snapshot_id not in self._searched
         ]
         self.settled = not left
         passed = [(table, plan) for table, plan in left if self._has_passed(plan)]

@@ -111,7 +111,8 @@ class ParallelReading:
         high = max(chunk.high for chunk in chunks)
         event = LandedEvent(
             plan.epoch, lowest.low.value, plan.boundary_ordinal, "b", lowest.clock, None, None,
-            table.schema, table.table, None, None, None, None, None, None,
+            table.schema, table.table, None, None, None if plan.scope is None else plan.scope.text,
+            None, None, None,
         )  # fmt: skip
         with BatchWriter(landing.store, landing.grid, plan.epoch, plan.boundary_id) as writer:
             writer.add(event)
@@ -124,6 +125,7 @@ class ParallelReading:
                 high,
                 lowest.clock,
                 boundary=True,
+                scope=plan.scope,
             )
             batch = writer.seal(chunk=span)
         with self._lock:

@@ -10,24 +10,25 @@ or a restart a snapshot goes on with the chunks that are missing.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.contracts.model import TableContract
-from omnisupport_ingest.landing.accepted_losses import AcceptedLosses
+from omnisupport_ingest.key_range import KeyRange
 from omnisupport_ingest.landing.epochs import EpochRecord
 from omnisupport_ingest.landing.manifest import ChunkSpan, Manifest
-from omnisupport_ingest.landing.names import chunk_batch_id, epoch_in
+from omnisupport_ingest.landing.names import chunk_batch_id
 from omnisupport_ingest.landing.snapshot_plans import (
     SCHEMA_ONLY,
     SnapshotPlan,
     SnapshotPlans,
     newest_of_each,
+    that_count,
 )
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.landing.writer import BatchWriter
@@ -36,7 +37,9 @@ from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres.chunk_reader import ChunkReader, Landing, Stopped
 from omnisupport_ingest.sources.postgres.compared_reading import ComparedReading, LakeRows, Recovered
 from omnisupport_ingest.sources.postgres.connection import source_errors
+from omnisupport_ingest.sources.postgres.due_snapshots import DueSnapshots, Wanted
 from omnisupport_ingest.sources.postgres.key_ranges import PLACE, columns_to_cut_by, cut
+from omnisupport_ingest.sources.postgres.key_scope import conditions, kinds_of
 from omnisupport_ingest.sources.postgres.moved_reading import MovedReading
 from omnisupport_ingest.sources.postgres.ordinals import Ordinals
 from omnisupport_ingest.sources.postgres.pace import Pace
@@ -51,16 +54,7 @@ from omnisupport_ingest.sources.postgres.slot import flush_wal
 from omnisupport_ingest.sources.postgres.snapshot_requests import SnapshotRequests
 from omnisupport_ingest.windows import WindowGrid
 
-FIRST_READ = "first read in this epoch"
-
-
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    """A table to read: by ``plan`` if it has one that is not finished, else by a new one, for ``reason``."""
-
-    table: TableContract
-    plan: SnapshotPlan | None
-    reason: str
+_log = logging.getLogger(__name__)
 
 
 class Snapshots:
@@ -88,32 +82,15 @@ class Snapshots:
         self._moved = MovedReading(dsn, store, epoch, landed)
         self._partitions = PartitionWatch(dsn, store, epoch, self._tables, landed)
         self._plans, self._requests = SnapshotPlans(store.folder), SnapshotRequests(store.folder)
+        self._due = DueSnapshots(
+            store, epoch.number, self._tables, first_reads=settings.snapshot_mode.reads_rows
+        )
 
     @property
     def asked(self) -> bool:
         """Whether a person has asked for a snapshot that is not planned yet. Cheap."""
-        return bool(self._requests.read().keys() & {table.name for table in self._tables})
-
-    def due(self) -> list[_Wanted]:
-        """The tables to read now: begun and not finished, asked for, or not read in this epoch."""
-        plans = newest_of_each(self._plans.all(self._epoch))
-        asked = self._requests.read()
-        read = self._read_before()
-        found = []
-        for table in self._tables:
-            plan = plans.get(table.name)
-            if plan is not None and self._store.exists(plan.boundary_id):
-                plan = None
-            if table.name in asked:
-                found.append(_Wanted(table, None, asked[table.name]))
-            elif plan is not None and plan.compared:
-                # Its chunks that were the same hold no rows: they are for a comparison that was finished.
-                found.append(_Wanted(table, None, plan.reason))
-            elif plan is not None:
-                found.append(_Wanted(table, plan, plan.reason))
-            elif self._settings.snapshot_mode.reads_rows and table.name not in read:
-                found.append(_Wanted(table, None, FIRST_READ))
-        return found
+        asked = {request.table for request in self._requests.read()}
+        return bool(asked & {table.name for table in self._tables})
 
     def take(self, stop: threading.Event) -> Lsn | None:
         """Read what is due; returns the LSN that the stream must pass for it to be whole.
@@ -121,7 +98,7 @@ class Snapshots:
         Null if nothing was due, or ``stop`` came first. Raises what reading or landing a chunk raises:
         the chunks that have landed stay.
         """
-        wanted = self.due()
+        wanted = self._due.now()
         if not wanted:
             return None
         self._moved.settled = False
@@ -129,7 +106,8 @@ class Snapshots:
         planned = []
         with closing(connect_to_source(self._dsn, self._of)) as connection:
             # Before the request is gone: it is what takes the doubt away.
-            self._published.accept(connection, {each.table.name for each in wanted if each.plan is None})
+            whole = {each.table.name for each in wanted if each.plan is None and each.scope is None}
+            self._published.accept(connection, whole)
             for each in wanted:
                 plan = self._planned(connection, each, landing.ordinals, stop)
                 if plan is None:
@@ -150,11 +128,11 @@ class Snapshots:
         Null if ``stop`` came first; the table is read whole then by the next ``take``, as after an error.
         """
         landing = self._landing()
+        asked = tuple(request for request in self._requests.read() if request.table == table.name)
+        wanted = Wanted(table, None, reason, answers=asked)
         with closing(connect_to_source(self._dsn, self._of)) as connection:
             self._published.accept(connection, {table.name})
-            plan = self._planned(
-                connection, _Wanted(table, None, reason), landing.ordinals, stop, compared=True
-            )
+            plan = self._planned(connection, wanted, landing.ordinals, stop, compared=True)
             if plan is None:
                 return None
             reader = ChunkReader(connection, landing, stop)
@@ -178,7 +156,7 @@ class Snapshots:
         For tables whose snapshot the stream has passed; to be called until it finds nothing. Returns and
         raises as ``take`` does.
         """
-        plans = newest_of_each(self._plans.all(self._epoch))
+        plans = that_count(self._plans.all(self._epoch))
         high = self._moved.run(self._tables, plans, self._landing, stop)
         if high is not None:
             self._have_flushed(high)
@@ -230,39 +208,38 @@ class Snapshots:
                 span = ChunkSpan(SCHEMA_ONLY, table.name, 0, 1, mark.lsn, mark.lsn, mark.clock)
                 self._landed(writer.seal(chunk=span, relations=(relation.version(table),)))
 
-    def _read_before(self) -> set[str]:
-        """The tables that need no first read: read in this epoch, or before it where that has to do."""
-        accepted = AcceptedLosses(self._store.folder).of(self._epoch) is not None
-        names = (name for name in self._store.batch_ids() if name.endswith("-boundary"))
-        counts = (name for name in names if accepted or epoch_in(name) == self._epoch)
-        chunks = (self._store.read(name).chunk for name in counts)
-        return {chunk.table for chunk in chunks if chunk is not None}
-
     def _planned(
         self,
         connection: Connection,
-        wanted: _Wanted,
+        wanted: Wanted,
         ordinals: Ordinals,
         stop: threading.Event,
         *,
         compared: bool = False,
     ) -> SnapshotPlan | None:
         """The plan to read by, written down; null if ``stop`` came before it was made."""
-        table, plan = wanted.table, wanted.plan
+        table, plan, scope = wanted.table, wanted.plan, wanted.scope
         with source_errors(f"planning the snapshot of {table.full_name}"), connection.cursor() as cursor:
             cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         try:
             relation = read_relation(connection, table.schema, table.table)
             if plan is not None and _still_fits(plan, relation, table):
                 return plan
+            if scope is not None and not _fits(scope, relation, table):
+                _log.warning(
+                    "%s is read as a whole: its key is not what it was when a range of it was asked for",
+                    table.full_name,
+                )
+                scope = None
             by = columns_to_cut_by(
                 connection, table.schema, table.table, table.key, partitioned=relation.partitioned
             )
             types = _types(by, relation)
             rows = self._settings.snapshot_chunk_rows
             partitions = self._partitions.planned(connection, table)
+            only = () if scope is None else conditions(table, relation, scope)
             bounds = []
-            for bound in cut(connection, table.schema, table.table, relation, by, types, rows):
+            for bound in cut(connection, table.schema, table.table, relation, by, types, rows, only):
                 if stop.is_set():
                     return None
                 bounds.append(bound)
@@ -283,10 +260,13 @@ class Snapshots:
             types=types,
             bounds=tuple(bounds),
             compared=compared,
+            scope=scope,
         )
         self._plans.write(made)
-        self._partitions.will_be_read(table, partitions)
-        self._requests.clear(table.name)
+        if scope is None:
+            self._partitions.will_be_read(table, partitions)
+        for request in wanted.answers:
+            self._requests.clear(request)
         return made
 
 
@@ -295,8 +275,16 @@ def _types(by: Sequence[str], relation: CatalogRelation) -> tuple[str, ...]:
     return tuple(of[name] for name in by)
 
 
+def _fits(scope: KeyRange, relation: CatalogRelation, table: TableContract) -> bool:
+    """Whether the columns that ``scope`` names the values of are still those of the key, ordered as then."""
+    columns = table.key[: len(scope.kinds)]
+    return set(columns) <= set(relation.columns) and kinds_of(relation, columns) == scope.kinds
+
+
 def _still_fits(plan: SnapshotPlan, relation: CatalogRelation, table: TableContract) -> bool:
     """Whether the table can still be cut as planned: by its key as it is now, which has no NULLs."""
+    if plan.scope is not None and not _fits(plan.scope, relation, table):
+        return False
     if plan.by not in ((), (PLACE,)) and set(plan.by) != set(table.key):
         return False
     return set(plan.by) <= {*relation.columns, PLACE} and _types(plan.by, relation) == plan.types

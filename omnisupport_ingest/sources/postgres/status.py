@@ -87,7 +87,7 @@ class ServerState:
 class SourceStatus:
     """``server`` is null if it cannot be asked; ``warnings`` then says why.
 
-    ``snapshots``: those begun and not finished. ``asked``: tables whose snapshot nobody has begun yet.
+    ``snapshots``: those begun and not finished. ``asked``: snapshots that nobody has begun yet, in words.
     """
 
     source: str
@@ -137,7 +137,7 @@ def source_status(
         paused,
         landed,
         tuple(snapshots_under_way(store, epoch.number)) if epoch is not None else (),
-        tuple(SnapshotRequests(store.folder).read()),
+        tuple(str(each) for each in SnapshotRequests(store.folder).read()),
         server,
         tuple(found),
     )

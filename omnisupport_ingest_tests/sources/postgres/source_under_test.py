@@ -201,7 +201,8 @@ def folded(events: list[LandedEvent], table: str) -> dict[str, dict[str, str | N
         if event.source_table != table:
             continue
         if event.op in ("t", "b"):
-            rows.clear()
+            for key in [key for key in rows if _reaches(event, key)]:
+                del rows[key]
             continue
         assert event.key is not None
         key = json.dumps(json.loads(event.key))
@@ -217,3 +218,13 @@ def folded(events: list[LandedEvent], table: str) -> dict[str, dict[str, str | N
             before = rows.get(key, {}) | before
         rows[key] = {name: before.get(name, UNRESOLVED) for name in event.unchanged or ()} | sent
     return rows
+
+
+def _reaches(end: LandedEvent, key: str) -> bool:
+    """Whether a truncate or boundary is about ``key``; the ranges of these tests are of whole numbers."""
+    if end.after is None:
+        return True
+    scope = json.loads(end.after)
+    numbers = [int(text) for text in json.loads(key)]
+    first, last = ([int(text) for text in scope[name] or ()] for name in ("from", "to"))
+    return numbers[: len(first)] >= first and (not last or numbers[: len(last)] <= last)

@@ -51,7 +51,39 @@ def test_table_without_a_contract_is_refused_by_name(shop: Shop) -> None:
     assert (
         refused.code == 2 and "no contract called invoices" in refused.err and "items, orders" in refused.err
     )
-    assert SnapshotRequests(LandingStore(shop.home / "landing", SOURCE).folder).read() == {}
+    assert SnapshotRequests(LandingStore(shop.home / "landing", SOURCE).folder).read() == []
+
+
+def test_range_of_keys_is_asked_for_by_its_bounds(shop: Shop) -> None:
+    assert shop.run(*ONCE).code == 0
+    first = shop.run("source", "snapshot", "orders", "--from", "01", "--to", "[2]")
+    assert first.code == 0 and "orders, keys 1 to 2: asked for." in first.out
+    assert "was asked for already" in shop.run("source", "snapshot", "orders", "--from", "1", "--to", "2").out
+    assert "orders, keys from 2: asked for." in shop.run("source", "snapshot", "orders", "--from", "2").out
+    asked = {"orders, keys 1 to 2", "orders, keys from 2"}
+    assert set(status(shop)["snapshots_asked_for"]) == asked
+    shown = shop.run("source", "status").out
+    assert all(f"{each}: asked for, not begun" in shown for each in asked)
+    read = shop.run(*ONCE)
+    assert read.code == 0 and "Landed the snapshot of a range of orders" in read.out + read.err
+    assert status(shop)["snapshots_asked_for"] == [] and boundaries(shop) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        pytest.param(("orders", "items", "--from", "1"), "keys of one table", id="of two tables"),
+        pytest.param(("orders", "--to", "[1"), "--to [1 is no JSON array", id="half an array"),
+        pytest.param(("orders", "--to", "[null]"), "texts or whole numbers", id="no value"),
+        pytest.param(("orders", "--from", "first"), "'first' is no value of column id", id="no number"),
+        pytest.param(("orders", "--from", "2", "--to", "1"), "ends before it starts", id="swapped"),
+    ],
+)
+def test_bounds_that_are_no_range_are_refused(shop: Shop, arguments: tuple[str, ...], why: str) -> None:
+    assert shop.run(*ONCE).code == 0
+    refused = shop.run("source", "snapshot", *arguments)
+    assert refused.code == 2 and why in refused.err
+    assert status(shop)["snapshots_asked_for"] == []
 
 
 def test_progress_of_an_interrupted_snapshot_is_told(shop: Shop) -> None:

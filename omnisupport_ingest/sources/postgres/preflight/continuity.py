@@ -27,7 +27,7 @@ def published_findings(
         return
     requests = SnapshotRequests(store.folder)
     published = PublishedTables(
-        store.folder, epoch.number, publication, tables, lambda: requests.read().keys()
+        store.folder, epoch.number, publication, tables, lambda: requests.whole_tables().keys()
     )
     try:
         published.require_same(connection)

@@ -1,0 +1,96 @@
+"""``source snapshot``: have tables, or a range of a table's keys, read again."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import click
+
+from omnisupport_ingest.cli.opening import existing_home, open_settings
+from omnisupport_ingest.cli.source_opening import contracted_tables, open_source_dsn
+
+if TYPE_CHECKING:
+    from omnisupport_ingest.contracts.model import TableContract
+    from omnisupport_ingest.home import Home
+    from omnisupport_ingest.key_range import KeyRange
+    from omnisupport_ingest.settings import Settings
+
+
+@click.command()
+@click.argument("tables", nargs=-1, required=True, metavar="TABLE...")
+@click.option("--from", "start", metavar="KEY", help="Only rows whose key is KEY or above.")
+@click.option("--to", "end", metavar="KEY", help="Only rows whose key is KEY or below.")
+@click.option("--reason", default="", help="Why; stands in the snapshot's plan.")
+def snapshot(tables: tuple[str, ...], start: str | None, end: str | None, reason: str) -> None:
+    """Have all rows of one or more tables read again, while their changes go on being captured.
+
+    Rows that are no longer there count as deleted from then on. TABLE is the name of a contract. The capture
+    that follows the source begins within a second; if none runs, the next one does it. Until the stream
+    has passed what was read the table is incomplete, and `verify` refuses it: watch `source status`.
+
+    With --from, --to or both, only the rows of that range of one table's keys are read, and only of them
+    are those that are gone counted as deleted. KEY is the value of the key's first column; of a key of
+    several columns, a JSON array of the values of the first few, '["eu", 5]'. Ranges are for keys of
+    integers, uuid, date, and text in the collation C: those that the lake orders as the server does.
+
+    \b
+    Examples:
+      omnisupport-ingest source snapshot tickets --reason "was out of the publication for an hour"
+      omnisupport-ingest source snapshot tickets --from 1000 --to 1999
+    """
+    from omnisupport_ingest.landing.store import LandingStore
+    from omnisupport_ingest.sources.postgres.lease import Lease
+    from omnisupport_ingest.sources.postgres.snapshot_requests import SnapshotRequests
+
+    settings = open_settings()
+    home = existing_home(settings)
+    known = {table.name: table for table in contracted_tables(settings)}
+    unknown = [name for name in tables if name not in known]
+    if unknown:
+        raise click.UsageError(
+            f"{settings.source} has no contract called {unknown[0]}. There is: {', '.join(sorted(known))}."
+        )
+    scope = None
+    if start is not None or end is not None:
+        if len(tables) > 1:
+            raise click.UsageError("--from and --to are keys of one table; name one.")
+        scope = _key_range(settings, home, known[tables[0]], start, end)
+    requests = SnapshotRequests(LandingStore(home.landing, settings.source).folder)
+    for name in tables:
+        asked = requests.write(name, reason, scope)
+        what = name if scope is None else f"{name}, keys {scope}"
+        click.echo(f"{what}: {'asked for.' if asked else 'was asked for already.'}")
+    if Lease.is_held(home.run, settings.source):
+        click.echo("Progress: omnisupport-ingest source status")
+    else:
+        click.echo("No capture is running; the next one reads them: omnisupport-ingest up")
+
+
+def _key_range(
+    settings: Settings, home: Home, table: TableContract, start: str | None, end: str | None
+) -> KeyRange:
+    from contextlib import closing
+
+    from omnisupport_ingest.errors import IngestError
+    from omnisupport_ingest.sources.postgres.connection import connect
+    from omnisupport_ingest.sources.postgres.key_scope import key_range
+
+    dsn = open_source_dsn(settings, home)
+    if isinstance(dsn, IngestError):
+        raise dsn
+    with closing(connect(dsn)) as connection:
+        return key_range(connection, table, _bound("--from", start), _bound("--to", end))
+
+
+def _bound(option: str, text: str | None) -> list[str] | None:
+    """The values of a bound: one, or those of a JSON array."""
+    if text is None or not text.startswith("["):
+        return None if text is None else [text]
+    try:
+        values = json.loads(text)
+    except ValueError as error:
+        raise click.UsageError(f"{option} {text} is no JSON array: {error}.") from error
+    if not all(isinstance(value, str | int) and not isinstance(value, bool) for value in values):
+        raise click.UsageError(f"{option} {text}: the values of a key are texts or whole numbers.")
+    return [str(value) for value in values]
