@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -114,6 +115,7 @@ class _Home:
         self._landed = Landed()
         self._platform = Platform(folder, spark, VERSIONS[0], story.actions)
         self._dealt: list[str] = []
+        self._held: Counter[str] = Counter()
         self.tally = Tally(histories=len(story.seeds), homes=1)
 
     def tell(self) -> None:
@@ -131,9 +133,9 @@ class _Home:
         if told_otherwise:
             self._tell_otherwise()
         self._review()
-        expected = self._settle("after the last reviews")
-        self.tally.things += in_histories(expected)
+        self._settle("after the last reviews")
         self._rebuild()
+        self.tally.things += self._held
         self._count_windows()
 
     def _count_windows(self) -> None:
@@ -244,6 +246,8 @@ class _Home:
         expected = Expected(self._landed.deliveries, self._law(), self._shown_since(self._landed.watermark))
         self._require(when, differences(platform.workspace, expected), expected)
         self.tally.comparisons += 1
+        # The most of each that any comparison had: what waits for a review is decided sooner or later.
+        self._held |= in_histories(expected)
         self._purged = {}
         for shape in SHAPES:
             purged = expected.purged(shape)

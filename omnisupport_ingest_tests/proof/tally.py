@@ -82,7 +82,7 @@ class Tally:
 
 
 def in_histories(expected: Expected) -> Counter[str]:
-    """What the histories of a home came to hold, from the oracle's verdicts on all that landed."""
+    """What the histories of a home hold, from the oracle's verdicts on all that has landed."""
     found: Counter[str] = Counter()
     reasons = {
         "too_late_arrival": "too late events",
