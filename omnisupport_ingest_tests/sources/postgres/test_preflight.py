@@ -284,7 +284,9 @@ def test_pooler_in_between_is_noticed_by_its_forged_process_id_and_its_refusal(
 
 def test_settings_without_which_a_forgotten_slot_does_harm_are_warned_of(ready: SourceUnderTest) -> None:
     admin = connect(ready.dsn)
-    settings = {"max_slot_wal_keep_size": "-1", "idle_replication_slot_timeout": "1h"}
+    settings = {"max_slot_wal_keep_size": "-1"}
+    if ready.server_version() >= 180000:
+        settings["idle_replication_slot_timeout"] = "1h"
     with admin.cursor() as cursor:
         try:
             for name, value in settings.items():
