@@ -124,7 +124,7 @@ class Settings(BaseSettings):
         2, ge=1, le=64, description="Chunks of a snapshot read at a time, each on a connection of its own."
     )
     snapshot_chunk_rows: int = Field(
-        200_000, ge=1, description="Rows of a chunk of a snapshot, about. An interrupted one is read again."
+        500_000, ge=1, description="Rows of a chunk of a snapshot, about. An interrupted one is read again."
     )
     snapshot_fetch_bytes: int = Field(
         6 * 1024 * 1024,
