@@ -40,9 +40,10 @@ def repair(mode: str, reason: str, by: str | None) -> None:
     lake is right again afterwards, rows that are gone included.
 
     \b
-    recovery     This command reads every table once, chunk by chunk, and compares it with the lake, which
-                 must have taken in all that landed. Chunks that are the same land nothing, so their rows keep
-                 their history; the others land whole. Interrupted, what is left is read whole.
+    recovery     This command compares every table, chunk by chunk, with the lake, which must have taken in
+                 all that landed: by checksums, and where those differ row by row. Chunks that are the
+                 same land nothing, so their rows keep their history; the others land whole. Interrupted,
+                 what is left is read whole.
     resnapshot   The next capture reads every table, beside the stream. The lake need not be there.
     accept-loss  The next capture goes on with the stream alone. A note in landing says what is missing; the
                  tables stay incomplete, so the check `complete` stays red and `verify` and `as-of` refuse
@@ -108,6 +109,8 @@ def _begun(epoch: int, settings: Settings, reason: str) -> str:
 def _tell(done: Recovered) -> None:
     same = done.chunks - done.read_again
     told = f"{done.table}: {same} of {counted(done.chunks, 'chunk')} are as in the lake"
+    if done.by_rows > done.read_again:
+        told += f" ({done.by_rows - done.read_again} by a comparison row by row)"
     if done.read_again:
         told += f", the others were read again ({counted(done.rows, 'row')})"
     if done.ended:

@@ -12,6 +12,8 @@ import duckdb
 
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.row_checksum import RowChecksum
+from omnisupport_ingest.stages.lake_checksum import checksum_columns, in_range, is_at_source
 from omnisupport_ingest.stages.pending import pending_windows
 from omnisupport_ingest.stages.row_equality import (
     equal,
@@ -72,6 +74,26 @@ class PublishedRows:
         row = self._connection.execute("SELECT bool_and(differs IS FALSE) FROM pairs").fetchone()
         assert row is not None
         return row[0] is not False
+
+    def has(
+        self, checksum: RowChecksum, by: Sequence[str], start: Sequence[str] | None, end: Sequence[str] | None
+    ) -> bool:
+        """Whether the rows with keys above ``start``, up to and with ``end``, have ``checksum``, for certain.
+
+        ``by``: the columns that the bounds are values of; null: open. Such rows count as met.
+        """
+        contract = self._contract
+        there = f"{in_range(contract, by, start, end)} AND {is_at_source(contract)}"
+        found = self._connection.execute(
+            f"SELECT {checksum_columns(contract)}, coalesce(bool_or(len(l._cdc_unresolved) > 0), false)"
+            f" FROM lake l WHERE {there}"
+        ).fetchone()
+        assert found is not None
+        *sums, unresolved = found
+        if unresolved or RowChecksum(*map(int, sums)) != checksum:
+            return False
+        self._connection.execute(f"INSERT INTO met SELECT l._cdc_key FROM lake l WHERE {there}")
+        return True
 
     def unmet(self) -> list[str]:
         """The keys (JSON arrays) of the rows alive, or perhaps alive, that no file had, in order."""

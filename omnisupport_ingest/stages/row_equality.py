@@ -12,7 +12,7 @@ from pathlib import Path
 from omnisupport_ingest.contracts.model import Column, TableContract
 from omnisupport_ingest.contracts.pg_types import ARRAYS, Kind
 
-_CASTS = {
+CASTS = {
     Kind.BOOLEAN: "BOOLEAN",
     Kind.SHORT: "SMALLINT",
     Kind.INTEGER: "INTEGER",
@@ -22,6 +22,7 @@ _CASTS = {
     Kind.DATE: "DATE",
     Kind.TIMESTAMPTZ: "TIMESTAMPTZ",
 }
+"""DuckDB's types for kinds whose values it reads from PostgreSQL's text."""
 
 
 def select_source(contract: TableContract, rows: Path) -> str:
@@ -84,7 +85,7 @@ def _cast(column: Column) -> str:
     if kind in ARRAYS:
         items = "VARCHAR[]" if kind is Kind.TEXT_ARRAY else "BIGINT[]"
         return f"TRY_CAST(s.{named('json:' + column.name)}::JSON AS {items})"
-    return f"TRY_CAST({shown} AS {_CASTS[kind]})" if kind in _CASTS else shown
+    return f"TRY_CAST({shown} AS {CASTS[kind]})" if kind in CASTS else shown
 
 
 def _nothing(contract: TableContract) -> str:

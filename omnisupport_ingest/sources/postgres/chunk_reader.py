@@ -6,11 +6,12 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import TypeVar
 
 import psycopg2
 from psycopg2.extensions import connection as Connection
@@ -21,6 +22,7 @@ from omnisupport_ingest.landing.snapshot_plans import SnapshotPlan
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.landing.writer import BatchWriter
 from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.row_checksum import RowChecksum
 from omnisupport_ingest.sources.postgres.connect_errors import first_line
 from omnisupport_ingest.sources.postgres.connection import source_errors
 from omnisupport_ingest.sources.postgres.copy_rows import copy_lines
@@ -44,9 +46,12 @@ from omnisupport_ingest.sources.postgres.safe_watermark import (
     read_mark,
     read_visibility,
 )
+from omnisupport_ingest.sources.postgres.server_checksum import server_checksum
 from omnisupport_ingest.sources.postgres.snapshot_rows import SnapshotChunk, SnapshotRows
 from omnisupport_ingest.sources.postgres.text_rows import write_text_rows
 from omnisupport_ingest.windows import WindowGrid
+
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -80,9 +85,9 @@ class Landing:
 
 
 @dataclass(frozen=True, slots=True)
-class TextRead:
-    """Where a read of a chunk's text stands: ``low`` and ``clock`` of its safe low watermark, ``high``, and
-    the form that the table had.
+class LookedAt:
+    """Where a look at a chunk stands: ``low`` and ``clock`` of its safe low watermark, ``high``, and the form
+    that the table had.
     """
 
     low: Lsn
@@ -107,18 +112,40 @@ class ChunkReader:
             others = conditions(table, relation, plan.scope)
         return self._land(table, plan, chunk, where(plan.by, plan.types, start, end, others), start, end)
 
-    def read_text(self, table: TableContract, plan: SnapshotPlan, chunk: int, path: Path) -> TextRead:
+    def read_text(self, table: TableContract, plan: SnapshotPlan, chunk: int, path: Path) -> LookedAt:
         """Write the rows of ``chunk`` to a file, by ``write_text_rows``; errors as in ``read``."""
+
+        def read(rows: str) -> None:
+            write_text_rows(self._connection, table, rows, path, fetched=self._keep_pace)
+
+        looked_at, _ = self._look(table, plan, chunk, read)
+        return looked_at
+
+    def read_checksum(
+        self, table: TableContract, plan: SnapshotPlan, chunk: int
+    ) -> tuple[LookedAt, RowChecksum]:
+        """Have the server work out the checksum of the rows of ``chunk``; errors as in ``read``."""
+
+        def read(rows: str) -> RowChecksum:
+            found = server_checksum(self._connection, table, rows)
+            self._keep_pace(found.rows)
+            return found
+
+        return self._look(table, plan, chunk, read)
+
+    def _look(
+        self, table: TableContract, plan: SnapshotPlan, chunk: int, read: Callable[[str], T]
+    ) -> tuple[LookedAt, T]:
+        """Have the rows of ``chunk`` read by ``read``, which is given what stands behind FROM."""
         start, end = plan.range_of(chunk)
         mark = self._begin(table, plan, None)
         try:
             high = self._high()
             relation = read_relation(self._connection, table.schema, table.table)
             name = source_of_rows(table.schema, table.table, partitioned=relation.partitioned)
-            rows = f"{name}{where(plan.by, plan.types, start, end)}"
             with source_errors(f"reading {table.full_name}"), _readable(table):
-                write_text_rows(self._connection, table, rows, path, fetched=self._keep_pace)
-            return TextRead(mark.lsn, high, mark.clock, relation.version(table))
+                found = read(f"{name}{where(plan.by, plan.types, start, end)}")
+            return LookedAt(mark.lsn, high, mark.clock, relation.version(table)), found
         finally:
             self._end()
 

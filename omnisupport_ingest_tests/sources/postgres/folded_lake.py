@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -11,8 +11,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.contracts.pg_types import Kind
 from omnisupport_ingest.stages.published_rows import PublishedRows
 from omnisupport_ingest_tests.sources.postgres.source_under_test import UNRESOLVED, SourceUnderTest, folded
+
+
+def _typed(values: Sequence[str | None], kind: Kind) -> pa.Array:
+    """Texts, or whole numbers where the contract says so."""
+    array = pa.array(values, pa.string())
+    return array.cast(pa.int32()) if kind is Kind.INTEGER else array
 
 
 class FoldedLake:
@@ -29,9 +36,10 @@ class FoldedLake:
                 name: [None if row[name] is UNRESOLVED else row[name] for row in rows.values()]
                 for name in table.column_names
             }
+            types = {column.name: column.type.kind for column in table.columns}
             unresolved = [[name for name in row if row[name] is UNRESOLVED] for row in rows.values()]
             made = {
-                **{name: pa.array(values, pa.string()) for name, values in columns.items()},
+                **{name: _typed(values, types[name]) for name, values in columns.items()},
                 "_cdc_key": pa.array(list(rows), pa.string()),
                 "_cdc_is_deleted": pa.array([False] * len(rows), pa.bool_()),
                 "_cdc_unresolved": pa.array(unresolved, pa.list_(pa.string())),

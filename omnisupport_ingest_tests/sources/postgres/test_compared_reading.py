@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.contracts.model import Column, TableContract
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.landing.completeness import incomplete_now
 from omnisupport_ingest.landing.snapshot_plans import SnapshotPlans
+from omnisupport_ingest.row_checksum import RowChecksum
 from omnisupport_ingest.sources.postgres.compared_reading import Recovered
 from omnisupport_ingest.sources.postgres.errors import CaptureRunning, HoleInSource
 from omnisupport_ingest.sources.postgres.lease import Lease
@@ -26,6 +28,7 @@ from omnisupport_ingest_tests.sources.postgres.source_under_test import (
 )
 
 COLUMNS = ("id", "a", "b")
+Keys = Sequence[str] | None
 REASON = "the slot was dropped"
 LONG = "(SELECT string_agg(md5(random()::text), '') FROM generate_series(1, 200))"
 
@@ -37,7 +40,8 @@ def lost(source: SourceUnderTest) -> SourceUnderTest:
         "CREATE TABLE tickets (id int PRIMARY KEY, a text, b text)",
         f"INSERT INTO tickets SELECT n, 'old', {LONG} FROM generate_series(1, 500) n",
     )
-    source.tables.append(contract("tickets", COLUMNS))
+    columns = (Column("id", "integer"), Column("a", "text"), Column("b", "text"))
+    source.tables.append(replace(contract("tickets", COLUMNS), columns=columns))
     source.overrides |= {"snapshot_chunk_rows": 50, "snapshot_threads": 1}
     source.catch_up()
     source.sql("UPDATE tickets SET a = 'captured' WHERE id % 10 = 0")
@@ -66,11 +70,22 @@ def complete(source: SourceUnderTest) -> bool:
 def test_nothing_is_read_again_where_nothing_was_lost(lost: SourceUnderTest, tmp_path: Path) -> None:
     with pytest.raises(HoleInSource):
         lost.catch_up()
-    assert recover(lost, tmp_path) == [Recovered("tickets", 11, 0, 0, 0)]
+    assert recover(lost, tmp_path) == [Recovered("tickets", 11, 0, 0, 0, 0)]
     assert not complete(lost)
     lost.sql("UPDATE tickets SET a = 'after' WHERE id = 7")
     lost.catch_up()
     assert [event.op for event in lost.events() if event.epoch == 2] == ["u"]
+    assert same_as_source(lost) and complete(lost)
+
+
+def test_chunks_are_compared_row_by_row_where_the_lake_orders_keys_in_another_way(
+    lost: SourceUnderTest, tmp_path: Path
+) -> None:
+    lost.tables[0] = contract("tickets", COLUMNS)
+    lost.sql("UPDATE tickets SET a = 'lost' WHERE id = 120")
+    (done,) = recover(lost, tmp_path)
+    assert (done.chunks, done.by_rows, done.read_again, done.ended) == (11, 11, 1, 0)
+    lost.catch_up()
     assert same_as_source(lost) and complete(lost)
 
 
@@ -85,6 +100,8 @@ def test_only_chunks_that_differ_are_read_and_rows_that_are_gone_end(
     # Row 120 is in the third chunk, row 1000 in the last, of 48; a delete alone asks for no reading.
     (done,) = recover(lost, tmp_path)
     assert (done.read_again, done.ended) == (2, 3) and done.rows == 98
+    # By its checksum, the one from which rows are gone differs too.
+    assert done.by_rows == 3
     lost.catch_up()
     of_the_epoch = [event for event in lost.events() if event.epoch == 2]
     assert sorted(event.key or "" for event in of_the_epoch if event.op == "d") == [
@@ -121,7 +138,7 @@ def test_row_moved_to_a_key_that_looks_unchanged_has_its_unsent_column(
 
     told: list[Recovered] = []
     lost.capture().recover(REASON, Late(lost, tmp_path), threading.Event(), told.append)
-    assert told == [Recovered("tickets", 11, 0, 0, 0)]
+    assert told == [Recovered("tickets", 11, 0, 0, 0, 0)]
     lost.catch_up()
     moved = [event for event in lost.events("c") if event.moved_from_key is not None]
     assert [event.unchanged for event in moved] == [["b"]]
@@ -178,16 +195,16 @@ def test_recovery_that_is_stopped_leaves_its_table_to_a_whole_snapshot(
         def rows(self, table: TableContract) -> Iterator[PublishedRows]:
             with super().rows(table) as rows:
                 compared = 0
-                same = rows.same
+                has = rows.has
 
-                def counting(path: Path) -> bool:
+                def counting(checksum: RowChecksum, by: Sequence[str], start: Keys, end: Keys) -> bool:
                     nonlocal compared
                     if compared == batches - 1:
                         stop.set()
                     compared += 1
-                    return same(path)
+                    return has(checksum, by, start, end)
 
-                rows.same = counting  # type: ignore[method-assign]
+                rows.has = counting  # type: ignore[method-assign]
                 if not batches:
                     stop.set()
                 yield rows
