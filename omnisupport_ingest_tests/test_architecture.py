@@ -11,7 +11,7 @@ import omnisupport_ingest
 
 PACKAGE = Path(omnisupport_ingest.__file__).parent
 
-VALUES = {"errors", "position", "windows"}
+VALUES = {"errors", "position", "key_range", "windows"}
 FLOOR_1 = VALUES | {"settings", "durable", "failpoints", "home"}
 
 MAY_IMPORT: dict[str, set[str]] = {

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from omnisupport_ingest.contracts.model import Column, TableContract
 from omnisupport_ingest.contracts.pg_types import ARRAYS, Kind
-from omnisupport_ingest.row_checksum import DIGITS
+from omnisupport_ingest.contracts.row_checksum import DIGITS
 from omnisupport_ingest.stages.row_equality import CASTS, named, text
 
 Bound = Sequence[str] | None

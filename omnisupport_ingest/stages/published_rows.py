@@ -11,8 +11,8 @@ from tempfile import TemporaryDirectory
 import duckdb
 
 from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.contracts.row_checksum import RowChecksum
 from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.row_checksum import RowChecksum
 from omnisupport_ingest.stages.lake_checksum import checksum_columns, in_range, is_at_source
 from omnisupport_ingest.stages.pending import pending_windows
 from omnisupport_ingest.stages.row_equality import (

@@ -17,12 +17,12 @@ import psycopg2
 from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.contracts.row_checksum import RowChecksum
 from omnisupport_ingest.landing.manifest import ChunkSpan, Manifest, RelationVersion
 from omnisupport_ingest.landing.snapshot_plans import SnapshotPlan
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.landing.writer import BatchWriter
 from omnisupport_ingest.position import Lsn
-from omnisupport_ingest.row_checksum import RowChecksum
 from omnisupport_ingest.sources.postgres.connect_errors import first_line
 from omnisupport_ingest.sources.postgres.connection import source_errors
 from omnisupport_ingest.sources.postgres.copy_rows import copy_lines

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Protocol
 
 from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.contracts.row_checksum import RowChecksum, has_checksum
 from omnisupport_ingest.landing.manifest import ChunkSpan, Manifest
 from omnisupport_ingest.landing.rows import LandedEvent
 from omnisupport_ingest.landing.snapshot_plans import SnapshotPlan
 from omnisupport_ingest.landing.writer import BatchWriter
-from omnisupport_ingest.row_checksum import RowChecksum, has_checksum
 from omnisupport_ingest.sources.postgres.chunk_reader import ChunkReader, Landing, LookedAt
 
 

@@ -6,7 +6,7 @@ from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.contracts.model import Column, TableContract
 from omnisupport_ingest.contracts.pg_types import ARRAYS
-from omnisupport_ingest.row_checksum import DIGITS, RowChecksum
+from omnisupport_ingest.contracts.row_checksum import DIGITS, RowChecksum
 from omnisupport_ingest.sources.postgres.quoting import identifier
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from omnisupport_ingest.contracts.model import Column, TableContract
+from omnisupport_ingest.contracts.row_checksum import RowChecksum
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.landing.completeness import incomplete_now
 from omnisupport_ingest.landing.snapshot_plans import SnapshotPlans
-from omnisupport_ingest.row_checksum import RowChecksum
 from omnisupport_ingest.sources.postgres.compared_reading import Recovered
 from omnisupport_ingest.sources.postgres.errors import CaptureRunning, HoleInSource
 from omnisupport_ingest.sources.postgres.lease import Lease

@@ -12,7 +12,7 @@ import duckdb
 import pytest
 
 from omnisupport_ingest.contracts.model import Column, TableContract
-from omnisupport_ingest.row_checksum import RowChecksum, has_checksum
+from omnisupport_ingest.contracts.row_checksum import RowChecksum, has_checksum
 from omnisupport_ingest.sources.postgres.connection import connect
 from omnisupport_ingest.sources.postgres.server_checksum import server_checksum
 from omnisupport_ingest.stages.published_rows import PublishedRows
