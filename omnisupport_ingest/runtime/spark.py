@@ -32,7 +32,7 @@ class SparkUnreachable(IngestError):
 def spark_conf(settings: Settings) -> dict[str, str]:
     """The configuration of every session of this platform, as Spark names it.
 
-    Some of it is fixed when the JVM starts (memory, addresses, logging); the rest is repeated on
+    Some of it is fixed when the JVM starts (memory, addresses, logging, debugging); the rest is repeated on
     each Connect session by ``session_conf``.
     """
     local = settings.spark_master.startswith("local")
@@ -45,6 +45,9 @@ def spark_conf(settings: Settings) -> dict[str, str]:
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.warehouse.dir": str(_home(settings) / "run" / "spark-warehouse"),
         "spark.sql.catalogImplementation": "in-memory",
+        # Every expression would tell the JVM which line of Python it is from: as many calls again as the
+        # expressions take, for plans of thousands of them. A failed plan then names no line of ours.
+        "spark.python.sql.dataFrameDebugging.enabled": "false",
     }
     if local:
         # Spark otherwise listens on the machine's own address. A cluster's executors must reach
