@@ -89,10 +89,15 @@ def versions_of(spark: SparkSession, events: list[Event]) -> list[Version]:
     return [Version(row) for row in made(spark, events).collect()]
 
 
+def bears_on(event: Event, lane: str) -> bool:
+    """Whether a truncate or boundary may be about a key of ``lane``: its range is not one of other lanes."""
+    return event.scope is None or int(event.scope[0][0]) <= int(lane) <= int(event.scope[1][0])
+
+
 def wrong_places(versions: list[Version], events: list[Event]) -> list[str]:
     """Every position at which the history and the oracle differ, in words; lane by lane."""
     of_lane: dict[str, list[Event]] = defaultdict(list)
-    whole = [event for event in events if event.key is None]
+    keyless = [event for event in events if event.key is None]
     for event in events:
         if event.key is not None:
             of_lane[event.key[0]].append(event)
@@ -101,7 +106,8 @@ def wrong_places(versions: list[Version], events: list[Event]) -> list[str]:
         held[version.key[0]].append(version)
     found = []
     for lane, alone in of_lane.items():
-        together = sorted(alone + whole, key=lambda event: event.at)
+        reaching = [event for event in keyless if bears_on(event, lane)]
+        together = sorted(alone + reaching, key=lambda event: event.at)
         for at in sorted({event.at for event in together}):
             expected = {
                 key: Held.of(row.values, row.existence_unresolved)
