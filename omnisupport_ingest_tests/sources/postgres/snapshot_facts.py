@@ -63,6 +63,16 @@ def same_as_source(source: SourceUnderTest, table: str = "tickets") -> bool:
     return folded(source.events(), table) == source.rows(table, COLUMNS)
 
 
+def make_tickets(source: SourceUnderTest) -> None:
+    """A table of 1,000 rows, read in chunks of 100 by three connections."""
+    source.sql(
+        "CREATE TABLE tickets (id int PRIMARY KEY, v text)",
+        "INSERT INTO tickets SELECT g, 'old' FROM generate_series(1, 1000) g",
+    )
+    source.tables.append(contract("tickets", COLUMNS))
+    source.overrides |= {"snapshot_chunk_rows": 100, "snapshot_threads": 3}
+
+
 def make_papers(source: SourceUnderTest, first: int, last: int) -> None:
     """A table with a column that a key change does not send, read in chunks of 100, one at a time."""
     source.sql(

@@ -21,6 +21,7 @@ from omnisupport_ingest_tests.sources.postgres.snapshot_facts import (
     complete,
     following,
     make_papers,
+    make_tickets,
     same_as_source,
 )
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract, folded
@@ -29,12 +30,7 @@ from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUn
 @pytest.fixture
 def tickets(source: SourceUnderTest) -> SourceUnderTest:
     """A table of 1,000 rows, read in chunks of 100 by three connections."""
-    source.sql(
-        "CREATE TABLE tickets (id int PRIMARY KEY, v text)",
-        "INSERT INTO tickets SELECT g, 'old' FROM generate_series(1, 1000) g",
-    )
-    source.tables.append(contract("tickets", COLUMNS))
-    source.overrides |= {"snapshot_chunk_rows": 100, "snapshot_threads": 3}
+    make_tickets(source)
     return source
 
 
@@ -208,6 +204,25 @@ def test_source_that_is_written_all_the_while_is_exact_at_the_end(tickets: Sourc
     assert len({span.low for span in chunks(tickets)}) > 1
 
 
+WAITS = "FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+"""Who waits for a standby to confirm a commit."""
+
+
+def a_commit_waits(source: SourceUnderTest) -> bool:
+    """Whether commits wait for a standby: the server's checkpointer decides that, some time after a reload.
+
+    Sees it from a commit that is let go again.
+    """
+    statement = "SELECT pg_logical_emit_message(true, 'does it wait', '')"
+    tried = threading.Thread(target=source.sql, args=(statement,))
+    tried.start()
+    while tried.is_alive():
+        if source.query(f"SELECT pg_cancel_backend(pid) {WAITS}") == [(True,)]:
+            tried.join()
+            return True
+    return False
+
+
 def test_commit_between_its_record_and_its_visibility_is_not_lost(tickets: SourceUnderTest) -> None:
     tickets.overrides["snapshot_threads"] = 1
     held: list[threading.Thread] = []
@@ -218,12 +233,11 @@ def test_commit_between_its_record_and_its_visibility_is_not_lost(tickets: Sourc
             return
         # Commits now wait for a standby that is not there: their records are written, nobody sees them.
         tickets.sql("ALTER SYSTEM SET synchronous_standby_names = 'nobody'", "SELECT pg_reload_conf()")
-        until(lambda: tickets.query("SHOW synchronous_standby_names") == [("nobody",)])
+        until(lambda: a_commit_waits(tickets))
         statement = "UPDATE tickets SET v = 'held back' WHERE id = 950"
         held.append(threading.Thread(target=tickets.sql, args=(statement,)))
         held[0].start()
-        waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
-        until(lambda: tickets.query(waits) == [(1,)])
+        until(lambda: tickets.query(f"SELECT count(*) {WAITS}") == [(1,)])
         ended.append(current_wal_lsn(tickets.dsn))
         assert tickets.query("SELECT v FROM tickets WHERE id = 950") == [("old",)]
 

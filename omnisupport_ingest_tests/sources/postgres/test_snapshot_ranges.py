@@ -25,6 +25,7 @@ from omnisupport_ingest_tests.sources.postgres.snapshot_facts import (
     complete,
     following,
     make_papers,
+    make_tickets,
     same_as_source,
 )
 from omnisupport_ingest_tests.sources.postgres.source_under_test import (
@@ -53,12 +54,7 @@ def ask(source: SourceUnderTest, start: Keys, end: Keys, number: int = 0) -> Key
 @pytest.fixture
 def tickets(source: SourceUnderTest) -> SourceUnderTest:
     """A table of 1,000 rows that was captured, and that chunks of 100 are read of."""
-    source.sql(
-        "CREATE TABLE tickets (id int PRIMARY KEY, v text)",
-        "INSERT INTO tickets SELECT g, 'old' FROM generate_series(1, 1000) g",
-    )
-    source.tables.append(contract("tickets", COLUMNS))
-    source.overrides |= {"snapshot_chunk_rows": 100, "snapshot_threads": 3}
+    make_tickets(source)
     source.catch_up()
     return source
 
