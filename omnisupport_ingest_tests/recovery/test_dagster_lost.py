@@ -44,6 +44,7 @@ def metadata_of(instance: dg.DagsterInstance, key: dg.AssetKey) -> dict[str | No
     return {record.partition_key: dict(record.asset_materialization.metadata) for record in found}
 
 
+@pytest.mark.slow
 def test_without_its_folder_dagster_shows_every_partition_again_and_takes_new_batches(recent: Story, folder):
     story = recent
     partitioned = [keys.raw_key(SOURCE), keys.deduped_key(SOURCE), keys.dimension_key(story.contract)]

@@ -195,6 +195,7 @@ def test_a_late_event_opens_the_window_and_only_that_event_is_judged_and_folded(
     assert contents(story.workspace) == contents(twin.workspace)
 
 
+@pytest.mark.slow
 def test_a_replayed_window_is_written_whole_and_closed_by_the_same_commit(story, spark):
     three_appends_closed(story, spark)
     before = states(story)
@@ -274,6 +275,7 @@ def test_files_that_are_not_what_the_checkpoint_says_are_not_folded(story, spark
     assert closed(story) == CLOSED
 
 
+@pytest.mark.slow
 def test_two_runs_that_close_one_window_at_once_close_it_once(story, spark):
     three_appends(story, spark)
     story.land(LATER)

@@ -270,6 +270,7 @@ def test_a_later_row_of_the_same_key_is_not_touched(deleted: Story, spark: Spark
         erased(deleted)
 
 
+@pytest.mark.slow
 def test_former_keys_of_the_row_are_erased_with_it(story: Story, spark: SparkSession):
     moves = [
         Change("d", 1),
@@ -307,6 +308,7 @@ def test_a_row_that_left_its_key_keeps_what_it_took_along(story: Story, spark: S
     assert_checks_pass(story, spark)
 
 
+@pytest.mark.slow
 def test_what_a_truncate_ended_can_be_erased(story: Story, spark: SparkSession):
     story.land(BORN, RENAMED, Commit(30, 62, [Change("t")]))
     story.land(Commit(40, 63, [Change("c", 2, {"title": "two", "body": "2"})]))

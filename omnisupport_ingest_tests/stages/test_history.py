@@ -138,6 +138,7 @@ def story(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Stor
 
 
 class TestHistory:
+    @pytest.mark.slow
     def test_at_every_position_it_holds_the_rows_that_a_read_as_of_there_gives_and_the_oracle(
         self, story: Story, spark: SparkSession
     ) -> None:

@@ -70,6 +70,7 @@ def purged(story: Story, spark) -> None:
     assert shown(story, spark) == {2: False, 3: False}
 
 
+@pytest.mark.slow
 def test_a_purged_key_stays_gone_when_events_below_its_delete_come_late_or_again(tmp_path, spark):
     story = told(tmp_path / "told", policy("P30D"))
     purged(story, spark)
