@@ -91,8 +91,8 @@ def capture(once: bool, reason: str | None) -> None:
 
 def land_up_to_now(running: Capture, settings: Settings, home: Home, stop: threading.Event) -> None:
     """Land what has committed by now, and say so; ``KeyboardInterrupt`` if ``stop`` came first."""
-    from omnisupport_ingest.sources.postgres.capture import source_dsn
     from omnisupport_ingest.sources.postgres.server import current_wal_lsn
+    from omnisupport_ingest.sources.postgres.source_dsn import source_dsn
 
     until = current_wal_lsn(source_dsn(settings, home))
     running.run(until, stop)

@@ -120,7 +120,7 @@ def start_dagster(demo: Demo) -> None:
 
 def run_the_workload(demo: Demo) -> None:
     """Real transactions while capture and pipeline run."""
-    from omnisupport_ingest.sources.postgres.capture import source_dsn
+    from omnisupport_ingest.sources.postgres.source_dsn import source_dsn
     from omnisupport_ingest.sources.postgres.support_desk.workload import Workload
 
     traffic = Workload(source_dsn(demo.settings, demo.home), demo.seed)

@@ -74,8 +74,8 @@ class OnePass:
 
         ``BadDsn`` or ``SourceUnavailable`` if the configured one does not answer.
         """
-        from omnisupport_ingest.sources.postgres.capture import source_dsn
         from omnisupport_ingest.sources.postgres.connection import connect
+        from omnisupport_ingest.sources.postgres.source_dsn import source_dsn
 
         if self.settings.source_dsn is None and not _embedded_runs(self.home):
             services.start_source(self.supervisor, self.settings, self.home, say=self.say)

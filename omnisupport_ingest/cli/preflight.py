@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from omnisupport_ingest.cli.opening import open_settings
-from omnisupport_ingest.cli.source_opening import home_if_any, open_source_dsn
+from omnisupport_ingest.cli.source_opening import contracted_tables, home_if_any, open_source_dsn
 
 if TYPE_CHECKING:
     from omnisupport_ingest.sources.postgres.preflight import Finding
@@ -32,17 +32,14 @@ def preflight(as_json: bool) -> int:
 
     Exit code: 0 nothing blocks, 1 something does, 2 usage or settings.
     """
-    from omnisupport_ingest.contracts.load import default_contracts_dir, load_contracts
     from omnisupport_ingest.errors import IngestError
     from omnisupport_ingest.sources.postgres.connect_errors import place
     from omnisupport_ingest.sources.postgres.connection import dsn_parts
     from omnisupport_ingest.sources.postgres.preflight import Finding, blocking
-    from omnisupport_ingest.sources.postgres.source_check import check_source, contracted_tables
+    from omnisupport_ingest.sources.postgres.source_check import check_source
 
     settings = open_settings()
-    tables = contracted_tables(
-        load_contracts(settings.contracts_dir or default_contracts_dir()), settings.source
-    )
+    tables = contracted_tables(settings)
     home = home_if_any(settings)
     dsn = open_source_dsn(settings, home)
     if isinstance(dsn, IngestError):

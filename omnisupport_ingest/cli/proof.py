@@ -88,9 +88,9 @@ def prove(
     ``seconds``; ``TableIncomplete`` if a table has no state at that LSN, because its snapshot was
     read later.
     """
-    from omnisupport_ingest.sources.postgres.capture import source_dsn
     from omnisupport_ingest.sources.postgres.rows_at import write_rows_at
     from omnisupport_ingest.sources.postgres.slot import consistent_snapshot
+    from omnisupport_ingest.sources.postgres.source_dsn import source_dsn
     from omnisupport_ingest.stages.event_counts import events_per_table
 
     source = workspace.settings.source

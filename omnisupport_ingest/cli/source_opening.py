@@ -22,9 +22,9 @@ def home_if_any(settings: Settings) -> Home | None:
 
 def open_source_dsn(settings: Settings, home: Home | None) -> str | IngestError:
     """The connection string of the source, or the error that says why there is none now."""
-    from omnisupport_ingest.sources.postgres.capture import source_dsn
     from omnisupport_ingest.sources.postgres.connection import with_silence
     from omnisupport_ingest.sources.postgres.errors import SourceUnavailable
+    from omnisupport_ingest.sources.postgres.source_dsn import source_dsn
 
     if settings.source_dsn is not None:
         return with_silence(settings.source_dsn.get_secret_value(), settings.source_silence_seconds)

@@ -73,8 +73,8 @@ def _held_back(seen: SourceOverview) -> bool:
 def _look_at_source(settings: Settings, home: Home) -> SourceLook | None:
     """A look that has begun; none if the embedded server is not running."""
     from omnisupport_ingest.errors import IngestError
-    from omnisupport_ingest.sources.postgres.capture import source_dsn
     from omnisupport_ingest.sources.postgres.reach import SourceLook
+    from omnisupport_ingest.sources.postgres.source_dsn import source_dsn
 
     if settings.source_dsn is None and not (home.path / "postgres").exists():
         return None

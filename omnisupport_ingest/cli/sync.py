@@ -104,9 +104,9 @@ def sync(verify: str | None, as_json: bool) -> int:
 
 def _sync(the_pass: OnePass, workspace: Workspace, mode: str) -> Synced:
     from omnisupport_ingest.cli.proof import prove
-    from omnisupport_ingest.sources.postgres.capture import source_dsn
     from omnisupport_ingest.sources.postgres.server import current_wal_lsn
     from omnisupport_ingest.sources.postgres.source_check import contracted_tables
+    from omnisupport_ingest.sources.postgres.source_dsn import source_dsn
 
     settings = the_pass.settings
     # A source without contracts is refused before anything starts.

@@ -57,8 +57,8 @@ def verify(tables: tuple[str, ...], sample: int | None, full: bool, as_json: boo
     """
     from omnisupport_ingest.cli.proof import print_proof, proof_document, prove
     from omnisupport_ingest.runtime.spark import session
-    from omnisupport_ingest.sources.postgres.capture import source_dsn
     from omnisupport_ingest.sources.postgres.connection import connect
+    from omnisupport_ingest.sources.postgres.source_dsn import source_dsn
     from omnisupport_ingest.stages.workspace import Workspace
 
     if full and sample is not None:

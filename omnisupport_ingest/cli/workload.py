@@ -26,7 +26,7 @@ def workload(rate: float, seed: int) -> None:
 
     Exit code: 0 stopped, 2 usage or settings, 4 the embedded PostgreSQL is not running.
     """
-    from omnisupport_ingest.sources.postgres.capture import source_dsn
+    from omnisupport_ingest.sources.postgres.source_dsn import source_dsn
     from omnisupport_ingest.sources.postgres.support_desk.seed import prepare
     from omnisupport_ingest.sources.postgres.support_desk.workload import Workload
 

@@ -16,94 +16,36 @@ from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.contracts.model import Contracts
 from omnisupport_ingest.home import Home
-from omnisupport_ingest.landing.accepted_losses import AcceptedLosses
-from omnisupport_ingest.landing.epochs import EpochFacts, EpochRecord
+from omnisupport_ingest.landing.epochs import EpochRecord
 from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.settings import Settings, SnapshotMode
 from omnisupport_ingest.sources.postgres.capture_record import CaptureRecords, recorded
-from omnisupport_ingest.sources.postgres.changes import EventReader
 from omnisupport_ingest.sources.postgres.compared_reading import Lake, Recovered
-from omnisupport_ingest.sources.postgres.connection import (
-    VALUE_SETTINGS,
-    connect,
-    connect_replication,
-    with_silence,
-)
-from omnisupport_ingest.sources.postgres.continuity import (
-    ResumePoint,
-    require_same_server,
-    require_unmoved,
-    resume_point,
-)
-from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
-from omnisupport_ingest.sources.postgres.errors import (
-    AnotherSource,
-    HoleInSource,
-    SourceUnavailable,
-    TableInterrupted,
-)
-from omnisupport_ingest.sources.postgres.follower import Follower
-from omnisupport_ingest.sources.postgres.home_slot import (
-    ExpectedSlot,
-    Presence,
-    SlotIntent,
-    end_of_chain,
-    expected_slot,
-)
-from omnisupport_ingest.sources.postgres.in_progress import Doubtful, InProgress
-from omnisupport_ingest.sources.postgres.kept_transaction import NotKept
+from omnisupport_ingest.sources.postgres.connection import connect
+from omnisupport_ingest.sources.postgres.epoch_start import EpochStart
+from omnisupport_ingest.sources.postgres.errors import AnotherSource, HoleInSource, TableInterrupted
 from omnisupport_ingest.sources.postgres.lease import Lease
-from omnisupport_ingest.sources.postgres.partitions import is_partitioned
 from omnisupport_ingest.sources.postgres.pause import PauseNote, StopOrPause
-from omnisupport_ingest.sources.postgres.preflight import Finding, Severity, preflight, require_ready
+from omnisupport_ingest.sources.postgres.preflight import require_ready
 from omnisupport_ingest.sources.postgres.publication import ensure_publication
 from omnisupport_ingest.sources.postgres.published import PublishedTables
-from omnisupport_ingest.sources.postgres.recovery import require_recovery
 from omnisupport_ingest.sources.postgres.restart import RestartNote, StopOrRestart
-from omnisupport_ingest.sources.postgres.same_server import require_source
-from omnisupport_ingest.sources.postgres.server import (
-    identify,
-    server_facts,
-    slot_facts,
-    wait_until_free,
-    wal_clock,
-)
-from omnisupport_ingest.sources.postgres.slot import create_slot, drop_slot, slot_taken
 from omnisupport_ingest.sources.postgres.snapshot import Snapshots
 from omnisupport_ingest.sources.postgres.snapshot_requests import SnapshotRequests
 from omnisupport_ingest.sources.postgres.snapshots_beside import SnapshotsBeside
 from omnisupport_ingest.sources.postgres.source_check import NO_PROOF, contracted_tables
-from omnisupport_ingest.sources.postgres.stream_batches import StreamBatches
-from omnisupport_ingest.sources.postgres.walstream import WalStream
+from omnisupport_ingest.sources.postgres.source_dsn import source_dsn
+from omnisupport_ingest.sources.postgres.stream_reading import StreamReading, prove_source
 
 _log = logging.getLogger(__name__)
-
-SLOT_WAIT_SECONDS = 10.0
-"""How long a start waits for the server to notice that the slot's last reader has died."""
 
 _PROOF = Lsn(0)
 """As a goal: only see that the stream continues what has landed."""
 
 Landed = Callable[[Manifest], None]
 """Called with each batch once it is durable (and, for a batch of the stream, confirmed)."""
-
-
-def source_dsn(settings: Settings, home: Home) -> str:
-    """The connection string of the source: the configured one, else the embedded server's.
-
-    ``SourceUnavailable`` if that server is not running.
-    """
-    if settings.source_dsn is not None:
-        return with_silence(settings.source_dsn.get_secret_value(), settings.source_silence_seconds)
-    server = EmbeddedPostgres(home.postgres)
-    if not server.running:
-        raise SourceUnavailable(
-            f"The embedded PostgreSQL of {home.path} is not running.",
-            fix="Start it with the platform: omnisupport-ingest up",
-        )
-    return with_silence(server.dsn(), settings.source_silence_seconds)
 
 
 def capture_once(
@@ -123,9 +65,8 @@ class Capture:
         self._settings, self._home = settings, home
         self._landed: Landed = landed or (lambda _batch: None)
         self._tables = contracted_tables(contracts, settings.source)
-        self._keys = {(table.schema, table.table): table.key for table in self._tables}
         self._store = LandingStore(home.landing, settings.source)
-        self._slot_intent = SlotIntent(self._store.folder)
+        self._epochs = EpochStart(settings, self._store, self._tables)
         self._telling = threading.Lock()
 
     def run(self, until: Lsn | None, stop: threading.Event) -> None:
@@ -173,9 +114,7 @@ class Capture:
 
         ``PreflightFailed`` with every finding, ``BadDsn``, ``SourceRefused``, or ``SourceUnavailable``.
         """
-        self._require_ready(
-            source_dsn(self._settings, self._home), expected_slot(self._store, self._settings.slot)
-        )
+        require_ready(self._epochs.findings(source_dsn(self._settings, self._home)))
 
     def begin_new_epoch(self, reason: str, *, loss_accepted_by: str | None = None) -> EpochRecord:
         """The repair of a hole: a new slot and a new epoch. The next ``run`` takes new snapshots.
@@ -184,21 +123,8 @@ class Capture:
         has decided that the tables read before are not read again; a note then names what may be missing.
         """
         with Lease.take(self._home.run, self._settings.source):
-            before = self._store.current_epoch()
-            lost_from = end_of_chain(self._store, before).end if before is not None else None
-            epoch = self._new_epoch(source_dsn(self._settings, self._home), reason)
-            if loss_accepted_by is not None:
-                lost_to = epoch.facts.consistent_point if epoch.facts is not None else None
-                parted = lost_from is not None and lost_to is not None and lost_to < lost_from
-                AcceptedLosses(self._store.folder).accept(
-                    epoch.number,
-                    loss_accepted_by,
-                    reason,
-                    lost_from,
-                    lost_to,
-                    of_another_history=parted or (before is not None and not _same_history(before, epoch)),
-                )
-            return epoch
+            dsn = source_dsn(self._settings, self._home)
+            return self._epochs.next(dsn, reason, loss_accepted_by=loss_accepted_by)
 
     def recover(
         self, reason: str, lake: Lake, stop: threading.Event, told: Callable[[Recovered], None]
@@ -211,7 +137,7 @@ class Capture:
         with Lease.take(self._home.run, self._settings.source):
             lake.pin()
             dsn = source_dsn(self._settings, self._home)
-            epoch = self._new_epoch(dsn, reason)
+            epoch = self._epochs.next(dsn, reason)
             published = self._published(epoch)
             with closing(connect(dsn)) as connection:
                 published.begin(connection)
@@ -224,32 +150,10 @@ class Capture:
                 told(recovered)
             return epoch, True
 
-    def _new_epoch(self, dsn: str, reason: str) -> EpochRecord:
-        slot = self._slot_of_new_epoch(dsn)
-        self._require_ready(dsn, slot)
-        connection = connect(dsn)
-        try:
-            ensure_publication(connection, self._settings.publication, self._tables)
-            if slot.presence is Presence.EITHER:
-                wait_until_free(connection, slot.name, SLOT_WAIT_SECONDS)
-                drop_slot(connection, slot.name)
-            return self._begin_epoch(dsn, connection, reason)
-        finally:
-            connection.close()
-
     def _last_landed(self) -> datetime | None:
         epoch = self._store.current_epoch()
         last = self._store.last_stream(epoch.number) if epoch is not None else None
         return last.arrival.landed_at if last is not None else None
-
-    def _slot_of_new_epoch(self, dsn: str) -> ExpectedSlot:
-        """The configured slot. It is made anew; one that this home has not made is not its to drop."""
-        slot, server = self._settings.slot, server_facts(dsn).system_identifier
-        ours = self._slot_intent.covers(slot) or any(
-            each.facts is not None and (each.facts.slot, each.facts.system_identifier) == (slot, server)
-            for each in self._store.epochs()
-        )
-        return ExpectedSlot(slot, Presence.EITHER if ours else Presence.FREE)
 
     def _prepare(self, dsn: str, connection: Connection) -> EpochRecord:
         try:
@@ -269,26 +173,23 @@ class Capture:
             self._ask_to_read(hole)
             return self._prepared(dsn, connection)
         _log.warning("%s A new epoch begins, as the snapshot mode is when_needed.", hole.problem)
-        self._new_epoch(dsn, hole.problem)
+        self._epochs.next(dsn, hole.problem)
         return self._prepared(dsn, connection)
 
     def _prepared(self, dsn: str, connection: Connection) -> EpochRecord:
-        found = self._findings(dsn, expected_slot(self._store, self._settings.slot))
+        found = self._epochs.findings(dsn)
         epoch = self._store.current_epoch()
         if epoch is not None and not {each.check for each in found} & NO_PROOF:
             # A slot that is gone or not ours is found now: before anything changes at the source, and
             # before it is told what another server lacks.
-            self._resume_point(dsn, connection, epoch)
+            prove_source(dsn, connection, self._store, epoch)
             self._published(epoch).require_publication(connection)
         require_ready(found)
         self._store.clear_garbage()
         # Before any slot of a snapshot: what commits above its point must be published already.
         ensure_publication(connection, self._settings.publication, self._tables)
         if epoch is None:
-            if self._slot_intent.covers(self._settings.slot):
-                # A first start died between making the slot and recording its epoch.
-                drop_slot(connection, self._settings.slot)
-            epoch = self._begin_epoch(dsn, connection, "first start")
+            epoch = self._epochs.first(dsn, connection)
         self._require_published(connection, self._published(epoch))
         return epoch
 
@@ -307,42 +208,6 @@ class Capture:
         for name in interrupted.tables:
             requests.write(name, interrupted.problem)
 
-    def _require_ready(self, dsn: str, slot: ExpectedSlot) -> None:
-        require_ready(self._findings(dsn, slot))
-
-    def _findings(self, dsn: str, slot: ExpectedSlot) -> tuple[Finding, ...]:
-        found = preflight(
-            dsn,
-            self._tables,
-            publication=self._settings.publication,
-            slot=slot,
-            slot_wait_seconds=SLOT_WAIT_SECONDS,
-        )
-        for each in found:
-            if each.severity is Severity.WARNS:
-                _log.warning("%s Fix: %s", each.problem, each.fix)
-        return found
-
-    def _begin_epoch(self, dsn: str, connection: Connection, reason: str) -> EpochRecord:
-        slot = self._settings.slot
-        if slot_facts(connection, slot) is not None:
-            raise slot_taken(slot)
-        self._slot_intent.record(slot)
-        point = create_slot(dsn, slot)
-        server = server_facts(dsn)
-        facts = EpochFacts(
-            server.system_identifier,
-            server.timeline,
-            slot,
-            point,
-            server.database,
-            server.version,
-            dict(VALUE_SETTINGS),
-        )
-        epoch = self._store.begin_epoch(reason, facts)
-        self._slot_intent.clear()
-        return epoch
-
     def _published(self, epoch: EpochRecord) -> PublishedTables:
         requests = SnapshotRequests(self._store.folder)
         return PublishedTables(
@@ -360,23 +225,33 @@ class Capture:
         snapshots = self._snapshots(dsn, epoch, published)
         if self._settings.snapshot_mode is SnapshotMode.SCHEMA_ONLY:
             snapshots.land_schemas(connection)
-        proved = threading.Event()
+        stream = StreamReading(
+            self._settings,
+            self._home,
+            self._store,
+            epoch,
+            self._tables,
+            published,
+            dsn,
+            connection,
+            self._tell,
+        )
         if until is not None:
-            self._follow(dsn, connection, epoch, _PROOF, stop, proved, published)
-            if not proved.is_set():
+            stream.follow(_PROOF, stop)
+            if not stream.proved.is_set():
                 return
             snapshots.look_at_partitions(stop)
             # The tables are whole once the stream has passed all that their chunks saw.
             goal: Lsn | None = max(until, snapshots.take(stop) or until)
             while goal is not None and not stop.is_set():
-                self._follow(dsn, connection, epoch, goal, stop, proved, published)
+                stream.follow(goal, stop)
                 goal = snapshots.read_moved(stop)
                 if goal is None and snapshots.watches_partitions:
                     goal = snapshots.look_at_partitions(stop) or snapshots.take(stop)
             published.require_same(connection)
             return
-        with SnapshotsBeside(snapshots, stop, proved) as beside:
-            self._follow(dsn, connection, epoch, None, beside.stop, proved, published)
+        with SnapshotsBeside(snapshots, stop, stream.proved) as beside:
+            stream.follow(None, beside.stop)
         beside.raise_failure()
 
     def _snapshots(self, dsn: str, epoch: EpochRecord, published: PublishedTables) -> Snapshots:
@@ -388,98 +263,3 @@ class Capture:
         """Snapshots and stream land on threads of their own; who is told is told of one batch at a time."""
         with self._telling:
             self._landed(batch)
-
-    def _follow(
-        self,
-        dsn: str,
-        connection: Connection,
-        epoch: EpochRecord,
-        until: Lsn | None,
-        stop: threading.Event,
-        proved: threading.Event,
-        published: PublishedTables,
-    ) -> None:
-        # Older servers send nothing of a transaction before it has committed.
-        if self._settings.stream_transactions and connection.server_version >= 140000:
-            try:
-                return self._stream(dsn, connection, epoch, until, stop, proved, published, in_progress=True)
-            except (Doubtful, NotKept) as reason:
-                _log.warning("%s Until the next start, transactions are read after their commit.", reason)
-                wait_until_free(connection, epoch.facts.slot if epoch.facts else "", SLOT_WAIT_SECONDS)
-        return self._stream(dsn, connection, epoch, until, stop, proved, published, in_progress=False)
-
-    def _stream(
-        self,
-        dsn: str,
-        connection: Connection,
-        epoch: EpochRecord,
-        until: Lsn | None,
-        stop: threading.Event,
-        proved: threading.Event,
-        published: PublishedTables,
-        *,
-        in_progress: bool,
-    ) -> None:
-        resume = self._resume_point(dsn, connection, epoch)
-        batches = StreamBatches(
-            self._store, self._home.grid, epoch.number, resume.end_of_chain, self._settings
-        )
-        batches.recovered_from = resume.recovered_from
-        if resume.proved:
-            proved.set()
-        if until is not None and batches.end >= until and resume.proved:
-            return
-        if resume.recovered_from is not None:
-            require_recovery(self._settings, resume.recovered_from, resume.end_of_chain)
-        if resume.resent is not None:
-            _log.info("continuing at %s: the last landed transaction must be sent again", resume.start)
-        else:
-            _log.info(
-                "continuing at %s by the weaker proof: the slot stands where a batch ends; nothing may be "
-                "sent below %s, the end of the chain",
-                resume.start,
-                resume.end_of_chain,
-            )
-        slot, publication = epoch.facts.slot if epoch.facts else "", self._settings.publication
-        events = EventReader(
-            epoch.number,
-            lambda schema, table: self._keys.get((schema, table)),
-            lambda relation: is_partitioned(connection, relation.oid),
-        )
-        wait_until_free(connection, slot, SLOT_WAIT_SECONDS)
-        decoding_memory = self._settings.stream_above_bytes if in_progress else None
-        replication = connect_replication(dsn, decoding_memory=decoding_memory)
-        if epoch.facts is not None:
-            here = identify(replication)
-            require_same_server(epoch.facts, here.system_identifier, here.timeline, here.database)
-        stream = WalStream(replication, slot, publication, resume.start, in_progress=in_progress)
-        messages = InProgress(stream.read, self._home.run)
-        try:
-            # Nobody else can move the slot from here on, but somebody may have since it was looked at.
-            if (held := slot_facts(connection, slot)) is not None:
-                require_unmoved(held, resume.end_of_chain)
-            told = self._tell, proved.set
-            follower = Follower(stream, messages, connection, batches, events, resume, published, *told)
-            follower.run(until, stop)
-        finally:
-            messages.close()
-            stream.close()
-
-    def _resume_point(self, dsn: str, connection: Connection, epoch: EpochRecord) -> ResumePoint:
-        server, chain = server_facts(dsn), end_of_chain(self._store, epoch)
-        slot = slot_facts(connection, epoch.facts.slot) if epoch.facts else None
-        resume = resume_point(epoch, chain, server, wal_clock(connection).flushed, slot)
-        # What was asked here was asked of the same server.
-        require_source(connection, epoch)
-        return resume
-
-
-def _same_history(one: EpochRecord, other: EpochRecord) -> bool:
-    """Whether two epochs are of one server and timeline, so that their LSNs can be compared."""
-    if one.facts is None or other.facts is None:
-        return False
-    return (one.facts.system_identifier, one.facts.timeline, one.facts.database) == (
-        other.facts.system_identifier,
-        other.facts.timeline,
-        other.facts.database,
-    )

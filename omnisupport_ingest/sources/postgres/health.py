@@ -11,9 +11,9 @@ from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.settings import Settings
-from omnisupport_ingest.sources.postgres.capture import source_dsn
 from omnisupport_ingest.sources.postgres.errors import SourceUnavailable
 from omnisupport_ingest.sources.postgres.retention import Level, Warned
+from omnisupport_ingest.sources.postgres.source_dsn import source_dsn
 from omnisupport_ingest.sources.postgres.status import SourceStatus, source_status
 
 

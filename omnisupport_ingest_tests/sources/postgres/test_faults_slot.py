@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from omnisupport_ingest.landing.names import is_stream
-from omnisupport_ingest.sources.postgres import capture
+from omnisupport_ingest.sources.postgres import stream_reading
 from omnisupport_ingest.sources.postgres.errors import HoleInSource, SourceUnavailable
 from omnisupport_ingest_tests.sources.postgres.awkward import Shop
 from omnisupport_ingest_tests.sources.postgres.shop_facts import landed_rows, status, until
@@ -103,7 +103,7 @@ def test_slot_that_moves_between_the_proof_and_the_start_of_the_stream_is_a_hole
     tickets: SourceUnderTest, meanwhile: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server would pass over what lies below, without an error."""
-    connects = capture.connect_replication
+    connects = stream_reading.connect_replication
 
     def late(*given: Any, **named: Any) -> Any:
         tickets.sql(*UNSEEN, *(each.format(slot=tickets.slot) for each in meanwhile))
@@ -111,7 +111,7 @@ def test_slot_that_moves_between_the_proof_and_the_start_of_the_stream_is_a_hole
         return connects(*given, **named)
 
     tickets.sql("UPDATE tickets SET v = 'waiting' WHERE id = 3")
-    monkeypatch.setattr(capture, "connect_replication", late)
+    monkeypatch.setattr(stream_reading, "connect_replication", late)
     with pytest.raises(HoleInSource, match="read by somebody else"):
         tickets.catch_up()
     is_a_hole_and_repaired(tickets, "read by somebody else")

@@ -16,7 +16,7 @@ import pytest
 from omnisupport_ingest.contracts.model import Contracts
 from omnisupport_ingest.landing.names import is_stream
 from omnisupport_ingest.position import Lsn
-from omnisupport_ingest.sources.postgres.capture import Capture, end_of_chain
+from omnisupport_ingest.sources.postgres.capture import Capture
 from omnisupport_ingest.sources.postgres.connection import connect_replication
 from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
 from omnisupport_ingest.sources.postgres.errors import (
@@ -26,6 +26,7 @@ from omnisupport_ingest.sources.postgres.errors import (
     SlotInUse,
     SourceUnavailable,
 )
+from omnisupport_ingest.sources.postgres.home_slot import end_of_chain
 from omnisupport_ingest.sources.postgres.lease import Lease
 from omnisupport_ingest.sources.postgres.recovery import RecoveryStopped
 from omnisupport_ingest.sources.postgres.server import current_wal_lsn
@@ -309,7 +310,7 @@ def test_slot_that_another_process_reads_from_is_waited_for_and_then_named(
     tickets: SourceUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tickets.catch_up()
-    monkeypatch.setattr("omnisupport_ingest.sources.postgres.capture.SLOT_WAIT_SECONDS", 0.2)
+    monkeypatch.setattr("omnisupport_ingest.sources.postgres.epoch_start.SLOT_WAIT_SECONDS", 0.2)
     reader = WalStream(connect_replication(tickets.dsn), tickets.slot, tickets.slot, tickets.confirmed())
     _change(tickets, "one")
     with pytest.raises(SlotInUse, match="server process"):

@@ -1,0 +1,25 @@
+"""Where the source of a home is: what every command and process connects by."""
+
+from __future__ import annotations
+
+from omnisupport_ingest.home import Home
+from omnisupport_ingest.settings import Settings
+from omnisupport_ingest.sources.postgres.connection import with_silence
+from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
+from omnisupport_ingest.sources.postgres.errors import SourceUnavailable
+
+
+def source_dsn(settings: Settings, home: Home) -> str:
+    """The connection string of the source: the configured one, else the embedded server's.
+
+    ``SourceUnavailable`` if that server is not running.
+    """
+    if settings.source_dsn is not None:
+        return with_silence(settings.source_dsn.get_secret_value(), settings.source_silence_seconds)
+    server = EmbeddedPostgres(home.postgres)
+    if not server.running:
+        raise SourceUnavailable(
+            f"The embedded PostgreSQL of {home.path} is not running.",
+            fix="Start it with the platform: omnisupport-ingest up",
+        )
+    return with_silence(server.dsn(), settings.source_silence_seconds)
