@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 
 from omnisupport_ingest.sources.postgres import embedded_binaries
 from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
+from omnisupport_ingest_tests.class_archive import make_class_archive
 from omnisupport_ingest_tests.jvm import start_for_small_work
 
 start_for_small_work()
@@ -77,6 +78,7 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostg
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """A classic session on two cores that keeps time and errors as the platform does; loopback, no UI."""
+    make_class_archive()
     os.environ["PYSPARK_PYTHON"] = sys.executable
     session = (
         SparkSession.builder.master("local[2]")

@@ -75,6 +75,7 @@ def merged(parts: list[DataFrame]) -> DataFrame:
 class TestDatabaseHistory:
     """One history of a simulated database with many keys, from exact snapshots."""
 
+    @pytest.mark.slow
     def test_windows_folded_apart_come_to_what_the_database_holds(self, spark: SparkSession) -> None:
         history = simulate(Random(SEED), exact=True, keys=KEYS)
         events = lanes.with_distinct_times(lanes.in_one_lane(history.events))

@@ -71,6 +71,7 @@ def test_a_sensor_killed_before_its_cursor_is_kept_skips_nothing_and_repeats_not
     assert [len(content.rows) for content in held.values()] == [3, 0, 3, 2, 2]
 
 
+@pytest.mark.slow
 def test_a_late_sensor_killed_around_its_backfill_has_asked_for_it_once(recent: Story, folder):
     story = recent
     start = stories.START

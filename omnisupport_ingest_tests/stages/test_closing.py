@@ -245,6 +245,7 @@ def test_layers_below_that_took_nothing_read_what_was_folded(story, spark, tmp_p
     assert contents(story.workspace) == contents(twin.workspace)
 
 
+@pytest.mark.slow
 def test_who_opened_the_table_before_reads_on_while_its_window_is_folded(story, spark):
     three_appends(story, spark)
     snapshot = layers(story)["raw"].open()

@@ -44,7 +44,8 @@ def alive(rows: dict[tuple[Any, ...], dict[str, Any]]) -> set[tuple[Any, ...]]:
     return {key for key, row in rows.items() if not row["_cdc_is_deleted"]}
 
 
-@pytest.mark.parametrize("order", ["transaction", pytest.param("lsn", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ["transaction", "lsn"])
 def test_what_is_published_is_what_the_sql_left(whole: Whole, spark: SparkSession, order: str) -> None:
     recorder, judged = whole(order)
     (manifest,) = recorder.inlet.store.manifests()
