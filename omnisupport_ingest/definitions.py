@@ -48,7 +48,7 @@ def build_definitions(workspace: Workspace) -> dg.Definitions:
             dg.Definitions(jobs=[build_review_job(source)]),
             dg.Definitions(
                 sensors=[
-                    wal_batches_sensor(source=source, partitions=partitions),
+                    wal_batches_sensor(source=source, partitions=partitions, captured=captured),
                     late_arrivals_sensor(source=source),
                     *([source_health_sensor(workspace)] if captured else []),
                 ]

@@ -17,7 +17,8 @@ from omnisupport_ingest.stages.late_replay import Attempt, LateReplay, next_atte
 from omnisupport_ingest.stages.pending import pending_windows
 from omnisupport_ingest.stages.workspace import Workspace
 
-INTERVAL_SECONDS = 10
+INTERVAL_SECONDS = 30
+"""A replay takes about as long; every tick costs, and nothing is late most of the time."""
 
 
 def late_arrivals_sensor(*, source: str) -> dg.SensorDefinition:

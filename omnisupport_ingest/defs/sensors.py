@@ -24,7 +24,10 @@ BATCHES_PER_TICK = 500
 """At most so many batches are asked for at once, in landing order."""
 
 INTERVAL_SECONDS = 5
-"""Dagster's daemon looks no more often."""
+"""Dagster's daemon looks no more often at what capture lands."""
+
+FILES_INTERVAL_SECONDS = 15
+"""The same for a source of files: every tick costs, also where nothing ever lands."""
 
 PATIENCE_SECONDS = 4.0
 """How long a tick with nothing to ask for waits for a batch to land: most of the time until the next."""
@@ -51,13 +54,15 @@ class SensorCursor:
             return cls()
 
 
-def wal_batches_sensor(*, source: str, partitions: dg.TimeWindowPartitionsDefinition) -> dg.SensorDefinition:
-    """The sensor of one source; running unless somebody stops it."""
+def wal_batches_sensor(
+    *, source: str, partitions: dg.TimeWindowPartitionsDefinition, captured: bool
+) -> dg.SensorDefinition:
+    """The sensor of one source; running unless somebody stops it. ``captured``: its batches come of a WAL."""
 
     @dg.sensor(
         name=f"wal_batches_{source}",
         job_name=keys.ingest_job_name(source),
-        minimum_interval_seconds=INTERVAL_SECONDS,
+        minimum_interval_seconds=INTERVAL_SECONDS if captured else FILES_INTERVAL_SECONDS,
         default_status=dg.DefaultSensorStatus.RUNNING,
         description=f"Asks for a run over the windows of {source} that have landed and are not committed; "
         "windows that late events landed in are left to late_arrivals.",
