@@ -57,7 +57,10 @@ class SensorCursor:
 def wal_batches_sensor(
     *, source: str, partitions: dg.TimeWindowPartitionsDefinition, captured: bool
 ) -> dg.SensorDefinition:
-    """The sensor of one source; running unless somebody stops it. ``captured``: its batches come of a WAL."""
+    """The sensor of one source; running unless somebody stops it.
+
+    ``captured``: its batches come from the WAL of the captured source, not from files.
+    """
 
     @dg.sensor(
         name=f"wal_batches_{source}",

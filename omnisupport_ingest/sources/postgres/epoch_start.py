@@ -36,7 +36,7 @@ SLOT_WAIT_SECONDS = 10.0
 
 
 class EpochStart:
-    """Begins the epochs of one source. Whoever calls it holds the source's lease."""
+    """Begins the epochs of one source. Whoever begins one holds the source's lease."""
 
     def __init__(self, settings: Settings, store: LandingStore, tables: Sequence[TableContract]) -> None:
         """``tables``: the source's, which the publication must have."""
@@ -71,7 +71,10 @@ class EpochStart:
         before are not read again; a note then names what may be missing. ``PreflightFailed``, ``SlotInUse``.
         """
         before = self._store.current_epoch()
-        lost_from = end_of_chain(self._store, before).end if before is not None else None
+        lost_from = None
+        if before is not None and loss_accepted_by is not None:
+            # Not otherwise: a hole may be in landing, where the chain has no end to tell.
+            lost_from = end_of_chain(self._store, before).end
         slot = self._slot_to_make_anew(dsn)
         require_ready(self.findings(dsn, slot))
         with closing(connect(dsn)) as connection:
