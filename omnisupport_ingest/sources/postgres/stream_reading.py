@@ -128,6 +128,7 @@ class StreamReading:
                 stream, messages, self.connection, batches, events, resume, self.published, *told
             )
             follower.run(until, stop)
+            stream.end()
         finally:
             messages.close()
             stream.close()

@@ -40,6 +40,9 @@ _COPY_BOTH = 8
 _READ_NOW = 1
 _ENDED = -1
 
+_END_SECONDS = 5.0
+"""How long the end of a stream is waited for: the server may be in the middle of a transaction."""
+
 
 @dataclass(frozen=True, slots=True)
 class Keepalive:
@@ -79,6 +82,7 @@ def _libpq() -> ctypes.PyDLL:
         "PQclear": (None, [pointer]),
         "PQgetCopyData": (integer, [pointer, ctypes.POINTER(pointer), integer]),
         "PQputCopyData": (integer, [pointer, text, integer]),
+        "PQputCopyEnd": (integer, [pointer, text]),
         "PQconsumeInput": (integer, [pointer]),
         "PQflush": (integer, [pointer]),
         "PQfreemem": (None, [pointer]),
@@ -181,7 +185,24 @@ class WalStream:
         if ask_reply and self._asked_at is None:
             self._asked_at = time.monotonic()
 
+    def end(self) -> None:
+        """End the stream in order, so that the server has heard every ``confirm``; then close it.
+
+        Waits for that a few seconds at most. What a server has not read yet is gone with a connection that
+        is just closed; it would look as after a crash, and be sent again.
+        """
+        if self._pq.PQputCopyEnd(self._handle, None) != 1 or self._pq.PQflush(self._handle) < 0:
+            return
+        give_up = time.monotonic() + _END_SECONDS
+        while (left := give_up - time.monotonic()) > 0:
+            length = self._get(self._handle, self._buffer_address, _READ_NOW)
+            if length > 0:
+                self._free(self._buffer)
+            elif length < 0 or (self._socket.poll(left * 1000) and not self._pq.PQconsumeInput(self._handle)):
+                return
+
     def close(self) -> None:
+        """Close the connection, whatever has been said on it."""
         self._connection.close()
 
     def _start(self, command: str) -> None:

@@ -1,11 +1,11 @@
 """Programs that stand between a client and PostgreSQL: one ends TLS, one behaves as a pooler does, one
-stops forwarding without closing anything.
+stops forwarding without closing anything, one loses what is on its way when a client goes.
 
 The embedded server is built without TLS, and a pooler is no part of it; what they forward to is real.
 Each is a process of its own: capture waits for the server inside libpq, and no thread beside it runs then.
 
-``python -m … tls CERTIFICATE KEY PLAIN DECRYPTED``, ``python -m … pooler BACKEND`` or
-``python -m … swallowing BACKEND`` prints its port; a backend is the path of a socket or ``host:port``.
+``python -m … tls CERTIFICATE KEY PLAIN DECRYPTED`` or ``python -m … KIND BACKEND`` (pooler, swallowing,
+losing) prints its port; a backend is the path of a socket or ``host:port``.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 _SSL_REQUEST, _GSS_REQUEST = 80877103, 80877104
 _FORGED_PID = 123_456_789
+_ON_ITS_WAY_SECONDS = 0.03
 
 
 @contextmanager
@@ -62,6 +63,14 @@ def swallowing(backend: str) -> Iterator[Swallowing]:
     """A front that can be told to fall silent."""
     with _running("swallowing", backend) as (port, front):
         yield Swallowing(port, front)
+
+
+@contextmanager
+def losing(backend: str) -> Iterator[int]:
+    """A port that forwards what a client sends a moment later, and not at all if the client is gone by then:
+    as the kernel does where a connection is closed before all that came by it was read."""
+    with _running("losing", backend) as (port, _):
+        yield port
 
 
 @contextmanager
@@ -143,6 +152,30 @@ class _Swallowed:
         return self._all or number <= self._dead
 
 
+def _serve_losing(backend: str) -> Serve:
+    async def receive(reader: asyncio.StreamReader, held: asyncio.Queue[bytes]) -> None:
+        with suppress(OSError):
+            while data := await reader.read(65536):
+                held.put_nowait(data)
+
+    async def deliver(held: asyncio.Queue[bytes], writer: asyncio.StreamWriter) -> None:
+        while True:
+            data = await held.get()
+            await asyncio.sleep(_ON_ITS_WAY_SECONDS)
+            writer.write(data)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        server, held = await _open(backend), asyncio.Queue[bytes]()
+        delivering = asyncio.create_task(deliver(held, server[1]))
+        answering = asyncio.create_task(_pump(server[0], writer))
+        await receive(reader, held)
+        delivering.cancel()
+        server[1].close()
+        await answering
+
+    return serve
+
+
 async def _listen_swallowing(backend: str) -> None:
     swallowed, loop = _Swallowed(backend), asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGUSR1, swallowed.swallow_all)
@@ -205,6 +238,8 @@ if __name__ == "__main__":
     kind, *given = sys.argv[1:]
     if kind == "pooler":
         asyncio.run(_listen(_serve_pooled(*given)))
+    elif kind == "losing":
+        asyncio.run(_listen(_serve_losing(*given)))
     elif kind == "swallowing":
         asyncio.run(_listen_swallowing(*given))
     else:

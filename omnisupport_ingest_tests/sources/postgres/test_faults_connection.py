@@ -14,9 +14,10 @@ from psycopg2.extensions import make_dsn, parse_dsn
 from omnisupport_ingest.landing.names import is_stream
 from omnisupport_ingest.sources.postgres.connection import connect, connect_replication, with_silence
 from omnisupport_ingest.sources.postgres.errors import SourceUnavailable
+from omnisupport_ingest.sources.postgres.home_slot import end_of_chain
 from omnisupport_ingest.sources.postgres.server import slot_facts
 from omnisupport_ingest.sources.postgres.walstream import WalStream
-from omnisupport_ingest_tests.sources.postgres.fronts import Swallowing, swallowing
+from omnisupport_ingest_tests.sources.postgres.fronts import Swallowing, losing, swallowing
 from omnisupport_ingest_tests.sources.postgres.shop_facts import until
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract, folded
 
@@ -169,6 +170,22 @@ def test_statement_that_waits_for_a_lock_is_waited_for(tickets: SourceUnderTest)
             waits.execute("SELECT count(*) FROM tickets")
             assert waits.fetchone() == (500,)
             ending.join()
+
+
+def test_clean_end_leaves_the_slot_where_landing_ends_whatever_is_lost_on_the_way(
+    tickets: SourceUnderTest,
+) -> None:
+    given = parse_dsn(tickets.dsn)
+    tickets.catch_up()
+    tickets.sql("UPDATE tickets SET v = 'new' WHERE id < 9")
+    with losing(f"{given['host']}/.s.PGSQL.{given['port']}") as port:
+        replace(tickets, dsn=make_dsn(tickets.dsn, host="127.0.0.1", port=port)).catch_up()
+    tickets.wait_for_free_slot()
+    epoch = tickets.store.current_epoch()
+    assert epoch is not None and tickets.confirmed() == end_of_chain(tickets.store, epoch).end
+    tickets.catch_up()
+    assert not any(each.stream and each.stream.recovered_from for each in tickets.manifests())
+    assert_same_as_source(tickets)
 
 
 @pytest.mark.parametrize("what", ["walsender", pytest.param("client backend", marks=pytest.mark.slow)])
