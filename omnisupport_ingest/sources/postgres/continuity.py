@@ -149,7 +149,8 @@ def require_unmoved(slot: SlotFacts, end_of_chain: Lsn) -> None:
     """
     if slot.confirmed_flush_lsn is not None and slot.confirmed_flush_lsn > end_of_chain:
         raise _hole(
-            f"The slot {slot.name} has been read by somebody else, or made anew",
+            f"The slot {slot.name} has been read by somebody else, or made anew, or batches are missing at "
+            "the end of landing",
             f"confirmed up to {slot.confirmed_flush_lsn}, landed up to {end_of_chain}",
         )
 

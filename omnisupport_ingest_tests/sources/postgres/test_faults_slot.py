@@ -88,6 +88,24 @@ def test_slot_that_somebody_has_advanced_is_a_hole(tickets: SourceUnderTest) -> 
     is_a_hole_and_repaired(tickets, "read by somebody else")
 
 
+@pytest.mark.parametrize("by_itself", [False, True], ids=["by a person", "by itself"])
+def test_batches_that_are_missing_at_the_end_of_landing_are_a_hole(
+    tickets: SourceUnderTest, by_itself: bool
+) -> None:
+    """The server does not send again what was confirmed to it."""
+    tickets.sql("DELETE FROM tickets WHERE id = 1", "UPDATE tickets SET v = 'new' WHERE id = 2")
+    tickets.catch_up()
+    last = max(tickets.store.folder.glob("manifests/*-s-*.json"))
+    last.unlink()
+    if not by_itself:
+        is_a_hole_and_repaired(tickets, "or batches are missing at the end of landing")
+        return
+    tickets.overrides["snapshot_mode"] = "when_needed"
+    tickets.catch_up()
+    assert [epoch.number for epoch in tickets.store.epochs()] == [1, 2]
+    assert folded(tickets.events(), "tickets") == tickets.rows("tickets", COLUMNS)
+
+
 @pytest.mark.parametrize(
     "meanwhile",
     [
