@@ -44,14 +44,18 @@ class Landed:
 class LandingStore:
     """The landing folder of one source: ``manifests/``, ``data/`` and ``epochs/`` below it."""
 
-    def __init__(self, root: Path, source: str) -> None:
-        """``root`` is the home's landing folder; the source's folders are made if they are missing."""
+    def __init__(self, root: Path, source: str, *, remembered: int | None = None) -> None:
+        """``root`` is the home's landing folder; the source's folders are made if they are missing.
+
+        ``remembered``: how many parsed manifests are kept; null: all that are read.
+        """
         self.source = source
         self.folder = root / source
         self._manifests = self.folder / "manifests"
         self._data = self.folder / "data"
         self._epochs = self.folder / "epochs"
         self._parsed: dict[str, tuple[tuple[int, int], Manifest]] = {}
+        self._remembered = remembered
         if not self._epochs.is_dir():
             for folder in (self.folder, self._manifests, self._data, self._epochs):
                 folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -125,6 +129,9 @@ class LandingStore:
                 f"{file} is a manifest of source {manifest.source!r}, not of {self.source!r}.",
                 fix="Move the file to the landing folder of its own source.",
             )
+        while self._remembered is not None and len(self._parsed) >= self._remembered:
+            # The one that was read first. Another thread may have taken it away.
+            self._parsed.pop(next(iter(self._parsed), ""), None)
         self._parsed[batch_id] = (written.st_mtime_ns, written.st_size), manifest
         return manifest
 
@@ -228,6 +235,13 @@ class LandingStore:
         record = EpochRecord(number, reason, now or datetime.now(UTC), facts)
         write_epoch(self._epochs, record)
         return record
+
+    def make_names_durable(self) -> None:
+        """Make durable that what has landed is there: who landed it may have died just before that.
+
+        To be called before anything of it is confirmed to a source.
+        """
+        sync_folder(self._manifests)
 
     def clear_garbage(self) -> list[str]:
         """Remove data folders that crashed writers left; returns the batch names they had.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -47,6 +47,9 @@ BLOCK_ROWS = 10_000
 BLOCK_BYTES = 16 * 1024 * 1024
 """An ``EventBlock`` should end at either: large enough that what is done once for it costs an event
 nothing, small enough that the end of a batch does not wait long for it."""
+
+_MEANWHILE_SECONDS = 1.0
+"""How often ``meanwhile`` is called while a caller waits for the disk."""
 
 _QUEUED_GROUPS = 3
 """Row groups that may wait for the writer's threads before ``add`` waits for them."""
@@ -107,10 +110,13 @@ class BatchWriter:
         *,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
         limits: WriterLimits = WriterLimits(),
+        meanwhile: Callable[[], None] = lambda: None,
     ) -> None:
         """Open the batch; ``ChainContested`` if it has landed or another writer has it open.
 
-        ``clock`` gives the landing clock's time, timezone-aware.
+        ``clock`` gives the landing clock's time, timezone-aware. ``meanwhile`` is called on the caller's
+        thread about every second that ``add``, ``add_block`` or ``seal`` waits for the disk; what it raises
+        they raise, and then the batch is to be abandoned.
         """
         self.batch_id = batch_id
         self.rows = 0
@@ -118,7 +124,7 @@ class BatchWriter:
         self.bytes = 0
         """Size of the events taken in so far, an estimate of their text size in bytes."""
         self._store, self._grid, self._epoch = store, grid, epoch
-        self._clock, self._limits = clock, limits
+        self._clock, self._limits, self._meanwhile = clock, limits, meanwhile
         self._opened_at = clock()
         self._buffers: dict[str, _Buffer] = {}
         self._buffer_of_minute: dict[datetime, _Buffer] = {}
@@ -208,8 +214,7 @@ class BatchWriter:
             relations=relations,
             written_by=f"omnisupport_ingest {__version__}",
         )
-        with self._disk_errors():
-            self._store.publish(manifest)
+        self._wait_for(self._thread.submit(self._store.publish, manifest))
         self._close()
         return manifest
 
@@ -298,6 +303,8 @@ class BatchWriter:
         return self._wait_for(self._thread.submit(self._parts.finish)) if self.rows else ()
 
     def _wait_for(self, done: Future[T]) -> T:
+        while not wait((done,), _MEANWHILE_SECONDS).done:
+            self._meanwhile()
         with self._disk_errors():
             return done.result()
 

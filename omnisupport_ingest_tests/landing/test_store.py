@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from omnisupport_ingest.landing.epochs import EpochFacts, EpochRecord, write_epoch
 from omnisupport_ingest.landing.errors import DamagedBatch, EpochContested, ManifestUnreadable
+from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest_tests.landing.batches import NOON, event, land, open_writer
@@ -35,6 +37,22 @@ def test_epochs_are_numbered_durably(store: LandingStore) -> None:
 def test_epoch_number_that_batches_bear_is_never_given_again(store: LandingStore) -> None:
     land(store, 8, 20, epoch=4)
     assert store.begin_epoch("epoch records were lost", FACTS).number == 5
+
+
+def test_store_of_a_long_run_remembers_only_so_many_manifests(store: LandingStore) -> None:
+    """It reads each batch that it lands once more, for months."""
+    few = LandingStore(store.folder.parent, store.source, remembered=5)
+    for end in range(10, 60):
+        land(few, end, end + 1)
+    assert few.manifests() == store.manifests()
+
+    def held() -> int:
+        gc.collect()
+        return sum(isinstance(each, Manifest) for each in gc.get_objects())
+
+    of_both = held()
+    del few
+    assert of_both - held() <= 5
 
 
 def test_epoch_is_begun_once(store: LandingStore) -> None:

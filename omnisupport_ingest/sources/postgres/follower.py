@@ -95,6 +95,8 @@ class Follower:
         self._commit_lsn = 0
         self._stop_by: float | None = None
         self._until: Lsn | None = None
+        # A disk may be slower than the server's patience with a reader that says nothing.
+        batches.meanwhile = self._report
 
     def run(self, until: Lsn | None, stop: threading.Event) -> None:
         """Follow until everything that committed below ``until`` is durable, or ``stop`` is set.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from datetime import datetime, timedelta
 
 from omnisupport_ingest.landing.manifest import Manifest, RelationVersion, StreamSpan
@@ -29,6 +30,8 @@ class StreamBatches:
         self.in_transaction = False
         self.recovered_from: Lsn | None = None
         """What the next batch records of a recovery (see ``StreamSpan``)."""
+        self.meanwhile: Callable[[], None] = lambda: None
+        """Called about every second that ``add``, ``seal`` or ``seal_idle`` waits for the disk."""
         self._store, self._grid, self._epoch = store, grid, epoch
         self._max_bytes, self._max_seconds = settings.batch_max_bytes, settings.batch_max_seconds
         self._skew = timedelta(seconds=settings.max_clock_skew_seconds)
@@ -118,7 +121,8 @@ class StreamBatches:
             self._writer = None
 
     def _open(self) -> BatchWriter:
-        return BatchWriter(self._store, self._grid, self._epoch, stream_batch_id(self._epoch, self.end))
+        batch_id = stream_batch_id(self._epoch, self.end)
+        return BatchWriter(self._store, self._grid, self._epoch, batch_id, meanwhile=self.meanwhile)
 
     def _land(self, writer: BatchWriter, span: StreamSpan, clock: datetime | None) -> Manifest:
         self._writer = writer

@@ -29,6 +29,7 @@ from omnisupport_ingest.sources.postgres.continuity import (
     resume_point,
 )
 from omnisupport_ingest.sources.postgres.epoch_start import SLOT_WAIT_SECONDS
+from omnisupport_ingest.sources.postgres.errors import HoleInSource
 from omnisupport_ingest.sources.postgres.follower import Follower
 from omnisupport_ingest.sources.postgres.home_slot import end_of_chain
 from omnisupport_ingest.sources.postgres.in_progress import Doubtful, InProgress
@@ -127,7 +128,12 @@ class StreamReading:
             follower = Follower(
                 stream, messages, self.connection, batches, events, resume, self.published, *told
             )
-            follower.run(until, stop)
+            try:
+                follower.run(until, stop)
+            except (Doubtful, NotKept, HoleInSource):
+                # The stream is whole, and may be gone on with at once.
+                stream.end()
+                raise
             stream.end()
         finally:
             messages.close()

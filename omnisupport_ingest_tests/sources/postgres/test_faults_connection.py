@@ -188,6 +188,28 @@ def test_clean_end_leaves_the_slot_where_landing_ends_whatever_is_lost_on_the_wa
     assert_same_as_source(tickets)
 
 
+def test_what_was_confirmed_is_heard_too_where_the_stream_is_begun_anew(tickets: SourceUnderTest) -> None:
+    """A transaction in progress that cannot be told from its rolled back parts is read after its commit."""
+    given = parse_dsn(tickets.dsn)
+    tickets.overrides |= {"stream_above_bytes": 64 * 1024, "batch_max_bytes": 1}
+    tickets.catch_up()
+    tickets.sql("UPDATE tickets SET v = 'landed first' WHERE id < 9")
+    many = "INSERT INTO tickets SELECT g, repeat('x', 1000) FROM generate_series({}, {}) g"
+    tickets.transaction(
+        many.format(1000, 1500),
+        "SAVEPOINT s",
+        "SELECT pg_logical_emit_message(true, 'audit', 'never')",
+        many.format(2000, 2500),
+        "ROLLBACK TO s",
+        many.format(3000, 3500),
+    )
+    with losing(f"{given['host']}/.s.PGSQL.{given['port']}") as port:
+        replace(tickets, dsn=make_dsn(tickets.dsn, host="127.0.0.1", port=port)).catch_up()
+    assert len(tickets.changes()) == 8 + 501 + 501
+    assert not any(each.stream and each.stream.recovered_from for each in tickets.manifests())
+    assert_same_as_source(tickets)
+
+
 @pytest.mark.parametrize("what", ["walsender", pytest.param("client backend", marks=pytest.mark.slow)])
 def test_terminated_session_ends_capture_and_the_next_start_goes_on(
     tickets: SourceUnderTest, what: str
