@@ -206,11 +206,15 @@ def _landed(landed: LandedUpTo | None) -> str:
 
 
 def _snapshot(under_way: SnapshotProgress) -> str:
-    of = under_way
-    rate = "" if of.rows_per_second is None else f", {of.rows_per_second:,.0f} rows/s"
-    left = "" if of.seconds_left is None else f", about {_span(of.seconds_left)} left"
+    of, rate, seconds = under_way, under_way.rows_per_second, under_way.seconds_left
     scope = "" if of.scope is None else f", keys {of.scope}"
-    return f"{of.table}{scope}: {of.done} of {of.chunks} chunks, {of.rows:,} rows{rate}{left}"
+    done = f"{of.table}{scope}: {of.done} of {of.chunks} chunks"
+    left = "time left not known yet" if seconds is None else f"about {_span(seconds)} of reading left"
+    if of.compared:
+        return f"{done} compared, {of.rows:,} rows read again, {left}"
+    # The time left is told by the rate: neither is known without the other.
+    speed = "rate not known yet" if rate is None else f"{rate:,.0f} rows/s, {left}"
+    return f"{done}, {of.rows:,} rows, {speed}"
 
 
 def _slot(slot: SlotFacts | None) -> str:

@@ -27,7 +27,7 @@ def chunk_batch_id(
     epoch: int, snapshot_id: str, table: str, chunk: int, attempt: int, *, boundary: bool = False
 ) -> str:
     """The name of one attempt at one chunk of a table's snapshot, or of the snapshot's boundary."""
-    name = f"e{epoch:06d}-r-{_safe(snapshot_id)}-{_safe(table)}-{chunk:06d}-a{attempt}"
+    name = f"{chunk_prefix(epoch)}{_safe(snapshot_id)}-{_safe(table)}-{chunk:06d}-a{attempt}"
     return f"{name}-boundary" if boundary else name
 
 
@@ -53,6 +53,11 @@ def batch_id_of(manifest: Manifest) -> str:
     if manifest.file is not None:
         return file_batch_id(manifest.file.sha256)
     raise ValueError("a manifest has a stream, a chunk or a file")
+
+
+def chunk_prefix(epoch: int) -> str:
+    """What every name of a chunk or a boundary of ``epoch`` starts with."""
+    return f"e{epoch:06d}-r-"
 
 
 def stream_prefix(epoch: int) -> str:

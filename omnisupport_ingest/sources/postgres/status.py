@@ -70,7 +70,10 @@ class LandedUpTo:
 
 @dataclass(frozen=True, slots=True)
 class ServerState:
-    """What the server says. ``missing``: contracted tables that the publication does not cover."""
+    """What the server says. ``missing``: contracted tables that the publication does not cover.
+
+    ``clock_ahead``: by how much its clock is ahead of ours.
+    """
 
     version: str
     database: str
@@ -79,6 +82,7 @@ class ServerState:
     slot: SlotFacts | None
     room: Room
     forecast: Forecast | None
+    clock_ahead: timedelta
     publication_found: bool
     missing: tuple[str, ...]
 
@@ -128,6 +132,7 @@ def source_status(
     if server is not None and landed is not None:
         landed = replace(landed, behind=max(0, server.wal_end.value - landed.lsn.value))
     found += _failure(capture, found)
+    ahead = server.clock_ahead if server is not None else timedelta(0)
     return SourceStatus(
         settings.source,
         slot_name,
@@ -136,7 +141,7 @@ def source_status(
         capture,
         paused,
         landed,
-        tuple(snapshots_under_way(store, epoch.number)) if epoch is not None else (),
+        tuple(snapshots_under_way(store, epoch.number, ahead)) if epoch is not None else (),
         tuple(str(each) for each in SnapshotRequests(store.folder).read()),
         server,
         tuple(found),
@@ -176,13 +181,14 @@ def _ask(
                 "  ELSE pg_current_wal_lsn() END)::text,"
                 " (SELECT setting::bigint FROM pg_settings WHERE name = 'max_slot_wal_keep_size')",
             )
+            ahead = _clock_ahead(connection)
             slot = slot_facts(connection, slot_name)
             covered = _covered(connection, settings.publication)
     finally:
         connection.close()
     wal_end = Lsn.parse(end)
     room = Room(limit * _MEGABYTE if limit >= 0 else None, _disk_free(settings, home))
-    rate = wal_rate(_earlier(store), WalMark(wal_end, datetime.now(UTC)))
+    rate = wal_rate(_earlier(store, ahead), WalMark(wal_end, datetime.now(UTC)))
     missing = () if covered is None else _missing(tables, covered)
     return ServerState(
         version,
@@ -192,9 +198,18 @@ def _ask(
         slot,
         room,
         forecast(slot, room, rate) if slot is not None else None,
+        ahead,
         covered is not None,
         missing,
     )
+
+
+def _clock_ahead(connection: Connection) -> timedelta:
+    """By how much the server's clock is ahead of ours, at the least: zero where the two may be the same."""
+    asked = datetime.now(UTC)
+    (told,) = one_row(connection, "SELECT clock_timestamp()")
+    clock: datetime = told
+    return clock - min(max(asked, clock), datetime.now(UTC))
 
 
 def _covered(connection: Connection, name: str) -> set[tuple[str, str]] | None:
@@ -246,8 +261,12 @@ def _disk_free(settings: Settings, home: Home) -> int | None:
     return None
 
 
-def _earlier(store: LandingStore) -> WalMark | None:
-    """Where the landed WAL ended about an hour ago, or as near to that as batches tell."""
+def _earlier(store: LandingStore, ahead: timedelta) -> WalMark | None:
+    """Where the WAL ended about an hour ago, or as near to that as batches tell.
+
+    A capture that catches up lands within minutes what was written in hours, so what counts is when a batch's
+    last transaction committed, on the server's clock, which is ``ahead`` of ours.
+    """
     epoch = store.current_epoch()
     if epoch is None:
         return None
@@ -258,8 +277,13 @@ def _earlier(store: LandingStore) -> WalMark | None:
     for index in (first, first - 1):
         if 0 <= index < len(names):
             batch = store.read(names[index])
-            if batch.stream is not None and batch.arrival.landed_at <= now - _RATE_AT_LEAST:
-                return WalMark(batch.stream.end_lsn, batch.arrival.landed_at)
+            if batch.stream is None:
+                continue
+            committed, at = batch.stream.last_commit_ts, batch.arrival.landed_at
+            if committed is not None:
+                at = min(at, committed - ahead)
+            if at <= now - _RATE_AT_LEAST:
+                return WalMark(batch.stream.end_lsn, at)
     return None
 
 

@@ -2,22 +2,42 @@
 
 from __future__ import annotations
 
-import os
+import re
+import time
+from typing import Any
 
 import pytest
 
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.sources.postgres.snapshot_requests import SnapshotRequests
-from omnisupport_ingest_tests.sources.postgres.awkward import SOURCE, Shop
+from omnisupport_ingest_tests.cli.command import environment
+from omnisupport_ingest_tests.sources.postgres.awkward import ROLE, SOURCE, Shop
 from omnisupport_ingest_tests.sources.postgres.shop_facts import killed_at, status, until
 
 ONCE = ("capture", "--once")
+
+SLOWED = {
+    "snapshot_rows_per_second": "200",
+    "snapshot_chunk_rows": "100",
+    "snapshot_threads": "1",
+}
+"""A snapshot that reads 200 rows a second, 100 at a time."""
 
 
 def boundaries(shop: Shop) -> int:
     """How many snapshots of orders have landed whole."""
     batches = LandingStore(shop.home / "landing", SOURCE).manifests()
     return sum(batch.chunk.boundary and batch.chunk.table == "orders" for batch in batches if batch.chunk)
+
+
+def under_way(shop: Shop) -> list[dict[str, Any]]:
+    """The snapshots that a killed capture left, by table."""
+    return sorted(status(shop, code=1)["snapshots"], key=lambda each: str(each["table"]))
+
+
+def near_200(snapshot: dict[str, Any]) -> bool:
+    """Whether its rate is that of ``SLOWED``, as near as a machine with other work allows."""
+    return 100 < float(snapshot["rows_per_second"]) < 220
 
 
 def test_capture_that_follows_reads_the_table_again_and_goes_on(shop: Shop) -> None:
@@ -86,19 +106,50 @@ def test_bounds_that_are_no_range_are_refused(shop: Shop, arguments: tuple[str, 
     assert status(shop)["snapshots_asked_for"] == []
 
 
-def test_progress_of_an_interrupted_snapshot_is_told(shop: Shop) -> None:
+def test_progress_of_an_interrupted_snapshot_is_told_with_rate_and_time_left(shop: Shop) -> None:
+    # Orders, 493 rows, wait for items, which take two seconds.
+    shop.sql("INSERT INTO items SELECT n, 'x' FROM generate_series(10, 407) n")
     shop.sql("INSERT INTO orders SELECT n, 'x' FROM generate_series(10, 500) n")
-    os.environ["OMNISUPPORT_SNAPSHOT_CHUNK_ROWS"] = "100"
-    try:
+    with environment(**SLOWED):
         killed_at(shop, "landing.manifest.after@orders-000002", *ONCE)
-        (under_way,) = [each for each in status(shop, code=1)["snapshots"] if each["table"] == "orders"]
-        assert under_way["chunks"] == 5 and under_way["chunks_landed"] >= 2
-        assert under_way["rows_landed"] == 100 * under_way["chunks_landed"]
-        assert "of 5 chunks" in shop.run("source", "status").out
-        assert shop.run(*ONCE).code == 0
-    finally:
-        del os.environ["OMNISUPPORT_SNAPSHOT_CHUNK_ROWS"]
+        (orders,) = under_way(shop)
+        assert (orders["chunks"], orders["chunks_landed"], orders["rows_landed"]) == (5, 3, 300)
+        assert near_200(orders)
+        assert orders["seconds_left"] == pytest.approx(200 / orders["rows_per_second"], abs=0.1)
+        shown = shop.run("source", "status").out
+        words = r"orders: 3 of 5 chunks, 300 rows, (\d+) rows/s, about (\d) seconds of reading left"
+        told = re.search(words, shown)
+        assert told, shown
+        assert int(told[1]) == pytest.approx(orders["rows_per_second"], abs=1)
+        assert int(told[2]) == pytest.approx(orders["seconds_left"], abs=1)
+        # A pause of this time is no reading.
+        time.sleep(2)
+        killed_at(shop, "landing.manifest.after@orders-000003", *ONCE)
+        (orders,) = under_way(shop)
+        assert (orders["chunks_landed"], orders["rows_landed"]) == (4, 400) and near_200(orders)
+        assert orders["seconds_left"] == pytest.approx(100 / orders["rows_per_second"], abs=0.1)
+    assert shop.run(*ONCE).code == 0
     assert status(shop)["snapshots"] == [] and boundaries(shop) == 1
+
+
+@pytest.mark.parametrize("ahead", ["1 hour", "-1 hour"])
+def test_rate_is_told_from_the_first_chunk_on_whatever_the_clock_of_the_server_says(
+    shop: Shop, ahead: str
+) -> None:
+    shop.sql(
+        "CREATE SCHEMA off",
+        "CREATE FUNCTION off.clock_timestamp() RETURNS timestamptz LANGUAGE sql VOLATILE"
+        f" AS $$ SELECT pg_catalog.clock_timestamp() + interval '{ahead}' $$",
+        f"GRANT USAGE ON SCHEMA off TO {ROLE}",
+        f"ALTER ROLE {ROLE} IN DATABASE {shop.database} SET search_path = off, pg_catalog, public",
+        "INSERT INTO items SELECT n, 'x' FROM generate_series(10, 500) n",
+    )
+    with environment(**SLOWED):
+        killed_at(shop, "landing.manifest.after@items-000001", *ONCE)
+        items, orders = under_way(shop)
+    assert (items["chunks_landed"], items["rows_landed"]) == (2, 200) and near_200(items)
+    assert (orders["chunks_landed"], orders["rows_per_second"], orders["seconds_left"]) == (0, None, None)
+    assert "orders: 0 of 1 chunks, 0 rows, rate not known yet\n" in shop.run("source", "status").out
 
 
 @pytest.mark.parametrize("times", [1, pytest.param(3, marks=pytest.mark.slow)])
