@@ -21,7 +21,7 @@ from omnisupport_ingest.landing.encoding import decode, encode
 from omnisupport_ingest.landing.manifest import ChunkSpan
 from omnisupport_ingest.landing.names import chunk_batch_id
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 _FOLDER = "snapshots"
 
 SCHEMA_ONLY = "schema"
@@ -35,7 +35,8 @@ class SnapshotPlan:
     Chunk *n* is above bound *n - 1*, up to and with bound *n*; the first and the last are open.
     ``boundary_ordinal`` was taken before that of any row. ``rows``: about as many are in a chunk.
     ``compared``: what the lake had already was not read (``source repair --mode recovery``). ``scope``: the
-    range of keys that is read; null: all.
+    range of keys that is read; null: all. ``storage``: where the table's rows stood, if its chunks are ranges
+    of places; these say nothing about rows that stand elsewhere since.
     """
 
     snapshot_id: str
@@ -50,6 +51,7 @@ class SnapshotPlan:
     bounds: tuple[tuple[str, ...], ...]
     compared: bool = False
     scope: KeyRange | None = None
+    storage: str | None = None
     format_version: int = FORMAT_VERSION
 
     @property
@@ -103,6 +105,8 @@ def _upgraded(document: dict[str, Any]) -> dict[str, Any]:
         document = document | {"compared": False}
     if document["format_version"] < 3:
         document = document | {"scope": None}
+    if document["format_version"] < 4:
+        document = document | {"storage": None}
     return document | {"format_version": FORMAT_VERSION}
 
 

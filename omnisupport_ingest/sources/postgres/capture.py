@@ -44,6 +44,9 @@ _log = logging.getLogger(__name__)
 _PROOF = Lsn(0)
 """As a goal: only see that the stream continues what has landed."""
 
+_REMEMBERED = 1000
+"""Manifests that are kept in memory. Capture reads every one that it has landed once more, for months."""
+
 Landed = Callable[[Manifest], None]
 """Called with each batch once it is durable (and, for a batch of the stream, confirmed)."""
 
@@ -65,7 +68,7 @@ class Capture:
         self._settings, self._home = settings, home
         self._landed: Landed = landed or (lambda _batch: None)
         self._tables = contracted_tables(contracts, settings.source)
-        self._store = LandingStore(home.landing, settings.source)
+        self._store = LandingStore(home.landing, settings.source, remembered=_REMEMBERED)
         self._epochs = EpochStart(settings, self._store, self._tables)
         self._telling = threading.Lock()
 
@@ -93,6 +96,7 @@ class Capture:
                 note = RestartNote(folder)
                 note.clear()
                 stop = restart = StopOrRestart(pause, note)
+            self._store.make_names_durable()
             dsn = source_dsn(self._settings, self._home)
             connection = connect(dsn)
             try:
@@ -248,7 +252,7 @@ class Capture:
                 goal = snapshots.read_moved(stop)
                 if goal is None and snapshots.watches_partitions:
                     goal = snapshots.look_at_partitions(stop) or snapshots.take(stop)
-            published.require_same(connection)
+            published.require_same(connection, last=True)
             return
         with SnapshotsBeside(snapshots, stop, stream.proved) as beside:
             stream.follow(None, beside.stop)

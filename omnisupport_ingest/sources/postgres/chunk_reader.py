@@ -6,14 +6,12 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
 
-import psycopg2
 from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.contracts.model import TableContract
@@ -23,7 +21,6 @@ from omnisupport_ingest.landing.snapshot_plans import SnapshotPlan
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.landing.writer import BatchWriter
 from omnisupport_ingest.position import Lsn
-from omnisupport_ingest.sources.postgres.connect_errors import first_line
 from omnisupport_ingest.sources.postgres.connection import source_errors
 from omnisupport_ingest.sources.postgres.copy_rows import copy_lines
 from omnisupport_ingest.sources.postgres.errors import SourceUnavailable
@@ -37,8 +34,8 @@ from omnisupport_ingest.sources.postgres.key_ranges import (
 from omnisupport_ingest.sources.postgres.key_scope import conditions
 from omnisupport_ingest.sources.postgres.ordinals import Ordinals
 from omnisupport_ingest.sources.postgres.pace import Pace
-from omnisupport_ingest.sources.postgres.quoting import identifier, qualified
-from omnisupport_ingest.sources.postgres.relations import CatalogRelation, read_relation
+from omnisupport_ingest.sources.postgres.quoting import identifier
+from omnisupport_ingest.sources.postgres.relations import CatalogRelation, read_relation, read_storage
 from omnisupport_ingest.sources.postgres.safe_watermark import (
     Mark,
     SafeWatermarks,
@@ -48,6 +45,7 @@ from omnisupport_ingest.sources.postgres.safe_watermark import (
 )
 from omnisupport_ingest.sources.postgres.server_checksum import server_checksum
 from omnisupport_ingest.sources.postgres.snapshot_rows import SnapshotChunk, SnapshotRows
+from omnisupport_ingest.sources.postgres.table_lock import hold_readable, readable
 from omnisupport_ingest.sources.postgres.text_rows import write_text_rows
 from omnisupport_ingest.windows import WindowGrid
 
@@ -140,10 +138,11 @@ class ChunkReader:
         start, end = plan.range_of(chunk)
         mark = self._begin(table, plan, None)
         try:
+            self._require_places(table, plan)
             high = self._high()
             relation = read_relation(self._connection, table.schema, table.table)
             name = source_of_rows(table.schema, table.table, partitioned=relation.partitioned)
-            with source_errors(f"reading {table.full_name}"), _readable(table):
+            with source_errors(f"reading {table.full_name}"), readable(table):
                 found = read(f"{name}{where(plan.by, plan.types, start, end)}")
             return LookedAt(mark.lsn, high, mark.clock, relation.version(table)), found
         finally:
@@ -179,6 +178,8 @@ class ChunkReader:
         low = mark.lsn if at is None else at
         landing = self._landing
         try:
+            if start is not None or end is not None:
+                self._require_places(table, plan)
             high = self._high()
             relation = read_relation(self._connection, table.schema, table.table)
             about = SnapshotChunk(
@@ -219,7 +220,7 @@ class ChunkReader:
 
         listed = ", ".join(identifier(column) for column in relation.columns)
         name = source_of_rows(table.schema, table.table, partitioned=relation.partitioned)
-        with _readable(table):
+        with readable(table):
             copy_lines(
                 self._connection,
                 f"SELECT {listed} FROM {name}{condition}",
@@ -244,7 +245,12 @@ class ChunkReader:
         while not self._stop.is_set():
             own = read_mark(self._connection)
             known = self._landing.marks.offer(own)
-            self._open(table, plan)
+            if not self._open(table, plan):
+                self._end()
+                if not told:
+                    told = True
+                    _log.warning("the snapshot waits for a lock on %s that somebody holds", table.full_name)
+                continue
             sees = read_visibility(self._connection)
             mark = self._landing.marks.newest_safe(known, sees)
             if mark is not None and (at is None or mark.lsn >= at):
@@ -259,7 +265,8 @@ class ChunkReader:
             self._stop.wait(_RETRY_SECONDS)
         raise Stopped
 
-    def _open(self, table: TableContract, plan: SnapshotPlan) -> None:
+    def _open(self, table: TableContract, plan: SnapshotPlan) -> bool:
+        """Begin a read; false if somebody holds a lock on the table: then end it and try again."""
         with source_errors(f"opening {table.full_name}"), self._connection.cursor() as cursor:
             cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             by_index = plan.scope is not None and plan.by not in ((), (PLACE,))
@@ -267,9 +274,20 @@ class ChunkReader:
                 cursor.execute("SET LOCAL enable_seqscan = off")
             # Held before the snapshot is taken: TRUNCATE and the ALTER TABLE that rewrites heed no
             # older snapshot (PostgreSQL manual, "Caveats" of concurrency control), so a read through
-            # one would find nothing. It is the lock that every SELECT takes; no change waits for it.
-            with _readable(table):
-                cursor.execute(f"LOCK TABLE {qualified(table.schema, table.table)} IN ACCESS SHARE MODE")
+            # one would find nothing.
+            return hold_readable(self._connection, table)
+
+    def _require_places(self, table: TableContract, plan: SnapshotPlan) -> None:
+        """A chunk is a range of places: whoever rewrites the table moves rows past it. The lock is held."""
+        if plan.by != (PLACE,):
+            return
+        if read_storage(self._connection, table.schema, table.table) != plan.storage:
+            raise SourceUnavailable(
+                f"Table {table.full_name} was rewritten (VACUUM FULL, CLUSTER, ALTER TABLE …) while it was "
+                "read by the places of its rows, as its key has no index.",
+                fix="Start capture again (the platform does so by itself): the table is read anew. A unique "
+                "index on the key columns of its contract makes it be read by the key.",
+            )
 
     def _end(self) -> None:
         if not self._connection.closed:
@@ -286,15 +304,3 @@ class ChunkReader:
             found = cursor.fetchall()
         named = ["a prepared one" if pid is None else f"of process {pid}" for (pid,) in found]
         return ", ".join(named) or "none any more"
-
-
-@contextmanager
-def _readable(table: TableContract) -> Iterator[None]:
-    try:
-        yield
-    except psycopg2.ProgrammingError as error:
-        raise SourceUnavailable(
-            f"Table {table.full_name} cannot be read: {first_line(error)}.",
-            fix="If it was altered just now, start capture again (the platform does so by itself): it is "
-            "read as it is then. If not, act on the message.",
-        ) from error

@@ -43,6 +43,18 @@ _SESSION_SETTINGS: dict[str, str] = {
     "row_security": "off",
 }
 
+_SQL_SETTINGS: dict[str, str] = {
+    # Somebody who holds a table for long is named, and capture started again, instead of waited for by what
+    # cannot be stopped meanwhile. Making a slot waits for transactions, which is another thing.
+    "lock_timeout": "10s",
+}
+
+_NEWER_TIMEOUTS: tuple[tuple[int, str], ...] = (
+    (140000, "idle_session_timeout"),
+    (170000, "transaction_timeout"),
+)
+"""More of what must not end a long read, or the decoding of a large transaction; since which version."""
+
 _DEFAULTS: dict[str, str] = {
     "connect_timeout": "10",
     # A server that vanished without closing the connection is noticed in about a minute.
@@ -110,7 +122,7 @@ class _ReplicationConnection(LogicalReplicationConnection):  # type: ignore[misc
 
 def _connect(dsn: str, application_name: str, more: dict[str, str], *, replication: bool) -> Connection:
     given = dsn_parts(dsn)
-    pinned = VALUE_SETTINGS | _SESSION_SETTINGS | more
+    pinned = VALUE_SETTINGS | _SESSION_SETTINGS | ({} if replication else _SQL_SETTINGS) | more
     options = " ".join(f"-c {name}={value}" for name, value in pinned.items())
     parameters = _DEFAULTS | given
     parameters["options"] = f"{given.get('options', '')} {options}".strip()
@@ -123,7 +135,19 @@ def _connect(dsn: str, application_name: str, more: dict[str, str], *, replicati
         raise connection_error(error, given) from None
     connection.silence = Silence(int(given.get(_SILENCE, "0")) / 1000 or DEFAULT_SECONDS, parameters)
     connection.cursor_factory = AwaitedReplicationCursor if replication else AwaitedCursor
+    _lift_newer_timeouts(connection)
     return connection
+
+
+def _lift_newer_timeouts(connection: Connection) -> None:
+    """A server that does not know a setting would refuse a connection that asks for it at its start."""
+    known = [name for since, name in _NEWER_TIMEOUTS if connection.server_version >= since]
+    if known:
+        with source_errors("setting up a session"), connection.cursor() as cursor:
+            cursor.execute("SELECT " + ", ".join(f"set_config('{name}', '0', false)" for name in known))
+        # One for replication is in autocommit from the start.
+        if not isinstance(connection, _ReplicationConnection):
+            connection.commit()
 
 
 def dsn_parts(dsn: str) -> dict[str, str]:

@@ -25,6 +25,7 @@ from omnisupport_ingest.sources.postgres.home_slot import (
     expected_slot,
 )
 from omnisupport_ingest.sources.postgres.preflight import Finding, Severity, preflight, require_ready
+from omnisupport_ingest.sources.postgres.preflight.landed_keys import landed_key_findings
 from omnisupport_ingest.sources.postgres.publication import ensure_publication
 from omnisupport_ingest.sources.postgres.server import server_facts, slot_facts, wait_until_free
 from omnisupport_ingest.sources.postgres.slot import create_slot, drop_slot, slot_taken
@@ -52,6 +53,7 @@ class EpochStart:
             slot=slot or expected_slot(self._store, self._settings.slot),
             slot_wait_seconds=SLOT_WAIT_SECONDS,
         )
+        found = (*landed_key_findings(self._store, self._tables), *found)
         for each in found:
             if each.severity is Severity.WARNS:
                 _log.warning("%s Fix: %s", each.problem, each.fix)

@@ -54,6 +54,18 @@ def read_relation(connection: Connection, schema: str, table: str) -> CatalogRel
     return CatalogRelation(names, types, identities[0], partitioned[0])
 
 
+def read_storage(connection: Connection, schema: str, table: str) -> str:
+    """The table and the file that its rows stand in: another one as soon as it is rewritten."""
+    with source_errors(f"reading the file of {schema}.{table}"), connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT c.oid, pg_relation_filenode(c.oid) FROM pg_class c"
+            " JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relname = %s",
+            (schema, table),
+        )
+        found = cursor.fetchone()
+    return "none" if found is None else f"{found[0]}/{found[1]}"
+
+
 class TypeNames:
     """Names of column types, asked for once each; the stream itself sends only their numbers."""
 

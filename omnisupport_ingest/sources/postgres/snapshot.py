@@ -46,12 +46,13 @@ from omnisupport_ingest.sources.postgres.pace import Pace
 from omnisupport_ingest.sources.postgres.parallel_reading import ParallelReading
 from omnisupport_ingest.sources.postgres.partition_watch import PartitionWatch
 from omnisupport_ingest.sources.postgres.published import PublishedTables
-from omnisupport_ingest.sources.postgres.relations import CatalogRelation, read_relation
+from omnisupport_ingest.sources.postgres.relations import CatalogRelation, read_relation, read_storage
 from omnisupport_ingest.sources.postgres.safe_watermark import SafeWatermarks, read_mark
 from omnisupport_ingest.sources.postgres.same_server import connect_to_source
 from omnisupport_ingest.sources.postgres.server import wal_clock
 from omnisupport_ingest.sources.postgres.slot import flush_wal
 from omnisupport_ingest.sources.postgres.snapshot_requests import SnapshotRequests
+from omnisupport_ingest.sources.postgres.table_lock import hold_readable
 from omnisupport_ingest.windows import WindowGrid
 
 _log = logging.getLogger(__name__)
@@ -80,7 +81,7 @@ class Snapshots:
         self._start = epoch.facts.consistent_point if epoch.facts else Lsn(0)
         self._settings, self._published, self._landed, self._grid = settings, published, landed, grid
         self._moved = MovedReading(dsn, store, epoch, landed)
-        self._partitions = PartitionWatch(dsn, store, epoch, self._tables, landed)
+        self._partitions = PartitionWatch(dsn, store, epoch, self._tables, published.lost, landed)
         self._plans, self._requests = SnapshotPlans(store.folder), SnapshotRequests(store.folder)
         self._due = DueSnapshots(
             store, epoch.number, self._tables, first_reads=settings.snapshot_mode.reads_rows
@@ -219,11 +220,12 @@ class Snapshots:
     ) -> SnapshotPlan | None:
         """The plan to read by, written down; null if ``stop`` came before it was made."""
         table, plan, scope = wanted.table, wanted.plan, wanted.scope
-        with source_errors(f"planning the snapshot of {table.full_name}"), connection.cursor() as cursor:
-            cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         try:
+            if not _begin(connection, table, stop):
+                return None
             relation = read_relation(connection, table.schema, table.table)
-            if plan is not None and _still_fits(plan, relation, table):
+            storage = read_storage(connection, table.schema, table.table)
+            if plan is not None and _still_fits(plan, relation, table, storage):
                 return plan
             if scope is not None and not _fits(scope, relation, table):
                 _log.warning(
@@ -261,6 +263,7 @@ class Snapshots:
             bounds=tuple(bounds),
             compared=compared,
             scope=scope,
+            storage=storage if by == (PLACE,) else None,
         )
         self._plans.write(made)
         if scope is None:
@@ -268,6 +271,17 @@ class Snapshots:
         for request in wanted.answers:
             self._requests.clear(request)
         return made
+
+
+def _begin(connection: Connection, table: TableContract, stop: threading.Event) -> bool:
+    """Begin a transaction in which ``table`` can be read; false if ``stop`` came before that."""
+    while not stop.is_set():
+        with source_errors(f"planning the snapshot of {table.full_name}"), connection.cursor() as cursor:
+            cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            if hold_readable(connection, table):
+                return True
+            cursor.execute("ROLLBACK")
+    return False
 
 
 def _types(by: Sequence[str], relation: CatalogRelation) -> tuple[str, ...]:
@@ -281,8 +295,11 @@ def _fits(scope: KeyRange, relation: CatalogRelation, table: TableContract) -> b
     return set(columns) <= set(relation.columns) and kinds_of(relation, columns) == scope.kinds
 
 
-def _still_fits(plan: SnapshotPlan, relation: CatalogRelation, table: TableContract) -> bool:
-    """Whether the table can still be cut as planned: by its key as it is now, which has no NULLs."""
+def _still_fits(plan: SnapshotPlan, relation: CatalogRelation, table: TableContract, storage: str) -> bool:
+    """Whether the table can still be cut as planned: by its key as it is now, which has no NULLs, or by the
+    places of its rows, where none has another since."""
+    if plan.by == (PLACE,) and plan.storage != storage:
+        return False
     if plan.scope is not None and not _fits(plan.scope, relation, table):
         return False
     if plan.by not in ((), (PLACE,)) and set(plan.by) != set(table.key):

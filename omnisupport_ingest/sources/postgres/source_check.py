@@ -17,6 +17,7 @@ from omnisupport_ingest.sources.postgres.home_slot import ExpectedSlot, Presence
 from omnisupport_ingest.sources.postgres.lease import Lease
 from omnisupport_ingest.sources.postgres.preflight import Finding, Severity, preflight
 from omnisupport_ingest.sources.postgres.preflight.continuity import continuity_findings, published_findings
+from omnisupport_ingest.sources.postgres.preflight.landed_keys import landed_key_findings
 
 NO_PROOF = {"standby", "replication_right", "replication_connection", "server_version"}
 """Findings without whose repair the server cannot be asked for the proof of continuity."""
@@ -55,6 +56,8 @@ def check_source(
                 with closing(connect(dsn)) as connection:
                     proof += published_findings(connection, store, settings.publication, tables)
             found = (*proof, *found)
+        if store is not None:
+            found = (*landed_key_findings(store, tables), *found)
     except (SourceRefused, SourceUnavailable) as error:
         return (Finding("connection", error.problem, error.fix, Severity.BLOCKS),)
     return found
