@@ -77,6 +77,11 @@ GATES: dict[str, Gate] = {
             "sources/postgres/published.py",
         ),
         _gate("landing.accepted_loss", "the note of a loss that was accepted", "landing/accepted_losses.py"),
+        _gate(
+            "landing.lost_changes",
+            "the stretches in which changes of single tables may be missing",
+            "landing/lost_changes.py",
+        ),
         _gate("landing.data", "the data files of a batch, synced", "landing/store.py"),
         _gate("landing.manifest", "the manifest: the batch exists", "landing/store.py"),
         _gate("inbox.link", "a file taken from the inbox, beside the others", "sources/debezium/inbox.py"),

@@ -34,6 +34,7 @@ ELSEWHERE = {
     "source.restart_clear": "sources/postgres/test_operating.py",
     "source.capture_record": "sources/postgres/test_operating.py",
     "landing.accepted_loss": "sources/postgres/test_repair.py",
+    "landing.lost_changes": "sources/postgres/test_lost_changes.py",
     "source.published": "sources/postgres/test_faults_publication.py",
     "source.snapshot_request": "sources/postgres/test_snapshot_command.py",
     "source.snapshot_request_clear": "sources/postgres/test_snapshot_command.py",

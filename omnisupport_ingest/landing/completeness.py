@@ -2,7 +2,8 @@
 
 The rows of a snapshot were read while the source went on. Until the stream has passed the highest
 LSN at which a chunk was read (``high``), what is known of the table is no state that the source ever
-had: the table is incomplete, and its history starts there. Manifests alone answer this.
+had: the table is incomplete, and its history starts there. Nor is it such a state where changes are missing,
+until what was read since has them (``lost_changes``). Landing alone answers this.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from omnisupport_ingest.landing.lost_changes import LostStretch
 from omnisupport_ingest.landing.manifest import ChunkSpan, Manifest
 from omnisupport_ingest.landing.snapshot_plans import SCHEMA_ONLY, is_whole
 from omnisupport_ingest.position import Lsn, Position
@@ -38,32 +40,37 @@ def is_captured(batches: Iterable[Manifest]) -> bool:
     return any(batch.file is None for batch in batches)
 
 
-def incomplete_now(batches: Iterable[Manifest], table: str, epoch: int) -> Incomplete | None:
+def incomplete_now(
+    batches: Iterable[Manifest], table: str, epoch: int, lost: Iterable[LostStretch]
+) -> Incomplete | None:
     """Why the newest state of ``table`` is incomplete; none if it is complete.
 
     ``batches``: what downstream may take (``LandingStore.landed``), in any order. ``table``: the name
     that chunks have for it. ``epoch``: the newest that is recorded; a table that it has not read
-    again is incomplete, for nothing proves what became of its rows.
+    again is incomplete, for nothing proves what became of its rows. ``lost``: of that epoch, read after
+    ``batches``, so that none is overlooked.
     """
     landed = _InEpoch.of(batches, table, epoch)
-    unread = landed.unread()
-    if unread is not None:
-        return unread
+    unknown = landed.unread() or landed.lost(lost)
+    if unknown is not None:
+        return unknown
     return landed.behind(max(chunk.high for chunk in landed.chunks))
 
 
-def incomplete_at(batches: Iterable[Manifest], table: str, position: Position) -> Incomplete | None:
+def incomplete_at(
+    batches: Iterable[Manifest], table: str, position: Position, lost: Iterable[LostStretch]
+) -> Incomplete | None:
     """Why the state of ``table`` at ``position``, of the events below it, cannot be told; none if it can.
 
-    ``batches`` and ``table`` as in ``incomplete_now``. The table's snapshot must lie below
-    ``position`` as a whole, no other one may be under way there, and the stream of its epoch must
-    have landed up to it.
+    ``batches``, ``table`` and ``lost`` as in ``incomplete_now``. The table's snapshot must lie below
+    ``position`` as a whole, no other one may be under way there, the stream of its epoch must have landed
+    up to it, and no changes may be missing there.
     """
     landed = _InEpoch.of(batches, table, position.epoch)
     unread = landed.unread()
     if unread is not None:
         return unread
-    start = min(landed.highs_of_finished())
+    start = min(high for _, high in landed.finished())
     if not _passed(start, position):
         return Incomplete(
             table,
@@ -71,6 +78,9 @@ def incomplete_at(batches: Iterable[Manifest], table: str, position: Position) -
             f"there starts at {start}, where its snapshot was read.",
             f"Ask for {start} or later; `verify` run again does.",
         )
+    missing = landed.lost(lost, position)
+    if missing is not None:
+        return missing
     reading = [chunk.high for chunk in landed.chunks if _reading(chunk, position)]
     if reading:
         return Incomplete(
@@ -127,7 +137,7 @@ class _InEpoch:
 
     def unread(self) -> Incomplete | None:
         """What to say if no snapshot of the table is whole."""
-        if self.highs_of_finished():
+        if self.finished():
             return None
         chunks = [chunk for chunk in self.chunks if chunk.scope is None]
         if not chunks:
@@ -145,14 +155,52 @@ class _InEpoch:
         problem = f"The snapshot of table {self.table} in epoch {self.epoch} is not finished."
         return Incomplete(self.table, problem, _START_CAPTURE)
 
-    def highs_of_finished(self) -> list[Lsn]:
-        """The highest ``high`` of each snapshot of all of the table that is in landing as a whole."""
+    def finished(self) -> list[tuple[Lsn, Lsn]]:
+        """The lowest ``low`` and the highest ``high`` of each snapshot of all of the table that is in landing
+        as a whole."""
         snapshots: dict[str, list[ChunkSpan]] = {}
         for chunk in self.chunks:
             if chunk.scope is not None:
                 continue
             snapshots.setdefault(chunk.snapshot_id, []).append(chunk)
-        return [max(chunk.high for chunk in chunks) for chunks in snapshots.values() if is_whole(chunks)]
+        return [
+            (min(chunk.low for chunk in chunks), max(chunk.high for chunk in chunks))
+            for chunks in snapshots.values()
+            if is_whole(chunks)
+        ]
+
+    def lost(self, stretches: Iterable[LostStretch], position: Position | None = None) -> Incomplete | None:
+        """What to say if changes may be missing in the table's state at ``position`` (null: the newest)."""
+        for stretch in stretches:
+            if stretch.table != self.table or not _above(stretch.lost_from, position):
+                continue
+            known = self._known_again(stretch)
+            if not known:
+                return Incomplete(
+                    self.table,
+                    f"Changes of table {self.table} from {stretch.lost_from} on may be missing in epoch "
+                    f"{self.epoch} ({stretch.reason}), and it has not been read since as a whole.",
+                    "Capture reads it again by itself, or says what has to be done for that: "
+                    "omnisupport-ingest source status"
+                    + ("" if position is None else f". Or ask for {stretch.lost_from} or earlier."),
+                )
+            if position is not None and not any(_passed(high, position) for high in known):
+                return Incomplete(
+                    self.table,
+                    f"Table {self.table} has no state at {position.commit_lsn} in epoch {self.epoch}: "
+                    f"changes of it between {stretch.lost_from} and {min(known)} may be missing "
+                    f"({stretch.reason}).",
+                    f"Ask for {min(known)} or later, or for {stretch.lost_from} or earlier; `verify` run "
+                    "again does the first.",
+                )
+        return None
+
+    def _known_again(self, stretch: LostStretch) -> list[Lsn]:
+        """From where on what was read since has what ``stretch`` lacks; empty if nothing has."""
+        known = [] if stretch.mended is None else [stretch.mended]
+        if stretch.lost_to is not None:
+            known += [high for low, high in self.finished() if low >= stretch.lost_to]
+        return known
 
     def behind(self, goal: Lsn, *, inclusive: bool = False) -> Incomplete | None:
         """What to say if the stream has not landed up to ``goal``; ``inclusive``: with a commit there."""
@@ -174,6 +222,13 @@ class _InEpoch:
 def _passed(high: Lsn, position: Position) -> bool:
     """Whether everything that a snapshot read up to ``high`` found lies below ``position``."""
     return high < position.commit_lsn or (high == position.commit_lsn and position.ordinal >= 0)
+
+
+def _above(lsn: Lsn, position: Position | None) -> bool:
+    """Whether the events below ``position`` may be some that committed at ``lsn`` or above it."""
+    if position is None:
+        return True
+    return lsn < position.commit_lsn or (lsn == position.commit_lsn and position.ordinal > 0)
 
 
 def _reading(chunk: ChunkSpan, position: Position) -> bool:

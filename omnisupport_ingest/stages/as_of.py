@@ -27,6 +27,7 @@ from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.landing.completeness import incomplete_at, is_captured
+from omnisupport_ingest.landing.lost_changes import LostChanges
 from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.landing.store import Landed
 from omnisupport_ingest.position import Lsn, Position
@@ -113,7 +114,7 @@ def open_reading(
             fix="Let the pipeline take in what has landed (omnisupport-ingest up, or materialize).",
         )
     below = _below_which(workspace, source, landed.batches, files, at, epoch)
-    _refuse_incomplete(landed, contracts, below)
+    _refuse_incomplete(workspace, source, landed, contracts, below)
     _refuse_behind(source, landed.batches, files, below)
     return Reading(tuple(contracts), below, files)
 
@@ -122,16 +123,23 @@ def require_complete(
     workspace: Workspace, source: str, contracts: Sequence[TableContract], position: Position
 ) -> None:
     """Refuse (``TableIncomplete``), by name, tables of ``source`` without a state at ``position``."""
-    _refuse_incomplete(workspace.landing(source).landed(), contracts, position)
+    _refuse_incomplete(workspace, source, workspace.landing(source).landed(), contracts, position)
 
 
-def _refuse_incomplete(landed: Landed, contracts: Sequence[TableContract], position: Position) -> None:
+def _refuse_incomplete(
+    workspace: Workspace,
+    source: str,
+    landed: Landed,
+    contracts: Sequence[TableContract],
+    position: Position,
+) -> None:
     if not is_captured(landed.batches):
         return
+    lost = LostChanges(workspace.landing(source).folder, position.epoch).all()
     found = [
         incomplete
         for contract in contracts
-        if (incomplete := incomplete_at(landed.batches, contract.name, position)) is not None
+        if (incomplete := incomplete_at(landed.batches, contract.name, position, lost)) is not None
     ]
     if not found:
         return

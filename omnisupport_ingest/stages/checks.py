@@ -16,6 +16,7 @@ from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.lake.checkpoint import Checkpoint
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.landing.completeness import below_the_snapshots, incomplete_now, is_captured
+from omnisupport_ingest.landing.lost_changes import LostChanges, LostStretch
 from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.stages import checkpoints
 from omnisupport_ingest.stages.findings import CheckFinding
@@ -72,18 +73,23 @@ def tables_complete(workspace: Workspace, source: str) -> dict[str, CheckFinding
     store = workspace.landing(source)
     batches = store.landed().batches
     epoch = max([*(each.number for each in store.epochs()), *(each.epoch for each in batches)], default=0)
+    lost = LostChanges(store.folder, epoch).all()
     return {
-        contract.name: _table_complete(workspace, contract, batches, epoch)
+        contract.name: _table_complete(workspace, contract, batches, epoch, lost)
         for contract in workspace.contracts.of_source(source)
     }
 
 
 def _table_complete(
-    workspace: Workspace, contract: TableContract, batches: Sequence[Manifest], epoch: int
+    workspace: Workspace,
+    contract: TableContract,
+    batches: Sequence[Manifest],
+    epoch: int,
+    lost: Sequence[LostStretch],
 ) -> CheckFinding:
     if not is_captured(batches):
         return CheckFinding(True, "Deliveries land whole." if batches else "Nothing has landed yet.")
-    incomplete = incomplete_now(batches, contract.name, epoch)
+    incomplete = incomplete_now(batches, contract.name, epoch, lost)
     if incomplete is not None:
         behind = incomplete.bytes_behind
         numbers: dict[str, int | float] = {} if behind is None else {"bytes_behind": behind}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -13,6 +14,7 @@ from omnisupport_ingest.landing.completeness import (
     incomplete_now,
     is_captured,
 )
+from omnisupport_ingest.landing.lost_changes import LostChanges, LostStretch
 from omnisupport_ingest.landing.manifest import ArrivalFacts, ChunkSpan, FileSpan, Manifest
 from omnisupport_ingest.position import Lsn, Position
 from omnisupport_ingest_tests.landing.batches import NOON, manifest
@@ -42,13 +44,20 @@ def whole(low: int, high: int, *, snapshot: str = "s1", epoch: int = 1) -> list[
     ]
 
 
-def why(batches: list[Manifest], epoch: int = 1) -> str | None:
-    found = incomplete_now(batches, "tickets", epoch)
+def why(batches: list[Manifest], epoch: int = 1, lost: tuple[LostStretch, ...] = ()) -> str | None:
+    found = incomplete_now(batches, "tickets", epoch, lost)
     return found.problem if found else None
 
 
-def why_at(batches: list[Manifest], lsn: int, *, ordinal: int = 0, epoch: int = 1) -> str | None:
-    found = incomplete_at(batches, "tickets", Position(epoch, Lsn(lsn), ordinal))
+def why_at(
+    batches: list[Manifest],
+    lsn: int,
+    *,
+    ordinal: int = 0,
+    epoch: int = 1,
+    lost: tuple[LostStretch, ...] = (),
+) -> str | None:
+    found = incomplete_at(batches, "tickets", Position(epoch, Lsn(lsn), ordinal), lost)
     return found.problem if found else None
 
 
@@ -110,7 +119,7 @@ def test_a_newer_epoch_without_a_snapshot_leaves_the_table_incomplete() -> None:
 
 
 def test_what_is_missing_is_counted_in_bytes_of_the_log() -> None:
-    found = incomplete_now([*whole(10, 5020), manifest(0, 20)], "tickets", 1)
+    found = incomplete_now([*whole(10, 5020), manifest(0, 20)], "tickets", 1, ())
     assert found is not None
     assert found.bytes_behind == 5000
     assert "capture is still behind: 5,000 bytes" in found.fix
@@ -132,6 +141,62 @@ def test_a_table_read_again_keeps_its_history_but_for_the_time_of_the_reading() 
     assert why_at(batches, 40) is not None
     assert why_at(batches, 49) is not None
     assert [why_at(batches, lsn) for lsn in (20, 39, 50, 60)] == [None] * 4
+
+
+def lost(
+    lost_from: int, lost_to: int | None = None, mended: int | None = None, *, table: str = "tickets"
+) -> tuple[LostStretch, ...]:
+    to, known = (None if each is None else Lsn(each) for each in (lost_to, mended))
+    return (LostStretch(table, "was out", NOON, Lsn(lost_from), to, known),)
+
+
+def test_a_table_whose_changes_are_missing_is_incomplete_until_a_snapshot_after_them_is_whole() -> None:
+    batches = [*whole(10, 20), manifest(0, 99)]
+    assert "may be missing" in (why(batches, lost=lost(30)) or "")
+    assert "may be missing" in (why(batches, lost=lost(30, 40)) or "")
+    begun = [*batches, chunk(40, 45, snapshot="s2")]
+    assert "may be missing" in (why(begun, lost=lost(30, 40)) or "")
+    ended = [*begun, chunk(40, 45, snapshot="s2", number=1, boundary=True)]
+    assert why(ended, lost=lost(30, 40)) is None
+    assert "may be missing" in (why(ended, lost=lost(30, 41)) or ""), "begun before the end of the loss"
+    assert "may be missing" in (why(ended, lost=lost(30)) or ""), "the loss goes on"
+    assert why(ended, lost=lost(30, table="agents")) is None
+    assert why(batches, lost=lost(30, mended=50)) is None
+
+
+def test_no_state_is_told_of_a_stretch_whose_changes_are_missing() -> None:
+    batches = [*whole(10, 20), *whole(40, 45, snapshot="s2"), manifest(0, 60)]
+    stretch = lost(30, 40)
+    assert [why_at(batches, lsn, lost=stretch) for lsn in (20, 30, 45, 60)] == [None] * 4
+    assert "between 0/1E and 0/2D" in (why_at(batches, 30, ordinal=1, lost=stretch) or "")
+    assert all("between 0/1E and 0/2D" in (why_at(batches, lsn, lost=stretch) or "") for lsn in (31, 39, 44))
+    assert "has not been read since" in (why_at(batches, 60, lost=lost(30)) or "")
+    assert [why_at(batches, lsn, lost=lost(30, mended=35)) for lsn in (30, 35, 39)] == [None] * 3
+    assert why_at(batches, 34, lost=lost(30, mended=35)) is not None
+
+
+def test_a_stretch_of_lost_changes_is_written_down_once_and_ended_by_what_makes_good_for_it(
+    tmp_path: Path,
+) -> None:
+    record = LostChanges(tmp_path, 1)
+    assert record.all() == ()
+    record.will_be_read("tickets", Lsn(5))
+    record.was_mended("tickets", Lsn(5))
+    assert record.all() == () and list(tmp_path.iterdir()) == []
+    record.found("tickets", "out", Lsn(30))
+    record.found("tickets", "out, seen again", Lsn(35))
+    record.found("agents", "out", Lsn(30))
+    record.found("tickets", "a partition came", Lsn(31), whole=False)
+    record.was_mended("tickets", Lsn(40))
+    held = [(each.table, each.lost_from.value, each.lost_to, each.mended) for each in record.all()]
+    assert held == [("tickets", 30, None, None), ("agents", 30, None, None), ("tickets", 31, None, Lsn(40))]
+    record.will_be_read("tickets", Lsn(50))
+    record.will_be_read("tickets", Lsn(60))
+    record.found("tickets", "renamed", Lsn(33), Lsn(50))
+    record.found("tickets", "out for another time", Lsn(70))
+    held = [(each.lost_from.value, each.lost_to) for each in LostChanges(tmp_path, 1).all()]
+    assert held == [(30, Lsn(50)), (30, None), (31, None), (70, None)]
+    assert LostChanges(tmp_path, 2).all() == ()
 
 
 def test_a_delivery_of_files_is_not_captured() -> None:

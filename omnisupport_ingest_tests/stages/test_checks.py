@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from omnisupport_ingest.landing.lost_changes import LostChanges
 from omnisupport_ingest.landing.manifest import StreamSpan
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.stages import checks, content_checks, deduped, dimensions, published, raw
@@ -81,6 +82,9 @@ def test_a_table_is_incomplete_until_stream_and_published_table_are_past_its_sna
     assert complete()[0] is False
     published.materialize(story.workspace, spark, story.contract, "run")
     assert complete() == (True, "The stream has passed the snapshot of epoch 1.")
+
+    LostChanges(story.store.folder, 1).found(story.contract.name, "was out", Lsn(12))
+    assert complete()[1].startswith("Changes of table notes from 0/C on may be missing in epoch 1 (was out)")
 
     story.store.begin_epoch("the slot was lost", None)
     assert complete()[1].startswith("Table notes has not been read in epoch 2.")

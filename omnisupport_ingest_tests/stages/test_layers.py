@@ -11,6 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from omnisupport_ingest.landing.errors import DamagedBatch
+from omnisupport_ingest.landing.lost_changes import LostChanges
 from omnisupport_ingest.position import Lsn, Position
 from omnisupport_ingest.stages import deduped, dimensions, published, raw
 from omnisupport_ingest.stages.as_of import TableIncomplete, events_from, require_complete, state_as_of
@@ -239,6 +240,11 @@ def test_a_state_that_was_never_one_of_the_source_is_refused_by_name(story, spar
     story.land_idle(20)
     run(story, spark, FIRST)
     assert {row["id"] for row in at(Position(1, Lsn(20), 0)).collect()} == {1, 2}
+    LostChanges(story.store.folder, 1).found(story.contract.name, "was out", Lsn(17))
+    with pytest.raises(TableIncomplete, match=r"Changes of table notes from 0/11 on may be missing") as lost:
+        at(Position(1, Lsn(20), 0))
+    assert "Or ask for 0/11 or earlier" in lost.value.fix
+    require_complete(story.workspace, SOURCE, [story.contract], Position(1, Lsn(17), 0))
 
 
 def test_a_state_behind_a_hole_is_refused_with_the_repair_of_the_hole(story):

@@ -95,10 +95,7 @@ def resume_point(
         raise _hole(f"The replication slot {facts.slot} is gone", f"the chain ends at {end_of_chain}")
     confirmed = slot.confirmed_flush_lsn
     if slot.wal_status == "lost" or confirmed is None:
-        raise _hole(
-            f"The server has removed WAL that the slot {facts.slot} needs",
-            f"the chain ends at {end_of_chain}",
-        )
+        raise _hole(_given_up(facts.slot, slot.invalidated), f"the chain ends at {end_of_chain}")
     if flushed < end_of_chain:
         raise _hole(
             "The server's WAL ends before the landed chain (it was restored from a backup)",
@@ -170,6 +167,21 @@ def below_the_chain(commit_lsn: Lsn, end_of_chain: Lsn) -> HoleInSource:
         "The source sends a transaction that the landed chain has passed without seeing",
         f"it committed at {commit_lsn}, the chain ends at {end_of_chain}",
     )
+
+
+_GIVEN_UP = {
+    "idle_timeout": "nobody read it for longer than idle_replication_slot_timeout",
+    "rows_removed": "rows of the catalog that it needs were removed while the server was a standby",
+    "wal_level_insufficient": "wal_level was below logical on the primary while the server was a standby",
+}
+"""By ``invalidation_reason`` (PostgreSQL manual, ``pg_replication_slots``), which 17 and newer tell."""
+
+
+def _given_up(slot: str, reason: str | None) -> str:
+    """Why the server sends nothing from ``slot`` any more. Up to 16 it tells no reason: it is the WAL."""
+    if reason in (None, "wal_removed"):
+        return f"The server has removed WAL that the slot {slot} needs (max_slot_wal_keep_size)"
+    return f"The server has given up the slot {slot}: {_GIVEN_UP.get(reason, reason)}"
 
 
 def _hole(problem: str, values: str) -> HoleInSource:

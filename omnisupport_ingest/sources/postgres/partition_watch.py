@@ -1,13 +1,15 @@
 """Keeping the lake right about rows that came or left with their partition, which no change tells of.
 
 Rows of a new partition are read, as one more chunk of the table's snapshot. Where rows may have left, the
-whole table is read again: only the boundary of a snapshot ends rows that nobody has deleted.
+whole table is read again: only the boundary of a snapshot ends rows that nobody has deleted. From the last
+look before until then the table is not as the source was: that stretch is written down first.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 
@@ -15,13 +17,15 @@ from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.landing.epochs import EpochRecord
+from omnisupport_ingest.landing.lost_changes import LostChanges
 from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.landing.snapshot_plans import SnapshotPlan
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.sources.postgres.catalog_looks import REMEMBER_SECONDS, CatalogLooks
 from omnisupport_ingest.sources.postgres.chunk_reader import ChunkReader, Landing, Stopped
 from omnisupport_ingest.sources.postgres.connection import source_errors
-from omnisupport_ingest.sources.postgres.partition_records import PartitionRecords
+from omnisupport_ingest.sources.postgres.partition_records import KnownPartitions, PartitionRecords
 from omnisupport_ingest.sources.postgres.partitions import (
     Partitions,
     difference,
@@ -29,6 +33,7 @@ from omnisupport_ingest.sources.postgres.partitions import (
     rows_of,
 )
 from omnisupport_ingest.sources.postgres.quoting import qualified
+from omnisupport_ingest.sources.postgres.safe_watermark import read_high
 from omnisupport_ingest.sources.postgres.same_server import connect_to_source
 from omnisupport_ingest.sources.postgres.snapshot_requests import SnapshotRequests
 
@@ -44,6 +49,7 @@ class PartitionWatch:
         store: LandingStore,
         epoch: EpochRecord,
         tables: Sequence[TableContract],
+        lost: LostChanges,
         landed: Callable[[Manifest], None],
     ) -> None:
         """``landed`` is called with each batch, once durable."""
@@ -53,6 +59,8 @@ class PartitionWatch:
         self._tables = {(each.schema, each.table): each for each in tables}
         self._records = PartitionRecords(store.folder, epoch.number)
         self._requests = SnapshotRequests(store.folder)
+        self._lost, self._looks = lost, CatalogLooks()
+        self._certain, self._written = dict[str, Lsn](), dict[str, float]()
 
     def planned(self, connection: Connection, table: TableContract) -> Partitions | None:
         """The partitions that a snapshot that is being planned will read; null if there are none."""
@@ -62,7 +70,8 @@ class PartitionWatch:
     def will_be_read(self, table: TableContract, partitions: Partitions | None) -> None:
         """The plan of a snapshot that reads ``partitions`` is durable."""
         if partitions is not None:
-            self._records.write(table.name, partitions)
+            # What an earlier look was certain of, a later one is.
+            self._records.write(table.name, KnownPartitions(partitions, self._certain_of(table)))
 
     def look(
         self,
@@ -81,53 +90,81 @@ class PartitionWatch:
             return None
         highs: list[Lsn] = []
         with closing(connect_to_source(self._dsn, self._epoch)) as connection:
+            certain = self._looks.begin(connection)
             trees = read_partitions(connection, tables)
+            looked = read_high(connection)
             self.needed = bool(trees)
             for name, now in trees.items():
                 table = tables[name]
-                before = self._records.read(table.name)
-                if before == now:
-                    continue
                 try:
-                    if self._settle(connection, table, plans[table.name], before, now, landing, stop, highs):
-                        self._records.write(table.name, now)
+                    read = self._settle(connection, table, plans[table.name], now, landing, stop)
                 except Stopped:
                     return None
+                if read is None:
+                    continue
+                highs += read
+                # Also of a partition that left again before its rows were read.
+                self._lost.was_mended(table.name, max(read, default=looked))
+                self._seen(table, KnownPartitions(now, max(certain, self._certain_of(table))))
         return max(highs, default=None)
+
+    def _certain_of(self, table: TableContract) -> Lsn:
+        known = self._records.read(table.name)
+        return max(self._certain.get(table.name, Lsn(0)), Lsn(0) if known is None else known.certain)
+
+    def _seen(self, table: TableContract, now: KnownPartitions) -> None:
+        """Nothing is left to do for ``now``; that no look since has found more is remembered now and then."""
+        self._certain[table.name] = now.certain
+        known, written = self._records.read(table.name), self._written.get(table.name)
+        if (
+            known is None
+            or known.partitions != now.partitions
+            or written is None
+            or time.monotonic() - written >= REMEMBER_SECONDS
+        ):
+            if known != now:
+                self._records.write(table.name, now)
+            self._written[table.name] = time.monotonic()
 
     def _settle(
         self,
         connection: Connection,
         table: TableContract,
         plan: SnapshotPlan,
-        before: Partitions | None,
         now: Partitions,
         landing: Callable[[], Landing] | None,
         stop: threading.Event,
-        highs: list[Lsn],
-    ) -> bool:
-        """Whether nothing is left to do for what tells ``now`` from ``before``; adds to ``highs``."""
-        if before is None:
-            return True
-        found = difference(before, now)
+    ) -> list[Lsn] | None:
+        """Do what the difference of ``now`` from what was known takes; null if something is left to do.
+
+        Returns the highest LSNs that were seen by reading.
+        """
+        known = self._records.read(table.name)
+        found = difference(now if known is None else known.partitions, now)
         if found.left:
             reason = f"partition {', '.join(found.left)}"
             _log.warning("%s is read again, as %s", table.full_name, reason)
+            self._lost.found(table.name, reason, self._certain_of(table))
             self._requests.write(table.name, reason)
-            return True
+            return []
+        highs = []
         for oid in found.new:
             condition = rows_of(connection, oid)
             if condition is None or not _any(connection, table, condition):
                 continue
+            new = now[oid].name
+            self._lost.found(
+                table.name, f"partition {new} came with rows", self._certain_of(table), whole=False
+            )
             if landing is None:
-                return False
-            _log.info("reading partition %s, which is new in %s", now[oid].name, table.full_name)
+                return None
+            _log.info("reading partition %s, which is new in %s", new, table.full_name)
             reader = ChunkReader(connection, landing(), stop)
             batch = reader.read_more(table, plan, plan.chunks + self._read_more(plan), condition)
             self._landed(batch)
             if batch.chunk is not None:
                 highs.append(batch.chunk.high)
-        return True
+        return highs
 
     def _read_more(self, plan: SnapshotPlan) -> int:
         """How many chunks have been added to the snapshot since its boundary."""

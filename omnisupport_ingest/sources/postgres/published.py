@@ -4,15 +4,18 @@
 nothing tells of it later. But whoever takes a table out of a publication and puts it back makes another
 entry there, as do another column list and another row filter; a table that is made anew is another one, too.
 Their numbers never come back. So the entries are recorded before a table is read, and compared at every start
-and every few seconds while capture runs.
+and every few seconds while capture runs. A difference is written down as a stretch of lost changes before it
+is told, and before the record is what the table is now: no crash in between takes the doubt away.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from psycopg2.extensions import connection as Connection
 
@@ -20,26 +23,32 @@ from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.durable import replace as replace_file
 from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.landing.encoding import decode, encode
+from omnisupport_ingest.landing.lost_changes import LostChanges
 from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.sources.postgres.catalog_looks import REMEMBER_SECONDS, CatalogLooks
 from omnisupport_ingest.sources.postgres.connection import source_errors
 from omnisupport_ingest.sources.postgres.continuity import REPAIR
 from omnisupport_ingest.sources.postgres.errors import HoleInSource, TableInterrupted
 from omnisupport_ingest.sources.postgres.pgoutput import Relation
+from omnisupport_ingest.sources.postgres.safe_watermark import page_end
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""Version 2 added ``certain`` to each table."""
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedTable:
     """What a table is at the source: its number, and ``entries``, what puts it into the publication.
 
-    ``since``: an end of the WAL, read after that was seen.
+    ``since``: an end of the WAL, read after that was seen. ``certain``: that it was so for all that committed
+    below, by the last look that found it so; null where version 1 wrote it.
     """
 
     table: str
     relation: int
     entries: str
     since: Lsn
+    certain: Lsn | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,71 +72,118 @@ class PublishedTables:
         contracts: Sequence[TableContract],
         asked: Callable[[], Collection[str]],
     ) -> None:
-        """``asked``: the tables that are to be read again, by name; about those nothing is in doubt."""
+        """``asked``: the tables that are to be read again, by name; those are not told of."""
+        self.lost = LostChanges(folder, epoch)
+        """Where a difference is written down."""
+        self._looks, self._written = CatalogLooks(), -REMEMBER_SECONDS
         self._path = folder / f"published-e{epoch:06d}.json"
         self._epoch, self._publication, self._contracts = epoch, publication, tuple(contracts)
         self._asked, self._lock = asked, threading.Lock()
-        self._record = self._read()
+        self._record = self._durable = self._read()
 
     def require_publication(self, connection: Connection) -> None:
         """``HoleInSource`` if the publication is not the recorded one any more."""
         with self._lock:
-            self._compare_publication(self._now(connection))
+            self._compare_publication(self._now(connection), self._note)
 
     def begin(self, connection: Connection) -> None:
         """Record what was not recorded yet, and compare the rest; errors as of ``require_same``."""
         with self._lock:
             now = self._now(connection)
-            self._compare(now)
+            self._compare(now, self._note)
             before = self._record.tables if self._record is not None else {}
-            self._write(replace(now, tables=now.tables | before))
+            if self._record is None or now.tables.keys() - before.keys():
+                self._write(replace(now, tables=now.tables | before))
 
     def accept(self, connection: Connection, names: Collection[str]) -> None:
-        """Take the tables ``names`` as they are now: they are about to be read."""
+        """Take the tables ``names`` as they are now: snapshots of all of each are about to be planned."""
         with self._lock:
             now = self._now(connection)
             before = self._record.tables if self._record is not None else {}
             taken = {name: table for name, table in now.tables.items() if name in names}
+            for name, table in taken.items():
+                if name in before and (told := _difference(before[name], table)) is not None:
+                    self._note({name: told})
+                self.lost.will_be_read(name, page_end(table.since))
             self._write(replace(self._record or now, tables=before | taken))
 
-    def require_same(self, connection: Connection) -> None:
-        """``TableInterrupted`` or ``HoleInSource`` if changes may have gone unsent since the record."""
+    def require_same(self, connection: Connection, *, last: bool = False) -> None:
+        """``TableInterrupted`` or ``HoleInSource`` if changes may have gone unsent since the record.
+
+        ``last``: no look comes after this one, which is to be remembered.
+        """
         with self._lock:
-            self._compare(self._now(connection))
+            now = self._now(connection)
+            self._compare(now, self._note)
+            if self._record is None:
+                return
+            seen = {
+                name: replace(table, certain=max(table.certain or Lsn(0), found.certain or Lsn(0)))
+                for name, table in self._record.tables.items()
+                if (found := now.tables.get(name)) is not None and _difference(table, found) is None
+            }
+            record = replace(self._record, tables=self._record.tables | seen)
+            self._record = record
+            if last or time.monotonic() - self._written >= REMEMBER_SECONDS:
+                self._write(record)
+
+    def look(self, connection: Connection) -> None:
+        """Raises as ``require_same``, and writes nothing: for whoever is not the capture."""
+        with self._lock:
+            self._compare(self._now(connection), _note_nothing)
 
     def require_named(self, relation: Relation, commit_lsn: int) -> None:
-        """``TableInterrupted`` if the stream gives a captured table another name, or its name to another."""
-        name = f"{relation.schema}.{relation.table}"
+        """``TableInterrupted`` if the stream gives a captured table another name, or its name to another.
+
+        Nothing of the transaction that committed at ``commit_lsn`` has landed yet.
+        """
+        name, at = f"{relation.schema}.{relation.table}", Lsn(commit_lsn)
         with self._lock:
             record = self._record
-            asked = self._asked() if record is not None else ()
         for contract, table in record.tables.items() if record is not None else ():
-            if contract not in self._names or contract in asked or commit_lsn < table.since.value:
+            renamed = relation.oid == table.relation and name != table.table
+            other = relation.oid != table.relation and name == table.table
+            if contract not in self._names or not (renamed or other):
                 continue
-            if relation.oid == table.relation and name != table.table:
-                raise _interrupted({contract: f"was called {name} for a time"})
-            if relation.oid != table.relation and name == table.table:
-                raise _interrupted({contract: "was dropped and made anew"})
+            if at < table.since:
+                if renamed:
+                    # No look at the catalogs shows it, once the name is back: it must be written down here.
+                    self.lost.found(contract, _renamed(name), at, page_end(table.since))
+                continue
+            told = _renamed(name) if renamed else _MADE_ANEW
+            self.lost.found(contract, told, at if renamed else min(at, table.certain or Lsn(0)))
+            if contract not in self._asked():
+                raise _interrupted({contract: told})
 
-    def _compare(self, now: Published) -> None:
-        self._compare_publication(now)
+    def _compare(self, now: Published, note: Callable[[Mapping[str, str]], None]) -> None:
+        self._compare_publication(now, note)
         if self._record is None:
             return
-        asked = self._asked()
         changed = {
             name: told
             for name, before in self._record.tables.items()
-            if name in self._names and name not in asked
+            if name in self._names
             if (told := _difference(before, now.tables.get(name))) is not None
         }
-        if changed:
-            raise _interrupted(changed)
+        if not changed:
+            return
+        # Those that are asked for too: the stream may be far before they are taken up.
+        note(changed)
+        asked = self._asked()
+        if told_of := {name: told for name, told in changed.items() if name not in asked}:
+            raise _interrupted(told_of)
 
-    def _compare_publication(self, now: Published) -> None:
+    def _compare_publication(self, now: Published, note: Callable[[Mapping[str, str]], None]) -> None:
         if self._record is None or now.publication == self._record.publication:
             return
         what = "was dropped and made anew, or altered as a whole" if now.publication else "is gone"
+        note(dict.fromkeys(self._record.tables, f"its publication {what}"))
         raise _hole(f"Publication {self._publication} {what}")
+
+    def _note(self, changed: Mapping[str, str]) -> None:
+        tables = self._record.tables if self._record is not None else {}
+        for name, told in changed.items():
+            self.lost.found(name, told, tables[name].certain or Lsn(0))
 
     @property
     def _names(self) -> set[str]:
@@ -136,6 +192,7 @@ class PublishedTables:
     def _now(self, connection: Connection) -> Published:
         names = {(each.schema, each.table): each.name for each in self._contracts}
         schemas = _OF_SCHEMAS if connection.server_version >= 150000 else ""
+        certain = self._looks.begin(connection)
         with source_errors("reading how the tables are published"), connection.cursor() as cursor:
             cursor.execute(
                 "SELECT coalesce((SELECT oid || '.' || xmin FROM pg_publication WHERE pubname = %s), '')",
@@ -150,7 +207,7 @@ class PublishedTables:
             cursor.execute("SELECT pg_current_wal_insert_lsn()::text")
             since = Lsn.parse(cursor.fetchone()[0])
         tables = {
-            names[schema, table]: PublishedTable(f"{schema}.{table}", relation, entries or "", since)
+            names[schema, table]: PublishedTable(f"{schema}.{table}", relation, entries or "", since, certain)
             for schema, table, relation, entries in rows
         }
         return Published(self._epoch, publication, tables)
@@ -158,13 +215,28 @@ class PublishedTables:
     def _read(self) -> Published | None:
         if not self._path.exists():
             return None
-        return decode(Published, self._path.read_bytes(), self._path, newest=FORMAT_VERSION)
+        content = self._path.read_bytes()
+        return decode(Published, content, self._path, newest=FORMAT_VERSION, upgrade=_upgraded)
 
     def _write(self, record: Published) -> None:
-        if record != self._record:
+        if record != self._durable:
             with gate("source.published"):
                 replace_file(self._path, encode(record))
-            self._record = record
+            self._durable, self._written = record, time.monotonic()
+        self._record = record
+
+
+def _upgraded(document: dict[str, Any]) -> dict[str, Any]:
+    """The document of a record of any known format version, in the form of ``FORMAT_VERSION``."""
+    if document["format_version"] < 2:
+        tables = document.get("tables")
+        if isinstance(tables, dict):
+            each = {
+                name: table | {"certain": None} if isinstance(table, dict) else table
+                for name, table in tables.items()
+            }
+            document = document | {"tables": each}
+    return document | {"format_version": FORMAT_VERSION}
 
 
 _ENTRIES = """
@@ -188,11 +260,22 @@ _OF_SCHEMAS = """
            WHERE s.pnpubid = p.oid AND s.pnnspid = c.relnamespace"""
 
 
+_MADE_ANEW = "was dropped and made anew"
+
+
+def _renamed(name: str) -> str:
+    return f"was called {name} for a time"
+
+
+def _note_nothing(changed: Mapping[str, str]) -> None:
+    pass
+
+
 def _difference(before: PublishedTable, now: PublishedTable | None) -> str | None:
     if now is None:
         return "is gone"
     if now.relation != before.relation:
-        return "was dropped and made anew"
+        return _MADE_ANEW
     if not now.entries:
         return "is not in the publication any more"
     if now.entries != before.entries:

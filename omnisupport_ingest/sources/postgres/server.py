@@ -49,7 +49,7 @@ class SlotReader:
 
 @dataclass(frozen=True, slots=True)
 class SlotFacts:
-    """A replication slot. ``wal_status`` ``lost``: the server removed WAL that the slot needs.
+    """A replication slot. ``wal_status`` ``lost``: the server has given it up, or removed WAL that it needs.
 
     ``retained_bytes``: WAL that the server keeps because of the slot. ``safe_bytes``: WAL that may
     still be written before the slot is in danger; null without ``max_slot_wal_keep_size``.

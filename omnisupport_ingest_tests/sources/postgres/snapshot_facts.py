@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from omnisupport_ingest.contracts.model import Contracts
 from omnisupport_ingest.landing.completeness import incomplete_now
+from omnisupport_ingest.landing.lost_changes import LostChanges
 from omnisupport_ingest.landing.manifest import ChunkSpan, Manifest
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.sources.postgres.capture import Capture
@@ -56,7 +57,11 @@ def following(source: SourceUnderTest) -> Iterator[threading.Thread]:
 
 def complete(source: SourceUnderTest, table: str = "tickets") -> bool:
     epoch = source.store.current_epoch()
-    return epoch is not None and incomplete_now(source.manifests(), table, epoch.number) is None
+    if epoch is None:
+        return False
+    batches = source.manifests()
+    lost = LostChanges(source.store.folder, epoch.number).all()
+    return incomplete_now(batches, table, epoch.number, lost) is None
 
 
 def same_as_source(source: SourceUnderTest, table: str = "tickets") -> bool:

@@ -64,7 +64,7 @@ def same_as_source(source: SourceUnderTest, table: str = "tickets") -> bool:
 
 def complete(source: SourceUnderTest) -> bool:
     epoch = source.store.current_epoch()
-    return epoch is not None and incomplete_now(source.manifests(), "tickets", epoch.number) is None
+    return epoch is not None and incomplete_now(source.manifests(), "tickets", epoch.number, ()) is None
 
 
 def test_nothing_is_read_again_where_nothing_was_lost(lost: SourceUnderTest, tmp_path: Path) -> None:
