@@ -38,8 +38,10 @@ test-slow: $(INSTALLED) ## Run the slow tests
 
 .PHONY: test-servers
 test-servers: $(INSTALLED) ## Run the tests of capture on PostgreSQL 16 (wheel) and 15 (Debian's; POSTGRES_15=folder)
-	$(BIN)/python -m pytest $(PARALLEL) --postgres 16 omnisupport_ingest_tests/sources/postgres $(ARGS)
-	$(BIN)/python -m pytest $(PARALLEL) --postgres $(POSTGRES_15) omnisupport_ingest_tests/sources/postgres \
+	$(BIN)/python -m pytest $(PARALLEL) -m "not crash and not huge" --postgres 16 \
+		omnisupport_ingest_tests/sources/postgres $(ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) -m "not crash and not huge" --postgres $(POSTGRES_15) \
+		omnisupport_ingest_tests/sources/postgres \
 		--ignore omnisupport_ingest_tests/sources/postgres/test_embedded.py $(ARGS)
 
 .PHONY: test-huge

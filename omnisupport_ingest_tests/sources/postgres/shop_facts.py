@@ -14,6 +14,7 @@ from typing import Any
 from omnisupport_ingest import failpoints
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest_tests.sources.postgres.awkward import SOURCE, Shop
+from omnisupport_ingest_tests.sources.postgres.source_under_test import folded, landed_events
 
 
 def status(shop: Shop, *, code: int = 0) -> dict[str, Any]:
@@ -28,6 +29,14 @@ def landed_rows(shop: Shop) -> int:
     """Rows of the stream that have landed."""
     store = LandingStore(shop.home / "landing", SOURCE)
     return sum(manifest.rows for manifest in store.manifests() if manifest.stream)
+
+
+def same_as_source(shop: Shop) -> None:
+    """The fold of all that has landed is what the tables of the shop hold now."""
+    events = landed_events(LandingStore(shop.home / "landing", SOURCE))
+    for table in ("items", "orders"):
+        rows = shop.query(f"SELECT id::text, v FROM {table}")
+        assert folded(events, table) == {json.dumps([key]): {"id": key, "v": v} for key, v in rows}
 
 
 def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:

@@ -148,23 +148,11 @@ class SourceUnderTest:
         assert process.returncode == -signal.SIGKILL, errors
 
     def manifests(self) -> list[Manifest]:
-        store = self.store
-        landed = store.landed()
-        assert landed.hole is None
-        for manifest in landed.batches:
-            store.verify(manifest)
-        return list(landed.batches)
+        return landed_batches(self.store)
 
     def events(self, *ops: str) -> list[LandedEvent]:
         """Every landed event in position order (only those with an op in ``ops``, if given)."""
-        found = []
-        for manifest in self.manifests():
-            for file in manifest.files:
-                for row in pq.read_table(self.store.path_of(file), partitioning=None).to_pylist():
-                    row.pop("batch_id")
-                    found.append(LandedEvent(**row))
-        found.sort(key=lambda event: (event.epoch, event.commit_lsn, event.ordinal))
-        return [event for event in found if not ops or event.op in ops]
+        return [event for event in landed_events(self.store) if not ops or event.op in ops]
 
     def changes(self) -> list[LandedEvent]:
         """Landed events of the stream, in position order."""
@@ -188,6 +176,26 @@ class SourceUnderTest:
         listed = ", ".join(f'"{name}"::text' for name in columns)
         rows = self.query(f"SELECT id::text, {listed} FROM {table}")
         return {json.dumps([row[0]]): dict(zip(columns, row[1:], strict=True)) for row in rows}
+
+
+def landed_batches(store: LandingStore) -> list[Manifest]:
+    """Every landed batch; there is no hole, and all are as they were written."""
+    landed = store.landed()
+    assert landed.hole is None
+    for manifest in landed.batches:
+        store.verify(manifest)
+    return list(landed.batches)
+
+
+def landed_events(store: LandingStore) -> list[LandedEvent]:
+    """Every landed event, in position order."""
+    found = []
+    for manifest in landed_batches(store):
+        for file in manifest.files:
+            for row in pq.read_table(store.path_of(file), partitioning=None).to_pylist():
+                row.pop("batch_id")
+                found.append(LandedEvent(**row))
+    return sorted(found, key=lambda event: (event.epoch, event.commit_lsn, event.ordinal))
 
 
 UNRESOLVED = "a column that nothing has carried"

@@ -22,6 +22,7 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 SERVER = ServerFacts("7001", 1, "support", "18.4", "logical")
 EPOCH = EpochRecord(1, "first start", NOW, EpochFacts("7001", 1, "slot", Lsn(10), "support", "18.4"))
 SLOT = SlotFacts("slot", "pgoutput", "support", None, Lsn(5), Lsn(100), "reserved", 0)
+LOST = replace(SLOT, wal_status="lost")
 LAST = LandedTransaction(Lsn(90), 42, NOW)
 END = Lsn(100)
 CHAIN = LandedChain(END, LAST, frozenset({Lsn(94), Lsn(97), END}))
@@ -59,7 +60,13 @@ def test_chain_without_a_transaction_is_continued_where_the_slot_stands_too() ->
         (replace(SERVER, database="other"), Lsn(200), SLOT, "another database"),
         (SERVER, Lsn(200), None, "is gone"),
         (SERVER, Lsn(200), replace(SLOT, plugin="test_decoding"), "is gone"),
-        (SERVER, Lsn(200), replace(SLOT, wal_status="lost"), "removed WAL"),
+        (SERVER, Lsn(200), LOST, "removed WAL"),
+        (SERVER, Lsn(200), replace(LOST, invalidated="wal_removed"), "removed WAL"),
+        (SERVER, Lsn(200), replace(LOST, invalidated="idle_timeout"), "longer than idle_replication_slot"),
+        (SERVER, Lsn(200), replace(LOST, invalidated="rows_removed"), "rows of the catalog .* a standby"),
+        (SERVER, Lsn(200), replace(LOST, invalidated="wal_level_insufficient"), "wal_level was below"),
+        # Of a server that is newer than all that is known here.
+        (SERVER, Lsn(200), replace(LOST, invalidated="moon_phase"), "given up the slot slot: moon_phase"),
         (SERVER, Lsn(99), SLOT, "restored from a backup"),
         (SERVER, Lsn(99), replace(SLOT, confirmed_flush_lsn=Lsn(50)), "restored from a backup"),
         (SERVER, Lsn(200), replace(SLOT, confirmed_flush_lsn=Lsn(101)), "read by somebody else"),

@@ -11,7 +11,7 @@ from omnisupport_ingest.landing.names import is_stream
 from omnisupport_ingest.sources.postgres import stream_reading
 from omnisupport_ingest.sources.postgres.errors import HoleInSource, SourceUnavailable
 from omnisupport_ingest_tests.sources.postgres.awkward import Shop
-from omnisupport_ingest_tests.sources.postgres.shop_facts import landed_rows, status, until
+from omnisupport_ingest_tests.sources.postgres.shop_facts import landed_rows, same_as_source, status, until
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract, folded
 
 COLUMNS = ("id", "v")
@@ -64,6 +64,25 @@ def test_slot_whose_wal_the_server_has_removed_is_a_hole(tickets: SourceUnderTes
     tickets.sql(*UNSEEN)
     run_dry(tickets)
     is_a_hole_and_repaired(tickets, "has removed WAL")
+
+
+def test_slot_that_nobody_has_read_for_too_long_is_a_hole_that_says_so(tickets: SourceUnderTest) -> None:
+    if tickets.server_version() < 180000:
+        pytest.skip("slots are given up for idleness by PostgreSQL 18 and newer")
+    tickets.sql(*UNSEEN)
+    state = f"SELECT invalidation_reason FROM pg_replication_slots WHERE slot_name = '{tickets.slot}'"
+    tickets.sql("ALTER SYSTEM SET idle_replication_slot_timeout = '1s'", "SELECT pg_reload_conf()")
+    try:
+
+        def given_up() -> bool:
+            # Looked for at a checkpoint, which does nothing where nothing was written.
+            tickets.sql("SELECT pg_logical_emit_message(false, 'test', '')", "CHECKPOINT")
+            return tickets.query(state) == [("idle_timeout",)]
+
+        until(given_up)
+    finally:
+        tickets.sql("ALTER SYSTEM RESET idle_replication_slot_timeout", "SELECT pg_reload_conf()")
+    is_a_hole_and_repaired(tickets, "nobody read it for longer than idle_replication_slot_timeout")
 
 
 def test_slot_given_up_while_capture_reads_it_ends_capture_and_is_a_hole(tickets: SourceUnderTest) -> None:
@@ -170,6 +189,7 @@ def test_slot_dropped_or_advanced_while_capture_connects_again_ends_it_as_a_hole
     shop.sql(
         f"SELECT pg_terminate_backend(active_pid, 5000) FROM pg_replication_slots WHERE slot_name = '{slot}'",
         "INSERT INTO items VALUES (4, 'unseen')",
+        "DELETE FROM orders WHERE id = 1",
         "SELECT pg_switch_wal()",
         actions[what],
     )
@@ -178,4 +198,5 @@ def test_slot_dropped_or_advanced_while_capture_connects_again_ends_it_as_a_hole
     assert landed_rows(shop) == 1
     assert shop.run("source", "repair", "--mode", "resnapshot", "--reason", "a test").code == 0
     assert shop.run("capture", "--once").code == 0
+    same_as_source(shop)
     assert status(shop)["state"] == "STOPPED"

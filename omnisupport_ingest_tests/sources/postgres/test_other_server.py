@@ -136,6 +136,16 @@ def test_connection_that_leads_elsewhere_while_the_stream_is_open_reads_no_rows(
         shutil.rmtree(name.parent)
     assert process.returncode == AnotherSource.exit_code, errors
     assert [each for each in things.store.batch_ids() if each not in landed and "-r-" in each] == []
+    # Led back it goes on; what is there is taken in as what it is, another source.
+    things.dsn = make_dsn(**here)
+    things.catch_up()
+    things.sql("INSERT INTO things VALUES (3, 'later')")
+    things.catch_up()
+    assert folded(things.events(), "things") == things.rows("things", COLUMNS)
+    things.dsn = other_server
+    things.capture().begin_new_epoch("the source has moved")
+    things.catch_up()
+    assert folded(things.events(), "things") == things.rows("things", COLUMNS) == THERE
 
 
 def test_commands_tell_of_another_database_and_change_nothing(shop: Shop) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from omnisupport_ingest.sources.postgres.errors import PreflightFailed
 from omnisupport_ingest.sources.postgres.row_events import KeyNotSent
+from omnisupport_ingest.sources.postgres.snapshot_requests import SnapshotRequests
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract, folded
 
 COLUMNS = ("id", "other", "v")
@@ -91,11 +92,25 @@ def test_nothing_is_refused_though_the_source_itself_refuses_updates_and_deletes
     assert folded(things.events(), "things") == things.rows("things", COLUMNS)
 
 
-def test_keyless_table_without_contract_lands_its_inserts(things: SourceUnderTest) -> None:
-    things.sql(
-        "CREATE TABLE journal (at int, what text)", f"ALTER PUBLICATION {things.slot} ADD TABLE journal"
+def with_journal(source: SourceUnderTest, identity: str) -> SourceUnderTest:
+    """``source`` with a published table ``journal`` that has no key of any kind."""
+    source.sql(
+        "CREATE TABLE journal (at int NOT NULL, what text)",
+        f"ALTER TABLE journal REPLICA IDENTITY {identity}",
+        f"ALTER PUBLICATION {source.slot} ADD TABLE journal",
     )
+    return source
+
+
+@pytest.mark.parametrize("identity", ["DEFAULT", "NOTHING"])
+def test_keyless_table_without_contract_lands_its_inserts_and_nothing_else_may_happen_to_it(
+    things: SourceUnderTest, identity: str
+) -> None:
+    with_journal(things, identity)
     things.sql("INSERT INTO journal VALUES (1, 'a'), (1, 'a')", "INSERT INTO things VALUES (1, 10, 'a')")
+    for statement in ("UPDATE journal SET what = 'b'", "DELETE FROM journal"):
+        with pytest.raises(psycopg2.errors.ObjectNotInPrerequisiteState, match="replica identity"):
+            things.sql(statement)
     things.catch_up()
     journal = [event for event in things.changes() if event.source_table == "journal"]
     assert [(event.op, event.key, json.loads(event.after or "")) for event in journal] == [
@@ -103,6 +118,115 @@ def test_keyless_table_without_contract_lands_its_inserts(things: SourceUnderTes
     ] * 2
     assert len({(event.commit_lsn, event.ordinal) for event in journal}) == 2
     assert folded(things.events(), "things") == things.rows("things", COLUMNS)
+
+
+def test_keyless_full_table_without_contract_lands_its_changes_whole_and_without_a_key(
+    things: SourceUnderTest,
+) -> None:
+    with_journal(things, "FULL")
+    things.sql(
+        "INSERT INTO journal VALUES (1, 'a'), (1, 'a')",
+        "UPDATE journal SET at = 2",
+        "DELETE FROM journal WHERE ctid = (SELECT min(ctid) FROM journal)",
+    )
+    things.catch_up()
+    first, second = {"at": "1", "what": "a"}, {"at": "2", "what": "a"}
+    landed = [
+        (
+            event.op,
+            event.key,
+            *(json.loads(image) if image else None for image in (event.before, event.after)),
+        )
+        for event in things.changes()
+    ]
+    # An update is no move: without a key nothing says which row it was.
+    assert landed == [
+        *[("c", None, None, first)] * 2,
+        *[("u", None, first, second)] * 2,
+        ("d", None, second, None),
+    ]
+    # No snapshot of it is taken, so rows from before it was published are nowhere.
+    assert {event.source_table for event in things.events("r", "b")} == {"things"}
+
+
+@pytest.mark.parametrize("identity", ["DEFAULT", "NOTHING"])
+def test_contract_of_a_keyless_table_is_refused_unless_it_sends_whole_rows(
+    things: SourceUnderTest, identity: str
+) -> None:
+    with_journal(things, identity).sql("INSERT INTO journal VALUES (1, 'a')")
+    things.tables.append(contract("journal", ("at", "what"), key=("at",)))
+    landed = things.store.batch_ids()
+    with pytest.raises(
+        PreflightFailed, match=r"Key column at of public\.journal is not in its replica"
+    ) as no:
+        things.catch_up()
+    assert 'ALTER TABLE "public"."journal" ADD PRIMARY KEY ("at")' in no.value.fix
+    assert things.store.batch_ids() == landed
+
+
+@pytest.fixture
+def keyless(source: SourceUnderTest) -> SourceUnderTest:
+    """A table ``things`` without any index; its contract says that ``id`` is the key. Nothing is captured."""
+    source.sql(
+        "CREATE TABLE things (id int NOT NULL, other int, v text)",
+        "ALTER TABLE things ALTER COLUMN v SET STORAGE EXTERNAL",
+        "ALTER TABLE things REPLICA IDENTITY FULL",
+        f"INSERT INTO things SELECT n, n * 10, {LONG} || n FROM generate_series(1, 9) n",
+    )
+    source.tables.append(contract("things", COLUMNS))
+    return source
+
+
+def test_keyless_full_table_is_followed_by_the_key_that_its_contract_declares(
+    keyless: SourceUnderTest,
+) -> None:
+    keyless.catch_up()
+    assert folded(keyless.events(), "things") == keyless.rows("things", COLUMNS)
+    keyless.sql(
+        "INSERT INTO things VALUES (10, 100, 'ten')",
+        "UPDATE things SET other = 21 WHERE id = 2",
+        "UPDATE things SET v = NULL WHERE id = 3",
+        "UPDATE things SET id = 40 WHERE id = 4",
+        "DELETE FROM things WHERE id IN (5, 10)",
+    )
+    # A key that is free again, and one that is given back within a transaction.
+    keyless.transaction(
+        "INSERT INTO things VALUES (4, 44, 'four again')",
+        "UPDATE things SET id = -6 WHERE id = 6",
+        "UPDATE things SET id = 6 WHERE id = 7",
+        "UPDATE things SET id = 7 WHERE id = -6",
+    )
+    keyless.catch_up()
+    events, changes = keyless.events(), keyless.changes()
+    assert [event.op for event in changes] == [*"cuudcddc", *"dc" * 3]
+    # A column that was not sent stands in the old row, which is whole.
+    (moved,) = [event for event in changes if event.moved_from_key == '["4"]']
+    assert moved.key == '["40"]' and moved.unchanged == ["v"]
+    assert json.loads(moved.before or "").keys() == set(COLUMNS)
+    assert folded(events, "things") == keyless.rows("things", COLUMNS)
+
+
+@pytest.mark.parametrize(
+    ("statement", "followed", "read_again"),
+    [
+        pytest.param("UPDATE things SET id = 1 WHERE id = 2", 8, 8, id="for good"),
+        # As with a deferrable key: each row takes the key of one that has not moved on yet.
+        pytest.param("UPDATE things SET id = id + 1", 1, 9, id="within a statement"),
+    ],
+)
+def test_rows_that_share_a_declared_key_are_one_row_as_every_start_has_warned(
+    keyless: SourceUnderTest, statement: str, followed: int, read_again: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    keyless.catch_up()
+    assert "rows that share it would be taken for one row" in caplog.text
+    keyless.sql(statement)
+    keyless.catch_up()
+    assert keyless.query("SELECT count(*) FROM things") == [(9,)]
+    assert len(folded(keyless.events(), "things")) == followed
+    # Another read knows only of those that share a key now.
+    SnapshotRequests(keyless.store.folder).write("things", "a test")
+    keyless.catch_up()
+    assert len(folded(keyless.events(), "things")) == read_again
 
 
 @pytest.mark.parametrize("identity", ["FULL", "USING INDEX part_other_key", "NOTHING"])

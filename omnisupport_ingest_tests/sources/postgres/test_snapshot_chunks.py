@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 
 import pytest
@@ -104,6 +105,97 @@ def test_table_without_an_index_on_its_key_is_read_whole(source: SourceUnderTest
     assert same_as_source(source, "things")
     assert (len(chunks(source, "things")) > 15) == ("PARTITION" not in made)
     assert len(source.events("r")) == 2000
+
+
+PLACED = ("id", "v", "long")
+
+
+@pytest.fixture
+def placed(source: SourceUnderTest) -> SourceUnderTest:
+    """A table of 1,000 rows without an index, which the server has never counted, read page by page."""
+    long = "repeat(n::text, 3000)"
+    source.sql(
+        # Nobody is to analyse it, or to make room in its pages, but the test.
+        "CREATE TABLE things (id int NOT NULL, v text, long text) WITH (autovacuum_enabled = false)",
+        "ALTER TABLE things REPLICA IDENTITY FULL",
+        "ALTER TABLE things ALTER COLUMN long SET STORAGE EXTERNAL",
+        f"INSERT INTO things SELECT n, repeat('x', 200), {long} FROM generate_series(1, 1000) n",
+    )
+    source.tables.append(contract("things", PLACED))
+    source.overrides |= {"snapshot_chunk_rows": 60, "snapshot_threads": 1}
+    return source
+
+
+def test_rows_that_move_between_pages_while_a_table_is_read_by_place_are_right_by_the_stream(
+    placed: SourceUnderTest,
+) -> None:
+    assert placed.query("SELECT reltuples FROM pg_class WHERE relname = 'things'")[0][0] <= 0
+    moved: dict[str, list[int]] = {}
+
+    def ids(condition: str) -> list[int]:
+        return [number for (number,) in placed.query(f"SELECT id FROM things WHERE {condition}")]
+
+    def landed(batch: Manifest) -> None:
+        if batch.chunk is None or (batch.chunk.chunk, batch.chunk.boundary) != (15, False):
+            return
+        # The pages that have been read get room, and rows of those that have not take it; and rows of pages
+        # that have been read leave for new ones.
+        placed.sql(
+            "DELETE FROM things WHERE id <= 200",
+            "VACUUM (TRUNCATE false) things",
+            "UPDATE things SET id = -id, v = repeat('z', 1500) WHERE id BETWEEN 701 AND 710",
+            "UPDATE things SET v = repeat('y', 1500) WHERE id > 980",
+            "UPDATE things SET v = repeat('y', 1500) WHERE id BETWEEN 301 AND 400",
+        )
+        moved["to pages that were read"] = ids("ctid < '(15,0)' AND id > 980")
+        moved["there, with another key"] = ids("ctid < '(15,0)' AND id < 0")
+        moved["from there"] = ids("ctid > '(16,0)' AND id BETWEEN 301 AND 400")
+
+    capture(placed, landed)
+    # Else nothing of the kind was tried.
+    assert all(moved.values())
+    read = [int(json.loads(event.key or "")[0]) for event in placed.events("r")]
+    assert {*map(abs, moved["to pages that were read"] + moved["there, with another key"])}.isdisjoint(read)
+    assert {read.count(key) for key in moved["from there"]} == {2}
+    assert folded(placed.events(), "things") == placed.rows("things", PLACED)
+    assert complete(placed, "things")
+
+
+def test_table_read_by_place_that_is_written_all_the_while_is_exact_at_the_end(
+    placed: SourceUnderTest,
+) -> None:
+    placed.overrides |= {"snapshot_threads": 3, "snapshot_rows_per_second": 700}
+    over, turns = threading.Event(), [0, 0]
+
+    def write(number: int) -> None:
+        # Each has keys of its own, as nothing else keeps them apart.
+        while not over.is_set():
+            turns[number] += 1
+            turn = turns[number]
+            key = turn * 38 % 1000 + number
+            placed.transaction(
+                f"UPDATE things SET v = repeat('{turn % 10}', {turn * 311 % 1900}) WHERE id = {key}",
+                f"UPDATE things SET id = {-turn * 2 - number} WHERE id = {(turn * 74 + 500) % 1000 + number}",
+                f"DELETE FROM things WHERE id = {turn * 86 % 1000 + number}",
+                f"INSERT INTO things VALUES ({10_000 + turn * 2 + number}, 'new', repeat('n', 3000))",
+            )
+            if turn % 5 == 0:
+                placed.sql("VACUUM (TRUNCATE false) things")
+
+    writers = [threading.Thread(target=write, args=(number,)) for number in range(2)]
+    for writer in writers:
+        writer.start()
+    try:
+        with following(placed):
+            until(lambda: complete(placed, "things"))
+            over.set()
+            for writer in writers:
+                writer.join()
+    finally:
+        over.set()
+    placed.catch_up()
+    assert min(turns) > 5 and len({span.low for span in chunks(placed, "things")}) > 1
+    assert folded(placed.events(), "things") == placed.rows("things", PLACED)
 
 
 def test_partitioned_table_is_read_in_chunks_over_its_partitions(source: SourceUnderTest) -> None:
@@ -336,7 +428,7 @@ def test_no_rows_are_read_in_modes_without_them_until_they_are_asked_for(
     assert [event.op for event in tickets.events()] == ["u"]
     forms = [batch for batch in tickets.manifests() if batch.chunk is not None]
     assert len(forms) == (mode == "schema_only") and all(form.relations for form in forms)
-    why = incomplete_now(tickets.manifests(), "tickets", 1)
+    why = incomplete_now(tickets.manifests(), "tickets", 1, ())
     assert why is not None and "source snapshot" in why.fix and "has not been read" in why.problem
     SnapshotRequests(tickets.store.folder).write("tickets", "wanted after all")
     tickets.catch_up()

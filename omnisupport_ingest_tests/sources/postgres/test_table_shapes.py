@@ -137,6 +137,46 @@ def test_odd_names_and_types_are_the_same_in_the_lake(source: SourceUnderTest, s
         f"DELETE FROM archive.{ODD} WHERE id = 2",
     )
     source.catch_up()
+    is_the_same_in_the_lake(source, spark)
+
+
+@pytest.mark.slow
+def test_keyless_table_is_the_same_in_the_lake_under_a_declared_key_and_another_is_told_of(
+    source: SourceUnderTest, spark: SparkSession
+) -> None:
+    source.sql("CREATE TABLE lines (invoice int, line int, v text, PRIMARY KEY (invoice, line))")
+    with_contracts(source)
+    # Drafted while there was a key, or written by hand: the contract says what nothing at the source does.
+    source.sql("ALTER TABLE lines DROP CONSTRAINT lines_pkey", "ALTER TABLE lines REPLICA IDENTITY FULL")
+    source.sql("INSERT INTO lines SELECT n / 10, n % 10, 'v' || n FROM generate_series(1, 40) n")
+    source.sql("CREATE TABLE journal (at int, what text)", "ALTER TABLE journal REPLICA IDENTITY FULL")
+    source.catch_up()
+    source.sql(
+        f"ALTER PUBLICATION {source.slot} ADD TABLE journal",
+        "INSERT INTO journal VALUES (1, 'a'), (2, 'b')",
+        "UPDATE journal SET what = 'c' WHERE at = 1",
+        "DELETE FROM journal WHERE at = 2",
+        "INSERT INTO lines VALUES (9, 1, 'new')",
+        "UPDATE lines SET v = NULL WHERE invoice = 2",
+        "UPDATE lines SET invoice = 8 WHERE invoice = 3",
+        "DELETE FROM lines WHERE line = 7",
+    )
+    source.catch_up()
+    workspace = is_the_same_in_the_lake(source, spark)
+    # Raw has them all; what has an image needs a key to be accepted.
+    found = {}
+    for layer in (workspace.raw, workspace.quarantine, workspace.deduped):
+        table = layer(SOURCE).open()
+        rows = table.read(spark, table.all_files()).filter("source_table = 'journal'").collect()
+        assert {row["key"] for row in rows} == {None}
+        found[layer.__name__] = sorted(row["op"] for row in rows)
+        if layer == workspace.quarantine:
+            assert {(row["reason"], row["review_state"]) for row in rows} == {("malformed_image", "open")}
+    assert found == {"raw": [*"ccdu"], "quarantine": [*"ccu"], "deduped": ["d"]}
+
+
+def is_the_same_in_the_lake(source: SourceUnderTest, spark: SparkSession) -> Workspace:
+    """Take what has landed through every layer; every published table is the source's."""
     workspace = Workspace(source.settings, source.home, Contracts(tuple(source.tables)))
     windows = sorted({file.window for batch in source.manifests() for file in batch.files})
     raw.materialize(workspace, spark, SOURCE, windows, "run")
@@ -152,3 +192,4 @@ def test_odd_names_and_types_are_the_same_in_the_lake(source: SourceUnderTest, s
             compared = compare(contract, expected, files)
             assert compared.holds, (contract.full_name, compared)
             assert compared.source_rows == compared.current_rows > 0
+    return workspace
