@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
+import socket
 import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import psutil
 import pytest
+from psycopg2.extensions import make_dsn, parse_dsn
 
 from omnisupport_ingest.contracts.model import Contracts
+from omnisupport_ingest.landing.errors import ChainContested
 from omnisupport_ingest.landing.names import is_stream
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.sources.postgres.capture import Capture
@@ -32,6 +39,7 @@ from omnisupport_ingest.sources.postgres.recovery import RecoveryStopped
 from omnisupport_ingest.sources.postgres.server import current_wal_lsn
 from omnisupport_ingest.sources.postgres.walstream import WalStream
 from omnisupport_ingest_tests.contracts.decision_tables import write_decision
+from omnisupport_ingest_tests.sources.postgres import fronts
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract, folded
 
 COLUMNS = ("id", "v")
@@ -266,6 +274,179 @@ def test_lease_of_a_killed_process_is_free(tickets: SourceUnderTest) -> None:
     _assert_same_as_source(tickets)
 
 
+def test_second_process_is_refused_and_told_which_process_runs_and_where(tickets: SourceUnderTest) -> None:
+    first = tickets.capture_process()
+    try:
+        _eventually(lambda: any(is_stream(name) for name in tickets.store.batch_ids()))
+        second = tickets.capture_process()
+        _, told = second.communicate(timeout=60)
+        assert second.returncode == CaptureRunning.exit_code, told
+        assert f"captured into this home already by process {first.pid} on {socket.gethostname()}, " in told
+        # And the first one has noticed nothing.
+        _change(tickets, "one")
+        _eventually(lambda: bool(tickets.changes()))
+        first.terminate()
+        _, errors = first.communicate(timeout=20)
+        assert first.returncode == 0, errors
+    finally:
+        first.kill()
+    _assert_same_as_source(tickets)
+
+
+@dataclass
+class Sleeper:
+    """A capture that falls asleep, as in a virtual machine that is paused, and wakes up in another world.
+
+    It reads by TCP, through ``front``: so what it has been sent is there before it hears of any end.
+    """
+
+    source: SourceUnderTest
+    port: int
+    front: subprocess.Popen[str]
+    process: subprocess.Popen[str] | None = None
+
+    def start(self, batch_max_seconds: float = 0.5) -> None:
+        """Have it capture until it is up to date, and knows what it is sent changes of."""
+        dsn = make_dsn(self.source.dsn, host="127.0.0.1", port=self.port)
+        behind = replace(self.source, dsn=dsn)
+        limits = {"batch_max_seconds": batch_max_seconds, "batch_max_bytes": _LONG // 2}
+        self.process = behind.capture_process(overrides=limits)
+        _eventually(lambda: bool(self.source.events("b")))
+        _change_much(self.source)
+        _eventually(lambda: bool(self.source.changes()))
+
+    def falls_asleep(self) -> None:
+        """What the source has sent by then has come to where it sleeps, and something more."""
+        assert self.process is not None
+        _stop(self.process)
+        _change_much(self.source)
+        _eventually(lambda: self._unread_bytes() >= _LONG)
+
+    def network_goes_away(self) -> None:
+        """It will not hear that the server has given it up; if it did, it would not come to land anything."""
+        _stop(self.front)
+
+    def _unread_bytes(self) -> int:
+        """How much has come for it through the front that it has not read."""
+        rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        queues = [row[4] for row in rows if int(row[2].partition(":")[2], 16) == self.port]
+        return max(int(queue.partition(":")[2], 16) for queue in queues)
+
+    def loses_slot_and_lease(self) -> None:
+        """Somebody takes it for dead, and takes away what is its own for as long as it lives."""
+        (self.source.home.run / "capture-support_desk.lock").unlink()
+        self.source.sql(
+            "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots"
+            f" WHERE slot_name = '{self.source.slot}'"
+        )
+        self.source.wait_for_free_slot()
+
+    def wakes_up(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGCONT)
+
+    def ends(self) -> tuple[int, str]:
+        """Its exit code, and what it said."""
+        assert self.process is not None
+        _, told = self.process.communicate(timeout=30)
+        return self.process.returncode, told
+
+    def open_batches(self) -> list[Path]:
+        """Folders of batches that have been begun and have not landed."""
+        store = self.source.store
+        return [each for each in (store.folder / "data").iterdir() if not store.exists(each.name)]
+
+
+_LONG = 32 * 1_250
+"""Bytes of a row, more than all that comes by the way."""
+
+
+def _change_much(source: SourceUnderTest) -> None:
+    source.sql(f"UPDATE tickets SET v = repeat(md5(v), {_LONG // 32}) WHERE id = 300")
+
+
+def _stop(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGSTOP)
+    _eventually(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED)
+
+
+@pytest.fixture
+def sleeper(tickets: SourceUnderTest) -> Iterator[Sleeper]:
+    given = parse_dsn(tickets.dsn)
+    backend = f"{given['host']}/.s.PGSQL.{given['port']}"
+    front = subprocess.Popen(
+        [sys.executable, "-m", fronts.__name__, "swallowing", backend], stdout=subprocess.PIPE, text=True
+    )
+    assert front.stdout is not None
+    sleeper = Sleeper(tickets, int(front.stdout.readline()), front)
+    yield sleeper
+    for process in (sleeper.process, front):
+        if process is not None:
+            process.kill()
+            process.communicate(timeout=10)
+
+
+def test_capture_that_wakes_up_late_lands_nothing_that_another_has_landed(
+    tickets: SourceUnderTest, sleeper: Sleeper
+) -> None:
+    sleeper.start()
+    sleeper.falls_asleep()
+    assert sleeper.open_batches() == []
+    _change(tickets, "for both")
+    sleeper.loses_slot_and_lease()
+    tickets.catch_up()
+    landed = tickets.store.batch_ids()
+    sleeper.wakes_up()
+    code, told = sleeper.ends()
+    assert code == ChainContested.exit_code and told.startswith("ChainContested"), told
+    assert tickets.store.batch_ids() == landed and sleeper.open_batches() == []
+    _change(tickets, "afterwards")
+    tickets.catch_up()
+    _assert_same_as_source(tickets)
+    assert len(tickets.store.epochs()) == 1
+
+
+@pytest.mark.parametrize("its_folder_is_removed", [False, True])
+def test_capture_that_wakes_up_late_with_a_batch_begun_lands_it_if_it_goes_on_and_nowhere_else(
+    tickets: SourceUnderTest, sleeper: Sleeper, its_folder_is_removed: bool
+) -> None:
+    """What it has begun is its own for as long as it lives; who removes that by force goes on without it."""
+    patience = 3.0
+    sleeper.start(batch_max_seconds=patience)
+    _change(tickets, "for both")
+    _eventually(lambda: sleeper.open_batches() != [])
+    sleeper.falls_asleep()
+    (begun,) = sleeper.open_batches()
+    began = begun.stat().st_mtime
+    sleeper.network_goes_away()
+    sleeper.loses_slot_and_lease()
+    before = tickets.store.batch_ids()
+    with pytest.raises(ChainContested, match=f"{begun.name} of support_desk is being written by another"):
+        tickets.catch_up()
+    assert tickets.store.batch_ids() == before
+    # It is to land its batch first thing, before it asks the server for anything.
+    _eventually(lambda: time.time() > began + patience + 0.2)
+    if its_folder_is_removed:
+        shutil.rmtree(begun)
+        tickets.catch_up()
+        landed = tickets.store.batch_ids()
+        assert begun.name in landed
+        sleeper.wakes_up()
+        code, told = sleeper.ends()
+        assert code == ChainContested.exit_code and told.startswith("ChainContested"), told
+        assert tickets.store.batch_ids() == landed
+    else:
+        sleeper.wakes_up()
+        _eventually(lambda: begun.name in tickets.store.batch_ids())
+        sleeper.front.kill()
+        code, told = sleeper.ends()
+        assert code == SourceUnavailable.exit_code, told
+    _change(tickets, "afterwards")
+    tickets.catch_up()
+    _assert_same_as_source(tickets)
+    assert len(tickets.store.epochs()) == 1 and sleeper.open_batches() == []
+
+
 def test_dropped_slot_is_a_hole_and_a_new_epoch_repairs_it(tickets: SourceUnderTest) -> None:
     tickets.catch_up()
     tickets.wait_for_free_slot()
@@ -292,6 +473,9 @@ def test_source_with_another_last_transaction_is_a_hole_at_every_start(tickets: 
     for _ in range(2):
         with pytest.raises(HoleInSource, match="history is another one"):
             tickets.catch_up()
+    tickets.capture().begin_new_epoch("another history")
+    tickets.catch_up()
+    _assert_same_as_source(tickets)
 
 
 def test_slot_made_anew_by_somebody_is_a_hole(tickets: SourceUnderTest) -> None:
