@@ -89,6 +89,7 @@ class Follower:
         self._heard: Lsn = batches.end
         # A keepalive that has reached ``flushed`` proves the clock: what had committed has arrived.
         self._clock: WalClock = wal_clock(connection)
+        self._clock_proved = False
         self._idle_wanted = True
         self._next_ask = time.monotonic()
         self._next_clock = self._next_look = self._next_ask + IDLE_SECONDS
@@ -258,7 +259,8 @@ class Follower:
         if not (batches.in_transaction or self._passing_over or self._expected):
             if batches.pending and (keepalive.reply_now or goal_passed):
                 self._seal()
-            wanted = keepalive.reply_now or goal_passed or self._idle_wanted
+            proves = keepalive.wal_end >= self._clock.flushed and not self._clock_proved
+            wanted = keepalive.reply_now or goal_passed or self._idle_wanted or proves
             if wanted and not batches.pending and keepalive.wal_end > batches.end:
                 self._land_idle(keepalive.wal_end)
         if keepalive.reply_now:
@@ -266,6 +268,7 @@ class Follower:
 
     def _land_idle(self, wal_end: Lsn) -> None:
         proven = self._clock.clock if wal_end >= self._clock.flushed else None
+        self._clock_proved = self._clock_proved or proven is not None
         self._idle_wanted = False
         self._confirm(self._batches.seal_idle(wal_end, proven))
 
@@ -304,8 +307,11 @@ class Follower:
             self._published.require_same(self._connection)
             self._next_look = now + IDLE_SECONDS
         if idle and at_commit and not self._batches.pending and now >= self._next_clock:
-            self._clock = wal_clock(self._connection)
-            self._idle_wanted = True
+            if self._clock_proved or self._batches.end >= self._clock.flushed:
+                self._clock, self._clock_proved = wal_clock(self._connection), False
+            else:
+                # It stays: a server that is long behind would never prove a newer one. The slot moves on.
+                self._idle_wanted = True
             self._next_clock = now + IDLE_SECONDS
         self._report(ask_reply=idle)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -17,7 +17,9 @@ import pytest
 
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
+from omnisupport_ingest.sources.postgres.follower import Follower
 from omnisupport_ingest.sources.postgres.server import current_wal_lsn
+from omnisupport_ingest.sources.postgres.walstream import Keepalive
 from omnisupport_ingest_tests.sources.postgres.shop_facts import until
 from omnisupport_ingest_tests.sources.postgres.snapshot_facts import (
     COLUMNS,
@@ -73,11 +75,9 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     postgres = EmbeddedPostgres(tmp_path / "server")
     postgres.start()
     try:
-        sources = []
-        for name in ("busy", "idle_a", "idle_b"):
-            if not sources:
-                first = SourceUnderTest(postgres.dsn(), name, tmp_path)
-                first.sql(*(f"CREATE DATABASE {each}" for each in ("busy", "idle_a", "idle_b")))
+        names, sources = ("busy", "idle_a", "idle_b"), list[SourceUnderTest]()
+        SourceUnderTest(postgres.dsn(), "", tmp_path).sql(*(f"CREATE DATABASE {name}" for name in names))
+        for name in names:
             source = SourceUnderTest(postgres.dsn(name), name, tmp_path / name)
             source.overrides["max_clock_skew_seconds"] = 0
             source.sql(
@@ -85,8 +85,9 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
                 "INSERT INTO tickets (v) VALUES ('one')",
             )
             source.tables.append(contract("tickets", COLUMNS))
-            bear_witness(source)
             sources.append(source)
+        for source in sources[1:]:
+            bear_witness(source)
         with ExitStack() as captures:
             for source in sources:
                 captures.enter_context(following(source))
@@ -171,3 +172,34 @@ def test_wal_is_not_kept_for_idle_databases(server: Server) -> None:
 
     until(little_is_kept)
     print(f"\n{written:,} bytes written, {kept} kept")
+
+
+def test_watermark_waits_for_no_second_look_if_the_server_was_a_moment_behind_the_first(
+    source: SourceUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first keepalive after a look at the clock stands just below what the clock is proved by."""
+    below: set[Lsn] = set()
+    answer = Follower._answer
+
+    def behind(self: Follower, keepalive: Keepalive) -> None:
+        flushed = self._clock.flushed
+        if keepalive.wal_end >= flushed and flushed not in below:
+            below.add(flushed)
+            answer(self, replace(keepalive, wal_end=Lsn(flushed.value - 1), reply_now=False))
+        answer(self, keepalive)
+
+    def watermark() -> datetime | None:
+        last = source.store.last_stream(1)
+        return None if last is None else last.arrival.watermark
+
+    source.overrides["max_clock_skew_seconds"] = 0
+    source.sql("CREATE TABLE tickets (id bigint PRIMARY KEY, v text)")
+    source.tables.append(contract("tickets", COLUMNS))
+    source.catch_up()
+    source.sql("CREATE TABLE elsewhere ()")
+    ((before,),) = source.query("SELECT clock_timestamp()")
+    monkeypatch.setattr(Follower, "_answer", behind)
+    # The next look is ten seconds away.
+    with following(source):
+        until(lambda: (watermark() or before) > before, seconds=8)
+    assert below

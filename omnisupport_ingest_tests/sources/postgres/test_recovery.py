@@ -415,6 +415,8 @@ def test_capture_that_wakes_up_late_with_a_batch_begun_lands_it_if_it_goes_on_an
     sleeper.start(batch_max_seconds=patience)
     _change(tickets, "for both")
     _eventually(lambda: sleeper.open_batches() != [])
+    # Not while it is still about to begin it.
+    time.sleep(0.3)
     sleeper.falls_asleep()
     (begun,) = sleeper.open_batches()
     began = begun.stat().st_mtime
