@@ -17,6 +17,7 @@ from omnisupport_ingest_tests.sources.postgres.folded_lake import FoldedLake
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract
 
 
+@pytest.mark.slow
 def test_comparison_tells_chunks_and_time_left_and_no_rate_of_rows(
     source: SourceUnderTest, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from omnisupport_ingest.landing import store
+from omnisupport_ingest.landing import store, writer
 from omnisupport_ingest.landing.parts import PartFiles
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.position import Lsn
@@ -19,7 +19,7 @@ from omnisupport_ingest.sources.postgres.walstream import WalStream
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract, folded
 
 COLUMNS = ("id", "v")
-PATIENCE = 2
+PATIENCE = 1
 """Seconds after which the server gives a silent reader up."""
 
 
@@ -47,8 +47,11 @@ def slow(act: Callable[..., Any], waited: threading.Event) -> Callable[..., Any]
 
 @pytest.mark.parametrize(
     ("of", "step"),
-    [(PartFiles, "write"), (PartFiles, "finish"), (LandingStore, "publish")],
-    ids=["rows", "files", "manifest"],
+    [
+        pytest.param(PartFiles, "write", id="rows", marks=pytest.mark.slow),
+        pytest.param(PartFiles, "finish", id="files", marks=pytest.mark.slow),
+        pytest.param(LandingStore, "publish", id="manifest"),
+    ],
 )
 def test_server_hears_of_capture_while_a_batch_is_written(
     tickets: SourceUnderTest, monkeypatch: pytest.MonkeyPatch, of: type, step: str
@@ -60,6 +63,7 @@ def test_server_hears_of_capture_while_a_batch_is_written(
     tickets.sql("INSERT INTO tickets SELECT g, 'new' FROM generate_series(1, 60000) g")
     with monkeypatch.context() as patched:
         patched.setattr(of, step, slow(getattr(of, step), waited))
+        patched.setattr(writer, "_MEANWHILE_SECONDS", 0.2)
         with ThreadPoolExecutor() as threads:
             following = threads.submit(tickets.capture().run, None, stop)
             while not (tickets.changes() or following.done()):

@@ -116,16 +116,16 @@ def test_table_is_not_complete_before_it_has_been_read_again_and_its_gap_is_neve
 @pytest.mark.parametrize(
     "point",
     [
-        "landing.lost_changes.before",
+        pytest.param("landing.lost_changes.before", marks=pytest.mark.slow),
         "landing.lost_changes.after",
-        "landing.lost_changes.before:2",
-        "landing.lost_changes.after:2",
-        "source.published.before",
+        pytest.param("landing.lost_changes.before:2", marks=pytest.mark.slow),
+        pytest.param("landing.lost_changes.after:2", marks=pytest.mark.slow),
+        pytest.param("source.published.before", marks=pytest.mark.slow),
         "source.published.after",
-        "landing.snapshot_plan.before",
-        "landing.snapshot_plan.after",
-        "source.snapshot_request_clear.before",
-        "source.snapshot_request_clear.after",
+        pytest.param("landing.snapshot_plan.before", marks=pytest.mark.slow),
+        pytest.param("landing.snapshot_plan.after", marks=pytest.mark.slow),
+        pytest.param("source.snapshot_request_clear.before", marks=pytest.mark.slow),
+        pytest.param("source.snapshot_request_clear.after", marks=pytest.mark.slow),
     ],
 )
 def test_capture_killed_while_it_takes_up_the_repair_forgets_no_loss(
@@ -275,7 +275,7 @@ def logs(source: SourceUnderTest) -> SourceUnderTest:
     "left",
     [
         pytest.param(("ALTER TABLE logs DETACH PARTITION logs_1",), id="detached"),
-        pytest.param(("TRUNCATE logs_2",), id="truncated"),
+        pytest.param(("TRUNCATE logs_2",), id="truncated", marks=pytest.mark.slow),
         pytest.param(("DROP TABLE logs_1",), id="dropped", marks=pytest.mark.slow),
     ],
 )

@@ -406,6 +406,7 @@ def test_capture_that_wakes_up_late_lands_nothing_that_another_has_landed(
     assert len(tickets.store.epochs()) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("its_folder_is_removed", [False, True])
 def test_capture_that_wakes_up_late_with_a_batch_begun_lands_it_if_it_goes_on_and_nowhere_else(
     tickets: SourceUnderTest, sleeper: Sleeper, its_folder_is_removed: bool
