@@ -207,7 +207,8 @@ def test_a_run_is_spread_over_its_time_and_ends_early_when_told(desk: str) -> No
     last_seconds, last_done = progress[-1]
     assert last_done == 300
     assert last_seconds > 0.9
-    assert max(done for seconds, done in progress if seconds < 0.4) < 200
+    # None at all by then, where the machine stood still.
+    assert max((done for seconds, done in progress if seconds < 0.4), default=0) < 200
     stop = threading.Event()
     threading.Timer(0.3, stop.set).start()
     report = Workload(desk, seed=6).run_forever(50, stop)
