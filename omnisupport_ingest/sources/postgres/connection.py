@@ -44,8 +44,8 @@ _SESSION_SETTINGS: dict[str, str] = {
 }
 
 _SQL_SETTINGS: dict[str, str] = {
-    # Somebody who holds a table for long is named, and capture started again, instead of waited for by what
-    # cannot be stopped meanwhile. Making a slot waits for transactions, which is another thing.
+    # A table that somebody holds for long is told of, and capture started again, instead of being waited for
+    # by what cannot be stopped meanwhile. Making a slot waits for transactions, which is another thing.
     "lock_timeout": "10s",
 }
 

@@ -186,7 +186,7 @@ class WalStream:
             self._asked_at = time.monotonic()
 
     def end(self) -> None:
-        """End the stream in order, so that the server has heard every ``confirm``; then close it.
+        """End the stream in order, so that the server has heard every ``confirm``; ``close`` is to follow.
 
         Waits for that a few seconds at most. What a server has not read yet is gone with a connection that
         is just closed; it would look as after a crash, and be sent again.
