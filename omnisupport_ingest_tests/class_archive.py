@@ -25,13 +25,16 @@ _TOLD = (
 
 
 def make_class_archive() -> None:
-    """Make the archive unless it is there; takes half a minute. Who comes meanwhile waits for it.
+    """Make the archive unless it is there; takes half a minute. Who comes meanwhile goes on without it.
 
     Where this Java cannot, an empty one is left, which every JVM passes over.
     """
     CLASS_ARCHIVE.parent.mkdir(parents=True, exist_ok=True)
     with CLASS_ARCHIVE.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return
         if CLASS_ARCHIVE.exists():
             return
         with tempfile.TemporaryDirectory(dir=CLASS_ARCHIVE.parent) as folder:

@@ -181,6 +181,7 @@ def test_an_update_and_a_delete_at_one_position_leave_the_row_itself_in_doubt(sp
     assert lanes.folded(current, told) == lanes.expected(told)
 
 
+@pytest.mark.slow
 def test_the_history_of_a_database_ends_with_what_it_holds(spark: SparkSession) -> None:
     """Inserts, updates, deletes, moves and swaps of many keys, from snapshots, over one epoch or two."""
     keys = tuple((str(number),) for number in range(1, 60))

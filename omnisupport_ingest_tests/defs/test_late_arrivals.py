@@ -199,6 +199,7 @@ def test_run_of_a_backfill_finds_its_late_windows_settled(soon_closing):
     assert found["windows_settled"] and found["replays_explained"]
 
 
+@pytest.mark.slow
 def test_backfill_by_hand_fails_and_changes_nothing_where_the_table_refuses_it(recent_story):
     story = recent_story
     first, newest = (story.workspace.grid.key_of(each, story.clock) for each in (stories.START, story.clock))

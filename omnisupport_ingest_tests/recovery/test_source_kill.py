@@ -79,6 +79,7 @@ def desk(source: SourceUnderTest, tmp_path: Path) -> SourceUnderTest:
     return source
 
 
+@pytest.mark.slow
 def test_source_and_published_tables_are_the_same_after_capture_and_postgresql_were_killed(
     desk: SourceUnderTest, postgres: EmbeddedPostgres, spark: SparkSession
 ) -> None:

@@ -173,6 +173,7 @@ def test_a_closed_window_is_one_file_per_partition_with_the_rows_it_had(story, s
     assert contents(story.workspace) == contents(twin.workspace)
 
 
+@pytest.mark.slow
 def test_a_late_event_opens_the_window_and_only_that_event_is_judged_and_folded(story, spark, tmp_path):
     three_appends_closed(story, spark)
     generation = states(story)["deduped"].generation

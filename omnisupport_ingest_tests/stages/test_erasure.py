@@ -259,6 +259,7 @@ def test_events_that_have_landed_and_are_not_judged_are_erased_with_the_row(
     assert holding(deleted) == {"raw_cdc_staging"}
 
 
+@pytest.mark.slow
 def test_a_later_row_of_the_same_key_is_not_touched(deleted: Story, spark: SparkSession):
     erased(deleted)
     deleted.land(Commit(40, 63, [Change("c", 1, {"title": "another", "body": "new"})]))
@@ -394,6 +395,7 @@ def test_a_row_whose_end_is_in_doubt_is_refused(story: Story, spark: SparkSessio
     assert "an event of it is in quarantine" in refused(story)
 
 
+@pytest.mark.slow
 def test_a_row_that_moved_to_another_key_is_refused(story: Story, spark: SparkSession):
     moves = [Change("d", 1), Change("c", 3, {"title": "3"}, unchanged=("body",), moved_from=1)]
     story.land(BORN, Commit(20, 61, moves))

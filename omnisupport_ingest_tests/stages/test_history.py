@@ -329,6 +329,7 @@ class TestReadingAsOf:
         with pytest.raises(NotTakenIn, match="1 batches of desk that landed below 1:0/51:0"):
             open_reading(told.workspace, [told.contract], Lsn(80))
 
+    @pytest.mark.slow
     def test_an_lsn_is_of_the_newest_epoch_that_reached_it_unless_another_is_named(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:

@@ -136,6 +136,7 @@ def test_copy_in_a_closed_window_counts_as_a_copy_not_as_late(story, spark):
     assert story.workspace.dimension(story.contract).open().state(FIRST).checkpoint.changed_by == ()
 
 
+@pytest.mark.slow
 def test_copies_go_to_quarantine_if_the_table_says_so(story, spark):
     decide(story, "duplicate_position", "quarantine", review="false")
     story.land_file(put(10, 1, "first", op="c"))
@@ -155,6 +156,7 @@ def test_event_beyond_the_contract_s_longest_lateness_waits_for_a_person(story, 
     assert scenarios(story, FIRST) == {"late_arrival": 1, "too_late_arrival": 1}
 
 
+@pytest.mark.slow
 def test_event_beyond_the_longest_lateness_is_taken_in_if_the_table_says_so(story, spark):
     decide(story, "too_late_arrival", "replay_window")
     story.land_file(put(10, 1, "first", op="c"), put(90, 8 * DAY, "newest"))
@@ -176,7 +178,10 @@ def test_stream_of_our_own_log_is_late_but_never_too_late(story, spark):
 
 @pytest.mark.parametrize(
     ("action", "asked", "kept"),
-    [("ingest", ((FIRST,), ()), {1: "newest", 2: "between"}), ("quarantine", ((FIRST,), ()), None)],
+    [
+        ("ingest", ((FIRST,), ()), {1: "newest", 2: "between"}),
+        pytest.param("quarantine", ((FIRST,), ()), None, marks=pytest.mark.slow),
+    ],
 )
 def test_late_events_take_the_other_way_that_the_table_names(story, spark, action, asked, kept):
     decide(story, "late_arrival", action)

@@ -121,6 +121,7 @@ def test_a_row_that_its_source_only_marks_as_deleted_stays(tmp_path, spark):
     assert shown(story, spark) == {2: True, 3: True}
 
 
+@pytest.mark.slow
 def test_a_run_that_died_before_it_published_leaves_the_purge_pending(tmp_path, spark):
     story = told(tmp_path / "told", policy("P30D"))
     story.land(INSERT, DELETE, A_MONTH_ON)

@@ -283,6 +283,7 @@ def refused(story: Story, decision: str, *events: EventRef) -> str:
     return str(error.value)
 
 
+@pytest.mark.slow
 def test_a_row_that_breaks_its_contract_cannot_be_released_only_discarded(story, spark):
     story.land(Commit(10, 1, [Change("c", 1, {"title": "much longer than twenty", "body": None})]))
     run(story, spark)
@@ -307,6 +308,7 @@ def test_an_event_that_breaks_its_contract_besides_cannot_be_released_for_anothe
     assert review(story, "release", sound).windows == [FIRST]
 
 
+@pytest.mark.slow
 def test_an_unreadable_event_and_one_without_a_window_cannot_be_released(story, spark):
     story.land(Commit(10, 1, [Change("c", None, {"title": "one"})]))
     story.land(Commit(20, -90_000, [Change("d", 1)]))

@@ -85,6 +85,7 @@ def test_what_is_published_is_what_the_sql_left(whole: Whole, spark: SparkSessio
         assert (moved["big"], moved["_cdc_unresolved"]) == (None, ["big"])
 
 
+@pytest.mark.slow
 def test_the_same_file_twice_and_overlapping_ones_change_nothing(
     whole: Whole, tmp_path: Path, spark: SparkSession
 ) -> None:

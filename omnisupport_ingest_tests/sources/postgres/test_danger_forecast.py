@@ -63,6 +63,7 @@ def test_rate_is_of_the_wal_written_since_and_the_time_left_is_what_is_left_at_t
     assert "if the slot stood still, max_slot_wal_keep_size in" in limited.run("source", "status").out
 
 
+@pytest.mark.slow
 def test_wal_that_was_written_long_before_it_landed_is_not_taken_for_the_rate_of_late(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:

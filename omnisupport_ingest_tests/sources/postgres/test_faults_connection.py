@@ -73,7 +73,10 @@ def streams(source: SourceUnderTest) -> bool:
     return any(is_stream(name) for name in source.store.batch_ids())
 
 
-@pytest.mark.parametrize("others_work", [True, False], ids=["others work", "all silent"])
+@pytest.mark.parametrize(
+    "others_work",
+    [pytest.param(True, id="others work", marks=pytest.mark.slow), pytest.param(False, id="all silent")],
+)
 def test_stream_that_falls_silent_is_given_up_and_the_next_start_goes_on(
     fronted: Fronted, others_work: bool
 ) -> None:
@@ -98,6 +101,7 @@ def test_stream_that_falls_silent_is_given_up_and_the_next_start_goes_on(
     assert_same_as_source(fronted.source)
 
 
+@pytest.mark.slow
 def test_idle_stream_is_not_taken_for_a_silent_one(fronted: Fronted) -> None:
     process = fronted.behind.capture_process()
     try:

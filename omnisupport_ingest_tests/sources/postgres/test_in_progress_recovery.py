@@ -115,6 +115,7 @@ def slot_is_read(source: SourceUnderTest) -> bool:
     return bool(active)
 
 
+@pytest.mark.slow
 def test_server_hears_of_capture_while_a_transaction_is_given_out_for_long(
     both: TwoReaders, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -399,6 +399,7 @@ def test_rows_that_vanished_while_nobody_looked_are_ended_by_another_snapshot(
     assert len(tickets.events("r")) == reads
 
 
+@pytest.mark.slow
 def test_snapshot_asked_for_while_capture_follows_is_taken_beside_the_stream(
     tickets: SourceUnderTest,
 ) -> None:

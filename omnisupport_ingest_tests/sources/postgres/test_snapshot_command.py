@@ -106,6 +106,7 @@ def test_bounds_that_are_no_range_are_refused(shop: Shop, arguments: tuple[str, 
     assert status(shop)["snapshots_asked_for"] == []
 
 
+@pytest.mark.slow
 def test_progress_of_an_interrupted_snapshot_is_told_with_rate_and_time_left(shop: Shop) -> None:
     # Orders, 493 rows, wait for items, which take two seconds.
     shop.sql("INSERT INTO items SELECT n, 'x' FROM generate_series(10, 407) n")
