@@ -42,7 +42,7 @@ def key_of(table: LiveTable) -> LiveIndex:
             f"The primary key of {table.full_name} has a column that the server generates; the stream does "
             "not carry it.",
             fix=f"ALTER TABLE {name} REPLICA IDENTITY USING INDEX ...; of an index on other columns, or "
-            "leave the table out: without a contract it is neither published nor captured.",
+            "leave the table out: capture does not publish a table without a contract.",
         )
     if table.replica_identity == "i" and primary is not None:
         raise NoKey(
@@ -79,8 +79,9 @@ def _ways_out(table: LiveTable) -> str:
         )
     return (
         f"one of\n  ALTER TABLE {name} ADD PRIMARY KEY (...);\n  {by_index}\n"
-        "  or leave it out: without a contract it is neither published nor captured.\n"
-        "  (REPLICA IDENTITY FULL is no way: it sends whole rows, and does not keep them apart.)"
+        "  or leave it out: capture does not publish a table without a contract.\n"
+        "  (REPLICA IDENTITY FULL alone is no way: it sends whole rows, and does not keep them apart. For\n"
+        "  columns that you know to do that, write a contract by hand: docs/source.md, tables without a key.)"
     )
 
 
