@@ -74,7 +74,7 @@ def _compared(server: Server, home: Ours, way: str, shapes: dict[str, Shape] | N
     with consistent_snapshot(server.dsn) as (_, snapshot):
         for contract in workspace.contracts.of_source(home.source):
             path = server.folder / f"{home.source}.{contract.name}.parquet"
-            write_rows_at(server.dsn, snapshot, contract, path)
+            write_rows_at(server.dsn, home.settings.publication, snapshot, contract, path)
             if shapes is not None:
                 lost += _lose(path, contract, shapes[contract.table])
             files = [file.uri for file in workspace.published(contract).open().all_files()]

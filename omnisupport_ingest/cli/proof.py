@@ -93,7 +93,7 @@ def prove(
     from omnisupport_ingest.sources.postgres.source_dsn import source_dsn
     from omnisupport_ingest.stages.event_counts import events_per_table
 
-    source = workspace.settings.source
+    source, publication = workspace.settings.source, workspace.settings.publication
     dsn = source_dsn(workspace.settings, workspace.home)
     contracts = [each for each in workspace.contracts.of_source(source) if not tables or each.name in tables]
     _remove_left_behind(workspace.home.run)
@@ -102,7 +102,7 @@ def prove(
         with consistent_snapshot(dsn) as (lsn, snapshot):
             for contract in contracts:
                 path = Path(scratch) / f"{contract.name}.parquet"
-                rows = write_rows_at(dsn, snapshot, contract, path, sample=sample)
+                rows = write_rows_at(dsn, publication, snapshot, contract, path, sample=sample)
                 expected.append(_Expected(contract, path, rows))
         # The slot of the snapshot is gone by now: waiting holds no WAL back.
         _wait_until(workspace, lsn, advance or (lambda _lsn: time.sleep(0.5)), seconds)

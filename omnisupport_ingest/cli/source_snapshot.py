@@ -80,7 +80,8 @@ def _key_range(
     if isinstance(dsn, IngestError):
         raise dsn
     with closing(connect(dsn)) as connection:
-        return key_range(connection, table, _bound("--from", start), _bound("--to", end))
+        bounds = _bound("--from", start), _bound("--to", end)
+        return key_range(connection, settings.publication, table, *bounds)
 
 
 def _bound(option: str, text: str | None) -> list[str] | None:

@@ -1,8 +1,10 @@
-"""Key changes in the stream that carried a column neither by value nor from a row that was ever read.
+"""Rows of which the stream carried a column neither by value nor from a row that was ever read.
 
 A snapshot reads its chunks one after the other. A row whose key changes meanwhile, from a range that is
 still to be read to one that has been, is in neither chunk. The stream has it, but for the columns that the
-change did not send (unchanged TOAST): those were never seen. So its new key has to be read once more.
+change did not send (unchanged TOAST): those were never seen. So its new key has to be read once more. So has
+that of a row which a change of its key takes into the publication's row filter: it is sent as an insert, with
+those columns unsent.
 """
 
 from __future__ import annotations
@@ -16,13 +18,13 @@ from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.position import Lsn
 
-_COLUMNS = ["op", "commit_lsn", "source_schema", "source_table", "key", "unchanged", "moved_from_key"]
+_COLUMNS = ["op", "commit_lsn", "source_schema", "source_table", "key", "unchanged"]
 
 
 def moved_rows(
     store: LandingStore, batches: Iterable[Manifest], schema: str, table: str, since: Lsn, below: Lsn
 ) -> frozenset[str]:
-    """The new keys (JSON arrays, as events have them) of rows of ``table`` that moved with columns unsent.
+    """The new keys (JSON arrays, as events have them) of rows of ``table`` that came with columns unsent.
 
     ``batches``: of the epoch's stream. Of the commits from ``since`` on, below ``below``.
     """
@@ -41,9 +43,9 @@ def moved_rows(
                 (pc.field("source_schema") == schema)
                 & (pc.field("source_table") == table)
                 & (pc.field("op") == "c")
-                & pc.field("moved_from_key").is_valid()
+                & (pc.list_value_length(pc.field("unchanged")) > 0)
                 & (pc.field("commit_lsn") >= since.value)
                 & (pc.field("commit_lsn") < below.value)
             )
-            keys |= {row["key"] for row in moved.select(["key", "unchanged"]).to_pylist() if row["unchanged"]}
+            keys.update(moved.column("key").to_pylist())
     return frozenset(keys)

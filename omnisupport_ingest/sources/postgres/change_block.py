@@ -205,8 +205,8 @@ class _Rows:
             "source_ts": times([each.commit_ts for each in transactions]).take(pa.array(runs)),
             "tx_id": np.array([each.xid for each in transactions])[runs],
             "lsn": self._lsns[rows],
-            "source_schema": pa.repeat(shape.relation.schema, count),
-            "source_table": pa.repeat(shape.relation.table, count),
+            "source_schema": pa.repeat(shape.name[0], count),
+            "source_table": pa.repeat(shape.name[1], count),
             "key": _valid(key),
             "before": _valid(before),
         }

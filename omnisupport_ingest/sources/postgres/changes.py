@@ -7,11 +7,12 @@ number above. So decoding the same WAL again gives the same positions, with othe
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from omnisupport_ingest.landing.writer import BLOCK_BYTES, BLOCK_ROWS
 from omnisupport_ingest.sources.postgres.change_block import ChangeBlock, Run
-from omnisupport_ingest.sources.postgres.pgoutput import Begin, LogicalMessage, Relation, Truncate
+from omnisupport_ingest.sources.postgres.live_table import TableName
+from omnisupport_ingest.sources.postgres.pgoutput import Begin, LogicalMessage, Relation
 from omnisupport_ingest.sources.postgres.row_events import (
     Place,
     Shape,
@@ -49,14 +50,15 @@ class EventReader:
         self._transaction, self._index = transaction, 0
         self._begin_run()
 
-    def describe(self, relation: Relation) -> tuple[str, ...]:
+    def describe(self, relation: Relation, name: TableName | None = None) -> tuple[str, ...]:
         """Take a new description of a table; returns its key columns (empty: it has no key).
 
+        ``name``: of the table whose rows these are, if it is not its own: that of which it is a partition.
         Only after ``take``: a block knows one description of each table.
         """
+        name = name or (relation.schema, relation.table)
         assert not self._block.rows, "changes that were described otherwise have not been taken"
-        key = self._key_of(relation.schema, relation.table)
-        shape = Shape(relation, key, partitioned=self._is_partitioned(relation))
+        shape = Shape(relation, self._key_of(*name), name=name, partitioned=self._is_partitioned(relation))
         self._shapes[relation.oid] = shape
         self.take()
         return shape.key_names
@@ -69,10 +71,10 @@ class EventReader:
         self._index += 1
         return block.received_bytes >= BLOCK_BYTES or len(block.messages) >= BLOCK_ROWS
 
-    def truncate(self, truncate: Truncate, lsn: int) -> None:
+    def truncate(self, names: Sequence[TableName], lsn: int) -> None:
         """Collect one ``t`` event for each truncated table. ``lsn`` is that of the change itself."""
-        for relation in truncate.relations:
-            self._block.events.append(truncate_event(relation, self._next_place(lsn)))
+        for name in names:
+            self._block.events.append(truncate_event(name, self._next_place(lsn)))
         self._begin_run()
 
     def message(self, message: LogicalMessage) -> None:

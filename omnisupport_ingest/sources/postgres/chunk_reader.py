@@ -69,10 +69,12 @@ class Stopped(Exception):
 class Landing:
     """Where chunks go, and what the readers of all of them share.
 
+    ``publication``: what it sends of a table is read.
     ``start``: where the stream of the epoch begins. It has to land something above that before it can
     show that it has passed a chunk.
     """
 
+    publication: str
     store: LandingStore
     grid: WindowGrid
     marks: SafeWatermarks
@@ -106,8 +108,7 @@ class ChunkReader:
         start, end = plan.range_of(chunk)
         others: tuple[str, ...] = ()
         if plan.scope is not None:
-            relation = read_relation(self._connection, table.schema, table.table)
-            others = conditions(table, relation, plan.scope)
+            others = conditions(table, self._relation(table), plan.scope)
         return self._land(table, plan, chunk, where(plan.by, plan.types, start, end, others), start, end)
 
     def read_text(self, table: TableContract, plan: SnapshotPlan, chunk: int, path: Path) -> LookedAt:
@@ -140,8 +141,8 @@ class ChunkReader:
         try:
             self._require_places(table, plan)
             high = self._high()
-            relation = read_relation(self._connection, table.schema, table.table)
-            name = source_of_rows(table.schema, table.table, partitioned=relation.partitioned)
+            relation = self._relation(table)
+            name = source_of_rows(table.schema, table.table, relation)
             with source_errors(f"reading {table.full_name}"), readable(table):
                 found = read(f"{name}{where(plan.by, plan.types, start, end)}")
             return LookedAt(mark.lsn, high, mark.clock, relation.version(table)), found
@@ -158,8 +159,11 @@ class ChunkReader:
         """Land the rows that meet ``condition`` as one more chunk of a snapshot that is finished."""
         return self._land(table, plan, chunk, condition)
 
+    def _relation(self, table: TableContract) -> CatalogRelation:
+        return read_relation(self._connection, self._landing.publication, table)
+
     def _types(self, table: TableContract) -> tuple[str, ...]:
-        relation = read_relation(self._connection, table.schema, table.table)
+        relation = self._relation(table)
         of = dict(zip(relation.columns, relation.types, strict=True))
         return tuple(of[name] for name in table.key)
 
@@ -181,7 +185,7 @@ class ChunkReader:
             if start is not None or end is not None:
                 self._require_places(table, plan)
             high = self._high()
-            relation = read_relation(self._connection, table.schema, table.table)
+            relation = self._relation(table)
             about = SnapshotChunk(
                 table,
                 relation.columns,
@@ -219,7 +223,7 @@ class ChunkReader:
             self._keep_pace(rows.add(lines))
 
         listed = ", ".join(identifier(column) for column in relation.columns)
-        name = source_of_rows(table.schema, table.table, partitioned=relation.partitioned)
+        name = source_of_rows(table.schema, table.table, relation)
         with readable(table):
             copy_lines(
                 self._connection,

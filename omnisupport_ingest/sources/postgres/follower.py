@@ -16,6 +16,7 @@ from omnisupport_ingest.sources.postgres.continuity import ResumePoint, below_th
 from omnisupport_ingest.sources.postgres.errors import ProtocolViolation
 from omnisupport_ingest.sources.postgres.in_progress import InProgress
 from omnisupport_ingest.sources.postgres.kept_transaction import TAKEN
+from omnisupport_ingest.sources.postgres.partition_roots import PartitionRoots
 from omnisupport_ingest.sources.postgres.pgoutput import (
     ROW_KINDS,
     Begin,
@@ -65,6 +66,7 @@ class Follower:
         events: EventReader,
         resume: ResumePoint,
         published: PublishedTables,
+        roots: PartitionRoots,
         landed: Callable[[Manifest], None],
         proved: Callable[[], None],
     ) -> None:
@@ -78,7 +80,8 @@ class Follower:
         """Logical messages outside any transaction: they have no commit, so no position. Not landed."""
         self._stream, self._messages = stream, messages
         self._connection, self._batches = connection, batches
-        self._events, self._published, self._landed = events, published, landed
+        self._events, self._landed = events, landed
+        self._published, self._roots = published, roots
         self._decoder = Decoder()
         self._types = TypeNames(connection)
         self._expected = resume.resent
@@ -161,7 +164,8 @@ class Follower:
             self._describe(message)
         elif isinstance(message, Truncate):
             if not self._passing_over:
-                self._events.truncate(message, int.from_bytes(received[1:9], "big"))
+                names = self._roots.truncated(message.relations, self._commit_lsn)
+                self._events.truncate(names, int.from_bytes(received[1:9], "big"))
         elif isinstance(message, LogicalMessage):
             if not message.transactional:
                 self.skipped_messages += 1
@@ -180,6 +184,7 @@ class Follower:
                 )
             self._expected = None
             self._passing_over = True
+            self._commit_lsn = transaction.commit_lsn
             return
         if transaction.commit_lsn < self._batches.end.value:
             raise below_the_chain(Lsn(transaction.commit_lsn), self._batches.end)
@@ -212,11 +217,11 @@ class Follower:
 
     def _describe(self, relation: Relation) -> None:
         self._published.require_named(relation, self._commit_lsn)
+        name = self._roots.name_of(relation, self._commit_lsn)
         self._hand_over()
-        key = self._events.describe(relation)
-        self._batches.relations[relation.schema, relation.table] = RelationVersion(
-            relation.schema,
-            relation.table,
+        key = self._events.describe(relation, name)
+        self._batches.relations[name] = RelationVersion(
+            *name,
             tuple(column.name for column in relation.columns),
             self._types.of(relation.columns),
             key,

@@ -75,7 +75,7 @@ def cut(
     listed = ", ".join(identifier(name) for name in by)
     # With names of their own, or ORDER BY would mean the texts.
     texts = ", ".join(f"{identifier(name)}::text AS bound_{n}" for n, name in enumerate(by))
-    name = source_of_rows(schema, table, partitioned=relation.partitioned)
+    name = source_of_rows(schema, table, relation)
     bound: Bound | None = None
     while True:
         condition = where(by, types, bound, None, conditions)
@@ -114,12 +114,18 @@ def where(
     return f" WHERE {' AND '.join(conditions)}" if conditions else ""
 
 
-def source_of_rows(schema: str, table: str, *, partitioned: bool) -> str:
-    """The table as it is read: a partitioned one with its partitions, another without its children.
+def source_of_rows(schema: str, table: str, relation: CatalogRelation) -> str:
+    """The rows that the stream is about, as they stand behind FROM; conditions may name every column.
 
-    The children of an inheritance parent are tables of their own in the stream.
+    Of a partitioned table those of its partitions; of another not those of its children: an inheritance
+    child is a table of its own in the stream.
     """
-    return f"{'' if partitioned else 'ONLY '}{qualified(schema, table)}"
+    name = f"{'' if relation.partitioned else 'ONLY '}{qualified(schema, table)}"
+    if relation.row_filter is None:
+        return name
+    # So plain that the planner reads the table itself, by key, place or partition.
+    rows = f"SELECT {PLACE}, tableoid, * FROM {name} WHERE ({relation.row_filter})"
+    return f"({rows}) AS {identifier(table)}"
 
 
 def _row(values: Sequence[str], types: Sequence[str]) -> str:

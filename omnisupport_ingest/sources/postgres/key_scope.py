@@ -26,10 +26,14 @@ class NoKeyRange(IngestError):
 
 
 def key_range(
-    connection: Connection, table: TableContract, start: Sequence[str] | None, end: Sequence[str] | None
+    connection: Connection,
+    publication: str,
+    table: TableContract,
+    start: Sequence[str] | None,
+    end: Sequence[str] | None,
 ) -> KeyRange:
     """The range of keys of ``table`` from ``start`` to ``end``, each of the key's first columns, in the text
-    that the server has for them. ``NoKeyRange`` with the reason."""
+    that the server has for them. ``NoKeyRange`` with the reason, or as ``read_relation`` raises."""
     longest = max(len(start or ()), len(end or ()))
     if longest > len(table.key) or longest == 0:
         raise NoKeyRange(
@@ -37,7 +41,7 @@ def key_range(
             f"{', '.join(table.key)}.",
             fix="Give the value of the first column, or a JSON array with those of the first few.",
         )
-    relation = read_relation(connection, table.schema, table.table)
+    relation = read_relation(connection, publication, table)
     columns = table.key[:longest]
     kinds = kinds_of(relation, columns)
     for column, kind in zip(columns, kinds, strict=True):

@@ -1,9 +1,14 @@
-"""What a home remembers of the partitions of each table that it has read: a note for each, replaced whole."""
+"""What a home remembers of the partitions of each table that it has read: a note for each, replaced whole.
+
+Also of those that have left since: where changes of partitions are sent under their own names, those that
+committed before that are the table's, however late they are read.
+"""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from omnisupport_ingest.durable import replace
@@ -13,11 +18,48 @@ from omnisupport_ingest.sources.postgres.partitions import Partition, Partitions
 
 
 @dataclass(frozen=True, slots=True)
+class Stay:
+    """A table was a partition for what committed below ``end``, and not below ``start``.
+
+    Both are of looks: it may have become one somewhat above ``start``, and have left somewhat above ``end``.
+    """
+
+    start: Lsn
+    end: Lsn
+
+
+@dataclass(frozen=True, slots=True)
 class KnownPartitions:
-    """``certain``: an LSN; whatever was done to partitions and committed below it is in ``partitions``."""
+    """``certain``: an LSN; whatever was done to partitions and committed below it is in ``partitions``.
+
+    ``since``, by oid: no partition for what committed below (one that is missing: always). ``left``: the last
+    stay of those that were partitions and are none any more, or were attached anew.
+    """
 
     partitions: Partitions
     certain: Lsn
+    since: Mapping[str, Lsn] = field(default_factory=dict)
+    left: Mapping[str, Stay] = field(default_factory=dict)
+
+    def stay_of(self, oid: str) -> Stay | None:
+        """The stay that goes on, with ``certain`` as its end; null if ``oid`` is no partition now."""
+        if oid not in self.partitions:
+            return None
+        return Stay(self.since.get(oid, Lsn(0)), self.certain)
+
+    def followed_by(self, now: Partitions, before: Lsn, certain: Lsn, read_to: Lsn) -> KnownPartitions:
+        """What is known once ``now`` was seen. ``before``: up to where the old is certain, ``certain``: the
+        new. What committed below ``read_to`` is never read again."""
+        left = dict(self.left)
+        for oid in self.partitions.keys() - now.keys():
+            left[oid] = Stay(self.since.get(oid, Lsn(0)), max(before, self.certain))
+        since = {oid: self.since.get(oid, Lsn(0)) if oid in self.partitions else before for oid in now}
+        return KnownPartitions(
+            now,
+            certain,
+            {oid: lsn for oid, lsn in since.items() if lsn > read_to},
+            {oid: stay for oid, stay in left.items() if stay.end > read_to},
+        )
 
 
 class PartitionRecords:
@@ -35,7 +77,15 @@ class PartitionRecords:
             if content["epoch"] != self._epoch:
                 return None
             found = {oid: Partition(**each) for oid, each in content["partitions"].items()}
-            return KnownPartitions(found, Lsn.parse(content.get("certain", "0/0")))
+            return KnownPartitions(
+                found,
+                Lsn.parse(content.get("certain", "0/0")),
+                {oid: Lsn.parse(each) for oid, each in content.get("since", {}).items()},
+                {
+                    oid: Stay(Lsn.parse(each["start"]), Lsn.parse(each["end"]))
+                    for oid, each in content.get("left", {}).items()
+                },
+            )
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
 
@@ -48,6 +98,10 @@ class PartitionRecords:
             "epoch": self._epoch,
             "partitions": found,
             "certain": str(known.certain),
+            "since": {oid: str(each) for oid, each in known.since.items()},
+            "left": {
+                oid: {"start": str(each.start), "end": str(each.end)} for oid, each in known.left.items()
+            },
         }
         with gate("source.partitions", table):
             replace(self._file(table), json.dumps(content, indent=1).encode() + b"\n")

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 
 from psycopg2.extensions import connection as Connection
 
@@ -25,6 +26,7 @@ from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.sources.postgres.catalog_looks import REMEMBER_SECONDS, CatalogLooks
 from omnisupport_ingest.sources.postgres.chunk_reader import ChunkReader, Landing, Stopped
 from omnisupport_ingest.sources.postgres.connection import source_errors
+from omnisupport_ingest.sources.postgres.key_ranges import source_of_rows
 from omnisupport_ingest.sources.postgres.partition_records import KnownPartitions, PartitionRecords
 from omnisupport_ingest.sources.postgres.partitions import (
     Partitions,
@@ -32,7 +34,7 @@ from omnisupport_ingest.sources.postgres.partitions import (
     read_partitions,
     rows_of,
 )
-from omnisupport_ingest.sources.postgres.quoting import qualified
+from omnisupport_ingest.sources.postgres.relations import read_relation
 from omnisupport_ingest.sources.postgres.safe_watermark import read_high
 from omnisupport_ingest.sources.postgres.same_server import connect_to_source
 from omnisupport_ingest.sources.postgres.snapshot_requests import SnapshotRequests
@@ -49,6 +51,7 @@ class PartitionWatch:
         store: LandingStore,
         epoch: EpochRecord,
         tables: Sequence[TableContract],
+        publication: str,
         lost: LostChanges,
         landed: Callable[[Manifest], None],
     ) -> None:
@@ -56,7 +59,7 @@ class PartitionWatch:
         self.needed = True
         """Whether any of the tables was partitioned at the last look."""
         self._dsn, self._store, self._epoch, self._landed = dsn, store, epoch, landed
-        self._tables = {(each.schema, each.table): each for each in tables}
+        self._tables, self._publication = {(each.schema, each.table): each for each in tables}, publication
         self._records = PartitionRecords(store.folder, epoch.number)
         self._requests = SnapshotRequests(store.folder)
         self._lost, self._looks = lost, CatalogLooks()
@@ -71,7 +74,7 @@ class PartitionWatch:
         """The plan of a snapshot that reads ``partitions`` is durable."""
         if partitions is not None:
             # What an earlier look was certain of, a later one is.
-            self._records.write(table.name, KnownPartitions(partitions, self._certain_of(table)))
+            self._records.write(table.name, self._known(table, partitions, Lsn(0)))
 
     def look(
         self,
@@ -105,12 +108,23 @@ class PartitionWatch:
                 highs += read
                 # Also of a partition that left again before its rows were read.
                 self._lost.was_mended(table.name, max(read, default=looked))
-                self._seen(table, KnownPartitions(now, max(certain, self._certain_of(table))))
+                self._seen(table, self._known(table, now, certain))
         return max(highs, default=None)
 
     def _certain_of(self, table: TableContract) -> Lsn:
         known = self._records.read(table.name)
         return max(self._certain.get(table.name, Lsn(0)), Lsn(0) if known is None else known.certain)
+
+    def _known(self, table: TableContract, now: Partitions, certain: Lsn) -> KnownPartitions:
+        known, before = self._records.read(table.name), self._certain_of(table)
+        certain = max(certain, before)
+        if known is None:
+            return KnownPartitions(now, certain)
+        if known.partitions == now and not known.since and not known.left:
+            return replace(known, certain=certain)
+        last = self._store.last_stream(self._epoch.number)
+        read_to = last.stream.end_lsn if last is not None and last.stream is not None else Lsn(0)
+        return known.followed_by(now, before, certain, read_to)
 
     def _seen(self, table: TableContract, now: KnownPartitions) -> None:
         """Nothing is left to do for ``now``; that no look since has found more is remembered now and then."""
@@ -150,7 +164,7 @@ class PartitionWatch:
         highs = []
         for oid in found.new:
             condition = rows_of(connection, oid)
-            if condition is None or not _any(connection, table, condition):
+            if condition is None or not self._any(connection, table, condition):
                 continue
             new = now[oid].name
             self._lost.found(
@@ -173,10 +187,10 @@ class PartitionWatch:
             count += 1
         return count
 
-
-def _any(connection: Connection, table: TableContract, condition: str) -> bool:
-    name = qualified(table.schema, table.table)
-    with source_errors(f"looking into a partition of {table.full_name}"), connection.cursor() as cursor:
-        cursor.execute(f"SELECT EXISTS (SELECT FROM {name}{condition})")
-        (found,) = cursor.fetchone()
-    return bool(found)
+    def _any(self, connection: Connection, table: TableContract, condition: str) -> bool:
+        relation = read_relation(connection, self._publication, table)
+        name = source_of_rows(table.schema, table.table, relation)
+        with source_errors(f"looking into a partition of {table.full_name}"), connection.cursor() as cursor:
+            cursor.execute(f"SELECT EXISTS (SELECT FROM {name}{condition})")
+            (found,) = cursor.fetchone()
+        return bool(found)

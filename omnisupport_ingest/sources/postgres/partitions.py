@@ -85,6 +85,22 @@ def difference(before: Partitions, now: Partitions) -> Difference:
     return Difference(tuple(sorted(left)), tuple(sorted(new, key=int)))
 
 
+def read_root(connection: Connection, oid: int) -> TableName | None:
+    """The table at the root of the tree in which ``oid`` is a partition; null if it is none, or gone."""
+    with source_errors("looking for the root of a partition"), connection.cursor() as cursor:
+        cursor.execute(_ROOT, (oid,))
+        found = cursor.fetchone()
+    return None if found is None else (found[0], found[1])
+
+
+_ROOT = """
+SELECT n.nspname::text, c.relname::text
+FROM pg_class leaf JOIN pg_class c ON c.oid = pg_partition_root(leaf.oid)
+JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE leaf.oid = %s::bigint::oid AND leaf.relispartition
+"""
+
+
 def is_partitioned(connection: Connection, oid: int) -> bool:
     """Whether the table ``oid`` is partitioned; not if it is gone."""
     with source_errors("looking for partitions"), connection.cursor() as cursor:

@@ -38,7 +38,8 @@ class PublishedTable:
 @dataclass(frozen=True, slots=True)
 class Publication:
     """``tables``: by (schema, table), as ``pg_publication_tables`` lists them, partitions apart from
-    their root unless ``via_root``. ``ours``: this role may alter it."""
+    their root unless ``via_root``. ``roots``: partitioned tables that it covers, then, with those of their
+    partitions that it lists with a row filter or a column list. ``ours``: this role may alter it."""
 
     name: str
     operations: tuple[str, ...]
@@ -47,6 +48,11 @@ class Publication:
     ours: bool
     made_by_capture: bool
     tables: Mapping[tuple[str, str], PublishedTable]
+    roots: Mapping[tuple[str, str], tuple[tuple[str, str], ...]]
+
+    def covers(self, name: tuple[str, str]) -> bool:
+        """Whether it sends the changes of table ``name``, (schema, table)."""
+        return name in self.tables or name in self.roots
 
     @property
     def left_out(self) -> tuple[str, ...]:
@@ -80,8 +86,15 @@ def read_publication(connection: Connection, name: str) -> Publication | None:
             (schema, table): PublishedTable(tuple(columns or ()), row_filter)
             for schema, table, columns, row_filter in cursor.fetchall()
         }
+        roots: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {}
+        if not via_root:
+            since_15 = connection.server_version >= _ROW_FILTERS_SINCE
+            cursor.execute(_ROOTS_15 if since_15 else _ROOTS_13, (name,))
+            for schema, table, partitions in cursor.fetchall():
+                roots[schema, table] = tuple((each["schema"], each["table"]) for each in partitions)
     operations = tuple(each for each, given in zip(OPERATIONS, publishes, strict=True) if given)
-    return Publication(name, operations, all_tables, via_root, ours, comment == MADE_BY_CAPTURE, tables)
+    made_by_capture = comment == MADE_BY_CAPTURE
+    return Publication(name, operations, all_tables, via_root, ours, made_by_capture, tables, roots)
 
 
 def create_statement(name: str, tables: Iterable[tuple[str, str]]) -> str:
@@ -102,9 +115,9 @@ def operations_statement(name: str) -> str:
     return f"ALTER PUBLICATION {identifier(name)} SET (publish = {literal(', '.join(OPERATIONS))});"
 
 
-def via_root_statement(name: str) -> str:
-    """The SQL that makes publication ``name`` send changes of partitions as those of their root."""
-    return f"ALTER PUBLICATION {identifier(name)} SET (publish_via_partition_root = true);"
+def drop_statement(name: str, tables: Iterable[tuple[str, str]]) -> str:
+    """The SQL that takes ``tables`` off the list of publication ``name``."""
+    return f"ALTER PUBLICATION {identifier(name)} DROP TABLE {_listed(tables)};"
 
 
 def ensure_publication(connection: Connection, name: str, tables: Sequence[TableContract]) -> list[str]:
@@ -119,8 +132,11 @@ def ensure_publication(connection: Connection, name: str, tables: Sequence[Table
             f"Publication {name} leaves out {', '.join(publication.left_out)}.",
             fix=operations_statement(name),
         )
-    covered = publication.tables if publication is not None else {}
-    missing = [table for table in tables if (table.schema, table.table) not in covered]
+    missing = [
+        table
+        for table in tables
+        if publication is None or not publication.covers((table.schema, table.table))
+    ]
     if not missing or (publication is not None and publication.all_tables):
         return []
     names = [(table.schema, table.table) for table in missing]
@@ -155,6 +171,30 @@ def drop_publication(connection: Connection, name: str) -> None:
                 f"This role may not drop publication {name}: {error.diag.message_primary}.",
                 fix=f"Run as its owner: DROP PUBLICATION {identifier(name)};",
             ) from None
+
+
+_ROOTS = """
+SELECT n.nspname::text, c.relname::text, {own_terms}
+FROM pg_publication p, pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE p.pubname = %s AND c.relkind = 'p' AND (p.puballtables OR EXISTS (
+    SELECT FROM pg_partition_ancestors(c.oid) a JOIN pg_class above ON above.oid = a.relid
+    WHERE EXISTS (SELECT FROM pg_publication_rel r WHERE r.prpubid = p.oid AND r.prrelid = above.oid)
+       OR {in_schema}
+))
+"""
+
+_ROOTS_13 = _ROOTS.format(own_terms="'[]'::json", in_schema="false")
+
+_ROOTS_15 = _ROOTS.format(
+    own_terms="""(
+    SELECT coalesce(json_agg(json_build_object('schema', m.nspname, 'table', leaf.relname)), '[]')
+    FROM pg_partition_tree(c.oid) t JOIN pg_class leaf ON leaf.oid = t.relid
+    JOIN pg_namespace m ON m.oid = leaf.relnamespace
+    JOIN pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = leaf.oid
+    WHERE t.isleaf AND (r.prqual IS NOT NULL OR r.prattrs IS NOT NULL))""",
+    in_schema="""EXISTS (
+        SELECT FROM pg_publication_namespace s WHERE s.pnpubid = p.oid AND s.pnnspid = above.relnamespace)""",
+)
 
 
 def _listed(tables: Iterable[tuple[str, str]]) -> str:

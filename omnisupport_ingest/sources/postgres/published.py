@@ -191,7 +191,7 @@ class PublishedTables:
 
     def _now(self, connection: Connection) -> Published:
         names = {(each.schema, each.table): each.name for each in self._contracts}
-        schemas = _OF_SCHEMAS if connection.server_version >= 150000 else ""
+        since_15 = _SINCE_15 if connection.server_version >= 150000 else ""
         certain = self._looks.begin(connection)
         with source_errors("reading how the tables are published"), connection.cursor() as cursor:
             cursor.execute(
@@ -200,7 +200,7 @@ class PublishedTables:
             )
             (publication,) = cursor.fetchone()
             cursor.execute(
-                _ENTRIES.format(schemas=schemas),
+                _ENTRIES.format(since_15=since_15),
                 ([schema for schema, _ in names], [table for _, table in names], self._publication),
             )
             rows = cursor.fetchall()
@@ -246,7 +246,7 @@ SELECT n.nspname::text, c.relname::text, c.oid::bigint,
            WHERE r.prpubid = p.oid
              AND (r.prrelid = c.oid OR r.prrelid IN (SELECT relid FROM pg_partition_ancestors(c.oid)))
          UNION ALL
-           SELECT 'all tables' WHERE p.puballtables{schemas}
+           SELECT 'all tables' WHERE p.puballtables{since_15}
        ) AS found (entry))
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 JOIN unnest(%s::text[], %s::text[]) AS wanted (of_schema, named)
@@ -254,10 +254,16 @@ JOIN unnest(%s::text[], %s::text[]) AS wanted (of_schema, named)
 JOIN pg_publication p ON p.pubname = %s
 """
 
-_OF_SCHEMAS = """
+_SINCE_15 = """
          UNION ALL
            SELECT 'schema ' || s.oid || '.' || s.xmin FROM pg_publication_namespace s
-           WHERE s.pnpubid = p.oid AND s.pnnspid = c.relnamespace"""
+           WHERE s.pnpubid = p.oid AND s.pnnspid = c.relnamespace
+         UNION ALL
+           SELECT 'partition ' || r.oid || '.' || r.xmin FROM pg_publication_rel r
+           WHERE NOT p.pubviaroot AND r.prpubid = p.oid AND r.prrelid <> c.oid
+             AND (r.prqual IS NOT NULL OR r.prattrs IS NOT NULL)
+             AND r.prrelid IN (SELECT relid FROM pg_partition_tree(c.oid))"""
+"""Schemas as a whole; and partitions with a filter or a list of their own, where that counts."""
 
 
 _MADE_ANEW = "was dropped and made anew"

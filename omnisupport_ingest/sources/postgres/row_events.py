@@ -14,6 +14,7 @@ import orjson
 
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.landing.rows import LandedEvent
+from omnisupport_ingest.sources.postgres.live_table import TableName
 from omnisupport_ingest.sources.postgres.pgoutput import (
     UNCHANGED,
     LogicalMessage,
@@ -60,29 +61,28 @@ def row_events(shape: Shape, change: RowChange, place: Place) -> tuple[LandedEve
     Both carry the old row as it was sent (``before``): all of it under replica identity full,
     else the columns of the identity.
     """
-    relation = change.relation
     old, new = change.old, change.new
     before = None if old is None else shape.old_image(old, change.old_is_key)
     if new is None:
         key = shape.old_key(old or [])
-        return (_event(place, "d", relation, key, before, None, None, None),)
+        return (_event(place, "d", shape.name, key, before, None, None, None),)
     after, unchanged = shape.new_image(new)
     key = shape.key(new, old)
     if change.kind == "I":
-        return (_event(place, "c", relation, key, None, after, unchanged, None),)
+        return (_event(place, "c", shape.name, key, None, after, unchanged, None),)
     old_key = key if old is None else shape.old_key(old)
     if old_key == key:
-        return (_event(place, "u", relation, key, before, after, unchanged, None),)
+        return (_event(place, "u", shape.name, key, before, after, unchanged, None),)
     above = place._replace(ordinal=place.ordinal + 1)
     return (
-        _event(place, "d", relation, old_key, before, None, None, None),
-        _event(above, "c", relation, key, before, after, unchanged, old_key),
+        _event(place, "d", shape.name, old_key, before, None, None, None),
+        _event(above, "c", shape.name, key, before, after, unchanged, old_key),
     )
 
 
-def truncate_event(relation: Relation, place: Place) -> LandedEvent:
+def truncate_event(name: TableName, place: Place) -> LandedEvent:
     """The ``t`` event of one truncated table."""
-    return _event(place, "t", relation, None, None, None, None, None)
+    return _event(place, "t", name, None, None, None, None, None)
 
 
 def message_event(message: LogicalMessage, place: Place) -> LandedEvent:
@@ -97,7 +97,7 @@ def message_event(message: LogicalMessage, place: Place) -> LandedEvent:
 def _event(
     place: Place,
     op: str,
-    relation: Relation,
+    name: TableName,
     key: str | None,
     before: str | None,
     after: str | None,
@@ -106,7 +106,7 @@ def _event(
 ) -> LandedEvent:
     return LandedEvent(
         place.epoch, place.commit_lsn, place.ordinal, op, place.commit_ts, place.xid, place.lsn,
-        relation.schema, relation.table, key, before, after, unchanged, moved_from_key, None,
+        *name, key, before, after, unchanged, moved_from_key, None,
     )  # fmt: skip
 
 
@@ -114,14 +114,21 @@ class Shape:
     """What is worked out once for each description of a table. ``KeyNotSent`` if it lacks the key."""
 
     def __init__(
-        self, relation: Relation, contract_key: tuple[str, ...] | None, *, partitioned: bool = False
+        self,
+        relation: Relation,
+        contract_key: tuple[str, ...] | None,
+        *,
+        name: TableName | None = None,
+        partitioned: bool = False,
     ) -> None:
         """``contract_key``: the key columns of the table's contract, null if it has none.
 
+        ``name``: of the table whose events these are, where ``relation`` is a partition of it; null: its own.
         ``partitioned``: the old rows are of partitions, and carry what the replica identity of the partition
         says. Whether they are called keys or whole rows goes by that of the table itself.
         """
         self.relation, self.partitioned = relation, partitioned
+        self.name = name or (relation.schema, relation.table)
         self.names = tuple(column.name for column in relation.columns)
         self.identity = [i for i, column in enumerate(relation.columns) if column.in_identity]
         identity_names = tuple(self.names[i] for i in self.identity)

@@ -8,9 +8,10 @@ from pathlib import Path
 from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.contracts.model import TableContract
-from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.sources.postgres.connection import connect, source_errors
-from omnisupport_ingest.sources.postgres.quoting import identifier, literal, qualified
+from omnisupport_ingest.sources.postgres.key_ranges import source_of_rows
+from omnisupport_ingest.sources.postgres.quoting import identifier, literal
+from omnisupport_ingest.sources.postgres.relations import read_relation
 from omnisupport_ingest.sources.postgres.text_rows import write_text_rows
 
 
@@ -28,12 +29,19 @@ class RowsAt:
 
 
 def write_rows_at(
-    dsn: str, snapshot: str, contract: TableContract, path: Path, *, sample: int | None = None
+    dsn: str,
+    publication: str,
+    snapshot: str,
+    contract: TableContract,
+    path: Path,
+    *,
+    sample: int | None = None,
 ) -> RowsAt:
     """Write the contract's columns of the rows that ``snapshot`` sees to a Parquet file at ``path``.
 
-    ``sample``: about so many rows, chosen by the hash of their key, so the same ones each time; null
-    for every row. The session that exported ``snapshot`` must still be open. Raises ``SourceUnavailable``.
+    Rows that ``publication`` does not send are not among them. ``sample``: about so many rows, chosen by the
+    hash of their key, so the same ones each time; null for every row. The session that exported ``snapshot``
+    must still be open. Raises ``SourceUnavailable``, or as ``read_relation``.
     """
     connection = connect(dsn)
     try:
@@ -42,7 +50,8 @@ def write_rows_at(
             with connection.cursor() as start:
                 start.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
                 start.execute(f"SET TRANSACTION SNAPSHOT {literal(snapshot)}")
-            table = _table(connection, contract)
+            relation = read_relation(connection, publication, contract)
+            table = source_of_rows(contract.schema, contract.table, relation)
             rows, live = _counts(connection, contract, table)
             below = hash_bound(sample, rows)
             chosen = "" if below is None else f" WHERE {key_hash(contract)} < {literal(below)}"
@@ -64,24 +73,6 @@ def key_hash(contract: TableContract) -> str:
     key = ", ".join(identifier(name) for name in contract.key)
     text = f"convert_to(concat_ws(chr(31), {key}), 'UTF8')"
     return f"substr(encode(sha256({text}), 'hex'), 1, 8) COLLATE \"C\""
-
-
-def _table(connection: Connection, contract: TableContract) -> str:
-    """The table as it is read: without the tables that inherit from it, which have a log of their own."""
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT c.relkind = 'p' FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
-            " WHERE n.nspname = %s AND c.relname = %s",
-            (contract.schema, contract.table),
-        )
-        row = cursor.fetchone()
-    if row is None:
-        raise IngestError(
-            f"Table {contract.full_name} does not exist in the source database ({contract.path}).",
-            fix=f"Create table {contract.full_name}, correct the contract, or connect to the right database.",
-        )
-    name = qualified(contract.schema, contract.table)
-    return name if row[0] else f"ONLY {name}"
 
 
 def _counts(connection: Connection, contract: TableContract, table: str) -> tuple[int, int]:

@@ -81,7 +81,9 @@ class Snapshots:
         self._start = epoch.facts.consistent_point if epoch.facts else Lsn(0)
         self._settings, self._published, self._landed, self._grid = settings, published, landed, grid
         self._moved = MovedReading(dsn, store, epoch, landed)
-        self._partitions = PartitionWatch(dsn, store, epoch, self._tables, published.lost, landed)
+        self._partitions = PartitionWatch(
+            dsn, store, epoch, self._tables, settings.publication, published.lost, landed
+        )
         self._plans, self._requests = SnapshotPlans(store.folder), SnapshotRequests(store.folder)
         self._due = DueSnapshots(
             store, epoch.number, self._tables, first_reads=settings.snapshot_mode.reads_rows
@@ -127,12 +129,14 @@ class Snapshots:
         """Read of ``table`` only what ``lake``, which has all of the epochs before, has not.
 
         Null if ``stop`` came first; the table is read whole then by the next ``take``, as after an error.
+        Raises ``TableInterrupted`` too, if a table has been published otherwise since the epoch began.
         """
         landing = self._landing()
         asked = tuple(request for request in self._requests.read() if request.table == table.name)
         wanted = Wanted(table, None, reason, answers=asked)
         with closing(connect_to_source(self._dsn, self._of)) as connection:
-            self._published.accept(connection, {table.name})
+            # Nothing ends what the stream has of rows that another filter leaves out by now.
+            self._published.require_same(connection)
             plan = self._planned(connection, wanted, landing.ordinals, stop, compared=True)
             if plan is None:
                 return None
@@ -188,6 +192,7 @@ class Snapshots:
 
     def _landing(self) -> Landing:
         return Landing(
+            self._settings.publication,
             self._store,
             self._grid,
             SafeWatermarks(),
@@ -204,7 +209,7 @@ class Snapshots:
             if self._store.exists(batch_id):
                 continue
             mark = read_mark(connection)
-            relation = read_relation(connection, table.schema, table.table)
+            relation = read_relation(connection, self._settings.publication, table)
             with BatchWriter(self._store, self._grid, self._epoch, batch_id) as writer:
                 span = ChunkSpan(SCHEMA_ONLY, table.name, 0, 1, mark.lsn, mark.lsn, mark.clock)
                 self._landed(writer.seal(chunk=span, relations=(relation.version(table),)))
@@ -223,7 +228,7 @@ class Snapshots:
         try:
             if not _begin(connection, table, stop):
                 return None
-            relation = read_relation(connection, table.schema, table.table)
+            relation = read_relation(connection, self._settings.publication, table)
             storage = read_storage(connection, table.schema, table.table)
             if plan is not None and _still_fits(plan, relation, table, storage):
                 return plan

@@ -34,6 +34,7 @@ from omnisupport_ingest.sources.postgres.follower import Follower
 from omnisupport_ingest.sources.postgres.home_slot import end_of_chain
 from omnisupport_ingest.sources.postgres.in_progress import Doubtful, InProgress
 from omnisupport_ingest.sources.postgres.kept_transaction import NotKept
+from omnisupport_ingest.sources.postgres.partition_roots import PartitionRoots
 from omnisupport_ingest.sources.postgres.partitions import is_partitioned
 from omnisupport_ingest.sources.postgres.published import PublishedTables
 from omnisupport_ingest.sources.postgres.recovery import require_recovery
@@ -124,9 +125,12 @@ class StreamReading:
             # Nobody else can move the slot from here on, but somebody may have since it was looked at.
             if (held := slot_facts(self.connection, self._slot)) is not None:
                 require_unmoved(held, resume.end_of_chain)
+            roots = PartitionRoots(
+                self.connection, self.store.folder, self.epoch.number, self.tables, self.published.lost
+            )
             told = self.tell, self.proved.set
             follower = Follower(
-                stream, messages, self.connection, batches, events, resume, self.published, *told
+                stream, messages, self.connection, batches, events, resume, self.published, roots, *told
             )
             try:
                 follower.run(until, stop)

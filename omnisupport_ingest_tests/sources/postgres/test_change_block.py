@@ -24,7 +24,6 @@ from omnisupport_ingest.sources.postgres.pgoutput import (
     Relation,
     RelationColumn,
     RowChange,
-    Truncate,
     Unchanged,
     Value,
 )
@@ -193,7 +192,7 @@ def all_at_once(steps: Sequence[Step], take: Callable[[int], bool]) -> list[Land
         elif step.message is not None:
             reader.row(step.message)
         elif step.truncated:
-            reader.truncate(Truncate(step.truncated), LSN)
+            reader.truncate([(each.schema, each.table) for each in step.truncated], LSN)
         else:
             reader.message(LogicalMessage(True, 9, 'p"', b"\0\xff"))
         if take(i):

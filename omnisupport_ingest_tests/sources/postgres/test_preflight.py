@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import psycopg2
 import pytest
 from psycopg2.extensions import parse_dsn
 
@@ -126,16 +127,62 @@ def test_publication_that_leaves_out_operations(ready: SourceUnderTest) -> None:
     assert "delete, truncate" in _repaired(ready, "publication_operations").problem
 
 
-def test_publication_with_a_row_filter_would_not_follow_what_the_snapshot_read(
+def test_publication_with_a_row_filter_is_noted_with_what_that_means(ready: SourceUnderTest) -> None:
+    ready.sql(f"CREATE PUBLICATION {ready.slot} FOR TABLE t WHERE (id > 10)")
+    (noted,) = _all_findings(ready)
+    assert (noted.check, noted.severity) == ("row_filter", Severity.NOTES)
+    assert "only the rows of public.t with (id > 10)" in noted.problem
+    ready.catch_up()
+
+
+def test_column_list_without_a_contracted_column_is_refused_and_its_repair_keeps_the_filter(
     ready: SourceUnderTest,
 ) -> None:
-    ready.sql(f"CREATE PUBLICATION {ready.slot} FOR TABLE t WHERE (id > 10)")
-    _repaired(ready, "row_filter")
-
-
-def test_column_list_without_a_contracted_column(ready: SourceUnderTest) -> None:
-    ready.sql(f"CREATE PUBLICATION {ready.slot} FOR TABLE t (id, extra)")
+    ready.sql(f"CREATE PUBLICATION {ready.slot} FOR TABLE t (id, extra) WHERE (id > 10 OR id < 0)")
     assert "does not send v of public.t" in _repaired(ready, "column_list").problem
+    assert "(id < 0)" in {each.check: each.problem for each in _all_findings(ready)}["row_filter"]
+
+
+REFUSED = {
+    "filter": ("TABLE t WHERE (v = 'x')", "DEFAULT", "about v, which is not in the replica identity"),
+    "included column": (
+        "TABLE t WHERE (v = 'x')",
+        "USING INDEX t_other",
+        "about v, which is not in the replica identity",
+    ),
+    "two columns": ("TABLE t (id, v) WHERE (id > 0 AND v = 'x')", "DEFAULT", "is about v, which"),
+    "column list": ("TABLE t (id, v)", "USING INDEX t_other", "leaves out other, which is in the replica"),
+    "column list, whole rows": ("TABLE t (id, v)", "FULL", "does not go with the replica identity FULL"),
+}
+
+
+@pytest.mark.parametrize("partitioned", [False, True], ids=["one table", "a partition"])
+@pytest.mark.parametrize(("what", "identity", "why"), REFUSED.values(), ids=REFUSED.keys())
+def test_publication_for_which_postgresql_refuses_writes_is_warned_of(
+    source: SourceUnderTest, what: str, identity: str, why: str, partitioned: bool
+) -> None:
+    columns = "(id int NOT NULL PRIMARY KEY, v text, other int NOT NULL)"
+    table = "t_1" if partitioned else "t"
+    if partitioned:
+        source.sql(f"CREATE TABLE t {columns} PARTITION BY RANGE (id)")
+        source.sql("CREATE TABLE t_1 PARTITION OF t FOR VALUES FROM (0) TO (100)")
+    else:
+        source.sql(f"CREATE TABLE t {columns}")
+    source.sql(
+        f"CREATE UNIQUE INDEX t_other ON {table} (id, other) INCLUDE (v)",
+        f"ALTER TABLE {table} REPLICA IDENTITY {identity}",
+        f"CREATE PUBLICATION {source.slot} FOR {what} WITH (publish_via_partition_root = true)",
+        "INSERT INTO t VALUES (1, 'x', 1)",
+    )
+    source.tables.append(contract("t", ("id", "v")))
+    with pytest.raises(psycopg2.Error, match="cannot update table"):
+        source.sql("UPDATE t SET v = 'x'")
+    (warned,) = [each for each in _all_findings(source) if each.severity is Severity.WARNS]
+    assert warned.check == "refused_writes" and why in warned.problem
+    assert f"deletes of public.{table}" in warned.problem
+    source.sql(warned.fix)
+    assert not [each for each in _all_findings(source) if each.severity is Severity.WARNS]
+    source.sql("UPDATE t SET v = 'x'")
 
 
 def test_column_list_of_what_the_contract_names_is_only_noted(ready: SourceUnderTest) -> None:
@@ -145,14 +192,44 @@ def test_column_list_of_what_the_contract_names_is_only_noted(ready: SourceUnder
     assert "extra" in noted.problem
 
 
-def test_partitioned_table_that_is_published_by_its_partitions(source: SourceUnderTest) -> None:
+def test_partitioned_table_that_is_published_under_the_names_of_its_partitions_is_right(
+    source: SourceUnderTest,
+) -> None:
     source.sql(
         "CREATE TABLE t (id int PRIMARY KEY, v text) PARTITION BY RANGE (id)",
         "CREATE TABLE t_low PARTITION OF t FOR VALUES FROM (0) TO (100)",
         f"CREATE PUBLICATION {source.slot} FOR TABLE t",
     )
     source.tables.append(contract("t", ("id", "v")))
-    _repaired(source, "publication_via_root")
+    assert _all_findings(source) == ()
+    source.catch_up()
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_partitioned_table_of_which_partitions_alone_are_published_is_added(
+    source: SourceUnderTest, ours: bool
+) -> None:
+    source.sql(
+        "CREATE TABLE t (id int PRIMARY KEY, v text) PARTITION BY RANGE (id)",
+        "CREATE TABLE t_low PARTITION OF t FOR VALUES FROM (0) TO (100)",
+        f"CREATE PUBLICATION {source.slot} FOR TABLE t_low",
+    )
+    source.tables.append(contract("t", ("id", "v")))
+    role, superuser = f"{source.slot}_role", source.dsn
+    source.sql(f"CREATE ROLE {role} LOGIN REPLICATION", f"GRANT SELECT ON t TO {role}")
+    try:
+        if not ours:
+            source.dsn = superuser.replace("user=postgres", f"user={role}")
+        (found,) = _all_findings(source)
+        severity = Severity.NOTES if ours else Severity.BLOCKS
+        assert (found.check, found.severity) == ("publication", severity)
+    finally:
+        source.dsn = superuser
+        source.sql(f"REVOKE ALL ON t FROM {role}", f"DROP ROLE {role}")
+    if not ours:
+        source.sql(found.fix.partition(";")[0])
+    assert not blocking(_all_findings(source))
+    source.catch_up()
 
 
 def test_publication_of_a_whole_schema_covers_its_tables(ready: SourceUnderTest) -> None:

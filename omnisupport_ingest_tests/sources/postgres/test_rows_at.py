@@ -19,7 +19,7 @@ def written(
     source: SourceUnderTest, table: TableContract, path: Path, *, sample: int | None = None
 ) -> tuple[RowsAt, list[dict[str, str | None]]]:
     with consistent_snapshot(source.dsn) as (_, snapshot):
-        rows = write_rows_at(source.dsn, snapshot, table, path, sample=sample)
+        rows = write_rows_at(source.dsn, source.slot, snapshot, table, path, sample=sample)
     return rows, pq.read_table(path).to_pylist()
 
 

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from contextlib import closing
 from random import Random
 
 import pytest
 
-from omnisupport_ingest.contracts.model import TableContract
-from omnisupport_ingest.key_range import KeyRange
 from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.landing.snapshot_plans import SnapshotPlans
 from omnisupport_ingest.landing.snapshot_progress import snapshots_under_way
 from omnisupport_ingest.sources.postgres.connection import connect
-from omnisupport_ingest.sources.postgres.key_scope import NoKeyRange, key_range
+from omnisupport_ingest.sources.postgres.key_scope import NoKeyRange
 from omnisupport_ingest.sources.postgres.snapshot_requests import SnapshotRequests
+from omnisupport_ingest_tests.sources.postgres.range_facts import Keys, ask, lose, ranged, scope_of
 from omnisupport_ingest_tests.sources.postgres.shop_facts import until
 from omnisupport_ingest_tests.sources.postgres.snapshot_facts import (
     COLUMNS,
@@ -35,21 +33,6 @@ from omnisupport_ingest_tests.sources.postgres.source_under_test import (
     folded,
 )
 
-Keys = Sequence[str] | None
-
-
-def scope_of(source: SourceUnderTest, table: TableContract, start: Keys, end: Keys) -> KeyRange:
-    with closing(connect(source.dsn)) as connection:
-        return key_range(connection, table, start, end)
-
-
-def ask(source: SourceUnderTest, start: Keys, end: Keys, number: int = 0) -> KeyRange:
-    """Ask for keys of a table."""
-    table = source.tables[number]
-    scope = scope_of(source, table, start, end)
-    assert SnapshotRequests(source.store.folder).write(table.name, "a test", scope)
-    return scope
-
 
 @pytest.fixture
 def tickets(source: SourceUnderTest) -> SourceUnderTest:
@@ -57,17 +40,6 @@ def tickets(source: SourceUnderTest) -> SourceUnderTest:
     make_tickets(source)
     source.catch_up()
     return source
-
-
-def lose(source: SourceUnderTest, *statements: str) -> None:
-    """Have ``statements`` happen where nobody captures them, and that accepted."""
-    source.sql(f"SELECT pg_drop_replication_slot('{source.slot}')", *statements)
-    source.capture().begin_new_epoch("a test", loss_accepted_by="the tests")
-
-
-def ranged(source: SourceUnderTest) -> list[Manifest]:
-    """The batches of snapshots of ranges."""
-    return [batch for batch in source.manifests() if batch.chunk is not None and batch.chunk.scope]
 
 
 def test_only_the_range_is_read_and_rows_that_are_gone_there_are_ended(tickets: SourceUnderTest) -> None:

@@ -96,6 +96,7 @@ def test_a_wide_table_and_an_empty_one(source: SourceUnderTest) -> None:
     assert [event.source_table for event in source.events("b")] == ["nothing_in_it", "wide"]
 
 
+@pytest.mark.slow
 def test_a_hundred_tables_are_one_start(source: SourceUnderTest) -> None:
     source.sql(*(f"CREATE TABLE t{number:03d} (id int PRIMARY KEY, v varchar(9))" for number in range(100)))
     source.sql(*(f"INSERT INTO t{number:03d} VALUES (1, 'v')" for number in range(0, 100, 2)))
@@ -187,7 +188,7 @@ def is_the_same_in_the_lake(source: SourceUnderTest, spark: SparkSession) -> Wor
     with consistent_snapshot(source.dsn) as (_, snapshot):
         for contract in source.tables:
             expected = source.home_folder / f"{contract.name}.parquet"
-            write_rows_at(source.dsn, snapshot, contract, expected, sample=None)
+            write_rows_at(source.dsn, source.slot, snapshot, contract, expected, sample=None)
             files = [file.uri for file in workspace.published(contract).open().all_files()]
             compared = compare(contract, expected, files)
             assert compared.holds, (contract.full_name, compared)

@@ -8,15 +8,16 @@ from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.sources.postgres.preflight.findings import Finding, Severity
+from omnisupport_ingest.sources.postgres.preflight.refused_writes import refused_writes
 from omnisupport_ingest.sources.postgres.preflight.rows import one_row
 from omnisupport_ingest.sources.postgres.preflight.tables import SourceTable
 from omnisupport_ingest.sources.postgres.publication import (
     Publication,
     add_statement,
     create_statement,
+    drop_statement,
     operations_statement,
     read_publication,
-    via_root_statement,
 )
 from omnisupport_ingest.sources.postgres.quoting import identifier, qualified
 
@@ -36,17 +37,11 @@ def publication_findings(connection: Connection, name: str, tables: Tables, role
             f"Publication {name} leaves out {', '.join(found.left_out)}.",
             operations_statement(name),
         )
-    partitioned = [each for each, table in tables.items() if table.partitioned]
-    if partitioned and not found.via_root:
-        listed = ", ".join(each.full_name for each in partitioned)
-        yield Finding(
-            "publication_via_root",
-            f"Publication {name} sends the changes of {listed} under the names of its partitions.",
-            via_root_statement(name),
-        )
+    for contract in tables:
+        yield from _of_partitions(found, contract)
     yield from _uncovered(found, tables, role)
     for contract in tables:
-        yield from _of_table(found, contract, tables[contract])
+        yield from _of_table(connection, found, contract, tables[contract])
 
 
 def _missing(connection: Connection, name: str, tables: Tables, role: str) -> Iterator[Finding]:
@@ -74,12 +69,7 @@ def _missing(connection: Connection, name: str, tables: Tables, role: str) -> It
 
 def _uncovered(found: Publication, tables: Tables, role: str) -> Iterator[Finding]:
     uncovered = [
-        each
-        for each, table in tables.items()
-        if (each.schema, each.table) not in found.tables
-        and not found.all_tables
-        # Listed by its partitions; that is a finding of its own.
-        and not (table.partitioned and not found.via_root)
+        each for each in tables if not found.covers((each.schema, each.table)) and not found.all_tables
     ]
     if not uncovered:
         return
@@ -103,25 +93,47 @@ def _uncovered(found: Publication, tables: Tables, role: str) -> Iterator[Findin
     )
 
 
-def _of_table(found: Publication, contract: TableContract, table: SourceTable) -> Iterator[Finding]:
-    """Column list and row filter: the snapshot reads the whole table, so the stream must send it."""
+def _of_partitions(found: Publication, contract: TableContract) -> Iterator[Finding]:
+    """Partitions that are sent under their own names, each as it is listed: all must be as their root is."""
+    differing = found.roots.get((contract.schema, contract.table), ())
+    if differing:
+        listed = ", ".join(f"{schema}.{table}" for schema, table in differing)
+        yield Finding(
+            "publication_partition",
+            f"Publication {found.name} sends only some rows or columns of {listed}, which is a partition of "
+            f"{contract.full_name}: it is listed with a row filter or a column list of its own, and a "
+            "snapshot reads all of the table.",
+            f"{drop_statement(found.name, differing)}  -- its changes are sent all the same, as its table is "
+            "published",
+        )
+
+
+def _of_table(
+    connection: Connection, found: Publication, contract: TableContract, table: SourceTable
+) -> Iterator[Finding]:
+    """Column list and row filter: what they leave out is not read either, so it must not be contracted."""
     published = found.tables.get((contract.schema, contract.table))
     if published is None:
         return
     name = qualified(contract.schema, contract.table)
+    filtered = published.row_filter is not None
     anew = (
         f"BEGIN; ALTER PUBLICATION {identifier(found.name)} DROP TABLE {name};"
-        f" ALTER PUBLICATION {identifier(found.name)} ADD TABLE {name}; COMMIT;"
+        f" ALTER PUBLICATION {identifier(found.name)} ADD TABLE {name}"
+        f"{f' WHERE ({published.row_filter})' if filtered else ''}; COMMIT;"
     )
-    if published.row_filter is not None:
+    if filtered:
         yield Finding(
             "row_filter",
-            f"Publication {found.name} sends only some rows of {contract.full_name} (it has a row filter), "
-            "and a snapshot reads all of them.",
-            anew,
+            f"Publication {found.name} sends only the rows of {contract.full_name} with "
+            f"{published.row_filter}. Others are not in the lake; a row that leaves the filter is deleted "
+            "there, one that enters it is inserted.",
+            "",
+            Severity.NOTES,
         )
     if not published.columns:
         return
+    yield from refused_writes(connection, found.name, contract, table, anew)
     unsent = [each for each in contract.column_names if each not in published.columns]
     # A column that the table itself lacks is told by the comparison of contract and table.
     unsent = [each for each in unsent if each in table.not_null]
@@ -130,7 +142,7 @@ def _of_table(found: Publication, contract: TableContract, table: SourceTable) -
             "column_list",
             f"Publication {found.name} does not send {', '.join(unsent)} of {contract.full_name}, which the "
             "contract names.",
-            anew,
+            f"{anew}  -- or take it out of the contract",
         )
         return
     left_out = [each for each in table.not_null if each not in published.columns]
