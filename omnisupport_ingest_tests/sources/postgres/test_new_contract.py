@@ -119,7 +119,7 @@ def test_the_key_is_what_the_stream_names_rows_by(
     [
         (["CREATE TABLE t (id int, v text)"], ("ADD PRIMARY KEY", "USING INDEX ...", "leave it out")),
         (["CREATE TABLE t (id int NOT NULL UNIQUE)"], ('USING INDEX "t_id_key"',)),
-        (["CREATE TABLE t (id int)", "ALTER TABLE t REPLICA IDENTITY FULL"], ("FULL is no way",)),
+        (["CREATE TABLE t (id int)", "ALTER TABLE t REPLICA IDENTITY FULL"], ("FULL alone is no way",)),
         (
             ["CREATE TABLE t (id int PRIMARY KEY)", "ALTER TABLE t REPLICA IDENTITY NOTHING"],
             ("REPLICA IDENTITY DEFAULT",),
