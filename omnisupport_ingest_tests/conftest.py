@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import hypothesis
@@ -12,6 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from omnisupport_ingest.sources.postgres import embedded_binaries
+from omnisupport_ingest.sources.postgres.connection import connect
 from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
 from omnisupport_ingest_tests.class_archive import make_class_archive
 from omnisupport_ingest_tests.jvm import start_for_small_work
@@ -71,6 +73,10 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostg
     """A running PostgreSQL; a test that needs an empty place makes a database of its own in it."""
     server = EmbeddedPostgres(tmp_path_factory.mktemp("postgres") / "server")
     server.start()
+    with closing(connect(server.dsn())) as connection, connection.cursor() as cursor:
+        # No test cuts the power; what a killed process has written is there without it.
+        cursor.execute("ALTER SYSTEM SET fsync = off")
+        cursor.execute("SELECT pg_reload_conf()")
     yield server
     server.destroy()
 

@@ -101,8 +101,8 @@ WITHOUT_GATE: dict[tuple[str, str], str] = {
     ("stages/published_rows.py", "PublishedLake.pin"): _SCRATCH,
     ("stages/published_rows.py", "PublishedLake.rows"): _SCRATCH,
     (
-        "sources/postgres/slot.py",
-        "_create",
+        "sources/postgres/slot_making.py",
+        "_execute",
     ): "source.slot stands around it for a slot that stays; a temporary one goes with its session",
     ("sources/postgres/slot.py", "flush_wal"): "a temporary slot, which goes with its session",
     ("sources/postgres/silence.py", "_asked"): "a question, or the end of a session of ours",

@@ -84,7 +84,7 @@ def capture(once: bool, reason: str | None) -> None:
 
         def start() -> None:
             # Read again, as a restart may be asked for because of a new contract.
-            Capture(settings, home, the_contracts(), landed).run(None, stop)
+            Capture(settings, home, the_contracts(), landed, the_contracts).run(None, stop)
 
         follow(until_resumed(start, note, stop), stop, retry=SourceUnavailable)
 

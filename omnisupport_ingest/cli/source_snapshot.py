@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
 import click
@@ -11,9 +13,12 @@ from omnisupport_ingest.cli.opening import existing_home, open_settings
 from omnisupport_ingest.cli.source_opening import contracted_tables, open_source_dsn
 
 if TYPE_CHECKING:
+    from psycopg2.extensions import connection as Connection
+
     from omnisupport_ingest.contracts.model import TableContract
     from omnisupport_ingest.home import Home
     from omnisupport_ingest.key_range import KeyRange
+    from omnisupport_ingest.landing.store import LandingStore
     from omnisupport_ingest.settings import Settings
 
 
@@ -29,6 +34,9 @@ def snapshot(tables: tuple[str, ...], start: str | None, end: str | None, reason
     that follows the source begins within a second; if none runs, the next one does it. Until the stream
     has passed what was read the table is incomplete, and `verify` refuses it: watch `source status`.
 
+    A table whose contract was added while capture runs joins it so, and nothing else stops for that. It is
+    checked first, as by `preflight`. For its assets load Dagster's definitions again: Deployment, Reload.
+
     With --from, --to or both, only the rows of that range of one table's keys are read, and only of them
     are those that are gone counted as deleted. KEY is the value of the key's first column; of a key of
     several columns, a JSON array of the values of the first few, '["eu", 5]'. Ranges are for keys of
@@ -38,8 +46,12 @@ def snapshot(tables: tuple[str, ...], start: str | None, end: str | None, reason
     Examples:
       omnisupport-ingest source snapshot tickets --reason "was out of the publication for an hour"
       omnisupport-ingest source snapshot tickets --from 1000 --to 1999
+
+    Exit code: 0 asked for, 2 usage or settings, 4 the source does not answer, 5 a new table cannot be
+    captured as it is.
     """
     from omnisupport_ingest.landing.store import LandingStore
+    from omnisupport_ingest.sources.postgres.joining import not_captured
     from omnisupport_ingest.sources.postgres.lease import Lease
     from omnisupport_ingest.sources.postgres.snapshot_requests import SnapshotRequests
 
@@ -51,35 +63,61 @@ def snapshot(tables: tuple[str, ...], start: str | None, end: str | None, reason
         raise click.UsageError(
             f"{settings.source} has no contract called {unknown[0]}. There is: {', '.join(sorted(known))}."
         )
+    store = LandingStore(home.landing, settings.source)
+    running = Lease.is_held(home.run, settings.source)
+    new = not_captured(store, [known[name] for name in tables]) if running else ()
     scope = None
     if start is not None or end is not None:
         if len(tables) > 1:
             raise click.UsageError("--from and --to are keys of one table; name one.")
+        if new:
+            raise click.UsageError(f"{tables[0]} has never been read. Ask for all of it first.")
         scope = _key_range(settings, home, known[tables[0]], start, end)
-    requests = SnapshotRequests(LandingStore(home.landing, settings.source).folder)
+    _require_ready(settings, home, store, new)
+    requests = SnapshotRequests(store.folder)
     for name in tables:
         asked = requests.write(name, reason, scope)
         what = name if scope is None else f"{name}, keys {scope}"
         click.echo(f"{what}: {'asked for.' if asked else 'was asked for already.'}")
-    if Lease.is_held(home.run, settings.source):
+    if new:
+        click.echo(
+            f"{', '.join(each.name for each in new)} joins the capture that runs; the others go on. For its "
+            "assets load Dagster's definitions again: Deployment, Reload."
+        )
+    if running:
         click.echo("Progress: omnisupport-ingest source status")
     else:
         click.echo("No capture is running; the next one reads them: omnisupport-ingest up")
 
 
-def _key_range(
-    settings: Settings, home: Home, table: TableContract, start: str | None, end: str | None
-) -> KeyRange:
-    from contextlib import closing
+def _require_ready(settings: Settings, home: Home, store: LandingStore, new: Sequence[TableContract]) -> None:
+    """Raise what the capture would refuse ``new`` tables for, before it is asked."""
+    from omnisupport_ingest.sources.postgres.joining import joining_findings
+    from omnisupport_ingest.sources.postgres.preflight import require_ready
 
+    if new:
+        with _connected(settings, home) as connection:
+            require_ready(joining_findings(connection, store, settings.publication, new))
+
+
+@contextmanager
+def _connected(settings: Settings, home: Home) -> Iterator[Connection]:
     from omnisupport_ingest.errors import IngestError
     from omnisupport_ingest.sources.postgres.connection import connect
-    from omnisupport_ingest.sources.postgres.key_scope import key_range
 
     dsn = open_source_dsn(settings, home)
     if isinstance(dsn, IngestError):
         raise dsn
     with closing(connect(dsn)) as connection:
+        yield connection
+
+
+def _key_range(
+    settings: Settings, home: Home, table: TableContract, start: str | None, end: str | None
+) -> KeyRange:
+    from omnisupport_ingest.sources.postgres.key_scope import key_range
+
+    with _connected(settings, home) as connection:
         bounds = _bound("--from", start), _bound("--to", end)
         return key_range(connection, settings.publication, table, *bounds)
 

@@ -90,7 +90,7 @@ class TestDatabaseHistory:
 class TestChainsOfKeyChanges:
     """One row whose key changes again and again, the long column never sent again."""
 
-    @pytest.mark.parametrize("windows", [1, 3])
+    @pytest.mark.parametrize("windows", [pytest.param(1, marks=pytest.mark.slow), 3])
     def test_the_last_key_has_the_column_that_only_the_first_one_carried(
         self, spark: SparkSession, windows: int
     ) -> None:

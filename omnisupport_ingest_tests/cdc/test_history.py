@@ -298,6 +298,7 @@ class TestNaming:
         released = replace(hole, quarantined=False)
         assert self.told(spark, *events, released)[1] == ("1", "u", "u", {LONG: "b", OTHERS[0]: "x"})
 
+    @pytest.mark.slow
     def test_a_chain_of_forty_key_changes_keeps_the_column_that_only_the_first_key_sent(
         self, spark: SparkSession
     ) -> None:
@@ -330,12 +331,14 @@ def event(lsn: int, op: str, key: str | None, *, ordinal: int = 0, **values: str
 class TestPlantedMistakes:
     """The comparison with the oracle finds what it is there to find."""
 
+    @pytest.mark.slow
     def test_stepping_over_holes_is_found(
         self, spark: SparkSession, soups: list[Event], soup_versions: list[Version]
     ) -> None:
         accepted = [each for each in soups if not each.quarantined]
         assert wrong_places(versions_of(spark, accepted), soups)
 
+    @pytest.mark.slow
     def test_taking_an_unsent_column_from_another_life_of_the_old_key_is_found(
         self, spark: SparkSession, soups: list[Event], monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -31,6 +31,7 @@ def show_checkpoints(home: Path, **variables: str) -> subprocess.CompletedProces
     )
 
 
+@pytest.mark.slow
 def test_a_home_of_another_window_size_opens_with_its_own(home: Path):
     marker = (home / "home.json").read_bytes()
     refused = show_checkpoints(home, OMNISUPPORT_WINDOW="daily")

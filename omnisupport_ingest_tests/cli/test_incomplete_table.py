@@ -19,6 +19,7 @@ from omnisupport_ingest_tests.sources.postgres.source_under_test import SOURCE, 
 from omnisupport_ingest_tests.stages.story import CONTRACT
 
 
+@pytest.mark.slow
 def test_verify_refuses_a_table_whose_history_starts_later_and_proves_it_the_next_time(
     source: SourceUnderTest, spark: SparkSession
 ) -> None:

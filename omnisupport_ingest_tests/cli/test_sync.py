@@ -129,6 +129,7 @@ def test_a_source_that_lacks_a_right_is_told_with_the_fix_and_the_same_command_w
     assert repaired.returncode == 0, repaired.stderr
 
 
+@pytest.mark.slow
 def test_a_source_that_does_not_answer_is_told_before_anything_is_started(tmp_path: Path) -> None:
     bank.write_contracts(tmp_path / "contracts")
     given = {

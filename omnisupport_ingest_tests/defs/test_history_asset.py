@@ -32,6 +32,7 @@ def test_no_ingest_and_no_audit_makes_or_checks_a_history(definitions: dg.Defini
 
 
 @pytest.mark.usefixtures("spark")
+@pytest.mark.slow
 def test_the_job_makes_an_empty_history_then_that_of_the_events_and_checks_it(recent_story: Story) -> None:
     story = recent_story
     definitions = build_definitions(story.workspace)

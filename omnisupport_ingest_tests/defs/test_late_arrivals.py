@@ -150,6 +150,7 @@ def test_window_with_late_events_is_left_out_by_the_forward_sensor(story, sensor
     assert asked == ["2026-01-01T1500"]
 
 
+@pytest.mark.slow
 def test_replay_run_takes_the_late_events_and_leaves_nothing_to_ask_for(soon_closing):
     story = soon_closing
     definitions = build_definitions(story.workspace)

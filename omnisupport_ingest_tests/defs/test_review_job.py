@@ -31,6 +31,7 @@ def run(
     )
 
 
+@pytest.mark.slow
 def test_a_review_by_the_job_is_recorded_and_its_window_is_asked_for_by_the_sensor(
     recent_story: Story, spark: SparkSession
 ):

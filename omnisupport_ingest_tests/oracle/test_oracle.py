@@ -67,12 +67,14 @@ class TestAgainstTheDatabase:
 
     @settings(max_examples=300, deadline=None)
     @given(randoms)
+    @pytest.mark.slow
     def test_nothing_is_unresolved_where_every_snapshot_was_one_exact_read(self, rng: Random) -> None:
         history = source.simulate(rng, exact=True)
         assert known(live(current_state(history.events, SHAPE))) == history.final
 
     @settings(max_examples=300, deadline=None)
     @given(randoms)
+    @pytest.mark.slow
     def test_reading_unresolved_rows_again_completes_them(self, rng: Random) -> None:
         history = source.simulate(rng, exact=False)
         rows = live(current_state(history.events, SHAPE))

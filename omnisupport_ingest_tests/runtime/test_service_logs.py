@@ -42,6 +42,7 @@ def test_last_lines_are_those_of_the_text_wherever_it_ends(log: ServiceLog, text
         assert "".join(last_lines(log, count)) == "".join(text.splitlines()[-count:])
 
 
+@pytest.mark.slow
 def test_large_log_is_never_in_memory(log: ServiceLog) -> None:
     with log.path.open("w") as file:
         for _ in range(200_000):

@@ -94,6 +94,7 @@ def test_sigkill_of_the_guard_ends_the_service(home: Home, tmp_path: Path) -> No
             supervisor.run()
 
 
+@pytest.mark.slow
 def test_a_service_that_ignores_the_stop_signal_is_killed_after_its_grace(home: Home) -> None:
     with Supervisor(home) as supervisor:
         supervisor.start(

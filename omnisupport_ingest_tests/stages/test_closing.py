@@ -138,6 +138,7 @@ def last_entry(table: LakeTable) -> list[dict]:
     ]
 
 
+@pytest.mark.slow
 def test_a_closed_window_is_one_file_per_partition_with_the_rows_it_had(story, spark, tmp_path):
     three_appends(story, spark)
     before = states(story)

@@ -212,6 +212,7 @@ def test_the_ledger_knows_who_and_why_and_no_key(deleted: Story):
     assert PERSON not in told and '["1"]' not in told
 
 
+@pytest.mark.slow
 def test_erased_once_more_nothing_is_written(deleted: Story, spark: SparkSession):
     assert look_up(deleted.workspace, deleted.contract, key_text(["1"])).before == ()
     first = erased(deleted)
@@ -388,6 +389,7 @@ def test_a_row_that_is_only_marked_as_deleted_is_refused(story: Story, spark: Sp
     assert "only marked as deleted (body)" in refused(story)
 
 
+@pytest.mark.slow
 def test_a_row_whose_end_is_in_doubt_is_refused(story: Story, spark: SparkSession):
     story.land(BORN, GONE)
     story.land_again(Commit(30, 62, [Change("d", 2)]))

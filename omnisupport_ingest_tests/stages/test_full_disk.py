@@ -56,6 +56,7 @@ def test_a_batch_that_does_not_fit_lands_whole_once_there_is_room(disk: Disk):
     assert store.batch_ids() == [first.batch_id, second.batch_id]
 
 
+@pytest.mark.slow
 def test_a_run_that_finds_too_little_room_breaks_no_table_and_ends_well_once_there_is_some(
     disk: Disk, spark: SparkSession
 ):

@@ -295,6 +295,7 @@ class TestReadingAsOf:
         with pytest.raises(error, match=words):
             open_reading(story.workspace, [story.contract], at)
 
+    @pytest.mark.slow
     def test_a_commit_whose_time_runs_against_the_log_is_not_taken_out_of_its_order(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:

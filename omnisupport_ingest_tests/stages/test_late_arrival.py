@@ -94,6 +94,7 @@ def test_late_event_is_found_by_the_watermark_and_its_window_is_replayed_apart(s
     assert state.checkpoint.replaced_hash not in (None, state.checkpoint.content_hash)
 
 
+@pytest.mark.slow
 def test_late_event_that_lies_below_a_newer_one_of_its_key_changes_no_published_row(story, spark):
     story.land_file(put(10, 1, "first", op="c"), put(90, 3 * HOUR, "newest"))
     take_all(story, spark)
@@ -167,6 +168,7 @@ def test_event_beyond_the_longest_lateness_is_taken_in_if_the_table_says_so(stor
     assert titles(story, spark) == {1: "newest", 2: "between"}
 
 
+@pytest.mark.slow
 def test_stream_of_our_own_log_is_late_but_never_too_late(story, spark):
     story.land(Commit(10, 8 * DAY, [Change("c", 1, {"title": "new", "body": None})]))
     take_all(story, spark)
@@ -229,6 +231,7 @@ def test_window_is_not_judged_where_the_table_says_stop(story, spark, scenario, 
     assert not story.workspace.deduped(SOURCE).open().windows()
 
 
+@pytest.mark.slow
 def test_changed_decision_judges_the_windows_again_or_lets_them_wait(story, spark):
     story.land_file(put(20, 31, "later", op="c"), put(10, 1, "earlier"), order="time", misplaced=[2])
     take_all(story, spark)

@@ -194,6 +194,7 @@ def test_who_asks_with_patience_hears_of_a_batch_that_lands_meanwhile(story):
         landing.join()
 
 
+@pytest.mark.slow
 def test_another_contract_makes_the_windows_stale_and_judges_them_again(story, spark):
     story.land(INSERT)
     run(story, spark, FIRST)
@@ -212,6 +213,7 @@ def story_contract() -> dict:
     return CONTRACT
 
 
+@pytest.mark.slow
 def test_the_state_as_of_a_position_is_what_was_published_when_the_stream_stood_there(story, spark):
     story.land_chunk(EMPTY)
     story.land_boundary(EMPTY)

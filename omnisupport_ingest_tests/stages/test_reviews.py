@@ -172,6 +172,7 @@ def test_a_released_event_makes_its_window_stale_and_is_accepted_by_the_replay(s
     assert checks.counts_add_up(story.workspace, SOURCE).passed
 
 
+@pytest.mark.slow
 def test_the_check_of_collisions_is_green_once_each_was_reviewed_and_judged_again(story, spark, collision):
     one, another = collision
     review(story, "release", one)
@@ -501,6 +502,7 @@ def test_a_damaged_ledger_stops_judging_instead_of_forgetting_decisions(story, s
 # --- rising --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_quarantine_that_rises_names_its_reasons_until_the_events_are_discarded(story, spark, collision):
     first = datetime.now(UTC)
 

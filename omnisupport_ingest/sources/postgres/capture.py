@@ -14,7 +14,7 @@ from datetime import datetime
 
 from psycopg2.extensions import connection as Connection
 
-from omnisupport_ingest.contracts.model import Contracts
+from omnisupport_ingest.contracts.model import Contracts, TableContract
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.landing.epochs import EpochRecord
 from omnisupport_ingest.landing.manifest import Manifest
@@ -22,16 +22,19 @@ from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.settings import Settings, SnapshotMode
 from omnisupport_ingest.sources.postgres.capture_record import CaptureRecords, recorded
+from omnisupport_ingest.sources.postgres.captured_tables import CapturedTables
 from omnisupport_ingest.sources.postgres.compared_reading import Lake, Recovered
 from omnisupport_ingest.sources.postgres.connection import connect
 from omnisupport_ingest.sources.postgres.epoch_start import EpochStart
 from omnisupport_ingest.sources.postgres.errors import AnotherSource, HoleInSource, TableInterrupted
 from omnisupport_ingest.sources.postgres.lease import Lease
+from omnisupport_ingest.sources.postgres.new_tables import NewTables
 from omnisupport_ingest.sources.postgres.pause import PauseNote, StopOrPause
 from omnisupport_ingest.sources.postgres.preflight import require_ready
 from omnisupport_ingest.sources.postgres.publication import ensure_publication
 from omnisupport_ingest.sources.postgres.published import PublishedTables
 from omnisupport_ingest.sources.postgres.restart import RestartNote, StopOrRestart
+from omnisupport_ingest.sources.postgres.slot_making import SlotNotMade
 from omnisupport_ingest.sources.postgres.snapshot import Snapshots
 from omnisupport_ingest.sources.postgres.snapshot_requests import SnapshotRequests
 from omnisupport_ingest.sources.postgres.snapshots_beside import SnapshotsBeside
@@ -62,14 +65,23 @@ class Capture:
     """The capture of one PostgreSQL source into one home."""
 
     def __init__(
-        self, settings: Settings, home: Home, contracts: Contracts, landed: Landed | None = None
+        self,
+        settings: Settings,
+        home: Home,
+        contracts: Contracts,
+        landed: Landed | None = None,
+        contracts_again: Callable[[], Contracts] | None = None,
     ) -> None:
-        """Opens nothing yet. ``IngestError`` if the source has no contract, so nothing to capture."""
+        """Opens nothing yet. ``IngestError`` if the source has no contract, so nothing to capture.
+
+        ``contracts_again`` reads them anew, where a table without one is asked for while this runs; null:
+        they stay as they are.
+        """
         self._settings, self._home = settings, home
         self._landed: Landed = landed or (lambda _batch: None)
-        self._tables = contracted_tables(contracts, settings.source)
+        self._captured = CapturedTables(contracted_tables(contracts, settings.source))
+        self._contracts_again = contracts_again or (lambda: contracts)
         self._store = LandingStore(home.landing, settings.source, remembered=_REMEMBERED)
-        self._epochs = EpochStart(settings, self._store, self._tables)
         self._telling = threading.Lock()
 
     def run(self, until: Lsn | None, stop: threading.Event) -> None:
@@ -100,13 +112,15 @@ class Capture:
             dsn = source_dsn(self._settings, self._home)
             connection = connect(dsn)
             try:
-                epoch = self._prepare(dsn, connection)
+                epoch = self._prepare(dsn, connection, stop)
                 ready_to_capture()
                 try:
                     self._capture(dsn, connection, epoch, until, stop)
                 except HoleInSource as hole:
-                    epoch = self._after_hole(dsn, connection, hole)
+                    epoch = self._after_hole(dsn, connection, hole, stop)
                     self._capture(dsn, connection, epoch, until, stop)
+            except SlotNotMade:
+                _log.info("stopped before the replication slot was made")
             finally:
                 connection.close()
         pause.raise_if_paused(source)
@@ -118,7 +132,7 @@ class Capture:
 
         ``PreflightFailed`` with every finding, ``BadDsn``, ``SourceRefused``, or ``SourceUnavailable``.
         """
-        require_ready(self._epochs.findings(source_dsn(self._settings, self._home)))
+        require_ready(self._epochs().findings(source_dsn(self._settings, self._home)))
 
     def begin_new_epoch(self, reason: str, *, loss_accepted_by: str | None = None) -> EpochRecord:
         """The repair of a hole: a new slot and a new epoch. The next ``run`` takes new snapshots.
@@ -128,7 +142,7 @@ class Capture:
         """
         with Lease.take(self._home.run, self._settings.source):
             dsn = source_dsn(self._settings, self._home)
-            return self._epochs.next(dsn, reason, loss_accepted_by=loss_accepted_by)
+            return self._epochs().next(dsn, reason, loss_accepted_by=loss_accepted_by)
 
     def recover(
         self, reason: str, lake: Lake, stop: threading.Event, told: Callable[[Recovered], None]
@@ -141,7 +155,7 @@ class Capture:
         with Lease.take(self._home.run, self._settings.source):
             lake.pin()
             dsn = source_dsn(self._settings, self._home)
-            epoch = self._epochs.next(dsn, reason)
+            epoch = self._epochs().next(dsn, reason)
             published = self._published(epoch)
             with closing(connect(dsn)) as connection:
                 published.begin(connection)
@@ -154,18 +168,27 @@ class Capture:
                 told(recovered)
             return epoch, True
 
+    @property
+    def _tables(self) -> tuple[TableContract, ...]:
+        return self._captured.all
+
+    def _epochs(self, stop: threading.Event | None = None) -> EpochStart:
+        return EpochStart(self._settings, self._store, self._tables, stop)
+
     def _last_landed(self) -> datetime | None:
         epoch = self._store.current_epoch()
         last = self._store.last_stream(epoch.number) if epoch is not None else None
         return last.arrival.landed_at if last is not None else None
 
-    def _prepare(self, dsn: str, connection: Connection) -> EpochRecord:
+    def _prepare(self, dsn: str, connection: Connection, stop: threading.Event) -> EpochRecord:
         try:
-            return self._prepared(dsn, connection)
+            return self._prepared(dsn, connection, stop)
         except HoleInSource as hole:
-            return self._after_hole(dsn, connection, hole)
+            return self._after_hole(dsn, connection, hole, stop)
 
-    def _after_hole(self, dsn: str, connection: Connection, hole: HoleInSource) -> EpochRecord:
+    def _after_hole(
+        self, dsn: str, connection: Connection, hole: HoleInSource, stop: threading.Event
+    ) -> EpochRecord:
         """The epoch to go on in after ``hole``, where the settings leave that to us; else ``hole`` is raised.
 
         A new one, but after a hole in single tables: those are read again.
@@ -175,13 +198,13 @@ class Capture:
             raise hole
         if isinstance(hole, TableInterrupted):
             self._ask_to_read(hole)
-            return self._prepared(dsn, connection)
+            return self._prepared(dsn, connection, stop)
         _log.warning("%s A new epoch begins, as the snapshot mode is when_needed.", hole.problem)
-        self._epochs.next(dsn, hole.problem)
-        return self._prepared(dsn, connection)
+        self._epochs(stop).next(dsn, hole.problem)
+        return self._prepared(dsn, connection, stop)
 
-    def _prepared(self, dsn: str, connection: Connection) -> EpochRecord:
-        found = self._epochs.findings(dsn)
+    def _prepared(self, dsn: str, connection: Connection, stop: threading.Event) -> EpochRecord:
+        found = self._epochs().findings(dsn)
         epoch = self._store.current_epoch()
         if epoch is not None and not {each.check for each in found} & NO_PROOF:
             # A slot that is gone or not ours is found now: before anything changes at the source, and
@@ -193,7 +216,7 @@ class Capture:
         # Before any slot of a snapshot: what commits above its point must be published already.
         ensure_publication(connection, self._settings.publication, self._tables)
         if epoch is None:
-            epoch = self._epochs.first(dsn, connection)
+            epoch = self._epochs(stop).first(dsn, connection)
         self._require_published(connection, self._published(epoch))
         return epoch
 
@@ -234,7 +257,7 @@ class Capture:
             self._home,
             self._store,
             epoch,
-            self._tables,
+            self._captured,
             published,
             dsn,
             connection,
@@ -254,7 +277,17 @@ class Capture:
                     goal = snapshots.look_at_partitions(stop) or snapshots.take(stop)
             published.require_same(connection, last=True)
             return
-        with SnapshotsBeside(snapshots, stop, stream.proved) as beside:
+        new = NewTables(
+            dsn,
+            epoch,
+            self._store,
+            self._settings,
+            self._contracts_again,
+            self._captured,
+            published,
+            snapshots,
+        )
+        with SnapshotsBeside(snapshots, new, stop, stream.proved) as beside:
             stream.follow(None, beside.stop)
         beside.raise_failure()
 

@@ -7,7 +7,7 @@ number above. So decoding the same WAL again gives the same positions, with othe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from omnisupport_ingest.landing.writer import BLOCK_BYTES, BLOCK_ROWS
 from omnisupport_ingest.sources.postgres.change_block import ChangeBlock, Run
@@ -20,8 +20,8 @@ from omnisupport_ingest.sources.postgres.row_events import (
     truncate_event,
 )
 
-KeyOf = Callable[[str, str], tuple[str, ...] | None]
-"""(schema, table) → the contract's key columns, or none if no contract names the table."""
+Keys = Mapping[TableName, tuple[str, ...]]
+"""The key columns of the contracts, by (schema, table)."""
 
 IsPartitioned = Callable[[Relation], bool]
 """Whether a table that the stream has described is partitioned; the description does not say."""
@@ -31,10 +31,10 @@ class EventReader:
     """Collects changes into blocks; whoever uses it takes a block when it is full, or ready for it."""
 
     def __init__(
-        self, epoch: int, key_of: KeyOf, is_partitioned: IsPartitioned = lambda _relation: False
+        self, epoch: int, keys: Keys, is_partitioned: IsPartitioned = lambda _relation: False
     ) -> None:
         self._epoch = epoch
-        self._key_of, self._is_partitioned = key_of, is_partitioned
+        self._keys, self._is_partitioned = dict(keys), is_partitioned
         self._shapes: dict[int, Shape] = {}
         self._transaction: Begin | None = None
         self._index = 0
@@ -45,23 +45,44 @@ class EventReader:
         """Size of the changes collected and not taken."""
         return self._block.received_bytes
 
+    @property
+    def without_contract(self) -> list[Relation]:
+        """What has been described and is of no table with a contract."""
+        return [each.relation for each in self._shapes.values() if each.name not in self._keys]
+
     def begin(self, transaction: Begin) -> None:
         """The changes that follow belong to ``transaction``."""
         self._transaction, self._index = transaction, 0
         self._begin_run()
 
-    def describe(self, relation: Relation, name: TableName | None = None) -> tuple[str, ...]:
-        """Take a new description of a table; returns its key columns (empty: it has no key).
+    def describe(self, relation: Relation, name: TableName | None = None) -> Shape:
+        """Take a new description of a table, which may have no key; ``KeyNotSent``.
 
         ``name``: of the table whose rows these are, if it is not its own: that of which it is a partition.
         Only after ``take``: a block knows one description of each table.
         """
-        name = name or (relation.schema, relation.table)
+        shape = self._shape(relation, name or (relation.schema, relation.table), self._keys)
+        self._install([shape])
+        return shape
+
+    def take_up(self, keys: Keys, described: Sequence[tuple[Relation, TableName]]) -> list[Shape]:
+        """Give what comes from now on of the tables of ``keys``, new ones, the keys of their contracts.
+
+        ``described``: what has been described already and is theirs, with the table's name. Only after
+        ``take``. ``KeyNotSent``; then nothing has changed.
+        """
+        shapes = [self._shape(relation, name, keys) for relation, name in described]
+        self._keys.update(keys)
+        self._install(shapes)
+        return shapes
+
+    def _shape(self, relation: Relation, name: TableName, keys: Keys) -> Shape:
+        return Shape(relation, keys.get(name), name=name, partitioned=self._is_partitioned(relation))
+
+    def _install(self, shapes: Sequence[Shape]) -> None:
         assert not self._block.rows, "changes that were described otherwise have not been taken"
-        shape = Shape(relation, self._key_of(*name), name=name, partitioned=self._is_partitioned(relation))
-        self._shapes[relation.oid] = shape
+        self._shapes.update({shape.relation.oid: shape for shape in shapes})
         self.take()
-        return shape.key_names
 
     def row(self, message: bytes) -> bool:
         """Collect the change of a row (a ``WAL_DATA`` message); whether the block is full now."""

@@ -38,8 +38,13 @@ class DueSnapshots:
         self, store: LandingStore, epoch: int, tables: Sequence[TableContract], *, first_reads: bool
     ) -> None:
         """``first_reads``: whether a table that the epoch has not read is due for that."""
-        self._store, self._epoch, self._tables, self._first_reads = store, epoch, tables, first_reads
+        self._store, self._epoch, self._first_reads = store, epoch, first_reads
+        self._tables = tuple(tables)
         self._plans, self._requests = SnapshotPlans(store.folder), SnapshotRequests(store.folder)
+
+    def take_up(self, tables: Sequence[TableContract]) -> None:
+        """From now on ``tables`` are of the source too."""
+        self._tables += tuple(tables)
 
     def now(self) -> list[Wanted]:
         """The tables, and ranges of keys, that were begun and not finished, asked for, or never read."""

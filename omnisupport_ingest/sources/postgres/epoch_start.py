@@ -6,6 +6,7 @@ A slot of the configured name that this home has not made is somebody else's, an
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Sequence
 from contextlib import closing
 
@@ -39,9 +40,17 @@ SLOT_WAIT_SECONDS = 10.0
 class EpochStart:
     """Begins the epochs of one source. Whoever begins one holds the source's lease."""
 
-    def __init__(self, settings: Settings, store: LandingStore, tables: Sequence[TableContract]) -> None:
-        """``tables``: the source's, which the publication must have."""
+    def __init__(
+        self,
+        settings: Settings,
+        store: LandingStore,
+        tables: Sequence[TableContract],
+        stop: threading.Event | None = None,
+    ) -> None:
+        """``tables``: the source's, which the publication must have. ``stop``: the making of a slot is
+        given up."""
         self._settings, self._store, self._tables = settings, store, tables
+        self._stop = stop or threading.Event()
         self._intent = SlotIntent(store.folder)
 
     def findings(self, dsn: str, slot: ExpectedSlot | None = None) -> tuple[Finding, ...]:
@@ -60,7 +69,7 @@ class EpochStart:
         return found
 
     def first(self, dsn: str, connection: Connection) -> EpochRecord:
-        """The first epoch of this home; ``SlotInUse`` if its slot is taken."""
+        """The first epoch of this home; ``SlotInUse`` if its slot is taken, ``SlotNotMade``."""
         if self._intent.covers(self._settings.slot):
             # A first start died between making the slot and recording its epoch.
             drop_slot(connection, self._settings.slot)
@@ -70,7 +79,8 @@ class EpochStart:
         """The repair of a hole: an epoch with a new slot. Everything that has landed stays.
 
         ``reason`` is recorded with the epoch. ``loss_accepted_by``: who has decided that the tables read
-        before are not read again; a note then names what may be missing. ``PreflightFailed``, ``SlotInUse``.
+        before are not read again; a note then names what may be missing. ``PreflightFailed``, ``SlotInUse``,
+        ``SlotNotMade``.
         """
         before = self._store.current_epoch()
         lost_from = None
@@ -112,7 +122,7 @@ class EpochStart:
         if slot_facts(connection, slot) is not None:
             raise slot_taken(slot)
         self._intent.record(slot)
-        point = create_slot(dsn, slot)
+        point = create_slot(dsn, slot, self._stop)
         server = server_facts(dsn)
         facts = EpochFacts(
             server.system_identifier,

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from psycopg2.extensions import connection as Connection
 
+from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.landing.manifest import Manifest, RelationVersion
 from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.sources.postgres.captured_tables import CapturedTables
 from omnisupport_ingest.sources.postgres.changes import EventReader
 from omnisupport_ingest.sources.postgres.continuity import ResumePoint, below_the_chain, not_resent
 from omnisupport_ingest.sources.postgres.errors import ProtocolViolation
@@ -29,6 +31,7 @@ from omnisupport_ingest.sources.postgres.pgoutput import (
 )
 from omnisupport_ingest.sources.postgres.published import PublishedTables
 from omnisupport_ingest.sources.postgres.relations import TypeNames
+from omnisupport_ingest.sources.postgres.row_events import Shape
 from omnisupport_ingest.sources.postgres.server import WalClock, wal_clock
 from omnisupport_ingest.sources.postgres.stream_batches import StreamBatches
 from omnisupport_ingest.sources.postgres.walstream import (
@@ -67,21 +70,22 @@ class Follower:
         resume: ResumePoint,
         published: PublishedTables,
         roots: PartitionRoots,
+        tables: CapturedTables,
         landed: Callable[[Manifest], None],
         proved: Callable[[], None],
     ) -> None:
         """``connection``: for SQL on the side. ``landed`` is called with each batch, once durable.
 
-        ``messages`` gives what ``stream`` receives, which must have been started at
-        ``resume.start``. ``proved`` is called once the stream has shown that it continues the chain,
-        where that was not certain before.
+        ``messages`` gives what ``stream`` receives, which must have been started at ``resume.start``.
+        ``tables``: those that are handed over are taken. ``proved`` is called once the stream has shown that
+        it continues the chain, where that was not certain before.
         """
         self.skipped_messages = 0
         """Logical messages outside any transaction: they have no commit, so no position. Not landed."""
         self._stream, self._messages = stream, messages
         self._connection, self._batches = connection, batches
         self._events, self._landed = events, landed
-        self._published, self._roots = published, roots
+        self._published, self._roots, self._tables = published, roots, tables
         self._decoder = Decoder()
         self._types = TypeNames(connection)
         self._expected = resume.resent
@@ -219,14 +223,34 @@ class Follower:
         self._published.require_named(relation, self._commit_lsn)
         name = self._roots.name_of(relation, self._commit_lsn)
         self._hand_over()
-        key = self._events.describe(relation, name)
-        self._batches.relations[name] = RelationVersion(
-            *name,
+        self._describe_batch(self._events.describe(relation, name))
+
+    def _describe_batch(self, shape: Shape) -> None:
+        relation = shape.relation
+        self._batches.relations[shape.name] = RelationVersion(
+            *shape.name,
             tuple(column.name for column in relation.columns),
             self._types.of(relation.columns),
-            key,
+            shape.key_names,
             relation.replica_identity,
         )
+
+    def _take_up(self, tables: Sequence[TableContract]) -> None:
+        """From the next transaction on, changes of ``tables`` are told by their contracts. ``KeyNotSent``."""
+        if self._batches.pending:
+            # Its changes of them have the keys that it says.
+            self._seal()
+        self._hand_over()
+        keys = {(each.schema, each.table): each.key for each in tables}
+        described = [
+            (relation, name)
+            for relation in self._events.without_contract
+            if (name := self._roots.name_among(relation, keys)) is not None
+        ]
+        shapes = self._events.take_up(keys, described)
+        self._roots.take_up(tables)
+        for shape in shapes:
+            self._describe_batch(shape)
 
     # --- durable, then confirmed ---------------------------------------------------------------
 
@@ -283,6 +307,8 @@ class Follower:
         at_commit = not batches.in_transaction
         if at_commit and batches.due(self._events.collected_bytes):
             self._seal()
+        if at_commit and not self._passing_over and self._tables.any_handed_over:
+            self._tables.take(self._take_up)
         if self._until is not None and batches.end >= self._until and self._unproved_below is None:
             return True
         if stop.is_set() and self._may_stop():

@@ -44,6 +44,21 @@ class PartitionRoots:
         self._records = PartitionRecords(folder, epoch)
         self._tables = {(each.schema, each.table): each for each in tables}
 
+    def take_up(self, tables: Sequence[TableContract]) -> None:
+        """From now on ``tables`` are contracted too."""
+        self._tables |= {(each.schema, each.table): each for each in tables}
+
+    def name_among(self, relation: Relation, names: Collection[TableName]) -> TableName | None:
+        """Which of the tables ``names`` has the rows of ``relation`` by now; null if none has.
+
+        For tables that are not taken up yet: nothing is known of the partitions that they had.
+        """
+        own = relation.schema, relation.table
+        if own in self._tables or own in names:
+            return own if own in names else None
+        root = read_root(self._connection, relation.oid)
+        return root if root in names else None
+
     def name_of(self, relation: Relation, commit_lsn: int) -> TableName:
         """The contracted table whose rows those of ``relation`` are, else its own name.
 

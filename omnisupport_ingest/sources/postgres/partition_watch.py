@@ -65,6 +65,11 @@ class PartitionWatch:
         self._lost, self._looks = lost, CatalogLooks()
         self._certain, self._written = dict[str, Lsn](), dict[str, float]()
 
+    def take_up(self, tables: Sequence[TableContract]) -> None:
+        """From now on ``tables`` are of the source too."""
+        self._tables |= {(each.schema, each.table): each for each in tables}
+        self.needed = True
+
     def planned(self, connection: Connection, table: TableContract) -> Partitions | None:
         """The partitions that a snapshot that is being planned will read; null if there are none."""
         name = (table.schema, table.table)

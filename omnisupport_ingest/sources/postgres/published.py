@@ -76,10 +76,10 @@ class PublishedTables:
         self.lost = LostChanges(folder, epoch)
         """Where a difference is written down."""
         self._looks, self._written = CatalogLooks(), -REMEMBER_SECONDS
-        self._path = folder / f"published-e{epoch:06d}.json"
+        self._path = _record_file(folder, epoch)
         self._epoch, self._publication, self._contracts = epoch, publication, tuple(contracts)
         self._asked, self._lock = asked, threading.Lock()
-        self._record = self._durable = self._read()
+        self._record = self._durable = _read(self._path)
 
     def require_publication(self, connection: Connection) -> None:
         """``HoleInSource`` if the publication is not the recorded one any more."""
@@ -94,6 +94,12 @@ class PublishedTables:
             before = self._record.tables if self._record is not None else {}
             if self._record is None or now.tables.keys() - before.keys():
                 self._write(replace(now, tables=now.tables | before))
+
+    def take_up(self, connection: Connection, contracts: Sequence[TableContract]) -> None:
+        """Record new tables, which the publication has by now, as ``begin`` does; errors as there."""
+        with self._lock:
+            self._contracts += tuple(contracts)
+        self.begin(connection)
 
     def accept(self, connection: Connection, names: Collection[str]) -> None:
         """Take the tables ``names`` as they are now: snapshots of all of each are about to be planned."""
@@ -212,18 +218,28 @@ class PublishedTables:
         }
         return Published(self._epoch, publication, tables)
 
-    def _read(self) -> Published | None:
-        if not self._path.exists():
-            return None
-        content = self._path.read_bytes()
-        return decode(Published, content, self._path, newest=FORMAT_VERSION, upgrade=_upgraded)
-
     def _write(self, record: Published) -> None:
         if record != self._durable:
             with gate("source.published"):
                 replace_file(self._path, encode(record))
             self._durable, self._written = record, time.monotonic()
         self._record = record
+
+
+def recorded_tables(folder: Path, epoch: int) -> set[str]:
+    """The tables that a capture of ``epoch`` has known, by their contracts' names; none before its first."""
+    record = _read(_record_file(folder, epoch))
+    return set() if record is None else set(record.tables)
+
+
+def _record_file(folder: Path, epoch: int) -> Path:
+    return folder / f"published-e{epoch:06d}.json"
+
+
+def _read(path: Path) -> Published | None:
+    if not path.exists():
+        return None
+    return decode(Published, path.read_bytes(), path, newest=FORMAT_VERSION, upgrade=_upgraded)
 
 
 def _upgraded(document: dict[str, Any]) -> dict[str, Any]:

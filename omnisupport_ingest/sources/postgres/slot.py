@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
@@ -19,6 +20,7 @@ from omnisupport_ingest.sources.postgres.connection import connect, connect_repl
 from omnisupport_ingest.sources.postgres.errors import PreflightFailed, SlotInUse
 from omnisupport_ingest.sources.postgres.quoting import identifier, literal
 from omnisupport_ingest.sources.postgres.server import SlotFacts, slot_facts, slot_in_use
+from omnisupport_ingest.sources.postgres.slot_making import make_slot
 
 _FLUSH_MILLISECONDS = 1000
 
@@ -33,15 +35,18 @@ class ConsistentSnapshot(NamedTuple):
     name: str
 
 
-def create_slot(dsn: str, name: str) -> Lsn:
+def create_slot(dsn: str, name: str, stop: threading.Event) -> Lsn:
     """Create the permanent slot ``name``; returns its consistent point, where its stream starts.
 
-    Waits for the transactions that run at that moment. ``SlotInUse`` if the name is taken.
+    Waits for the transactions that run at that moment; ``SlotNotMade`` if ``stop`` comes first. ``SlotInUse``
+    if the name is taken.
     """
     connection = connect_replication(dsn)
     try:
         with gate("source.slot"):
-            point, _ = _create(connection, f"{identifier(name)} LOGICAL pgoutput NOEXPORT_SNAPSHOT")
+            point, _ = _create(
+                dsn, connection, f"{identifier(name)} LOGICAL pgoutput NOEXPORT_SNAPSHOT", stop
+            )
         return point
     except sql_errors.DuplicateObject:
         raise slot_taken(name) from None
@@ -91,9 +96,8 @@ def consistent_snapshot(dsn: str) -> Iterator[ConsistentSnapshot]:
     connection = connect_replication(dsn)
     name = _temporary_name()
     try:
-        point, snapshot = _create(
-            connection, f"{identifier(name)} TEMPORARY LOGICAL pgoutput EXPORT_SNAPSHOT"
-        )
+        command = f"{identifier(name)} TEMPORARY LOGICAL pgoutput EXPORT_SNAPSHOT"
+        point, snapshot = _create(dsn, connection, command, threading.Event())
         yield ConsistentSnapshot(point, snapshot)
     finally:
         connection.close()
@@ -121,14 +125,13 @@ def _temporary_name() -> str:
     return f"omnisupport_tmp_{os.getpid()}_{secrets.token_hex(4)}"
 
 
-def _create(connection: Connection, command: str) -> tuple[Lsn, str]:
-    with source_errors("creating a replication slot"), connection.cursor() as cursor:
+def _create(dsn: str, connection: Connection, command: str, stop: threading.Event) -> tuple[Lsn, str]:
+    with source_errors("creating a replication slot"):
         try:
-            cursor.execute(f"CREATE_REPLICATION_SLOT {command}")
+            _, point, snapshot, _ = make_slot(dsn, connection, command, stop)
         except psycopg2.errors.ConfigurationLimitExceeded:
             raise PreflightFailed(
                 "All replication slots of the server are in use.",
                 fix="ALTER SYSTEM SET max_replication_slots = 20;  -- then restart PostgreSQL",
             ) from None
-        _, point, snapshot, _ = cursor.fetchone()
     return Lsn.parse(point), snapshot

@@ -95,6 +95,12 @@ class Snapshots:
         asked = {request.table for request in self._requests.read()}
         return bool(asked & {table.name for table in self._tables})
 
+    def take_up(self, tables: Sequence[TableContract]) -> None:
+        """From now on ``tables`` are of the source too. The stream tells their changes by their contracts."""
+        self._tables += tuple(tables)
+        self._partitions.take_up(tables)
+        self._due.take_up(tables)
+
     def take(self, stop: threading.Event) -> Lsn | None:
         """Read what is due; returns the LSN that the stream must pass for it to be whole.
 

@@ -62,6 +62,10 @@ class SnapshotRequests:
         """The tables of which all is asked for, with the reasons."""
         return {each.table: each.reason for each in self.read() if each.scope is None}
 
+    def file(self, table: str) -> Path:
+        """The note that asks for all of ``table``."""
+        return self._folder / f"{_name(table, None)}.json"
+
     def clear(self, request: SnapshotRequest) -> None:
         """The snapshot has been planned, or one that reads more: nothing is asked for any more."""
         file = self._folder / f"{request.name}.json"

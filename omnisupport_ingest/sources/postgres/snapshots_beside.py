@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
+from omnisupport_ingest.sources.postgres.new_tables import NewTables
 from omnisupport_ingest.sources.postgres.snapshot import Snapshots
 
 _LOOK_SECONDS = 0.5
@@ -21,8 +22,12 @@ class SnapshotsBeside:
     Nothing is read before ``proved`` is set: the server may be one that was put back to an earlier state.
     """
 
-    def __init__(self, snapshots: Snapshots, stop: threading.Event, proved: threading.Event) -> None:
-        self._snapshots, self._over, self._proved = snapshots, threading.Event(), proved
+    def __init__(
+        self, snapshots: Snapshots, new: NewTables, stop: threading.Event, proved: threading.Event
+    ) -> None:
+        """``new``: looked for between two snapshots."""
+        self._snapshots, self._new = snapshots, new
+        self._over, self._proved = threading.Event(), proved
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="snapshots")
         self.stop: threading.Event = _Either(stop, self._over)
@@ -49,6 +54,7 @@ class SnapshotsBeside:
             snapshots.look_at_partitions(self._over)
             snapshots.take(self._over)
             while not self._over.is_set():
+                self._new.look(self._over)
                 if snapshots.asked:
                     snapshots.take(self._over)
                 if not snapshots.settled:

@@ -24,7 +24,9 @@ from omnisupport_ingest.sources.postgres.connection import connect, source_error
 from omnisupport_ingest.sources.postgres.embedded_location import Location
 from omnisupport_ingest.sources.postgres.errors import SourceRefused, SourceUnavailable
 from omnisupport_ingest.sources.postgres.home_slot import end_of_chain
+from omnisupport_ingest.sources.postgres.joining import joining_findings, not_captured
 from omnisupport_ingest.sources.postgres.pause import Pause, PauseNote
+from omnisupport_ingest.sources.postgres.preflight import blocking
 from omnisupport_ingest.sources.postgres.preflight.continuity import continuity_findings, published_findings
 from omnisupport_ingest.sources.postgres.preflight.rows import one_row
 from omnisupport_ingest.sources.postgres.publication import read_publication
@@ -70,7 +72,7 @@ class LandedUpTo:
 
 @dataclass(frozen=True, slots=True)
 class ServerState:
-    """What the server says. ``missing``: contracted tables that the publication does not cover.
+    """What the server says. ``missing``: captured tables that the publication does not cover.
 
     ``clock_ahead``: by how much its clock is ahead of ours.
     """
@@ -125,8 +127,12 @@ def source_status(
         found.append(Warned(dsn.problem, dsn.fix))
     else:
         try:
-            server = _ask(dsn, settings, home, store, slot_name, tables)
-            found += _dangers(dsn, settings, store, server, tables, _start_reading(paused))
+            new = not_captured(store, tables)
+            known = [each for each in tables if each not in new]
+            server = _ask(dsn, settings, home, store, slot_name, known)
+            found += _dangers(dsn, settings, store, server, known, _start_reading(paused))
+            if capture.state is State.RUNNING:
+                found += _joining(dsn, settings, store, new)
         except (SourceRefused, SourceUnavailable) as error:
             found.append(Warned(error.problem, error.fix))
     if server is not None and landed is not None:
@@ -214,7 +220,7 @@ def _clock_ahead(connection: Connection) -> timedelta:
 
 def _covered(connection: Connection, name: str) -> set[tuple[str, str]] | None:
     publication = read_publication(connection, name)
-    return None if publication is None else set(publication.tables)
+    return None if publication is None else {*publication.tables, *publication.roots}
 
 
 def _missing(tables: Iterable[TableContract], covered: set[tuple[str, str]]) -> tuple[str, ...]:
@@ -247,6 +253,25 @@ def _dangers(
                 unsent = list(published_findings(connection, store, name, tables))
             found += [Warned(each.problem, each.fix, Level.ALARM) for each in unsent]
     return found
+
+
+def _joining(
+    dsn: str, settings: Settings, store: LandingStore, new: Sequence[TableContract]
+) -> Iterator[Warned]:
+    """What keeps ``new`` tables, whose contracts the capture that runs has not read, from being captured."""
+    asked = {each.table for each in SnapshotRequests(store.folder).read()}
+    waiting = [each for each in new if each.name in asked]
+    unasked = [each.name for each in new if each.name not in asked]
+    if unasked:
+        yield Warned(
+            f"The capture that runs has not read the contract of {', '.join(unasked)}, which is newer.",
+            f"Have it read, beside the others: omnisupport-ingest source snapshot {' '.join(unasked)}",
+        )
+    if waiting:
+        with closing(connect(dsn)) as connection:
+            for table in waiting:
+                for each in blocking(joining_findings(connection, store, settings.publication, [table])):
+                    yield Warned(f"{table.name} is not captured yet. {each.problem}", each.fix)
 
 
 def _disk_free(settings: Settings, home: Home) -> int | None:

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from psycopg2.extensions import connection as Connection
 
-from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.landing.epochs import EpochRecord
 from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.settings import Settings
+from omnisupport_ingest.sources.postgres.captured_tables import CapturedTables
 from omnisupport_ingest.sources.postgres.changes import EventReader
 from omnisupport_ingest.sources.postgres.connection import connect_replication
 from omnisupport_ingest.sources.postgres.continuity import (
@@ -72,6 +72,7 @@ def prove_source(dsn: str, connection: Connection, store: LandingStore, epoch: E
 class StreamReading:
     """Reads the stream of ``epoch``. ``tell`` is called with each batch once it is durable and confirmed.
 
+    It takes the ``tables`` that are handed over meanwhile.
     ``proved`` is set as soon as the stream is seen to continue what has landed.
     """
 
@@ -79,7 +80,7 @@ class StreamReading:
     home: Home
     store: LandingStore
     epoch: EpochRecord
-    tables: Sequence[TableContract]
+    tables: CapturedTables
     published: PublishedTables
     dsn: str
     connection: Connection
@@ -113,10 +114,9 @@ class StreamReading:
         if resume.recovered_from is not None:
             require_recovery(self.settings, resume.recovered_from, resume.end_of_chain)
         _log_start(resume)
-        keys = {(table.schema, table.table): table.key for table in self.tables}
         events = EventReader(
             self.epoch.number,
-            lambda schema, table: keys.get((schema, table)),
+            {(table.schema, table.table): table.key for table in self.tables.all},
             lambda relation: is_partitioned(self.connection, relation.oid),
         )
         stream = self._open(resume, in_progress=in_progress)
@@ -125,12 +125,22 @@ class StreamReading:
             # Nobody else can move the slot from here on, but somebody may have since it was looked at.
             if (held := slot_facts(self.connection, self._slot)) is not None:
                 require_unmoved(held, resume.end_of_chain)
+            folder, tables = self.store.folder, self.tables
             roots = PartitionRoots(
-                self.connection, self.store.folder, self.epoch.number, self.tables, self.published.lost
+                self.connection, folder, self.epoch.number, tables.all, self.published.lost
             )
             told = self.tell, self.proved.set
             follower = Follower(
-                stream, messages, self.connection, batches, events, resume, self.published, roots, *told
+                stream,
+                messages,
+                self.connection,
+                batches,
+                events,
+                resume,
+                self.published,
+                roots,
+                tables,
+                *told,
             )
             try:
                 follower.run(until, stop)

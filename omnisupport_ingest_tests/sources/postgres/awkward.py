@@ -14,6 +14,7 @@ from pathlib import Path
 from psycopg2.extensions import connection as Connection
 from psycopg2.extensions import make_dsn, parse_dsn
 
+from omnisupport_ingest import failpoints
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.sources.postgres.connection import connect
 from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
@@ -69,7 +70,7 @@ class AwkwardServer:
         # An address of its own, as the port is always the same; macOS has only one.
         numbers = [secrets.randbelow(250) + 1 for _ in range(3)]
         self.host = "127." + ".".join(map(str, numbers)) if sys.platform == "linux" else "127.0.0.1"
-        self.sql(f"ALTER SYSTEM SET listen_addresses = '{self.host}'")
+        self.sql(f"ALTER SYSTEM SET listen_addresses = '{self.host}'", "ALTER SYSTEM SET fsync = off")
         for role in (ROLE, TLS_ROLE):
             self.sql(f"CREATE ROLE {role} LOGIN REPLICATION PASSWORD '{PASSWORD}'")
         self._data.joinpath("pg_hba.conf").write_text(_RULES)
@@ -117,7 +118,7 @@ class Shop:
         self.database = f"shop_{secrets.token_hex(4)}"
         self.home, self.contracts = folder / "home", folder / "contracts"
         self.contracts.mkdir(parents=True)
-        server.sql(f"CREATE DATABASE {self.database}")
+        server.sql(f"CREATE DATABASE {self.database} STRATEGY file_copy")
         for table in ("items", "orders"):
             self.sql(
                 f"CREATE TABLE {table} (id int PRIMARY KEY, v text)",
@@ -194,9 +195,11 @@ class Shop:
         rows = {m.chunk.table: m.rows for m in store.manifests() if m.chunk and not m.chunk.boundary}
         return set(rows) == {"items", "orders"} and all(rows.values())
 
-    def following(self) -> Following:
-        """A capture that follows, as a process of its own."""
+    def following(self, *, failpoint: str | None = None) -> Following:
+        """A capture that follows, as a process of its own; it dies by SIGKILL at ``failpoint``."""
         variables = {f"OMNISUPPORT_{name.upper()}": value for name, value in self.settings().items()}
+        if failpoint is not None:
+            variables[failpoints.VARIABLE] = failpoint
         return Following(
             subprocess.Popen(
                 [sys.executable, "-m", "omnisupport_ingest.cli.main", "capture"],

@@ -21,7 +21,7 @@ def source(postgres: EmbeddedPostgres, tmp_path: Path) -> Iterator[SourceUnderTe
     name = f"capture_{secrets.token_hex(4)}"
     admin = connect(postgres.dsn())
     with admin.cursor() as cursor:
-        cursor.execute(f"CREATE DATABASE {name}")
+        cursor.execute(f"CREATE DATABASE {name} STRATEGY file_copy")
         yield SourceUnderTest(postgres.dsn(name), name, tmp_path / "home")
     admin.close()
     _drop(postgres.dsn(), name)

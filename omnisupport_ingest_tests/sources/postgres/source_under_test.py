@@ -116,7 +116,10 @@ class SourceUnderTest:
             connection.close()
 
     def capture(self) -> Capture:
-        return Capture(self.settings, self.home, Contracts(tuple(self.tables)))
+        def contracts() -> Contracts:
+            return Contracts(tuple(self.tables))
+
+        return Capture(self.settings, self.home, contracts(), contracts_again=contracts)
 
     def catch_up(self) -> None:
         """Capture everything that has committed by now."""

@@ -46,17 +46,18 @@ NOTES = relation(16387, "notes", "f", ("text",), ())
 PARTS = relation(16388, "parts", "d", ("id", "v"), ("id",))
 LEDGER = relation(16389, "ledger", "f", ("id", "v", "w"), ())
 TABLES = [TICKETS, COMMENTS, AGENTS, NOTES, PARTS, LEDGER]
-KEYS = {"comments": ("ticket", "no"), "agents": ("handle",), "parts": ("id",), "ledger": ("id",)}
+KEYS = {
+    ("public", "comments"): ("ticket", "no"),
+    ("public", "agents"): ("handle",),
+    ("public", "parts"): ("id",),
+    ("public", "ledger"): ("id",),
+}
 PARTITIONED = {"parts", "ledger"}
 """Their keys are first. An old row without one is refused, and shown to be by real partitions."""
 
 
 def is_partitioned(relation: Relation) -> bool:
     return relation.table in PARTITIONED
-
-
-def key_of(_schema: str, table: str) -> tuple[str, ...] | None:
-    return KEYS.get(table)
 
 
 def encoded(kind: bytes, relation: Relation, *tuples: tuple[bytes, Sequence[Value]], lsn: int = LSN) -> bytes:
@@ -140,7 +141,8 @@ STREAMS = st.lists(
 def one_by_one(steps: Sequence[Step]) -> list[LandedEvent]:
     """The events of ``steps``, each made alone and numbered by counting."""
     shapes = {
-        each.oid: Shape(each, key_of("", each.table), partitioned=is_partitioned(each)) for each in TABLES
+        each.oid: Shape(each, KEYS.get(("public", each.table)), partitioned=is_partitioned(each))
+        for each in TABLES
     }
     decoder = Decoder(TABLES)
     events: list[LandedEvent] = []
@@ -171,7 +173,7 @@ def one_by_one(steps: Sequence[Step]) -> list[LandedEvent]:
 
 def all_at_once(steps: Sequence[Step], take: Callable[[int], bool]) -> list[LandedEvent]:
     """The same through blocks, one of which is taken after each step that ``take`` is true for."""
-    reader = EventReader(3, key_of, is_partitioned)
+    reader = EventReader(3, KEYS, is_partitioned)
     for table in TABLES:
         reader.describe(table)
     found: list[LandedEvent] = []
@@ -230,7 +232,7 @@ def test_usual_changes_do_not_go_one_by_one(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def block_of(*messages: bytes) -> change_block.ChangeBlock:
-    reader = EventReader(1, key_of)
+    reader = EventReader(1, KEYS)
     reader.describe(TICKETS)
     reader.begin(Begin(1000, NOON, 700))
     for message in messages:
@@ -261,7 +263,7 @@ def test_bytes_that_are_no_text_are_never_landed(position: int) -> None:
 
 
 def test_a_table_described_anew_has_its_new_columns_from_there_on() -> None:
-    reader = EventReader(1, key_of)
+    reader = EventReader(1, KEYS)
     reader.describe(TICKETS)
     reader.begin(Begin(1000, NOON, 700))
     reader.row(GOOD)

@@ -33,6 +33,7 @@ def limited(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
         shop.sql("ALTER SYSTEM RESET max_slot_wal_keep_size", "SELECT pg_reload_conf()")
 
 
+@pytest.mark.slow
 def test_rate_is_of_the_wal_written_since_and_the_time_left_is_what_is_left_at_that_rate(
     limited: Shop,
 ) -> None:

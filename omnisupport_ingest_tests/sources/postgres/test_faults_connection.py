@@ -192,6 +192,7 @@ def test_clean_end_leaves_the_slot_where_landing_ends_whatever_is_lost_on_the_wa
     assert_same_as_source(tickets)
 
 
+@pytest.mark.slow
 def test_what_was_confirmed_is_heard_too_where_the_stream_is_begun_anew(tickets: SourceUnderTest) -> None:
     """A transaction in progress that cannot be told from its rolled back parts is read after its commit."""
     given = parse_dsn(tickets.dsn)

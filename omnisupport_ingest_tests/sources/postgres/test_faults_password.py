@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from omnisupport_ingest.cli import services
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.runtime.supervisor import Supervisor
@@ -39,6 +41,7 @@ def test_capture_goes_on_when_its_password_is_changed_and_is_refused_when_it_con
         shop.sql(f"ALTER ROLE {ROLE} PASSWORD '{PASSWORD}'")
 
 
+@pytest.mark.slow
 def test_the_platform_tries_again_until_the_password_is_right(shop: Shop) -> None:
     told: list[str] = []
     with environment(**shop.settings()):

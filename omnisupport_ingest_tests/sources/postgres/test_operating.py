@@ -303,6 +303,7 @@ def test_restart_is_nothing_that_a_supervisor_starts_again_and_stands_in_the_log
     assert told == []
 
 
+@pytest.mark.slow
 def test_one_who_looks_never_keeps_a_capture_from_starting_and_never_sees_a_failing_one_run(
     tmp_path: Path,
 ) -> None:

@@ -13,6 +13,7 @@ import pytest
 from omnisupport_ingest.landing.lost_changes import LostChanges
 from omnisupport_ingest.sources.postgres import snapshots_beside
 from omnisupport_ingest.sources.postgres.errors import PreflightFailed, TableInterrupted
+from omnisupport_ingest.sources.postgres.status import source_status
 from omnisupport_ingest_tests.sources.postgres.partitioned_logs import (
     ATTACH,
     CHANGES,
@@ -175,6 +176,14 @@ def test_publication_may_name_the_table_in_any_way(source: SourceUnderTest, what
     source.catch_up()
     assert same(source) and snapshots(source) == 1
     assert {event.source_table for event in source.events()} == {"logs"}
+
+
+def test_status_takes_the_table_for_published(logs: SourceUnderTest) -> None:
+    told = source_status(logs.dsn, logs.settings, logs.home, logs.tables)
+    assert told.server is not None and told.server.missing == ()
+    logs.sql(f"ALTER PUBLICATION {logs.slot} DROP TABLE logs")
+    told = source_status(logs.dsn, logs.settings, logs.home, logs.tables)
+    assert told.server is not None and told.server.missing == ("public.logs",)
 
 
 def test_table_of_which_only_a_partition_is_published_is_published_as_a_whole(

@@ -111,7 +111,10 @@ def read_while_written(
     source.catch_up()
 
 
-@pytest.mark.parametrize("key", ["PRIMARY KEY", ""], ids=["by key", "by place"])
+@pytest.mark.parametrize(
+    "key",
+    [pytest.param("PRIMARY KEY", id="by key"), pytest.param("", id="by place", marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_table_that_is_written_while_it_is_read_ends_as_its_filtered_rows(
     source: SourceUnderTest, key: str, seed: int

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from psycopg2.extensions import connection as Connection
 
@@ -25,7 +25,7 @@ from omnisupport_ingest.sources.postgres.preflight.tables import (
     table_findings,
 )
 
-__all__ = ["Finding", "Severity", "blocking", "preflight", "require_ready"]
+__all__ = ["Finding", "Severity", "blocking", "preflight", "preflight_tables", "require_ready"]
 
 
 def preflight(
@@ -44,10 +44,21 @@ def preflight(
     connection = connect(dsn)
     try:
         with source_errors("checking the source"):
-            found = list(_findings(dsn, connection, tables, publication, slot, slot_wait_seconds))
+            return _worst_first(_findings(dsn, connection, tables, publication, slot, slot_wait_seconds))
     finally:
         connection.close()
-    return tuple(sorted(found, key=lambda each: list(Severity).index(each.severity)))
+
+
+def preflight_tables(
+    connection: Connection, tables: Sequence[TableContract], *, publication: str
+) -> tuple[Finding, ...]:
+    """Every finding about ``tables`` alone, and ``publication`` as far as it is about them.
+
+    For those that join a capture which runs. Raises ``SourceUnavailable``.
+    """
+    with source_errors("checking tables of the source"):
+        (role,) = one_row(connection, "SELECT current_user::text")
+        return _worst_first(_of_tables(connection, tables, publication, role))
 
 
 def _findings(
@@ -64,6 +75,13 @@ def _findings(
     rights = list(right_findings(connection))
     # Without the right the connection is refused for it, which need not be said twice.
     yield from rights or replication_findings(dsn)
+    yield from _of_tables(connection, tables, publication, role)
+    yield from slot_findings(connection, slot, slot_wait_seconds)
+
+
+def _of_tables(
+    connection: Connection, tables: Sequence[TableContract], publication: str, role: str
+) -> Iterator[Finding]:
     present = {}
     live = read_live_tables(connection, [(each.schema, each.table) for each in tables])
     for contract in tables:
@@ -74,4 +92,7 @@ def _findings(
             if table.partitioned:
                 yield from partition_findings(connection, contract, table)
     yield from publication_findings(connection, publication, present, role)
-    yield from slot_findings(connection, slot, slot_wait_seconds)
+
+
+def _worst_first(found: Iterable[Finding]) -> tuple[Finding, ...]:
+    return tuple(sorted(found, key=lambda each: list(Severity).index(each.severity)))

@@ -1,0 +1,307 @@
+"""A table of a new contract joins a capture that runs: it is exact from its first row on, and nothing else
+stops for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from random import Random
+
+import pytest
+from psycopg2.extensions import connection as Connection
+
+from omnisupport_ingest.sources.postgres import follower, new_tables
+from omnisupport_ingest.sources.postgres.captured_tables import CapturedTables
+from omnisupport_ingest.sources.postgres.row_events import KeyNotSent
+from omnisupport_ingest.sources.postgres.snapshot_requests import SnapshotRequests
+from omnisupport_ingest_tests.sources.postgres.shop_facts import until
+from omnisupport_ingest_tests.sources.postgres.snapshot_facts import (
+    COLUMNS,
+    chunks,
+    complete,
+    following,
+    same_as_source,
+)
+from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract
+
+
+@pytest.fixture
+def tickets(source: SourceUnderTest, monkeypatch: pytest.MonkeyPatch) -> SourceUnderTest:
+    """A captured table; that the stream of an idle source has passed a snapshot is seen soon."""
+    monkeypatch.setattr(follower, "IDLE_SECONDS", 0.3)
+    source.sql("CREATE TABLE tickets (id int PRIMARY KEY, v text)", "INSERT INTO tickets VALUES (1, 'old')")
+    source.tables.append(contract("tickets", COLUMNS))
+    source.overrides |= {"snapshot_chunk_rows": 100}
+    return source
+
+
+def make_late(source: SourceUnderTest, rows: int = 250) -> None:
+    source.sql(
+        "CREATE TABLE late (id int PRIMARY KEY, v text)",
+        f"INSERT INTO late SELECT g, 'old' FROM generate_series(1, {rows}) g",
+    )
+
+
+def ask(source: SourceUnderTest, table: str = "late", key: Sequence[str] = ("id",)) -> None:
+    """Give the table a contract, and ask the capture for it."""
+    source.tables.append(contract(table, COLUMNS, key))
+    SnapshotRequests(source.store.folder).write(table, "its contract is new")
+
+
+def reader(source: SourceUnderTest) -> int | None:
+    ((pid,),) = source.query(f"SELECT active_pid FROM pg_replication_slots WHERE slot_name = '{source.slot}'")
+    return None if pid is None else int(pid)
+
+
+@contextmanager
+def joined(source: SourceUnderTest) -> Iterator[None]:
+    """Capture runs meanwhile; the same session has read the slot from the beginning to the end."""
+    with following(source) as thread:
+        until(lambda: complete(source))
+        before = reader(source)
+        yield
+        assert thread.is_alive() and reader(source) == before is not None
+
+
+def up_to_now(source: SourceUnderTest, table: str = "late") -> bool:
+    return complete(source, table) and same_as_source(source, table)
+
+
+PUBLISHED = [
+    pytest.param(None, id="by a publication that capture makes"),
+    pytest.param("FOR TABLE tickets", id="by one that has not the table"),
+    pytest.param("FOR TABLE tickets, late", id="by one that has the table already"),
+    pytest.param("FOR ALL TABLES", id="by one of all tables"),
+]
+
+
+@pytest.mark.parametrize("published", PUBLISHED)
+def test_table_of_a_new_contract_is_read_and_followed_in_the_session_that_runs(
+    tickets: SourceUnderTest, published: str | None
+) -> None:
+    make_late(tickets)
+    if published is not None:
+        tickets.sql(f"CREATE PUBLICATION {tickets.slot} {published}")
+    with joined(tickets):
+        # Where it is published, the stream has told of it already, by no contract.
+        tickets.sql("UPDATE late SET v = 'before' WHERE id <= 3", "INSERT INTO tickets VALUES (2, 'before')")
+        until(lambda: len(tickets.events("c")) == 1)
+        ask(tickets)
+        until(lambda: up_to_now(tickets))
+        tickets.sql(
+            "UPDATE late SET v = 'after' WHERE id % 2 = 0",
+            "UPDATE late SET id = id + 1000 WHERE id < 20",
+            "DELETE FROM late WHERE id > 1010",
+            "INSERT INTO tickets VALUES (3, 'after')",
+        )
+        until(lambda: up_to_now(tickets) and up_to_now(tickets, "tickets"))
+    assert len(chunks(tickets, "late")) == 3
+    assert SnapshotRequests(tickets.store.folder).read() == []
+    # What a start finds is what has joined.
+    tickets.sql("DELETE FROM late WHERE id = 100")
+    tickets.catch_up()
+    assert up_to_now(tickets) and len(chunks(tickets, "late")) == 3
+
+
+def test_no_other_table_stops_for_it(tickets: SourceUnderTest) -> None:
+    """What commits to the others while the new one is read lands before that is over."""
+    make_late(tickets, rows=20_000)
+    tickets.overrides |= {"snapshot_rows_per_second": 1000, "snapshot_chunk_rows": 1000}
+    with joined(tickets):
+        ask(tickets)
+        until(lambda: len(chunks(tickets, "late")) > 0)
+        for number in range(2, 6):
+            tickets.sql(f"INSERT INTO tickets VALUES ({number}, 'beside')")
+            until(lambda number=number: same_as_source(tickets, "tickets"))
+            assert not complete(tickets, "late"), "the table was read too fast to show anything"
+
+
+def test_what_was_begun_before_it_was_published_and_commits_later_is_not_lost(
+    tickets: SourceUnderTest,
+) -> None:
+    """The stream does not send what was written before the table was published."""
+    make_late(tickets)
+    with joined(tickets), tickets.connected() as writer, writer.cursor() as cursor:
+        cursor.execute("BEGIN; UPDATE late SET v = 'before' WHERE id = 1; DELETE FROM late WHERE id = 2")
+        ask(tickets)
+        until(lambda: ("late",) in published(tickets))
+        cursor.execute("UPDATE late SET v = 'within' WHERE id IN (1, 3); INSERT INTO late VALUES (900, 'x')")
+        # Its chunks wait for what may have written unseen.
+        assert chunks(tickets, "late") == []
+        cursor.execute("COMMIT")
+        until(lambda: up_to_now(tickets))
+
+
+def published(source: SourceUnderTest) -> list[tuple[str]]:
+    return source.query(f"SELECT tablename FROM pg_publication_tables WHERE pubname = '{source.slot}'")
+
+
+def test_it_waits_for_the_end_of_a_transaction_that_is_being_read(tickets: SourceUnderTest) -> None:
+    """The stream takes it between two transactions; one of many batches is not parted by it."""
+    make_late(tickets)
+    tickets.sql(f"CREATE PUBLICATION {tickets.slot} FOR ALL TABLES")
+    with joined(tickets):
+        ask(tickets)
+        tickets.sql("INSERT INTO tickets SELECT g, repeat('x', 500) FROM generate_series(10, 30000) g")
+        until(lambda: up_to_now(tickets) and up_to_now(tickets, "tickets"), seconds=60)
+
+
+@pytest.mark.parametrize("via_root", [True, False])
+def test_partitioned_table_joins_with_the_partitions_it_has_and_gets(
+    tickets: SourceUnderTest, via_root: bool
+) -> None:
+    tickets.sql(
+        "CREATE TABLE late (id int PRIMARY KEY, v text) PARTITION BY RANGE (id)",
+        "CREATE TABLE late_1 PARTITION OF late FOR VALUES FROM (0) TO (100)",
+        "CREATE TABLE late_2 PARTITION OF late FOR VALUES FROM (100) TO (1000)",
+        "INSERT INTO late SELECT g, 'old' FROM generate_series(1, 250) g",
+        f"CREATE PUBLICATION {tickets.slot} FOR TABLE tickets, late"
+        f" WITH (publish_via_partition_root = {via_root})",
+    )
+    with joined(tickets):
+        tickets.sql("UPDATE late SET v = 'before' WHERE id % 2 = 0")
+        until(lambda: len(tickets.events("u")) == 125)
+        told = {event.source_table for event in tickets.events("u")}
+        assert told == ({"late"} if via_root else {"late_1", "late_2"})
+        ask(tickets)
+        until(lambda: up_to_now(tickets))
+        tickets.sql(
+            "UPDATE late SET v = 'after' WHERE id % 3 = 0",
+            "UPDATE late SET id = id + 500 WHERE id < 10",
+            "CREATE TABLE late_3 PARTITION OF late FOR VALUES FROM (1000) TO (2000)",
+            "INSERT INTO late VALUES (1000, 'in a new one')",
+        )
+        until(lambda: up_to_now(tickets))
+
+
+@pytest.mark.parametrize("publish", ["FOR TABLE tickets", "FOR ALL TABLES"])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 3))])
+def test_table_that_is_written_while_it_joins_ends_as_the_source(
+    tickets: SourceUnderTest, seed: int, publish: str
+) -> None:
+    """Writers change rows of their own all the time, in short and long transactions, and roll some back."""
+    make_late(tickets, rows=600)
+    tickets.sql(f"CREATE PUBLICATION {tickets.slot} {publish}")
+    with joined(tickets):
+        with written(tickets, seed):
+            ask(tickets)
+            until(lambda: complete(tickets, "late"), seconds=60)
+        until(lambda: up_to_now(tickets))
+
+
+@contextmanager
+def written(source: SourceUnderTest, seed: int, writers: int = 3) -> Iterator[None]:
+    over, failed = threading.Event(), list[BaseException]()
+
+    def write(number: int) -> None:
+        chance = Random(10 * seed + number)
+        try:
+            with source.connected() as connection:
+                while not over.is_set():
+                    _transaction(connection, chance, writers, number)
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(writers)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+    for error in failed:
+        raise error
+
+
+def _transaction(connection: Connection, chance: Random, writers: int, number: int) -> None:
+    def key() -> int:
+        return writers * chance.randint(1, 230) + number
+
+    with connection.cursor() as cursor:
+        cursor.execute("BEGIN")
+        for _ in range(chance.choice([1, 1, 3, 20])):
+            one, other = key(), key()
+            cursor.execute(
+                chance.choice(
+                    [
+                        f"UPDATE late SET v = '{other}' WHERE id = {one}",
+                        f"DELETE FROM late WHERE id = {one}",
+                        f"INSERT INTO late VALUES ({one}, 'new') ON CONFLICT DO NOTHING",
+                        f"UPDATE late SET id = {other} WHERE id = {one} AND NOT EXISTS"
+                        f" (SELECT FROM late WHERE id = {other})",
+                    ]
+                )
+            )
+            if chance.random() < 0.2:
+                cursor.execute("SELECT pg_sleep(0.02)")
+        cursor.execute(chance.choice(["COMMIT", "COMMIT", "COMMIT", "ROLLBACK"]))
+
+
+def test_table_that_cannot_be_captured_is_told_and_joins_once_it_can(
+    tickets: SourceUnderTest, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(new_tables, "_AGAIN_SECONDS", 0.2)
+    tickets.sql("CREATE TABLE late (id int NOT NULL, v text)", "INSERT INTO late VALUES (1, 'one')")
+    with joined(tickets):
+        ask(tickets)
+        until(lambda: "late is not captured yet" in caplog.text)
+        tickets.sql("INSERT INTO tickets VALUES (2, 'beside')")
+        until(lambda: same_as_source(tickets, "tickets"))
+        assert published(tickets) == [("tickets",)] and chunks(tickets, "late") == []
+        # Tried again and again, told once.
+        assert caplog.text.count("late is not captured yet") == 1
+        tickets.sql("ALTER TABLE late ADD PRIMARY KEY (id)")
+        until(lambda: up_to_now(tickets))
+
+
+def test_request_for_a_table_without_a_contract_holds_up_no_other(
+    tickets: SourceUnderTest, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_late(tickets)
+    with joined(tickets):
+        SnapshotRequests(tickets.store.folder).write("gone", "")
+        until(lambda: "gone is not captured yet: support_desk has no contract of that name" in caplog.text)
+        ask(tickets)
+        until(lambda: up_to_now(tickets))
+
+
+def test_contract_that_was_given_another_name_is_no_new_table(
+    tickets: SourceUnderTest, caplog: pytest.LogCaptureFixture
+) -> None:
+    with joined(tickets):
+        tickets.tables[:] = [replace(contract("tickets", COLUMNS), name="calls")]
+        SnapshotRequests(tickets.store.folder).write("calls", "")
+        until(lambda: "public.tickets is captured by the contract tickets" in caplog.text)
+        tickets.sql("INSERT INTO tickets VALUES (2, 'beside')")
+        until(lambda: same_as_source(tickets, "tickets"))
+
+
+def test_stop_while_tables_wait_to_be_taken_leaves_them_to_nobody() -> None:
+    stop, tables = threading.Event(), CapturedTables([contract("tickets", COLUMNS)])
+    stop.set()
+    assert not tables.hand_over([contract("late", COLUMNS)], stop)
+    assert not tables.any_handed_over
+    tables.take(lambda _: pytest.fail("nothing is there to be taken"))
+    assert [each.name for each in tables.all] == ["tickets"]
+
+
+def test_tables_whose_key_the_stream_lacks_are_given_back_with_the_error() -> None:
+    tables = CapturedTables([contract("tickets", COLUMNS)])
+
+    def refuse(_: object) -> None:
+        raise KeyNotSent("no key", fix="one")
+
+    def take() -> None:
+        until(lambda: tables.any_handed_over)
+        tables.take(refuse)
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    with pytest.raises(KeyNotSent, match="no key"):
+        tables.hand_over([contract("late", COLUMNS)], threading.Event())
+    thread.join()
+    assert [each.name for each in tables.all] == ["tickets"]
