@@ -55,6 +55,7 @@ def capture(once: bool, reason: str | None) -> None:
     from omnisupport_ingest.sources.postgres.capture import Capture
     from omnisupport_ingest.sources.postgres.errors import SourceUnavailable
     from omnisupport_ingest.sources.postgres.pause import PauseNote
+    from omnisupport_ingest.sources.postgres.slot_making import SlotNotMade
 
     settings = open_settings()
     home = open_home(settings)
@@ -68,23 +69,33 @@ def capture(once: bool, reason: str | None) -> None:
         if line := landed_line(batch):
             click.echo(f"{line} ({batch.batch_id})", err=True)
 
-    def begin_new_epoch() -> None:
+    def begin_new_epoch(stop: threading.Event) -> None:
         if reason is not None:
-            epoch = Capture(settings, home, contracts).begin_new_epoch(reason)
+            try:
+                epoch = Capture(settings, home, contracts).begin_new_epoch(reason, stop=stop)
+            except SlotNotMade:
+                raise KeyboardInterrupt from None
             click.echo(f"Epoch {epoch.number} has begun: {reason}", err=True)
 
     if once:
         with embedded_source(settings, home), stop_on_signal() as stop:
-            begin_new_epoch()
+            begin_new_epoch(stop)
             land_up_to_now(Capture(settings, home, contracts, landed), settings, home, stop)
         return
-    begin_new_epoch()
     with stop_on_signal() as stop:
+        begin_new_epoch(stop)
         note = PauseNote(LandingStore(home.landing, settings.source).folder)
+        kept: list[Capture] = []
 
         def start() -> None:
-            # Read again, as a restart may be asked for because of a new contract.
-            Capture(settings, home, the_contracts(), landed, the_contracts).run(None, stop)
+            # Contracts are read again for a restart and after a pause. That a source was away is no reason to
+            # take in one that nobody has asked for.
+            running = kept.pop() if kept else Capture(settings, home, the_contracts(), landed, the_contracts)
+            try:
+                running.run(None, stop)
+            except SourceUnavailable:
+                kept.append(running)
+                raise
 
         follow(until_resumed(start, note, stop), stop, retry=SourceUnavailable)
 

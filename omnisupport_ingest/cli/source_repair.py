@@ -90,11 +90,15 @@ def repair(mode: str, reason: str, by: str | None) -> None:
 
 
 def _recover(settings: Settings, capture: Capture, reason: str) -> None:
+    from omnisupport_ingest.sources.postgres.slot_making import SlotNotMade
     from omnisupport_ingest.stages.published_rows import PublishedLake
     from omnisupport_ingest.stages.workspace import Workspace
 
     with stop_on_signal() as stop:
-        epoch, done = capture.recover(reason, PublishedLake(Workspace.open(settings)), stop, _tell)
+        try:
+            epoch, done = capture.recover(reason, PublishedLake(Workspace.open(settings)), stop, _tell)
+        except SlotNotMade:
+            raise KeyboardInterrupt from None
     click.echo(_begun(epoch.number, settings, reason))
     if not done:
         click.echo("Interrupted. The next capture reads what is left, whole: omnisupport-ingest up")

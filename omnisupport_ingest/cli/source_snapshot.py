@@ -51,7 +51,7 @@ def snapshot(tables: tuple[str, ...], start: str | None, end: str | None, reason
     captured as it is.
     """
     from omnisupport_ingest.landing.store import LandingStore
-    from omnisupport_ingest.sources.postgres.joining import not_captured
+    from omnisupport_ingest.sources.postgres.joining import not_captured, takes_up
     from omnisupport_ingest.sources.postgres.lease import Lease
     from omnisupport_ingest.sources.postgres.snapshot_requests import SnapshotRequests
 
@@ -65,7 +65,7 @@ def snapshot(tables: tuple[str, ...], start: str | None, end: str | None, reason
         )
     store = LandingStore(home.landing, settings.source)
     running = Lease.is_held(home.run, settings.source)
-    new = not_captured(store, [known[name] for name in tables]) if running else ()
+    new = not_captured(store, [known[name] for name in tables]) if running and takes_up(store) else ()
     scope = None
     if start is not None or end is not None:
         if len(tables) > 1:
@@ -91,13 +91,18 @@ def snapshot(tables: tuple[str, ...], start: str | None, end: str | None, reason
 
 
 def _require_ready(settings: Settings, home: Home, store: LandingStore, new: Sequence[TableContract]) -> None:
-    """Raise what the capture would refuse ``new`` tables for, before it is asked."""
+    """Raise what the capture would refuse ``new`` tables for, before it is asked; tell what it warns of."""
     from omnisupport_ingest.sources.postgres.joining import joining_findings
-    from omnisupport_ingest.sources.postgres.preflight import require_ready
+    from omnisupport_ingest.sources.postgres.preflight import Severity, require_ready
 
-    if new:
-        with _connected(settings, home) as connection:
-            require_ready(joining_findings(connection, store, settings.publication, new))
+    if not new:
+        return
+    with _connected(settings, home) as connection:
+        found = joining_findings(connection, store, settings.publication, new)
+    require_ready(found)
+    for each in found:
+        if each.severity is Severity.WARNS:
+            click.echo(f"Warning: {each.problem}\nFix: {each.fix}", err=True)
 
 
 @contextmanager

@@ -134,15 +134,18 @@ class Capture:
         """
         require_ready(self._epochs().findings(source_dsn(self._settings, self._home)))
 
-    def begin_new_epoch(self, reason: str, *, loss_accepted_by: str | None = None) -> EpochRecord:
+    def begin_new_epoch(
+        self, reason: str, *, loss_accepted_by: str | None = None, stop: threading.Event | None = None
+    ) -> EpochRecord:
         """The repair of a hole: a new slot and a new epoch. The next ``run`` takes new snapshots.
 
         Everything that has landed stays. ``reason`` is recorded with the epoch. ``loss_accepted_by``: who
         has decided that the tables read before are not read again; a note then names what may be missing.
+        ``SlotNotMade`` if ``stop`` came first.
         """
         with Lease.take(self._home.run, self._settings.source):
             dsn = source_dsn(self._settings, self._home)
-            return self._epochs().next(dsn, reason, loss_accepted_by=loss_accepted_by)
+            return self._epochs(stop).next(dsn, reason, loss_accepted_by=loss_accepted_by)
 
     def recover(
         self, reason: str, lake: Lake, stop: threading.Event, told: Callable[[Recovered], None]
@@ -151,11 +154,12 @@ class Capture:
 
         ``told`` hears of each table that is done. Returns the epoch, and whether all were; the others are
         read whole by the next ``run``, also if this raises. Changes nothing before ``lake`` can be held.
+        ``SlotNotMade`` if ``stop`` came before the epoch began.
         """
         with Lease.take(self._home.run, self._settings.source):
             lake.pin()
             dsn = source_dsn(self._settings, self._home)
-            epoch = self._epochs().next(dsn, reason)
+            epoch = self._epochs(stop).next(dsn, reason)
             published = self._published(epoch)
             with closing(connect(dsn)) as connection:
                 published.begin(connection)

@@ -14,6 +14,7 @@ from omnisupport_ingest.sources.postgres.change_block import ChangeBlock, Run
 from omnisupport_ingest.sources.postgres.live_table import TableName
 from omnisupport_ingest.sources.postgres.pgoutput import Begin, LogicalMessage, Relation
 from omnisupport_ingest.sources.postgres.row_events import (
+    KeyNotSent,
     Place,
     Shape,
     message_event,
@@ -55,13 +56,17 @@ class EventReader:
         self._transaction, self._index = transaction, 0
         self._begin_run()
 
-    def describe(self, relation: Relation, name: TableName | None = None) -> Shape:
+    def describe(
+        self, relation: Relation, name: TableName | None = None, *, read_above: bool = False
+    ) -> Shape:
         """Take a new description of a table, which may have no key; ``KeyNotSent``.
 
         ``name``: of the table whose rows these are, if it is not its own: that of which it is a partition.
-        Only after ``take``: a block knows one description of each table.
+        ``read_above``: all of the table is read by a snapshot above these changes, so that they stop nothing
+        where the key is not sent: they have none then. Only after ``take``: a block knows one description of
+        each table.
         """
-        shape = self._shape(relation, name or (relation.schema, relation.table), self._keys)
+        shape = self._shape(relation, name or (relation.schema, relation.table), self._keys, read_above)
         self._install([shape])
         return shape
 
@@ -69,15 +74,21 @@ class EventReader:
         """Give what comes from now on of the tables of ``keys``, new ones, the keys of their contracts.
 
         ``described``: what has been described already and is theirs, with the table's name. Only after
-        ``take``. ``KeyNotSent``; then nothing has changed.
+        ``take``.
         """
-        shapes = [self._shape(relation, name, keys) for relation, name in described]
+        shapes = [self._shape(relation, name, keys, True) for relation, name in described]
         self._keys.update(keys)
         self._install(shapes)
         return shapes
 
-    def _shape(self, relation: Relation, name: TableName, keys: Keys) -> Shape:
-        return Shape(relation, keys.get(name), name=name, partitioned=self._is_partitioned(relation))
+    def _shape(self, relation: Relation, name: TableName, keys: Keys, read_above: bool) -> Shape:
+        partitioned = self._is_partitioned(relation)
+        try:
+            return Shape(relation, keys.get(name), name=name, partitioned=partitioned)
+        except KeyNotSent:
+            if not read_above:
+                raise
+            return Shape(relation, (), name=name, partitioned=partitioned)
 
     def _install(self, shapes: Sequence[Shape]) -> None:
         assert not self._block.rows, "changes that were described otherwise have not been taken"

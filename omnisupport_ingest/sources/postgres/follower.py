@@ -223,7 +223,8 @@ class Follower:
         self._published.require_named(relation, self._commit_lsn)
         name = self._roots.name_of(relation, self._commit_lsn)
         self._hand_over()
-        self._describe_batch(self._events.describe(relation, name))
+        read_above = self._published.read_above(name, self._commit_lsn)
+        self._describe_batch(self._events.describe(relation, name, read_above=read_above))
 
     def _describe_batch(self, shape: Shape) -> None:
         relation = shape.relation
@@ -236,7 +237,7 @@ class Follower:
         )
 
     def _take_up(self, tables: Sequence[TableContract]) -> None:
-        """From the next transaction on, changes of ``tables`` are told by their contracts. ``KeyNotSent``."""
+        """From the next transaction on, changes of ``tables`` are told by their contracts."""
         if self._batches.pending:
             # Its changes of them have the keys that it says.
             self._seal()

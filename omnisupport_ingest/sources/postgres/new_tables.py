@@ -12,8 +12,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
+
+import psycopg2
 
 from omnisupport_ingest.contracts.model import Contracts, TableContract
 from omnisupport_ingest.errors import IngestError
@@ -21,12 +23,12 @@ from omnisupport_ingest.landing.epochs import EpochRecord
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres.captured_tables import CapturedTables
-from omnisupport_ingest.sources.postgres.errors import PreflightFailed
+from omnisupport_ingest.sources.postgres.connect_errors import first_line
+from omnisupport_ingest.sources.postgres.errors import HoleInSource
 from omnisupport_ingest.sources.postgres.joining import joining_findings
 from omnisupport_ingest.sources.postgres.preflight import Severity, require_ready
 from omnisupport_ingest.sources.postgres.publication import ensure_publication
 from omnisupport_ingest.sources.postgres.published import PublishedTables
-from omnisupport_ingest.sources.postgres.row_events import KeyNotSent
 from omnisupport_ingest.sources.postgres.same_server import connect_to_source
 from omnisupport_ingest.sources.postgres.snapshot import Snapshots
 from omnisupport_ingest.sources.postgres.snapshot_requests import SnapshotRequests
@@ -58,27 +60,41 @@ class NewTables:
         self._requests = SnapshotRequests(store.folder)
         self._tried, self._next_try = set[str](), 0.0
         self._told = dict[str, str]()
+        self._handed: list[TableContract] = []
+        # What a run before has handed over and nobody took is begun with again.
+        captured.hand_over(())
 
     def look(self, stop: threading.Event) -> None:
         """Take up the tables that are asked for and not captured. What stands in the way is told in the log,
-        and the others go on; it is tried again until it works. ``SourceUnavailable``, and what
-        ``PublishedTables.begin`` raises.
+        and the others go on; it is tried again until it works. Raises what ``PublishedTables.begin`` does.
         """
-        asked = {each.table for each in self._requests.read()} - {each.name for each in self._captured.all}
+        if self._captured.any_handed_over:
+            # The stream is within a transaction.
+            return
+        if self._handed:
+            self._join(self._handed)
+            self._handed = []
+        asked = self._requests.whole_tables().keys() - {each.name for each in self._captured.all}
         if not asked or (asked == self._tried and time.monotonic() < self._next_try):
             return
-        self._tried, self._next_try = asked, time.monotonic() + _AGAIN_SECONDS
         for name in sorted(asked):
+            if stop.is_set():
+                return
             try:
-                self._take_up(self._contract(name), stop)
-            except (PreflightFailed, KeyNotSent, _NotContracted) as error:
+                table = self._contract(name)
+                self._publish(table)
+            except (IngestError, psycopg2.Error) as error:
+                if isinstance(error, HoleInSource):
+                    raise
+                # Also if the server is away: whoever reads the stream says that.
                 self._tell(name, error)
+            else:
+                self._handed.append(table)
+        self._captured.hand_over(self._handed)
+        self._tried, self._next_try = asked, time.monotonic() + _AGAIN_SECONDS
 
     def _contract(self, name: str) -> TableContract:
-        try:
-            contracts = self._contracts()
-        except IngestError as error:
-            raise _NotContracted(error.problem, fix=error.fix) from error
+        contracts = self._contracts()
         new = next((each for each in contracts.of_source(self._settings.source) if each.name == name), None)
         if new is None:
             raise _NotContracted(
@@ -93,22 +109,27 @@ class NewTables:
                 )
         return new
 
-    def _take_up(self, table: TableContract, stop: threading.Event) -> None:
+    def _publish(self, table: TableContract) -> None:
         with closing(connect_to_source(self._dsn, self._epoch)) as connection:
             found = joining_findings(connection, self._store, self._settings.publication, [table])
             require_ready(found)
-            for each in found:
-                if each.severity is Severity.WARNS:
-                    _log.warning("%s Fix: %s", each.problem, each.fix)
             ensure_publication(connection, self._settings.publication, [table])
-            if not self._captured.hand_over([table], stop):
-                return
-            self._published.take_up(connection, [table])
-        self._snapshots.take_up([table])
-        _log.info("%s has joined the tables that are captured", table.full_name)
+        for each in found:
+            if each.severity is Severity.WARNS:
+                _log.warning("%s Fix: %s", each.problem, each.fix)
 
-    def _tell(self, name: str, error: IngestError) -> None:
-        told = f"{error.problem} Fix: {error.fix}"
+    def _join(self, tables: Sequence[TableContract]) -> None:
+        with closing(connect_to_source(self._dsn, self._epoch)) as connection:
+            self._published.take_up(connection, tables)
+        self._snapshots.take_up(tables)
+        _log.info("%s joined the tables that are captured", ", ".join(each.full_name for each in tables))
+
+    def _tell(self, name: str, error: IngestError | psycopg2.Error) -> None:
+        told = (
+            f"{error.problem} Fix: {error.fix}"
+            if isinstance(error, IngestError)
+            else f"The source says: {first_line(error)}."
+        )
         if told != self._told.get(name):
             self._told[name] = told
             _log.warning("%s is not captured yet: %s", name, told)

@@ -29,6 +29,7 @@ from omnisupport_ingest.sources.postgres.catalog_looks import REMEMBER_SECONDS, 
 from omnisupport_ingest.sources.postgres.connection import source_errors
 from omnisupport_ingest.sources.postgres.continuity import REPAIR
 from omnisupport_ingest.sources.postgres.errors import HoleInSource, TableInterrupted
+from omnisupport_ingest.sources.postgres.live_table import TableName
 from omnisupport_ingest.sources.postgres.pgoutput import Relation
 from omnisupport_ingest.sources.postgres.safe_watermark import page_end
 
@@ -161,6 +162,14 @@ class PublishedTables:
             if contract not in self._asked():
                 raise _interrupted({contract: told})
 
+    def read_above(self, name: TableName, commit_lsn: int) -> bool:
+        """Whether all of the captured table ``name`` is read above what committed at ``commit_lsn``, by a
+        snapshot that has been planned or will be: then nothing of that is the table's state."""
+        with self._lock:
+            tables = () if self._record is None else self._record.tables.values()
+        since = next((each.since for each in tables if each.table == ".".join(name)), None)
+        return since is None or commit_lsn < since.value
+
     def _compare(self, now: Published, note: Callable[[Mapping[str, str]], None]) -> None:
         self._compare_publication(now, note)
         if self._record is None:
@@ -227,9 +236,9 @@ class PublishedTables:
 
 
 def recorded_tables(folder: Path, epoch: int) -> set[str]:
-    """The tables that a capture of ``epoch`` has known, by their contracts' names; none before its first."""
+    """The tables that a capture of ``epoch`` has known, as ``schema.table``; none before its first."""
     record = _read(_record_file(folder, epoch))
-    return set() if record is None else set(record.tables)
+    return set() if record is None else {each.table for each in record.tables.values()}
 
 
 def _record_file(folder: Path, epoch: int) -> Path:

@@ -121,7 +121,8 @@ class Shape:
         name: TableName | None = None,
         partitioned: bool = False,
     ) -> None:
-        """``contract_key``: the key columns of the table's contract, null if it has none.
+        """``contract_key``: the key columns of the table's contract, null if it has none; none: its events
+        are to have no key.
 
         ``name``: of the table whose events these are, where ``relation`` is a partition of it; null: its own.
         ``partitioned``: the old rows are of partitions, and carry what the replica identity of the partition
@@ -143,7 +144,9 @@ class Shape:
                 f"REPLICA IDENTITY USING INDEX …), or change the key in the contract. {_STAYS}",
             )
         full_without_contract = relation.replica_identity == "f" and contract_key is None
-        names = contract_key or (() if full_without_contract else identity_names)
+        names = contract_key
+        if names is None:
+            names = () if full_without_contract else identity_names
         self.key_names = names
         """The columns of the key: the contract's, else those of the replica identity; may be none."""
         self.key_places = [self.names.index(name) for name in names]

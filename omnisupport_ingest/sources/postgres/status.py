@@ -24,7 +24,7 @@ from omnisupport_ingest.sources.postgres.connection import connect, source_error
 from omnisupport_ingest.sources.postgres.embedded_location import Location
 from omnisupport_ingest.sources.postgres.errors import SourceRefused, SourceUnavailable
 from omnisupport_ingest.sources.postgres.home_slot import end_of_chain
-from omnisupport_ingest.sources.postgres.joining import joining_findings, not_captured
+from omnisupport_ingest.sources.postgres.joining import joining_findings, not_captured, takes_up
 from omnisupport_ingest.sources.postgres.pause import Pause, PauseNote
 from omnisupport_ingest.sources.postgres.preflight import blocking
 from omnisupport_ingest.sources.postgres.preflight.continuity import continuity_findings, published_findings
@@ -131,7 +131,7 @@ def source_status(
             known = [each for each in tables if each not in new]
             server = _ask(dsn, settings, home, store, slot_name, known)
             found += _dangers(dsn, settings, store, server, known, _start_reading(paused))
-            if capture.state is State.RUNNING:
+            if capture.state is State.RUNNING and takes_up(store):
                 found += _joining(dsn, settings, store, new)
         except (SourceRefused, SourceUnavailable) as error:
             found.append(Warned(error.problem, error.fix))

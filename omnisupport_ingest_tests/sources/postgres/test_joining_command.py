@@ -107,6 +107,23 @@ def test_table_that_cannot_be_captured_is_refused_before_the_capture_is_asked(sh
     same_as_source(shop)
 
 
+def test_contract_that_nobody_has_asked_for_stops_no_capture_whose_source_was_away(shop: Shop) -> None:
+    capture = shop.following()
+    try:
+        capture.says("snapshot of orders")
+        make_late(shop, key="NOT NULL")
+        shop.sql(
+            "SELECT pg_terminate_backend(active_pid, 5000) FROM pg_replication_slots"
+            " WHERE database = current_database()"
+        )
+        capture.says("Trying again in")
+        shop.sql("INSERT INTO items VALUES (3, 'three')")
+        until(lambda: landed_rows(shop) == 1)
+    finally:
+        assert capture.stop() == 0
+    same_as_source(shop)
+
+
 def test_without_a_capture_the_next_start_takes_it_in(shop: Shop) -> None:
     assert shop.run("capture", "--once").code == 0
     make_late(shop)

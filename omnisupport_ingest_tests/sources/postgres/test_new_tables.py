@@ -12,8 +12,11 @@ from random import Random
 import pytest
 from psycopg2.extensions import connection as Connection
 
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.sources.postgres import connection as connection_settings
 from omnisupport_ingest.sources.postgres import follower, new_tables
 from omnisupport_ingest.sources.postgres.captured_tables import CapturedTables
+from omnisupport_ingest.sources.postgres.errors import TableInterrupted
 from omnisupport_ingest.sources.postgres.row_events import KeyNotSent
 from omnisupport_ingest.sources.postgres.snapshot_requests import SnapshotRequests
 from omnisupport_ingest_tests.sources.postgres.shop_facts import until
@@ -24,7 +27,7 @@ from omnisupport_ingest_tests.sources.postgres.snapshot_facts import (
     following,
     same_as_source,
 )
-from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract
+from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract, folded
 
 
 @pytest.fixture
@@ -131,6 +134,10 @@ def test_what_was_begun_before_it_was_published_and_commits_later_is_not_lost(
         # Its chunks wait for what may have written unseen.
         assert chunks(tickets, "late") == []
         cursor.execute("COMMIT")
+        # Servers that do not tell those who write of the publication would send nothing more of the table.
+        tickets.sql("UPDATE late SET v = 'later' WHERE id IN (4, 900)")
+        until(lambda: up_to_now(tickets))
+        tickets.sql("DELETE FROM late WHERE id = 5", "UPDATE late SET v = 'last' WHERE id = 1")
         until(lambda: up_to_now(tickets))
 
 
@@ -146,6 +153,39 @@ def test_it_waits_for_the_end_of_a_transaction_that_is_being_read(tickets: Sourc
         ask(tickets)
         tickets.sql("INSERT INTO tickets SELECT g, repeat('x', 500) FROM generate_series(10, 30000) g")
         until(lambda: up_to_now(tickets) and up_to_now(tickets, "tickets"), seconds=60)
+
+
+def test_every_batch_says_the_key_that_its_events_have(tickets: SourceUnderTest) -> None:
+    """What was told without a contract is in a batch of its own."""
+    make_late(tickets, rows=5)
+    tickets.sql("ALTER TABLE late REPLICA IDENTITY FULL", f"CREATE PUBLICATION {tickets.slot} FOR ALL TABLES")
+    tickets.overrides |= {"batch_max_seconds": 20}
+    with joined(tickets):
+        tickets.sql("UPDATE late SET v = 'before' WHERE id = 1")
+        ask(tickets)
+        until(lambda: [event.key for event in tickets.events("u")] == [None])
+        tickets.sql("UPDATE late SET v = 'after' WHERE id = 2")
+        until(lambda: len(chunks(tickets, "late")) == 1)
+    keys = {
+        (relation.key_columns, event.key is not None)
+        for batch in tickets.manifests()
+        for relation in batch.relations
+        for event in tickets.events("u")
+        if relation.table == "late" and batch.stream is not None
+        if batch.stream.previous_end_lsn.value <= event.commit_lsn < batch.stream.end_lsn.value
+    }
+    assert keys == {((), False), (("id",), True)}
+    assert with_keys(tickets) == tickets.rows("late", COLUMNS)
+
+
+def test_table_that_has_joined_is_watched_like_the_others(tickets: SourceUnderTest) -> None:
+    make_late(tickets)
+    with pytest.raises(TableInterrupted, match="late is not in the publication any more"), following(tickets):
+        until(lambda: complete(tickets))
+        ask(tickets)
+        until(lambda: up_to_now(tickets))
+        tickets.sql(f"ALTER PUBLICATION {tickets.slot} DROP TABLE late")
+        until(lambda: reader(tickets) is None)
 
 
 @pytest.mark.parametrize("via_root", [True, False])
@@ -258,6 +298,23 @@ def test_table_that_cannot_be_captured_is_told_and_joins_once_it_can(
         until(lambda: up_to_now(tickets))
 
 
+def test_table_that_somebody_holds_joins_once_it_is_let_go_and_holds_up_no_other(
+    tickets: SourceUnderTest, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(new_tables, "_AGAIN_SECONDS", 0.2)
+    monkeypatch.setitem(connection_settings._SQL_SETTINGS, "lock_timeout", "200ms")
+    make_late(tickets)
+    with joined(tickets):
+        with tickets.connected() as holder, holder.cursor() as cursor:
+            cursor.execute("BEGIN; LOCK TABLE late")
+            ask(tickets)
+            until(lambda: "late is not captured yet" in caplog.text)
+            tickets.sql("INSERT INTO tickets VALUES (2, 'beside')")
+            until(lambda: same_as_source(tickets, "tickets"))
+            cursor.execute("COMMIT")
+        until(lambda: up_to_now(tickets))
+
+
 def test_request_for_a_table_without_a_contract_holds_up_no_other(
     tickets: SourceUnderTest, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -280,28 +337,60 @@ def test_contract_that_was_given_another_name_is_no_new_table(
         until(lambda: same_as_source(tickets, "tickets"))
 
 
-def test_stop_while_tables_wait_to_be_taken_leaves_them_to_nobody() -> None:
-    stop, tables = threading.Event(), CapturedTables([contract("tickets", COLUMNS)])
-    stop.set()
-    assert not tables.hand_over([contract("late", COLUMNS)], stop)
-    assert not tables.any_handed_over
-    tables.take(lambda _: pytest.fail("nothing is there to be taken"))
-    assert [each.name for each in tables.all] == ["tickets"]
-
-
-def test_tables_whose_key_the_stream_lacks_are_given_back_with_the_error() -> None:
+def test_tables_that_are_handed_over_are_taken_once_and_only_the_last_of_them() -> None:
     tables = CapturedTables([contract("tickets", COLUMNS)])
+    taken = list[str]()
 
-    def refuse(_: object) -> None:
-        raise KeyNotSent("no key", fix="one")
+    def take_up(handed: Sequence[TableContract]) -> None:
+        taken.extend(each.name for each in handed)
 
-    def take() -> None:
-        until(lambda: tables.any_handed_over)
-        tables.take(refuse)
+    tables.hand_over([contract("gone", COLUMNS)])
+    tables.hand_over([contract("late", COLUMNS), contract("later", COLUMNS)])
+    assert tables.any_handed_over and [each.name for each in tables.all] == ["tickets"]
+    tables.take(take_up)
+    tables.take(take_up)
+    assert not tables.any_handed_over and taken == ["late", "later"]
+    assert [each.name for each in tables.all] == ["tickets", "late", "later"]
 
-    thread = threading.Thread(target=take)
-    thread.start()
-    with pytest.raises(KeyNotSent, match="no key"):
-        tables.hand_over([contract("late", COLUMNS)], threading.Event())
-    thread.join()
-    assert [each.name for each in tables.all] == ["tickets"]
+
+def test_changes_from_before_the_table_had_its_key_stop_nothing(tickets: SourceUnderTest) -> None:
+    """They were described without it, and nothing describes a table anew that is not written."""
+    tickets.sql(
+        "CREATE TABLE late (id int NOT NULL, v text)", f"CREATE PUBLICATION {tickets.slot} FOR ALL TABLES"
+    )
+    with joined(tickets):
+        tickets.sql("INSERT INTO late VALUES (1, 'one'), (2, 'two')")
+        until(lambda: len(tickets.events("c")) == 2)
+        tickets.sql("ALTER TABLE late ADD PRIMARY KEY (id)")
+        ask(tickets)
+        until(lambda: complete(tickets, "late"))
+        tickets.sql("UPDATE late SET v = 'after' WHERE id = 1", "DELETE FROM late WHERE id = 2")
+        until(lambda: len(tickets.events("d")) == 1)
+    assert [event.key for event in tickets.events("c", "u", "d")] == [None, None, '["1"]', '["2"]']
+    assert with_keys(tickets) == tickets.rows("late", COLUMNS)
+
+
+def test_changes_from_before_the_table_had_its_key_stop_no_start_that_is_far_behind(
+    tickets: SourceUnderTest,
+) -> None:
+    tickets.sql(
+        "CREATE TABLE late (id int NOT NULL, v text)", f"CREATE PUBLICATION {tickets.slot} FOR ALL TABLES"
+    )
+    tickets.catch_up()
+    tickets.sql("INSERT INTO late VALUES (1, 'one'), (2, 'two')", "ALTER TABLE late ADD PRIMARY KEY (id)")
+    tickets.sql("UPDATE late SET v = 'after' WHERE id = 1")
+    tickets.tables.append(contract("late", COLUMNS))
+    tickets.catch_up()
+    assert [event.key for event in tickets.events("c", "u")] == [None, None, '["1"]']
+    assert with_keys(tickets) == tickets.rows("late", COLUMNS)
+    # What comes above the snapshot must have the key.
+    tickets.sql("ALTER TABLE late DROP CONSTRAINT late_pkey", "INSERT INTO late VALUES (3, 'three')")
+    tickets.sql("ALTER TABLE late ADD PRIMARY KEY (id)")
+    with pytest.raises(KeyNotSent):
+        tickets.catch_up()
+
+
+def with_keys(source: SourceUnderTest) -> dict[str, dict[str, str | None]]:
+    """The rows of the table that joins, by the events that name one."""
+    told = [event for event in source.events() if event.op == "b" or event.key is not None]
+    return folded(told, "late")

@@ -19,6 +19,7 @@ from omnisupport_ingest.sources.postgres.preflight import (
     require_ready,
 )
 from omnisupport_ingest.sources.postgres.preflight.continuity import continuity_findings
+from omnisupport_ingest.sources.postgres.preflight.server import minor_findings
 from omnisupport_ingest.sources.postgres.source_check import check_source
 from omnisupport_ingest.sources.postgres.walstream import WalStream
 from omnisupport_ingest_tests.sources.postgres.fronts import pooler
@@ -390,3 +391,15 @@ def _wait_for_setting(source: SourceUnderTest, name: str, value: str) -> None:
             return
         time.sleep(0.05)
     raise AssertionError(f"{name} is not {value} after 5 seconds")
+
+
+@pytest.mark.parametrize(
+    ("version", "mended"),
+    [(150012, "15.13"), (150013, None), (170004, "17.5"), (170006, None), (180000, None), (130021, "14.18")],
+)
+def test_release_that_may_lose_changes_of_an_added_table_is_warned_of(
+    version: int, mended: str | None
+) -> None:
+    found = list(minor_findings(version))
+    assert [each.severity for each in found] == ([Severity.WARNS] if mended else [])
+    assert all(f"which {mended} mends" in each.problem for each in found)

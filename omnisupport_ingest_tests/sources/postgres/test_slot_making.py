@@ -14,6 +14,7 @@ import pytest
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.sources.postgres import slot_making
 from omnisupport_ingest.sources.postgres.connection import connect
+from omnisupport_ingest.sources.postgres.errors import HoleInSource
 from omnisupport_ingest.sources.postgres.slot import consistent_snapshot, create_slot
 from omnisupport_ingest.sources.postgres.slot_making import SlotNotMade
 from omnisupport_ingest_tests.sources.postgres.awkward import Shop
@@ -80,6 +81,24 @@ def test_stop_gives_up_the_slot_and_the_next_start_makes_it(tickets: SourceUnder
     assert [event.op for event in tickets.events("r")] == ["r"]
 
 
+def test_stop_gives_up_the_slot_of_a_new_epoch_too_and_the_old_one_goes_on_being_what_it_was(
+    tickets: SourceUnderTest,
+) -> None:
+    tickets.catch_up()
+    before, stop = tickets.store.current_epoch(), threading.Event()
+    with writing(tickets.dsn):
+        threading.Timer(0.5, stop.set).start()
+        with pytest.raises(SlotNotMade):
+            tickets.capture().begin_new_epoch("a test", stop=stop)
+    assert tickets.store.current_epoch() == before
+    # The slot of the epoch before is gone: a new one is what is left.
+    with pytest.raises(HoleInSource):
+        tickets.catch_up()
+    tickets.capture().begin_new_epoch("a test")
+    tickets.catch_up()
+    assert tickets.rows("tickets", ["v"])['["1"]'] == {"v": "open"}
+
+
 def making(source: SourceUnderTest) -> bool:
     """Whether a session waits for the end of somebody's transaction to make a slot."""
     return bool(
@@ -117,6 +136,7 @@ def test_exact_snapshot_names_whom_it_waits_for_too(
     assert len(found) == 1
 
 
+@pytest.mark.slow
 def test_command_that_is_told_to_stop_while_its_slot_is_made_ends_well(shop: Shop) -> None:
     """A signal is heard though the process waits for the server."""
     shop.sql("CREATE TABLE tickets (id int PRIMARY KEY, v text)", "INSERT INTO tickets VALUES (1, 'one')")

@@ -14,6 +14,10 @@ from omnisupport_ingest.sources.postgres.server import STANDBY, STANDBY_FIX
 OLDEST_VERSION = 13
 """The first with ``publish_via_partition_root`` and the slot's ``wal_status``."""
 
+_TELLS_WRITERS_SINCE = {13: "14.18", 14: "14.18", 15: "15.13", 16: "16.9", 17: "17.5"}
+"""The first release that tells transactions which run while a publication is changed of that, by version
+(release notes of May 2025, logical replication). From 18 on all do."""
+
 _RESTART = "-- then restart PostgreSQL"
 SUGGESTED_LIMIT = "50GB"
 """For ``max_slot_wal_keep_size``, where none is set: an order of magnitude, not a measurement."""
@@ -28,6 +32,7 @@ def server_findings(connection: Connection, slot: str) -> Iterator[Finding]:
             f"{OLDEST_VERSION} or newer.",
             f"Upgrade the server to PostgreSQL {OLDEST_VERSION} or newer (pg_upgrade).",
         )
+    yield from minor_findings(connection.server_version)
     standby, wal_level, encoding = one_row(
         connection,
         "SELECT pg_is_in_recovery(), current_setting('wal_level'), current_setting('server_encoding')",
@@ -64,6 +69,21 @@ def server_findings(connection: Connection, slot: str) -> Iterator[Finding]:
         needed=2,
     )
     yield from _retention(connection)
+
+
+def minor_findings(version: int) -> Iterator[Finding]:
+    """What is known to be lost by the release ``version``, a number as ``server_version_num``."""
+    major, minor = divmod(version, 10_000)
+    mended = _TELLS_WRITERS_SINCE.get(major)
+    if mended is not None and (major, minor) < tuple(map(int, mended.split("."))):
+        yield Finding(
+            "server_release",
+            f"PostgreSQL {major}.{minor} may not send changes of a table that is added to the publication "
+            f"while a transaction writes to it: a fault of the server, which {mended} mends.",
+            "Upgrade the server to the newest release of its version. Until then, add a table only while "
+            "nothing writes to it.",
+            Severity.WARNS,
+        )
 
 
 def right_findings(connection: Connection) -> Iterator[Finding]:
