@@ -72,7 +72,7 @@ class LandedUpTo:
 
 @dataclass(frozen=True, slots=True)
 class ServerState:
-    """What the server says. ``missing``: captured tables that the publication does not cover.
+    """What the server says. ``missing``: contracted tables that the publication does not cover.
 
     ``clock_ahead``: by how much its clock is ahead of ours.
     """
@@ -129,7 +129,7 @@ def source_status(
         try:
             new = not_captured(store, tables)
             known = [each for each in tables if each not in new]
-            server = _ask(dsn, settings, home, store, slot_name, known)
+            server = _ask(dsn, settings, home, store, slot_name, tables)
             found += _dangers(dsn, settings, store, server, known, _start_reading(paused))
             if capture.state is State.RUNNING and takes_up(store):
                 found += _joining(dsn, settings, store, new)
@@ -244,8 +244,8 @@ def _dangers(
         if not server.publication_found:
             gone = f"Publication {name} is not on the server."
             found.append(Warned(gone, "omnisupport-ingest preflight", Level.ALARM))
-        elif server.missing:
-            listed = ", ".join(server.missing)
+        elif missing := [each.full_name for each in tables if each.full_name in server.missing]:
+            listed = ", ".join(missing)
             lacks = f"Publication {name} lacks {listed}."
             found.append(Warned(lacks, "omnisupport-ingest preflight", Level.ALARM))
         else:

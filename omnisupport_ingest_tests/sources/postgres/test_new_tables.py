@@ -4,7 +4,7 @@ stops for it."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from random import Random
@@ -13,8 +13,9 @@ import pytest
 from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.landing.snapshot_plans import SnapshotPlans
 from omnisupport_ingest.sources.postgres import connection as connection_settings
-from omnisupport_ingest.sources.postgres import follower, new_tables
+from omnisupport_ingest.sources.postgres import follower, new_tables, snapshots_beside
 from omnisupport_ingest.sources.postgres.captured_tables import CapturedTables
 from omnisupport_ingest.sources.postgres.errors import TableInterrupted
 from omnisupport_ingest.sources.postgres.row_events import KeyNotSent
@@ -145,6 +146,30 @@ def published(source: SourceUnderTest) -> list[tuple[str]]:
     return source.query(f"SELECT tablename FROM pg_publication_tables WHERE pubname = '{source.slot}'")
 
 
+def test_nothing_of_it_is_read_before_the_stream_has_taken_it(
+    tickets: SourceUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What commits above a chunk must come under the contract's key; the others are read meanwhile."""
+    make_late(tickets)
+    tickets.sql(f"CREATE PUBLICATION {tickets.slot} FOR ALL TABLES")
+    between_transactions, take = threading.Event(), CapturedTables.take
+
+    def take_then(self: CapturedTables, take_up: Callable[[Sequence[TableContract]], None]) -> None:
+        if between_transactions.is_set():
+            take(self, take_up)
+
+    monkeypatch.setattr(CapturedTables, "take", take_then)
+    with joined(tickets):
+        ask(tickets)
+        SnapshotRequests(tickets.store.folder).write("tickets", "again")
+        until(lambda: len(chunks(tickets)) == 2)
+        assert not between_transactions.wait(1.0)
+        assert SnapshotPlans(tickets.store.folder).all(1)[-1].table == "tickets"
+        assert chunks(tickets, "late") == []
+        between_transactions.set()
+        until(lambda: up_to_now(tickets))
+
+
 def test_it_waits_for_the_end_of_a_transaction_that_is_being_read(tickets: SourceUnderTest) -> None:
     """The stream takes it between two transactions; one of many batches is not parted by it."""
     make_late(tickets)
@@ -190,8 +215,9 @@ def test_table_that_has_joined_is_watched_like_the_others(tickets: SourceUnderTe
 
 @pytest.mark.parametrize("via_root", [True, False])
 def test_partitioned_table_joins_with_the_partitions_it_has_and_gets(
-    tickets: SourceUnderTest, via_root: bool
+    tickets: SourceUnderTest, via_root: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(snapshots_beside, "PARTITION_SECONDS", 0.3)
     tickets.sql(
         "CREATE TABLE late (id int PRIMARY KEY, v text) PARTITION BY RANGE (id)",
         "CREATE TABLE late_1 PARTITION OF late FOR VALUES FROM (0) TO (100)",
@@ -212,6 +238,16 @@ def test_partitioned_table_joins_with_the_partitions_it_has_and_gets(
             "UPDATE late SET id = id + 500 WHERE id < 10",
             "CREATE TABLE late_3 PARTITION OF late FOR VALUES FROM (1000) TO (2000)",
             "INSERT INTO late VALUES (1000, 'in a new one')",
+        )
+        until(lambda: up_to_now(tickets))
+        tickets.sql("UPDATE late SET v = 'followed' WHERE id >= 1000")
+        until(lambda: up_to_now(tickets))
+        assert tickets.events("u")[-1].source_table == "late"
+        # No change tells of the rows that come with it.
+        tickets.sql(
+            "CREATE TABLE older (id int PRIMARY KEY, v text)",
+            "INSERT INTO older VALUES (3000, 'attached')",
+            "ALTER TABLE late ATTACH PARTITION older FOR VALUES FROM (3000) TO (4000)",
         )
         until(lambda: up_to_now(tickets))
 
