@@ -221,11 +221,10 @@ def test_empty_table_is_one_chunk_and_complete(source: SourceUnderTest) -> None:
 
 
 def test_snapshot_that_is_stopped_while_it_is_planned_leaves_nothing_behind(tickets: SourceUnderTest) -> None:
-    stop = threading.Event()
+    epoch, stop = tickets.capture().begin_new_epoch("a first one"), threading.Event()
     stop.set()
     tickets.capture().run(current_wal_lsn(tickets.dsn), stop)
-    epoch = tickets.store.current_epoch()
-    assert epoch is not None and SnapshotPlans(tickets.store.folder).all(epoch.number) == []
+    assert SnapshotPlans(tickets.store.folder).all(epoch.number) == []
     assert tickets.manifests() == [] and not complete(tickets)
     tickets.catch_up()
     assert same_as_source(tickets) and complete(tickets)
