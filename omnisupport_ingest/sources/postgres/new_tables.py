@@ -77,6 +77,7 @@ class NewTables:
         asked = self._requests.whole_tables().keys() - {each.name for each in self._captured.all}
         if not asked or (asked == self._tried and time.monotonic() < self._next_try):
             return
+        published: list[TableContract] = []
         for name in sorted(asked):
             if stop.is_set():
                 return
@@ -89,8 +90,10 @@ class NewTables:
                 # Also if the server is away: whoever reads the stream says that.
                 self._tell(name, error)
             else:
-                self._handed.append(table)
-        self._captured.hand_over(self._handed)
+                published.append(table)
+        # Not one by one: what is noted as handed over joins as soon as nothing waits to be taken.
+        self._captured.hand_over(published)
+        self._handed = published
         self._tried, self._next_try = asked, time.monotonic() + _AGAIN_SECONDS
 
     def _contract(self, name: str) -> TableContract:
