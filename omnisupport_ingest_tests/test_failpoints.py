@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from omnisupport_ingest.failpoints import VARIABLE
+from omnisupport_ingest_tests.waiting import PATIENCE
 
 PASS_THREE_TIMES = """
 from omnisupport_ingest.failpoints import gate
@@ -28,7 +29,7 @@ def run(asked: str, script: str = PASS_THREE_TIMES) -> subprocess.CompletedProce
         env={**os.environ, VARIABLE: asked},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
     )
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.windows import WindowSize
+from omnisupport_ingest_tests.waiting import PATIENCE
 
 MISMATCH_EXIT_CODE = 3
 
@@ -27,7 +28,7 @@ def show_checkpoints(home: Path, **variables: str) -> subprocess.CompletedProces
         env={**os.environ, "OMNISUPPORT_HOME": str(home), **variables},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE,
     )
 
 

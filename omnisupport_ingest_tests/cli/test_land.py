@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,6 +20,7 @@ from omnisupport_ingest.runtime.supervisor import Supervisor
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.windows import WindowSize
 from omnisupport_ingest_tests.cli.command import command, environment
+from omnisupport_ingest_tests.waiting import PATIENCE, until
 
 SAMPLE = program_file("data/debezium_events/partner_tickets.jsonl")
 SOURCE = "partner_desk"
@@ -139,12 +139,9 @@ def test_the_watcher_takes_a_file_and_ends_when_it_is_told_to(home: Path) -> Non
         folder.mkdir()
         (folder / ".draft").write_bytes(SAMPLE.read_bytes())
         (folder / ".draft").rename(folder / "sample.jsonl")
-        deadline = time.monotonic() + 60
-        while not (folder / "landed" / "sample.jsonl").exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        until(lambda: (folder / "landed" / "sample.jsonl").exists())
         watcher.send_signal(signal.SIGTERM)
-        assert watcher.wait(30) == 0
+        assert watcher.wait(PATIENCE) == 0
     finally:
         watcher.kill()
 

@@ -22,6 +22,7 @@ from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.windows import WindowSize
 from omnisupport_ingest_tests.landing.batches import land
+from omnisupport_ingest_tests.waiting import PATIENCE
 
 SOURCE = "support_desk"
 
@@ -116,6 +117,6 @@ def test_following_prints_what_lands_and_ends_when_it_is_told_to(store: LandingS
             after = json.loads(following.stdout.readline())
             assert (before["source"]["lsn"], after["source"]["lsn"]) == (201, 401)
             following.send_signal(signal.SIGTERM)
-            assert following.wait(20) == 0
+            assert following.wait(PATIENCE) == 0
         finally:
             following.kill()

@@ -15,6 +15,7 @@ import pytest
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.windows import WindowSize
 from omnisupport_ingest_tests.cli.command import Done, command, environment
+from omnisupport_ingest_tests.waiting import PATIENCE
 
 
 @pytest.fixture
@@ -82,7 +83,7 @@ def test_following_shows_what_is_written_next_also_by_a_new_component(home: Home
         written(home, "land", "Error: It is new.\nFix: None.\n")
         assert "It is new." in process.stdout.readline()
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=10) == 0
+        assert process.wait(timeout=PATIENCE) == 0
     finally:
         process.kill()
         process.communicate()

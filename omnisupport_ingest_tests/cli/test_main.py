@@ -12,6 +12,7 @@ import pytest
 
 from omnisupport_ingest.cli import errors
 from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest_tests.waiting import PATIENCE
 
 
 def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -20,7 +21,7 @@ def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, **variables},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
     )
 
 

@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from psycopg2.extensions import parse_dsn
 from omnisupport_ingest.runtime.dagster_services import CODE_SERVER, DAEMON
 from omnisupport_ingest_tests.cli import bank
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest
+from omnisupport_ingest_tests.waiting import PATIENCE, until
 
 PASSWORD = "hunter2-of-dagster"
 SOURCE_PASSWORD = "hunter2-of-the-source"
@@ -29,11 +29,8 @@ def dagster_url(source: SourceUnderTest) -> str:
 
 
 def wait_for(what: str, seen: Callable[[], bool], process: subprocess.Popen[str], *, seconds: float) -> None:
-    give_up = time.monotonic() + seconds
-    while not seen():
-        assert process.poll() is None, f"up ended while waiting for {what}"
-        assert time.monotonic() < give_up, f"waited in vain for {what}"
-        time.sleep(1)
+    until(lambda: seen() or process.poll() is not None, seconds, every=1.0)
+    assert process.poll() is None, f"up ended while waiting for {what}"
 
 
 def runs_succeeded(source: SourceUnderTest) -> int:
@@ -75,14 +72,14 @@ def test_it_captures_and_runs_with_its_history_in_postgresql_and_no_password_in_
             text=True,
         )
     try:
-        wait_for("a run in PostgreSQL", lambda: runs_succeeded(source) > 0, process, seconds=400)
+        wait_for("a run in PostgreSQL", lambda: runs_succeeded(source) > 0, process, seconds=900)
         source.sql("UPDATE pgbench_tellers SET tbalance = 7 WHERE tid = 3")
         expected = bank.rows_of_source(source.dsn, "pgbench_tellers")
 
         def shows_the_change() -> bool:
             return bank.rows_of_lake(home, "pgbench_tellers") == expected
 
-        wait_for("the change in the lake", shows_the_change, process, seconds=200)
+        wait_for("the change in the lake", shows_the_change, process, seconds=600)
         sampled = bank.command("verify", "--sample", "100", "--json", folder=tmp_path, variables={})
         assert sampled.returncode == 0, sampled.stderr + sampled.stdout
         told = json.loads(sampled.stdout)
@@ -98,7 +95,7 @@ def test_it_captures_and_runs_with_its_history_in_postgresql_and_no_password_in_
         assert refused.returncode == 6
     finally:
         process.send_signal(signal.SIGTERM)
-        assert process.wait(120) == 0
+        assert process.wait(PATIENCE) == 0
     assert "Stopped." in (tmp_path / "up.out").read_text()
     assert not list((home / "dagster").rglob("*.db")), "the storage is not SQLite"
     for file in (each for each in home.rglob("*") if each.is_file()):

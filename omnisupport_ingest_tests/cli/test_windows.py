@@ -19,6 +19,7 @@ from omnisupport_ingest_tests.cli.told_home import enter
 from omnisupport_ingest_tests.recovery.pipeline import open_workspace, run_stages
 from omnisupport_ingest_tests.stages import story as stories
 from omnisupport_ingest_tests.stages.story import SOURCE, Change, Commit, Story
+from omnisupport_ingest_tests.waiting import PATIENCE
 
 START = datetime.now(UTC).replace(second=0, microsecond=0) - timedelta(hours=5)
 """Not long ago: Dagster counts every window since the first one."""
@@ -126,7 +127,7 @@ def answer(*arguments: str) -> dict[str, list[dict[str, object]]]:
         [sys.executable, "-m", "omnisupport_ingest.cli.main", *arguments],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout)

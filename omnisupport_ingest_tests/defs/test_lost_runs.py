@@ -6,13 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import dagster as dg
 
 from omnisupport_ingest.defs.keys import PROCESS_TAG
 from omnisupport_ingest.defs.lost_runs import end_lost_runs
+from omnisupport_ingest_tests.waiting import until
 
 _WAITS = """
 import os, pathlib, sys, time
@@ -41,11 +41,8 @@ def started(home: Path, *arguments: str) -> subprocess.Popen[bytes]:
         env={**os.environ, "DAGSTER_HOME": str(home)},
         stderr=subprocess.DEVNULL,
     )
-    give_up = time.monotonic() + 90
-    while not reached.exists():
-        assert process.poll() is None
-        assert time.monotonic() < give_up
-        time.sleep(0.05)
+    until(lambda: reached.exists() or process.poll() is not None)
+    assert process.poll() is None, "the run ended before its step began"
     reached.unlink()
     return process
 

@@ -28,6 +28,7 @@ from omnisupport_ingest_tests.lake.tables import (
     place_without_spark,
     state,
 )
+from omnisupport_ingest_tests.waiting import PATIENCE
 
 
 @pytest.fixture
@@ -146,7 +147,7 @@ def test_processes_that_append_at_once_lose_nothing_and_double_nothing(table: La
     # The ranges overlap: units 5 to 9 are done by both, as after a restart beside a slow old run.
     running = [process(table.root, 0, 10), process(table.root, 5, 15)]
     for each in running:
-        _, errors = each.communicate(timeout=120)
+        _, errors = each.communicate(timeout=PATIENCE)
         assert each.returncode == 0, errors.decode()[-2000:]
     assert numbers_in(table) == list(range(15))
     final = table.open().state(W1)
@@ -155,7 +156,7 @@ def test_processes_that_append_at_once_lose_nothing_and_double_nothing(table: La
 
 def test_work_that_died_after_its_commit_is_not_done_again(table: LakeTable) -> None:
     died = process(table.root, 0, 3, failpoint="lake.commit.after:2")
-    died.communicate(timeout=120)
+    died.communicate(timeout=PATIENCE)
     assert died.returncode == -signal.SIGKILL
     assert numbers_in(table) == [0, 1]
     for n in range(3):

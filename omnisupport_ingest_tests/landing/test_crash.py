@@ -13,6 +13,7 @@ import pytest
 from omnisupport_ingest.failpoints import VARIABLE
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest_tests.landing.batches import land
+from omnisupport_ingest_tests.waiting import PATIENCE
 
 LAND_THREE = """
 import sys
@@ -69,7 +70,7 @@ def start(script: str, *arguments: object, failpoint: str = "") -> subprocess.Po
 )
 def test_killed_writer_leaves_whole_batches_only(tmp_path: Path, failpoint: str, landed: int) -> None:
     process = start(LAND_THREE, tmp_path, failpoint=failpoint)
-    process.communicate(timeout=60)
+    process.communicate(timeout=PATIENCE)
     assert process.returncode == -signal.SIGKILL
     store = LandingStore(tmp_path, "support_desk")
     batches = store.landed().batches
@@ -95,7 +96,7 @@ def test_of_two_processes_one_lands_each_batch(tmp_path: Path, through: str) -> 
         assert racer.stdin is not None
         racer.stdin.write("go\n")
         racer.stdin.flush()
-    won = [int(racer.communicate(timeout=60)[0]) for racer in racers]
+    won = [int(racer.communicate(timeout=PATIENCE)[0]) for racer in racers]
     store = LandingStore(tmp_path, "support_desk")
     assert sum(won) == len(store.batch_ids()) == 39
     assert store.landed().hole is None

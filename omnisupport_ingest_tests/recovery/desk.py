@@ -7,8 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from omnisupport_ingest.errors import IngestError
@@ -17,15 +16,9 @@ from omnisupport_ingest.settings import PREFIX
 from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
 from omnisupport_ingest.sources.postgres.support_desk.workload import Workload
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest
+from omnisupport_ingest_tests.waiting import until
 
 PASSED_ON = ("home", "window", "source", "slot", "publication", "batch_max_seconds", "contracts_dir")
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come true in time"
-        time.sleep(0.02)
 
 
 class Traffic:
@@ -90,4 +83,4 @@ def kill_server(postgres: EmbeddedPostgres) -> None:
     pid = postgres.pid
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
-    eventually(lambda: postgres.pid != pid)
+    until(lambda: postgres.pid != pid)

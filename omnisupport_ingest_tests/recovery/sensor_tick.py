@@ -19,6 +19,7 @@ from omnisupport_ingest.definitions import build_definitions
 from omnisupport_ingest.failpoints import VARIABLE
 from omnisupport_ingest_tests.recovery.pipeline import open_workspace
 from omnisupport_ingest_tests.stages.story import SOURCE
+from omnisupport_ingest_tests.waiting import PATIENCE
 
 FORWARD, LATE = f"wal_batches_{SOURCE}", f"late_arrivals_{SOURCE}"
 """The sensors of the story's source."""
@@ -68,7 +69,7 @@ def tick(
         env={**os.environ, VARIABLE: failpoint, "PYTHONWARNINGS": "ignore"},
         stdout=subprocess.PIPE,
         text=True,
-        timeout=120,
+        timeout=PATIENCE,
     )
     if done.returncode:
         return done.returncode

@@ -20,8 +20,8 @@ from omnisupport_ingest.runtime.dagster_services import DEFINITIONS
 from omnisupport_ingest.runtime.ports import LOOPBACK, answers, free_port
 from omnisupport_ingest.stages.pending import pending_windows
 from omnisupport_ingest_tests.recovery.crash import KILLED, CrashDesk, Point, died, finished
-from omnisupport_ingest_tests.recovery.desk import eventually
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SOURCE
+from omnisupport_ingest_tests.waiting import until
 
 pytestmark = pytest.mark.crash
 
@@ -85,7 +85,7 @@ def code_server(desk: CrashDesk, at: object = "") -> Iterator[subprocess.Popen[s
     place = ("--use-python-environment-entry-point", "--location-name", LOCATION)
     arguments = ("-m", "dagster", "code-server", "start", "-m", DEFINITIONS, "-h", LOOPBACK, "-p", str(port))
     with quiet(desk, *arguments, *place, at=at, log="code-server") as process:
-        eventually(lambda: answers(port) or process.poll() is not None, 120)
+        until(lambda: answers(port) or process.poll() is not None)
         yield process
 
 
@@ -151,7 +151,7 @@ def test_daemon_killed_between_tick_and_launch_and_cursor_asks_once_for_each_run
             with daemon(desk, at=point) as process:
                 dies_of_news(desk, process)
         with daemon(desk):
-            eventually(lambda: all_taken(desk), SECONDS)
+            until(lambda: all_taken(desk), SECONDS)
     each_request_ran_once(desk)
     desk.ends_well()
 
@@ -175,13 +175,13 @@ def test_run_of_dagster_killed_within_is_asked_for_again_also_after_its_code_ser
                     # The window holds its events then, so the next run does not come by the gate.
                     desk.change()
                     finished(desk.capture())
-                eventually(partial(ended_by_failure, desk, deaths), SECONDS)
+                until(partial(ended_by_failure, desk, deaths), SECONDS)
             if point.moment == "before":
                 assert {run.status for run in runs(desk)} == {dg.DagsterRunStatus.FAILURE}
         server.kill()
         server.wait()
     with code_server(desk), daemon(desk):
-        eventually(lambda: all_taken(desk), SECONDS)
+        until(lambda: all_taken(desk), SECONDS)
     each_request_ran_once(desk)
     desk.ends_well()
 
@@ -197,10 +197,10 @@ def test_code_server_killed_while_a_sensor_answers_is_asked_again(
     for _ in range(times):
         with code_server(desk, at=point), daemon(desk):
             # The server that listens starts the one that answers, which is the one that dies.
-            eventually(lambda: failed_ticks(desk) > 0, SECONDS)
+            until(lambda: failed_ticks(desk) > 0, SECONDS)
         assert runs(desk) == []
     with code_server(desk), daemon(desk):
-        eventually(lambda: bool(runs(desk)) and all_taken(desk), SECONDS)
+        until(lambda: bool(runs(desk)) and all_taken(desk), SECONDS)
     each_request_ran_once(desk)
     desk.ends_well()
 

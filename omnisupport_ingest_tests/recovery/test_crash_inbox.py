@@ -17,6 +17,7 @@ from omnisupport_ingest.home import Home
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.settings import PREFIX
 from omnisupport_ingest.windows import WindowSize
+from omnisupport_ingest_tests.waiting import PATIENCE
 
 SAMPLE = Path(__file__).parents[2] / "data" / "debezium_events" / "partner_tickets.jsonl"
 SOURCE = "partner_desk"
@@ -36,7 +37,7 @@ def watch(home: Path, at: str = "") -> subprocess.CompletedProcess[str]:
         env={**inherited, f"{PREFIX}HOME": str(home), f"{PREFIX}WINDOW": "minutes:1", VARIABLE: at},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE,
     )
 
 

@@ -15,6 +15,7 @@ from omnisupport_ingest.defs.metadata import CONCEPTS
 from omnisupport_ingest_tests.recovery.sensor_tick import FORWARD, evaluate
 from omnisupport_ingest_tests.recovery.traces import contents
 from omnisupport_ingest_tests.stages.story import SOURCE, Change, Commit, Story
+from omnisupport_ingest_tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.usefixtures("spark")
 
@@ -24,7 +25,7 @@ def rebuild() -> str:
         [sys.executable, "-m", "omnisupport_ingest.cli.main", "checkpoint", "rebuild"],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

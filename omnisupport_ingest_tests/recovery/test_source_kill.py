@@ -19,12 +19,13 @@ from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
 from omnisupport_ingest.sources.postgres.support_desk.seed import prepare
 from omnisupport_ingest.stages.pending import pending_windows
 from omnisupport_ingest.stages.workspace import Workspace
-from omnisupport_ingest_tests.recovery.desk import Traffic, capture, eventually, kill_server
+from omnisupport_ingest_tests.recovery.desk import Traffic, capture, kill_server
 from omnisupport_ingest_tests.recovery.pipeline import run_stages
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SOURCE, SourceUnderTest
+from omnisupport_ingest_tests.waiting import until
 
 TABLES = ("tickets", "ticket_comments")
-DIES_SECONDS = 60
+DIES_SECONDS = 180
 
 
 def stream(source: SourceUnderTest) -> list[Manifest]:
@@ -45,7 +46,7 @@ def events_above(source: SourceUnderTest, confirmed: Lsn) -> int:
 def land_more(source: SourceUnderTest, process: subprocess.Popen[str]) -> None:
     """Wait until ``process`` has landed events of two more batches."""
     before = len(stream(source))
-    eventually(lambda: process.poll() is not None or len(stream(source)) >= before + 2)
+    until(lambda: process.poll() is not None or len(stream(source)) >= before + 2)
     assert process.poll() is None, (source.home_folder.parent / "capture.log").read_text()[-2000:]
 
 

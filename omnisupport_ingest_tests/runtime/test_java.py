@@ -12,6 +12,7 @@ import pytest
 from omnisupport_ingest.runtime import java
 from omnisupport_ingest.runtime.java import JavaMissing, find_java
 from omnisupport_ingest_tests.runtime.hiding import path_without
+from omnisupport_ingest_tests.waiting import PATIENCE
 
 
 def fake_java(home: Path, version: str) -> Path:
@@ -97,7 +98,7 @@ def test_spark_runs_on_the_wheels_java_with_an_installed_one_hidden(tmp_path: Pa
         env={"PATH": path_without(tmp_path / "bin", "java"), "PYTHONPATH": ":".join(sys.path)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE,
     )
     assert done.stdout.split() == ["1000"], done.stderr
     assert "WARN" not in done.stderr, done.stderr

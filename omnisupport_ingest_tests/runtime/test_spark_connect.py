@@ -17,6 +17,7 @@ from omnisupport_ingest.runtime.ports import free_port
 from omnisupport_ingest.runtime.spark_connect import NAME, start_spark_connect, stop_spark_connect
 from omnisupport_ingest.runtime.supervisor import Supervisor
 from omnisupport_ingest.settings import Settings
+from omnisupport_ingest_tests.waiting import PATIENCE
 
 _CLIENT = """
 import json
@@ -39,7 +40,7 @@ def test_another_process_has_a_session_on_the_server_with_our_configuration(tmp_
         assert (home.run / "spark-connect.json").stat().st_mode & 0o777 == 0o600
         environment = {**os.environ, **settings_environment(settings)}
         said = subprocess.check_output(
-            [sys.executable, "-c", _CLIENT], env=environment, text=True, timeout=60
+            [sys.executable, "-c", _CLIENT], env=environment, text=True, timeout=PATIENCE
         )
         module, count, conf = json.loads(said)
         assert (module, count) == ("pyspark.sql.connect.session", 10)

@@ -30,6 +30,7 @@ from omnisupport_ingest.stages.quarantined import Filter, Quarantined, quarantin
 from omnisupport_ingest.stages.reviews import ReviewLedger
 from omnisupport_ingest_tests.recovery.pipeline import open_workspace, run_stages
 from omnisupport_ingest_tests.stages.story import FIRST, SECOND, SOURCE, Change, Commit, Story
+from omnisupport_ingest_tests.waiting import PATIENCE
 
 INSERT = Commit(10, 1, [Change("c", 1, {"title": "one", "body": "text"})])
 OTHER = Commit(10, 1, [Change("c", 1, {"title": "another", "body": "text"})])
@@ -435,7 +436,7 @@ def _race(folder: Path, events: Sequence[EventRef]) -> dict[str, Any]:
     racers = [context.Process(target=_compete, args=(folder, str(event), start, results)) for event in events]
     for racer in racers:
         racer.start()
-    told = dict(results.get(timeout=120) for _ in racers)
+    told = dict(results.get(timeout=PATIENCE) for _ in racers)
     for racer in racers:
         racer.join()
     return told

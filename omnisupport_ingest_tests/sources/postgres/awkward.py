@@ -20,10 +20,11 @@ from omnisupport_ingest.sources.postgres.connection import connect
 from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
 from omnisupport_ingest.sources.postgres.embedded_location import Location
 from omnisupport_ingest_tests.cli.command import Done, command, environment
+from omnisupport_ingest_tests.waiting import PATIENCE
 
 SOURCE, ROLE, TLS_ROLE, PASSWORD = "shop", "capture_role", "tls_role", "s3cret-word"
 
-_SAYS_SECONDS = 60.0
+_SAYS_SECONDS = PATIENCE
 
 _RULES = f"""\
 local    all  {TLS_ROLE}                scram-sha-256
@@ -235,7 +236,7 @@ class Following:
     def stop(self) -> int:
         """Tell it to stop; returns its exit code."""
         self.process.terminate()
-        rest = self.process.communicate(timeout=30)[1]
+        rest = self.process.communicate(timeout=PATIENCE)[1]
         assert PASSWORD not in rest
         return self.process.returncode
 

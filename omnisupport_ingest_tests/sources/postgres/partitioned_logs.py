@@ -10,8 +10,8 @@ import pytest
 
 from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.sources.postgres import snapshots_beside
-from omnisupport_ingest_tests.sources.postgres.shop_facts import until
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract, folded
+from omnisupport_ingest_tests.waiting import PATIENCE, until
 
 COLUMNS = ("id", "v")
 
@@ -114,7 +114,7 @@ def followed(source: SourceUnderTest) -> Iterator[threading.Event]:
     thread.start()
     try:
         source.sql("UPDATE logs SET v = 'started' WHERE id = 39")
-        assert streamed.wait(20)
+        assert streamed.wait(PATIENCE)
         yield over
     finally:
         stop.set()

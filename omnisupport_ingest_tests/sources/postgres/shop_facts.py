@@ -7,14 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from typing import Any
 
 from omnisupport_ingest import failpoints
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest_tests.sources.postgres.awkward import SOURCE, Shop
 from omnisupport_ingest_tests.sources.postgres.source_under_test import folded, landed_events
+from omnisupport_ingest_tests.waiting import PATIENCE
 
 
 def status(shop: Shop, *, code: int = 0) -> dict[str, Any]:
@@ -39,14 +38,6 @@ def same_as_source(shop: Shop) -> None:
         assert folded(events, table) == {json.dumps([key]): {"id": key, "v": v} for key, v in rows}
 
 
-def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    """Wait until ``condition`` holds; fails after ``seconds``."""
-    give_up = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < give_up, "it did not happen"
-        time.sleep(0.05)
-
-
 def killed_at(shop: Shop, point: str, *arguments: str) -> None:
     """Run a command that dies at ``point``."""
     variables = {f"OMNISUPPORT_{name.upper()}": value for name, value in shop.settings().items()}
@@ -55,6 +46,6 @@ def killed_at(shop: Shop, point: str, *arguments: str) -> None:
         env=os.environ | variables | {failpoints.VARIABLE: point},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
     )
     assert done.returncode == -signal.SIGKILL, done.stderr

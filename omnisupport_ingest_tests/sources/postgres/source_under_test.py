@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -31,6 +30,7 @@ from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres.capture import Capture
 from omnisupport_ingest.sources.postgres.connection import connect
 from omnisupport_ingest.sources.postgres.server import current_wal_lsn
+from omnisupport_ingest_tests.waiting import PATIENCE, until
 
 SOURCE = "support_desk"
 
@@ -147,7 +147,7 @@ class SourceUnderTest:
     def killed_at(self, failpoint: str) -> None:
         """Capture up to now in a process that dies at ``failpoint``."""
         process = self.capture_process(until=current_wal_lsn(self.dsn), failpoint=failpoint)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=PATIENCE)
         assert process.returncode == -signal.SIGKILL, errors
 
     def manifests(self) -> list[Manifest]:
@@ -169,10 +169,8 @@ class SourceUnderTest:
 
     def wait_for_free_slot(self) -> None:
         """Until the server has seen that the last reader of the slot is gone."""
-        give_up = time.monotonic() + 20
-        while self.query(f"SELECT FROM pg_replication_slots WHERE slot_name = '{self.slot}' AND active"):
-            assert time.monotonic() < give_up, "the slot is still being read"
-            time.sleep(0.05)
+        readers = f"SELECT active_pid FROM pg_replication_slots WHERE slot_name = '{self.slot}' AND active"
+        until(lambda: not self.query(readers))
 
     def rows(self, table: str, columns: Sequence[str]) -> dict[str, dict[str, str | None]]:
         """The rows of ``table`` now, by their key column ``id``, every value as text."""

@@ -31,7 +31,7 @@ from omnisupport_ingest_tests.sources.postgres.awkward import (
     closed_port,
 )
 from omnisupport_ingest_tests.sources.postgres.fronts import tls_front
-from omnisupport_ingest_tests.sources.postgres.shop_facts import until
+from omnisupport_ingest_tests.waiting import until
 
 CAPTURE = ("capture", "--once")
 

@@ -19,6 +19,7 @@ from omnisupport_ingest.sources.postgres.server import current_wal_lsn
 from omnisupport_ingest.sources.postgres.snapshot_requests import SnapshotRequests
 from omnisupport_ingest_tests.sources.postgres.copied_server import CopiedServer
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract, folded
+from omnisupport_ingest_tests.waiting import PATIENCE
 
 COLUMNS = ("id", "v")
 
@@ -186,7 +187,7 @@ def test_no_table_is_read_from_a_copy_before_it_is_noticed(
     landed = tickets.store.batch_ids()
     if follows:
         process = tickets.capture_process()
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=PATIENCE)
         assert process.returncode == HoleInSource.exit_code, errors
     else:
         with pytest.raises(HoleInSource):

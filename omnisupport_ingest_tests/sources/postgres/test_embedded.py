@@ -20,6 +20,7 @@ from omnisupport_ingest.sources.postgres import embedded, embedded_binaries, emb
 from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres, EmbeddedPostgresError
 from omnisupport_ingest.sources.postgres.embedded_location import Location, LocationUnusable
 from omnisupport_ingest.sources.postgres.embedded_log import ServerLog
+from omnisupport_ingest_tests.waiting import PATIENCE
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root has to step down")
 
@@ -130,7 +131,9 @@ def test_the_server_outlives_its_starter_and_has_none_of_its_files(
         "file = open(sys.argv[2], 'w'); os.set_inheritable(file.fileno(), True)\n"
         "EmbeddedPostgres(Path(sys.argv[1])).start()\n"
     )
-    subprocess.run([sys.executable, "-c", script, str(server.folder), str(secret)], check=True, timeout=60)
+    subprocess.run(
+        [sys.executable, "-c", script, str(server.folder), str(secret)], check=True, timeout=PATIENCE
+    )
     assert server.pid is not None
     assert os.getsid(server.pid) != os.getsid(0)
     assert str(secret) not in {file.path for file in psutil.Process(server.pid).open_files()}

@@ -24,8 +24,8 @@ from omnisupport_ingest.sources.postgres.same_server import connect_to_source
 from omnisupport_ingest.sources.postgres.server import current_wal_lsn
 from omnisupport_ingest_tests.sources.postgres.copied_server import CopiedServer
 from omnisupport_ingest_tests.sources.postgres.folded_lake import FoldedLake
-from omnisupport_ingest_tests.sources.postgres.shop_facts import until
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract, folded
+from omnisupport_ingest_tests.waiting import until
 
 pytestmark = pytest.mark.slow
 

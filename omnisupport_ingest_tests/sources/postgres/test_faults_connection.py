@@ -18,13 +18,16 @@ from omnisupport_ingest.sources.postgres.home_slot import end_of_chain
 from omnisupport_ingest.sources.postgres.server import slot_facts
 from omnisupport_ingest.sources.postgres.walstream import WalStream
 from omnisupport_ingest_tests.sources.postgres.fronts import Swallowing, losing, swallowing
-from omnisupport_ingest_tests.sources.postgres.shop_facts import until
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract, folded
+from omnisupport_ingest_tests.waiting import PATIENCE, until
 
 COLUMNS = ("id", "v")
 SILENCE = 1.0
-NOTICED = 15.0
-"""Seconds in which a silence has to be noticed: the server is asked, borne with, and asked elsewhere."""
+NOTICED = 45.0
+"""Seconds in which a silence has to be noticed: the server is asked, borne with, and asked elsewhere.
+
+The default of the setting alone is 60, so what notices in this time has heard of ``SILENCE``.
+"""
 
 
 @pytest.fixture
@@ -111,7 +114,7 @@ def test_idle_stream_is_not_taken_for_a_silent_one(fronted: Fronted) -> None:
         until(lambda: bool(fronted.source.changes()))
         assert process.poll() is None
         process.terminate()
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=PATIENCE)
         assert process.returncode == 0, errors
     finally:
         process.kill()

@@ -11,7 +11,8 @@ from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres.errors import SourceRefused
 from omnisupport_ingest_tests.cli.command import environment
 from omnisupport_ingest_tests.sources.postgres.awkward import PASSWORD, ROLE, Shop
-from omnisupport_ingest_tests.sources.postgres.shop_facts import landed_rows, status, until
+from omnisupport_ingest_tests.sources.postgres.shop_facts import landed_rows, status
+from omnisupport_ingest_tests.waiting import PATIENCE, until
 
 NEW = "an0ther-word"
 CUT = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'omnisupport-ingest'"
@@ -29,7 +30,7 @@ def test_capture_goes_on_when_its_password_is_changed_and_is_refused_when_it_con
         shop.sql(f"ALTER ROLE {ROLE} PASSWORD '{NEW}'", "INSERT INTO items VALUES (4, 'four')")
         until(lambda: landed_rows(shop) == 2)
         shop.sql(CUT)
-        assert running.process.wait(timeout=30) == SourceRefused.exit_code
+        assert running.process.wait(timeout=PATIENCE) == SourceRefused.exit_code
         assert status(shop, code=1)["last_error"]["error"] == "SourceRefused"
         told = running.process.communicate()[1]
         assert "password authentication failed" in told and "\\password" in told

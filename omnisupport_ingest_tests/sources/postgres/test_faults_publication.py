@@ -16,8 +16,9 @@ from omnisupport_ingest.sources.postgres.preflight.continuity import published_f
 from omnisupport_ingest.sources.postgres.row_events import KeyNotSent
 from omnisupport_ingest.sources.postgres.snapshot_requests import SnapshotRequests
 from omnisupport_ingest_tests.sources.postgres.awkward import Shop
-from omnisupport_ingest_tests.sources.postgres.shop_facts import status, until
+from omnisupport_ingest_tests.sources.postgres.shop_facts import status
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract, folded
+from omnisupport_ingest_tests.waiting import PATIENCE, until
 
 COLUMNS = ("id", "v")
 UNSEEN = (
@@ -90,7 +91,7 @@ def following(source: SourceUnderTest, monkeypatch: pytest.MonkeyPatch) -> Itera
         until(lambda: any(is_stream(name) for name in source.store.batch_ids()[before:]) or bool(failed))
         until(lambda: bool(source.query("SELECT FROM pg_replication_slots WHERE active")) or bool(failed))
         yield failed
-        thread.join(timeout=15)
+        thread.join(timeout=PATIENCE)
         assert not thread.is_alive(), "it has noticed nothing"
     finally:
         stop.set()

@@ -11,8 +11,9 @@ from omnisupport_ingest.landing.names import is_stream
 from omnisupport_ingest.sources.postgres import stream_reading
 from omnisupport_ingest.sources.postgres.errors import HoleInSource, SourceUnavailable
 from omnisupport_ingest_tests.sources.postgres.awkward import Shop
-from omnisupport_ingest_tests.sources.postgres.shop_facts import landed_rows, same_as_source, status, until
+from omnisupport_ingest_tests.sources.postgres.shop_facts import landed_rows, same_as_source, status
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract, folded
+from omnisupport_ingest_tests.waiting import PATIENCE, until
 
 COLUMNS = ("id", "v")
 UNSEEN = "UPDATE tickets SET v = 'unseen' WHERE id = 1", "DELETE FROM tickets WHERE id = 2"
@@ -95,7 +96,7 @@ def test_slot_given_up_while_capture_reads_it_ends_capture_and_is_a_hole(tickets
         tickets.sql(*UNSEEN)
         run_dry(tickets)
         process.send_signal(signal.SIGCONT)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=PATIENCE)
     finally:
         process.kill()
     assert process.returncode == SourceUnavailable.exit_code, errors
@@ -193,7 +194,7 @@ def test_slot_dropped_or_advanced_while_capture_connects_again_ends_it_as_a_hole
         "SELECT pg_switch_wal()",
         actions[what],
     )
-    assert running.process.wait(timeout=30) == HoleInSource.exit_code
+    assert running.process.wait(timeout=PATIENCE) == HoleInSource.exit_code
     assert "HoleInSource" in status(shop, code=1)["last_error"]["error"]
     assert landed_rows(shop) == 1
     assert shop.run("source", "repair", "--mode", "resnapshot", "--reason", "a test").code == 0

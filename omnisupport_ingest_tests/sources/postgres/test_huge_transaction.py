@@ -15,6 +15,7 @@ import pytest
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.sources.postgres.server import current_wal_lsn
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract
+from omnisupport_ingest_tests.waiting import PATIENCE
 
 LIMIT_MB = 600
 
@@ -65,7 +66,7 @@ class Watched:
 
     def end(self) -> None:
         self.process.terminate()
-        _, errors = self.process.communicate(timeout=60)
+        _, errors = self.process.communicate(timeout=PATIENCE)
         assert self.process.returncode == 0, errors
 
     def __enter__(self) -> Self:
@@ -73,7 +74,7 @@ class Watched:
 
     def __exit__(self, *_: object) -> None:
         self.process.kill()
-        self.process.communicate(timeout=60)
+        self.process.communicate(timeout=PATIENCE)
 
 
 def sent_early(source: SourceUnderTest) -> int:

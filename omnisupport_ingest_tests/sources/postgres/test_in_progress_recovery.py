@@ -22,7 +22,8 @@ from omnisupport_ingest.sources.postgres.pgoutput import Begin
 from omnisupport_ingest.sources.postgres.server import current_wal_lsn
 from omnisupport_ingest_tests.sources.postgres.random_writers import Script
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest
-from omnisupport_ingest_tests.sources.postgres.two_readers import TwoReaders, eventually, many, run, session
+from omnisupport_ingest_tests.sources.postgres.two_readers import TwoReaders, many, run, session
+from omnisupport_ingest_tests.waiting import PATIENCE, until
 
 
 @pytest.fixture
@@ -60,14 +61,14 @@ def test_transaction_that_is_open_for_long_holds_nothing_up_and_comes_again_whol
         run(writer, "BEGIN", many(1))
         process = source.capture_process(overrides=source.overrides)
         try:
-            eventually(lambda: both.sent_early() > 0)
+            until(lambda: both.sent_early() > 0)
             sent = current_wal_lsn(source.dsn)
             source.sql("INSERT INTO notes VALUES (9000)")
-            eventually(lambda: source.confirmed() > sent)
+            until(lambda: source.confirmed() > sent)
             run(writer, many(1001))
         finally:
             process.kill()
-            process.communicate(timeout=20)
+            process.communicate(timeout=PATIENCE)
         (landed,) = source.changes()
         assert landed.key == '["9000"]'
         run(writer, "COMMIT")
@@ -85,10 +86,10 @@ def test_capture_killed_while_it_gives_a_transaction_out_loses_nothing_and_moves
     process = source.capture_process(overrides=source.overrides)
     try:
         # The batch is opened when the transaction begins to be given out.
-        eventually(lambda: len(list((source.store.folder / "data").glob("*-s-*"))) > 0)
+        until(lambda: len(list((source.store.folder / "data").glob("*-s-*"))) > 0)
     finally:
         process.kill()
-        process.communicate(timeout=20)
+        process.communicate(timeout=PATIENCE)
     assert source.store.batch_ids() == landed
     both.catch_up()
     both.assert_same()
@@ -101,7 +102,7 @@ def test_transaction_that_landed_and_was_not_confirmed_is_known_when_it_comes_ag
     process = source.capture_process(
         until=current_wal_lsn(source.dsn), failpoint="landing.manifest.after", overrides=source.overrides
     )
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == -signal.SIGKILL, errors
     assert both.sent_early() == 1 and len(source.changes()) == 400
     source.sql(many(1001))
@@ -152,7 +153,7 @@ def test_server_that_ends_with_a_transaction_in_progress_takes_it_along(
     try:
         with session(source) as writer:
             run(writer, "BEGIN", many(1))
-            eventually(lambda: both.sent_early() > 0)
+            until(lambda: both.sent_early() > 0)
             source.sql("INSERT INTO notes VALUES (9000)")
             began = time.monotonic()
             if killed:
@@ -160,9 +161,9 @@ def test_server_that_ends_with_a_transaction_in_progress_takes_it_along(
                 os.kill(postgres.pid, signal.SIGKILL)
             else:
                 postgres.stop()
-            _, errors = process.communicate(timeout=20)
+            _, errors = process.communicate(timeout=PATIENCE)
         assert process.returncode == SourceUnavailable.exit_code, errors
-        assert time.monotonic() - began < 15
+        assert time.monotonic() - began < 45
     finally:
         process.kill()
         postgres.start()
@@ -233,7 +234,7 @@ def test_capture_killed_again_and_again_under_random_transactions_loses_nothing_
             time.sleep(chance.random() / 5)
         finally:
             process.kill()
-            process.communicate(timeout=20)
+            process.communicate(timeout=PATIENCE)
         kills += 1
     playing.join()
     assert kills > 3

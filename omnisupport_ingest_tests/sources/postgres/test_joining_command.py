@@ -12,8 +12,9 @@ from omnisupport_ingest.sources.postgres.capture_record import CaptureRecord, Ca
 from omnisupport_ingest.sources.postgres.errors import PreflightFailed
 from omnisupport_ingest.sources.postgres.snapshot_requests import SnapshotRequests
 from omnisupport_ingest_tests.sources.postgres.awkward import ROLE, SOURCE, Shop
-from omnisupport_ingest_tests.sources.postgres.shop_facts import landed_rows, same_as_source, status, until
+from omnisupport_ingest_tests.sources.postgres.shop_facts import landed_rows, same_as_source, status
 from omnisupport_ingest_tests.sources.postgres.source_under_test import folded, landed_events
+from omnisupport_ingest_tests.waiting import PATIENCE, until
 
 ASK = ("source", "snapshot", "late", "--reason", "its contract is new")
 
@@ -153,7 +154,7 @@ def test_capture_killed_while_a_table_joins_has_it_after_its_next_start(shop: Sh
         publish(shop)
         assert capture.process.poll() is None
         assert shop.run(*ASK).code == 0
-        assert capture.process.wait(20) == -signal.SIGKILL
+        assert capture.process.wait(PATIENCE) == -signal.SIGKILL
     finally:
         capture.process.kill()
     shop.sql("UPDATE late SET v = 'changed' WHERE id = 1", "INSERT INTO items VALUES (3, 'three')")

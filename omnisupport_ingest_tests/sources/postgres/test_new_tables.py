@@ -20,7 +20,6 @@ from omnisupport_ingest.sources.postgres.captured_tables import CapturedTables
 from omnisupport_ingest.sources.postgres.errors import TableInterrupted
 from omnisupport_ingest.sources.postgres.row_events import KeyNotSent
 from omnisupport_ingest.sources.postgres.snapshot_requests import SnapshotRequests
-from omnisupport_ingest_tests.sources.postgres.shop_facts import until
 from omnisupport_ingest_tests.sources.postgres.snapshot_facts import (
     COLUMNS,
     chunks,
@@ -29,6 +28,7 @@ from omnisupport_ingest_tests.sources.postgres.snapshot_facts import (
     same_as_source,
 )
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract, folded
+from omnisupport_ingest_tests.waiting import until
 
 
 @pytest.fixture
@@ -177,7 +177,7 @@ def test_it_waits_for_the_end_of_a_transaction_that_is_being_read(tickets: Sourc
     with joined(tickets):
         ask(tickets)
         tickets.sql("INSERT INTO tickets SELECT g, repeat('x', 500) FROM generate_series(10, 30000) g")
-        until(lambda: up_to_now(tickets) and up_to_now(tickets, "tickets"), seconds=60)
+        until(lambda: up_to_now(tickets) and up_to_now(tickets, "tickets"))
 
 
 def test_every_batch_says_the_key_that_its_events_have(tickets: SourceUnderTest) -> None:
@@ -263,7 +263,7 @@ def test_table_that_is_written_while_it_joins_ends_as_the_source(
     with joined(tickets):
         with written(tickets, seed):
             ask(tickets)
-            until(lambda: complete(tickets, "late"), seconds=60)
+            until(lambda: complete(tickets, "late"))
         until(lambda: up_to_now(tickets))
 
 

@@ -26,7 +26,8 @@ from omnisupport_ingest.sources.postgres.restart import RestartNote
 from omnisupport_ingest.windows import WindowSize
 from omnisupport_ingest_tests.cli.command import environment
 from omnisupport_ingest_tests.sources.postgres.awkward import PASSWORD, SOURCE, Shop
-from omnisupport_ingest_tests.sources.postgres.shop_facts import killed_at, landed_rows, status, until
+from omnisupport_ingest_tests.sources.postgres.shop_facts import killed_at, landed_rows, status
+from omnisupport_ingest_tests.waiting import PATIENCE, until
 
 ONCE = ("capture", "--once")
 
@@ -184,7 +185,7 @@ def test_restart_that_fails_tells_the_error_of_the_start(shop: Shop) -> None:
     shop.sql("ALTER TABLE items DROP CONSTRAINT items_pkey")
     done = shop.run("source", "restart")
     assert done.code == 1 and "failed when it started again" in done.err and "items" in done.err
-    assert capture.process.wait(timeout=20) == 5
+    assert capture.process.wait(timeout=PATIENCE) == 5
     assert "Error:" in capture.process.communicate()[1]
     assert state(shop) == "FAILED"
 

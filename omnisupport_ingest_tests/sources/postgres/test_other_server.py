@@ -17,8 +17,8 @@ from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
 from omnisupport_ingest.sources.postgres.errors import AnotherSource, HoleInSource
 from omnisupport_ingest.sources.postgres.snapshot_requests import SnapshotRequests
 from omnisupport_ingest_tests.sources.postgres.awkward import SOURCE, Shop
-from omnisupport_ingest_tests.sources.postgres.shop_facts import until
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract, folded
+from omnisupport_ingest_tests.waiting import PATIENCE, until
 
 COLUMNS = ("id", "v")
 HERE, THERE = {'["1"]': {"id": "1", "v": "here"}}, {'["2"]': {"id": "2", "v": "there"}}
@@ -130,7 +130,7 @@ def test_connection_that_leads_elsewhere_while_the_stream_is_open_reads_no_rows(
         name.symlink_to(parse_dsn(other_server)["host"])
         landed = things.store.batch_ids()
         SnapshotRequests(things.store.folder).write("things", "a test")
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=PATIENCE)
     finally:
         process.kill()
         shutil.rmtree(name.parent)

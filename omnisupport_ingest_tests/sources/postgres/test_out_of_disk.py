@@ -17,8 +17,8 @@ from omnisupport_ingest.landing.names import is_stream
 from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
 from omnisupport_ingest.sources.postgres.errors import SourceUnavailable
 from omnisupport_ingest_tests.small_disk import Disk, small_disk
-from omnisupport_ingest_tests.sources.postgres.shop_facts import until
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract, folded
+from omnisupport_ingest_tests.waiting import PATIENCE, until
 
 MEGABYTE = 1024 * 1024
 
@@ -85,7 +85,7 @@ def test_server_that_ends_for_want_of_room_for_its_wal_is_waited_for_and_nothing
         with cramped.disk.full():
             source.sql("UPDATE tickets SET v = 'last' WHERE id = 1")
             refused(source, "SELECT pg_logical_emit_message(true, 'fill', repeat('x', 1000000))")
-            _, errors = process.communicate(timeout=30)
+            _, errors = process.communicate(timeout=PATIENCE)
             assert process.returncode == SourceUnavailable.exit_code, errors
             until(lambda: not server.running)
             with pytest.raises(SourceUnavailable) as away:

@@ -24,8 +24,8 @@ from omnisupport_ingest_tests.sources.postgres.partitioned_logs import (
     same,
     snapshots,
 )
-from omnisupport_ingest_tests.sources.postgres.shop_facts import until
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract
+from omnisupport_ingest_tests.waiting import PATIENCE, until
 
 
 @pytest.fixture
@@ -148,7 +148,7 @@ def test_partitions_published_under_their_own_names_while_capture_runs_end_it(lo
     def gone_wrong() -> None:
         with followed(logs) as over:
             logs.sql(via_root(logs, False), "UPDATE logs SET v = 'by name' WHERE id = 2")
-            assert over.wait(30)
+            assert over.wait(PATIENCE)
 
     with pytest.raises(HoleInSource, match="altered as a whole"):
         gone_wrong()

@@ -26,8 +26,8 @@ from omnisupport_ingest_tests.sources.postgres.partitioned_logs import (
     same,
     snapshots,
 )
-from omnisupport_ingest_tests.sources.postgres.shop_facts import until
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest
+from omnisupport_ingest_tests.waiting import until
 
 
 def by_name(source: SourceUnderTest, what: str = "TABLE logs") -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import psycopg2
 import pytest
 from psycopg2.extensions import parse_dsn
@@ -24,6 +22,7 @@ from omnisupport_ingest.sources.postgres.source_check import check_source
 from omnisupport_ingest.sources.postgres.walstream import WalStream
 from omnisupport_ingest_tests.sources.postgres.fronts import pooler
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract
+from omnisupport_ingest_tests.waiting import until
 
 
 def _all_findings(
@@ -386,11 +385,7 @@ def test_settings_without_which_a_forgotten_slot_does_harm_are_warned_of(ready: 
 
 
 def _wait_for_setting(source: SourceUnderTest, name: str, value: str) -> None:
-    for _ in range(100):
-        if source.query(f"SHOW {name}") == [(value,)]:
-            return
-        time.sleep(0.05)
-    raise AssertionError(f"{name} is not {value} after 5 seconds")
+    until(lambda: source.query(f"SHOW {name}") == [(value,)])
 
 
 @pytest.mark.parametrize(

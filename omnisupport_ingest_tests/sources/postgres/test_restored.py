@@ -10,8 +10,8 @@ import pytest
 from omnisupport_ingest.sources.postgres.errors import HoleInSource
 from omnisupport_ingest.sources.postgres.server import current_wal_lsn
 from omnisupport_ingest_tests.sources.postgres.copied_server import CopiedServer
-from omnisupport_ingest_tests.sources.postgres.shop_facts import until
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract, folded
+from omnisupport_ingest_tests.waiting import until
 
 pytestmark = pytest.mark.slow
 

@@ -19,8 +19,8 @@ from omnisupport_ingest.sources.postgres.capture import Capture
 from omnisupport_ingest.sources.postgres.errors import PreflightFailed, SourceUnavailable, TableInterrupted
 from omnisupport_ingest.sources.postgres.server import current_wal_lsn
 from omnisupport_ingest.sources.postgres.snapshot_requests import SnapshotRequests
-from omnisupport_ingest_tests.sources.postgres.shop_facts import until
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract, folded
+from omnisupport_ingest_tests.waiting import until
 
 ROWS = {'["1"]': {"id": "1", "v": "10"}, '["2"]': {"id": "2", "v": "20"}}
 

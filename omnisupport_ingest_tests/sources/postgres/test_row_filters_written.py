@@ -21,9 +21,9 @@ from omnisupport_ingest_tests.sources.postgres.published_facts import (
     sent,
 )
 from omnisupport_ingest_tests.sources.postgres.range_facts import ask
-from omnisupport_ingest_tests.sources.postgres.shop_facts import until
 from omnisupport_ingest_tests.sources.postgres.snapshot_facts import chunks, complete, following
 from omnisupport_ingest_tests.sources.postgres.source_under_test import UNRESOLVED, SourceUnderTest
+from omnisupport_ingest_tests.waiting import until
 
 WRITERS = 2
 
@@ -100,13 +100,13 @@ def read_while_written(
     """The first snapshot, one of a range where its keys have one, and one more, all beside writers."""
     source.overrides["snapshot_rows_per_second"] = 400
     with written(source, seed, change), following(source):
-        until(lambda: complete(source, table), 40)
+        until(lambda: complete(source, table))
         if table == "papers":
             ask(source, ["50"], ["250"])
-            until(lambda: len(source.events("b")) == 2, 40)
+            until(lambda: len(source.events("b")) == 2)
         SnapshotRequests(source.store.folder).write(table, "a test")
         ends = len(source.events("b"))
-        until(lambda: len(source.events("b")) > ends and complete(source, table), 40)
+        until(lambda: len(source.events("b")) > ends and complete(source, table))
     assert len({span.low for span in chunks(source, table)}) > 2
     source.catch_up()
 

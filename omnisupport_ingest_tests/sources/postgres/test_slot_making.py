@@ -18,8 +18,9 @@ from omnisupport_ingest.sources.postgres.errors import HoleInSource
 from omnisupport_ingest.sources.postgres.slot import consistent_snapshot, create_slot
 from omnisupport_ingest.sources.postgres.slot_making import SlotNotMade
 from omnisupport_ingest_tests.sources.postgres.awkward import Shop
-from omnisupport_ingest_tests.sources.postgres.shop_facts import same_as_source, until
+from omnisupport_ingest_tests.sources.postgres.shop_facts import same_as_source
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract
+from omnisupport_ingest_tests.waiting import PATIENCE, until
 
 
 @pytest.fixture
@@ -73,7 +74,7 @@ def test_stop_gives_up_the_slot_and_the_next_start_makes_it(tickets: SourceUnder
         until(lambda: making(tickets))
         assert not waits.wait(0.3) and capture.is_alive()
         stop.set()
-        capture.join(5)
+        capture.join(PATIENCE)
         assert not capture.is_alive()
         assert slots(tickets) == [] and not making(tickets)
         assert tickets.store.current_epoch() is None
@@ -144,7 +145,7 @@ def test_command_that_is_told_to_stop_while_its_slot_is_made_ends_well(shop: Sho
     with writing(shop.server.server.dsn(shop.database)) as pid:
         capture.says(f"waits for transactions that were under way when it began: of process {pid}")
         os.kill(capture.process.pid, signal.SIGTERM)
-        assert capture.process.wait(10) == 0
+        assert capture.process.wait(PATIENCE) == 0
         assert shop.query("SELECT FROM pg_replication_slots WHERE database = current_database()") == []
     assert shop.run("capture", "--once").code == 0
     same_as_source(shop)

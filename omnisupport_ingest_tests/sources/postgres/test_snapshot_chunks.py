@@ -14,7 +14,6 @@ from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.sources.postgres.errors import SourceUnavailable, TableInterrupted
 from omnisupport_ingest.sources.postgres.server import current_wal_lsn
 from omnisupport_ingest.sources.postgres.snapshot_requests import SnapshotRequests
-from omnisupport_ingest_tests.sources.postgres.shop_facts import until
 from omnisupport_ingest_tests.sources.postgres.snapshot_facts import (
     COLUMNS,
     capture,
@@ -26,6 +25,7 @@ from omnisupport_ingest_tests.sources.postgres.snapshot_facts import (
     same_as_source,
 )
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract, folded
+from omnisupport_ingest_tests.waiting import PATIENCE, until
 
 
 @pytest.fixture
@@ -336,7 +336,7 @@ def test_commit_between_its_record_and_its_visibility_is_not_lost(tickets: Sourc
         capture(tickets, landed, Lsn(1))
     finally:
         tickets.sql("ALTER SYSTEM RESET synchronous_standby_names", "SELECT pg_reload_conf()")
-    held[0].join(20)
+    held[0].join(PATIENCE)
     (row,) = [event for event in tickets.events("r") if event.key == '["950"]']
     assert row.after is not None and '"old"' in row.after
     tickets.catch_up()

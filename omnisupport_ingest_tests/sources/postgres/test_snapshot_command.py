@@ -12,7 +12,8 @@ from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.sources.postgres.snapshot_requests import SnapshotRequests
 from omnisupport_ingest_tests.cli.command import environment
 from omnisupport_ingest_tests.sources.postgres.awkward import ROLE, SOURCE, Shop
-from omnisupport_ingest_tests.sources.postgres.shop_facts import killed_at, status, until
+from omnisupport_ingest_tests.sources.postgres.shop_facts import killed_at, status
+from omnisupport_ingest_tests.waiting import until
 
 ONCE = ("capture", "--once")
 

@@ -20,8 +20,8 @@ from omnisupport_ingest.sources.postgres.capture import Capture
 from omnisupport_ingest.sources.postgres.errors import SourceUnavailable
 from omnisupport_ingest.sources.postgres.server import current_wal_lsn
 from omnisupport_ingest.sources.postgres.snapshot_requests import SnapshotRequests
-from omnisupport_ingest_tests.sources.postgres.shop_facts import until
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract, folded
+from omnisupport_ingest_tests.waiting import PATIENCE, until
 
 COLUMNS = ("id", "v")
 LOCKED = "SELECT FROM pg_locks WHERE NOT granted AND relation = 'tickets'::regclass"
@@ -104,19 +104,19 @@ def test_stop_does_not_wait_for_somebody_who_holds_the_table(
         wanted = batch.chunk is not None and batch.chunk.boundary is (when == "planned")
         if wanted and not ready.is_set():
             ready.set()
-            assert go_on.wait(20)
+            assert go_on.wait(PATIENCE)
 
     capture = Capture(tickets.settings, tickets.home, Contracts(tuple(tickets.tables)), hold_on)
     with tickets.connected() as holder, holder.cursor() as migration:
         following = in_a_thread.submit(capture.run, None, stop)
-        assert ready.wait(20)
+        assert ready.wait(PATIENCE)
         migration.execute("BEGIN; LOCK TABLE tickets IN ACCESS EXCLUSIVE MODE")
         if when == "planned":
             SnapshotRequests(tickets.store.folder).write("tickets", "a test")
         go_on.set()
         until(lambda: bool(tickets.query(LOCKED)))
         stop.set()
-        following.result(timeout=15)
+        following.result(timeout=PATIENCE)
     tickets.catch_up()
     assert_same_as_source(tickets)
 
@@ -127,12 +127,12 @@ def test_lock_that_is_let_go_is_waited_for(tickets: SourceUnderTest, in_a_thread
     def hold_on(batch: Manifest) -> None:
         if batch.chunk is not None and not ready.is_set():
             ready.set()
-            assert go_on.wait(20)
+            assert go_on.wait(PATIENCE)
 
     capture = Capture(tickets.settings, tickets.home, Contracts(tuple(tickets.tables)), hold_on)
     with tickets.connected() as holder, holder.cursor() as migration:
         passing = in_a_thread.submit(capture.run, current_wal_lsn(tickets.dsn), Event())
-        assert ready.wait(20)
+        assert ready.wait(PATIENCE)
         migration.execute("BEGIN; LOCK TABLE tickets IN ACCESS EXCLUSIVE MODE")
         go_on.set()
         until(lambda: bool(tickets.query(LOCKED)))
@@ -140,7 +140,7 @@ def test_lock_that_is_let_go_is_waited_for(tickets: SourceUnderTest, in_a_thread
         time.sleep(3)
         assert not passing.done()
         migration.execute("COMMIT")
-        passing.result(timeout=30)
+        passing.result(timeout=PATIENCE)
     assert_same_as_source(tickets)
 
 
@@ -175,7 +175,7 @@ def test_first_start_beside_somebody_who_holds_the_table_waits_on_a_server_that_
         time.sleep(3)
         assert not starting.done()
         migration.execute("COMMIT")
-        starting.result(timeout=30)
+        starting.result(timeout=PATIENCE)
     assert_same_as_source(tickets)
 
 

@@ -15,7 +15,6 @@ from omnisupport_ingest.sources.postgres.connection import connect
 from omnisupport_ingest.sources.postgres.key_scope import NoKeyRange
 from omnisupport_ingest.sources.postgres.snapshot_requests import SnapshotRequests
 from omnisupport_ingest_tests.sources.postgres.range_facts import Keys, ask, lose, ranged, scope_of
-from omnisupport_ingest_tests.sources.postgres.shop_facts import until
 from omnisupport_ingest_tests.sources.postgres.snapshot_facts import (
     COLUMNS,
     capture,
@@ -32,6 +31,7 @@ from omnisupport_ingest_tests.sources.postgres.source_under_test import (
     contract,
     folded,
 )
+from omnisupport_ingest_tests.waiting import until
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from omnisupport_ingest.sources.postgres.server import current_wal_lsn
-from omnisupport_ingest_tests.sources.postgres.shop_facts import until
 from omnisupport_ingest_tests.sources.postgres.snapshot_facts import (
     COLUMNS,
     chunks,
@@ -17,6 +16,7 @@ from omnisupport_ingest_tests.sources.postgres.snapshot_facts import (
 )
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract
 from omnisupport_ingest_tests.sources.postgres.test_huge_transaction import LIMIT_MB, Watched
+from omnisupport_ingest_tests.waiting import until
 
 ROW_BYTES = 4096
 FEW, MANY = 12_500, 100_000

@@ -18,7 +18,8 @@ from omnisupport_ingest.sources.postgres.lease import Lease
 from omnisupport_ingest.windows import WindowSize
 from omnisupport_ingest_tests.cli.command import environment
 from omnisupport_ingest_tests.sources.postgres.awkward import PASSWORD, ROLE, SOURCE, Shop
-from omnisupport_ingest_tests.sources.postgres.shop_facts import landed_rows, status, until
+from omnisupport_ingest_tests.sources.postgres.shop_facts import landed_rows, status
+from omnisupport_ingest_tests.waiting import until
 
 CAPTURE = ("capture", "--once")
 

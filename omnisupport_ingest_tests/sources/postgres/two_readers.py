@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -83,10 +82,3 @@ def many(first: int, rows: int = 400, table: str = "notes") -> str:
     """Inserts enough that the server does not keep it in memory."""
     rows_of = f"generate_series({first}, {first + rows - 1})"
     return f"INSERT INTO {table} (id, body, tag) SELECT g, {LONG}, 'new' FROM {rows_of} g"
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 30.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not come true in time"
-        time.sleep(0.02)
