@@ -192,10 +192,10 @@ def _published(workspace: Workspace, contract: TableContract) -> list[str]:
 
 def _events_of(workspace: Workspace, contract: TableContract) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The files of the table's accepted events, and those of its source's quarantine."""
-    accepted = workspace.deduped(contract.source).open().all_files()
-    held = workspace.quarantine(contract.source).open().all_files()
-    of_table = tuple(file.uri for file in accepted if ("source_table", contract.table) in file.partition)
-    return of_table, tuple(file.uri for file in held)
+    from omnisupport_ingest.stages.event_files import EventFiles
+
+    files = EventFiles.opened(workspace, contract.source)
+    return tuple(file.uri for file in files.accepted(contract)), tuple(file.uri for file in files.holes)
 
 
 def print_proof(proof: Proof, console: Console | None = None) -> None:

@@ -22,7 +22,8 @@ from omnisupport_ingest.cli.opening import open_settings
 def sweep(hours: int) -> None:
     """Delete what crashed runs left in the lake, and what newer versions of its tables replaced.
 
-    The platform may go on meanwhile. Table versions older than that can no longer be read.
+    The platform may go on meanwhile. Table versions older than that can no longer be read. Quarantined events
+    that a window still names always stay.
 
     \b
     Example:
@@ -31,11 +32,17 @@ def sweep(hours: int) -> None:
     Exit code: 0 done, 2 usage or settings.
     """
     from omnisupport_ingest.lake.sweep import sweep as sweep_table
+    from omnisupport_ingest.stages.quarantine_files import named_anywhere
     from omnisupport_ingest.stages.workspace import Workspace
 
-    total = 0
-    for table in Workspace.open(open_settings()).tables():
-        removed = len(sweep_table(table, timedelta(hours=hours)))
+    total, workspace = 0, Workspace.open(open_settings())
+    named = {
+        workspace.quarantine(source).spec.path: named_anywhere(workspace, source)
+        for source in workspace.contracts.sources()
+    }
+    for table in workspace.tables():
+        spare = named.get(table.spec.path, frozenset())
+        removed = len(sweep_table(table, timedelta(hours=hours), spare=spare))
         if removed:
             click.echo(f"{table.spec.path}: {removed}")
         total += removed

@@ -33,7 +33,7 @@ WHOLE_TABLE = ""
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 """How Hive and Spark spell NULL in a path."""
 
-_UNIT = re.compile(r"g\d{4,}-[0-9a-f]{16}")
+_UNIT = re.compile(r"g(\d{4,})-[0-9a-f]{16}")
 _STATE = re.compile(r"state-g\d{4,}-[0-9a-f]{16}\.parquet")
 
 Partition = tuple[tuple[str, str | None], ...]
@@ -100,6 +100,13 @@ def unit_of(path: str) -> str | None:
         if _UNIT.fullmatch(part):
             return "/".join(parts[: depth + 1])
     return None
+
+
+def generation_of(path: str) -> int:
+    """The generation in the name of the unit folder that ``path`` lies in; 0 for a file that stands alone."""
+    unit = unit_of(path)
+    found = _UNIT.fullmatch(PurePosixPath(unit).name) if unit is not None else None
+    return int(found[1]) if found is not None else 0
 
 
 def partition_in(path: str, partition_by: Iterable[str]) -> Partition:

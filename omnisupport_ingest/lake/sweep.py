@@ -12,6 +12,7 @@ import os
 import shutil
 import time
 import uuid
+from collections.abc import Collection
 from datetime import timedelta
 from pathlib import Path
 from urllib.parse import unquote
@@ -23,8 +24,12 @@ from omnisupport_ingest.lake import layout
 from omnisupport_ingest.lake.table import LakeTable
 
 
-def sweep(table: LakeTable, older_than: timedelta = timedelta(days=1)) -> list[str]:
+def sweep(
+    table: LakeTable, older_than: timedelta = timedelta(days=1), *, spare: Collection[str] = ()
+) -> list[str]:
     """Delete unreferenced files of ``table`` older than ``older_than``; returns their paths, sorted.
+
+    ``spare``: paths of files that stay whatever this table's log says, because another table needs them.
 
     Unreferenced are unit folders, states and foreign files that no commit added, or that a commit
     removed longer ago than ``older_than``; and unfinished writes in the staging folder. Versions
@@ -43,7 +48,7 @@ def sweep(table: LakeTable, older_than: timedelta = timedelta(days=1)) -> list[s
             enforce_retention_duration=False,
             full=True,
         )
-    }
+    } - set(spare)
     removed = [
         target
         for target in sorted(_targets(folder, unreferenced))

@@ -171,7 +171,7 @@ def counts_add_up(workspace: Workspace, source: str) -> CheckFinding:
 
 def no_collisions(workspace: Workspace, source: str) -> CheckFinding:
     """Whether every event that shares a position with another content was reviewed."""
-    rows = stock_of(workspace.quarantine(source), None)
+    rows = stock_of(workspace, source)
     numbers: dict[str, int | float] = {f"quarantined_{reason}": rows[reason] for reason in sorted(rows)}
     left = _unreviewed(workspace, source, COLLISION)
     if left:

@@ -2,8 +2,9 @@
 
 New events whose positions provably lie above everything judged before are judged alone and
 appended. Anything else (an overlap, a replaced window, another contract) judges the whole window
-again from raw. The quarantine of a window is committed first and named in the state of the deduped
-window, so both always belong together.
+again from raw. The quarantine files of a window are committed first and named in the state of the
+deduped window, which alone says what is withheld; afterwards those of the judgement before leave the
+table of quarantine (``quarantine``).
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from omnisupport_ingest.stages.idempotency import idempotency_key, unit_key
 from omnisupport_ingest.stages.lateness import Lateness
 from omnisupport_ingest.stages.plan import Upstream, WindowPlan, Work, plan_window, repeats_writes
 from omnisupport_ingest.stages.progress import facts_of, rise_from
+from omnisupport_ingest.stages.quarantine_files import gone_from_disk, named_by
 from omnisupport_ingest.stages.scenarios import Tallies
 from omnisupport_ingest.stages.upstream_files import files_to_read, units_of
 from omnisupport_ingest.stages.versions import ERASURE, LawVersions
@@ -75,7 +77,7 @@ def materialize(
     that the watermark has closed, and in which nothing is left to judge, are closed.
     Returns one checkpoint per window asked for, in order.
     """
-    table = workspace.deduped(source)
+    table, withheld = workspace.deduped(source), workspace.quarantine(source)
     store, remake = workspace.landing(source), repeats_writes(workspace.decisions)
     lateness = Lateness.of(workspace, source)
     passed = closing.passed_by_watermark(lateness, store.landed().batches)
@@ -93,14 +95,25 @@ def materialize(
         jobs = [
             job
             for window in targets
-            if (job := _job(snapshot, raw, store, window, versions.of(window), replay or remake)).plan.work
+            if (
+                job := _job(
+                    snapshot,
+                    raw,
+                    store,
+                    window,
+                    versions.of(window),
+                    replay or remake or gone_from_disk(withheld, snapshot.state(window)),
+                )
+            ).plan.work
             is not Work.NOTHING
         ]
         if jobs:
             _commit(workspace, spark, source, versions, snapshot, raw, jobs, run_id, lateness, passed)
         return closing.due(snapshot, set(targets) - {job.plan.window for job in jobs}, passed)
 
-    closing.close(table, retrying(attempt, table), run_id, closing.Fold(spark, "event_hash"))
+    due = retrying(attempt, table)
+    quarantine.settle(table, withheld, [*windows, OUT_OF_RANGE], Identity(quarantine.LAYER, source, run_id))
+    closing.close(table, due, run_id, closing.Fold(spark, "event_hash"))
     return report(table, windows)
 
 
@@ -180,13 +193,11 @@ def _commit(
     tallies = scenarios.tally(judged) if others is not None or seen.get["late"] else scenarios.NONE
     scenarios.refuse_stopped(tallies, workspace.decisions, source)
     counts = _counts(snapshot, jobs, accepted, tallies)
-    companions = quarantine.commit(
-        workspace.quarantine(source),
-        others,
-        {job.plan.window: _earlier_companions(snapshot, job) for job in jobs},
-        unit=unit,
-        identity=Identity(quarantine.LAYER, source, run_id),
-    )
+    withheld = workspace.quarantine(source)
+    windows = [job.plan.window for job in jobs]
+    staged = quarantine.stage(withheld, others, windows, unit=unit, version=snapshot.version + 1)
+    quarantine.add(withheld, staged, Identity(quarantine.LAYER, source, run_id))
+    companions = {job.plan.window: _companions(snapshot, job, staged) for job in jobs}
     landing = workspace.landing(source)
     snapshot.commit(
         [
@@ -266,9 +277,11 @@ def _known(landing: LandingStore, names: Sequence[str]) -> list[Manifest]:
     return [landing.read(name) for name in names if landing.exists(name)]
 
 
-def _earlier_companions(snapshot: TableSnapshot, job: _Job) -> tuple[str, ...]:
-    state = snapshot.state(job.plan.window)
-    return state.companions if state and job.plan.work is Work.APPEND else ()
+def _companions(snapshot: TableSnapshot, job: _Job, staged: StagedFiles) -> tuple[str, ...]:
+    """The quarantine files of the job's window: the new ones, beside those before where it appends."""
+    window = job.plan.window
+    kept = named_by(snapshot.state(window)) if job.plan.work is Work.APPEND else ()
+    return tuple(sorted({*kept, *(file.path for file in staged.of(window))}))
 
 
 def _marked(spark: SparkSession, raw: TableSnapshot, jobs: Sequence[_Job]) -> DataFrame:

@@ -6,7 +6,7 @@ window's net change. Quarantined events are holes in the fold, never stepped ove
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial, reduce
 
@@ -19,15 +19,18 @@ from omnisupport_ingest.contracts.load import TableContract
 from omnisupport_ingest.lake.checkpoint import Checkpoint
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.staging import StagedFiles, stage_frame
+from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.table import TableSnapshot, retrying
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.stages import closing
 from omnisupport_ingest.stages.checkpoints import Counts, Identity, Outcome, change_for, report
+from omnisupport_ingest.stages.event_files import EventFiles
 from omnisupport_ingest.stages.explained import Replaced, keys_changed, reasons
 from omnisupport_ingest.stages.idempotency import idempotency_key, unit_key
 from omnisupport_ingest.stages.lateness import Lateness
 from omnisupport_ingest.stages.plan import Upstream, WindowPlan, Work, plan_window, repeats_writes
 from omnisupport_ingest.stages.progress import BatchFacts, facts_of
+from omnisupport_ingest.stages.quarantine_files import named_by
 from omnisupport_ingest.stages.upstream_files import files_to_read, units_of
 from omnisupport_ingest.stages.versions import of_contract
 from omnisupport_ingest.stages.workspace import Workspace
@@ -77,14 +80,14 @@ def materialize(
     table, remake = workspace.dimension(contract), repeats_writes(workspace.decisions)
 
     def attempt(snapshot: TableSnapshot) -> list[str]:
-        deduped = workspace.deduped(contract.source).open()
-        quarantine = workspace.quarantine(contract.source).open()
+        files = EventFiles.opened(workspace, contract.source)
+        deduped = files.deduped
         passed = closing.passed_with(deduped)
         asked = list(dict.fromkeys(windows))
         if deduped.state(OUT_OF_RANGE) is not None:
             # Events whose time cannot be right are holes in the fold like any other.
             asked.append(OUT_OF_RANGE)
-        jobs = [_job(snapshot, deduped, quarantine, contract, window, replay or remake) for window in asked]
+        jobs = [_job(snapshot, files, contract, window, replay or remake) for window in asked]
         jobs = [job for job in jobs if job.plan.work is not Work.NOTHING]
         idle = closing.due(snapshot, set(asked) - {job.plan.window for job in jobs}, passed)
         if not jobs:
@@ -94,8 +97,7 @@ def materialize(
             spark,
             contract,
             snapshot,
-            deduped,
-            quarantine,
+            files,
             jobs,
             unit_key((keys[job.plan.window], job.plan) for job in jobs),
         )
@@ -131,25 +133,13 @@ def materialize(
 
 
 def _job(
-    snapshot: TableSnapshot,
-    deduped: TableSnapshot,
-    quarantine: TableSnapshot,
-    contract: TableContract,
-    window: str,
-    replay: bool,
+    snapshot: TableSnapshot, files: EventFiles, contract: TableContract, window: str, replay: bool
 ) -> _Job:
+    deduped = files.deduped
     above = deduped.state(window)
-    accepted = tuple(
-        file for file in deduped.files(window) if ("source_table", contract.table) in file.partition
-    )
-    companions = above.companions if above else ()
-    holes = tuple(file for file in quarantine.files(window) if file.path in companions)
+    accepted, holes = files.accepted(contract, window), files.holes_of(window)
     paths, stands_for = [file.path for file in accepted], above.compacted_units if above else {}
-    upstream = Upstream(
-        units_of(paths, stands_for) | frozenset(f"quarantine/{file.path}" for file in holes),
-        deduped.table_id,
-        of_contract(contract),
-    )
+    upstream = Upstream(units_above(paths, above), deduped.table_id, of_contract(contract))
     plan = plan_window(snapshot, window, upstream, replay=replay)
     if files_to_read(paths, stands_for, plan.read) is None:
         plan = WindowPlan(window, Work.REPLACE, upstream.units, snapshot.version + 1)
@@ -175,6 +165,12 @@ def _job(
         ),
         batches=batches,
     )
+
+
+def units_above(accepted: Iterable[str], above: WindowState | None) -> frozenset[str]:
+    """What a window is folded from: its ``accepted`` files, and the quarantine files that ``above`` names."""
+    stands_for = above.compacted_units if above is not None else {}
+    return units_of(accepted, stands_for) | frozenset(f"quarantine/{path}" for path in named_by(above))
 
 
 def _key(contract: TableContract, job: _Job) -> str:
@@ -242,8 +238,7 @@ def _stage(
     spark: SparkSession,
     contract: TableContract,
     snapshot: TableSnapshot,
-    deduped: TableSnapshot,
-    quarantine: TableSnapshot,
+    files: EventFiles,
     jobs: Sequence[_Job],
     unit: str,
 ) -> StagedFiles:
@@ -252,9 +247,7 @@ def _stage(
     if not working:
         return StagedFiles(())
     events = [file for job in working for file in job.files]
-    rows = fold_events(
-        _events(spark, contract, deduped, quarantine, working), contract, partitions=_parts(events)
-    )
+    rows = fold_events(_events(spark, contract, files, working), contract, partitions=_parts(events))
     held = [file for job in working for file in job.held]
     if held:
         rows = rows.unionByName(snapshot.read(spark, held))
@@ -272,16 +265,15 @@ def _parts(files: Sequence[LakeFile]) -> int:
 def _events(
     spark: SparkSession,
     contract: TableContract,
-    deduped: TableSnapshot,
-    quarantine: TableSnapshot,
+    files: EventFiles,
     jobs: Sequence[_Job],
 ) -> DataFrame:
     """The jobs' events of the table; ``hole`` tells the quarantined ones."""
-    accepted = deduped.read(spark, [file for job in jobs for file in job.accepted])
+    accepted = files.deduped.read(spark, [file for job in jobs for file in job.accepted])
     frames = [accepted.withColumn("hole", F.lit(False))]
-    files = [file for job in jobs for file in job.holes]
-    if files:
-        holes = quarantine.read(spark, files).select(*accepted.columns)
+    withheld = [file for job in jobs for file in job.holes]
+    if withheld:
+        holes = files.quarantine.read(spark, withheld).select(*accepted.columns)
         frames.append(holes.withColumn("hole", F.lit(True)))
     of_table = (F.col("source_schema") == contract.schema) & (F.col("source_table") == contract.table)
     return reduce(DataFrame.unionByName, frames).where(of_table)

@@ -13,27 +13,20 @@ import duckdb
 
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.stages.checkpoints import Counts
+from omnisupport_ingest.stages.event_files import EventFiles
 from omnisupport_ingest.stages.workspace import Workspace
 
 
 def events_per_table(workspace: Workspace, source: str) -> dict[str, Counts]:
     """The counts of each source table that has events; a message without a table counts as ``""``."""
-    raw, deduped = workspace.raw(source).open(), workspace.deduped(source).open()
-    quarantine = workspace.quarantine(source).open()
-    named = {
-        path
-        for window in deduped.windows()
-        if (state := deduped.state(window)) is not None
-        for path in state.companions
-    }
+    raw, judged = workspace.raw(source).open(), EventFiles.opened(workspace, source)
     distinct = "count(DISTINCT (epoch, commit_lsn, ordinal, event_hash))"
     found: dict[str, Counts] = {}
     for table, events, different in _ask(f"source_table, count(*), {distinct}", raw.all_files()):
         found[table] = found.get(table, Counts()) + Counts(raw=events, duplicates=events - different)
-    held = [file for file in quarantine.all_files() if file.path in named]
-    for table, events in _ask("source_table, count(*)", held):
+    for table, events in _ask("source_table, count(*)", judged.holes):
         found[table] = found.get(table, Counts()) + Counts(quarantined=events)
-    for file in deduped.all_files():
+    for file in judged.deduped.all_files():
         table = dict(file.partition)["source_table"] or ""
         found[table] = found.get(table, Counts()) + Counts(deduped=file.rows)
     return found

@@ -18,16 +18,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from omnisupport_ingest.contracts.model import TableContract
-from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.lake.layout import WINDOW, LakeFile, partition_in
-from omnisupport_ingest.lake.stats import rows_in
+from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.table import TableSnapshot
 from omnisupport_ingest.stages.looking import look
+from omnisupport_ingest.stages.quarantine_files import EventsGone, QuarantineFiles
 from omnisupport_ingest.stages.workspace import Workspace
-
-
-class EventsGone(IngestError):
-    """A file of events that a version of the lake names is not there any more."""
 
 
 @dataclass(frozen=True)
@@ -76,9 +71,8 @@ class EventFiles:
         return tuple(file for window in self.deduped.windows() for file in self.holes_of(window))
 
     def holes_of(self, window: str) -> tuple[LakeFile, ...]:
-        state = self.deduped.state(window)
-        held = {file.path: file for file in self.quarantine.files(window)}
-        return tuple(held.get(path) or self._on_disk(path) for path in (state.companions if state else ()))
+        """The quarantine files of one window, of all tables. ``EventsGone`` if one is missing."""
+        return QuarantineFiles(self.deduped, self.quarantine).of(window)
 
     def events(self, spark: SparkSession, contract: TableContract) -> DataFrame:
         """Every event of the table, as the fold takes them: ``hole`` tells the quarantined ones."""
@@ -95,14 +89,3 @@ class EventFiles:
         """Events to read, and the bytes of their files."""
         files: Sequence[LakeFile] = (*self.accepted(contract), *self.holes)
         return sum(file.rows for file in files), sum(file.bytes for file in files)
-
-    def _on_disk(self, path: str) -> LakeFile:
-        file = self.quarantine.table.folder / path
-        if not file.exists():
-            raise EventsGone(
-                f"{file} is not there, but {self.deduped.table.spec.path} names it as quarantined events.",
-                fix="Run the windows again (omnisupport-ingest up does it by itself), then this command.",
-            )
-        partition = partition_in(path, self.quarantine.table.spec.partition_by)
-        window = dict(partition)[WINDOW] or ""
-        return LakeFile(path, str(file), window, partition, rows_in(file), file.stat().st_size)

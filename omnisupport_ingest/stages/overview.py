@@ -22,6 +22,7 @@ from omnisupport_ingest.stages import deduped, dimensions, quarantine, raw
 from omnisupport_ingest.stages.looking import look
 from omnisupport_ingest.stages.published import LAYER as PUBLISHED
 from omnisupport_ingest.stages.published import upstream_of
+from omnisupport_ingest.stages.quarantine_files import named_by
 from omnisupport_ingest.stages.versions import LawVersions, of_contract
 from omnisupport_ingest.stages.workspace import Workspace
 
@@ -174,7 +175,7 @@ def _pending(seen: _Look, versions: _Versions, batches: Sequence[Manifest]) -> s
 
 def _quarantined(seen: _Look, judged: _Look) -> TableOverview:
     """The quarantine: rows that a window of deduped events names as its own."""
-    named = {path for state in judged.states.values() for path in state.companions}
+    named = {path for state in judged.states.values() for path in named_by(state)}
     files = [file for file in (seen.snapshot.all_files() if seen.snapshot else ()) if file.path in named]
     windows = {file.window for file in files}
     return replace(_overview(seen, None), windows=len(windows), rows=sum(file.rows for file in files))

@@ -27,8 +27,10 @@ from omnisupport_ingest.landing.chain import Hole
 from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.stages import raw
+from omnisupport_ingest.stages.dimensions import units_above
 from omnisupport_ingest.stages.lateness import LateArrival, Lateness, newest_watermark
 from omnisupport_ingest.stages.published import shows, upstream_of
+from omnisupport_ingest.stages.quarantine_files import QuarantineFiles
 from omnisupport_ingest.stages.versions import LawVersions, is_current, of_contract
 from omnisupport_ingest.stages.workspace import Workspace
 
@@ -40,8 +42,9 @@ _LOOK_SECONDS = 0.2
 class Pending:
     """Windows with work to do, in order, and where landing stands.
 
-    ``windows``: of the first ``limit`` batches that some layer has not committed, and windows that
-    have closed since their last commit. ``late_windows``: those to be replayed because events landed
+    ``windows``: of the first ``limit`` batches that some layer has not committed, windows that have
+    closed since their last commit, and those that a run left half done which made them again.
+    ``late_windows``: those to be replayed because events landed
     in them after they had closed, which ``late`` names; they are not among ``windows``. ``batches``:
     how many batches wait in all. ``last_batch_id``, ``last_lsn`` and ``watermark``: of the newest
     landed batch. ``recoveries``: how often capture went on after a crash before a confirmation.
@@ -138,6 +141,7 @@ def pending_windows(workspace: Workspace, source: str, *, limit: int = 500) -> P
     busy = late_windows.union(*waiting.values())
     watermark = newest_watermark(landed.batches)
     windows |= set(_closing(layers, lambda window: lateness.closed(window, watermark), busy)[:limit])
+    windows |= set(_half_done(workspace, source, contracts, busy)[:limit])
     newest = landed.batches[-1] if landed.batches else None
     held_up = landed.hole is not None and workspace.decisions.action(STREAM_HOLE) == STOP
     return Pending(
@@ -177,6 +181,31 @@ def _closing(layers: Sequence[_Layer], closed: Callable[[str], bool], busy: Coll
         and any(layer.is_open(window) for layer in layers)
         and all(layer.may_close(window) for layer in layers)
     ]
+
+
+def _half_done(
+    workspace: Workspace, source: str, contracts: Iterable[TableContract], busy: Collection[str]
+) -> list[str]:
+    """The windows, in order, that some run made again and not to the end: what it ended before has the
+    same batches everywhere, but not the same content. Busy ones are run again anyhow."""
+    held = QuarantineFiles.newest(workspace, source)
+    if held is None or held.deduped is None:
+        return []
+    found = set(held.unsettled_windows())
+    accepted: dict[tuple[str, str | None], list[str]] = {}
+    for file in held.deduped.all_files():
+        accepted.setdefault((file.window, dict(file.partition)["source_table"]), []).append(file.path)
+    for contract in contracts:
+        dimension = _open(workspace.dimension(contract))
+        for window in dimension.windows() if dimension is not None else ():
+            assert dimension is not None
+            above, state = held.state(window), dimension.state(window)
+            if above is None or state is None:
+                continue
+            units = units_above(accepted.get((window, contract.table), ()), above)
+            if frozenset(state.inputs) != units or state.upstream_table_id != held.deduped.table_id:
+                found.add(window)
+    return sorted(found - set(busy))
 
 
 def _of_any_window(versions: tuple[str, ...], _window: str) -> tuple[str, ...]:

@@ -1,20 +1,23 @@
 """How many events are in quarantine by reason, now and at an earlier moment.
 
-The log of the table knows both, so the answer depends neither on what a run reported nor on when the
-events landed: a contract that refuses rows of last year makes the quarantine rise today.
+What the states of ``deduped_events`` name is there now, and the log of the table knows the earlier
+moment, so the answer depends neither on what a run reported nor on when the events landed: a contract
+that refuses rows of last year makes the quarantine rise today.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
 from deltalake import DeltaTable
 
 from omnisupport_ingest.cdc.judging import DISCARD, DISCARDED
+from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.table import LakeTable, TableSnapshot
-from omnisupport_ingest.stages.looking import look
+from omnisupport_ingest.stages.quarantine_files import QuarantineFiles
 from omnisupport_ingest.stages.quarantined import Filter, quarantined
 from omnisupport_ingest.stages.reviews import Review, ReviewLedger
 from omnisupport_ingest.stages.workspace import Workspace
@@ -32,11 +35,11 @@ class Rise:
 def rises_of(workspace: Workspace, source: str, before: datetime) -> list[Rise]:
     """Every reason of now or of ``before`` (timezone-aware), those that rose most first."""
     table, ledger = workspace.quarantine(source), ReviewLedger.open(workspace, source)
-    now = stock_of(table, None)
+    now = stock_of(workspace, source)
     for window in ledger.windows():
         rows = quarantined(workspace, source, ledger, Filter(window=window, state=DISCARDED))
         now.subtract(row.reason for row in rows)
-    then = stock_of(table, before)
+    then = _stock_at(table, before)
     # An event may have been discarded and not been here any more; then it counts as risen, not as gone.
     then.subtract(_discarded_at(ledger, before))
     rises = [
@@ -46,11 +49,21 @@ def rises_of(workspace: Workspace, source: str, before: datetime) -> list[Rise]:
     return sorted(rises, key=lambda rise: (-rise.more, -rise.events, rise.reason))
 
 
-def stock_of(table: LakeTable, at: datetime | None) -> Counter[str]:
-    """Events in quarantine by reason, from the log alone; null ``at`` is now, else timezone-aware."""
-    snapshot = look(table) if at is None else _look_at(table, at)
+def stock_of(workspace: Workspace, source: str) -> Counter[str]:
+    """Events in quarantine by reason, now, without reading one."""
+    held = QuarantineFiles.newest(workspace, source)
+    return _by_reason(file for file, _ in held.shown()) if held is not None else Counter()
+
+
+def _stock_at(table: LakeTable, at: datetime) -> Counter[str]:
+    """The same at the moment ``at``, timezone-aware. States of then may be gone, so the log has to do."""
+    snapshot = _look_at(table, at)
+    return _by_reason(snapshot.all_files() if snapshot is not None else ())
+
+
+def _by_reason(files: Iterable[LakeFile]) -> Counter[str]:
     found: Counter[str] = Counter()
-    for file in snapshot.all_files() if snapshot is not None else ():
+    for file in files:
         found[dict(file.partition).get("reason") or "unknown"] += file.rows
     return found
 

@@ -20,9 +20,8 @@ from omnisupport_ingest.cdc.images import read_image
 from omnisupport_ingest.cdc.judging import DISCARD, DISCARDED, OPEN, RELEASE
 from omnisupport_ingest.lake.layout import partition_in
 from omnisupport_ingest.lake.schema import arrow_schema
-from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.stages.event_ref import EventRef
-from omnisupport_ingest.stages.looking import look
+from omnisupport_ingest.stages.quarantine_files import QuarantineFiles
 from omnisupport_ingest.stages.reviews import Review, ReviewLedger
 from omnisupport_ingest.stages.workspace import Workspace
 
@@ -153,22 +152,13 @@ def is_malformed(values: Mapping[str, Any]) -> bool:
 
 
 def _files(workspace: Workspace, source: str) -> list[_File]:
-    judged, table = look(workspace.deduped(source)), workspace.quarantine(source)
-    held = look(table)
+    held = QuarantineFiles.newest(workspace, source)
     found: list[_File] = []
-    states: dict[str, WindowState | None] = {}
-    for window in sorted({*(judged.windows() if judged else ()), *(held.windows() if held else ())}):
-        state = states[window] = judged.state(window) if judged else None
-        if state is not None:
-            paths = list(state.companions)
-        else:
-            # What the window was judged to is not known: better to show too much than nothing.
-            paths = [file.path for file in held.files(window)] if held else []
+    for file, state in held.shown() if held is not None else ():
         with_reviews = [each for each in (state.versions if state else ()) if each.startswith(REVIEWS)]
         digest = with_reviews[0].removeprefix(REVIEWS) if with_reviews else None
-        for path in paths:
-            reason = dict(partition_in(path, _PARTITION))["reason"] or "unknown"
-            found.append(_File(str(table.folder / path), window, reason, digest))
+        reason = dict(partition_in(file.path, _PARTITION))["reason"] or "unknown"
+        found.append(_File(file.uri, file.window, reason, digest))
     return found
 
 
