@@ -196,6 +196,15 @@ def test_every_gate_is_died_at() -> None:
         assert f'"{name}.' in (Path(__file__).parent / module).read_text()
 
 
+def test_no_gate_is_named_twice() -> None:
+    """The second of two with one name would quietly take the place of the first."""
+    tree = ast.parse((PACKAGE / "failpoints.py").read_text())
+    called = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    made = [call for call in called if isinstance(call.func, ast.Name) and call.func.id == "_gate"]
+    named = [call.args[0].value for call in made if isinstance(call.args[0], ast.Constant)]
+    assert named == list(GATES)
+
+
 def test_a_gate_holds_something() -> None:
     """A gate around nothing durable would be counted as a point that was tested."""
     around_nothing = []

@@ -239,10 +239,6 @@ class TableSnapshot:
     def _states(self) -> dict[str, tuple[LakeFile, ...]]:
         return _by_window(file for file in self._files if layout.is_state(file.path))
 
-    def _placed(self, file: StagedFile) -> LakeFile:
-        uri = os.fspath(self.table.folder / file.path)
-        return LakeFile(file.path, uri, file.window, file.partition, file.rows, file.bytes)
-
     def _lake_file(self, listed: dict[str, Any]) -> LakeFile:
         path = unquote(listed["path"])
         uri = os.fspath(self.table.folder / path)

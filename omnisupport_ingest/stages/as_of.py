@@ -25,7 +25,6 @@ from omnisupport_ingest.cdc.current import current_state
 from omnisupport_ingest.cdc.fold import fold_events, partitions_for
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.landing.completeness import incomplete_at, is_captured
 from omnisupport_ingest.landing.lost_changes import LostChanges
 from omnisupport_ingest.landing.manifest import Manifest
@@ -167,15 +166,6 @@ def state_as_of(
     return Reading((contract,), position, files).table(spark, contract)
 
 
-def events_from(
-    workspace: Workspace, spark: SparkSession, contract: TableContract, position: Position
-) -> int:
-    """How many accepted events of the table stand at ``position`` or above."""
-    deduped = workspace.deduped(contract.source).open()
-    files = [file for file in deduped.all_files() if _of_table(file, contract)]
-    return deduped.read(spark, files).where(~_below(position)).count()
-
-
 def _below_which(
     workspace: Workspace,
     source: str,
@@ -275,10 +265,6 @@ def _refuse_behind(source: str, batches: Sequence[Manifest], files: EventFiles, 
             fix="Wait for the pipeline (omnisupport-ingest up), or run `omnisupport-ingest materialize`; "
             "then read again.",
         )
-
-
-def _of_table(file: LakeFile, contract: TableContract) -> bool:
-    return ("source_table", contract.table) in file.partition
 
 
 def _below(position: Position) -> Column:

@@ -65,6 +65,13 @@ def test_files_that_a_commit_just_removed_stay_for_running_readers(table: LakeTa
     assert Path(old.uri).exists()
 
 
+def test_what_another_table_needs_is_spared_with_its_whole_unit(table: LakeTable) -> None:
+    needed, left = (place_without_spark(table, W1, unit, [2])[0].path for unit in ("needed", "left"))
+    age(table.folder, 2 * DAY)
+    assert sweep(table, DAY, spare={needed}) == [str(Path(left).parent)]
+    assert (table.folder / needed).exists()
+
+
 def test_a_file_that_a_killed_sweep_had_moved_aside_goes_with_the_next(table: LakeTable) -> None:
     aside = table.folder / ".staging" / "swept-state"
     aside.parent.mkdir(exist_ok=True)

@@ -1,8 +1,9 @@
 """All stages of one home in a process of its own, for tests that kill it.
 
 ``python -m omnisupport_ingest_tests.recovery.pipeline FOLDER`` takes the windows of the told story in
-``FOLDER`` through every layer, on a warm server where ``OMNISUPPORT_SPARK_REMOTE`` names one and on a
-classic session otherwise, and dies where ``OMNISUPPORT_FAILPOINT`` says.
+``FOLDER`` through every layer, with ``replay`` behind it all over again, on a warm server where
+``OMNISUPPORT_SPARK_REMOTE`` names one and on a classic session otherwise, and dies where
+``OMNISUPPORT_FAILPOINT`` says.
 """
 
 from __future__ import annotations
@@ -41,18 +42,25 @@ def open_workspace(folder: Path) -> Workspace:
 
 
 def run_stages(
-    workspace: Workspace, spark: SparkSession, windows: Sequence[str] = WINDOWS, source: str = SOURCE
+    workspace: Workspace,
+    spark: SparkSession,
+    windows: Sequence[str] = WINDOWS,
+    source: str = SOURCE,
+    *,
+    replay: bool = False,
 ) -> None:
     """Take ``windows`` from landing to the published tables, as one run of the ingest job does."""
-    raw.materialize(workspace, spark, source, windows, "run")
-    deduped.materialize(workspace, spark, source, windows, "run")
+    raw.materialize(workspace, spark, source, windows, "run", replay=replay)
+    deduped.materialize(workspace, spark, source, windows, "run", replay=replay)
     for contract in workspace.contracts.of_source(source):
-        dimensions.materialize(workspace, spark, contract, windows, "run")
+        dimensions.materialize(workspace, spark, contract, windows, "run", replay=replay)
     for contract in workspace.contracts.of_source(source):
         published.materialize(workspace, spark, contract, "run")
 
 
-def start(folder: Path, *, failpoint: str = "", remote: str | None = None) -> subprocess.Popen[str]:
+def start(
+    folder: Path, *, failpoint: str = "", remote: str | None = None, replay: bool = False
+) -> subprocess.Popen[str]:
     """The pipeline of ``folder`` as a process; its standard error goes to ``pipeline.log`` there.
 
     ``remote`` is the address of a warm server; without one the process has a JVM of its own.
@@ -60,7 +68,7 @@ def start(folder: Path, *, failpoint: str = "", remote: str | None = None) -> su
     environment = {**os.environ, VARIABLE: failpoint} | ({REMOTE: remote} if remote else {})
     with (folder / "pipeline.log").open("w") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", __spec__.name, str(folder)],
+            [sys.executable, "-m", __spec__.name, str(folder), *(["replay"] if replay else [])],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -89,4 +97,4 @@ def kill_when(process: subprocess.Popen[str], seen: Callable[[], bool]) -> int:
 
 if __name__ == "__main__":
     opened = open_workspace(Path(sys.argv[1]))
-    run_stages(opened, session(opened.settings))
+    run_stages(opened, session(opened.settings), replay="replay" in sys.argv[2:])

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-DECIMALS = ("precise", "string")
-BINARIES = ("base64", "base64-url-safe", "hex")
-
 
 @dataclass(frozen=True, slots=True)
 class Handling:
