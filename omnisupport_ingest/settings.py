@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -12,6 +13,9 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from omnisupport_ingest.windows import WindowSize
 
 PREFIX = "OMNISUPPORT_"
+
+
+_HOST = re.compile(r"(?:[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?")
 
 
 class SnapshotMode(StrEnum):
@@ -181,6 +185,14 @@ class Settings(BaseSettings):
     webserver_port: int = Field(
         3000, ge=0, le=65535, description="Port of the Dagster UI on loopback; 0 takes a free one."
     )
+    webserver_hosts: str | None = Field(
+        None,
+        description="Names under which a reverse proxy shows the Dagster UI, with the port if the browser "
+        "shows one. Requests for any other name, and from pages of any other, are refused. Unset: "
+        "`127.0.0.1` and `localhost` alone.",
+        examples=["dagster.example,dagster.example:8443"],
+        json_schema_extra={"values": "`name` or `name:port`, comma-separated"},
+    )
 
     @field_validator("window")
     @classmethod
@@ -194,6 +206,26 @@ class Settings(BaseSettings):
             return moment
         return moment.replace(tzinfo=UTC)
 
+    @field_validator("webserver_hosts")
+    @classmethod
+    def _webserver_hosts_are_names(cls, text: str | None) -> str | None:
+        for name in _names(text):
+            if not _HOST.fullmatch(name):
+                raise ValueError(
+                    f"`{name}` is not a name of a host, with a port or without, like dagster.example:8443"
+                )
+        return text
+
+    @property
+    def ui_hosts(self) -> frozenset[str]:
+        """``webserver_hosts``, a name each, in lower case."""
+        return frozenset(_names(self.webserver_hosts))
+
     @property
     def window_size(self) -> WindowSize:
         return WindowSize.parse(self.window)
+
+
+def _names(text: str | None) -> list[str]:
+    """The names in a comma-separated list, in lower case."""
+    return [name.strip().lower() for name in (text or "").split(",") if name.strip()]

@@ -59,3 +59,14 @@ def test_unknown_window_size_names_the_accepted_forms(monkeypatch: pytest.Monkey
 def test_settings_do_not_change() -> None:
     with pytest.raises(ValidationError, match="frozen"):
         Settings().slot = "another"  # type: ignore[misc]
+
+
+def test_the_names_of_a_proxy_are_taken_apart_and_what_is_no_name_is_refused() -> None:
+    assert Settings(webserver_hosts=None).ui_hosts == frozenset()
+    assert Settings(webserver_hosts="Dagster.example, dagster.example:8443,").ui_hosts == {
+        "dagster.example",
+        "dagster.example:8443",
+    }
+    for wrong in ("https://dagster.example", "dagster.example/ui", "*", "a b"):
+        with pytest.raises(ValueError, match="is not a name of a host"):
+            Settings(webserver_hosts=wrong)

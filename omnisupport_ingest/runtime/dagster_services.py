@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import sys
+import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 from omnisupport_ingest.home import Home
@@ -23,7 +25,7 @@ from omnisupport_ingest.runtime.dagster_home import (
 )
 from omnisupport_ingest.runtime.ports import LOOPBACK, answers, free_port, require_port
 from omnisupport_ingest.runtime.running import record_ui_port
-from omnisupport_ingest.runtime.supervisor import Backoff, Service, Supervisor
+from omnisupport_ingest.runtime.supervisor import Backoff, Service, ServiceFailed, Supervisor
 from omnisupport_ingest.settings import Settings
 
 CODE_SERVER = "dagster-code-server"
@@ -31,6 +33,7 @@ DAEMON = "dagster-daemon"
 WEBSERVER = "dagster-webserver"
 
 DEFINITIONS = "omnisupport_ingest.definitions"
+GUARDED_WEBSERVER = "omnisupport_ingest.defs.webserver"
 
 _READY_SECONDS = 120.0
 _QUIET = {"PYTHONWARNINGS": "ignore"}
@@ -57,9 +60,10 @@ def start_dagster(supervisor: Supervisor, settings: Settings, home: Home) -> Dag
     """
     webserver = require_port(settings.webserver_port, "OMNISUPPORT_WEBSERVER_PORT")
     ports = DagsterPorts(start_dagster_without_ui(supervisor, settings, home).code_server, webserver)
-    command = ("dagster_webserver", "-h", LOOPBACK, "-p", str(webserver), "-w", _workspace(home))
+    command = (GUARDED_WEBSERVER, "-h", LOOPBACK, "-p", str(webserver), "-w", _workspace(home))
     supervisor.start(_service(WEBSERVER, command, settings, home))
     supervisor.wait(lambda: _shows_location(webserver), what="The Dagster UI", seconds=_READY_SECONDS)
+    _require_guard(webserver)
     record_ui_port(home.run, webserver)
     return ports
 
@@ -100,17 +104,35 @@ def _workspace(home: Home) -> str:
 def _shows_location(port: int) -> bool:
     """Whether the webserver at ``port`` answers GraphQL with a code location."""
     question = "{ repositoriesOrError { ... on RepositoryConnection { nodes { name } } } }"
-    request = urllib.request.Request(
-        f"http://{LOOPBACK}:{port}/graphql",
-        data=json.dumps({"query": question}).encode(),
-        headers={"Content-Type": "application/json"},
-    )
-    # A proxy of the environment is not for loopback.
-    open_directly: Callable[..., Any] = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
     try:
-        with open_directly(request, timeout=5) as response:
+        with _ask(port, question) as response:
             answer = json.load(response)
     except (OSError, ValueError):
         return False
     found = (answer.get("data") or {}).get("repositoriesOrError") or {}
     return bool(found.get("nodes"))
+
+
+def _require_guard(port: int) -> None:
+    """Raise ``ServiceFailed`` if the webserver answers a request that another web page could have sent."""
+    try:
+        with _ask(port, "{ version }", {"Host": "another-page.invalid"}) as response:
+            status = response.status
+    except urllib.error.HTTPError as refused:
+        status = refused.code
+    if status != HTTPStatus.FORBIDDEN:
+        raise ServiceFailed(
+            f"The Dagster UI answers requests of other web pages (status {status} for a foreign Host).",
+            fix="Install the versions of constraints.txt: the guard in omnisupport_ingest.defs.webserver "
+            "does not know this dagster-webserver.",
+        )
+
+
+def _ask(port: int, query: str, headers: Mapping[str, str] | None = None) -> Any:
+    request = urllib.request.Request(
+        f"http://{LOOPBACK}:{port}/graphql",
+        data=json.dumps({"query": query}).encode(),
+        headers={"Content-Type": "application/json", **(headers or {})},
+    )
+    # A proxy of the environment is not for loopback.
+    return urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=5)

@@ -1,0 +1,179 @@
+"""Dagster's webserver behind a guard that answers the UI's own pages only.
+
+Dagster's webserver has no login. It carries out a GraphQL mutation that comes as a GET, as a form or as
+plain text, and sends what runs print over a WebSocket, whatever page asks. A browser sends such requests
+for any page that the operator has open, and a page whose name is made to point at this machine (DNS
+rebinding) counts as the UI's own there. What a page cannot forge are the headers ``Host``, ``Origin`` and
+``Sec-Fetch-Site`` (Fetch standard, "forbidden request-header"), so the guard decides by these. Programs
+that are no browser send no ``Origin``.
+
+Run as ``python -m omnisupport_ingest.defs.webserver``, with the options of ``dagster-webserver``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+from dagster_webserver import app, cli
+from dagster_webserver.webserver import DagsterWebserver
+from starlette.middleware import Middleware
+
+from omnisupport_ingest.settings import Settings
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+_OWN_NAMES = ("127.0.0.1", "localhost")
+_DECIDING = ("host", "origin", "content-type", "sec-fetch-site", "sec-fetch-mode", "sec-fetch-dest")
+_READING = frozenset(("GET", "HEAD", "OPTIONS"))
+_SHOWN = 80
+"""Characters of a refused header that the answer repeats."""
+
+_HEADERS = (
+    # No other page may lay the UI under its own and have the operator click in it.
+    (b"x-frame-options", b"SAMEORIGIN"),
+    (b"content-security-policy", b"frame-ancestors 'self'"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request as far as the guard looks at it. ``headers``: lower-case names with all their values."""
+
+    method: str
+    """``WEBSOCKET`` for the opening of one."""
+    path: str
+    port: int | None
+    """Where this server listens; null if it is no port."""
+    headers: Mapping[str, tuple[str, ...]]
+
+    @classmethod
+    def of(cls, scope: Scope) -> Asked:
+        headers: dict[str, tuple[str, ...]] = {}
+        for name, value in scope["headers"]:
+            key = name.decode("latin-1").lower()
+            headers[key] = (*headers.get(key, ()), value.decode("latin-1"))
+        method = scope["method"] if scope["type"] == "http" else "WEBSOCKET"
+        return cls(method, scope["path"], (scope.get("server") or (None, None))[1], headers)
+
+    def header(self, name: str) -> str | None:
+        """The first value of a header, which is the one that Dagster reads."""
+        return next(iter(self.headers.get(name, ())), None)
+
+
+def refusal(asked: Asked, hosts: frozenset[str]) -> str | None:
+    """Return why a request is not answered, or null if it is.
+
+    ``hosts``: the names, with a port unless it is the scheme's, under which a reverse proxy shows the UI.
+    """
+    for name in _DECIDING:
+        if len(asked.headers.get(name, ())) > 1:
+            return f"it has several headers {name}."
+    host = (asked.header("host") or "").lower()
+    own = {f"{name}:{asked.port}" for name in _OWN_NAMES}
+    if asked.port == 80:
+        own |= set(_OWN_NAMES)
+    if host not in own | hosts:
+        return f"its Host, {_shown(host)}, is not a name of this UI. {_hosts_fix(host)}"
+    origin = asked.header("origin")
+    if origin is not None and not _is_own_origin(origin.lower(), host, own, hosts):
+        return f"it comes from another page, {_shown(origin)}. {_hosts_fix(origin.rpartition('/')[2])}"
+    graphql = asked.path.rstrip("/").endswith("/graphql")
+    if asked.header("sec-fetch-site") not in (None, "same-origin", "none") and (
+        graphql or not _opens_a_page(asked)
+    ):
+        return "the browser says that another page sends it (Sec-Fetch-Site)."
+    if graphql and asked.method in _READING and "text/html" not in (asked.header("accept") or ""):
+        return "GraphQL is answered by POST only. Send the query as JSON in the body."
+    if asked.method not in (*_READING, "WEBSOCKET"):
+        content_type = (asked.header("content-type") or "").partition(";")[0].strip().lower()
+        if content_type != "application/json":
+            return f"its Content-Type is {_shown(content_type)}. Send JSON with application/json."
+    return None
+
+
+def _is_own_origin(origin: str, host: str, own: set[str], hosts: frozenset[str]) -> bool:
+    scheme, _, authority = origin.partition("://")
+    # A page of `localhost` may be that of another server, on IPv6: it is not the UI that 127.0.0.1 shows.
+    if scheme == "http" and authority == host and host in own:
+        return True
+    return scheme in ("http", "https") and authority in hosts
+
+
+def _opens_a_page(asked: Asked) -> bool:
+    """Whether the request is a link that was followed, as from a wiki or an alarm: it only shows a page."""
+    how = (asked.method, asked.header("sec-fetch-mode"), asked.header("sec-fetch-dest"))
+    return how == ("GET", "navigate", "document")
+
+
+def _shown(value: str) -> str:
+    return f"“{value[:_SHOWN]}”" if value else "missing"
+
+
+def _hosts_fix(name: str) -> str:
+    if not name or not name.isascii() or not name.isprintable():
+        return ""
+    return (
+        f"If a reverse proxy shows the UI under this name, set OMNISUPPORT_WEBSERVER_HOSTS={name[:_SHOWN]}."
+    )
+
+
+class RequestGuard:
+    """ASGI middleware: what ``refusal`` names gets 403 and a sentence, before Dagster sees it."""
+
+    def __init__(self, app: App, hosts: frozenset[str] = frozenset()) -> None:
+        self._app, self._hosts = app, hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        reason = refusal(Asked.of(scope), self._hosts)
+        if reason is not None:
+            await _refuse(scope, send, f"The Dagster UI refuses this request: {reason.strip()}\n")
+            return
+
+        async def send_unframed(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", ()), *_HEADERS]}
+            await send(message)
+
+        await self._app(scope, receive, send_unframed)
+
+
+async def _refuse(scope: Scope, send: Send, text: str) -> None:
+    kind = "http.response"
+    if scope["type"] == "websocket":
+        if "websocket.http.response" not in (scope.get("extensions") or {}):
+            # Servers answer a connection that is closed before it was accepted with 403.
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        kind = "websocket.http.response"
+    headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"x-content-type-options", b"nosniff")]
+    await send({"type": f"{kind}.start", "status": 403, "headers": headers})
+    await send({"type": f"{kind}.body", "body": text.encode()})
+
+
+class GuardedWebserver(DagsterWebserver):  # type: ignore[type-arg]
+    """Dagster's webserver with the guard before everything else in it."""
+
+    def build_middleware(self) -> list[Middleware]:
+        return [Middleware(RequestGuard, hosts=Settings().ui_hosts), *super().build_middleware()]
+
+
+def main() -> None:
+    """Run ``dagster-webserver``, guarded."""
+    # Its command makes the application from this name. `up` asks the server that it has started with a
+    # foreign Host, so a Dagster that takes another one is noticed at once.
+    setattr(app, "DagsterWebserver", GuardedWebserver)  # noqa: B010 - mypy: the name is not exported
+    cli.dagster_webserver()
+
+
+if __name__ == "__main__":
+    main()
