@@ -9,6 +9,7 @@ from omnisupport_ingest.defs.checks import build_content_checks, build_log_check
 from omnisupport_ingest.defs.history import build_history
 from omnisupport_ingest.defs.jobs import build_jobs
 from omnisupport_ingest.defs.late_arrivals import late_arrivals_sensor
+from omnisupport_ingest.defs.lost_runs import run_executor
 from omnisupport_ingest.defs.partitions import window_partitions
 from omnisupport_ingest.defs.resources import build_resources
 from omnisupport_ingest.defs.review_job import build_review_job
@@ -26,7 +27,7 @@ def build_definitions(workspace: Workspace) -> dg.Definitions:
         dg.Definitions(
             assets=build_assets(workspace, partitions),
             resources=build_resources(workspace),
-            executor=dg.in_process_executor,
+            executor=run_executor,
         )
     ]
     for source in workspace.contracts.sources():

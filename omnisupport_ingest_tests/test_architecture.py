@@ -12,7 +12,7 @@ import omnisupport_ingest
 PACKAGE = Path(omnisupport_ingest.__file__).parent
 
 VALUES = {"errors", "position", "key_range", "windows"}
-FLOOR_1 = VALUES | {"settings", "durable", "failpoints", "home"}
+FLOOR_1 = VALUES | {"settings", "durable", "failpoints", "home", "processes"}
 
 MAY_IMPORT: dict[str, set[str]] = {
     **{name: FLOOR_1 - {name} for name in FLOOR_1},

@@ -76,6 +76,10 @@ WITHOUT_GATE: dict[tuple[str, str], str] = {
         "runtime/dagster_home.py",
         "remove_old_run_logs",
     ): "logs older than a month; what stays goes at the next start",
+    (
+        "defs/lost_runs.py",
+        "_NamesItsProcess.execute",
+    ): "the name of a living process: without it, as with it, a run that was killed is a lost one",
     ("runtime/guard.py", "RotatingLog.write"): "logs",
     ("runtime/guard.py", "RotatingLog._open"): "logs",
     ("runtime/guard.py", "main"): _RUN_FILE,

@@ -7,7 +7,6 @@ moved on meanwhile.
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 import time
@@ -16,12 +15,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
 from rich.console import Console
 from rich.table import Table
 
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.position import Lsn, Position
+from omnisupport_ingest.processes import ProcessIdentity
 from omnisupport_ingest.stages.checkpoints import Counts
 from omnisupport_ingest.stages.compare import Comparison
 
@@ -97,7 +96,8 @@ def prove(
     dsn = source_dsn(workspace.settings, workspace.home)
     contracts = [each for each in workspace.contracts.of_source(source) if not tables or each.name in tables]
     _remove_left_behind(workspace.home.run)
-    with tempfile.TemporaryDirectory(prefix=f"{_SCRATCH}{os.getpid()}-", dir=workspace.home.run) as scratch:
+    own = f"{_SCRATCH}{ProcessIdentity.current().text}-"
+    with tempfile.TemporaryDirectory(prefix=own, dir=workspace.home.run) as scratch:
         expected = []
         with consistent_snapshot(dsn) as (lsn, snapshot):
             for contract in contracts:
@@ -117,8 +117,8 @@ def prove(
 def _remove_left_behind(folder: Path) -> None:
     """Remove what killed comparisons left: it holds rows of the source."""
     for scratch in folder.glob(f"{_SCRATCH}*"):
-        process = scratch.name.removeprefix(_SCRATCH).partition("-")[0]
-        if not process.isdigit() or not psutil.pid_exists(int(process)):
+        process = ProcessIdentity.parse(scratch.name.removeprefix(_SCRATCH).partition("-")[0])
+        if process is None or not process.lives():
             shutil.rmtree(scratch, ignore_errors=True)
 
 

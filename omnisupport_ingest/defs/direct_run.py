@@ -6,7 +6,6 @@ are the same, so runs, materializations and checkpoints show in the UI afterward
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -15,6 +14,7 @@ import dagster as dg
 from omnisupport_ingest.defs import keys
 from omnisupport_ingest.defs.run_history import RunHistory
 from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.processes import ProcessIdentity
 from omnisupport_ingest.windows import WindowRange
 
 _OURS = "omnisupport_ingest."
@@ -80,7 +80,7 @@ def _run(
             tags={
                 "dagster/asset_partition_range_start": windows.first,
                 "dagster/asset_partition_range_end": windows.last,
-                keys.PROCESS_TAG: str(os.getpid()),
+                keys.PROCESS_TAG: ProcessIdentity.current().text,
                 **tags,
             },
         )

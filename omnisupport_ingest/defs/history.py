@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.defs import keys
+from omnisupport_ingest.defs.lost_runs import run_executor
 from omnisupport_ingest.defs.metadata import checkpoint_metadata
 from omnisupport_ingest.defs.tables import table_metadata
 from omnisupport_ingest.stages import history, history_checks
@@ -29,7 +30,7 @@ def build_history(workspace: Workspace, source: str) -> dg.Definitions:
         selection=dg.AssetSelection.assets(*(keys.history_key(contract) for contract in contracts))
         | dg.AssetSelection.checks(*checks),
         description=f"The history of every table of {source}, made again where its events have changed.",
-        executor_def=dg.in_process_executor,
+        executor_def=run_executor,
         tags={keys.TAKE_NEW_TAG: "true", keys.SOURCE_TAG: source},
     )
     hourly = dg.ScheduleDefinition(

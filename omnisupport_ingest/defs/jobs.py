@@ -13,6 +13,7 @@ import dagster as dg
 
 from omnisupport_ingest.contracts.model import Contracts
 from omnisupport_ingest.defs import keys
+from omnisupport_ingest.defs.lost_runs import run_executor
 
 
 def table_keys(contracts: Contracts, source: str) -> list[dg.AssetKey]:
@@ -43,7 +44,7 @@ def build_jobs(
         keys.ingest_job_name(source),
         selection=tables | dg.AssetSelection.checks(*log_checks),
         description=f"New batches of {source}, from landing to the published tables.",
-        executor_def=dg.in_process_executor,
+        executor_def=run_executor,
         tags={keys.TAKE_NEW_TAG: "true", keys.SOURCE_TAG: source},
     )
     replay = dg.define_asset_job(
@@ -51,14 +52,14 @@ def build_jobs(
         selection=tables,
         description=f"Makes windows of {source} again through every layer, from what has landed. The forward "
         f"cursor does not move. Say why in the tag {keys.REASON_TAG}.",
-        executor_def=dg.in_process_executor,
+        executor_def=run_executor,
         tags={keys.SOURCE_TAG: source},
     )
     audit = dg.define_asset_job(
         keys.audit_job_name(source),
         selection=dg.AssetSelection.checks(*log_checks, *audit_checks),
         description=f"Every check of {source}: the logs, the rows of the published tables, the server.",
-        executor_def=dg.in_process_executor,
+        executor_def=run_executor,
         tags={keys.SOURCE_TAG: source},
     )
     hourly = dg.ScheduleDefinition(

@@ -18,7 +18,7 @@ LATE_TAG = "omnisupport/late-events"
 
 LATE_BATCHES_TAG = "omnisupport/late-batches"
 PROCESS_TAG = "omnisupport/process"
-"""Run tag: the process of this machine that executes a run outside of the code server."""
+"""Run tag: the process of this machine that executes the run (`processes.ProcessIdentity`)."""
 
 LANDING, RAW, DEDUPED, DIMENSIONS, PUBLISHED = "landing", "raw", "deduped", "dimensions", "published"
 HISTORY = "history"

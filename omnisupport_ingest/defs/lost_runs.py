@@ -2,18 +2,22 @@
 
 Dagster's default launcher cannot tell (it has no health check), and the code server that would have
 told may have died with the run. Left alone, such a run would keep the sensor waiting and the pools
-of its tables taken for good.
+of its tables taken for good. A live run that is taken for a lost one is worse: its pools are freed
+while it still writes. So a run names its process by what no clock moves (``processes``), before its
+first step.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from typing import Any, cast
 
 import dagster as dg
-import psutil
 
 from omnisupport_ingest.defs.keys import PROCESS_TAG
 from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.processes import ProcessIdentity
 
 _STARTED = [
     dg.DagsterRunStatus.STARTING,
@@ -24,46 +28,72 @@ _PROCESS = re.compile(r"\(pid: (\d+)\)")
 """How Dagster's engine events name the process that a run was given."""
 
 
+class _NamesItsProcess(dg.Executor):
+    """An executor in the run's own process that records which process that is, before the first step."""
+
+    def __init__(self, executor: dg.Executor) -> None:
+        self._executor = executor
+
+    # The types are private names of Dagster's.
+    @property
+    def retries(self) -> Any:
+        return self._executor.retries
+
+    @property
+    def step_dependency_config(self) -> Any:
+        return self._executor.step_dependency_config
+
+    def execute(self, plan_context: Any, execution_plan: Any) -> Iterator[dg.DagsterEvent]:
+        tags = {PROCESS_TAG: ProcessIdentity.current().text}
+        plan_context.instance.add_run_tags(plan_context.run_id, tags)
+        return self._executor.execute(plan_context, execution_plan)
+
+
+def _executor(context: dg.InitExecutorContext) -> dg.Executor:
+    create = dg.in_process_executor.executor_creation_fn
+    assert create is not None, "Dagster's own executor says how it is made"
+    return _NamesItsProcess(create(context))
+
+
+run_executor = dg.ExecutorDefinition(
+    name="in_process",
+    config_schema=cast(Any, dg.in_process_executor.config_schema),
+    executor_creation_fn=_executor,
+    description="Every step in the process of the run, which the run's tags name.",
+)
+"""The executor of every job: one process per run, so that a run opens Spark once."""
+
+
 def end_lost_runs(instance: dg.DagsterInstance) -> list[str]:
     """Mark runs failed whose process has ended, and free their pools; returns their ids.
 
-    A run whose process nobody recorded yet is left alone: it is only just being started.
+    A run whose process nobody recorded yet is left alone: it is only just being started. So is one of which
+    only a number is recorded (by an earlier version, or by Dagster before the run's first step) while any
+    process has that number.
     """
     ended = []
     for record in instance.get_run_records(dg.RunsFilter(statuses=_STARTED)):
         run = record.dagster_run
         process = _process_of(instance, run)
-        if process is None or _lives(process, since=record.start_time):
+        if process is None or process.lives():
             continue
         # The pools first: a run that is marked failed is not looked at again.
         with gate("dagster.pool", run.run_id):
             instance.event_log_storage.free_concurrency_slots_for_run(run.run_id)
         with gate("dagster.run_failed", run.run_id):
             instance.report_run_failed(
-                run, f"Its process ({process}) is gone, and nobody had told of its end."
+                run, f"Its process ({process.pid}) is gone, and nobody had told of its end."
             )
         ended.append(run.run_id)
     return ended
 
 
-def _process_of(instance: dg.DagsterInstance, run: dg.DagsterRun) -> int | None:
-    """The process of this machine that ``run`` was executed by; none if nothing names it."""
-    if own := run.tags.get(PROCESS_TAG):
-        return int(own)
+def _process_of(instance: dg.DagsterInstance, run: dg.DagsterRun) -> ProcessIdentity | None:
+    """The process of this machine that ``run`` was executed by; None if nothing names it."""
+    if own := ProcessIdentity.parse(run.tags.get(PROCESS_TAG, "")):
+        return own
     found = None
     for entry in instance.all_logs(run.run_id, of_type=dg.DagsterEventType.ENGINE_EVENT):
         if named := _PROCESS.search(entry.message or ""):
-            found = int(named.group(1))
+            found = ProcessIdentity(int(named.group(1)))
     return found
-
-
-def _lives(process: int, *, since: float | None) -> bool:
-    """Whether ``process`` runs and is not a younger one that was given the same number."""
-    try:
-        born = psutil.Process(process)
-        # A second of grace: the two clocks are read in different ways.
-        return born.status() != psutil.STATUS_ZOMBIE and (since is None or born.create_time() <= since + 1)
-    except psutil.NoSuchProcess:
-        return False
-    except psutil.AccessDenied:
-        return True

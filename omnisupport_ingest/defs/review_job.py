@@ -9,6 +9,7 @@ import dagster as dg
 from pydantic import Field
 
 from omnisupport_ingest.defs import keys
+from omnisupport_ingest.defs.lost_runs import run_executor
 from omnisupport_ingest.stages.deciding import decide
 from omnisupport_ingest.stages.event_ref import EventRef
 from omnisupport_ingest.stages.workspace import Workspace
@@ -67,7 +68,7 @@ def build_review_job(source: str) -> dg.JobDefinition:
         name=keys.review_job_name(source),
         description=f"Release or discard events in quarantine of {source}; the sensor then asks for their "
         "windows.",
-        executor_def=dg.in_process_executor,
+        executor_def=run_executor,
         tags={keys.SOURCE_TAG: source},
     )
     def review() -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from omnisupport_ingest.durable import replace
 from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.processes import ProcessIdentity
 from omnisupport_ingest.runtime.ports import answers
 
 _FILE = "spark-connect.json"
@@ -20,11 +20,11 @@ class ConnectAddress:
 
     port: int
     token: str
-    supervisor_pid: int
+    supervisor: ProcessIdentity
     """The process that keeps the server running; the server does not outlive it."""
 
     def __repr__(self) -> str:
-        return f"ConnectAddress(port={self.port}, supervisor_pid={self.supervisor_pid})"
+        return f"ConnectAddress(port={self.port}, supervisor={self.supervisor.text})"
 
     @property
     def url(self) -> str:
@@ -34,27 +34,24 @@ class ConnectAddress:
     def write(self, run_folder: Path) -> None:
         """Record the address in ``run_folder``, readable by the owner only."""
         with gate("runtime.file"):
-            replace(run_folder / _FILE, json.dumps(asdict(self)).encode())
+            record = {"port": self.port, "token": self.token, "supervisor": self.supervisor.text}
+            replace(run_folder / _FILE, json.dumps(record).encode())
 
     @classmethod
     def read(cls, run_folder: Path) -> ConnectAddress | None:
         """The recorded address if its server is there; nothing if the record is missing or stale."""
         try:
-            address = cls(**json.loads((run_folder / _FILE).read_text()))
-        except (OSError, ValueError, TypeError):
+            record = json.loads((run_folder / _FILE).read_text())
+            # An earlier version wrote the bare process id, as `supervisor_pid`.
+            named = record["supervisor"] if "supervisor" in record else str(record["supervisor_pid"])
+            supervisor = ProcessIdentity.parse(named)
+            address = None if supervisor is None else cls(record["port"], record["token"], supervisor)
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return None
-        return address if _alive(address.supervisor_pid) and answers(address.port) else None
+        if address is None or not address.supervisor.lives():
+            return None
+        return address if answers(address.port) else None
 
     @staticmethod
     def forget(run_folder: Path) -> None:
         (run_folder / _FILE).unlink(missing_ok=True)
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

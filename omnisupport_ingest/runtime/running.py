@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from omnisupport_ingest.durable import replace
 from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.processes import ProcessIdentity
 from omnisupport_ingest.runtime.ports import answers
 
 _PORT_FILE = "dagster-webserver.port"
@@ -17,12 +17,12 @@ def running_services(run_folder: Path) -> dict[str, int]:
     found = {}
     for path in sorted(run_folder.glob("*.pid")):
         try:
-            pid = int(path.read_text())
+            service = ProcessIdentity.parse(path.read_text())
         except (OSError, ValueError):
             # It is being written or removed.
             continue
-        if _alive(pid):
-            found[path.stem] = pid
+        if service is not None and service.lives():
+            found[path.stem] = service.pid
     return found
 
 
@@ -41,13 +41,3 @@ def ui_port(run_folder: Path) -> int | None:
     except (OSError, ValueError):
         return None
     return port if answers(port) else None
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

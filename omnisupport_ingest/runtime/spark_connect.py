@@ -16,6 +16,7 @@ from pathlib import Path
 from omnisupport_ingest.durable import replace
 from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.home import Home
+from omnisupport_ingest.processes import ProcessIdentity
 from omnisupport_ingest.runtime.connect_address import ConnectAddress
 from omnisupport_ingest.runtime.environment import settings_environment
 from omnisupport_ingest.runtime.java import find_java
@@ -41,7 +42,7 @@ def start_spark_connect(supervisor: Supervisor, settings: Settings, home: Home) 
     The address is recorded in ``home.run``, from where ``runtime.spark.session`` takes it in every
     process. Raises ``JavaMissing``, or ``ServiceFailed`` if the server does not become ready.
     """
-    address = ConnectAddress(free_port(), secrets.token_urlsafe(24), os.getpid())
+    address = ConnectAddress(free_port(), secrets.token_urlsafe(24), ProcessIdentity.current())
     supervisor.start(_service(settings, home, address))
     supervisor.wait(lambda: answers(address.port), what="The Spark Connect server", seconds=_READY_SECONDS)
     _do_first_job(settings, address)

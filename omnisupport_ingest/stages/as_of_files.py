@@ -5,16 +5,15 @@ All tables are folded before the first file is written, so a fault of one leaves
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from omnisupport_ingest.processes import ProcessIdentity
 from omnisupport_ingest.stages.as_of import Reading
 from omnisupport_ingest.stages.export import Format, write_file
 from omnisupport_ingest.stages.workspace import Workspace
@@ -54,7 +53,8 @@ def write_tables(
 ) -> list[TableAsOf]:
     """Write each table of ``reading`` to a file in ``folder`` with its name, by ``export``'s rules."""
     _remove_left_behind(workspace.home.run)
-    with tempfile.TemporaryDirectory(prefix=f"{_SCRATCH}{os.getpid()}-", dir=workspace.home.run) as scratch:
+    own = f"{_SCRATCH}{ProcessIdentity.current().text}-"
+    with tempfile.TemporaryDirectory(prefix=own, dir=workspace.home.run) as scratch:
         states = {contract.name: Path(scratch) / contract.name for contract in reading.contracts}
         counts = {}
         for contract in reading.contracts:
@@ -86,6 +86,6 @@ def _counted(name: str, rows: DataFrame) -> TableAsOf:
 def _remove_left_behind(folder: Path) -> None:
     """Remove what killed reads left: it holds rows of the source."""
     for scratch in folder.glob(f"{_SCRATCH}*"):
-        process = scratch.name.removeprefix(_SCRATCH).partition("-")[0]
-        if not process.isdigit() or not psutil.pid_exists(int(process)):
+        process = ProcessIdentity.parse(scratch.name.removeprefix(_SCRATCH).partition("-")[0])
+        if process is None or not process.lives():
             shutil.rmtree(scratch, ignore_errors=True)

@@ -6,39 +6,26 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import dagster as dg
+import psutil
+import pytest
 
 from omnisupport_ingest.defs.keys import PROCESS_TAG
 from omnisupport_ingest.defs.lost_runs import end_lost_runs
+from omnisupport_ingest.processes import ProcessIdentity
+from omnisupport_ingest_tests.defs.waiting_job import REACHED
 from omnisupport_ingest_tests.waiting import until
-
-_WAITS = """
-import os, pathlib, sys, time
-import dagster as dg
-
-@dg.op(pool="table")
-def wait():
-    pathlib.Path(sys.argv[1]).touch()
-    time.sleep(120)
-
-@dg.job(executor_def=dg.in_process_executor)
-def waits():
-    wait()
-
-tags = {sys.argv[2]: str(os.getpid())} if len(sys.argv) > 2 else {}
-with dg.DagsterInstance.get() as instance:
-    waits.execute_in_process(instance=instance, tags=tags)
-"""
 
 
 def started(home: Path, *arguments: str) -> subprocess.Popen[bytes]:
     """A run in a process of its own, in the middle of a step that holds a pool."""
     reached = home / "reached"
     process = subprocess.Popen(
-        [sys.executable, "-c", _WAITS, str(reached), *arguments],
-        env={**os.environ, "DAGSTER_HOME": str(home)},
+        [sys.executable, "-m", "omnisupport_ingest_tests.defs.waiting_job", *arguments],
+        env={**os.environ, "DAGSTER_HOME": str(home), REACHED: str(reached)},
         stderr=subprocess.DEVNULL,
     )
     until(lambda: reached.exists() or process.poll() is not None)
@@ -52,7 +39,7 @@ def test_a_killed_run_is_ended_and_its_pool_is_free_again_and_a_living_one_is_le
 ) -> None:
     (tmp_path / "dagster.yaml").write_text("concurrency: {pools: {granularity: op, default_limit: 1}}\n")
     with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
-        process = started(tmp_path, PROCESS_TAG)
+        process = started(tmp_path, "launched")
         try:
             assert end_lost_runs(instance) == []
         finally:
@@ -67,10 +54,78 @@ def test_a_killed_run_is_ended_and_its_pool_is_free_again_and_a_living_one_is_le
         assert end_lost_runs(instance) == []
 
 
+def test_a_run_names_its_process_by_what_no_clock_moves_and_another_of_its_number_is_not_it(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "dagster.yaml").write_text("concurrency: {pools: {granularity: op, default_limit: 1}}\n")
+    with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
+        process = started(tmp_path, "launched")
+        try:
+            (run,) = instance.get_runs()
+            named = ProcessIdentity.parse(run.tags[PROCESS_TAG])
+            assert named == ProcessIdentity.of(process.pid)
+            assert named is not None
+            assert end_lost_runs(instance) == []
+            # As after the end of the run, when its number was given to a process that began later.
+            instance.add_run_tags(run.run_id, {PROCESS_TAG: replace(named, started=1).text})
+            assert end_lost_runs(instance) == [run.run_id]
+        finally:
+            process.kill()
+            process.wait()
+
+
+def test_a_bare_number_of_an_earlier_version_is_alive_while_any_process_has_it(tmp_path: Path) -> None:
+    with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
+        process = started(tmp_path, "in process", f"{PROCESS_TAG}={os.getpid()}")
+        process.kill()
+        process.wait()
+        (run,) = instance.get_runs()
+        assert end_lost_runs(instance) == []
+        instance.add_run_tags(run.run_id, {PROCESS_TAG: str(process.pid)})
+        assert end_lost_runs(instance) == [run.run_id]
+
+
 def test_the_process_is_known_from_dagsters_own_record_too(tmp_path: Path) -> None:
     with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
-        process = started(tmp_path)
+        process = started(tmp_path, "in process")
         process.send_signal(signal.SIGKILL)
         process.wait()
         (run,) = instance.get_runs()
         assert end_lost_runs(instance) == [run.run_id]
+
+
+def clock_steps(proc: Path, seconds: int) -> Path:
+    """A folder that is ``/proc`` after the clock of the machine has stepped forward by ``seconds``.
+
+    The kernel works the time of boot out from the clock whenever it is asked, so a step moves that time, and
+    with it every start time that is told as a time of day.
+    """
+    proc.mkdir()
+    for entry in Path("/proc").iterdir():
+        if entry.name != "stat":
+            (proc / entry.name).symlink_to(entry)
+    told = [
+        f"btime {int(line.split()[1]) + seconds}" if line.startswith("btime ") else line
+        for line in Path("/proc/stat").read_text().splitlines()
+    ]
+    (proc / "stat").write_text("\n".join(told) + "\n")
+    return proc
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the time of boot is read from /proc")
+def test_a_clock_that_steps_forward_leaves_a_live_run_and_its_pool_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "dagster.yaml").write_text("concurrency: {pools: {granularity: op, default_limit: 1}}\n")
+    with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
+        process = started(tmp_path, "in process")
+        before = psutil.Process(process.pid).create_time()
+        monkeypatch.setattr(psutil, "PROCFS_PATH", str(clock_steps(tmp_path / "proc", 3600)))
+        try:
+            assert psutil.Process(process.pid).create_time() == before + 3600
+            assert end_lost_runs(instance) == []
+            assert instance.event_log_storage.get_concurrency_info("table").claimed_slots
+        finally:
+            process.kill()
+            process.wait()
+        assert len(end_lost_runs(instance)) == 1

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from omnisupport_ingest.home import Home
+from omnisupport_ingest.processes import ProcessIdentity
 from omnisupport_ingest.runtime.connect_address import ConnectAddress
 from omnisupport_ingest.runtime.environment import settings_environment
 from omnisupport_ingest.runtime.ports import free_port
@@ -52,9 +53,9 @@ def test_another_process_has_a_session_on_the_server_with_our_configuration(tmp_
 
 
 def test_a_record_of_a_server_that_is_gone_counts_as_none(tmp_path: Path) -> None:
-    ConnectAddress(free_port(), "token", os.getpid()).write(tmp_path)
+    ConnectAddress(free_port(), "token", ProcessIdentity.current()).write(tmp_path)
     assert ConnectAddress.read(tmp_path) is None
 
 
 def test_the_token_is_not_in_the_text_of_an_address() -> None:
-    assert "hunter2" not in repr(ConnectAddress(1, "hunter2", 1))
+    assert "hunter2" not in repr(ConnectAddress(1, "hunter2", ProcessIdentity(1)))

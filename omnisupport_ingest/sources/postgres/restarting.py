@@ -76,7 +76,7 @@ def wait_for_restart(landing: Path, source: str, before: CaptureRecord, *, secon
     give_up = time.monotonic() + seconds
     while time.monotonic() < give_up:
         now = CaptureRecords(landing).read()
-        if now is not None and now.started > before.started:
+        if now is not None and now.started != before.started:
             if now.ready:
                 return now
             if now.ended is not None and now.last_error is not None and now.failing_since is not None:
