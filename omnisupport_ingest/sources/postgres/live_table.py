@@ -46,6 +46,7 @@ class LiveColumn:
 class LiveIndex:
     """A unique index over whole columns without NULLs, of all rows: one that can tell rows apart.
 
+    ``columns``: those that it is over; what it only carries (``INCLUDE``) may be NULL.
     ``deferrable``: two rows may share a key until their transaction commits.
     """
 
@@ -173,6 +174,7 @@ FROM resolved r JOIN pg_attribute a ON a.attrelid = r.relation AND a.attnum = r.
 ORDER BY a.attrelid, a.attnum
 """
 
+# A two-byte vector begins at 0; what is at ``indnkeyatts`` or above is only included.
 _UNIQUE = """
 SELECT i.indrelid::bigint, c.relname::text,
        ARRAY(SELECT a.attname::text FROM unnest(i.indkey::int2[]) WITH ORDINALITY AS k (attnum, place)
@@ -182,8 +184,8 @@ SELECT i.indrelid::bigint, c.relname::text,
 FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
 WHERE i.indrelid = ANY (%s::bigint[]::oid[]) AND i.indisunique AND i.indisvalid
   AND i.indpred IS NULL AND i.indexprs IS NULL
-  AND NOT EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey)
-                  AND NOT a.attnotnull)
+  AND NOT EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = i.indrelid AND NOT a.attnotnull
+                  AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1]))
 ORDER BY i.indrelid, NOT i.indisprimary, c.relname
 """
 

@@ -144,8 +144,8 @@ def without_key(connection: Connection, root: int, key: Collection[str]) -> list
 
 _IDENTITIES = """
 SELECT n.nspname::text, c.relname::text,
-       ARRAY(SELECT a.attname::text FROM unnest(i.indkey::int2[]) k (attnum)
-             JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = k.attnum)
+       ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = c.oid
+             AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1]))
 FROM pg_partition_tree(%s::bigint::oid::regclass) t
 JOIN pg_class c ON c.oid = t.relid JOIN pg_namespace n ON n.oid = c.relnamespace
 JOIN pg_index i ON i.indrelid = c.oid
