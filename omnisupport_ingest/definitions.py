@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dagster as dg
 
+from omnisupport_ingest.contracts.in_force import record_in_force, settings_of_home
 from omnisupport_ingest.defs.assets import build_assets
 from omnisupport_ingest.defs.checks import build_content_checks, build_log_checks
 from omnisupport_ingest.defs.history import build_history
@@ -15,7 +16,6 @@ from omnisupport_ingest.defs.resources import build_resources
 from omnisupport_ingest.defs.review_job import build_review_job
 from omnisupport_ingest.defs.sensors import wal_batches_sensor
 from omnisupport_ingest.defs.source_health import source_health_check, source_health_sensor
-from omnisupport_ingest.runtime.environment import with_window_of_home
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.stages.workspace import Workspace
 
@@ -61,4 +61,6 @@ def build_definitions(workspace: Workspace) -> dg.Definitions:
 @dg.definitions
 def defs() -> dg.Definitions:
     """Definitions of the home that the settings name; ``IngestError`` says what is wrong with it."""
-    return build_definitions(Workspace.open(with_window_of_home(Settings())))
+    workspace = Workspace.open(settings_of_home(Settings()))
+    record_in_force(workspace.settings, workspace.home)
+    return build_definitions(workspace)

@@ -40,6 +40,11 @@ GATES: dict[str, Gate] = {
     each.name: each
     for each in (
         _gate("home.marker", "`home.json`, which fixes the grid of windows", "home.py"),
+        _gate(
+            "home.in_force",
+            "`in_force.json`, which names contracts and decision table",
+            "contracts/in_force.py",
+        ),
         _gate("source.publication", "the publication, made or extended", "sources/postgres/publication.py"),
         _gate("source.publication_drop", "the publication is gone", "sources/postgres/publication.py"),
         _gate(

@@ -25,7 +25,7 @@ _GRACE_BEFORE_CREATION = timedelta(hours=1)
 
 
 class HomeMismatch(IngestError):
-    """The home was made by a newer version, or with another window size."""
+    """The home was made by a newer version, with another window size, or for other contracts."""
 
     exit_code = 3
 

@@ -50,14 +50,15 @@ class Settings(BaseSettings):
     )
     contracts_dir: Path | None = Field(
         None,
-        description="Folder of table contracts. Unset: contracts/data of the working directory, else the "
-        "packaged ones.",
+        description="Folder of table contracts. Unset: the one that the home records; for a new home "
+        "contracts/data of the working directory, else the packaged ones.",
         examples=["contracts/data"],
     )
     decision_table: Path | None = Field(
         None,
-        description="What is done with late, repeated, disordered and wrong events. Unset: "
-        "reports/week03/late_arrival_decision_table.csv of the working directory, else the packaged one.",
+        description="What is done with late, repeated, disordered and wrong events. Unset: the file that "
+        "the home records; for a new home reports/week03/late_arrival_decision_table.csv of the working "
+        "directory, else the packaged one.",
         examples=["reports/week03/late_arrival_decision_table.csv"],
     )
     window: str = Field(
@@ -75,7 +76,8 @@ class Settings(BaseSettings):
     source: str = Field(
         "support_desk",
         description="The PostgreSQL source, as x-cdc.source in the contracts and as folder in landing and "
-        "lake.",
+        "lake. Unset: the name that the home records; for a new home that of the database in "
+        "OMNISUPPORT_SOURCE_DSN, without one support_desk.",
     )
     source_dsn: SecretStr | None = Field(
         None,

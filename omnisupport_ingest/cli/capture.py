@@ -49,7 +49,7 @@ def capture(once: bool, reason: str | None) -> None:
     Exit code: 0 done, 2 usage or settings, 4 the source does not answer, 5 the source is not set up
     for capture, 6 another capture or another reader of the slot, 7 a hole in the source.
     """
-    from omnisupport_ingest.contracts.load import default_contracts_dir, load_contracts
+    from omnisupport_ingest.contracts.in_force import contracts_in_force
     from omnisupport_ingest.landing.manifest import Manifest
     from omnisupport_ingest.landing.store import LandingStore
     from omnisupport_ingest.sources.postgres.capture import Capture
@@ -61,7 +61,7 @@ def capture(once: bool, reason: str | None) -> None:
     home = open_home(settings)
 
     def the_contracts() -> Contracts:
-        return load_contracts(settings.contracts_dir or default_contracts_dir())
+        return contracts_in_force(settings)
 
     contracts = the_contracts()
 

@@ -28,7 +28,7 @@ def contracts() -> None:
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Folder to write to.  [default: OMNISUPPORT_CONTRACTS_DIR, else contracts/data]",
+    help="Folder to write to.  [default: OMNISUPPORT_CONTRACTS_DIR, the home's own, else contracts/data]",
 )
 @click.option("--owner", default="team:unassigned", show_default=True, help="team:NAME or an email address.")
 @click.option("--force", is_flag=True, help="Write contracts anew that are there already.")
@@ -55,7 +55,7 @@ def new(
 
     Exit code: 0 done, 1 a table was refused, 2 usage or settings, 3 no home, 4 the source is away.
     """
-    from omnisupport_ingest.cli.contracts_new import document, show, write_contracts
+    from omnisupport_ingest.cli.contracts_new import document, say_if_not_in_force, show, write_contracts
 
     if every == bool(tables):
         raise click.UsageError("Name tables by --table, or take every one by --all.")
@@ -65,6 +65,7 @@ def new(
         click.echo(json.dumps(document(outcomes), indent=2, ensure_ascii=False))
     else:
         show(outcomes)
+        say_if_not_in_force(settings, outcomes)
     return FINDINGS if any(outcome.refused for outcome in outcomes) else 0
 
 
@@ -80,14 +81,49 @@ def validate(as_json: bool) -> int:
     Exit code: 0 all are valid, 1 one is not, 2 usage or settings.
     """
     from omnisupport_ingest.cli.contracts_validate import document, read_all, show
-    from omnisupport_ingest.contracts.load import default_contracts_dir
+    from omnisupport_ingest.contracts.in_force import in_force
 
-    found = read_all(open_settings().contracts_dir or default_contracts_dir())
+    settings = open_settings()
+    found = read_all(settings.contracts_dir or in_force(settings).contracts)
     if as_json:
         click.echo(json.dumps(document(found), indent=2, ensure_ascii=False))
     else:
         show(found)
     return FINDINGS if found.problems else 0
+
+
+@contracts.command()
+@click.argument("folder", required=False)
+@click.option("--decision-table", metavar="FILE", help="Another decision table, too, or alone.")
+def use(folder: str | None, decision_table: str | None) -> None:
+    """Let the home have the contracts in FOLDER from now on; it records where they are.
+
+    A home keeps to the contracts and the decision table that it was first opened with, wherever a
+    command is started; `status` shows them. Windows that other rules judged are stale afterwards: see
+    `windows --stale`. The word packaged stands for what comes with the program.
+
+    \b
+    Examples:
+      omnisupport-ingest contracts use contracts/data
+      omnisupport-ingest contracts use packaged --decision-table reports/decisions.csv
+
+    Exit code: 0 recorded, 2 usage, settings or a contract that cannot be used, 3 no home, 6 the platform
+    runs on this home.
+    """
+    from omnisupport_ingest.cli.opening import existing_home
+    from omnisupport_ingest.contracts.in_force import use as take
+    from omnisupport_ingest.runtime.home_lock import HomeLock
+
+    if folder is None and decision_table is None:
+        raise click.UsageError("Name a FOLDER of contracts, or a --decision-table.")
+    settings = open_settings()
+    home = existing_home(settings)
+    with HomeLock(home, "contracts use"):
+        chosen = take(settings, home, folder, decision_table)
+    click.echo(
+        f"{home.path} has {len(chosen.tables)} tables, by the contracts in {chosen.contracts}, and the "
+        f"decision table {chosen.decision_table}."
+    )
 
 
 @contracts.command()

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from omnisupport_ingest.cli.opening import existing_home
-from omnisupport_ingest.contracts.load import default_contracts_dir, load_contracts
+from omnisupport_ingest.contracts.in_force import contracts_in_force
 from omnisupport_ingest.contracts.model import ContractError, TableContract
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres.connection import connect
@@ -64,7 +64,7 @@ def compare(settings: Settings, only: Sequence[str]) -> Compared:
 
 
 def _chosen(settings: Settings, only: Sequence[str]) -> list[TableContract]:
-    contracts = load_contracts(settings.contracts_dir or default_contracts_dir())
+    contracts = contracts_in_force(settings)
     of_source = contracts.of_source(settings.source)
     if not of_source:
         raise ContractError(

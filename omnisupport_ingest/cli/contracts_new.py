@@ -11,6 +11,8 @@ import click
 
 from omnisupport_ingest.cli.opening import existing_home
 from omnisupport_ingest.contracts.document_text import document_text
+from omnisupport_ingest.contracts.documents import program_file
+from omnisupport_ingest.contracts.in_force import recorded
 from omnisupport_ingest.contracts.load import ContractError, TableContract, contract_of, load_contract
 from omnisupport_ingest.contracts.names import lake_names
 from omnisupport_ingest.durable import replace
@@ -63,7 +65,7 @@ def write_contracts(
     settings: Settings, tables: Sequence[str], *, out: Path | None, owner: str, force: bool
 ) -> list[Outcome]:
     """Write a contract for each of ``tables`` (none: every table of the source), in their order."""
-    folder = out or settings.contracts_dir or Path("contracts/data")
+    folder = out or settings.contracts_dir or _own_folder(settings)
     there = _contracts_in(folder, settings.source)
     live = live_tables(settings)
     outcomes: list[Outcome] = []
@@ -115,6 +117,27 @@ def _write(
     with gate("contract.file", path):
         replace(path, document_text(made.document).encode())
     return Outcome(table.full_name, "written", path, contract, made.left_out)
+
+
+def _own_folder(settings: Settings) -> Path:
+    """Where contracts of a person's own go: what the home has, unless those came with the program."""
+    has = recorded(settings)
+    if has is None or has.contracts == program_file("contracts/data"):
+        return Path("contracts/data")
+    return has.contracts
+
+
+def say_if_not_in_force(settings: Settings, outcomes: Sequence[Outcome]) -> None:
+    """Say how the home is given the contracts that were written, if it has others."""
+    folders = {outcome.path.absolute().parent for outcome in outcomes if outcome.path is not None}
+    has = recorded(settings)
+    for folder in sorted(folders):
+        if has is not None and folder.resolve() != has.contracts.resolve():
+            click.echo(
+                f"The home {settings.home} has its contracts in {has.contracts}. To let it have these: "
+                f"omnisupport-ingest contracts use {folder}",
+                err=True,
+            )
 
 
 def _contracts_in(folder: Path, source: str) -> dict[TableName, TableContract]:

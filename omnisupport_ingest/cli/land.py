@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from omnisupport_ingest.cli.counted import counted
-from omnisupport_ingest.cli.opening import open_settings
+from omnisupport_ingest.cli.opening import open_home, open_settings
 from omnisupport_ingest.cli.stopping import stop_on_signal
 from omnisupport_ingest.errors import IngestError
 
@@ -127,6 +127,7 @@ def _land_files(
     from omnisupport_ingest.sources.debezium.faults import FileRefused, SourceRefused
     from omnisupport_ingest.stages.workspace import Workspace
 
+    open_home(settings)
     workspace = Workspace.open(settings)
     told: list[dict[str, Any]] = []
     refused = False
@@ -151,7 +152,6 @@ def _land_files(
 
 
 def _watch(settings: Settings, handling: Handling, folder: Path | None, *, once: bool) -> int | None:
-    from omnisupport_ingest.cli.opening import open_home
     from omnisupport_ingest.sources.debezium.inbox import Inbox
     from omnisupport_ingest.stages.workspace import Workspace
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from omnisupport_ingest.cli.opening import open_settings
+from omnisupport_ingest.cli.opening import open_home, open_settings
 
 
 @click.group()
@@ -25,10 +25,10 @@ def validate(path: Path | None) -> None:
 
     Exit code: 0 valid, 2 usage, settings, or a manifest that cannot be used.
     """
-    from omnisupport_ingest.contracts.load import default_contracts_dir, load_contracts
+    from omnisupport_ingest.contracts.in_force import contracts_in_force
     from omnisupport_ingest.sources.manifests.seed_manifest import default_manifests_dir, load_manifest
 
-    contracts = load_contracts(open_settings().contracts_dir or default_contracts_dir())
+    contracts = contracts_in_force(open_settings())
     paths = [path] if path else sorted(default_manifests_dir().glob("*.json"))
     for each in paths:
         seed = load_manifest(each, contracts)
@@ -52,6 +52,7 @@ def load(path: Path) -> None:
     from omnisupport_ingest.stages.workspace import Workspace
 
     settings = open_settings()
+    open_home(settings)
     workspace = Workspace.open(settings)
     seed = load_manifest(path, workspace.contracts)
     store = workspace.landing(seed.contract.source)

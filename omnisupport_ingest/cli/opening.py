@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+from omnisupport_ingest.contracts.in_force import record_in_force, settings_of_home
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.home import Home
-from omnisupport_ingest.runtime.environment import with_window_of_home
 from omnisupport_ingest.settings import Settings
 
 
 def open_settings(*, window: str | None = None) -> Settings:
-    """The settings of this process; the window size is the home's unless it was set explicitly.
+    """The settings of this process; window size and source are the home's unless they were set explicitly.
 
     ``window`` is the size that a command asks for itself.
     """
-    return with_window_of_home(Settings() if window is None else Settings(window=window))
+    return settings_of_home(Settings() if window is None else Settings(window=window))
 
 
 def open_home(settings: Settings) -> Home:
-    """The home of ``settings``, made if it is not there; ``HomeMismatch`` if it is another kind."""
-    return Home.open(settings.home, settings.window_size, first=settings.first_window)
+    """The home of ``settings`` for a command that writes, made if it is not there.
+
+    It records its contracts and decision table if it does not yet. ``HomeMismatch`` if it is another kind.
+    """
+    home = Home.open(settings.home, settings.window_size, first=settings.first_window)
+    record_in_force(settings, home)
+    return home
 
 
 class HomeMissing(IngestError):

@@ -58,11 +58,11 @@ def check_source(settings: Settings, home: Home) -> None:
     """
     if settings.source_dsn is None:
         return
-    from omnisupport_ingest.contracts.load import default_contracts_dir, load_contracts
+    from omnisupport_ingest.contracts.in_force import contracts_in_force
     from omnisupport_ingest.sources.postgres.capture import Capture
     from omnisupport_ingest.sources.postgres.errors import SourceUnavailable
 
-    contracts = load_contracts(settings.contracts_dir or default_contracts_dir())
+    contracts = contracts_in_force(settings)
     try:
         Capture(settings, home, contracts).check()
     except SourceUnavailable as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from omnisupport_ingest.cli.opening import open_home
+from omnisupport_ingest.cli.opening import existing_home
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.settings import Settings
@@ -17,7 +17,7 @@ def home_if_any(settings: Settings) -> Home | None:
     """The home of ``settings`` if it is there; ``HomeMismatch`` if it is another kind."""
     if not (settings.home.expanduser() / "home.json").exists():
         return None
-    return open_home(settings)
+    return existing_home(settings)
 
 
 def open_source_dsn(settings: Settings, home: Home | None) -> str | IngestError:
@@ -42,8 +42,8 @@ def open_source_dsn(settings: Settings, home: Home | None) -> str | IngestError:
 
 def contracted_tables(settings: Settings) -> tuple[TableContract, ...]:
     """The tables of the source that are captured, by the contracts of ``settings``."""
-    from omnisupport_ingest.contracts.load import default_contracts_dir, load_contracts
+    from omnisupport_ingest.contracts.in_force import contracts_in_force
     from omnisupport_ingest.sources.postgres import source_check
 
-    contracts = load_contracts(settings.contracts_dir or default_contracts_dir())
+    contracts = contracts_in_force(settings)
     return source_check.contracted_tables(contracts, settings.source)

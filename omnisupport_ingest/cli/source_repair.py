@@ -57,14 +57,14 @@ def repair(mode: str, reason: str, by: str | None) -> None:
     Exit code: 0 done, 1 the lake is behind what has landed, 2 usage or settings, 4 the source does not
     answer, 5 the source is not set up for capture, 6 capture runs or the slot is in use, 130 interrupted.
     """
-    from omnisupport_ingest.contracts.load import default_contracts_dir, load_contracts
+    from omnisupport_ingest.contracts.in_force import contracts_in_force
     from omnisupport_ingest.landing.accepted_losses import AcceptedLosses
     from omnisupport_ingest.landing.store import LandingStore
     from omnisupport_ingest.sources.postgres.capture import Capture
 
     settings = open_settings()
     home = existing_home(settings)
-    contracts = load_contracts(settings.contracts_dir or default_contracts_dir())
+    contracts = contracts_in_force(settings)
     capture = Capture(settings, home, contracts)
     if mode == RECOVERY:
         _recover(settings, capture, reason)

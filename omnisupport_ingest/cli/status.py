@@ -42,6 +42,7 @@ def status(as_json: bool) -> int:
     Exit code: 0 done, 1 landing cannot be read or a hole holds batches back, 2 usage or settings,
     3 no home.
     """
+    from omnisupport_ingest.contracts.in_force import in_force
     from omnisupport_ingest.stages.overview import overview
     from omnisupport_ingest.stages.workspace import Workspace
 
@@ -49,11 +50,17 @@ def status(as_json: bool) -> int:
     home = existing_home(settings)
     look = _look_at_source(settings, home)
     workspace = Workspace.open(settings)
+    chosen = in_force(settings)
     sources = [overview(workspace, source) for source in workspace.contracts.sources()]
     document: dict[str, Any] = {
         "home": str(home.path),
         "window": str(home.grid.size),
         "first_window": home.grid.first.isoformat(),
+        "in_force": {
+            "contracts": str(chosen.contracts),
+            "decision_table": str(chosen.decision_table),
+            "tables": len(workspace.contracts),
+        },
         "platform": _platform(home),
         "source": _source(settings, home, look),
         "sources": [status_words.source_document(each) for each in sources],

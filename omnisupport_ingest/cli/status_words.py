@@ -39,6 +39,9 @@ def print_status(document: dict[str, Any]) -> None:
     """Print the document of ``status`` within 100 columns."""
     platform, source = document["platform"], document["source"]
     _line("home", f"{document['home']}, windows: {document['window']}")
+    chosen = document["in_force"]
+    _line("contracts", f"{chosen['contracts']}, {chosen['tables']} tables")
+    _line("decisions", chosen["decision_table"])
     _line("platform", _platform(platform))
     for sensor in platform["sensors"] or ():
         _line("sensor", _sensor(sensor))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from pydantic import SecretStr
@@ -26,18 +25,3 @@ def settings_environment(settings: Settings) -> dict[str, str]:
         if value is not None:
             environment[PREFIX + name.upper()] = str(value)
     return environment
-
-
-def with_window_of_home(settings: Settings) -> Settings:
-    """``settings`` with the window size that the home was made with, unless one was set explicitly.
-
-    A home fixes its window size when it is made (``home.json``); only who asks for another one
-    should be refused. A home that is missing or unreadable changes nothing here.
-    """
-    if "window" in settings.model_fields_set:
-        return settings
-    try:
-        window = json.loads((settings.home.expanduser() / "home.json").read_text())["window"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return settings
-    return Settings.model_validate({**settings.model_dump(exclude_unset=True), "window": window})

@@ -14,7 +14,8 @@ from omnisupport_ingest.contracts.decision_table import (
     default_decision_table,
     load_decision_table,
 )
-from omnisupport_ingest.contracts.load import Contracts, TableContract, default_contracts_dir, load_contracts
+from omnisupport_ingest.contracts.in_force import contracts_in_force, decisions_in_force
+from omnisupport_ingest.contracts.load import Contracts, TableContract
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.lake.ledger import Ledger
 from omnisupport_ingest.lake.table import LakeTable, TableSpec
@@ -40,9 +41,8 @@ class Workspace:
 
     @classmethod
     def open(cls, settings: Settings) -> Workspace:
-        """Open the home; read contracts and decision table. ``IngestError`` says what is wrong with any."""
-        contracts = load_contracts(settings.contracts_dir or default_contracts_dir())
-        decisions = load_decision_table(settings.decision_table or default_decision_table())
+        """Open the home, its contracts and its decision table; ``IngestError`` says what is wrong."""
+        contracts, decisions = contracts_in_force(settings), decisions_in_force(settings)
         home = Home.open(settings.home, settings.window_size, first=settings.first_window)
         return cls(settings, home, contracts, decisions)
 

@@ -37,6 +37,7 @@ with dg.DagsterInstance.get() as instance:
 
 COVERED = {
     "home.marker",
+    "home.in_force",
     "runtime.file",
     "dagster.materialization",
     "dagster.backfill",
@@ -89,6 +90,15 @@ def test_commands_killed_at_their_gates_are_carried_out_by_the_same_command(
         assert (home / "home.json").exists() == (moment == "after")
     finished(desk.command("checkpoint", "rebuild", given=made))
     assert json.loads((home / "home.json").read_text())["window"] == "minutes:1"
+
+    for attempt in range(times):
+        home = folder / f"recorded-{attempt if moment == 'after' else 0}"
+        made = {"OMNISUPPORT_HOME": str(home)}
+        point = Point("home.in_force", moment)
+        died(desk.command("checkpoint", "rebuild", at=point, given=made), point)
+        assert (home / "in_force.json").exists() == (moment == "after")
+    finished(desk.command("checkpoint", "rebuild", given=made))
+    assert json.loads((home / "in_force.json").read_text())["tables"]
 
     point = Point("contract.file", moment)
     (folder / "made").mkdir()

@@ -7,9 +7,8 @@ import logging
 from omnisupport_ingest.contracts.decision_table import (
     CRASH_AFTER_EMIT,
     STOP,
-    default_decision_table,
-    load_decision_table,
 )
+from omnisupport_ingest.contracts.in_force import decisions_in_force
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.settings import Settings
@@ -26,7 +25,7 @@ def require_recovery(settings: Settings, confirmed: Lsn, landed: Lsn) -> None:
 
     ``RecoveryStopped`` where the decision table says stop for this scenario.
     """
-    decisions = load_decision_table(settings.decision_table or default_decision_table())
+    decisions = decisions_in_force(settings)
     if decisions.action(CRASH_AFTER_EMIT) == STOP:
         raise RecoveryStopped(
             f"The slot is confirmed up to {confirmed}, and batches have landed up to {landed}: capture or "

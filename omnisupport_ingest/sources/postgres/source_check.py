@@ -29,7 +29,8 @@ def contracted_tables(contracts: Contracts, source: str) -> tuple[TableContract,
     if not tables:
         raise IngestError(
             f"No contract names the source {source!r}.",
-            fix="Add a contract file per table, or set OMNISUPPORT_SOURCE to a source that has some: "
+            fix="Make them (omnisupport-ingest contracts new --all; `status` says where the home has its "
+            "contracts), or set OMNISUPPORT_SOURCE to a source that has some: "
             + (", ".join(contracts.sources()) or "there are none"),
         )
     return tables

@@ -1,0 +1,269 @@
+"""What is in force for a home: its contracts, its decision table and the name of its source.
+
+A home records them in ``in_force.json`` when it is first opened for writing. From then on they count
+wherever a command is started: the working directory decides for a home without a record alone. Other
+contracts or another decision table are refused until `contracts use` names them.
+
+A path is recorded relative to the home where both are in one project folder, so that the folder can be
+moved. What comes with the program is recorded as such: it has another path in every installation.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from dataclasses import dataclass, field
+from dataclasses import replace as with_other
+from pathlib import Path
+from typing import Any
+
+from omnisupport_ingest.contracts.decision_table import (
+    DecisionTable,
+    default_decision_table,
+    load_decision_table,
+)
+from omnisupport_ingest.contracts.documents import program_file
+from omnisupport_ingest.contracts.load import default_contracts_dir, load_contracts
+from omnisupport_ingest.contracts.model import Contracts
+from omnisupport_ingest.contracts.names import lake_name
+from omnisupport_ingest.durable import create_exclusively, replace
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.home import Home, HomeMismatch
+from omnisupport_ingest.settings import PREFIX, Settings
+
+PACKAGED = "packaged"
+"""Recorded in place of a path: what comes with the program."""
+
+RECORD = "in_force.json"
+
+_CONTRACTS, _DECISIONS = "contracts/data", "reports/week03/late_arrival_decision_table.csv"
+_NAMED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class InForce:
+    """Absolute paths. ``tables``: what the contracts named when they were recorded, as
+    ``source:schema.table``; none where nothing is recorded yet. ``source``: the name of the captured
+    source, None where a home has only had the embedded one."""
+
+    contracts: Path
+    decision_table: Path
+    tables: frozenset[str] = field(default=frozenset())
+    source: str | None = None
+
+
+def settings_of_home(settings: Settings) -> Settings:
+    """``settings`` with what the home fixes where nothing else was asked for: window size and source.
+
+    A configured database gives a new home the name of its source. A home that is missing or cannot be
+    read changes nothing here: who opens it says what is wrong.
+    """
+    found: dict[str, Any] = {}
+    home = _home_of(settings)
+    if "window" not in settings.model_fields_set:
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            found["window"] = json.loads((home / "home.json").read_text())["window"]
+    if "source" not in settings.model_fields_set:
+        found["source"] = _source_of(settings, home)
+    return Settings.model_validate({**settings.model_dump(exclude_unset=True), **found})
+
+
+def recorded(settings: Settings) -> InForce | None:
+    """What the home of ``settings`` records, None if that is nothing yet; ``HomeMismatch`` if unreadable."""
+    return _read(_home_of(settings))
+
+
+def in_force(settings: Settings) -> InForce:
+    """What the home of ``settings`` records, else what the settings and the working directory name.
+
+    ``HomeMismatch`` if a setting names other contracts or another decision table than the home has.
+    """
+    home = _home_of(settings)
+    record = _read(home)
+    if record is None:
+        return InForce(
+            _absolute(settings.contracts_dir or default_contracts_dir()),
+            _absolute(settings.decision_table or default_decision_table()),
+        )
+    for what, setting, asked, has, option in (
+        ("contracts", "CONTRACTS_DIR", settings.contracts_dir, record.contracts, ""),
+        ("decision table", "DECISION_TABLE", settings.decision_table, record.decision_table, _OPTION),
+    ):
+        if asked is not None and not _same(asked, has):
+            raise HomeMismatch(
+                f"{home} has its {what} in {has}, but {PREFIX}{setting} is {_absolute(asked)}.",
+                fix=f"Leave {PREFIX}{setting} out. To let the home have the other from now on: "
+                f"omnisupport-ingest contracts use {option}{_absolute(asked)}",
+            )
+    return record
+
+
+_OPTION = "--decision-table "
+
+
+def contracts_in_force(settings: Settings) -> Contracts:
+    """The contracts of the home; ``IngestError`` if they are not there, not its own, or one is wrong."""
+    chosen = in_force(settings)
+    if chosen.tables:
+        _require_there(settings, "contracts", chosen.contracts, "FOLDER")
+    contracts = load_contracts(chosen.contracts)
+    if chosen.tables and not chosen.tables & _tables(contracts):
+        named = ", ".join(sorted(chosen.tables)[:_NAMED])
+        more = len(chosen.tables) - _NAMED
+        raise HomeMismatch(
+            f"The contracts in {chosen.contracts} name none of the tables that {_home_of(settings)} has: "
+            f"{named}{f' and {more} more' if more > 0 else ''}.",
+            fix="Name the folder of its contracts, or this one if it is meant: omnisupport-ingest contracts "
+            f"use {chosen.contracts}",
+        )
+    return contracts
+
+
+def decisions_in_force(settings: Settings) -> DecisionTable:
+    """The decision table of the home; ``IngestError`` if it is not there or says what cannot be done."""
+    chosen = in_force(settings)
+    if chosen.tables:
+        _require_there(settings, "decision table", chosen.decision_table, f"{_OPTION}FILE")
+    return load_decision_table(chosen.decision_table)
+
+
+def record_in_force(settings: Settings, home: Home) -> None:
+    """Record what is in force, if ``home`` does not say so yet; the same home may be opened twice at once.
+
+    A home that gets a configured source adds the name of that.
+    """
+    source = settings.source if settings.source_dsn is not None else None
+    there = _read(home.path)
+    if there is None:
+        chosen = in_force(settings)
+        made = with_other(chosen, tables=_tables(load_contracts(chosen.contracts)), source=source)
+        load_decision_table(made.decision_table)
+        with gate("home.in_force"):
+            create_exclusively(home.path / RECORD, _document(made, home.path))
+    elif there.source is None and source is not None:
+        _write(with_other(there, source=source), home)
+
+
+def use(settings: Settings, home: Home, contracts: str | None, decision_table: str | None) -> InForce:
+    """Let ``home`` have other contracts or another decision table from now on; None leaves what it has.
+
+    Each is a path, or ``packaged``. ``IngestError`` if it cannot be read; nothing is changed then.
+    """
+    has = _read(home.path) or in_force(settings)
+    chosen = with_other(
+        has,
+        contracts=_chosen(contracts, _CONTRACTS) or has.contracts,
+        decision_table=_chosen(decision_table, _DECISIONS) or has.decision_table,
+    )
+    load_decision_table(chosen.decision_table)
+    chosen = with_other(chosen, tables=_tables(load_contracts(chosen.contracts)))
+    _write(chosen, home)
+    return chosen
+
+
+def _write(chosen: InForce, home: Home) -> None:
+    with gate("home.in_force"):
+        replace(home.path / RECORD, _document(chosen, home.path))
+
+
+def _document(chosen: InForce, home: Path) -> bytes:
+    record = {
+        "contracts": _recorded(chosen.contracts, program_file(_CONTRACTS), home),
+        "decision_table": _recorded(chosen.decision_table, program_file(_DECISIONS), home),
+        "tables": sorted(chosen.tables),
+        "source": chosen.source,
+    }
+    return json.dumps(record, indent=2).encode() + b"\n"
+
+
+def _recorded(path: Path, packaged: Path, home: Path) -> str:
+    package = Path(__file__).resolve().parents[1]
+    if path.is_relative_to(home.parent) and not path.resolve().is_relative_to(package):
+        return os.path.relpath(path, home)
+    return PACKAGED if _same(path, packaged) else str(path)
+
+
+def _read(home: Path) -> InForce | None:
+    file = home / RECORD
+    try:
+        record = json.loads(file.read_text())
+        tables, source = frozenset(record["tables"]), record.get("source")
+        if not tables or not isinstance(source, str | None):
+            raise ValueError("it names no table, or its source is no text")
+        return InForce(
+            _from_record(record["contracts"], _CONTRACTS, home),
+            _from_record(record["decision_table"], _DECISIONS, home),
+            tables,
+            source,
+        )
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise HomeMismatch(
+            f"{file} cannot be read: {type(error).__name__}: {error}.",
+            fix="Restore it from a backup. Or remove it, and open the home once in the folder of its "
+            "contracts: omnisupport-ingest up",
+        ) from error
+
+
+def _from_record(text: str, packaged: str, home: Path) -> Path:
+    return program_file(packaged) if text == PACKAGED else _absolute(home / text)
+
+
+def _chosen(text: str | None, packaged: str) -> Path | None:
+    if text is None:
+        return None
+    return program_file(packaged) if text == PACKAGED else _absolute(Path(text))
+
+
+def _require_there(settings: Settings, what: str, path: Path, named: str) -> None:
+    if not path.exists():
+        raise HomeMismatch(
+            f"{_home_of(settings)} has its {what} in {path}, which is not there.",
+            fix="Put it back, or say where it is now: omnisupport-ingest contracts use " + named,
+        )
+
+
+def _tables(contracts: Contracts) -> frozenset[str]:
+    return frozenset(f"{each.source}:{each.full_name}" for each in contracts)
+
+
+def _source_of(settings: Settings, home: Path) -> str:
+    try:
+        record = _read(home)
+    except IngestError:
+        return settings.source
+    if record is not None and record.source is not None:
+        return record.source
+    made_before = record is None and (home / "home.json").exists()
+    if settings.source_dsn is None or made_before:
+        return settings.source
+    return _name_of_database(settings.source_dsn.get_secret_value())
+
+
+def _name_of_database(dsn: str) -> str:
+    """The database that ``dsn`` names, as a plain name; what libpq takes if it names none is its user."""
+    import psycopg2
+    from psycopg2.extensions import parse_dsn
+
+    try:
+        parts = parse_dsn(dsn)
+    except psycopg2.Error:
+        parts = {}
+    name = str(parts.get("dbname") or parts.get("user") or parts.get("service") or "database")
+    return lake_name(f"db_{name}" if name[0].isdigit() else name)
+
+
+def _home_of(settings: Settings) -> Path:
+    return settings.home.expanduser().absolute()
+
+
+def _absolute(path: Path) -> Path:
+    # Not resolved: where a link leads to may change, and its name is what a person knows.
+    return Path(os.path.normpath(path.expanduser().absolute()))
+
+
+def _same(one: Path, other: Path) -> bool:
+    return one.expanduser().resolve() == other.resolve()
