@@ -1,10 +1,14 @@
-"""Writing files so that they survive a power cut: fsync of the file and of its folder."""
+"""Writing files so that they survive a power cut: fsync of the file and of its folder; and lock files."""
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 import uuid
 from pathlib import Path
+
+from omnisupport_ingest.errors import IngestError
 
 
 def sync_folder(folder: Path) -> None:
@@ -23,6 +27,38 @@ def sync_file(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+class LockUnusable(IngestError):
+    """What stands in the place of a lock file is no file."""
+
+    exit_code = 3
+
+
+def open_lock(path: Path, *, create: bool = True) -> int:
+    """A descriptor of the lock file ``path``, readable by its owner only; not inherited by child processes.
+
+    Never waits: a pipe in its place is ``LockUnusable``, as is whatever else is no regular file. Without
+    ``create`` a file that is missing is ``FileNotFoundError``.
+    """
+    try:
+        flags = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        descriptor = os.open(path, flags, 0o600)
+    except OSError as problem:
+        if problem.errno not in (errno.EISDIR, errno.ELOOP, errno.ENXIO):
+            raise
+        raise _no_lock(path) from None
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise _no_lock(path)
+
+
+def _no_lock(path: Path) -> LockUnusable:
+    return LockUnusable(
+        f"{path} should be a lock file, and is no regular file.",
+        fix="Move away what is there, and try again.",
+    )
 
 
 def create_exclusively(path: Path, content: bytes) -> bool:

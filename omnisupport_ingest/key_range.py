@@ -7,10 +7,13 @@ are ranges only of types whose order the text of a value tells (``ORDERED_TYPES`
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
+
+from omnisupport_ingest.foreign import parse_json
 
 INTEGER, UUID, DATE, TEXT = "integer", "uuid", "date", "text"
 """How the values of a column are ordered."""
@@ -43,9 +46,26 @@ class KeyRange:
     start: tuple[str, ...] | None = None
     end: tuple[str, ...] | None = None
 
+    def __post_init__(self) -> None:
+        for kind in self.kinds:
+            if kind not in _ORDERS:
+                raise ValueError(f"{kind[:60]!r} is no order of keys")
+        for bound in (self.start, self.end):
+            if bound is not None:
+                if not 0 < len(bound) <= len(self.kinds):
+                    raise ValueError(f"a bound of {len(bound)} values is none of {len(self.kinds)} columns")
+                self._ordered(bound)
+
     def holds(self, key: str) -> bool:
-        """Whether ``key``, a JSON array of texts, lies in the range."""
-        return self._holds(json.loads(key))
+        """Whether ``key``, a JSON array of texts, lies in the range.
+
+        A key whose texts are no values of the range's types is no key of the server's table, so it lies in
+        no range.
+        """
+        try:
+            return self._holds(json.loads(key))
+        except ValueError:
+            return False
 
     @property
     def is_empty(self) -> bool:
@@ -64,14 +84,13 @@ class KeyRange:
     @classmethod
     def parse(cls, text: str) -> KeyRange:
         """The range that ``text`` tells; ``ValueError`` if it tells none."""
-        try:
-            document = json.loads(text)
-            kinds = tuple(document["kinds"])
-            if unknown := set(kinds) - _ORDERS.keys():
-                raise ValueError(f"{min(unknown)!r} is no order of keys")
-            return cls(kinds, _bound(document["from"], kinds), _bound(document["to"], kinds))
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"no range of keys: {error}") from error
+        document = parse_json(text)
+        if not isinstance(document, dict) or not document.keys() >= {"kinds", "from", "to"}:
+            raise ValueError("no range of keys: kinds, from and to are not all there")
+        kinds, start, end = (_texts(document[name], name) for name in ("kinds", "from", "to"))
+        if kinds is None:
+            raise ValueError("no range of keys: it has no kinds")
+        return cls(kinds, start, end)
 
     def __str__(self) -> str:
         """For people: ``5 to 10``, ``from 5``, ``up to 10``; the columns of a bound with commas."""
@@ -101,23 +120,31 @@ class KeyRange:
 
 def _date(text: str) -> _Ordered:
     """Of PostgreSQL's ISO text: the year may have more than four digits, or be one before Christ."""
-    if text.endswith("infinity"):
+    if text in ("infinity", "-infinity"):
         return (-1,) if text.startswith("-") else (1,)
-    year, month, day = text.removesuffix(" BC").split("-")
-    return 0, -int(year) if text.endswith(" BC") else int(year), int(month), int(day)
+    found = _DATE.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{text[:60]!r} is no date")
+    year, month, day = (int(part) for part in found.groups()[:3])
+    return 0, -year if found[4] else year, month, day
 
+
+def _integer(text: str) -> int:
+    if _INTEGER.fullmatch(text) is None:
+        raise ValueError(f"{text[:60]!r} is no integer of 64 bits")
+    return int(text)
+
+
+_INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
+_DATE = re.compile(r"([0-9]{4,7})-([0-9]{2})-([0-9]{2})( BC)?")
 
 # Python compares texts by code points, which is the order of their bytes in UTF-8; uuids have one length.
-_ORDERS: Mapping[str, Callable[[str], Any]] = {INTEGER: int, UUID: str, DATE: _date, TEXT: str}
+_ORDERS: Mapping[str, Callable[[str], Any]] = {INTEGER: _integer, UUID: str, DATE: _date, TEXT: str}
 
 
-def _bound(values: object, kinds: Sequence[str]) -> tuple[str, ...] | None:
+def _texts(values: object, name: str) -> tuple[str, ...] | None:
     if values is None:
         return None
-    if not isinstance(values, list) or not 0 < len(values) <= len(kinds):
-        raise ValueError(f"{values!r} is no bound of a range of {len(kinds)} columns")
-    for value, kind in zip(values, kinds, strict=False):
-        if not isinstance(value, str):
-            raise ValueError(f"{value!r} in the bound of a range is no text")
-        _ORDERS[kind](value)
+    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        raise ValueError(f"no range of keys: {name} is no list of texts")
     return tuple(values)

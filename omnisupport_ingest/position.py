@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+_POSITION_TEXT = re.compile(r"([0-9]{1,9}):([0-9A-Fa-f/]{3,17}):(-?[0-9]{1,19})")
 _LSN_TEXT = re.compile(r"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})")
 
 
@@ -28,7 +29,7 @@ class Lsn:
         """Read PostgreSQL's own form, ``16/B374D848``; ``ValueError`` for anything else."""
         match = _LSN_TEXT.fullmatch(text)
         if match is None:
-            raise ValueError(f"not an LSN: {text!r} (expected a form like 16/B374D848)")
+            raise ValueError(f"not an LSN: {text[:60]!r} (expected a form like 16/B374D848)")
         high, low = match.groups()
         return cls(int(high, 16) << 32 | int(low, 16))
 
@@ -55,6 +56,8 @@ class Position:
 
     @classmethod
     def parse(cls, text: str) -> Position:
-        """Read the form that ``str`` writes, ``1:16/B374D848:4``."""
-        epoch, lsn, ordinal = text.split(":")
-        return cls(int(epoch), Lsn.parse(lsn), int(ordinal))
+        """Read the form that ``str`` writes, ``1:16/B374D848:4``; ``ValueError`` for anything else."""
+        match = _POSITION_TEXT.fullmatch(text)
+        if match is None:
+            raise ValueError(f"not a position: {text[:60]!r} (expected a form like 1:16/B374D848:4)")
+        return cls(int(match[1]), Lsn.parse(match[2]), int(match[3]))

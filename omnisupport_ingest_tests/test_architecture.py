@@ -11,7 +11,7 @@ import omnisupport_ingest
 
 PACKAGE = Path(omnisupport_ingest.__file__).parent
 
-VALUES = {"errors", "position", "key_range", "windows"}
+VALUES = {"errors", "position", "key_range", "windows", "foreign", "json_values"}
 FLOOR_1 = VALUES | {"settings", "durable", "failpoints", "home", "processes"}
 
 MAY_IMPORT: dict[str, set[str]] = {

@@ -6,8 +6,7 @@ import json
 from collections.abc import Collection, Mapping
 from typing import Any
 
-_DECODER = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=str)
-"""Numbers stay the text they are."""
+from omnisupport_ingest.foreign import Unreadable, texts_only
 
 
 def read_image(text: str | None) -> dict[str, Any] | None:
@@ -19,8 +18,8 @@ def read_image(text: str | None) -> dict[str, Any] | None:
     if text is None:
         return None
     try:
-        image = _DECODER.decode(text)
-    except ValueError:
+        image = texts_only(text)
+    except Unreadable:
         return None
     if not isinstance(image, dict):
         return None

@@ -14,6 +14,7 @@ from omnisupport_ingest.cli.counted import counted
 from omnisupport_ingest.cli.opening import open_home, open_settings
 from omnisupport_ingest.cli.stopping import stop_on_signal
 from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.foreign import printable
 
 if TYPE_CHECKING:
     from omnisupport_ingest.settings import Settings
@@ -138,7 +139,7 @@ def _land_files(
             raise
         except FileRefused as error:
             refused = True
-            told.append({"file": str(path), "refused": {"problem": error.problem, "fix": error.fix}})
+            told.append({"file": printable(path), "refused": {"problem": error.problem, "fix": error.fix}})
             click.echo(f"Refused: {error}", err=True)
             continue
         if landing.began_epoch is not None:
@@ -197,7 +198,7 @@ def _taken(settings: Settings, taken: Taken) -> list[str]:
     from omnisupport_ingest.stages.workspace import Workspace
 
     if taken.landing is None:
-        return [f"Refused: {taken.refused}", f"  It is now {taken.path}."]
+        return [f"Refused: {taken.refused}", f"  It is now {printable(taken.path)}."]
     workspace = Workspace.open(settings)
     return [f"{taken.source}:", *_lines(workspace, _facts(workspace, taken.landing))]
 

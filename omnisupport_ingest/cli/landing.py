@@ -84,7 +84,7 @@ def show(source: str | None, batch_id: str, as_json: bool) -> None:
     Exit code: 0 done, 1 no such batch or its manifest cannot be read, 2 usage or settings, 3 no home.
     """
     from omnisupport_ingest.cli.landing_words import in_words
-    from omnisupport_ingest.landing.json_values import to_plain
+    from omnisupport_ingest.json_values import to_plain
 
     store = _store(source)
     if not store.exists(batch_id):

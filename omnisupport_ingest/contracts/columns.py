@@ -8,7 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from omnisupport_ingest.contracts.model import Column, ContractError
-from omnisupport_ingest.contracts.pg_types import ARRAYS, FLOATS, INTEGERS, NUMBERS, Kind, PgType
+from omnisupport_ingest.contracts.pg_types import (
+    ARRAYS,
+    FLOATS,
+    INTEGERS,
+    MAX_DECIMAL_PRECISION,
+    NUMBERS,
+    Kind,
+    PgType,
+)
 
 RESERVED_PREFIX = "_cdc_"
 """Names of the lake's own columns begin so; no source column may."""
@@ -58,8 +66,8 @@ def _column(
         nullable=nullable,
         description=body["description"],
         enum=tuple(value for value in body.get("enum", ()) if value is not None),
-        minimum=_decimal(body.get("minimum")),
-        maximum=_decimal(body.get("maximum")),
+        minimum=_bound(path, name, "minimum", body, kind),
+        maximum=_bound(path, name, "maximum", body, kind),
         pattern=body.get("pattern"),
         max_length=body.get("maxLength"),
         personal=pii is not None,
@@ -143,11 +151,25 @@ def _check_rules(path: Path, at: str, body: dict[str, Any], kind: Kind) -> None:
             )
     try:
         re.compile(body.get("pattern", ""))
-    except re.error as problem:
+    except (re.error, OverflowError, RecursionError) as problem:
         raise refused(
             path, f"{at}.pattern", f"is not a regular expression: {problem}", "Correct the pattern."
         ) from None
 
 
-def _decimal(number: int | float | None) -> Decimal | None:
-    return None if number is None else Decimal(str(number))
+def _bound(path: Path, name: str, rule: str, body: dict[str, Any], kind: Kind) -> Decimal | None:
+    number: int | float | None = body.get(rule)
+    if number is None:
+        return None
+    bound = Decimal(str(number))
+    exponent = bound.as_tuple().exponent
+    digits = max(bound.adjusted() + 1, 0) + max(-exponent if isinstance(exponent, int) else 0, 0)
+    # A bound of a float is a float; any other is compared as a decimal, and Spark's has so many digits.
+    if kind not in FLOATS and kind is not Kind.NUMERIC_TEXT and digits > MAX_DECIMAL_PRECISION:
+        raise refused(
+            path,
+            f"properties.{name}.{rule}",
+            f"has {digits} digits, and a bound of this type may have {MAX_DECIMAL_PRECISION}",
+            "Take a bound that values can have, or take the rule out.",
+        )
+    return bound

@@ -13,8 +13,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from omnisupport_ingest.contracts.documents import program_file
+from omnisupport_ingest.contracts.documents import MAX_DOCUMENT_BYTES, program_file
 from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.foreign import Unreadable, read_file, shortened
 
 LATE, TOO_LATE = "late_arrival", "too_late_arrival"
 DUPLICATE_WRITE, DUPLICATE_POSITION = "duplicate_event", "duplicate_position"
@@ -124,8 +125,8 @@ def default_decision_table() -> Path:
 def load_decision_table(path: Path) -> DecisionTable:
     """Read and check the table; ``DecisionTableRefused`` names the line, what is wrong and the fix."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as problem:
+        text = read_file(path, limit=MAX_DOCUMENT_BYTES).decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError, Unreadable) as problem:
         raise DecisionTableRefused(
             f"The decision table {path} cannot be read: {problem}.",
             fix="Set OMNISUPPORT_DECISION_TABLE to the file, as UTF-8 text.",
@@ -134,7 +135,7 @@ def load_decision_table(path: Path) -> DecisionTable:
     try:
         if tuple(reader.fieldnames or ()) != COLUMNS:
             raise DecisionTableRefused(
-                f"{path}, line 1: the columns are {', '.join(reader.fieldnames or ()) or 'missing'}.",
+                f"{path}, line 1: the columns are {_cut(', '.join(reader.fieldnames or ()) or 'missing')}.",
                 fix=f"Let the first line be: {','.join(COLUMNS)}",
             )
         found: dict[str, Decision] = {}
@@ -164,29 +165,35 @@ def _decision(path: Path, line: int, row: Mapping[str | None, str | None]) -> De
     if None in row:
         raise _refused(path, line, "it has more cells than columns", "Quote notes that hold a comma.")
     if scenario not in SCENARIOS:
-        raise _refused(path, line, f"scenario {scenario!r} is not known", f"Use {_listed(SCENARIOS)}.")
+        raise _refused(
+            path, line, f"scenario {shortened(scenario)} is not known", f"Use {_listed(SCENARIOS)}."
+        )
     known = SCENARIOS[scenario]
     if detector != known.detector:
         raise _refused(
             path,
             line,
-            f"detected_by {detector!r} is not what finds {scenario}",
+            f"detected_by {shortened(detector)} is not what finds {scenario}",
             f"Write {known.detector}: how a scenario is found is not a choice.",
         )
     if action not in known.actions:
         raise _refused(
             path,
             line,
-            f"default_action {action!r} cannot be done for {scenario}",
+            f"default_action {shortened(action)} cannot be done for {scenario}",
             f"Use {_listed(known.actions)}.",
         )
     if review.lower() not in ("true", "false"):
-        raise _refused(path, line, f"needs_manual_review is {review!r}", "Use true or false.")
+        raise _refused(path, line, f"needs_manual_review is {shortened(review)}", "Use true or false.")
     return Decision(scenario, action, review.lower() == "true", notes)
 
 
 def _refused(path: Path, line: int, problem: str, fix: str) -> DecisionTableRefused:
     return DecisionTableRefused(f"{path}, line {line}: {problem}.", fix=fix)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 200 else f"{text[:200]}…"
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -12,10 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.foreign import Unreadable, parse_json, read_file, refuse_nul
 
 if TYPE_CHECKING:
     from jsonschema import Draft202012Validator
     from jsonschema.exceptions import ValidationError
+
+MAX_DOCUMENT_BYTES = 4 * 1024 * 1024
+"""The largest document that a person writes."""
+
+_LONGEST = 400
+"""Characters of a message about a document; it may quote all of the document otherwise."""
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -31,17 +38,27 @@ def program_file(relative: str) -> Path:
 
 def read_document(path: Path, error: type[IngestError]) -> dict[str, Any]:
     """The JSON object in ``path``; ``error`` if it is unreadable, not JSON, or repeats a name."""
+    content = read_bytes(path, error)
     try:
-        document = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_without_repeats)
-    except OSError as problem:
-        raise error(
-            f"{path} cannot be read: {problem.strerror}.", fix="Check the path and its permissions."
-        ) from None
-    except ValueError as problem:
+        document = parse_json(content)
+        refuse_nul(content, document)
+    except Unreadable as problem:
         raise error(f"{path} is not valid JSON: {problem}.", fix="Correct the JSON at that place.") from None
     if not isinstance(document, dict):
         raise error(f"{path} at $: holds no JSON object.", fix="Write one JSON object, in braces.")
     return document
+
+
+def read_bytes(path: Path, error: type[IngestError]) -> bytes:
+    """The content of a file that a person wrote; ``error`` if it is no file, or no file of that size."""
+    try:
+        return read_file(path, limit=MAX_DOCUMENT_BYTES)
+    except OSError as problem:
+        raise error(
+            f"{path} cannot be read: {problem.strerror}.", fix="Check the path and its permissions."
+        ) from None
+    except Unreadable as problem:
+        raise error(f"{path} cannot be read: {problem}.", fix="Name the document itself.") from None
 
 
 def check_document(document: dict[str, Any], path: Path, schema: str, error: type[IngestError]) -> None:
@@ -55,7 +72,8 @@ def check_document(document: dict[str, Any], path: Path, schema: str, error: typ
     )
     if problems:
         first = problems[0]
-        raise error(f"{path} at {json_path(first.path)}: {first.message}.", fix=_fix(first, schema))
+        message = first.message if len(first.message) <= _LONGEST else f"{first.message[:_LONGEST]}…"
+        raise error(f"{path} at {json_path(first.path)}: {message}.", fix=_fix(first, schema))
 
 
 def json_path(parts: Iterable[str | int]) -> str:
@@ -74,12 +92,3 @@ def _validator(schema: str) -> Draft202012Validator:
 def _fix(problem: ValidationError, schema: str) -> str:
     described = isinstance(problem.schema, dict) and problem.schema.get("description")
     return str(described or f"Write it as {schema} describes.")
-
-
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        repeated = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the name {repeated!r} stands twice in one object")
-    return found

@@ -5,10 +5,15 @@ from __future__ import annotations
 import re
 from datetime import timedelta
 
+from omnisupport_ingest.foreign import shortened
+
 _DURATION = re.compile(
     r"P(?=[0-9T])(?:([0-9]{1,6})W|(?:([0-9]{1,6})D)?"
     r"(?:T(?=[0-9])(?:([0-9]{1,6})H)?(?:([0-9]{1,6})M)?(?:([0-9]{1,6})S)?)?)"
 )
+
+LONGEST = timedelta(days=36_525)
+"""A hundred years: added to the time of an event, no calendar ends in between."""
 
 
 def parse_duration(text: str) -> timedelta:
@@ -19,6 +24,9 @@ def parse_duration(text: str) -> timedelta:
     """
     match = _DURATION.fullmatch(text)
     if match is None:
-        raise ValueError(f"{text!r} is not a duration like PT1H, P7D or P1DT6H30M")
+        raise ValueError(f"{shortened(text)} is not a duration like PT1H, P7D or P1DT6H30M")
     weeks, days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
-    return timedelta(weeks=weeks, days=days, hours=hours, minutes=minutes, seconds=seconds)
+    length = timedelta(weeks=weeks, days=days, hours=hours, minutes=minutes, seconds=seconds)
+    if length > LONGEST:
+        raise ValueError(f"{text!r} is longer than {LONGEST.days:,} days")
+    return length

@@ -14,10 +14,12 @@ from pyspark.sql.types import DecimalType
 
 from omnisupport_ingest.contracts.array_literals import array_of_longs, array_of_strings
 from omnisupport_ingest.contracts.pg_types import Kind, PgType
+from omnisupport_ingest.contracts.pg_values import LONGEST_NUMERIC
 
 # Java's regular expressions: \z is the true end, where $ would let a line break follow. Casts alone
 # would not do: Spark reads '1.5d' as a number, '10:00' as a time of today, and cuts '2026-11-21xyz'.
-_NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,9})?\z"
+# Possessive, as in ``pg_values``: no long text is tried again at each of its digits.
+_NUMBER = r"^[+-]?(\d++\.?+\d*+|\.\d++)([eE][+-]?\d{1,9})?\z"
 _NOT_FINITE = r"^(NaN|[+-]?[Ii]nf(inity)?)\z"
 _SOME_DIGIT_SET = r"^[^eE]*[1-9]"
 _DAY = r"^\d{4}-\d\d-\d\d\z"
@@ -59,8 +61,10 @@ def _floating(spark_name: str) -> Callable[[Column, PgType], Column]:
 
 def _decimal(text: Column, pg_type: PgType) -> Column:
     # A cast rounds away digits that the scale has no room for; such a value does not fit.
-    exact = rf"^[+-]?\d+(\.\d{{0,{pg_type.scale}}}0*)?\z"
-    return F.when(text.rlike(exact), text.try_cast(DecimalType(pg_type.precision, pg_type.scale)))
+    exact = rf"^[+-]?\d++(\.\d{{0,{pg_type.scale}}}0*)?\z"
+    # The time that a cast takes grows with the square of the digits.
+    held = text.rlike(exact) & (F.length(text) <= F.lit(LONGEST_NUMERIC))
+    return F.when(held, text.try_cast(DecimalType(pg_type.precision, pg_type.scale)))
 
 
 def _exact_text(text: Column, _: PgType) -> Column:

@@ -71,7 +71,7 @@ _STRING_LIKE = frozenset(
     {"text", "varchar", "character varying", "char", "character", "bpchar", "name", "citext"}
     | {"uuid", "inet", "cidr", "json", "jsonb"}
 )
-_MODIFIER = re.compile(r"\(\s*(\d+)\s*(?:,\s*(-?\d+)\s*)?\)")
+_MODIFIER = re.compile(r"\(\s*([0-9]{1,9})\s*(?:,\s*(-?[0-9]{1,9})\s*)?\)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +101,6 @@ def _parse(text: str) -> PgType:
     if kind is Kind.NUMERIC_TEXT and modifier is not None:
         precision, scale = int(modifier.group(1)), int(modifier.group(2) or 0)
         # PostgreSQL 15 allows a negative scale, and one above the precision; Spark neither.
-        if precision <= MAX_DECIMAL_PRECISION and 0 <= scale <= precision:
+        if 1 <= precision <= MAX_DECIMAL_PRECISION and 0 <= scale <= precision:
             return PgType(Kind.DECIMAL, precision, scale)
     return PgType(kind)

@@ -16,8 +16,9 @@ from decimal import Decimal
 
 from omnisupport_ingest.contracts.pg_types import Kind
 
-_INTEGER = re.compile(r"[+-]?[0-9]+\Z")
-_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,9})?\Z")
+# Possessive (++, *+): a long text that is no number in the end is not tried again at each of its digits.
+_INTEGER = re.compile(r"([+-]?)(?=[0-9])0*+([0-9]{0,19})\Z")
+_NUMBER = re.compile(r"[+-]?([0-9]++\.?+[0-9]*+|\.[0-9]++)([eE][+-]?[0-9]{1,9})?\Z")
 _NOT_FINITE = re.compile(r"(NaN|[+-]?[Ii]nf(inity)?)\Z")
 _SOME_DIGIT_SET = re.compile(r"[^eE]*[1-9]")
 _DAY = re.compile(r"([0-9]{4})-([0-9]{2})-([0-9]{2})\Z")
@@ -36,6 +37,15 @@ _RANGES = {
     Kind.INTEGER: (-(2**31), 2**31 - 1),
     Kind.LONG: (-(2**63), 2**63 - 1),
 }
+
+NUMERIC_DIGITS_BEFORE, NUMERIC_DIGITS_AFTER = 131_072, 16_383
+"""The most digits before and after the point of a numeric (PostgreSQL manual, table "Numeric Types")."""
+
+LONGEST_NUMERIC = NUMERIC_DIGITS_BEFORE + NUMERIC_DIGITS_AFTER + len("-.")
+"""Characters of the longest text that PostgreSQL writes for a numeric."""
+
+_SURELY_NUMERIC = 1000
+"""Characters without an exponent that need not be counted."""
 
 Test = Callable[[str], bool]
 
@@ -59,6 +69,21 @@ def number(text: str, kind: Kind) -> Decimal | float | None:
     return Decimal(text)
 
 
+def whole_number(text: str) -> int | None:
+    """The whole number that ``text`` spells; null if it spells none, or one of more than 19 digits.
+
+    The one place where text becomes an ``int``: of more than 4,300 digits Python makes none (``ValueError``),
+    and no type here has more than 19.
+    """
+    found = _INTEGER.match(text)
+    return None if found is None else int(found[1] + (found[2] or "0"))
+
+
+def is_finite_number(text: str) -> bool:
+    """Whether ``text`` spells a finite number as PostgreSQL reads one, of any size."""
+    return _NUMBER.match(text) is not None
+
+
 def below(value: Decimal | float, bound: Decimal) -> bool:
     """Whether ``value`` is less than ``bound``. ``NaN`` is greater than every number, as in PostgreSQL."""
     return value < _comparable(value, bound)
@@ -74,13 +99,28 @@ def _comparable(value: Decimal | float, bound: Decimal) -> Decimal | float:
     return float(bound) if isinstance(value, float) else bound
 
 
-def _is_number(text: str) -> bool:
-    return _NUMBER.match(text) is not None or _NOT_FINITE.match(text) is not None
+def _is_numeric(text: str) -> bool:
+    found = _NUMBER.match(text)
+    if found is None:
+        return _NOT_FINITE.match(text) is not None
+    if len(text) <= _SURELY_NUMERIC and found[2] is None:
+        return True
+    if len(text) > LONGEST_NUMERIC:
+        return False
+    value = Decimal(text)
+    exponent = value.as_tuple().exponent
+    after = -exponent if isinstance(exponent, int) else 0
+    return after <= NUMERIC_DIGITS_AFTER and value.adjusted() < NUMERIC_DIGITS_BEFORE
 
 
 def _integer(kind: Kind) -> Test:
     lowest, highest = _RANGES[kind]
-    return lambda text: _INTEGER.match(text) is not None and lowest <= int(text) <= highest
+
+    def test(text: str) -> bool:
+        value = whole_number(text)
+        return value is not None and lowest <= value <= highest
+
+    return test
 
 
 def _is_double(text: str) -> bool:
@@ -134,8 +174,8 @@ _TESTS: dict[Kind, Test] = {
     Kind.LONG: _integer(Kind.LONG),
     Kind.FLOAT: _is_float,
     Kind.DOUBLE: _is_double,
-    Kind.DECIMAL: _is_number,
-    Kind.NUMERIC_TEXT: _is_number,
+    Kind.DECIMAL: _is_numeric,
+    Kind.NUMERIC_TEXT: _is_numeric,
     Kind.DATE: _is_date,
     Kind.TIMESTAMP: _is_moment,
     Kind.TIMESTAMPTZ: _is_moment,

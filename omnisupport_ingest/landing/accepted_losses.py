@@ -12,7 +12,7 @@ from pathlib import Path
 
 from omnisupport_ingest.durable import create_exclusively
 from omnisupport_ingest.failpoints import gate
-from omnisupport_ingest.landing.encoding import decode, encode
+from omnisupport_ingest.landing.encoding import content_of, decode, encode
 from omnisupport_ingest.position import Lsn
 
 FORMAT_VERSION = 1
@@ -63,9 +63,11 @@ class AcceptedLosses:
     def of(self, epoch: int) -> AcceptedLoss | None:
         """The loss that was accepted before ``epoch``, if one was; errors as of a manifest."""
         file = self._file(epoch)
-        if not file.exists():
+        try:
+            content = content_of(file)
+        except FileNotFoundError:
             return None
-        return decode(AcceptedLoss, file.read_bytes(), file, newest=FORMAT_VERSION)
+        return decode(AcceptedLoss, content, file, newest=FORMAT_VERSION)
 
     def _file(self, epoch: int) -> Path:
         return self._folder / f"accepted-loss-e{epoch:06d}.json"

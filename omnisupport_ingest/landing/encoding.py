@@ -7,8 +7,9 @@ from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
+from omnisupport_ingest.foreign import Unreadable, parse_json, read_file, shortened
+from omnisupport_ingest.json_values import FieldProblem, from_plain, to_plain
 from omnisupport_ingest.landing.errors import ManifestFromNewerVersion, ManifestUnreadable
-from omnisupport_ingest.landing.json_values import FieldProblem, from_plain, to_plain
 from omnisupport_ingest.landing.manifest import FORMAT_VERSION, Manifest, StreamSpan, upgraded
 from omnisupport_ingest.landing.names import batch_id_of
 
@@ -31,6 +32,20 @@ def encode_manifest(manifest: Manifest) -> bytes:
     return encode(manifest)
 
 
+def content_of(file: Path) -> bytes:
+    """The bytes of a record; ``ManifestUnreadable`` where ``file`` is no file that can be read.
+
+    One that is missing, or not allowed to this user, is an ``OSError`` as the system says it.
+    """
+    try:
+        return read_file(file)
+    except (FileNotFoundError, PermissionError):
+        raise
+    except (OSError, Unreadable) as problem:
+        told = problem.strerror if isinstance(problem, OSError) else problem
+        raise ManifestUnreadable(f"{file} cannot be read: {told}.", fix=_FIX) from problem
+
+
 def decode(
     kind: type[T],
     content: bytes,
@@ -46,10 +61,10 @@ def decode(
     ``ManifestUnreadable``, naming file and field, for whatever else ``encode`` does not write.
     """
     try:
-        document = json.loads(content)
+        document = parse_json(content)
         _check_version(document, file, newest)
         return from_plain(kind, upgrade(document))
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ManifestUnreadable(f"{file} cannot be read: {error}.", fix=_FIX) from error
 
 
@@ -59,7 +74,7 @@ def decode_manifest(content: bytes, file: Path) -> Manifest:
     try:
         check_manifest(manifest)
         if file.stem != manifest.batch_id:
-            raise FieldProblem("batch_id", f"is {manifest.batch_id!r}, not the name of the file")
+            raise FieldProblem("batch_id", f"is {shortened(manifest.batch_id)}, not the name of the file")
     except FieldProblem as problem:
         raise ManifestUnreadable(f"{file} cannot be read: {problem}.", fix=_FIX) from problem
     return manifest
@@ -72,13 +87,14 @@ def check_manifest(manifest: Manifest) -> None:
         raise FieldProblem("stream, chunk, file", f"must be set one at a time, not {kinds or 'none'}")
     expected = batch_id_of(manifest)
     if manifest.batch_id != expected:
-        raise FieldProblem("batch_id", f"is {manifest.batch_id!r}, but its content says {expected!r}")
+        told = f"is {shortened(manifest.batch_id)}, but its content says {shortened(expected)}"
+        raise FieldProblem("batch_id", told)
     if manifest.stream is not None:
         _check_span(manifest.stream)
     for number, file in enumerate(manifest.files):
         path = PurePosixPath(file.path)
-        if path.is_absolute() or ".." in path.parts or path.parts[:1] != ("data",):
-            raise FieldProblem(f"files[{number}].path", f"is {file.path!r}, outside the data folder")
+        if "\0" in file.path or path.is_absolute() or ".." in path.parts or path.parts[:1] != ("data",):
+            raise FieldProblem(f"files[{number}].path", f"is {shortened(file.path)}, outside the data folder")
         if file.rows < 1 or sum(file.rows_per_table.values()) != file.rows:
             raise FieldProblem(f"files[{number}].rows", "is not the sum of its rows per table")
 

@@ -14,14 +14,14 @@ from pathlib import Path
 
 from omnisupport_ingest.durable import create_exclusively
 from omnisupport_ingest.failpoints import gate
-from omnisupport_ingest.landing.encoding import decode, encode
+from omnisupport_ingest.landing.encoding import content_of, decode, encode
 from omnisupport_ingest.landing.errors import EpochContested, ManifestUnreadable
 from omnisupport_ingest.position import Lsn
 
 FORMAT_VERSION = 1
 """Version of an epoch record's form."""
 
-_RECORD = re.compile(r"(\d{6,})\.json")
+_RECORD = re.compile(r"([0-9]{6,9})\.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def read_epoch(folder: Path, number: int) -> EpochRecord:
     """The record of one epoch; errors as of a manifest."""
     file = _file(folder, number)
     try:
-        record = decode(EpochRecord, file.read_bytes(), file, newest=FORMAT_VERSION)
+        record = decode(EpochRecord, content_of(file), file, newest=FORMAT_VERSION)
     except FileNotFoundError:
         raise ManifestUnreadable(
             f"{file} does not exist.", fix="Restore this file from a backup of the landing folder."

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from omnisupport_ingest.durable import replace as replace_file
 from omnisupport_ingest.failpoints import gate
-from omnisupport_ingest.landing.encoding import decode, encode
+from omnisupport_ingest.landing.encoding import content_of, decode, encode
 from omnisupport_ingest.position import Lsn
 
 FORMAT_VERSION = 1
@@ -68,7 +68,7 @@ class LostChanges:
     def all(self) -> tuple[LostStretch, ...]:
         """Every stretch, in the order in which they were noticed; errors as of a manifest."""
         try:
-            content = self._path.read_bytes()
+            content = content_of(self._path)
         except FileNotFoundError:
             return ()
         return decode(LostInEpoch, content, self._path, newest=FORMAT_VERSION).stretches

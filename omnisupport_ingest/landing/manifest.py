@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from omnisupport_ingest.json_values import FieldProblem
 from omnisupport_ingest.key_range import KeyRange
-from omnisupport_ingest.landing.json_values import FieldProblem
 from omnisupport_ingest.position import Lsn, Position
 
 FORMAT_VERSION = 4

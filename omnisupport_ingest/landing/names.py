@@ -15,7 +15,7 @@ from omnisupport_ingest.position import Lsn
 
 _SAFE = re.compile(r"[A-Za-z0-9_.]{1,80}")
 _UNSAFE_CHARACTER = re.compile(r"[^A-Za-z0-9_.]")
-_IN_EPOCH = re.compile(r"e(\d{6,})-([rs])-")
+_IN_EPOCH = re.compile(r"e([0-9]{6,9})-([rs])-")
 
 
 def stream_batch_id(epoch: int, previous_end_lsn: Lsn) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 from omnisupport_ingest.durable import create_exclusively
 from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.key_range import KeyRange
-from omnisupport_ingest.landing.encoding import decode, encode
+from omnisupport_ingest.landing.encoding import content_of, decode, encode
 from omnisupport_ingest.landing.manifest import ChunkSpan
 from omnisupport_ingest.landing.names import chunk_batch_id
 
@@ -86,7 +86,7 @@ class SnapshotPlans:
             return []
         files = sorted(self._folder.glob(f"e{epoch:06d}-*.json"))
         plans = [
-            decode(SnapshotPlan, file.read_bytes(), file, newest=FORMAT_VERSION, upgrade=_upgraded)
+            decode(SnapshotPlan, content_of(file), file, newest=FORMAT_VERSION, upgrade=_upgraded)
             for file in files
         ]
         return sorted(plans, key=lambda plan: plan.boundary_ordinal)

@@ -14,7 +14,7 @@ from omnisupport_ingest.durable import create_exclusively, sync_file, sync_folde
 from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.landing import integrity
 from omnisupport_ingest.landing.chain import Hole, unbroken
-from omnisupport_ingest.landing.encoding import decode_manifest, encode_manifest
+from omnisupport_ingest.landing.encoding import content_of, decode_manifest, encode_manifest
 from omnisupport_ingest.landing.epochs import (
     EpochFacts,
     EpochRecord,
@@ -118,7 +118,7 @@ class LandingStore:
             parsed = self._parsed.get(batch_id)
             if parsed is not None and parsed[0] == (written.st_mtime_ns, written.st_size):
                 return parsed[1]
-            manifest = decode_manifest(file.read_bytes(), file)
+            manifest = decode_manifest(content_of(file), file)
         except FileNotFoundError:
             raise ManifestUnreadable(
                 f"{file} does not exist: batch {batch_id} has not landed or was removed.",

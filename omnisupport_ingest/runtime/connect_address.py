@@ -8,6 +8,7 @@ from pathlib import Path
 
 from omnisupport_ingest.durable import replace
 from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.foreign import parse_json, read_file
 from omnisupport_ingest.processes import ProcessIdentity
 from omnisupport_ingest.runtime.ports import answers
 
@@ -41,7 +42,7 @@ class ConnectAddress:
     def read(cls, run_folder: Path) -> ConnectAddress | None:
         """The recorded address if its server is there; nothing if the record is missing or stale."""
         try:
-            record = json.loads((run_folder / _FILE).read_text())
+            record = parse_json(read_file(run_folder / _FILE))
             # An earlier version wrote the bare process id, as `supervisor_pid`.
             named = record["supervisor"] if "supervisor" in record else str(record["supervisor_pid"])
             supervisor = ProcessIdentity.parse(named)

@@ -9,12 +9,16 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 
+from omnisupport_ingest.durable import open_lock
 from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.foreign import Unreadable, parse_json
 from omnisupport_ingest.home import Home
+from omnisupport_ingest.json_values import from_note
 
 
 class HomeInUse(IngestError):
@@ -25,7 +29,7 @@ class HomeInUse(IngestError):
 
 def in_use(home: Home) -> bool:
     """Whether a command has its processes running on ``home`` at this moment."""
-    descriptor = os.open(_lock_file(home), os.O_RDWR | os.O_CREAT, 0o600)
+    descriptor = open_lock(_lock_file(home))
     try:
         # Shared, so that two who only look do not take one another for a holder.
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -34,6 +38,13 @@ def in_use(home: Home) -> bool:
     finally:
         os.close(descriptor)
     return False
+
+
+@dataclass(frozen=True, slots=True)
+class _Holder:
+    pid: int
+    command: str
+    since: str
 
 
 class HomeLock:
@@ -48,8 +59,8 @@ class HomeLock:
         self._descriptor = -1
 
     def __enter__(self) -> HomeLock:
-        # Not inherited by children (PEP 446): a daemon must not keep the lock of its starter.
-        descriptor = os.open(_lock_file(self._home), os.O_RDWR | os.O_CREAT, 0o600)
+        # Not inherited by children: a daemon must not keep the lock of its starter.
+        descriptor = open_lock(_lock_file(self._home))
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -75,10 +86,10 @@ class HomeLock:
     def _in_use(self, holder: bytes) -> HomeInUse:
         stop = "Stop it (Ctrl-C where it runs)"
         try:
-            record = json.loads(holder)
-            who = f"`{record['command']}` (process {record['pid']}, since {record['since']})"
-            stop = f"Stop it (Ctrl-C where it runs, or `kill {record['pid']}`)"
-        except (ValueError, KeyError, TypeError):
+            record = from_note(_Holder, parse_json(holder))
+            who = f"`{record.command}` (process {record.pid}, since {record.since})"
+            stop = f"Stop it (Ctrl-C where it runs, or `kill {record.pid}`)"
+        except Unreadable:
             who = "another process"  # It has locked the file and not yet written its name.
         return HomeInUse(
             f"{self._home.path} is in use by {who}.",

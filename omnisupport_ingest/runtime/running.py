@@ -6,10 +6,14 @@ from pathlib import Path
 
 from omnisupport_ingest.durable import replace
 from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.foreign import read_file
 from omnisupport_ingest.processes import ProcessIdentity
 from omnisupport_ingest.runtime.ports import answers
 
 _PORT_FILE = "dagster-webserver.port"
+_RECORD_BYTES = 256
+
+_LARGEST_PORT = 65_535
 
 
 def running_services(run_folder: Path) -> dict[str, int]:
@@ -17,7 +21,7 @@ def running_services(run_folder: Path) -> dict[str, int]:
     found = {}
     for path in sorted(run_folder.glob("*.pid")):
         try:
-            service = ProcessIdentity.parse(path.read_text())
+            service = ProcessIdentity.parse(read_file(path, limit=_RECORD_BYTES).decode())
         except (OSError, ValueError):
             # It is being written or removed.
             continue
@@ -36,8 +40,15 @@ def ui_port(run_folder: Path) -> int | None:
     """The port of loopback where the Dagster UI listens, if it runs and answers."""
     if "dagster-webserver" not in running_services(run_folder):
         return None
+    port = _number(run_folder / _PORT_FILE, _LARGEST_PORT)
+    return port if port is not None and answers(port) else None
+
+
+def _number(path: Path, largest: int) -> int | None:
+    """The number from 1 to ``largest`` that is all of the file; null if it is none."""
     try:
-        port = int((run_folder / _PORT_FILE).read_text())
+        text = read_file(path, limit=_RECORD_BYTES).decode().strip()
     except (OSError, ValueError):
         return None
-    return port if answers(port) else None
+    number = int(text) if text.isascii() and text.isdigit() else 0
+    return number if 1 <= number <= largest else None

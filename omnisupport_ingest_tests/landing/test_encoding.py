@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from omnisupport_ingest.json_values import FieldProblem
 from omnisupport_ingest.key_range import TEXT, KeyRange
 from omnisupport_ingest.landing.encoding import decode_manifest, encode_manifest
 from omnisupport_ingest.landing.errors import ManifestFromNewerVersion, ManifestUnreadable
-from omnisupport_ingest.landing.json_values import FieldProblem
 from omnisupport_ingest.landing.manifest import (
     ArrivalFacts,
     ChunkSpan,

@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omnisupport_ingest.durable import create_exclusively
+from omnisupport_ingest.json_values import FieldProblem
 from omnisupport_ingest.landing import parts
 from omnisupport_ingest.landing.columns import events_table, row_group
 from omnisupport_ingest.landing.errors import ChainContested, DamagedBatch, LandingFailed
-from omnisupport_ingest.landing.json_values import FieldProblem
 from omnisupport_ingest.landing.manifest import ChunkSpan, FileSpan, Manifest, RelationVersion
 from omnisupport_ingest.landing.names import chunk_batch_id, file_batch_id
 from omnisupport_ingest.landing.rows import LANDED_SCHEMA

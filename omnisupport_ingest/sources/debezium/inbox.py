@@ -1,7 +1,8 @@
 """A watched folder: each complete file in ``<inbox>/<source>`` lands, and is moved out of the way.
 
 A file goes to ``landed/`` or, with its reason beside it, to ``refused/``. Whatever stops this between
-landing and moving is harmless: the file is found again, and its content has landed.
+landing and moving is harmless: the file is found again, and its content has landed. A file that can be
+neither landed nor refused stays where it is, and keeps no other from being taken.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from omnisupport_ingest.durable import replace, sync_folder
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.foreign import printable
 from omnisupport_ingest.sources.debezium.faults import FileRefused
 from omnisupport_ingest.sources.debezium.land import FileLanding
 
@@ -37,6 +39,10 @@ class Taken:
     refused: IngestError | None
 
 
+class NotTaken(IngestError):
+    """A file could be neither landed nor refused, for a reason that nobody has thought of."""
+
+
 @dataclass
 class Inbox:
     """The watched folder ``root``. ``land`` lands a file for a source, as ``land.land`` does."""
@@ -49,23 +55,40 @@ class Inbox:
     def look(self) -> Iterator[Taken]:
         """Take every complete file, by source and name.
 
-        What is not the file's fault (a full disk, say) is raised, and the file stays where it is.
+        What is not a file's fault (a full disk, say) is raised once the others were tried, and the file
+        stays where it is. Of several such errors the first is raised; what is no error of ours or of the
+        system as ``NotTaken``.
         """
-        waiting = list(self._waiting())
+        failed: list[Exception] = []
+        waiting = list(self._waiting(failed))
         self._seen = {path: seen for path, seen in self._seen.items() if path in set(waiting)}
         for path in waiting:
-            if self._complete(path):
-                yield self._take(path)
+            try:
+                taken = self._take(path) if self._complete(path) else None
+            except (IngestError, OSError) as error:
+                failed.append(error)
+            except Exception as error:
+                failed.append(_not_taken(path, error))
+            else:
+                if taken is not None:
+                    yield taken
+        if failed:
+            raise failed[0]
 
     def waits(self) -> bool:
         """Whether files are there that may not be complete yet."""
-        return any(True for _ in self._waiting())
+        return any(True for _ in self._waiting([]))
 
-    def _waiting(self) -> Iterator[Path]:
+    def _waiting(self, failed: list[Exception]) -> Iterator[Path]:
+        """Every file; what keeps the files of a folder from being seen is added to ``failed``."""
         self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
         for folder in sorted(each for each in self.root.iterdir() if not each.name.startswith(".")):
-            if folder.is_dir():
-                yield from sorted(each for each in folder.iterdir() if _is_one(each))
+            try:
+                found = sorted(each for each in folder.iterdir() if _is_one(each)) if folder.is_dir() else ()
+            except OSError as error:
+                failed.append(error)
+            else:
+                yield from found
 
     def _complete(self, path: Path) -> bool:
         try:
@@ -87,6 +110,15 @@ class Inbox:
             moved = _moved(path, REFUSED, reason=f"{error}\n")
             return Taken(moved, source, None, error)
         return Taken(_moved(path, LANDED), source, landing, None)
+
+
+def _not_taken(path: Path, error: Exception) -> NotTaken:
+    # The text of an error that is not ours may quote a row.
+    return NotTaken(
+        f"{printable(path)} could not be taken: unexpected {type(error).__name__}.",
+        fix="Move the file out of the inbox, and report it with what `omnisupport-ingest --debug land` says of "
+        "it.",
+    )
 
 
 def _is_one(path: Path) -> bool:

@@ -14,6 +14,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from omnisupport_ingest.contracts.load import Contracts, TableContract
+from omnisupport_ingest.foreign import printable
 from omnisupport_ingest.landing.folder_lock import one_at_a_time
 from omnisupport_ingest.landing.manifest import FileSpan, Manifest, RelationVersion
 from omnisupport_ingest.landing.names import file_batch_id
@@ -108,6 +109,7 @@ def land(path: Path, inlet: Inlet, *, new_epoch: str | None = None) -> FileLandi
     """
     store = inlet.store
     check_source(store.source, inlet.captured, inlet.contracts)
+    _refuse_name(path)
     content = content_hash(path)
     batch_id = file_batch_id(content)
     with one_at_a_time(store.folder):
@@ -153,7 +155,7 @@ class _Reading:
                     event = self._event(line, epoch, number)
                 except LineFault as fault:
                     raise FileRefused(
-                        f"{self._path}, line {number}: {fault.problem}.", fix=fault.fix
+                        f"{printable(self._path)}, line {number}: {fault.problem}.", fix=fault.fix
                     ) from None
                 if event is not None:
                     if event.misplaced is not None and latest.comes_after_a_later_one(event):
@@ -162,7 +164,8 @@ class _Reading:
                     yield event
         if lines.sha256 != self._content:
             raise FileRefused(
-                f"{self._path} has changed while it was read.", fix="Land it when its writer has finished."
+                f"{printable(self._path)} has changed while it was read.",
+                fix="Land it when its writer has finished.",
             )
 
     def relations(self) -> tuple[RelationVersion, ...]:
@@ -185,6 +188,12 @@ class _Reading:
         else:
             self._contracts[contract.name] = contract
         return event
+
+
+def _refuse_name(path: Path) -> None:
+    """Refuse a file whose name is not UTF-8: the batch keeps the name, and its manifest is UTF-8."""
+    if printable(path) != str(path):
+        raise FileRefused(f"The name of {printable(path)} is not UTF-8.", fix="Rename the file.")
 
 
 def _refuse_other_deliveries(store: LandingStore) -> None:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import os
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from omnisupport_ingest.foreign import Unreadable, open_file, printable
 from omnisupport_ingest.sources.debezium.faults import FileRefused
 
 MAX_LINE_BYTES = 256 * 1024 * 1024
@@ -40,7 +42,7 @@ class Lines:
                 number += 1
                 if len(line) > MAX_LINE_BYTES:
                     raise FileRefused(
-                        f"{self.path}, line {number} is longer than {MAX_LINE_BYTES >> 20} MiB.",
+                        f"{printable(self.path)}, line {number} is longer than {MAX_LINE_BYTES >> 20} MiB.",
                         fix="Write one event per line.",
                     )
                 self._hash.update(line)
@@ -67,27 +69,29 @@ class _reading:
 
     def __enter__(self) -> IO[bytes]:
         try:
-            self._file: IO[bytes] = (
-                gzip.open(self._path, "rb")  # type: ignore[assignment]
-                if self._path.suffix == ".gz"
-                else self._path.open("rb")
-            )
-        except OSError as problem:
+            self._plain = os.fdopen(open_file(self._path), "rb")
+        except (OSError, Unreadable) as problem:
             raise self._unreadable(problem) from None
+        self._file: IO[bytes] = (
+            gzip.GzipFile(fileobj=self._plain)  # type: ignore[assignment]
+            if self._path.suffix == ".gz"
+            else self._plain
+        )
         return self._file
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self._file.close()
+        self._plain.close()
         if isinstance(error, OSError | EOFError | zlib.error):
             raise self._unreadable(error) from None
 
     def _unreadable(self, problem: BaseException) -> FileRefused:
         if isinstance(problem, gzip.BadGzipFile | EOFError | zlib.error):
             return FileRefused(
-                f"{self._path} is not a whole gzip file.", fix="Copy it again, or name it without .gz."
+                f"{printable(self._path)} is not a whole gzip file.",
+                fix="Copy it again, or name it without .gz.",
             )
-        told = problem.strerror if isinstance(problem, OSError) else None
+        told = problem.strerror if isinstance(problem, OSError) else problem
         return FileRefused(
-            f"{self._path} cannot be read: {told or type(problem).__name__}.",
+            f"{printable(self._path)} cannot be read: {told or type(problem).__name__}.",
             fix="Check the path and its permissions.",
         )

@@ -67,4 +67,4 @@ def bits(value: bytes, length: int | None) -> str:
 def money(amount: Decimal) -> str:
     """``$1,234.50``, as ``lc_monetary = C`` writes it."""
     sign = "-" if amount < 0 else ""
-    return f"{sign}${abs(amount):,.2f}"
+    return f"{sign}${amount.copy_abs():,.2f}"

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from typing import Any
 
+from omnisupport_ingest.contracts.pg_values import (
+    NUMERIC_DIGITS_AFTER,
+    NUMERIC_DIGITS_BEFORE,
+    is_finite_number,
+    whole_number,
+)
 from omnisupport_ingest.sources.debezium import pg_literals
 from omnisupport_ingest.sources.debezium.expected import from_base64, number, string
 from omnisupport_ingest.sources.debezium.faults import ValueFault
@@ -20,6 +27,13 @@ _SPECIAL_NUMBERS = {
     "-Infinity": "-Infinity",
 }
 
+_LARGEST_SCALE = 20_000
+_LONGEST_UNSCALED = math.ceil((NUMERIC_DIGITS_BEFORE + NUMERIC_DIGITS_AFTER) * math.log2(10) / 8) + 1
+"""Bytes of the unscaled number of PostgreSQL's longest numeric."""
+
+_MONEY_DIGITS = 17
+"""Digits before the point of the largest money, a 64-bit number of cents."""
+
 Schema = Mapping[str, Any]
 """The schema of a value, as Kafka Connect writes it beside the payload; empty if there is none."""
 
@@ -33,9 +47,13 @@ def floating(value: Any, *, single: bool) -> str:
     if isinstance(value, bool) or not isinstance(value, int | Decimal):
         raise ValueFault("it is no number")
     try:
-        return pg_literals.float_text(float(value), single=single)
+        text = pg_literals.float_text(float(value), single=single)
     except OverflowError:
         raise ValueFault("it is larger than its type") from None
+    if text in ("Infinity", "-Infinity"):
+        # It became infinite here; what was infinite at the source comes under a name of its own.
+        raise ValueFault("it is larger than its type")
+    return text
 
 
 def numeric(value: Any, target: Target, *, decimals: str) -> str:
@@ -63,36 +81,41 @@ def _scaled(found: Decimal, target: Target) -> str:
 
 
 def _decimal(text: str) -> Decimal:
-    try:
-        return Decimal(text)
-    except InvalidOperation:
-        raise ValueFault("it is no number") from None
+    # Python takes more for a number than PostgreSQL: 1_000, digits of other scripts, sNaN.
+    if not is_finite_number(text):
+        raise ValueFault("it is no number")
+    return Decimal(text)
 
 
 def _unscaled(text: str, scale: int) -> Decimal:
-    digits = int.from_bytes(from_base64(text), "big", signed=True)
-    return Decimal((int(digits < 0), tuple(int(digit) for digit in str(abs(digits))), -scale))
+    content = from_base64(text)
+    if len(content) > _LONGEST_UNSCALED:
+        raise ValueFault("it has more digits than a numeric of PostgreSQL")
+    # Not by way of the digits of an int: of more than 4,300 Python writes none.
+    return Decimal(f"{Decimal(int.from_bytes(content, 'big', signed=True)):f}E{-scale}")
 
 
 def connect_decimal(value: Any, schema: Schema, target: Target) -> str:
     """Connect's ``Decimal``: the unscaled number in base64, and the scale in the schema."""
     parameters = schema.get("parameters")
-    try:
-        scale = int(parameters["scale"]) if isinstance(parameters, dict) else target.scale
-    except (KeyError, TypeError, ValueError):
-        raise ValueFault("the schema does not tell its scale") from None
+    told = parameters.get("scale") if isinstance(parameters, dict) else target.scale
+    scale = whole_number(told) if isinstance(told, str) else told
+    if isinstance(scale, bool) or not isinstance(scale, int):
+        raise ValueFault("the schema does not tell its scale")
+    if abs(scale) > _LARGEST_SCALE:
+        raise ValueFault("its scale is beyond PostgreSQL's")
     if isinstance(value, int | Decimal) and not isinstance(value, bool):
         found = Decimal(value)
     else:
         found = _unscaled(string(value), scale)
-    return pg_literals.money(found) if target.name == "money" else pg_literals.plain_number(found)
+    return _money(found) if target.name == "money" else pg_literals.plain_number(found)
 
 
 def variable_decimal(value: Any, _: Schema, __: Target) -> str:
     """Debezium's ``VariableScaleDecimal``: scale and unscaled number side by side."""
     if not isinstance(value, dict) or type(value.get("scale")) is not int:
         raise ValueFault("it is no decimal of a scale of its own")
-    if abs(value["scale"]) > 20_000:
+    if abs(value["scale"]) > _LARGEST_SCALE:
         raise ValueFault("its scale is beyond PostgreSQL's")
     return pg_literals.plain_number(_unscaled(string(value.get("value")), value["scale"]))
 
@@ -101,12 +124,22 @@ def integer(value: Any, _: Target) -> str:
     """A whole number, as one or as its digits."""
     if isinstance(value, str) and value.isascii() and value.removeprefix("-").isdigit():
         return value
+    if isinstance(value, Decimal) and value.as_tuple().exponent == 0:
+        # A whole number of very many digits is read so. It lands, and judging finds that it breaks its type.
+        return f"{value:f}"
     return str(number(value))
 
 
 def money(value: Any, _: Target) -> str:
     """Money: a number, its text, or the unscaled number in base64 with two digits after the point."""
     if isinstance(value, int | Decimal) and not isinstance(value, bool):
-        return pg_literals.money(Decimal(value))
+        return _money(Decimal(value))
     text = string(value)
-    return pg_literals.money(_decimal(text) if "." in text else _unscaled(text, 2))
+    return _money(_decimal(text) if "." in text else _unscaled(text, 2))
+
+
+def _money(amount: Decimal) -> str:
+    # Its digits are written out, and 1e999999999 has as many.
+    if amount.adjusted() > _MONEY_DIGITS:
+        raise ValueFault("it is larger than its type")
+    return pg_literals.money(amount)

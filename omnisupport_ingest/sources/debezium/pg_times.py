@@ -13,6 +13,10 @@ from omnisupport_ingest.sources.debezium.faults import ValueFault
 DAY = 86_400_000_000
 """Microseconds."""
 
+_LONGEST_DAYS = 1 << 31
+_LONGEST_MICROS = 1 << 64
+"""Beyond what PostgreSQL holds, and within what can be written out."""
+
 _INFINITE_DAYS = {-2_147_472_692: "infinity", -2_147_472_691: "-infinity"}
 _INFINITE_MICROS = {9_223_372_036_825_200_000: "infinity", -9_223_372_036_832_400_000: "-infinity"}
 _INFINITE_TEXTS = {
@@ -22,18 +26,22 @@ _INFINITE_TEXTS = {
     "-290308-12-21T19:59:27.6": "-infinity",
 }
 
-_DATE = re.compile(r"([+-]?\d{4,7})-(\d\d)-(\d\d)")
-_MOMENT = re.compile(r"([+-]?\d{4,7})-(\d\d)-(\d\d)[T ](\d\d:\d\d)(:\d\d)?(\.\d{1,9})?(Z|[+-]\d\d:?\d\d)?")
-_CLOCK = re.compile(r"(\d\d:\d\d)(:\d\d)?(\.\d{1,9})?(Z|[+-]\d\d(?::?\d\d)?)?")
-_NUMBER = r"([+-]?\d+)"
+_DATE = re.compile(r"([+-]?\d{4,7})-(\d\d)-(\d\d)", re.ASCII)
+_MOMENT = re.compile(
+    r"([+-]?\d{4,7})-(\d\d)-(\d\d)[T ](\d\d:\d\d)(:\d\d)?(\.\d{1,9})?(Z|[+-]\d\d:?\d\d)?", re.ASCII
+)
+_CLOCK = re.compile(r"(\d\d:\d\d)(:\d\d)?(\.\d{1,9})?(Z|[+-]\d\d(?::?\d\d)?)?", re.ASCII)
+_NUMBER = r"([+-]?\d{1,18})"
 _INTERVAL = re.compile(
     rf"P(?:{_NUMBER}Y)?(?:{_NUMBER}M)?(?:{_NUMBER}D)?"
-    rf"(?:T(?:{_NUMBER}H)?(?:{_NUMBER}M)?(?:([+-]?\d+)(?:\.(\d{{1,9}}))?S)?)?"
+    rf"(?:T(?:{_NUMBER}H)?(?:{_NUMBER}M)?(?:{_NUMBER}(?:\.(\d{{1,9}}))?S)?)?",
+    re.ASCII,
 )
 
 
 def date_of_days(days: int) -> str:
     """Days since 1970-01-01."""
+    _refuse_beyond(days, _LONGEST_DAYS)
     return _INFINITE_DAYS.get(days) or _date(*_civil(days))
 
 
@@ -41,6 +49,7 @@ def timestamp_of_micros(micros: int, *, zone: str = "") -> str:
     """Microseconds since 1970-01-01; ``zone`` is put behind the time."""
     if micros in _INFINITE_MICROS:
         return _INFINITE_MICROS[micros]
+    _refuse_beyond(micros, _LONGEST_MICROS)
     days, rest = divmod(micros, DAY)
     day, era = _split_era(_date(*_civil(days)))
     return f"{day} {time_of_micros(rest)}{zone}{era}"
@@ -90,6 +99,7 @@ def time_of_text(text: str, *, zoned: bool) -> str:
 
 def interval_of_micros(micros: int) -> str:
     """A length in microseconds, as hours: months and days are lost in it already."""
+    _refuse_beyond(micros, _LONGEST_MICROS)
     return _clock(micros) if micros else "00:00:00"
 
 
@@ -116,6 +126,11 @@ def interval_of_text(text: str) -> str:
         sign = "+" if negative and micros > 0 else ""
         parts.append(sign + _clock(micros))
     return " ".join(parts)
+
+
+def _refuse_beyond(value: int, longest: int) -> None:
+    if abs(value) > longest:
+        raise ValueFault("its number is beyond any time")
 
 
 def _carried(months: int) -> tuple[int, int]:

@@ -6,13 +6,13 @@ A line is the value of a Kafka record, or the whole record (``topic``, ``key``, 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from decimal import Decimal
 from typing import Any
 
+from omnisupport_ingest.contracts.pg_values import whole_number
+from omnisupport_ingest.foreign import Unreadable, parse_row
 from omnisupport_ingest.sources.debezium.changes import (
     HEARTBEAT,
     MARKER,
@@ -73,20 +73,13 @@ def read_line(line: bytes) -> Change | Passed:
 
 def _parse(line: bytes) -> Any:
     try:
-        document = json.loads(line.decode(), parse_float=Decimal, parse_constant=_refuse_constant)
-        # Half a surrogate pair passes as JSON and is no character.
-        json.dumps(document, ensure_ascii=False, default=str).encode()
-    except (ValueError, RecursionError):
+        return parse_row(line)
+    except Unreadable as why:
         raise LineFault(
-            "it is not a JSON document in UTF-8",
+            f"it is not a JSON document in UTF-8 that can be read: {why}",
             "Write one event per line; `jq -c .` does that for a pretty-printed file, `jq -c '.[]'` for an "
             "array.",
         ) from None
-    return document
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
 
 
 def _neither() -> LineFault:
@@ -132,7 +125,11 @@ def _headers(headers: Any) -> Document:
     if isinstance(headers, dict):
         return headers
     pairs = headers if isinstance(headers, list) else []
-    return {each["key"]: each.get("value") for each in pairs if isinstance(each, dict) and "key" in each}
+    return {
+        each["key"]: each.get("value")
+        for each in pairs
+        if isinstance(each, dict) and isinstance(each.get("key"), str)
+    }
 
 
 def _of_envelope(record: _Record, value: Document) -> Change:
@@ -170,7 +167,7 @@ def _of_flat(record: _Record, value: Document) -> Change:
 
     row = {name: held for name, held in value.items() if not _is_about(name)}
     op = "d" if _truth(value.get("__deleted")) else value.get("__op")
-    if op not in OPERATIONS:
+    if not isinstance(op, str) or op not in OPERATIONS:
         raise LineFault("it has no __op that is one of c, r, u, d and t", f"Set {_ADD_FIELDS}.")
     topic = record.topic.split(".")
     table = about("table") or (topic[-1] if len(topic) > 1 else None)
@@ -215,17 +212,18 @@ def _old_key(record: _Record) -> Document | None:
     held = record.headers.get("__debezium.oldkey")
     if isinstance(held, str):
         try:
-            held = json.loads(held, parse_float=Decimal)
-        except ValueError:
+            held = parse_row(held)
+        except Unreadable:
             return None
     key, _ = _unwrapped(held)
     return key if isinstance(key, dict) else None
 
 
 def _fields(schema: Document) -> dict[str, Document]:
+    fields = schema.get("fields")
     return {
         each["field"]: each
-        for each in schema.get("fields") or ()
+        for each in (fields if isinstance(fields, list) else ())
         if isinstance(each, dict) and isinstance(each.get("field"), str)
     }
 
@@ -256,19 +254,20 @@ def _whole(value: Any, name: str) -> int | None:
     """A number, or its text, as Debezium's flat form may have it."""
     if value is None or value == "":
         return None
-    if isinstance(value, str) and value.isascii() and value.removeprefix("-").isdigit() and len(value) < 30:
-        return int(value)
-    if isinstance(value, bool) or not isinstance(value, int):
+    found = whole_number(value) if isinstance(value, str) else value
+    if isinstance(found, bool) or not isinstance(found, int):
         raise LineFault(f"its {name} is no whole number", "Correct it where it was made.")
-    return value
+    if not -(1 << 63) <= found < 1 << 63:
+        raise LineFault(f"its {name} does not fit 64 bits", "Correct it where it was made.")
+    return found
 
 
 def _commit_before(sequence: Any) -> int | None:
     """``source.sequence[0]``; the sequence comes as a JSON array, as a rule inside a text."""
     if isinstance(sequence, str):
         try:
-            sequence = json.loads(sequence)
-        except ValueError:
+            sequence = parse_row(sequence)
+        except Unreadable:
             sequence = "?"
     if sequence is None:
         return None

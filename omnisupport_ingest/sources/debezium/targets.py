@@ -8,7 +8,7 @@ from functools import cache
 
 from omnisupport_ingest.contracts.pg_types import Kind, PgType
 
-_MODIFIER = re.compile(r"\(\s*(\d+)\s*(?:,\s*-?\d+\s*)?\)")
+_MODIFIER = re.compile(r"\(\s*([0-9]{1,9})\s*(?:,\s*-?[0-9]{1,9}\s*)?\)")
 _ALIASES = {
     "bool": "boolean",
     "varbit": "bit varying",

@@ -7,10 +7,11 @@ the connector's default modes write it (``docs/debezium.md`` lists them). Withou
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Callable
 from typing import Any
 
+from omnisupport_ingest.contracts.pg_values import whole_number
+from omnisupport_ingest.foreign import Unreadable, parse_row
 from omnisupport_ingest.sources.debezium import pg_literals, pg_times
 from omnisupport_ingest.sources.debezium.expected import from_base64, number, string
 from omnisupport_ingest.sources.debezium.faults import ValueFault
@@ -26,6 +27,9 @@ from omnisupport_ingest.sources.debezium.pg_numbers import (
 )
 from omnisupport_ingest.sources.debezium.targets import Target
 from omnisupport_ingest.sources.manifests.row_text import text as json_text
+
+LONGEST_BITS = 83_886_080
+"""Bits of the longest bit string (PostgreSQL: ``bit(n)``)."""
 
 _INTEGERS = frozenset({"smallint", "integer", "bigint", "oid"})
 
@@ -111,7 +115,10 @@ def _bits(value: Any, schema: Schema, target: Target) -> str:
         return "1" if value else "0"
     parameters = schema.get("parameters")
     told = parameters.get("length") if isinstance(parameters, dict) else None
-    length = int(told) if isinstance(told, str) and told.isdigit() else target.modifier
+    length = whole_number(told) if isinstance(told, str) else None
+    length = target.modifier if length is None else length
+    if length is not None and not 0 <= length <= LONGEST_BITS:
+        raise ValueFault("its length is beyond PostgreSQL's")
     varying = target.name == "bit varying"
     return pg_literals.bits(from_base64(string(value)), None if varying else length)
 
@@ -162,8 +169,8 @@ def _hstore(value: Any, _: Target) -> str:
     pairs = value
     if isinstance(value, str):
         try:
-            pairs = json.loads(value)
-        except ValueError:
+            pairs = parse_row(value)
+        except Unreadable:
             raise ValueFault("it is no hstore as JSON") from None
     if not isinstance(pairs, dict) or not all(
         each is None or isinstance(each, str) for each in pairs.values()

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.foreign import Unreadable, open_file, printable
 from omnisupport_ingest.landing.folder_lock import one_at_a_time
 from omnisupport_ingest.landing.manifest import FileSpan, Manifest
 from omnisupport_ingest.landing.names import file_batch_id
@@ -28,6 +30,9 @@ from omnisupport_ingest.windows import OUT_OF_RANGE, WindowGrid
 FIRST_ORDINAL = -(1 << 62)
 """Ordinal of the first event that a file lands. Each further one is higher, across all deliveries
 of a source, and all stay negative: a row that comes again is a later event, never a collision."""
+
+MAX_LINE_BYTES = 256 * 1024 * 1024
+"""A row as large as this is taken for a file that is not one row per line."""
 
 _BLOCK = 1 << 20
 
@@ -87,13 +92,14 @@ def _content_hash(seed: SeedManifest) -> str:
     for file in seed.files:
         alone = hashlib.sha256()
         try:
-            with file.path.open("rb") as source:
+            with os.fdopen(open_file(file.path), "rb") as source:
                 while block := source.read(_BLOCK):
                     alone.update(block)
                     together.update(block)
-        except OSError as problem:
+        except (OSError, Unreadable) as problem:
+            told = problem.strerror if isinstance(problem, OSError) else problem
             raise SeedRefused(
-                f"{file.path}, named by {seed.path}, cannot be read: {problem.strerror}.",
+                f"{printable(file.path)}, named by {seed.path}, cannot be read: {told}.",
                 fix="Put the file there, or correct the path; it is relative to the manifest.",
             ) from None
         _check_hash(seed, file, alone.hexdigest())
@@ -133,9 +139,15 @@ def _rows(seed: SeedManifest, file: SeedFile) -> Iterator[dict[str, str | None]]
     known = set(seed.contract.column_names)
     read = hashlib.sha256()
     count = 0
-    with file.path.open("rb") as lines:
-        for line in lines:
+    with os.fdopen(open_file(file.path), "rb") as lines:
+        while line := lines.readline(MAX_LINE_BYTES + 1):
             count += 1
+            if len(line) > MAX_LINE_BYTES:
+                raise SeedRefused(
+                    f"{file.path}, line {count} is longer than {MAX_LINE_BYTES >> 20} MiB "
+                    f"(gate schema: {seed.gates.schema}).",
+                    fix="Write one row per line.",
+                )
             read.update(line)
             try:
                 row = read_row(line, seed.contract)

@@ -12,6 +12,7 @@ from typing import Any
 
 from omnisupport_ingest.contracts.load import TableContract
 from omnisupport_ingest.contracts.pg_types import ARRAYS
+from omnisupport_ingest.foreign import Unreadable, parse_row
 
 _MAX_EXPONENT = 400
 """Numbers with larger exponents keep them: written out they could fill the memory."""
@@ -68,18 +69,12 @@ def array_literal(values: list[Any]) -> str:
 
 def _parse(line: bytes) -> dict[str, Any]:
     try:
-        values = json.loads(line.decode(), parse_float=Decimal, parse_constant=_refuse_constant)
-        # Half a surrogate pair passes as JSON and is no character.
-        json.dumps(values, ensure_ascii=False, default=str).encode()
-    except (ValueError, RecursionError):
-        raise RowFault("it is not valid JSON in UTF-8") from None
+        values = parse_row(line)
+    except Unreadable as why:
+        raise RowFault(f"it is not valid JSON in UTF-8 that can be read: {why}") from None
     if not isinstance(values, dict):
         raise RowFault("it is not a JSON object")
     return values
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
 
 
 def _number(value: Decimal) -> str:

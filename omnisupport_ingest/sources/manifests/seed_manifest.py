@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from omnisupport_ingest.contracts.documents import check_document, program_file, read_document
+from omnisupport_ingest.contracts.documents import check_document, program_file, read_bytes, read_document
 from omnisupport_ingest.contracts.load import Contracts, TableContract
 from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.foreign import shortened
 
 SCHEMA = "contracts/seed_manifest.schema.json"
 
@@ -127,7 +128,7 @@ def load_manifest(path: Path, contracts: Contracts) -> SeedManifest:
         ),
         gates=Gates(**document["gates"]),
         path=path,
-        sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
+        sha256=hashlib.sha256(read_bytes(path, SeedManifestError)).hexdigest(),
     )
 
 
@@ -154,12 +155,17 @@ def _moment(path: Path, text: str | None) -> datetime | None:
     if text is None:
         return None
     try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
+        told = datetime.fromisoformat(text)
+        # What is near an end of the calendar may lie beyond it in another zone.
+        moment = told.astimezone(UTC) if told.tzinfo is not None else None
+    except (ValueError, OverflowError):
         moment = None
-    if moment is None or moment.tzinfo is None:
+    if moment is None:
         raise _refused(
-            path, "as_of", f"{text!r} is no moment", "Write ISO 8601 with a zone, like 2026-01-31T09:00:00Z."
+            path,
+            "as_of",
+            f"{shortened(text)} is no moment",
+            "Write ISO 8601 with a zone, like 2026-01-31T09:00:00Z.",
         )
     return moment
 

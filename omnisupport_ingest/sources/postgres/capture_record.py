@@ -10,11 +10,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from omnisupport_ingest import durable
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.foreign import Unreadable
+from omnisupport_ingest.json_values import read_note
 
 _FILE = "capture.json"
 
@@ -88,19 +90,8 @@ class CaptureRecords:
     def read(self) -> CaptureRecord | None:
         """The last start; none if there was none, or its record cannot be read."""
         try:
-            found: dict[str, Any] = json.loads(self._path.read_text())
-            error = found["last_error"]
-            return CaptureRecord(
-                int(found["pid"]),
-                str(found["host"]),
-                datetime.fromisoformat(found["started"]),
-                bool(found["follows"]),
-                bool(found["ready"]),
-                _moment(found["ended"]),
-                _moment(found["failing_since"]),
-                LastError(**error | {"at": datetime.fromisoformat(error["at"])}) if error else None,
-            )
-        except (OSError, ValueError, KeyError, TypeError):
+            return read_note(CaptureRecord, self._path)
+        except (OSError, Unreadable):
             return None
 
     def write(self, record: CaptureRecord) -> None:
@@ -155,7 +146,3 @@ def recorded(
         end(None)
         raise
     end(None)
-
-
-def _moment(text: str | None) -> datetime | None:
-    return None if text is None else datetime.fromisoformat(text)

@@ -13,6 +13,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from omnisupport_ingest.durable import open_lock
+from omnisupport_ingest.foreign import Unreadable
+from omnisupport_ingest.json_values import read_note
 from omnisupport_ingest.sources.postgres.errors import CaptureRunning
 
 _NAME_BYTES = 512
@@ -39,7 +42,7 @@ class Lease:
         """Take the lease on ``source``; ``CaptureRunning`` says who holds it."""
         path = run_folder / f"capture-{source}.lock"
         # Not inherited by child processes, which would hold the lock on after this one has died.
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = open_lock(path)
         if not _locked(descriptor):
             holder = _holder(path)
             os.close(descriptor)
@@ -60,7 +63,7 @@ class Lease:
     def is_held(run_folder: Path, source: str) -> bool:
         """Whether some process captures ``source`` now; holds nothing when it returns."""
         try:
-            descriptor = os.open(run_folder / f"capture-{source}.lock", os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = open_lock(run_folder / f"capture-{source}.lock", create=False)
         except FileNotFoundError:
             return False
         try:
@@ -109,9 +112,8 @@ def _locked(descriptor: int) -> bool:
 
 def _holder(path: Path) -> Holder:
     try:
-        about = json.loads(path.read_text())
-        return Holder(int(about["pid"]), str(about["host"]), datetime.fromisoformat(about["since"]))
-    except (OSError, ValueError, KeyError, TypeError):
+        return read_note(Holder, path)
+    except (OSError, Unreadable):
         return Holder(None, None, None)
 
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from omnisupport_ingest.durable import replace
 from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.foreign import Unreadable
+from omnisupport_ingest.json_values import read_note, to_plain
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.sources.postgres.partitions import Partition, Partitions
 
@@ -62,6 +64,16 @@ class KnownPartitions:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Note:
+    table: str
+    epoch: int
+    partitions: dict[str, Partition]
+    certain: Lsn = Lsn(0)
+    since: dict[str, Lsn] = field(default_factory=dict)
+    left: dict[str, Stay] = field(default_factory=dict)
+
+
 class PartitionRecords:
     """The notes of one epoch of one source, in its landing folder."""
 
@@ -73,38 +85,20 @@ class PartitionRecords:
         """Those of ``table`` (a contract's name) that the lake knows the rows of; null if there is no note of
         this epoch, or none that can be read."""
         try:
-            content = json.loads(self._file(table).read_text())
-            if content["epoch"] != self._epoch:
-                return None
-            found = {oid: Partition(**each) for oid, each in content["partitions"].items()}
-            return KnownPartitions(
-                found,
-                Lsn.parse(content.get("certain", "0/0")),
-                {oid: Lsn.parse(each) for oid, each in content.get("since", {}).items()},
-                {
-                    oid: Stay(Lsn.parse(each["start"]), Lsn.parse(each["end"]))
-                    for oid, each in content.get("left", {}).items()
-                },
-            )
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            note = read_note(_Note, self._file(table))
+        except (OSError, Unreadable):
             return None
+        if note.epoch != self._epoch:
+            return None
+        return KnownPartitions(note.partitions, note.certain, note.since, note.left)
 
     def write(self, table: str, known: KnownPartitions) -> None:
         """Durable when this returns. Only once what tells them from the older note is in landing, or asked
         for."""
-        found = {oid: asdict(each) for oid, each in known.partitions.items()}
-        content = {
-            "table": table,
-            "epoch": self._epoch,
-            "partitions": found,
-            "certain": str(known.certain),
-            "since": {oid: str(each) for oid, each in known.since.items()},
-            "left": {
-                oid: {"start": str(each.start), "end": str(each.end)} for oid, each in known.left.items()
-            },
-        }
+        partitions, since, left = dict(known.partitions), dict(known.since), dict(known.left)
+        note = _Note(table, self._epoch, partitions, known.certain, since, left)
         with gate("source.partitions", table):
-            replace(self._file(table), json.dumps(content, indent=1).encode() + b"\n")
+            replace(self._file(table), json.dumps(to_plain(note), indent=1).encode() + b"\n")
 
     def _file(self, table: str) -> Path:
         return self._folder / f"partitions-{table}.json"

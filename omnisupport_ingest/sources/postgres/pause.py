@@ -7,6 +7,7 @@ server keeps the WAL until the capture goes on.
 from __future__ import annotations
 
 import json
+import os
 import threading
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -14,6 +15,8 @@ from pathlib import Path
 
 from omnisupport_ingest.durable import create_exclusively, sync_folder
 from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.foreign import Unreadable
+from omnisupport_ingest.json_values import read_note
 from omnisupport_ingest.sources.postgres.errors import CapturePaused
 from omnisupport_ingest.sources.postgres.note_watch import StopOrNote
 
@@ -59,17 +62,17 @@ class PauseNote:
 
     @property
     def present(self) -> bool:
-        return self._path.exists()
+        return os.path.lexists(self._path)
 
     def read(self) -> Pause | None:
         """The pause in force, if any. A note that cannot be read is a pause all the same."""
         try:
-            content = json.loads(self._path.read_text())
-            return Pause(datetime.fromisoformat(content["since"]), str(content["reason"]))
+            return read_note(Pause, self._path)
         except FileNotFoundError:
             return None
-        except (ValueError, KeyError, TypeError):
-            since = datetime.fromtimestamp(self._path.stat().st_mtime, UTC)
+        except (OSError, Unreadable):
+            # Of a link that leads nowhere the time is its own.
+            since = datetime.fromtimestamp(self._path.lstat().st_mtime, UTC)
             return Pause(since, f"{self._path} cannot be read")
 
 

@@ -22,7 +22,7 @@ from psycopg2.extensions import connection as Connection
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.durable import replace as replace_file
 from omnisupport_ingest.failpoints import gate
-from omnisupport_ingest.landing.encoding import decode, encode
+from omnisupport_ingest.landing.encoding import content_of, decode, encode
 from omnisupport_ingest.landing.lost_changes import LostChanges
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.sources.postgres.catalog_looks import REMEMBER_SECONDS, CatalogLooks
@@ -246,9 +246,11 @@ def _record_file(folder: Path, epoch: int) -> Path:
 
 
 def _read(path: Path) -> Published | None:
-    if not path.exists():
+    try:
+        content = content_of(path)
+    except FileNotFoundError:
         return None
-    return decode(Published, path.read_bytes(), path, newest=FORMAT_VERSION, upgrade=_upgraded)
+    return decode(Published, content, path, newest=FORMAT_VERSION, upgrade=_upgraded)
 
 
 def _upgraded(document: dict[str, Any]) -> dict[str, Any]:

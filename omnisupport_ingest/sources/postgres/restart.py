@@ -7,15 +7,23 @@ from __future__ import annotations
 
 import json
 import threading
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from omnisupport_ingest.durable import create_exclusively, sync_folder
 from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.foreign import Unreadable
+from omnisupport_ingest.json_values import read_note
 from omnisupport_ingest.sources.postgres.errors import CaptureRestarts
 from omnisupport_ingest.sources.postgres.note_watch import StopOrNote
 
 _NOTE = "restart.json"
+
+
+@dataclass(frozen=True, slots=True)
+class _Content:
+    reason: str
 
 
 class RestartNote:
@@ -45,8 +53,8 @@ class RestartNote:
     def reason(self) -> str:
         """What the person said, or empty; also if the note is gone or cannot be read."""
         try:
-            return str(json.loads(self._path.read_text())["reason"])
-        except (OSError, ValueError, KeyError, TypeError):
+            return read_note(_Content, self._path).reason
+        except (OSError, Unreadable):
             return ""
 
 

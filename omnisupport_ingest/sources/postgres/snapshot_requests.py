@@ -12,6 +12,7 @@ from pathlib import Path
 
 from omnisupport_ingest.durable import create_exclusively, sync_folder
 from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.json_values import read_note
 from omnisupport_ingest.key_range import KeyRange
 
 _FOLDER = "snapshot_requests"
@@ -28,6 +29,12 @@ class SnapshotRequest:
 
     def __str__(self) -> str:
         return self.table if self.scope is None else f"{self.table}, keys {self.scope}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Content:
+    reason: str
+    scope: str | None = None
 
 
 class SnapshotRequests:
@@ -83,10 +90,8 @@ def _name(table: str, scope: KeyRange | None) -> str:
 def _request(file: Path) -> SnapshotRequest:
     table = file.stem.partition(".")[0]
     try:
-        note = json.loads(file.read_text())
-        scope = note.get("scope")
-        return SnapshotRequest(
-            table, None if scope is None else KeyRange.parse(scope), str(note["reason"]), file.stem
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        note = read_note(_Content, file)
+        scope = None if note.scope is None else KeyRange.parse(note.scope)
+        return SnapshotRequest(table, scope, note.reason, file.stem)
+    except (OSError, ValueError):
         return SnapshotRequest(table, None, "", file.stem)

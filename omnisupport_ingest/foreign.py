@@ -1,0 +1,254 @@
+"""Reading what somebody else wrote: a file that may be anything, and JSON that may hold anything.
+
+Both give a result or one of two errors, ``OSError`` and ``Unreadable``, and neither waits or fills the
+memory: a pipe in the place of a file is refused and not waited for, and JSON is bounded before it is parsed.
+
+JSON is read the same way everywhere. Python's own reader takes half of a surrogate pair, a name twice,
+``NaN`` and bytes that are not UTF-8, ends with ``ValueError`` at a number of more than 4,300 digits, and with
+``RecursionError`` at a depth that depends on who calls it. None of these may decide what becomes of an event.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+MAX_NESTING = 200
+"""Objects and arrays within one another. Code that walks what was read may recurse, a few frames a level."""
+
+MAX_RECORD_BYTES = 256 * 1024 * 1024
+"""The largest record or document that is read."""
+
+_BLOCK = 1 << 20
+
+_SURELY_INT = 640
+"""Digits that Python turns into an ``int`` whatever its limit was set to (``sys.set_int_max_str_digits``)."""
+
+# A text is one token, its end missing or not, so that a scan never starts again within one.
+_TOKEN = re.compile(r'"(?:[^"\\]++|\\.)*+"?|[\[{]|[\]}]', re.DOTALL)
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+class Unreadable(ValueError):
+    """What was read is not what it should be. The text says why, as the end of a sentence."""
+
+
+def read_file(path: Path, *, limit: int = MAX_RECORD_BYTES) -> bytes:
+    """The bytes of the regular file ``path``.
+
+    Raises:
+        OSError: as the system says it (missing, not allowed, a loop of links).
+        Unreadable: it is no regular file, or larger than ``limit`` bytes.
+    """
+    descriptor = open_file(path)
+    try:
+        content = bytearray()
+        while block := os.read(descriptor, _BLOCK):
+            content += block
+            if len(content) > limit:
+                raise Unreadable(f"it is larger than {limit:,} bytes")
+        return bytes(content)
+    finally:
+        os.close(descriptor)
+
+
+def open_file(path: Path) -> int:
+    """A descriptor to read the regular file ``path`` by; errors as of ``read_file``.
+
+    Never waits: opening a pipe for reading would, until somebody writes to it.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except ValueError:
+        raise Unreadable("its name holds a NUL character") from None
+    if stat.S_ISREG(mode := os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise Unreadable("it is a folder" if stat.S_ISDIR(mode) else "it is no regular file")
+
+
+def parse_json(content: bytes | str) -> Any:
+    """The JSON document in ``content``, UTF-8, that a person or a program wrote.
+
+    Raises:
+        Unreadable: for everything that is no such document; its text has no value but names of members.
+    """
+    try:
+        return _parsed(content, _PLAIN)
+    except _Twice as twice:
+        raise Unreadable(f"the name {shortened(twice.name)} stands twice in one object") from None
+
+
+def parse_row(line: bytes | str) -> Any:
+    """The JSON document in ``line``, UTF-8, that holds values of rows: numbers keep every digit.
+
+    A fraction is a ``Decimal``, and so is a whole number of more digits than Python turns into an ``int``.
+    A NUL character is refused, as no text of PostgreSQL has one.
+
+    Raises:
+        Unreadable: for everything that is no such document; its text has neither values nor names.
+    """
+    try:
+        document = _parsed(line, _DIGITS)
+    except _Twice:
+        raise Unreadable("a name stands twice in one object") from None
+    refuse_nul(line, document)
+    return document
+
+
+def texts_only(text: str) -> Any:
+    """The JSON document in ``text`` with each number as the text it is; ``Unreadable`` as of ``parse_json``.
+
+    For rows that landed: a name that stands twice counts where it stands last.
+    """
+    _refuse_depth(text)
+    try:
+        document = _TEXTS.decode(text)
+    except (ValueError, RecursionError) as problem:
+        raise Unreadable(_told(problem)) from None
+    if "\\ud" in text or "\\uD" in text:
+        _refuse_halves(document)
+    return document
+
+
+def refuse_nul(content: bytes | str, document: Any) -> None:
+    """``Unreadable`` if a text in ``document``, parsed from ``content``, holds a NUL character."""
+    escape = b"\\u0000" if isinstance(content, bytes) else "\\u0000"
+    # The escape may itself be escaped: JSON within a text, which is no character but six.
+    if escape in content and any("\0" in text for text in _texts(document)):  # type: ignore[operator]
+        raise Unreadable("it holds a NUL character, which no text of PostgreSQL does")
+
+
+def printable(path: Path) -> str:
+    """``path`` for a message: a name need not be UTF-8, and a message is."""
+    return os.fsencode(path).decode(errors="backslashreplace")
+
+
+def shortened(value: object, length: int = 80) -> str:
+    """``repr`` of ``value`` for a message, cut where it is longer than ``length``."""
+    text = repr(value[: length + 1]) if isinstance(value, str | bytes) else repr(value)
+    return text if len(text) <= length else f"{text[:length]}…"
+
+
+def _parsed(content: bytes | str, decoders: tuple[json.JSONDecoder, ...]) -> Any:
+    try:
+        text = content if isinstance(content, str) else content.decode()
+    except UnicodeDecodeError as problem:
+        raise Unreadable(f"byte {problem.start + 1} is not UTF-8") from None
+    _refuse_depth(text)
+    try:
+        document = _decoded(text, decoders)
+    except _Twice:
+        raise
+    except (ValueError, ArithmeticError, RecursionError) as problem:
+        raise Unreadable(_told(problem)) from None
+    # Text that is UTF-8 can hold half of a pair only as an escape.
+    if _HALF.search(text):
+        _refuse_halves(document)
+    return document
+
+
+def _decoded(text: str, decoders: tuple[json.JSONDecoder, ...]) -> Any:
+    for decoder in decoders[:-1]:
+        try:
+            return decoder.decode(text)
+        except (json.JSONDecodeError, _Twice, _NoNumber):
+            raise
+        except ValueError:
+            # A whole number has more digits than Python converts; the next decoder keeps it.
+            continue
+    return decoders[-1].decode(text)
+
+
+def _refuse_depth(text: str) -> None:
+    if text.count("[") + text.count("{") <= MAX_NESTING:
+        return
+    depth = 0
+    for token in _TOKEN.finditer(text):
+        first = text[token.start()]
+        if first in "[{":
+            depth += 1
+            if depth > MAX_NESTING:
+                raise Unreadable(f"it is nested deeper than {MAX_NESTING} levels")
+        elif first != '"':
+            depth -= 1
+
+
+def _refuse_halves(document: Any) -> None:
+    for text in _texts(document):
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise Unreadable("it holds half of a surrogate pair, which is no character") from None
+
+
+def _texts(document: Any) -> Iterator[str]:
+    left = [document]
+    while left:
+        value = left.pop()
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, dict):
+            yield from value
+            left.extend(value.values())
+        elif isinstance(value, list):
+            left.extend(value)
+
+
+class _Twice(ValueError):
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+
+
+class _NoNumber(ValueError):
+    pass
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        seen: set[str] = set()
+        raise _Twice(next(name for name, _ in pairs if name in seen or seen.add(name)))  # type: ignore[func-returns-value]
+    return found
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    if value in (float("inf"), float("-inf")):
+        raise _NoNumber("a number is larger than any that is used")
+    return value
+
+
+def _whole(digits: str) -> int | Decimal:
+    return int(digits) if len(digits) <= _SURELY_INT else Decimal(digits)
+
+
+def _refuse_constant(name: str) -> None:
+    raise _NoNumber(f"{name} is not JSON")
+
+
+def _decoder(fraction: Callable[[str], Any], whole: Callable[[str], Any] = int) -> json.JSONDecoder:
+    return json.JSONDecoder(
+        object_pairs_hook=_object, parse_float=fraction, parse_int=whole, parse_constant=_refuse_constant
+    )
+
+
+_PLAIN = (_decoder(_finite),)
+_DIGITS = (_decoder(Decimal), _decoder(Decimal, _whole))
+_TEXTS = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=str)
+
+
+def _told(problem: Exception) -> str:
+    """The problem without any value: Python's messages about JSON have none but those told here."""
+    if isinstance(problem, json.JSONDecodeError | _NoNumber):
+        return str(problem)
+    if isinstance(problem, RecursionError):
+        return "it is nested too deeply"
+    return "a number has too many digits"

@@ -1,0 +1,152 @@
+"""Value types as JSON and back, strictly: what a type does not allow is an error that names the field.
+
+One object per dataclass, one member per field. An unknown or missing member, or a value of another
+type, is refused: a record that is read wrongly is worse than one that is not read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import types
+import typing
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+from omnisupport_ingest.foreign import Unreadable, parse_json, read_file, shortened
+from omnisupport_ingest.position import Lsn, Position
+
+T = TypeVar("T")
+
+_LONGEST_FIELD = 120
+
+
+MAX_NOTE_BYTES = 16 * 1024 * 1024
+"""The largest note that is read."""
+
+
+class FieldProblem(Unreadable):
+    """``field`` (a path like ``files[0].rows``) holds something it may not."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        shown = field if len(field) <= _LONGEST_FIELD else f"{field[:_LONGEST_FIELD]}…"
+        super().__init__(f"{shown or 'the document'} {problem}")
+        self.field = field
+
+
+def to_plain(value: object) -> Any:
+    """``value`` as objects, arrays, strings and numbers; times in UTC, positions as their text."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, Lsn | Position | type):
+        return {each.name: to_plain(getattr(value, each.name)) for each in dataclasses.fields(value)}
+    if isinstance(value, Lsn | Position):
+        return str(value)
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).isoformat()
+    if isinstance(value, tuple):
+        return [to_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {key: to_plain(item) for key, item in value.items()}
+    return value
+
+
+def from_plain(kind: type[T], value: Any, field: str = "") -> T:
+    """The value of type ``kind`` that ``to_plain`` gave ``value`` for; ``FieldProblem`` if none."""
+    return typing.cast(T, _Reader(tolerant=False).read(kind, value, field))
+
+
+def from_note(kind: type[T], value: Any, field: str = "") -> T:
+    """``from_plain`` for a record without a version, which programs of other versions write too: a member
+    that ``kind`` does not have is passed over, and one that is missing has its default if there is one."""
+    return typing.cast(T, _Reader(tolerant=True).read(kind, value, field))
+
+
+def read_note(kind: type[T], path: Path) -> T:
+    """The note of type ``kind`` in the file ``path``.
+
+    Raises:
+        OSError: as the system says it, ``FileNotFoundError`` if there is none.
+        Unreadable: it is no file, no JSON, or (``FieldProblem``) a field of it is not what it must be.
+    """
+    return from_note(kind, parse_json(read_file(path, limit=MAX_NOTE_BYTES)))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Reader:
+    tolerant: bool
+
+    def read(self, kind: Any, value: Any, field: str) -> Any:
+        origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+        if origin in (types.UnionType, typing.Union):
+            inner = next(each for each in arguments if each is not type(None))
+            return None if value is None else self.read(inner, value, field)
+        if origin is tuple:
+            items = _of_type(list, value, field)
+            return tuple(self.read(arguments[0], item, f"{field}[{i}]") for i, item in enumerate(items))
+        if origin in (dict, Mapping):
+            members = _of_type(dict, value, field)
+            return {key: self.read(arguments[1], item, f"{field}.{key}") for key, item in members.items()}
+        if kind in (Lsn, Position, datetime):
+            return _read_text(kind, _of_type(str, value, field), field)
+        if dataclasses.is_dataclass(kind):
+            return self._read_object(kind, _of_type(dict, value, field), field)
+        if kind is float and type(value) is int:
+            value = float(min(max(value, -(1 << 63)), 1 << 63))
+        return _of_type(kind, value, field)
+
+    def _read_object(self, kind: Any, members: dict[str, Any], field: str) -> Any:
+        prefix = f"{field}." if field else ""
+        hints = _hints(kind)
+        for name in members.keys() - hints.keys():
+            if not self.tolerant:
+                raise FieldProblem(prefix + name, "is not a field of this format version")
+        given = {name: hint for name, hint in hints.items() if name in members}
+        for name in hints.keys() - given.keys():
+            if not self.tolerant or name not in _with_default(kind):
+                raise FieldProblem(prefix + name, "is missing")
+        values = {name: self.read(hint, members[name], prefix + name) for name, hint in given.items()}
+        try:
+            return kind(**values)
+        except FieldProblem:
+            raise
+        except ValueError as problem:
+            # What a value type refuses of itself.
+            raise FieldProblem(field, f"is no {kind.__name__}: {problem}") from None
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+@functools.cache
+def _with_default(kind: Any) -> frozenset[str]:
+    missing = dataclasses.MISSING
+    return frozenset(
+        each.name
+        for each in dataclasses.fields(kind)
+        if each.default is not missing or each.default_factory is not missing
+    )
+
+
+def _read_text(kind: Any, text: str, field: str) -> Any:
+    try:
+        if kind is not datetime:
+            return kind.parse(text)
+        moment = datetime.fromisoformat(text)
+        if moment.tzinfo is None:
+            raise FieldProblem(field, f"is {shortened(text)}, a time without a time zone")
+        return moment.astimezone(UTC)
+    except FieldProblem:
+        raise
+    except (ValueError, OverflowError):
+        # Near an end of the calendar a time may lie beyond it in UTC.
+        raise FieldProblem(field, f"is {shortened(text)}, which is not a {kind.__name__}") from None
+
+
+def _of_type(kind: type, value: Any, field: str) -> Any:
+    # In Python true is an int; in a record it is not a number.
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise FieldProblem(field, f"must be {kind.__name__}, not {type(value).__name__}")
+    return value
