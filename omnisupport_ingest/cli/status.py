@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 _SOURCE_SECONDS = 1.0
 """How long the answer of the source is waited for, beyond the time that the rest takes."""
 
-HELD_BACK = 1
-"""Exit code when landing cannot be read, or a hole that is not repaired holds batches back."""
+NOT_WELL = 1
+"""Exit code when capture has failed, landing cannot be read, or a hole holds batches back."""
 
 
 @click.command()
@@ -31,18 +31,19 @@ def status(as_json: bool) -> int:
 
     Reads landing and the tables' own logs; changes nothing, and needs neither Spark nor a running
     platform. The source is asked for at most a second; the sensors are shown while the UI runs.
-    Pending are windows and batches that have landed and that the table does not hold yet. Times are
-    UTC.
+    Pending are windows and batches that have landed and that the table does not hold yet. Behind is how
+    long ago what a published table lacks was committed, or, where it shows all, the watermark. Times are UTC.
 
     \b
     Examples:
       omnisupport-ingest status
-      omnisupport-ingest status --json | jq '.sources[].landing.watermark_lag_seconds'
+      omnisupport-ingest status --json | jq '.sources[].tables[] | {table, lag_seconds}'
 
-    Exit code: 0 done, 1 landing cannot be read or a hole holds batches back, 2 usage or settings,
-    3 no home.
+    Exit code: 0 all is well, 1 capture has failed, landing cannot be read, or a hole holds batches back,
+    2 usage or settings, 3 no home or another home's contracts.
     """
     from omnisupport_ingest.contracts.in_force import in_force
+    from omnisupport_ingest.sources.postgres.capture_state import State
     from omnisupport_ingest.stages.overview import overview
     from omnisupport_ingest.stages.workspace import Workspace
 
@@ -69,7 +70,8 @@ def status(as_json: bool) -> int:
         click.echo(json.dumps(document, indent=2))
     else:
         status_words.print_status(document)
-    return HELD_BACK if any(_held_back(each) for each in sources) else 0
+    failed = document["source"]["capture"] == State.FAILED
+    return NOT_WELL if failed or any(_held_back(each) for each in sources) else 0
 
 
 def _held_back(seen: SourceOverview) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from omnisupport_ingest.stages.overview import SourceOverview
+    from omnisupport_ingest.stages.overview import SourceOverview, TableOverview
 
 _WIDTH = 100
 
@@ -24,8 +24,21 @@ def source_document(seen: SourceOverview) -> dict[str, Any]:
     landing["hole"] = {"problem": str(hole), "fix": hole.fix} if hole else None
     lag = (datetime.now(UTC) - seen.landing.watermark).total_seconds() if seen.landing.watermark else None
     landing["watermark_lag_seconds"] = round(lag, 1) if lag is not None else None
-    tables = [asdict(table) for table in seen.tables]
-    return {"source": seen.source, "landing": plain(landing), "tables": [plain(table) for table in tables]}
+    tables = [_table_document(table) for table in seen.tables]
+    return {"source": seen.source, "landing": plain(landing), "tables": tables}
+
+
+def _table_document(table: TableOverview) -> dict[str, Any]:
+    found = asdict(replace(table, freshness=None))
+    del found["freshness"]
+    if (fresh := table.freshness) is not None:
+        found |= {
+            "complete_to": fresh.complete_to,
+            "lag_seconds": fresh.lag_seconds(datetime.now(UTC)),
+            "behind_landing_seconds": fresh.behind_landing_seconds,
+            "unshown_batches": fresh.unshown_batches,
+        }
+    return plain(found)
 
 
 def plain(record: dict[str, Any]) -> dict[str, Any]:
@@ -52,6 +65,7 @@ def print_status(document: dict[str, Any]) -> None:
     for each in document["sources"]:
         click.echo()
         _landing(each["source"], each["landing"])
+        _read(each["source"], each["tables"])
         _tables(each["source"], each["tables"])
 
 
@@ -121,6 +135,20 @@ def _landing(name: str, landing: dict[str, Any]) -> None:
         _line("  fix", landing["hole"]["fix"])
 
 
+def _read(source: str, tables: list[dict[str, Any]]) -> None:
+    """How far behind the published tables are: the oldest is named."""
+    published = [each for each in tables if each.get("complete_to") is not None]
+    if not published:
+        return
+    oldest = min(published, key=lambda each: str(each["complete_to"]))
+    moment = oldest["complete_to"][:19].replace("T", " ")
+    _line(
+        "  read",
+        f"people read what was committed before {moment}, {_ago(oldest['complete_to'])} ago "
+        f"(the oldest: {oldest['table'].removeprefix(f'{source}/')})",
+    )
+
+
 def _tables(source: str, tables: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
@@ -131,17 +159,22 @@ def _tables(source: str, tables: list[dict[str, Any]]) -> None:
         shown.add_column(title, justify="right", no_wrap=True)
     for title in ("cursor at", "watermark"):
         shown.add_column(title, no_wrap=True)
+    shown.add_column("behind", justify="right", no_wrap=True)
     shown.add_column("pending", no_wrap=True)
     for table in tables:
         name = table["table"].removeprefix(f"{source}/")
         if not table["there"]:
-            shown.add_row(f"  {name}", "-", "-", "-", "not there yet", _pending(table))
+            shown.add_row(f"  {name}", "-", "-", "-", "not there yet", "-", _pending(table))
             continue
         cursor = ":".join(table["cursor"].split(":")[:2]) if table["cursor"] else "-"
         mark = table["watermark"][5:19].replace("T", " ") if table["watermark"] else "-"
         counts = (f"{table['windows']:,}", f"{table['rows']:,}")
-        shown.add_row(f"  {name}", *counts, cursor, mark, _pending(table))
+        shown.add_row(f"  {name}", *counts, cursor, mark, _behind(table), _pending(table))
     Console(highlight=False, width=_WIDTH).print(shown)
+
+
+def _behind(table: dict[str, Any]) -> str:
+    return _ago(table["complete_to"]) if table.get("complete_to") else "-"
 
 
 def _pending(table: dict[str, Any]) -> str:

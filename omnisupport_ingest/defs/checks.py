@@ -16,7 +16,7 @@ from omnisupport_ingest.stages.workspace import Workspace
 _WARN = dg.AssetCheckSeverity.WARN
 _ERROR = dg.AssetCheckSeverity.ERROR
 
-_COMPLETE = "complete"
+_COMPLETE, _FRESH = "complete", "fresh"
 
 
 def build_log_checks(source: str, contracts: Sequence[TableContract]) -> list[dg.AssetChecksDefinition]:
@@ -44,7 +44,7 @@ def build_log_checks(source: str, contracts: Sequence[TableContract]) -> list[dg
         for listed, after in ((rows, ()), (of_every_layer, dimensions))
         for asset, name, finding, severity in listed
     ]
-    return [*found, _completeness_check(source, contracts)]
+    return [*found, _table_checks(source, contracts)]
 
 
 def build_content_checks(contract: TableContract) -> list[dg.AssetChecksDefinition]:
@@ -78,20 +78,25 @@ def _log_check(
     return check
 
 
-def _completeness_check(source: str, contracts: Sequence[TableContract]) -> dg.AssetChecksDefinition:
-    """One check per published table; landing is read once for all of them."""
+def _table_checks(source: str, contracts: Sequence[TableContract]) -> dg.AssetChecksDefinition:
+    """Two checks per published table; landing is read once for all of them."""
     asset_of = {contract.name: keys.published_key(contract) for contract in contracts}
 
     @dg.multi_asset_check(
         name=f"complete_{source}",
         specs=[
-            dg.AssetCheckSpec(_COMPLETE, asset=asset, description=_description(checks.tables_complete))
+            dg.AssetCheckSpec(name, asset=asset, description=_description(finding))
             for asset in asset_of.values()
+            for name, finding in ((_COMPLETE, checks.tables_complete), (_FRESH, _tables_fresh_now))
         ],
     )
     def check(workspace: dg.ResourceParam[Workspace]) -> Iterator[dg.AssetCheckResult]:
-        for name, finding in checks.tables_complete(workspace, source).items():
-            yield _result(finding, _WARN, asset=asset_of[name], name=_COMPLETE)
+        for check_name, findings in (
+            (_COMPLETE, checks.tables_complete(workspace, source)),
+            (_FRESH, _tables_fresh_now(workspace, source)),
+        ):
+            for name, finding in findings.items():
+                yield _result(finding, _WARN, asset=asset_of[name], name=check_name)
 
     return check
 
@@ -112,6 +117,11 @@ def _content_check(
 def _watermark_fresh_now(workspace: Workspace, source: str) -> CheckFinding:
     """Whether the watermark of what has landed is near the clock; old backfills do not move it."""
     return checks.watermark_fresh(workspace, source, datetime.now(UTC))
+
+
+def _tables_fresh_now(workspace: Workspace, source: str) -> dict[str, CheckFinding]:
+    """Whether the published table shows what was committed until shortly before the clock."""
+    return checks.tables_fresh(workspace, source, datetime.now(UTC))
 
 
 def _quarantine_not_rising_now(workspace: Workspace, source: str) -> CheckFinding:

@@ -20,6 +20,8 @@ from omnisupport_ingest.landing.lost_changes import LostChanges, LostStretch
 from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.stages import checkpoints
 from omnisupport_ingest.stages.findings import CheckFinding
+from omnisupport_ingest.stages.freshness import Freshness, freshness
+from omnisupport_ingest.stages.looking import look
 from omnisupport_ingest.stages.quarantine_stock import rises_of, stock_of
 from omnisupport_ingest.stages.quarantined import Filter, Quarantined, quarantined
 from omnisupport_ingest.stages.reviews import ReviewLedger
@@ -27,7 +29,7 @@ from omnisupport_ingest.stages.workspace import Workspace
 from omnisupport_ingest.windows import OUT_OF_RANGE
 
 FRESH_WITHIN = timedelta(minutes=15)
-"""How far the watermark may stay behind the clock before the source counts as stale."""
+"""How far watermark and published tables may stay behind the clock before they count as stale."""
 
 RISES_WITHIN = timedelta(days=1)
 """What the quarantine of now is held against: the one of so long ago."""
@@ -139,6 +141,42 @@ def watermark_fresh(workspace: Workspace, source: str, now: datetime) -> CheckFi
             False, f"The watermark is {lag / 60:.0f} minutes behind: is capture running?", numbers
         )
     return CheckFinding(True, f"The watermark is {lag:.0f} seconds behind.", numbers)
+
+
+def tables_fresh(workspace: Workspace, source: str, now: datetime) -> dict[str, CheckFinding]:
+    """Whether the published table shows what was committed until shortly before ``now`` (timezone-aware).
+
+    By name of the contract. Unlike ``watermark_fresh`` this is of what people read.
+    """
+    batches = workspace.landing(source).landed().batches
+    return {
+        contract.name: _table_fresh(
+            freshness(
+                contract, look(workspace.dimension(contract)), look(workspace.published(contract)), batches
+            ),
+            now,
+        )
+        for contract in workspace.contracts.of_source(source)
+    }
+
+
+def _table_fresh(found: Freshness, now: datetime) -> CheckFinding:
+    lag, behind = found.lag_seconds(now), found.behind_landing_seconds
+    numbers: dict[str, int | float] = {"unshown_batches": found.unshown_batches}
+    if lag is None:
+        return CheckFinding(True, "Nothing of a stream has landed, and nothing waits.", numbers)
+    numbers["lag_seconds"] = lag
+    if behind is not None:
+        numbers["behind_landing_seconds"] = behind
+    if lag > FRESH_WITHIN.total_seconds():
+        why = (
+            f"{found.unshown_batches} batches with changes of it have landed and are not shown: look at the "
+            "runs."
+            if found.unshown_batches
+            else "It shows all that has landed: is capture running?"
+        )
+        return CheckFinding(False, f"The published table is {lag / 60:.0f} minutes behind. {why}", numbers)
+    return CheckFinding(True, f"The published table is {lag:.0f} seconds behind.", numbers)
 
 
 def counts_add_up(workspace: Workspace, source: str) -> CheckFinding:

@@ -19,6 +19,7 @@ from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.position import Lsn, Position
 from omnisupport_ingest.stages import deduped, dimensions, quarantine, raw
+from omnisupport_ingest.stages.freshness import Freshness, freshness
 from omnisupport_ingest.stages.looking import look
 from omnisupport_ingest.stages.published import LAYER as PUBLISHED
 from omnisupport_ingest.stages.published import upstream_of
@@ -60,6 +61,7 @@ class TableOverview:
 
     Both are null for the quarantine, which is committed with the deduped events, and where landing
     cannot be read. ``cursor`` is the highest position taken; ``watermark`` the highest of any window.
+    ``freshness`` is of published tables alone.
     """
 
     table: str
@@ -71,6 +73,7 @@ class TableOverview:
     watermark: datetime | None
     pending_windows: int | None
     pending_batches: int | None
+    freshness: Freshness | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +102,9 @@ def overview(workspace: Workspace, source: str) -> SourceOverview:
         landing, batches = _landing(workspace, source)
     except IngestError as error:
         tables = _tables(workspace, source, contracts, ())
-        unknown = tuple(replace(table, pending_windows=None, pending_batches=None) for table in tables)
+        unknown = tuple(
+            replace(table, pending_windows=None, pending_batches=None, freshness=None) for table in tables
+        )
         return SourceOverview(source, replace(_NOTHING, problem=error), unknown)
     return SourceOverview(source, landing, tuple(_tables(workspace, source, contracts, batches)))
 
@@ -200,7 +205,11 @@ def _unpublished(
     }
     pending = unshown | _pending(folded, _always(of_contract(contract)), batches)
     windows = missing | {window for window, _ in pending}
-    return replace(_overview(seen, pending), pending_windows=len(windows))
+    return replace(
+        _overview(seen, pending),
+        pending_windows=len(windows),
+        freshness=freshness(contract, folded.snapshot, seen.snapshot, batches),
+    )
 
 
 def _overview(seen: _Look, pending: set[tuple[str, str]] | None) -> TableOverview:

@@ -7,6 +7,7 @@ import os
 import shutil
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -20,11 +21,13 @@ from omnisupport_ingest.cli.checkpoint import checkpoint
 from omnisupport_ingest.cli.export import export
 from omnisupport_ingest.cli.opening import HomeMissing
 from omnisupport_ingest.cli.status import status
+from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.landing.manifest import StreamSpan
 from omnisupport_ingest.landing.names import stream_batch_id
 from omnisupport_ingest.landing.writer import BatchWriter
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.runtime.running import record_ui_port, ui_port
+from omnisupport_ingest.sources.postgres.capture_record import CaptureRecords, recorded
 from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
 from omnisupport_ingest.stages.checkpoint_file import CheckpointFileUnreadable, HomeContradicts
 from omnisupport_ingest.stages.export import NotPublished, UnknownTable
@@ -139,6 +142,44 @@ def test_status_names_what_landed_and_is_not_in_the_tables_yet_and_changes_nothi
     for name in ("raw_cdc_staging", "deduped_events", "dim_notes"):
         assert (found[name]["pending_windows"], found[name]["pending_batches"]) == (1, 1), name
     assert files_in(told.home) == before
+
+
+def test_status_tells_how_far_what_people_read_is_behind(told: Told) -> None:
+    seen = document(status)
+    landing, notes = seen["sources"][0]["landing"], tables(seen)["published/notes"]
+    assert notes["complete_to"] == landing["watermark"]
+    assert (notes["behind_landing_seconds"], notes["unshown_batches"]) == (0.0, 0)
+    land_another(told)
+    seen = document(status)
+    landing, notes = seen["sources"][0]["landing"], tables(seen)["published/notes"]
+    assert notes["complete_to"] == START.isoformat()
+    assert (notes["behind_landing_seconds"], notes["unshown_batches"]) == (59.0, 1)
+    assert notes["lag_seconds"] == pytest.approx(landing["watermark_lag_seconds"] + 59, abs=1)
+    assert "people read what was committed before 2026-01-01 12:00:00" in " ".join(run(status).stdout.split())
+
+
+def test_a_table_without_new_events_is_as_fresh_as_landing_is(told: Told) -> None:
+    workspace = open_workspace(told.folder)
+    at = START + timedelta(seconds=120)
+    other = events(Commit(30, 100, [Change("c", 4, {"title": "four"})]))[0]._replace(source_table="others")
+    span = StreamSpan(Lsn(20), Lsn(30), Lsn(30), Lsn(30), 30, at, at)
+    name = stream_batch_id(1, Lsn(20))
+    with BatchWriter(workspace.landing(SOURCE), workspace.grid, 1, name, clock=lambda: at) as writer:
+        writer.add(other)
+        writer.seal(stream=span)
+    notes = tables(document(status))["published/notes"]
+    assert (notes["behind_landing_seconds"], notes["unshown_batches"]) == (0.0, 0)
+
+
+def test_a_capture_that_has_failed_is_told_by_the_exit_code(told: Told) -> None:
+    """As ``source status`` does, and it says which capture and why."""
+    records = CaptureRecords(told.home / "landing" / SOURCE)
+    assert run(status).return_value == 0
+    with suppress(IngestError), recorded(records, follows=True, last_landed=lambda: None):
+        raise IngestError("The slot is gone.", fix="Make another.")
+    done = run(status)
+    assert "FAILED: The slot is gone." in done.stdout
+    assert done.return_value == 1
 
 
 def test_status_of_a_home_where_a_contract_changed_has_its_windows_pending_again(told: Told) -> None:

@@ -84,6 +84,7 @@ def test_a_contract_file_adds_assets_checks_and_pools(story: Story):
     }
     assert {key.to_user_string() for key in after.asset_check_keys - before.asset_check_keys} == {
         "desk/published/labels:complete",
+        "desk/published/labels:fresh",
         "desk/published/labels:keys_unique",
         "desk/published/labels:no_unresolved_cells",
         "desk/published/labels:meets_contract",

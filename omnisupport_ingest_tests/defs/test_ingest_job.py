@@ -51,6 +51,7 @@ def test_a_range_of_windows_goes_through_every_layer_and_survives_the_loss_of_da
             "complete": True,
             "counts_add_up": True,
             "epochs_in_order": True,
+            "fresh": True,
             "keys_unique": True,
             "meets_contract": True,
             "no_collisions": True,

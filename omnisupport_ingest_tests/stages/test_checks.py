@@ -50,6 +50,36 @@ def test_the_watermark_of_the_newest_batch_must_be_near_the_clock(story: Story, 
     assert found.passed is fresh
 
 
+def test_what_people_read_is_stale_where_it_is_far_behind_a_landing_that_is_fresh(story: Story, spark):
+    def fresh(minutes: float):
+        now = START + timedelta(minutes=minutes)
+        return checks.tables_fresh(story.workspace, SOURCE, now)[story.contract.name]
+
+    assert fresh(60).passed, "nothing has landed"
+    story.land(INSERT)
+    assert not fresh(16).passed
+    for stage in (raw, deduped):
+        stage.materialize(story.workspace, spark, SOURCE, [FIRST], "run")
+    dimensions.materialize(story.workspace, spark, story.contract, [FIRST], "run")
+    assert fresh(1).numbers["unshown_batches"] == 1, "nothing is published yet"
+    published.materialize(story.workspace, spark, story.contract, "run")
+    assert fresh(1).passed
+    assert fresh(1).numbers["unshown_batches"] == 0
+
+    story.clock = START + timedelta(minutes=20)
+    story.land_idle(15)
+    story.land(Commit(20, 1195, [Change("u", 1, {"title": "two"}, unchanged=("body",))]))
+    now = START + timedelta(minutes=20)
+    assert checks.watermark_fresh(story.workspace, SOURCE, now).passed
+    found = fresh(20)
+    assert not found.passed
+    assert found.numbers == {"lag_seconds": 1201.0, "behind_landing_seconds": 1194.0, "unshown_batches": 1}
+    assert "20 minutes behind" in found.summary
+    # Where nothing of the table has landed since, it is as fresh as landing is.
+    other = story.workspace.contracts.of_source(SOURCE)[0]
+    assert other is story.contract
+
+
 def test_no_stream_means_no_watermark_to_be_stale(story: Story):
     assert checks.watermark_fresh(story.workspace, SOURCE, START).passed
 
