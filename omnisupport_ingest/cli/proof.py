@@ -1,8 +1,9 @@
 """The proof: source and dimensions at one LSN, compared row by row and column by column.
 
 A temporary slot exports a snapshot of the source and names the LSN it stands for. Once everything
-below that LSN has gone through every layer, the two must be the same, whether or not the source has
-moved on meanwhile.
+below that LSN has gone through every layer, the published rows must be those of the source. Where the
+source has moved on meanwhile, and the published table with it, its rows are still what is compared: with
+the source's rows after the events that the table has taken in since.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,8 +81,8 @@ def prove(
 ) -> Proof:
     """Compare tables of the PostgreSQL source with their published tables, at one LSN.
 
-    ``spark`` is asked for a session only where the source has moved on and the state at that LSN
-    must be folded. ``advance`` is called with the LSN again and again while the lake is behind it;
+    ``spark`` is asked for a session only where a published table has moved on: then the source's rows are
+    brought forward by the events since. ``advance`` is called with the LSN again and again while the lake is behind it;
     without it capture and pipeline must be running. ``tables``: names of contracts, none for all.
     ``sample``: about so many keys per table, null for every row. ``ProofNotReached`` after
     ``seconds``; ``TableIncomplete`` if a table has no state at that LSN, because its snapshot was
@@ -160,42 +161,23 @@ def _compare(
     lsn: Lsn,
     sample: int | None,
 ) -> Comparison:
-    from omnisupport_ingest.stages.as_of import state_as_of
+    from omnisupport_ingest.stages.brought_forward import MovedOn
     from omnisupport_ingest.stages.compare import Sample, changed_since, compare
+    from omnisupport_ingest.stages.taken_in import PublishedVersion
 
     contract, rows = expected.contract, expected.rows
+    published = PublishedVersion.newest(workspace, contract)
+    # Once more, after what is published is fixed: rows of a snapshot that it has taken in have landed by now.
+    _require_complete(workspace, [contract], lsn)
     epoch = workspace.landing(contract.source).current_epoch()
     assert epoch is not None
-    events, quarantined = _events_of(workspace, contract)
-    chosen = Sample(rows.below, events, quarantined, epoch.number, lsn.value)
+    chosen = Sample(rows.below, published.accepted, published.withheld, epoch.number, lsn.value)
     by_key, of_the_table = changed_since(contract, chosen)
-    live = rows.live if sample is not None else None
     if not of_the_table and (sample is not None or not by_key):
-        # Of a sample, keys that have changed since are left out, instead of folding every event again.
-        return compare(
-            contract, expected.path, _published(workspace, contract), sample=chosen, source_live=live
-        )
-    # Fold the events below the LSN instead of what is published by now.
-    folder = expected.path.with_suffix(".as-of")
-    state_as_of(workspace, spark(), contract, Position(epoch.number, lsn, 0)).write.parquet(
-        f"file://{folder}"
-    )
-    files = [str(file) for file in sorted(folder.glob("*.parquet"))]
-    return compare(
-        contract, expected.path, files, sample=replace(chosen, events=(), quarantined=()), source_live=live
-    )
-
-
-def _published(workspace: Workspace, contract: TableContract) -> list[str]:
-    return [file.uri for file in workspace.published(contract).open().all_files()]
-
-
-def _events_of(workspace: Workspace, contract: TableContract) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The files of the table's accepted events, and those of its source's quarantine."""
-    from omnisupport_ingest.stages.event_files import EventFiles
-
-    files = EventFiles.opened(workspace, contract.source)
-    return tuple(file.uri for file in files.accepted(contract)), tuple(file.uri for file in files.holes)
+        # Of a sample, keys that have changed since are left out, instead of bringing them forward.
+        live = rows.live if sample is not None else None
+        return compare(contract, expected.path, published.files, sample=chosen, source_live=live)
+    return MovedOn(contract, expected.path, published.files, chosen, of_the_table > 0).compare(spark())
 
 
 def print_proof(proof: Proof, console: Console | None = None) -> None:
@@ -215,6 +197,11 @@ def print_proof(proof: Proof, console: Console | None = None) -> None:
         if table.miscounted:
             few, many = ("lake", "source") if table.miscounted > 0 else ("source", "lake")
             console.print(f"  {name}: the {few} has {abs(table.miscounted):,} live rows less than the {many}")
+        if table.forwarded:
+            console.print(
+                f"  {name}: {table.forwarded:,} keys have changed since that LSN; what is published of them was "
+                "compared with the source's rows after these changes"
+            )
         for each in table.examples:
             console.print(f"  {name} {each.key}: {', '.join(each.columns)}", markup=False)
         if table.differences > len(table.examples):
@@ -236,6 +223,7 @@ def proof_document(proof: Proof) -> dict[str, Any]:
                 "lake_deleted_rows": table.deleted_rows,
                 "lake_unresolved_rows": table.unresolved,
                 "keys_changed_since_left_out": table.skipped,
+                "keys_changed_since_compared": table.forwarded,
                 "live_rows_source_minus_lake": table.miscounted,
                 "keys_differing": table.differences,
                 "events": asdict(proof.events[name]) if name in proof.events else None,

@@ -60,7 +60,8 @@ class Comparison:
     ``source_rows`` of the source were compared, ``current_rows`` and ``deleted_rows`` are those of the
     lake, ``unresolved`` its live rows with a column whose value is not known. ``skipped``: keys that
     were left out because they have changed since. ``miscounted``: live rows of the source less those
-    of the lake, null where rows were not counted.
+    of the lake, null where rows were not counted. ``forwarded``: keys that have changed since, whose rows
+    were compared with those of the source after these changes.
     """
 
     source_rows: int
@@ -71,6 +72,7 @@ class Comparison:
     examples: tuple[Difference, ...]
     skipped: int = 0
     miscounted: int | None = None
+    forwarded: int = 0
 
     @property
     def holds(self) -> bool:
@@ -104,13 +106,14 @@ def compare(
         of_one_key = same_key(contract, "r", "m")
         stayed = f"NOT EXISTS (SELECT 1 FROM moved_on m WHERE {of_one_key})"
         connection.execute(f"CREATE VIEW source AS SELECT * FROM source_rows r WHERE {stayed}")
-        chosen = f" AND {_key_hash(contract)} < {text(sample.below)}" if sample and sample.below else ""
+        chosen = f" AND {key_hash(contract)} < {text(sample.below)}" if sample and sample.below else ""
         connection.execute(f"CREATE VIEW lake AS SELECT * FROM lake_rows r WHERE {stayed}{chosen}")
         connection.execute(f"CREATE TABLE pairs AS {_pairs(contract)}")
         counts = connection.execute(
             "SELECT (SELECT count(*) FROM source), (SELECT count(*) FROM moved_on),"
             " count(*) FILTER (NOT _cdc_is_deleted), count(*) FILTER (_cdc_is_deleted),"
-            " count(*) FILTER (NOT _cdc_is_deleted AND len(_cdc_unresolved) > 0) FROM lake_rows"
+            f" (SELECT count(*) FROM lake_rows r WHERE {stayed}"
+            " AND NOT _cdc_is_deleted AND len(_cdc_unresolved) > 0) FROM lake_rows"
         ).fetchone()
         total = connection.execute("SELECT count(*) FROM pairs").fetchone()
         examples = connection.execute(
@@ -138,35 +141,39 @@ def changed_since(contract: TableContract, sample: Sample) -> tuple[int, int]:
     """
     with duckdb.connect() as connection:
         row = connection.execute(
-            f"SELECT count(key), count(*) - count(key) FROM ({_later(contract, sample)})"
+            f"SELECT count(key), count(*) - count(key) FROM ({events_since(contract, sample, 'key')})"
         ).fetchone()
     assert row is not None
     return row[0], row[1]
 
 
-def _later(contract: TableContract, sample: Sample | None) -> str:
-    """The keys (null: none) of the events that are later than the comparison."""
-    found = ["SELECT NULL::VARCHAR AS key WHERE false"]
-    if sample is not None:
-        since = (
-            f"(epoch > {sample.epoch} OR (epoch = {sample.epoch} AND commit_lsn >= {sample.from_lsn}))"
-            f" AND source_schema = {text(contract.schema)}"
-        )
-        # The accepted events are partitioned by table, so the column is not in their files.
-        of_table = f"{since} AND source_table = {text(contract.table)}"
-        for files, where in ((sample.events, since), (sample.quarantined, of_table)):
-            if files:
-                read = f"read_parquet({listed(files)}, hive_partitioning = false)"
-                found.append(f"SELECT key FROM {read} WHERE {where}")
-    return " UNION ALL ".join(found)
+def events_since(contract: TableContract, sample: Sample, columns: str, *, hole: bool = False) -> str:
+    """SQL: ``columns`` of the table's events at or above the sample's LSN; with ``hole`` a column more, which
+    tells the quarantined ones."""
+    since = (
+        f"(epoch > {sample.epoch} OR (epoch = {sample.epoch} AND commit_lsn >= {sample.from_lsn}))"
+        f" AND source_schema = {text(contract.schema)}"
+    )
+    # The accepted events are partitioned by table, so the column is not in their files.
+    of_table = f"{since} AND source_table = {text(contract.table)}"
+    found = []
+    for files, where, withheld in (
+        (sample.events, since, "false"),
+        (sample.quarantined, of_table, "true"),
+    ):
+        if files:
+            more = f", {withheld} AS hole" if hole else ""
+            read = f"read_parquet({listed(files)}, hive_partitioning = false, union_by_name = true)"
+            found.append(f"SELECT {columns}{more} FROM {read} WHERE {where}")
+    return " UNION ALL ".join(found) or "SELECT NULL::VARCHAR AS key WHERE false"
 
 
 def _moved_on(contract: TableContract, sample: Sample | None) -> str:
-    later = _later(contract, sample)
+    later = events_since(contract, sample, "key") if sample is not None else "SELECT NULL::VARCHAR AS key"
     return f"SELECT DISTINCT {parts_of('key', contract)} FROM ({later}) WHERE key IS NOT NULL"
 
 
-def _key_hash(contract: TableContract) -> str:
+def key_hash(contract: TableContract) -> str:
     """As ``sources.postgres.rows_at.key_hash`` has it on the server."""
     parts = ", ".join(key_part(i) for i in range(len(contract.key)))
     return f"substr(sha256(concat_ws(chr(31), {parts})), 1, 8)"

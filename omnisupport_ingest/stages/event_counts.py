@@ -11,20 +11,29 @@ from typing import Any
 
 import duckdb
 
-from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.stages.checkpoints import Counts
 from omnisupport_ingest.stages.event_files import EventFiles
+from omnisupport_ingest.stages.taken_in import files_named
 from omnisupport_ingest.stages.workspace import Workspace
 
 
 def events_per_table(workspace: Workspace, source: str) -> dict[str, Counts]:
-    """The counts of each source table that has events; a message without a table counts as ``""``."""
-    raw, judged = workspace.raw(source).open(), EventFiles.opened(workspace, source)
+    """The counts of each source table that has events; a message without a table counts as ``""``.
+
+    Of raw, the events that were judged: those that landed since are not of this version.
+    """
+    judged, raw = EventFiles.opened(workspace, source), workspace.raw(source).open()
+    taken = [
+        str(file)
+        for window in judged.deduped.windows()
+        if (state := judged.deduped.state(window)) is not None
+        for file in files_named(raw, window, state.inputs)
+    ]
     distinct = "count(DISTINCT (epoch, commit_lsn, ordinal, event_hash))"
     found: dict[str, Counts] = {}
-    for table, events, different in _ask(f"source_table, count(*), {distinct}", raw.all_files()):
+    for table, events, different in _ask(f"source_table, count(*), {distinct}", taken):
         found[table] = found.get(table, Counts()) + Counts(raw=events, duplicates=events - different)
-    for table, events in _ask("source_table, count(*)", judged.holes):
+    for table, events in _ask("source_table, count(*)", [file.uri for file in judged.holes]):
         found[table] = found.get(table, Counts()) + Counts(quarantined=events)
     for file in judged.deduped.all_files():
         table = dict(file.partition)["source_table"] or ""
@@ -32,8 +41,8 @@ def events_per_table(workspace: Workspace, source: str) -> dict[str, Counts]:
     return found
 
 
-def _ask(columns: str, files: Iterable[LakeFile]) -> list[tuple[Any, ...]]:
-    listed = ", ".join("'" + file.uri.replace("'", "''") + "'" for file in files)
+def _ask(columns: str, files: Iterable[str]) -> list[tuple[Any, ...]]:
+    listed = ", ".join("'" + file.replace("'", "''") + "'" for file in files)
     if not listed:
         return []
     with duckdb.connect() as connection:

@@ -1,0 +1,109 @@
+"""Which events a version of a table was made from: files of the layer above, found by the names it keeps.
+
+A window's state names the files that it took. They may have been folded into others since, or replaced;
+a replaced file stays on disk until it is swept, and one that others were folded into says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.lake.layout import WHOLE_TABLE
+from omnisupport_ingest.lake.state import WindowState
+from omnisupport_ingest.lake.table import TableSnapshot
+from omnisupport_ingest.stages.quarantine_files import EventsGone
+from omnisupport_ingest.stages.upstream_files import files_to_read
+from omnisupport_ingest.stages.workspace import Workspace
+
+_WITHHELD = "quarantine/"
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedVersion:
+    """One version of a published table: its ``files``, and the files of the events that it was made from.
+
+    ``accepted``: of the table's accepted events. ``withheld``: of its source's quarantine, of all tables.
+    """
+
+    files: tuple[str, ...]
+    accepted: tuple[str, ...]
+    withheld: tuple[str, ...]
+
+    @classmethod
+    def newest(cls, workspace: Workspace, contract: TableContract) -> PublishedVersion:
+        """The newest version. ``EventsGone`` if a file of its events is not there any more."""
+        published = workspace.published(contract).open()
+        state = published.state(WHOLE_TABLE)
+        deduped = workspace.deduped(contract.source).open()
+        quarantine = workspace.quarantine(contract.source).folder
+        accepted: list[Path] = []
+        withheld: list[Path] = []
+        for window, inputs in _inputs(workspace, contract, state):
+            names = frozenset(name for name in inputs if not name.startswith(_WITHHELD))
+            accepted += files_named(deduped, window, names)
+            withheld += [quarantine / name.removeprefix(_WITHHELD) for name in set(inputs) - names]
+        gone = [path for path in withheld if not path.exists()]
+        if gone:
+            raise _gone(gone[0])
+        return cls(
+            tuple(file.uri for file in published.all_files()),
+            tuple(sorted(map(str, accepted))),
+            tuple(sorted(map(str, withheld))),
+        )
+
+
+def files_named(above: TableSnapshot, window: str, names: Collection[str]) -> list[Path]:
+    """The files that hold exactly what files called ``names`` held of ``window`` in the table ``above``.
+
+    ``EventsGone`` if there are none any more.
+    """
+    folder, there = above.table.folder, [name for name in names if (above.table.folder / name).exists()]
+    gone = frozenset(names) - set(there)
+    if not gone:
+        return [folder / name for name in sorted(there)]
+    state = above.state(window)
+    stands_for = state.compacted_units if state is not None else {}
+    paths = [file.path for file in above.files(window)]
+    read = files_to_read(paths, stands_for, names)
+    if read is None or not gone <= {name for path in read for name in stands_for.get(path, (path,))}:
+        raise _gone(folder / min(gone))
+    missing = frozenset(names) - {name for path in read for name in stands_for.get(path, (path,))}
+    return [folder / path for path in sorted({*read, *missing})]
+
+
+def _inputs(
+    workspace: Workspace, contract: TableContract, published: WindowState | None
+) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """For each window, the names of the files whose events are in the published table.
+
+    Where the dimension's window has the very content that was published, what it was made from last counts:
+    a replay may have replaced the files and changed no row.
+    """
+    newest = workspace.dimension(contract).open()
+    then = newest
+    version = published.checkpoint.upstream_version if published is not None else None
+    if version is not None and version != newest.version:
+        try:
+            then = TableSnapshot(newest.table, DeltaTable(str(newest.table.folder), version=version))
+        except DeltaError:
+            then = newest
+    shown = frozenset(published.inputs) if published is not None else frozenset()
+    for window in sorted({*newest.windows(), *then.windows()}):
+        for snapshot in (newest, then):
+            state = snapshot.state(window)
+            if state is not None and f"{window}@{state.checkpoint.content_hash}" in shown:
+                yield window, state.inputs
+                break
+
+
+def _gone(path: Path) -> EventsGone:
+    return EventsGone(
+        f"{path} is not there any more, and a version of a table was made from it.",
+        fix="Let the pipeline take in what has landed (omnisupport-ingest up, or materialize), and try again.",
+    )
