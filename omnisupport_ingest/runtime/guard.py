@@ -1,9 +1,18 @@
 """The process between the supervisor and one service: nothing of the service outlives it.
 
-Run as a program, not imported. It ends the service and everything the service started when it is
-told to, when the service's main process ends, and when the supervisor is gone for whatever reason
-(SIGKILL included): its standard input is a pipe that only the supervisor holds. What the service
-prints goes through it into a log file that rotates by size.
+Run as a program, not imported. It is two processes, each of which ends the service and everything the
+service started if the other is gone:
+
+- the *guard* starts the service and hands what it prints to a log that rotates by size. It ends the
+  service when it is told to, when the service's main process ends, and when the supervisor is gone for
+  whatever reason (SIGKILL included): its standard input is a pipe that only the supervisor holds.
+- its parent, the *keeper*, does nothing but wait for the guard.
+
+If the guard is killed, the kernel kills the service's main process, and whatever that had started becomes a
+child of the keeper, daemons in sessions of their own too, and is killed. If the keeper is killed, the guard
+is told by the kernel and kills the same. Only if both are killed at one time a daemon may be left. This rests
+on Linux (``prctl``); elsewhere the death of the guard ends what is in its session, and daemons that left it
+stay.
 """
 
 from __future__ import annotations
@@ -12,6 +21,7 @@ import argparse
 import contextlib
 import ctypes
 import os
+import platform
 import selectors
 import signal
 import subprocess
@@ -19,72 +29,79 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO
 
 import psutil
 
-LOG_BYTES = 10 * 1024 * 1024
-LOGS_KEPT = 3
+from omnisupport_ingest.processes import ProcessIdentity
+from omnisupport_ingest.runtime.rotating_log import RotatingLog
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 """``prctl`` options (Linux ``prctl(2)``)."""
 
+_KEEPER_IS_GONE = signal.SIGUSR1
+_NOT_STARTED = 127
+_FAILED = 70
 _POLL_SECONDS = 1.0
+_WAIT_SECONDS = 5.0
 
 
-class RotatingLog:
-    """A file that is renamed to ``.1``, ``.2``, … when it grows over ``limit`` bytes."""
+class PidFile:
+    """The file that says which process the service is, for as long as that runs.
 
-    def __init__(self, path: Path, *, limit: int = LOG_BYTES, kept: int = LOGS_KEPT) -> None:
-        self._path, self._limit, self._kept = path, limit, kept
-        self._open()
+    A disk that is full is no reason to end the service: it is tried again.
+    """
 
-    def write(self, data: bytes) -> None:
-        if self._file.tell() + len(data) > self._limit and self._file.tell():
-            self._file.close()
-            for number in range(self._kept - 1, 0, -1):
-                with contextlib.suppress(FileNotFoundError):
-                    os.replace(self._numbered(number), self._numbered(number + 1))
-            os.replace(self._path, self._numbered(1))
-            self._open()
-        self._file.write(data)
+    def __init__(self, path: Path, service: int) -> None:
+        self._path, self._service = path, service
+        self._written = False
 
-    def _numbered(self, number: int) -> Path:
-        return self._path.with_name(f"{self._path.name}.{number}")
+    def write(self) -> None:
+        """Write it, if that has not been done and can be done now."""
+        identity = None if self._written else ProcessIdentity.of(self._service)
+        if identity is None:
+            return
+        # In one step: a part of it would name another process.
+        draft = self._path.with_name(f".{self._path.name}.new")
+        with contextlib.suppress(OSError):
+            draft.write_text(f"{identity.text}\n")
+            os.replace(draft, self._path)
+            self._written = True
 
-    def _open(self) -> None:
-        descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        self._file: IO[bytes] = os.fdopen(descriptor, "ab", buffering=0)
+    def remove(self) -> None:
+        for path in (self._path, self._path.with_name(f".{self._path.name}.new")):
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 class Guard:
     """Runs one service to its end; see the module."""
 
-    def __init__(self, command: list[str], log: RotatingLog, *, stop_signal: int, grace: float) -> None:
-        """``grace``: seconds between ``stop_signal`` and SIGKILL."""
-        self._log, self._stop_signal, self._grace = log, stop_signal, grace
-        self._supervisor = os.getppid()
+    def __init__(self, options: argparse.Namespace, log: RotatingLog, keeper: int) -> None:
+        """``options``: those of the program; ``keeper``: the process that waits for this one."""
+        self._log, self._stop_signal, self._grace = log, options.stop_signal, options.grace
+        self._keeper = keeper
         self._deadline: float | None = None
-        self._stop_asked = False
+        self._stop_asked = self._keeper_gone = False
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: setattr(self, "_stop_asked", True))
+        signal.signal(_KEEPER_IS_GONE, lambda *_: setattr(self, "_keeper_gone", True))
         signal.signal(signal.SIGCHLD, lambda *_: None)
+        _die_with_parent(keeper, _KEEPER_IS_GONE)
+        guard = os.getpid()
         self._service = subprocess.Popen(
-            command,
+            options.command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            preexec_fn=_die_with_parent(),
+            preexec_fn=lambda: _die_with_parent(guard, signal.SIGKILL),
         )
-
-    @property
-    def pid(self) -> int:
-        return self._service.pid
+        self._pid_file = PidFile(options.pid_file, self._service.pid)
 
     def run(self) -> int:
         """Until the service ended and nothing of it is left; returns its exit code, as a shell does."""
         wake, wake_writer = os.pipe()
+        os.set_blocking(wake, False)
         os.set_blocking(wake_writer, False)
         signal.set_wakeup_fd(wake_writer, warn_on_full_buffer=False)
         assert self._service.stdout is not None
@@ -93,6 +110,8 @@ class Guard:
             for descriptor in (sys.stdin.fileno(), output, wake):
                 selector.register(descriptor, selectors.EVENT_READ)
             while self._service.poll() is None:
+                self._pid_file.write()
+                self._log.catch_up()
                 for key, _ in selector.select(timeout=_POLL_SECONDS):
                     data = os.read(key.fd, 65536)
                     if key.fd == output:
@@ -102,15 +121,17 @@ class Guard:
                     if not data:
                         selector.unregister(key.fd)
                 self._stop_if_asked()
-        _end_descendants()
+        end_descendants(grace=0.0 if self._keeper_gone else _WAIT_SECONDS)
         self._drain(output)
-        code = self._service.returncode
-        return code if code >= 0 else 128 - code
+        self._pid_file.remove()
+        return _as_a_shell_has_it(self._service.returncode)
 
     def _stop_if_asked(self) -> None:
-        if os.getppid() != self._supervisor:
-            self._stop_asked = True
-        if self._stop_asked and self._deadline is None:
+        if self._keeper_gone or os.getppid() != self._keeper:
+            # The supervisor takes the service for ended, and may start it again this moment.
+            self._keeper_gone = True
+            self._service.kill()
+        elif self._stop_asked and self._deadline is None:
             self._deadline = time.monotonic() + self._grace
             self._service.send_signal(self._stop_signal)
         elif self._deadline is not None and time.monotonic() > self._deadline:
@@ -123,40 +144,86 @@ class Guard:
                 self._log.write(data)
 
 
-def _die_with_parent() -> Callable[[], None] | None:
-    """What a child runs first, so that the kernel kills it if this process is killed (Linux)."""
-    prctl = _prctl()
-    if prctl is None:
-        return None
-    # Orphans of the service become children of this process, where they can be found and ended.
-    prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+def keep(guard: int) -> int:
+    """Wait for the process ``guard``, then end whatever is left below this one; returns its exit code."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: os.kill(guard, signal.SIGTERM))
+    ended, status = 0, 0
+    while ended != guard:
+        ended, status = os.waitpid(-1, 0)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(guard, signal.SIGKILL)
+    end_descendants(grace=0.0)
+    return _as_a_shell_has_it(os.waitstatus_to_exitcode(status))
 
-    def die_with_parent() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
-    return die_with_parent
+def end_descendants(*, grace: float) -> None:
+    """End everything that still runs below this process: SIGTERM, ``grace`` seconds, SIGKILL."""
+    if grace:
+        left = _descendants()
+        for process in left:
+            with contextlib.suppress(psutil.Error):
+                process.terminate()
+        psutil.wait_procs(left, timeout=grace)
+    while left := _descendants():
+        for process in left:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        psutil.wait_procs(left, timeout=_WAIT_SECONDS)
+
+
+def _descendants() -> list[psutil.Process]:
+    """The processes below this one, by parent alone: psutil's own list also compares times of day."""
+    parents: dict[int, list[psutil.Process]] = {}
+    for pid in psutil.pids():
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(pid)
+            parents.setdefault(process.ppid(), []).append(process)
+    found: list[psutil.Process] = []
+    below = parents.pop(os.getpid(), [])
+    while below:
+        found += below
+        below = [child for process in below for child in parents.pop(process.pid, [])]
+    return found
+
+
+def _die_with_parent(parent: int, number: signal.Signals) -> None:
+    """Have the kernel send this process ``number`` when ``parent``, its parent, is gone (Linux)."""
+    if (prctl := _prctl()) is not None:
+        prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
+        if os.getppid() != parent:
+            os.kill(os.getpid(), number)
+
+
+def _adopt_orphans() -> None:
+    """Have what loses its parent below this process become its child, where it is found (Linux)."""
+    if (prctl := _prctl()) is not None:
+        prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def _prctl() -> Callable[..., int] | None:
-    if not sys.platform.startswith("linux"):
+    if platform.system() != "Linux":
         return None
     libc = ctypes.CDLL(None, use_errno=True)
     function: Callable[..., int] = libc.prctl
     return function
 
 
-def _end_descendants(*, grace: float = 5.0) -> None:
-    """End everything that still runs below this process: SIGTERM, ``grace`` seconds, SIGKILL."""
-    left = psutil.Process().children(recursive=True)
-    for process in left:
-        with contextlib.suppress(psutil.Error):
-            process.terminate()
-    psutil.wait_procs(left, timeout=grace)
-    while left := psutil.Process().children(recursive=True):
-        for process in left:
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-        psutil.wait_procs(left, timeout=grace)
+def _as_a_shell_has_it(code: int) -> int:
+    return code if code >= 0 else 128 - code
+
+
+def _guard(options: argparse.Namespace, keeper: int) -> int:
+    # Its own session: what is sent to the keeper's group is not sent to it as well.
+    os.setsid()
+    _adopt_orphans()
+    log = RotatingLog(options.log)
+    try:
+        guard = Guard(options, log, keeper)
+    except OSError as error:
+        log.write(f"{options.command[0]} does not start: {error.strerror}\n".encode())
+        return _NOT_STARTED
+    return guard.run()
 
 
 def main() -> int:
@@ -167,18 +234,18 @@ def main() -> int:
     parser.add_argument("--grace", type=float, required=True, help="seconds")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     options = parser.parse_args()
-    command = options.command[1:] if options.command[:1] == ["--"] else options.command
-    log = RotatingLog(options.log)
+    if options.command[:1] == ["--"]:
+        options.command = options.command[1:]
+    _adopt_orphans()
+    keeper = os.getpid()
+    guard = os.fork()
+    if guard:
+        return keep(guard)
+    code = _FAILED
     try:
-        guard = Guard(command, log, stop_signal=options.stop_signal, grace=options.grace)
-    except OSError as error:
-        log.write(f"{command[0]} does not start: {error.strerror}\n".encode())
-        return 127
-    options.pid_file.write_text(f"{guard.pid}\n")
-    try:
-        return guard.run()
+        code = _guard(options, keeper)
     finally:
-        options.pid_file.unlink(missing_ok=True)
+        os._exit(code)
 
 
 if __name__ == "__main__":

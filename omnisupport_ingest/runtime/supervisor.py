@@ -1,11 +1,12 @@
 """Keeping the processes of one command running, and leaving none of them behind.
 
-Each service runs under a guard process of its own (``guard.py``) in a session of its own: Ctrl-C
+Each service runs under a guard of its own (``guard.py``) in a session of its own: Ctrl-C
 in the terminal reaches only the supervisor, which stops the services in reverse order of start.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -76,7 +77,7 @@ class Supervisor:
 
     def __init__(self, home: Home, *, report: Callable[[str], None] = print) -> None:
         """``report`` is told, in one line, when a service ended unexpectedly or starts again."""
-        self._home, self._report = home, report
+        self._home, self._tell = home, report
         self._services: list[_Running] = []
 
     def __enter__(self) -> Supervisor:
@@ -137,6 +138,11 @@ class Supervisor:
             if name in (None, running.service.name):
                 _stop(running)
                 self._services.remove(running)
+
+    def _report(self, line: str) -> None:
+        # Where it is told may be a file on a full disk, or a terminal that is gone.
+        with contextlib.suppress(OSError):
+            self._tell(line)
 
     def _launch(self, service: Service) -> subprocess.Popen[bytes]:
         # Standard input stays open as long as this process lives: its end tells the guard to stop.

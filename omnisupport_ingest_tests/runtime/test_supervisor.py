@@ -13,7 +13,8 @@ import psutil
 import pytest
 
 from omnisupport_ingest.home import Home
-from omnisupport_ingest.runtime.guard import RotatingLog
+from omnisupport_ingest.runtime.rotating_log import RotatingLog
+from omnisupport_ingest.runtime.running import running_services
 from omnisupport_ingest.runtime.supervisor import Backoff, Service, ServiceFailed, Supervisor
 from omnisupport_ingest.windows import WindowSize
 from omnisupport_ingest_tests.waiting import PATIENCE, until
@@ -52,7 +53,7 @@ def test_stop_ends_a_service_and_everything_it_started(home: Home, tmp_path: Pat
         supervisor.start(Service("one", (*WITH_A_DAEMON, str(tmp_path))))
         started = pids(tmp_path)
         assert all(map(running, started))
-        assert int((home.run / "one.pid").read_text()) == started[0]
+        until(lambda: running_services(home.run) == {"one": started[0]})
     assert not any(map(running, started))
     assert not (home.run / "one.pid").exists()
 
@@ -79,8 +80,8 @@ def test_sigkill_of_the_supervisor_leaves_no_process_behind(home: Home, tmp_path
 def test_sigkill_of_the_guard_ends_the_service(home: Home, tmp_path: Path) -> None:
     with Supervisor(home) as supervisor:
         supervisor.start(Service("one", SLEEP))
-        until(lambda: (home.run / "one.pid").exists() and bool((home.run / "one.pid").read_text()))
-        service = int((home.run / "one.pid").read_text())
+        until(lambda: "one" in running_services(home.run))
+        service = running_services(home.run)["one"]
         os.kill(psutil.Process(service).ppid(), signal.SIGKILL)
         until(lambda: not running(service))
         with pytest.raises(ServiceFailed):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -27,15 +28,25 @@ class ServerLog:
         """Move a log above 10 MiB to ``.1`` by copying, then empty it in place.
 
         The server still has the file open and appends, so it goes on at the new end. A line written
-        between copy and emptying is lost; that is the price of not restarting the server.
+        between copy and emptying is lost; that is the price of not restarting the server. Where that cannot
+        be done, on a full disk say, the log goes on as it is: no server is kept from starting by its log.
         """
+        with suppress(OSError):
+            self._rotate()
+
+    def _rotate(self) -> None:
         if not self.path.exists() or self.path.stat().st_size <= _MAX_BYTES:
             return
         for number in range(_OLDER_PARTS, 1, -1):
             newer = self._part(number - 1)
             if newer.exists():
                 newer.replace(self._part(number))
-        shutil.copy(self.path, self._part(1))
+        try:
+            shutil.copy(self.path, self._part(1))
+        except OSError:
+            # A part of it would take the room that is missing.
+            self._part(1).unlink(missing_ok=True)
+            raise
         os.truncate(self.path, 0)
 
     def tail(self) -> str:

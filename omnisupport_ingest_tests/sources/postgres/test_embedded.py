@@ -20,6 +20,7 @@ from omnisupport_ingest.sources.postgres import embedded, embedded_binaries, emb
 from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres, EmbeddedPostgresError
 from omnisupport_ingest.sources.postgres.embedded_location import Location, LocationUnusable
 from omnisupport_ingest.sources.postgres.embedded_log import ServerLog
+from omnisupport_ingest_tests.small_disk import small_disk
 from omnisupport_ingest_tests.waiting import PATIENCE
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root has to step down")
@@ -321,3 +322,18 @@ def test_a_user_who_is_not_root_keeps_everything_in_the_folder() -> None:
     assert ended == (child, 0)
     folder.parent.rmdir()
     home.rmdir()
+
+
+def test_a_log_that_cannot_be_moved_aside_on_a_full_disk_keeps_no_server_from_starting(
+    tmp_path: Path,
+) -> None:
+    with small_disk(tmp_path / "disk", 24) as disk:
+        log = ServerLog(disk.path / "postgres.log")
+        with log.open() as file:
+            file.write(b"x" * (11 * 1024 * 1024))
+        with disk.full(but=1024 * 1024):
+            log.rotate()
+            assert [path.name for path in sorted(disk.path.glob("postgres.log*"))] == ["postgres.log"]
+        log.rotate()
+        assert log.path.stat().st_size == 0
+        assert (disk.path / "postgres.log.1").stat().st_size == 11 * 1024 * 1024
