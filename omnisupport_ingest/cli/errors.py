@@ -5,13 +5,15 @@ from __future__ import annotations
 import errno
 import os
 import traceback
+from contextlib import suppress
 from pathlib import Path
 
 import click
 from pydantic import ValidationError
 
 from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.settings import PREFIX
+from omnisupport_ingest.runtime.spark_errors import name_spark_error
+from omnisupport_ingest.settings import PREFIX, Settings
 
 UNEXPECTED_EXIT_CODE = 70
 """For what this program did not foresee (``EX_SOFTWARE`` of BSD's ``sysexits.h``)."""
@@ -66,6 +68,8 @@ def _known(error: BaseException) -> IngestError | None:
             f"Not permitted: {os.strerror(error.errno)}{_at(error)}.",
             fix="Give this user the right, or set OMNISUPPORT_HOME to a folder it may write.",
         )
+    with suppress(ValidationError, IngestError):
+        return name_spark_error(error, Settings())
     return None
 
 

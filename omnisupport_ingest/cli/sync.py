@@ -73,7 +73,9 @@ def sync(verify: str | None, as_json: bool) -> int:
     another pass runs, so a cron job that overlaps itself does no harm. A pass that was stopped or
     failed is continued by the next one; what is in the lake is whole windows, never a part of one.
 
-    `verify --help` says what a sample can find and what it cannot.
+    `verify --help` says what a sample can find and what it cannot. To be exact, comparing waits for every
+    transaction of the server that has written and is not over, in any database: after some seconds they are
+    named on standard error. What has landed is in the lake by then, and Ctrl-C ends the wait.
 
     \b
     Example:
@@ -115,18 +117,16 @@ def _sync(the_pass: OnePass, workspace: Workspace, mode: str) -> Synced:
     until = current_wal_lsn(source_dsn(settings, the_pass.home))
     the_pass.say(f"Capturing {settings.source} up to {until} …")
     landed = the_pass.capture(workspace, until)
-    runs: list[FinishedRun] = []
+    # Before anything is compared: to be exact, a comparison waits for every open transaction of the server.
+    runs = the_pass.materialize(workspace)
     proof = None
-    if mode == "none":
-        runs += the_pass.materialize(workspace)
-    else:
+    if mode != "none":
         sample = SAMPLE if mode == "sample" else None
         the_pass.say(
             "Reading rows of the source to compare with: " + ("all" if sample is None else "a sample")
         )
 
         def advance(lsn: Lsn) -> None:
-            # Before the runs, not after them, so that one run takes in what the proof needs as well.
             landed.extend(the_pass.capture(workspace, lsn))
             runs.extend(the_pass.materialize(workspace))
 

@@ -19,6 +19,7 @@ from omnisupport_ingest.defs import keys
 from omnisupport_ingest.defs.metadata import checkpoint_metadata
 from omnisupport_ingest.defs.tables import published_lineage, table_metadata
 from omnisupport_ingest.lake.checkpoint import Checkpoint
+from omnisupport_ingest.runtime.spark_errors import named_spark_errors
 from omnisupport_ingest.stages import deduped, dimensions, published, raw
 from omnisupport_ingest.stages.idempotency import LOGIC_VERSION
 from omnisupport_ingest.stages.late_replay import refuse_backfill
@@ -84,14 +85,15 @@ def raw_asset(
         pyspark: LazyPySparkResource,
     ) -> None:
         started = time.monotonic()
-        done = raw.materialize(
-            workspace,
-            pyspark.spark_session,
-            source,
-            context.partition_keys,
-            context.run_id,
-            replay=_replays(context, workspace),
-        )
+        with named_spark_errors(workspace.settings):
+            done = raw.materialize(
+                workspace,
+                pyspark.spark_session,
+                source,
+                context.partition_keys,
+                context.run_id,
+                replay=_replays(context, workspace),
+            )
         _mirror(context, done, started)
 
     return materialize_raw
@@ -122,14 +124,15 @@ def deduped_asset(
         pyspark: LazyPySparkResource,
     ) -> None:
         started = time.monotonic()
-        done = deduped.materialize(
-            workspace,
-            pyspark.spark_session,
-            source,
-            context.partition_keys,
-            context.run_id,
-            replay=_replays(context, workspace),
-        )
+        with named_spark_errors(workspace.settings):
+            done = deduped.materialize(
+                workspace,
+                pyspark.spark_session,
+                source,
+                context.partition_keys,
+                context.run_id,
+                replay=_replays(context, workspace),
+            )
         _mirror(context, done, started)
 
     return materialize_deduped
@@ -161,14 +164,15 @@ def dimension_asset(
         pyspark: LazyPySparkResource,
     ) -> None:
         started = time.monotonic()
-        done = dimensions.materialize(
-            workspace,
-            pyspark.spark_session,
-            contract,
-            context.partition_keys,
-            context.run_id,
-            replay=_replays(context, workspace),
-        )
+        with named_spark_errors(workspace.settings):
+            done = dimensions.materialize(
+                workspace,
+                pyspark.spark_session,
+                contract,
+                context.partition_keys,
+                context.run_id,
+                replay=_replays(context, workspace),
+            )
         _mirror(context, done, started)
 
     return materialize_dimension
@@ -196,9 +200,14 @@ def published_asset(*, workspace: Workspace, contract: TableContract) -> dg.Asse
         pyspark: LazyPySparkResource,
     ) -> None:
         started = time.monotonic()
-        done = published.materialize(
-            workspace, pyspark.spark_session, contract, context.run_id, replay=_replays(context, workspace)
-        )
+        with named_spark_errors(workspace.settings):
+            done = published.materialize(
+                workspace,
+                pyspark.spark_session,
+                contract,
+                context.run_id,
+                replay=_replays(context, workspace),
+            )
         context.add_asset_metadata(checkpoint_metadata(done, duration_seconds=time.monotonic() - started))
 
     return materialize_published

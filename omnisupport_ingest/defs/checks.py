@@ -9,6 +9,7 @@ from pyspark.sql import SparkSession
 
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.defs import keys
+from omnisupport_ingest.runtime.spark_errors import named_spark_errors
 from omnisupport_ingest.stages import checks, content_checks, window_checks
 from omnisupport_ingest.stages.findings import CheckFinding
 from omnisupport_ingest.stages.workspace import Workspace
@@ -109,7 +110,8 @@ def _content_check(
 ) -> dg.AssetChecksDefinition:
     @dg.asset_check(asset=keys.published_key(contract), name=name, description=_description(finding))
     def check(workspace: dg.ResourceParam[Workspace], pyspark: LazyPySparkResource) -> dg.AssetCheckResult:
-        return _result(finding(workspace, pyspark.spark_session, contract), _ERROR)
+        with named_spark_errors(workspace.settings):
+            return _result(finding(workspace, pyspark.spark_session, contract), _ERROR)
 
     return check
 

@@ -92,11 +92,16 @@ def _run(
 
 def _failure(event: dg.DagsterEvent) -> StepFailure:
     error = event.step_failure_data.error
-    while error is not None and error.cause is not None:
+    ours = None
+    while error is not None:
+        if error.message.startswith(_OURS):
+            ours = error
+        if error.cause is None:
+            break
         error = error.cause
     step = (event.step_key or "a step").replace("__", "/")
-    if error is not None and error.message.startswith(_OURS):
-        told = error.message.partition(": ")[2].strip()
+    if ours is not None:
+        told = ours.message.partition(": ")[2].strip()
         problem, _, fix = told.partition("\nFix: ")
         if fix:
             return StepFailure(step, problem, fix)

@@ -16,6 +16,7 @@ from omnisupport_ingest.defs import keys
 from omnisupport_ingest.defs.lost_runs import run_executor
 from omnisupport_ingest.defs.metadata import checkpoint_metadata
 from omnisupport_ingest.defs.tables import table_metadata
+from omnisupport_ingest.runtime.spark_errors import named_spark_errors
 from omnisupport_ingest.stages import history, history_checks
 from omnisupport_ingest.stages.findings import CheckFinding
 from omnisupport_ingest.stages.workspace import Workspace
@@ -71,14 +72,15 @@ def history_asset(*, workspace: Workspace, contract: TableContract) -> dg.Assets
         pyspark: LazyPySparkResource,
     ) -> None:
         started = time.monotonic()
-        done = history.materialize(
-            workspace,
-            pyspark.spark_session,
-            contract,
-            context.run_id,
-            # A click on Materialize makes it again, whether or not anything has changed.
-            replay=keys.TAKE_NEW_TAG not in context.run.tags,
-        )
+        with named_spark_errors(workspace.settings):
+            done = history.materialize(
+                workspace,
+                pyspark.spark_session,
+                contract,
+                context.run_id,
+                # A click on Materialize makes it again, whether or not anything has changed.
+                replay=keys.TAKE_NEW_TAG not in context.run.tags,
+            )
         context.add_asset_metadata(checkpoint_metadata(done, duration_seconds=time.monotonic() - started))
 
     return materialize_history
@@ -102,7 +104,8 @@ def _check(
 
     @dg.asset_check(asset=keys.history_key(contract), name=finding.__name__, description=description)
     def check(workspace: dg.ResourceParam[Workspace], pyspark: LazyPySparkResource) -> dg.AssetCheckResult:
-        found = finding(workspace, pyspark.spark_session, contract)
+        with named_spark_errors(workspace.settings):
+            found = finding(workspace, pyspark.spark_session, contract)
         return dg.AssetCheckResult(
             passed=found.passed,
             severity=dg.AssetCheckSeverity.ERROR,

@@ -121,6 +121,7 @@ def connect_session(settings: Settings, remote: str) -> SparkSession:
 
     try:
         spark = SparkSession.builder.remote(remote).getOrCreate()
+        _try_again_only_for_a_while(spark, elsewhere=settings.spark_remote is not None)
         for key, value in session_conf(settings).items():
             spark.conf.set(key, value)
     except PySparkException as error:
@@ -129,6 +130,18 @@ def connect_session(settings: Settings, remote: str) -> SparkSession:
             fix="Start it, or unset OMNISUPPORT_SPARK_REMOTE to let Spark run in this process.",
         ) from error
     return spark
+
+
+def _try_again_only_for_a_while(spark: SparkSession, *, elsewhere: bool) -> None:
+    """Give a server up that cannot be reached, where PySpark would try for ten minutes.
+
+    A session does not outlive its server, so nothing is won by waiting for another one: one of this machine
+    is given up after 4 seconds, one ``elsewhere``, which a network may hide, after a minute.
+    """
+    from pyspark.sql.connect.client.retries import DefaultPolicy
+
+    # It waits 0.05, 0.2, 0.8, 3.2, 12.8 and 51.2 seconds between the tries.
+    spark.client.set_retry_policies([DefaultPolicy(max_retries=6 if elsewhere else 4)])
 
 
 def _home(settings: Settings) -> Path:

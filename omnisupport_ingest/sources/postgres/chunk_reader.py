@@ -32,6 +32,7 @@ from omnisupport_ingest.sources.postgres.key_ranges import (
     where_key,
 )
 from omnisupport_ingest.sources.postgres.key_scope import conditions
+from omnisupport_ingest.sources.postgres.open_transactions import listed, open_transactions
 from omnisupport_ingest.sources.postgres.ordinals import Ordinals
 from omnisupport_ingest.sources.postgres.pace import Pace
 from omnisupport_ingest.sources.postgres.quoting import identifier
@@ -299,12 +300,6 @@ class ChunkReader:
                 cursor.execute("ROLLBACK")
 
     def _named(self, ids: frozenset[int]) -> str:
-        with source_errors("looking for transactions"), self._connection.cursor() as cursor:
-            cursor.execute(
-                "SELECT DISTINCT pid FROM pg_locks WHERE locktype = 'transactionid' AND granted"
-                " AND mode = 'ExclusiveLock' AND transactionid::text::bigint = ANY(%s)",
-                ([each % (1 << 32) for each in ids],),
-            )
-            found = cursor.fetchall()
-        named = ["a prepared one" if pid is None else f"of process {pid}" for (pid,) in found]
-        return ", ".join(named) or "none any more"
+        short = {each % (1 << 32) for each in ids}
+        waited_for = [each for each in open_transactions(self._connection) if each.ids & short]
+        return listed(waited_for) or "none any more"

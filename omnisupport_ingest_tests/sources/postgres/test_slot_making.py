@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import pytest
 
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.sources.postgres import slot_making
 from omnisupport_ingest.sources.postgres.connection import connect
+from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
 from omnisupport_ingest.sources.postgres.errors import HoleInSource
+from omnisupport_ingest.sources.postgres.open_transactions import open_transactions
 from omnisupport_ingest.sources.postgres.slot import consistent_snapshot, create_slot
 from omnisupport_ingest.sources.postgres.slot_making import SlotNotMade
 from omnisupport_ingest_tests.sources.postgres.awkward import Shop
@@ -149,3 +152,43 @@ def test_command_that_is_told_to_stop_while_its_slot_is_made_ends_well(shop: Sho
         assert shop.query("SELECT FROM pg_replication_slots WHERE database = current_database()") == []
     assert shop.run("capture", "--once").code == 0
     same_as_source(shop)
+
+
+def test_a_transaction_of_another_database_is_named_with_database_user_and_age_and_told_again(
+    tickets: SourceUnderTest,
+    postgres: EmbeddedPostgres,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(slot_making, "_AGAIN_SECONDS", 0.5)
+
+    def read() -> None:
+        with consistent_snapshot(tickets.dsn):
+            pass
+
+    thread = threading.Thread(target=read)
+    with closing(connect(postgres.dsn("postgres"))) as connection, connection.cursor() as cursor:
+        cursor.execute("BEGIN; SELECT pg_current_xact_id()")
+        thread.start()
+        try:
+            name = f"of process {connection.info.backend_pid}, postgres in database postgres, for "
+            until(lambda: caplog.text.count(name) >= 2)
+            (first, *_) = [line for line in caplog.text.splitlines() if name in line]
+            assert re.search(r"database postgres, for \d+ s", first)
+        finally:
+            cursor.execute("COMMIT")
+            thread.join()
+
+
+def test_open_transactions_are_listed_the_oldest_first_with_their_subtransactions(
+    tickets: SourceUnderTest,
+) -> None:
+    with closing(connect(tickets.dsn)) as connection, connection.cursor() as cursor:
+        cursor.execute("BEGIN; INSERT INTO tickets VALUES (7); SAVEPOINT s; INSERT INTO tickets VALUES (8)")
+        with closing(connect(tickets.dsn)) as other:
+            (found,) = [each for each in open_transactions(other) if each.pid == connection.info.backend_pid]
+        assert (found.database, found.user, found.gid) == (tickets.slot, "postgres", None)
+        assert len(found.ids) == 2
+        assert found.seconds is not None and found.seconds >= 0
+        assert str(found).startswith(f"{found.name}, for ")
+        cursor.execute("ROLLBACK")

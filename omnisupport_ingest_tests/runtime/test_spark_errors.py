@@ -1,0 +1,132 @@
+"""What Spark fails for is named, memory by its setting, and at once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.errors.exceptions.connect import SparkConnectGrpcException, UnknownException
+
+from omnisupport_ingest.home import Home
+from omnisupport_ingest.runtime.spark import session
+from omnisupport_ingest.runtime.spark_connect import NAME, start_spark_connect
+from omnisupport_ingest.runtime.spark_errors import (
+    SparkGone,
+    SparkOutOfMemory,
+    name_spark_error,
+    named_spark_errors,
+)
+from omnisupport_ingest.runtime.supervisor import Supervisor
+from omnisupport_ingest.settings import Settings
+
+LOCAL = Settings(home=Path("/nowhere"), spark_driver_memory="3g", spark_master="local[7]")
+ELSEWHERE = Settings(spark_remote="sc://spark.example:15002/;token=hunter2")
+
+WORKER = "An exception was thrown from the Python worker: Traceback (most recent call last):\n  File …\n"
+TEXTS = {
+    "python": WORKER + "MemoryError: no\n SQLSTATE: 38000",
+    "arrow": WORKER + "pyarrow.lib.ArrowMemoryError: malloc of size 36028797018963968 failed",
+    "killed": "Job aborted: … SparkException: Python worker exited unexpectedly (crashed). Consider …",
+    "heap": "java.lang.OutOfMemoryError: Java heap space",
+    "task": "Job aborted due to stage failure: … java.lang.OutOfMemoryError: Java heap space\n",
+    "gone": 'RPC that terminated with:\n\tstatus = StatusCode.UNAVAILABLE\n\tdetails = "failed to connect"',
+    "anew": "[INVALID_HANDLE.SESSION_NOT_FOUND] The handle 5 is invalid. Session not found.",
+}
+
+
+@pytest.mark.parametrize("kind", ["python", "arrow", "killed"])
+def test_memory_of_python_workers_is_named_with_how_many_there_are(kind: str) -> None:
+    named = name_spark_error(UnknownException(TEXTS[kind]), LOCAL)
+    assert isinstance(named, SparkOutOfMemory)
+    assert "Python worker" in named.problem
+    assert "OMNISUPPORT_SPARK_MASTER says: local[7]" in named.problem
+    assert "OMNISUPPORT_SPARK_MASTER=local[1]" in named.fix
+
+
+@pytest.mark.parametrize("kind", ["heap", "task"])
+def test_memory_of_java_is_named_with_its_setting_and_the_value_of_it(kind: str) -> None:
+    named = name_spark_error(UnknownException(TEXTS[kind]), LOCAL)
+    assert isinstance(named, SparkOutOfMemory)
+    assert "OMNISUPPORT_SPARK_DRIVER_MEMORY is 3g" in named.problem
+
+
+@pytest.mark.parametrize("kind", ["gone", "anew"])
+def test_a_server_that_is_gone_is_told_by_its_log(tmp_path: Path, kind: str) -> None:
+    settings = LOCAL.model_copy(update={"home": tmp_path})
+    error = SparkConnectGrpcException(TEXTS[kind])
+    assert isinstance(name_spark_error(error, settings), SparkGone)
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "spark-connect.log").write_text(
+        "ERROR\njava.lang.OutOfMemoryError: Java heap space\n"
+    )
+    assert isinstance(name_spark_error(error, settings), SparkOutOfMemory)
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+def test_of_a_server_elsewhere_its_own_options_are_named_and_no_token(kind: str) -> None:
+    named = name_spark_error(UnknownException(TEXTS[kind]), ELSEWHERE)
+    assert named is not None
+    assert "OMNISUPPORT_SPARK_REMOTE" in named.problem
+    assert "hunter2" not in str(named)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        UnknownException("[DIVIDE_BY_ZERO] Division by zero."),
+        UnknownException(WORKER + "ValueError: the MemoryError of a row"),
+        ValueError(TEXTS["heap"]),
+        KeyboardInterrupt(),
+    ],
+)
+def test_what_is_not_of_memory_stays_what_it_is(error: BaseException) -> None:
+    assert name_spark_error(error, LOCAL) is None
+
+
+def _raises(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        bytearray(1 << 62)
+        yield batch
+
+
+def _is_killed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    import os
+    import signal
+
+    for batch in batches:
+        os.kill(os.getpid(), signal.SIGKILL)
+        yield batch
+
+
+@pytest.mark.slow
+def test_real_workers_and_a_real_server_that_have_no_memory_are_named_within_seconds(tmp_path: Path) -> None:
+    settings = Settings(home=tmp_path / "home", spark_driver_memory="512m")
+    home = Home.open(settings.home, settings.window_size)
+    with Supervisor(home) as supervisor:
+        start_spark_connect(supervisor, settings, home)
+        spark = session(settings)
+        for worker, said in ((_raises, "MemoryError"), (_is_killed, "was killed while it worked")):
+            with pytest.raises(SparkOutOfMemory, match=said), named_spark_errors(settings):
+                spark.range(0, 4, 1, 2).mapInArrow(worker, "id long").collect()
+        # The server lives on: another step has its workers again.
+        assert spark.range(3).count() == 3
+        began = time.monotonic()
+        too_much = spark.sql("SELECT collect_list(repeat('x', 1000000)) AS a FROM range(3000)")
+        with (
+            pytest.raises(SparkOutOfMemory, match="OMNISUPPORT_SPARK_DRIVER_MEMORY is 512m"),
+            named_spark_errors(settings),
+        ):
+            too_much.selectExpr("size(a)").collect()
+        assert time.monotonic() - began < 120, "PySpark itself gives up after ten minutes"
+        supervisor.stop(NAME)
+        with pytest.raises(PySparkException) as gone:
+            began = time.monotonic()
+            spark.range(3).count()
+        assert time.monotonic() - began < 60
+        (home.logs / f"{NAME}.log").unlink()
+        assert isinstance(name_spark_error(gone.value, settings), SparkGone)
+        spark.stop()
