@@ -81,6 +81,9 @@ GATES: dict[str, Gate] = {
             "how the tables are published, to be compared with later",
             "sources/postgres/published.py",
         ),
+        _gate(
+            "source.parked", "the note of the tables that capture leaves out", "sources/postgres/parked.py"
+        ),
         _gate("landing.accepted_loss", "the note of a loss that was accepted", "landing/accepted_losses.py"),
         _gate(
             "landing.lost_changes",

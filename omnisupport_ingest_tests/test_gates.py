@@ -36,6 +36,7 @@ ELSEWHERE = {
     "landing.accepted_loss": "sources/postgres/test_repair.py",
     "landing.lost_changes": "sources/postgres/test_lost_changes.py",
     "source.published": "sources/postgres/test_faults_publication.py",
+    "source.parked": "sources/postgres/test_parked.py",
     "source.snapshot_request": "sources/postgres/test_snapshot_command.py",
     "source.snapshot_request_clear": "sources/postgres/test_snapshot_command.py",
     "source.partitions": "sources/postgres/test_partitions.py",

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import closing, suppress
 from datetime import datetime
 
 from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.contracts.model import Contracts, TableContract
+from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.landing.epochs import EpochRecord
 from omnisupport_ingest.landing.manifest import Manifest
@@ -26,14 +27,23 @@ from omnisupport_ingest.sources.postgres.captured_tables import CapturedTables
 from omnisupport_ingest.sources.postgres.compared_reading import Lake, Recovered
 from omnisupport_ingest.sources.postgres.connection import connect
 from omnisupport_ingest.sources.postgres.epoch_start import EpochStart
-from omnisupport_ingest.sources.postgres.errors import AnotherSource, HoleInSource, TableInterrupted
+from omnisupport_ingest.sources.postgres.errors import (
+    AnotherSource,
+    HoleInSource,
+    SourceRefused,
+    TableInterrupted,
+)
+from omnisupport_ingest.sources.postgres.home_slot import end_of_chain
 from omnisupport_ingest.sources.postgres.lease import Lease
 from omnisupport_ingest.sources.postgres.new_tables import NewTables
+from omnisupport_ingest.sources.postgres.parked import ParkedTables, left_out, ready_tables, way_back
 from omnisupport_ingest.sources.postgres.pause import PauseNote, StopOrPause
-from omnisupport_ingest.sources.postgres.preflight import require_ready
+from omnisupport_ingest.sources.postgres.preflight import Finding, require_ready
 from omnisupport_ingest.sources.postgres.publication import ensure_publication
-from omnisupport_ingest.sources.postgres.published import PublishedTables
+from omnisupport_ingest.sources.postgres.published import PublishedTables, recorded_tables
 from omnisupport_ingest.sources.postgres.restart import RestartNote, StopOrRestart
+from omnisupport_ingest.sources.postgres.row_events import KeyNotSent
+from omnisupport_ingest.sources.postgres.server import wal_clock
 from omnisupport_ingest.sources.postgres.slot_making import SlotNotMade
 from omnisupport_ingest.sources.postgres.snapshot import Snapshots
 from omnisupport_ingest.sources.postgres.snapshot_requests import SnapshotRequests
@@ -57,8 +67,13 @@ Landed = Callable[[Manifest], None]
 def capture_once(
     settings: Settings, home: Home, contracts: Contracts, until: Lsn, landed: Landed | None = None
 ) -> None:
-    """Capture until everything that committed below ``until`` is durable in landing."""
-    Capture(settings, home, contracts, landed).run(until, threading.Event())
+    """Capture until everything that committed below ``until`` is durable in landing.
+
+    Raises as ``Capture.raise_left_out`` at the end, if a table had to be left out.
+    """
+    once = Capture(settings, home, contracts, landed)
+    once.run(until, threading.Event())
+    once.raise_left_out()
 
 
 class Capture:
@@ -79,16 +94,20 @@ class Capture:
         """
         self._settings, self._home = settings, home
         self._landed: Landed = landed or (lambda _batch: None)
-        self._captured = CapturedTables(contracted_tables(contracts, settings.source))
+        self._contracted = contracted_tables(contracts, settings.source)
+        self._captured = CapturedTables(self._contracted)
+        self._stuck: IngestError | None = None
         self._contracts_again = contracts_again or (lambda: contracts)
         self._store = LandingStore(home.landing, settings.source, remembered=_REMEMBERED)
         self._telling = threading.Lock()
+        self._seen_from = Lsn(0)
 
     def run(self, until: Lsn | None, stop: threading.Event) -> None:
         """Capture until all that committed below ``until`` is durable (null: for ever), or ``stop``.
 
         Prepares what is missing first: publication, slot, epoch, snapshots of tables that have
-        none in this epoch. How it ends is recorded (``capture_record``). Raises ``CaptureRunning``,
+        none in this epoch. A table that cannot be followed is left out, and the others go on
+        (``raise_left_out``). How it ends is recorded (``capture_record``). Raises ``CaptureRunning``,
         ``CapturePaused``, ``CaptureRestarts`` (call it again; only without ``until``),
         ``PreflightFailed``, ``SourceRefused``, ``SlotInUse``, ``HoleInSource``, ``SourceUnavailable``
         (start again later), ``ChainContested``.
@@ -114,11 +133,7 @@ class Capture:
             try:
                 epoch = self._prepare(dsn, connection, stop)
                 ready_to_capture()
-                try:
-                    self._capture(dsn, connection, epoch, until, stop)
-                except HoleInSource as hole:
-                    epoch = self._after_hole(dsn, connection, hole, stop)
-                    self._capture(dsn, connection, epoch, until, stop)
+                self._followed(dsn, connection, epoch, until, stop)
             except SlotNotMade:
                 _log.info("stopped before the replication slot was made")
             finally:
@@ -130,9 +145,19 @@ class Capture:
     def check(self) -> None:
         """Raise what a person must change before capture can begin; changes nothing.
 
-        ``PreflightFailed`` with every finding, ``BadDsn``, ``SourceRefused``, or ``SourceUnavailable``.
+        ``PreflightFailed`` with every finding that stops all tables, ``BadDsn``, ``SourceRefused``, or
+        ``SourceUnavailable``.
         """
-        require_ready(self._epochs().findings(source_dsn(self._settings, self._home)))
+        ready_tables(self._epochs().findings(source_dsn(self._settings, self._home)), self._tables)
+
+    def raise_left_out(self) -> None:
+        """Raise what was wrong with the tables that the last ``run`` left out, if there were any.
+
+        ``PreflightFailed`` where its start found that, else ``TableInterrupted``. All that it could land of
+        the others has landed.
+        """
+        if self._stuck is not None:
+            raise self._stuck
 
     def begin_new_epoch(
         self, reason: str, *, loss_accepted_by: str | None = None, stop: threading.Event | None = None
@@ -160,6 +185,8 @@ class Capture:
             lake.pin()
             dsn = source_dsn(self._settings, self._home)
             epoch = self._epochs(stop).next(dsn, reason)
+            ready, _ = ready_tables(self._epochs().findings(dsn), self._tables)
+            self._captured = CapturedTables(ready)
             published = self._published(epoch)
             with closing(connect(dsn)) as connection:
                 published.begin(connection)
@@ -190,64 +217,126 @@ class Capture:
         except HoleInSource as hole:
             return self._after_hole(dsn, connection, hole, stop)
 
+    def _followed(
+        self, dsn: str, connection: Connection, epoch: EpochRecord, until: Lsn | None, stop: threading.Event
+    ) -> None:
+        """``_capture``, again without the tables that cannot be followed, and once after a hole."""
+        repaired = False
+        while True:
+            try:
+                return self._capture(dsn, connection, epoch, until, stop)
+            except TableInterrupted as interrupted:
+                self._leave_out(epoch, interrupted.tables, interrupted.problem)
+            except KeyNotSent as error:
+                names = [each.name for each in self._tables if (each.schema, each.table) == error.table]
+                if not names:
+                    raise
+                self._leave_out(epoch, names, error.problem)
+            except HoleInSource as hole:
+                if repaired:
+                    raise
+                epoch, repaired = self._after_hole(dsn, connection, hole, stop), True
+                continue
+            epoch = self._prepare(dsn, connection, stop)
+
     def _after_hole(
         self, dsn: str, connection: Connection, hole: HoleInSource, stop: threading.Event
     ) -> EpochRecord:
-        """The epoch to go on in after ``hole``, where the settings leave that to us; else ``hole`` is raised.
-
-        A new one, but after a hole in single tables: those are read again.
-        """
+        """The new epoch to go on in after ``hole``, where the settings leave that to us; else raises it."""
         by_itself = self._settings.snapshot_mode is SnapshotMode.WHEN_NEEDED
-        if not by_itself or isinstance(hole, AnotherSource):
+        if not by_itself or isinstance(hole, AnotherSource | TableInterrupted):
             raise hole
-        if isinstance(hole, TableInterrupted):
-            self._ask_to_read(hole)
-            return self._prepared(dsn, connection, stop)
         _log.warning("%s A new epoch begins, as the snapshot mode is when_needed.", hole.problem)
         self._epochs(stop).next(dsn, hole.problem)
         return self._prepared(dsn, connection, stop)
 
     def _prepared(self, dsn: str, connection: Connection, stop: threading.Event) -> EpochRecord:
-        found = self._epochs().findings(dsn)
-        epoch = self._store.current_epoch()
+        """Choose the tables that can be captured, and make ready for them what is missing at the source."""
+        self._stuck, epoch = None, self._store.current_epoch()
+        known = {each.name: each for each in (*self._contracted, *self._captured.all)}
+        asked = SnapshotRequests(self._store.folder).whole_tables().keys()
+        parked = ParkedTables(self._store.folder, epoch.number) if epoch is not None else None
+        held = {name: why for name, why in (parked.all() if parked else {}).items() if name in known}
+        wanted = tuple(each for each in known.values() if each.name not in held or each.name in asked)
+        with suppress(SourceRefused):  # A standby, which is told below.
+            # Read before the tables are looked at.
+            self._seen_from = wal_clock(connection).flushed
+        found = EpochStart(self._settings, self._store, wanted, stop).findings(dsn)
         if epoch is not None and not {each.check for each in found} & NO_PROOF:
             # A slot that is gone or not ours is found now: before anything changes at the source, and
             # before it is told what another server lacks.
             prove_source(dsn, connection, self._store, epoch)
             self._published(epoch).require_publication(connection)
-        require_ready(found)
+        ready, wrong = ready_tables(found, wanted)
+        if not ready:
+            raise left_out(held)
+        self._captured = CapturedTables(ready, (each for each in known.values() if each not in ready))
+        if epoch is not None and wrong:
+            self._park(epoch, wrong)
+            if self._settings.snapshot_mode is SnapshotMode.WHEN_NEEDED:
+                self._ask_to_read(wrong)
         self._store.clear_garbage()
         # Before any slot of a snapshot: what commits above its point must be published already.
-        ensure_publication(connection, self._settings.publication, self._tables)
+        ensure_publication(connection, self._settings.publication, ready)
         if epoch is None:
             epoch = self._epochs(stop).first(dsn, connection)
-        self._require_published(connection, self._published(epoch))
+        try:
+            self._published(epoch).begin(connection)
+        except TableInterrupted as interrupted:
+            self._leave_out(epoch, interrupted.tables, interrupted.problem)
+            return self._prepared(dsn, connection, stop)
+        if parked is not None:
+            parked.take_back([each.name for each in ready])
+        self._tell_left_out(epoch, found, wrong)
         return epoch
 
-    def _require_published(self, connection: Connection, published: PublishedTables) -> None:
+    def _tell_left_out(self, epoch: EpochRecord, found: Sequence[Finding], wrong: Mapping[str, str]) -> None:
+        """Log what this run leaves out, and keep it for ``raise_left_out``."""
+        parked = ParkedTables(self._store.folder, epoch.number).all()
+        still = {each.name: parked[each.name] for each in self._captured.left_out if each.name in parked}
+        if still:
+            self._stuck = left_out(still)
         try:
-            published.begin(connection)
-        except TableInterrupted as interrupted:
-            if self._settings.snapshot_mode is not SnapshotMode.WHEN_NEEDED:
-                raise
-            self._ask_to_read(interrupted)
-            published.begin(connection)
+            require_ready([each for each in found if each.table in wrong])
+        except IngestError as error:
+            self._stuck = error
+        for name in sorted(still.keys() | wrong.keys()):
+            told = wrong.get(name) or still[name].reason
+            _log.warning("%s is left out, the other tables go on: %s Fix: %s", name, told, way_back(name))
 
-    def _ask_to_read(self, interrupted: TableInterrupted) -> None:
-        _log.warning("%s It is read again, as the snapshot mode is when_needed.", interrupted.problem)
+    def _leave_out(self, epoch: EpochRecord, names: Collection[str], problem: str) -> None:
+        """Go on without the tables ``names``: until they are read again, which ``when_needed`` asks for."""
+        if self._settings.snapshot_mode is not SnapshotMode.WHEN_NEEDED:
+            self._park(epoch, dict.fromkeys(names, problem))
+            return
+        _log.warning("%s It is read again, as the snapshot mode is when_needed.", problem)
+        self._ask_to_read(dict.fromkeys(names, problem))
+
+    def _ask_to_read(self, reasons: Mapping[str, str]) -> None:
         requests = SnapshotRequests(self._store.folder)
-        for name in interrupted.tables:
-            requests.write(name, interrupted.problem)
+        for name, reason in reasons.items():
+            requests.write(name, reason)
+
+    def _park(self, epoch: EpochRecord, reasons: Mapping[str, str]) -> None:
+        # The stretch first: no crash in between takes the doubt away.
+        self._published(epoch).leave_out(reasons, end_of_chain(self._store, epoch).end)
+        known = recorded_tables(self._store.folder, epoch.number)
+        read = {each.name for each in self._contracted if each.full_name in known}
+        ParkedTables(self._store.folder, epoch.number).park(
+            {name: reason for name, reason in reasons.items() if name in read}
+        )
 
     def _published(self, epoch: EpochRecord) -> PublishedTables:
         requests = SnapshotRequests(self._store.folder)
-        return PublishedTables(
+        published = PublishedTables(
             self._store.folder,
             epoch.number,
             self._settings.publication,
             self._tables,
             lambda: requests.whole_tables().keys(),
         )
+        published.will_be_read(requests.whole_tables().keys(), self._seen_from)
+        return published
 
     def _capture(
         self, dsn: str, connection: Connection, epoch: EpochRecord, until: Lsn | None, stop: threading.Event

@@ -10,13 +10,16 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 
 from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.sources.postgres.live_table import TableName
 
 
 class CapturedTables:
     """Shared by the thread that reads the stream and one other, which hands over one group at a time."""
 
-    def __init__(self, tables: Iterable[TableContract]) -> None:
+    def __init__(self, tables: Iterable[TableContract], left_out: Iterable[TableContract] = ()) -> None:
+        """``left_out``: contracted too, and not captured: their changes land without a key."""
         self._all = tuple(tables)
+        self._left_out = tuple(left_out)
         self._lock = threading.Lock()
         self._handed: tuple[TableContract, ...] = ()
 
@@ -24,6 +27,19 @@ class CapturedTables:
     def all(self) -> tuple[TableContract, ...]:
         """Those that the stream is read for."""
         return self._all
+
+    @property
+    def left_out(self) -> tuple[TableContract, ...]:
+        """Those whose changes land without a key."""
+        return self._left_out
+
+    @property
+    def keys(self) -> dict[TableName, tuple[str, ...]]:
+        """What the changes of each table are told by: the key of its contract, nothing if it is left out."""
+        return {
+            (each.schema, each.table): () if each in self._left_out else each.key
+            for each in (*self._left_out, *self._all)
+        }
 
     @property
     def any_handed_over(self) -> bool:
@@ -41,4 +57,6 @@ class CapturedTables:
             if self._handed:
                 take_up(self._handed)
                 self._all += self._handed
+                joined = {each.name for each in self._handed}
+                self._left_out = tuple(each for each in self._left_out if each.name not in joined)
                 self._handed = ()

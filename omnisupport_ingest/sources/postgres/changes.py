@@ -22,7 +22,7 @@ from omnisupport_ingest.sources.postgres.row_events import (
 )
 
 Keys = Mapping[TableName, tuple[str, ...]]
-"""The key columns of the contracts, by (schema, table)."""
+"""The key columns of the contracts, by (schema, table); none where a contracted table is left out."""
 
 IsPartitioned = Callable[[Relation], bool]
 """Whether a table that the stream has described is partitioned; the description does not say."""
@@ -48,8 +48,8 @@ class EventReader:
 
     @property
     def without_contract(self) -> list[Relation]:
-        """What has been described and is of no table with a contract."""
-        return [each.relation for each in self._shapes.values() if each.name not in self._keys]
+        """What has been described and is of no table that is told by its contract."""
+        return [each.relation for each in self._shapes.values() if not self._keys.get(each.name)]
 
     def begin(self, transaction: Begin) -> None:
         """The changes that follow belong to ``transaction``."""

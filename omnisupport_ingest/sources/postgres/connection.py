@@ -32,8 +32,24 @@ VALUE_SETTINGS: dict[str, str] = {
     "bytea_output": "hex",
     "lc_monetary": "C",
     "xmlbinary": "base64",
+    # Names of types and of what a value refers to (``regclass``): with a schema or without, quoted or plain.
+    "search_path": "public",
+    "quote_all_identifiers": "off",
 }
 """Settings that decide how PostgreSQL writes values as text; recorded with each epoch."""
+
+QUOTING_SETTINGS: dict[str, str] = {
+    # With "off" a backslash would begin an escape in what ``quoting.literal`` writes.
+    "standard_conforming_strings": "on",
+    # With "off" the NULL in the literal of an array, of a key say, would be a text.
+    "array_nulls": "on",
+    # With "on" the ``= NULL`` in a row filter that is read back would be an ``IS NULL``.
+    "transform_null_equals": "off",
+}
+"""Settings that decide how PostgreSQL reads what we write. Those for strings with escapes (``E'…'``:
+``backslash_quote``, ``escape_string_warning``) and for reading XML (``xmloption``) are not among them: we
+write neither. What is set for the connection goes before what ``ALTER ROLE``, ``ALTER DATABASE`` and the
+server's own files set."""
 
 _SESSION_SETTINGS: dict[str, str] = {
     # Reading a large table, or waiting for a slot, may take longer than a role's default allows.
@@ -122,10 +138,9 @@ class _ReplicationConnection(LogicalReplicationConnection):  # type: ignore[misc
 
 def _connect(dsn: str, application_name: str, more: dict[str, str], *, replication: bool) -> Connection:
     given = dsn_parts(dsn)
-    pinned = VALUE_SETTINGS | _SESSION_SETTINGS | ({} if replication else _SQL_SETTINGS) | more
-    options = " ".join(f"-c {name}={value}" for name, value in pinned.items())
+    pinned = _SESSION_SETTINGS | ({} if replication else _SQL_SETTINGS) | more
     parameters = _DEFAULTS | given
-    parameters["options"] = f"{given.get('options', '')} {options}".strip()
+    parameters["options"] = _options(given, VALUE_SETTINGS | QUOTING_SETTINGS | pinned)
     parameters["client_encoding"] = "UTF8"
     parameters["application_name"] = application_name
     kind = _ReplicationConnection if replication else _SqlConnection
@@ -137,6 +152,18 @@ def _connect(dsn: str, application_name: str, more: dict[str, str], *, replicati
     connection.cursor_factory = AwaitedReplicationCursor if replication else AwaitedCursor
     _lift_newer_timeouts(connection)
     return connection
+
+
+def writer_dsn(dsn: str) -> str:
+    """``dsn`` for a program that writes to the source, the support desk: its names and texts mean the same on
+    every server. Raises ``BadDsn``."""
+    given = dsn_parts(dsn)
+    return str(make_dsn(**(given | {"options": _options(given, VALUE_SETTINGS | QUOTING_SETTINGS)})))
+
+
+def _options(given: dict[str, str], pinned: dict[str, str]) -> str:
+    options = " ".join(f"-c {name}={value}" for name, value in pinned.items())
+    return f"{given.get('options', '')} {options}".strip()
 
 
 def _lift_newer_timeouts(connection: Connection) -> None:

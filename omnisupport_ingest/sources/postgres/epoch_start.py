@@ -25,7 +25,8 @@ from omnisupport_ingest.sources.postgres.home_slot import (
     end_of_chain,
     expected_slot,
 )
-from omnisupport_ingest.sources.postgres.preflight import Finding, Severity, preflight, require_ready
+from omnisupport_ingest.sources.postgres.parked import ready_tables
+from omnisupport_ingest.sources.postgres.preflight import Finding, Severity, preflight
 from omnisupport_ingest.sources.postgres.preflight.landed_keys import landed_key_findings
 from omnisupport_ingest.sources.postgres.publication import ensure_publication
 from omnisupport_ingest.sources.postgres.server import server_facts, slot_facts, wait_until_free
@@ -49,7 +50,7 @@ class EpochStart:
     ) -> None:
         """``tables``: the source's, which the publication must have. ``stop``: the making of a slot is
         given up."""
-        self._settings, self._store, self._tables = settings, store, tables
+        self._settings, self._store, self._tables = settings, store, tuple(tables)
         self._stop = stop or threading.Event()
         self._intent = SlotIntent(store.folder)
 
@@ -88,9 +89,9 @@ class EpochStart:
             # Not otherwise: a hole may be in landing, where the chain has no end to tell.
             lost_from = end_of_chain(self._store, before).end
         slot = self._slot_to_make_anew(dsn)
-        require_ready(self.findings(dsn, slot))
+        ready, _ = ready_tables(self.findings(dsn, slot), self._tables)
         with closing(connect(dsn)) as connection:
-            ensure_publication(connection, self._settings.publication, self._tables)
+            ensure_publication(connection, self._settings.publication, ready)
             if slot.presence is Presence.EITHER:
                 wait_until_free(connection, slot.name, SLOT_WAIT_SECONDS)
                 drop_slot(connection, slot.name)

@@ -70,7 +70,10 @@ class AnotherSource(HoleInSource):
 
 
 class TableInterrupted(HoleInSource):
-    """Changes of single tables were not sent for a time. ``tables``: the names of their contracts."""
+    """Changes of single tables were not sent for a time, or cannot be told. The others are not concerned.
+
+    ``tables``: the names of their contracts.
+    """
 
     def __init__(self, problem: str, *, fix: str, tables: tuple[str, ...]) -> None:
         super().__init__(problem, fix=fix)

@@ -26,6 +26,7 @@ from omnisupport_ingest.sources.postgres.captured_tables import CapturedTables
 from omnisupport_ingest.sources.postgres.connect_errors import first_line
 from omnisupport_ingest.sources.postgres.errors import HoleInSource
 from omnisupport_ingest.sources.postgres.joining import joining_findings
+from omnisupport_ingest.sources.postgres.parked import ParkedTables
 from omnisupport_ingest.sources.postgres.preflight import Severity, require_ready
 from omnisupport_ingest.sources.postgres.publication import ensure_publication
 from omnisupport_ingest.sources.postgres.published import PublishedTables
@@ -124,6 +125,7 @@ class NewTables:
     def _join(self, tables: Sequence[TableContract]) -> None:
         with closing(connect_to_source(self._dsn, self._epoch)) as connection:
             self._published.take_up(connection, tables)
+        ParkedTables(self._store.folder, self._epoch.number).take_back([each.name for each in tables])
         self._snapshots.take_up(tables)
         _log.info("%s joined the tables that are captured", ", ".join(each.full_name for each in tables))
 

@@ -80,6 +80,7 @@ class PublishedTables:
         self._path = _record_file(folder, epoch)
         self._epoch, self._publication, self._contracts = epoch, publication, tuple(contracts)
         self._asked, self._lock = asked, threading.Lock()
+        self._asked_for: dict[str, Lsn] = {}
         self._record = self._durable = _read(self._path)
 
     def require_publication(self, connection: Connection) -> None:
@@ -162,13 +163,29 @@ class PublishedTables:
             if contract not in self._asked():
                 raise _interrupted({contract: told})
 
+    def leave_out(self, reasons: Mapping[str, str], landed: Lsn) -> None:
+        """Write down that changes of the tables of ``reasons`` may be missing from now on: no key of theirs
+        lands any more above ``landed``, the end of the chain. One that was never read is left alone."""
+        with self._lock:
+            tables = self._record.tables if self._record is not None else {}
+            for name, reason in reasons.items():
+                if name in tables:
+                    self.lost.found(name, reason, min(landed, tables[name].certain or Lsn(0)))
+
+    def will_be_read(self, names: Collection[str], below: Lsn) -> None:
+        """Snapshots of the tables ``names`` are asked for, and ``below`` was the end of the WAL before each
+        was seen to be as its contract says."""
+        self._asked_for = dict.fromkeys(names, below)
+
     def read_above(self, name: TableName, commit_lsn: int) -> bool:
         """Whether all of the captured table ``name`` is read above what committed at ``commit_lsn``, by a
         snapshot that has been planned or will be: then nothing of that is the table's state."""
         with self._lock:
-            tables = () if self._record is None else self._record.tables.values()
-        since = next((each.since for each in tables if each.table == ".".join(name)), None)
-        return since is None or commit_lsn < since.value
+            tables = {} if self._record is None else self._record.tables
+        for contract, table in tables.items():
+            if table.table == ".".join(name):
+                return commit_lsn < max(table.since, self._asked_for.get(contract, Lsn(0))).value
+        return True
 
     def _compare(self, now: Published, note: Callable[[Mapping[str, str]], None]) -> None:
         self._compare_publication(now, note)

@@ -1,10 +1,23 @@
-"""Names and texts as SQL: the replication protocol takes no parameters, so they are quoted here."""
+"""Names and texts as SQL: the replication protocol takes no parameters, so they are quoted here.
+
+What is quoted here means the same on every connection that ``connection`` opens, which pins the settings that
+quoting rests on. A text that PostgreSQL cannot hold is refused.
+"""
 
 from __future__ import annotations
 
+from omnisupport_ingest.errors import IngestError
+
+
+class NotQuotable(IngestError):
+    """A name or value that cannot be written as SQL."""
+
 
 def identifier(name: str) -> str:
-    """``name`` as a quoted SQL identifier."""
+    """``name`` as a quoted SQL identifier. ``NotQuotable`` if no table or column can be called so."""
+    if not name:
+        raise NotQuotable("An empty name cannot be that of anything in PostgreSQL.", fix="Give it a name.")
+    _check(name, "name")
     return '"' + name.replace('"', '""') + '"'
 
 
@@ -14,5 +27,20 @@ def qualified(schema: str, table: str) -> str:
 
 
 def literal(text: str) -> str:
-    """``text`` as an SQL string (``standard_conforming_strings`` is on since PostgreSQL 9.1)."""
+    """``text`` as an SQL string, for a session with ``standard_conforming_strings``. ``NotQuotable``."""
+    _check(text, "text")
     return "'" + text.replace("'", "''") + "'"
+
+
+def _check(text: str, what: str) -> None:
+    # Of the text nothing is told: it may be a value of a row.
+    if "\0" in text:
+        problem = "the character 0, which PostgreSQL cannot hold"
+    elif any("\ud800" <= character <= "\udfff" for character in text):
+        problem = "half of a surrogate pair, which is no character of UTF-8"
+    else:
+        return
+    raise NotQuotable(
+        f"A {what} of {len(text)} characters holds {problem}, so it cannot be sent to the source.",
+        fix=f"Correct the {what} where it was given: an option, a setting, a contract or a note in the home.",
+    )

@@ -25,12 +25,16 @@ from omnisupport_ingest.sources.postgres.pgoutput import (
 
 
 class KeyNotSent(IngestError):
-    """A table was altered so that the stream no longer carries the contract's key."""
+    """A table was altered so that the stream no longer carries the contract's key. ``table``: which."""
+
+    def __init__(self, problem: str, *, fix: str, table: TableName) -> None:
+        super().__init__(problem, fix=fix)
+        self.table = table
 
 
-_STAYS = (
-    "If capture still stops here, the changes that were written meanwhile name no row for good: "
-    'omnisupport-ingest capture --new-epoch "what happened" reads the tables again.'
+_THEN = (
+    "The changes that were written meanwhile name no row for good: then have the table read again, "
+    "omnisupport-ingest source snapshot TABLE"
 )
 
 
@@ -141,7 +145,8 @@ class Shape:
                 f"{relation.schema}.{relation.table}: key column {missing} of its contract is not in "
                 "the table's replica identity (any more), so deletes cannot name their row.",
                 fix="Make the columns the primary key or the replica identity again (ALTER TABLE … "
-                f"REPLICA IDENTITY USING INDEX …), or change the key in the contract. {_STAYS}",
+                f"REPLICA IDENTITY USING INDEX …), or change the key in the contract. {_THEN}",
+                table=self.name,
             )
         full_without_contract = relation.replica_identity == "f" and contract_key is None
         names = contract_key
@@ -169,7 +174,8 @@ class Shape:
                 f"{self.relation.schema}.{self.relation.table}: a change names its row without key column "
                 f"{', '.join(lacking)} of the contract: a partition has, or had, another replica identity.",
                 fix="Give every partition one with the key (ALTER TABLE … REPLICA IDENTITY DEFAULT); "
-                f"`omnisupport-ingest preflight` names those without. {_STAYS}",
+                f"`omnisupport-ingest preflight` names those without. {_THEN}",
+                table=self.name,
             )
         return self.key(values, None)
 

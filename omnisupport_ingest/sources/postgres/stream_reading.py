@@ -116,7 +116,7 @@ class StreamReading:
         _log_start(resume)
         events = EventReader(
             self.epoch.number,
-            {(table.schema, table.table): table.key for table in self.tables.all},
+            self.tables.keys,
             lambda relation: is_partitioned(self.connection, relation.oid),
         )
         stream = self._open(resume, in_progress=in_progress)

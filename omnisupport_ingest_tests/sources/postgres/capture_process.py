@@ -20,7 +20,10 @@ def main() -> int:
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda _signal, _frame: stop.set())
     try:
-        source.capture().run(Lsn.parse(until) if until else None, stop)
+        capture = source.capture()
+        capture.run(Lsn.parse(until) if until else None, stop)
+        if until:
+            capture.raise_left_out()
     except IngestError as error:
         print(type(error).__name__, error, file=sys.stderr)
         return error.exit_code

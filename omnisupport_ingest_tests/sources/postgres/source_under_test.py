@@ -122,8 +122,10 @@ class SourceUnderTest:
         return Capture(self.settings, self.home, contracts(), contracts_again=contracts)
 
     def catch_up(self) -> None:
-        """Capture everything that has committed by now."""
-        self.capture().run(current_wal_lsn(self.dsn), threading.Event())
+        """Capture everything that has committed by now; raises what a table was left out for."""
+        capture = self.capture()
+        capture.run(current_wal_lsn(self.dsn), threading.Event())
+        capture.raise_left_out()
 
     def capture_process(
         self,

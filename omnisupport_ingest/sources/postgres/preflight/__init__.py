@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from psycopg2.extensions import connection as Connection
 
@@ -86,11 +87,12 @@ def _of_tables(
     live = read_live_tables(connection, [(each.schema, each.table) for each in tables])
     for contract in tables:
         table = read_table(connection, contract)
-        yield from table_findings(contract, table, live.get((contract.schema, contract.table)), role)
+        found = [*table_findings(contract, table, live.get((contract.schema, contract.table)), role)]
         if table is not None and table.in_the_wal:
             present[contract] = table
             if table.partitioned:
-                yield from partition_findings(connection, contract, table)
+                found += partition_findings(connection, contract, table)
+        yield from (replace(each, table=contract.name) for each in found)
     yield from publication_findings(connection, publication, present, role)
 
 

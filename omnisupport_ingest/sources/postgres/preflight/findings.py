@@ -25,7 +25,8 @@ class Severity(StrEnum):
 class Finding:
     """One fact about the source. ``fix`` is SQL, or what to do besides SQL; empty for most notes.
 
-    ``raises``: the error that stands for it where it is the only kind of thing in the way.
+    ``raises``: the error that stands for it where it is the only kind of thing in the way. ``table``: the
+    contract's name, where it is about one table alone, so that the others can be captured all the same.
     """
 
     check: str
@@ -33,6 +34,7 @@ class Finding:
     fix: str
     severity: Severity = Severity.BLOCKS
     raises: type[IngestError] = PreflightFailed
+    table: str | None = None
 
 
 def taken_slot(check: str, error: IngestError) -> Finding:

@@ -49,4 +49,5 @@ def _changed(table: TableContract, landed: tuple[str, ...]) -> Finding:
         f"landed of it has the key ({', '.join(landed)}).",
         f"Give the contract the key ({', '.join(landed)}) again. To capture the table under another key, "
         "begin with a home of its own (OMNISUPPORT_HOME): the events that have landed cannot be told by it.",
+        table=table.name,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from psycopg2.extensions import connection as Connection
 
@@ -38,10 +39,12 @@ def publication_findings(connection: Connection, name: str, tables: Tables, role
             operations_statement(name),
         )
     for contract in tables:
-        yield from _of_partitions(found, contract)
+        for finding in _of_partitions(found, contract):
+            yield replace(finding, table=contract.name)
     yield from _uncovered(found, tables, role)
     for contract in tables:
-        yield from _of_table(connection, found, contract, tables[contract])
+        for finding in _of_table(connection, found, contract, tables[contract]):
+            yield replace(finding, table=contract.name)
 
 
 def _missing(connection: Connection, name: str, tables: Tables, role: str) -> Iterator[Finding]:
@@ -73,24 +76,27 @@ def _uncovered(found: Publication, tables: Tables, role: str) -> Iterator[Findin
     ]
     if not uncovered:
         return
-    listed = ", ".join(each.full_name for each in uncovered)
-    obstacles = [] if found.ours else ["does not own the publication"]
-    obstacles += _not_owned(uncovered, tables)
-    if not obstacles:
+    refused = [each for each in uncovered if not (found.ours and tables[each].owned)]
+    added = [each for each in uncovered if each not in refused]
+    if added:
+        listed = ", ".join(each.full_name for each in added)
         yield Finding(
             "publication",
             f"Publication {found.name} does not cover {listed} yet; capture adds what is missing.",
             "",
             Severity.NOTES,
         )
-        return
-    yield Finding(
-        "publication",
-        f"{listed} is not in publication {found.name}, and role {role} cannot add it: "
-        f"it {' and '.join(obstacles)}.",
-        f"{add_statement(found.name, _names(uncovered))}"
-        "  -- run by the owner of the publication and the tables",
-    )
+    for each in refused:
+        obstacles = [] if found.ours else ["does not own the publication"]
+        obstacles += _not_owned([each], tables)
+        yield Finding(
+            "publication",
+            f"{each.full_name} is not in publication {found.name}, and role {role} cannot add it: "
+            f"it {' and '.join(obstacles)}.",
+            f"{add_statement(found.name, _names([each]))}"
+            "  -- run by the owner of the publication and the tables",
+            table=each.name,
+        )
 
 
 def _of_partitions(found: Publication, contract: TableContract) -> Iterator[Finding]:

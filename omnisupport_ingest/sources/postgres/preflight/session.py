@@ -6,7 +6,11 @@ from collections.abc import Iterator
 
 from psycopg2.extensions import connection as Connection
 
-from omnisupport_ingest.sources.postgres.connection import VALUE_SETTINGS, connect_replication
+from omnisupport_ingest.sources.postgres.connection import (
+    QUOTING_SETTINGS,
+    VALUE_SETTINGS,
+    connect_replication,
+)
 from omnisupport_ingest.sources.postgres.errors import SourceRefused, SourceUnavailable
 from omnisupport_ingest.sources.postgres.preflight.findings import Finding
 from omnisupport_ingest.sources.postgres.preflight.rows import one_row
@@ -28,14 +32,14 @@ def session_findings(connection: Connection) -> Iterator[Finding]:
     # A pooler may take the settings of a connection and forget them; DateStyle has a second part.
     changed = [
         name
-        for name, value in VALUE_SETTINGS.items()
+        for name, value in (VALUE_SETTINGS | QUOTING_SETTINGS).items()
         if one_row(connection, "SELECT current_setting(%s)", (name,))[0].split(",")[0] != value
     ]
     if changed:
         yield Finding(
             "session_settings",
             f"The session does not keep the settings that it was opened with: {', '.join(changed)}. Values "
-            "would be written as other text in the snapshot than in the stream.",
+            "would be written as other text in the snapshot than in the stream, or read as others.",
             _TO_POSTGRES,
         )
 

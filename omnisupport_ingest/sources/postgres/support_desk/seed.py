@@ -8,6 +8,7 @@ from typing import cast
 
 import psycopg2
 
+from omnisupport_ingest.sources.postgres.connection import writer_dsn
 from omnisupport_ingest.sources.postgres.support_desk import schema
 from omnisupport_ingest.sources.postgres.support_desk.rows import RowMaker
 from omnisupport_ingest.sources.postgres.support_desk.statements import insert
@@ -21,7 +22,7 @@ def prepare(dsn: str, seed: int, *, tickets: int = 3000) -> bool:
     ``tickets`` sets the size: two comments for every ticket, a customer for three, an organization
     for sixty, and 24 agents. The same ``seed`` and ``tickets`` give the same rows.
     """
-    with closing(psycopg2.connect(dsn)) as connection, connection:
+    with closing(psycopg2.connect(writer_dsn(dsn))) as connection, connection:
         if not schema.create(connection):
             return False
         with connection.cursor() as cursor:

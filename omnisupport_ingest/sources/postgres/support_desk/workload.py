@@ -12,6 +12,7 @@ from functools import partial
 import psycopg2
 
 from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.sources.postgres.connection import writer_dsn
 from omnisupport_ingest.sources.postgres.support_desk import scenes
 from omnisupport_ingest.sources.postgres.support_desk.desk import Desk
 from omnisupport_ingest.sources.postgres.support_desk.report import WorkloadReport
@@ -83,7 +84,7 @@ class Workload:
     @contextmanager
     def _desk(self) -> Iterator[Desk]:
         try:
-            with closing(psycopg2.connect(self._dsn)) as connection:
+            with closing(psycopg2.connect(writer_dsn(self._dsn))) as connection:
                 yield Desk(connection, self._seed)
         except psycopg2.Error as error:
             # The text of a database error may quote row values: the code says enough.
