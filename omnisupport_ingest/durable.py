@@ -42,8 +42,8 @@ def open_lock(path: Path, *, create: bool = True) -> int:
     ``create`` a file that is missing is ``FileNotFoundError``.
     """
     try:
-        flags = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | (os.O_CREAT if create else 0)
-        descriptor = os.open(path, flags, 0o600)
+        flags = os.O_RDWR | os.O_CREAT if create else os.O_RDONLY
+        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
     except OSError as problem:
         if problem.errno not in (errno.EISDIR, errno.ELOOP, errno.ENXIO):
             raise

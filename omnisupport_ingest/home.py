@@ -15,6 +15,8 @@ from pathlib import Path
 from omnisupport_ingest.durable import create_exclusively
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.foreign import parse_json, read_file
+from omnisupport_ingest.json_values import from_note
 from omnisupport_ingest.windows import WindowGrid, WindowSize
 
 FORMAT_VERSION = 1
@@ -111,15 +113,27 @@ def _truncated(window: WindowSize, moment: datetime) -> datetime:
     return WindowGrid(window, datetime(1970, 1, 1, tzinfo=UTC)).truncate(moment)
 
 
+@dataclass(frozen=True, slots=True)
+class _Version:
+    format_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Marker:
+    window: str
+    first_window: datetime
+
+
 def _read_marker(marker: Path, window: WindowSize) -> WindowGrid:
     try:
-        record = json.loads(marker.read_text())
-        version = int(record["format_version"])
+        record = parse_json(read_file(marker))
+        version = from_note(_Version, record).format_version
         if version <= FORMAT_VERSION:
-            grid = WindowGrid(
-                WindowSize.parse(record["window"]), datetime.fromisoformat(record["first_window"])
-            )
-    except (ValueError, KeyError, TypeError, IngestError) as error:
+            made = from_note(_Marker, record)
+            grid = WindowGrid(WindowSize.parse(made.window), made.first_window)
+    except PermissionError:
+        raise
+    except (OSError, ValueError, IngestError) as error:
         raise HomeMismatch(
             f"{os.fspath(marker)} cannot be read: {error}.",
             fix="Restore home.json from a backup, or start with an empty home (OMNISUPPORT_HOME).",

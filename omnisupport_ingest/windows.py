@@ -23,7 +23,7 @@ ahead of the clock that landed them that no clock error explains it."""
 MAX_AHEAD = timedelta(days=1)
 """How far an event's commit time may lie ahead of the clock that landed it."""
 
-_SIZE = re.compile(r"minutes:([1-9][0-9]*)")
+_SIZE = re.compile(r"minutes:([1-9][0-9]?)")
 
 
 class WindowSizeRefused(IngestError):
@@ -55,7 +55,7 @@ class WindowSize:
             return cls(int(match.group(1)))
         except ValueError:
             raise WindowSizeRefused(
-                f"OMNISUPPORT_WINDOW is {text!r}, which is not a window size.",
+                f"OMNISUPPORT_WINDOW is {text[:60]!r}, which is not a window size.",
                 fix="Use hourly, daily, or minutes:N where N divides 60 (minutes:1, minutes:15).",
             ) from None
 

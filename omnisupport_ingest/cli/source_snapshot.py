@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
@@ -11,6 +10,7 @@ import click
 
 from omnisupport_ingest.cli.opening import existing_home, open_settings
 from omnisupport_ingest.cli.source_opening import contracted_tables, open_source_dsn
+from omnisupport_ingest.foreign import Unreadable, parse_json
 
 if TYPE_CHECKING:
     from psycopg2.extensions import connection as Connection
@@ -132,8 +132,8 @@ def _bound(option: str, text: str | None) -> list[str] | None:
     if text is None or not text.startswith("["):
         return None if text is None else [text]
     try:
-        values = json.loads(text)
-    except ValueError as error:
+        values = parse_json(text)
+    except Unreadable as error:
         raise click.UsageError(f"{option} {text} is no JSON array: {error}.") from error
     if not all(isinstance(value, str | int) and not isinstance(value, bool) for value in values):
         raise click.UsageError(f"{option} {text}: the values of a key are texts or whole numbers.")

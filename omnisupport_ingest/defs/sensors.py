@@ -16,6 +16,8 @@ from omnisupport_ingest.defs import keys
 from omnisupport_ingest.defs.lost_runs import end_lost_runs
 from omnisupport_ingest.defs.run_history import RunHistory
 from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.foreign import Unreadable, parse_json
+from omnisupport_ingest.json_values import from_note
 from omnisupport_ingest.stages.pending import Pending, pending_soon
 from omnisupport_ingest.stages.run_requests import RunPlan, plan_runs, retry_at
 from omnisupport_ingest.stages.workspace import Workspace
@@ -48,9 +50,8 @@ class SensorCursor:
     def from_text(cls, text: str | None) -> Self:
         """Read what ``to_text`` wrote; anything else counts as no cursor, which costs nothing."""
         try:
-            record = json.loads(text or "{}")
-            return cls(record.get("last_batch_id"), record.get("lsn"), int(record.get("attempt", 0)))
-        except (ValueError, AttributeError, TypeError):
+            return from_note(cls, parse_json(text or "{}"))
+        except Unreadable:
             return cls()
 
 

@@ -12,6 +12,8 @@ from typing import Self
 import dagster as dg
 
 from omnisupport_ingest.defs import keys
+from omnisupport_ingest.foreign import Unreadable, parse_json
+from omnisupport_ingest.json_values import from_note
 from omnisupport_ingest.runtime.alarm import tell
 from omnisupport_ingest.sources.postgres.health import Health, source_health
 from omnisupport_ingest.sources.postgres.retention import Level
@@ -41,13 +43,8 @@ class HealthCursor:
     def from_text(cls, text: str | None) -> Self:
         """Read what ``to_text`` wrote; anything else counts as a source that was well."""
         try:
-            record = json.loads(text or "{}")
-            return cls(
-                int(record.get("level", 0)),
-                tuple(record.get("problems", ())),
-                float(record.get("recorded_at", 0)),
-            )
-        except (ValueError, AttributeError, TypeError):
+            return from_note(cls, parse_json(text or "{}"))
+        except Unreadable:
             return cls()
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
+
+from omnisupport_ingest.json_values import from_note
 
 _MOMENTS = frozenset({"watermark", "committed_at"})
 
@@ -61,7 +63,7 @@ class Checkpoint:
 
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON values; moments in ISO 8601."""
-        record = asdict(self)
+        record = asdict(self) | {"changed_by": list(self.changed_by)}
         for name in _MOMENTS:
             if record[name] is not None:
                 record[name] = record[name].isoformat()
@@ -71,17 +73,7 @@ class Checkpoint:
     def from_json(cls, record: Mapping[str, Any]) -> Checkpoint:
         """Read what ``to_json`` wrote; fields a newer version added are passed over.
 
-        ``KeyError`` names a field that is missing.
+        What older versions did not record keeps its default. ``FieldProblem`` names a field that is missing,
+        or is not what it must be.
         """
-        values = {
-            each.name: record[each.name]
-            for each in fields(cls)
-            # What older versions did not record keeps its default.
-            if each.name in record or (each.default is MISSING and each.default_factory is MISSING)
-        }
-        if "changed_by" in values:
-            values["changed_by"] = tuple(values["changed_by"])
-        for name in _MOMENTS:
-            if values[name] is not None:
-                values[name] = datetime.fromisoformat(values[name])
-        return cls(**values)
+        return from_note(cls, record)

@@ -11,10 +11,9 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,6 +21,8 @@ import pyarrow.parquet as pq
 from omnisupport_ingest.durable import create_exclusively
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.foreign import parse_json
+from omnisupport_ingest.json_values import from_note
 from omnisupport_ingest.lake.checkpoint import Checkpoint
 
 FOOTER_KEY = b"omnisupport_ingest.window_state"
@@ -44,6 +45,11 @@ class StateFromNewerVersion(IngestError):
 
 class _Newer(ValueError):
     """The format version of a state that is too new to be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Version:
+    format_version: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,22 +105,17 @@ class WindowState:
 
     @classmethod
     def from_text(cls, text: str) -> WindowState:
-        """Read what ``to_text`` wrote; ``ValueError``, ``KeyError``, ``TypeError`` for something else."""
-        record: dict[str, Any] = json.loads(text)
-        if record["format_version"] > FORMAT_VERSION:
-            raise _Newer(record["format_version"])
-        return cls(
-            generation=record["generation"],
-            inputs=tuple(record["inputs"]),
-            upstream_table_id=record["upstream_table_id"],
-            checkpoint=Checkpoint.from_json(record["checkpoint"]),
-            # The states of every layer name the same batches.
-            batches=tuple(map(sys.intern, record["batches"])),
-            companions=tuple(record["companions"]),
-            versions=tuple(record["versions"]),
-            # States written before windows were closed have none.
-            compacted_units={path: tuple(names) for path, names in record.get("compacted_units", {}).items()},
-        )
+        """Read what ``to_text`` wrote; ``ValueError`` for something else.
+
+        States written before windows were closed have no compacted units.
+        """
+        record = parse_json(text)
+        version = from_note(_Version, record).format_version
+        if version > FORMAT_VERSION:
+            raise _Newer(version)
+        state = from_note(cls, record)
+        # The states of every layer name the same batches.
+        return replace(state, batches=tuple(map(sys.intern, state.batches)))
 
 
 def write_state(path: Path, state: WindowState, schema: pa.Schema) -> int:
@@ -164,7 +165,7 @@ def _read(path: Path, _changed: int, _size: int) -> WindowState:
         ) from None
     except PermissionError:
         raise
-    except (OSError, pa.ArrowException, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, pa.ArrowException, ValueError, KeyError) as error:
         raise StateUnreadable(
             f"The state of a window in {path} cannot be read: {type(error).__name__}: {error}.",
             fix="Restore the file from a backup, or run the window again: it is made again from the layer "

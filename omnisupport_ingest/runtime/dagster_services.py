@@ -13,8 +13,10 @@ import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
+from http.client import HTTPException
 from typing import Any
 
+from omnisupport_ingest.foreign import parse_json
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.runtime.dagster_home import (
     LOCATION,
@@ -101,16 +103,18 @@ def _workspace(home: Home) -> str:
     return str(home.dagster / "workspace.yaml")
 
 
+_ANSWER_BYTES = 16 * 1024 * 1024
+
+
 def _shows_location(port: int) -> bool:
     """Whether the webserver at ``port`` answers GraphQL with a code location."""
     question = "{ repositoriesOrError { ... on RepositoryConnection { nodes { name } } } }"
     try:
         with _ask(port, question) as response:
-            answer = json.load(response)
-    except (OSError, ValueError):
+            answer = parse_json(response.read(_ANSWER_BYTES))
+        return bool(answer["data"]["repositoriesOrError"].get("nodes"))
+    except (OSError, HTTPException, ValueError, LookupError, TypeError, AttributeError):
         return False
-    found = (answer.get("data") or {}).get("repositoriesOrError") or {}
-    return bool(found.get("nodes"))
 
 
 def _require_guard(port: int) -> None:

@@ -7,9 +7,13 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from http.client import HTTPException
 from typing import Any
 
+from omnisupport_ingest.foreign import parse_json
 from omnisupport_ingest.runtime.ports import LOOPBACK
+
+_ANSWER_BYTES = 16 * 1024 * 1024
 
 _QUESTION = """{ repositoriesOrError { ... on RepositoryConnection { nodes { sensors {
   name sensorState { status ticks(limit: 1) { status timestamp skipReason } } } } } } }"""
@@ -41,8 +45,9 @@ def sensors_seen(port: int, *, seconds: float = 0.7) -> tuple[SensorSeen, ...] |
     open_directly: Callable[..., Any] = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
     try:
         with open_directly(request, timeout=seconds) as response:
-            return tuple(read_answer(json.load(response)))
-    except (OSError, ValueError, KeyError, TypeError):
+            return tuple(read_answer(parse_json(response.read(_ANSWER_BYTES))))
+    except (OSError, HTTPException, ValueError, LookupError, TypeError, AttributeError, OverflowError):
+        # Whoever answers at that port, it is not the UI of this home.
         return None
 
 

@@ -7,14 +7,16 @@ the file says, or every difference is named. No row and no key is in it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from omnisupport_ingest import foreign
 from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.foreign import Unreadable, parse_json
+from omnisupport_ingest.json_values import from_note
 from omnisupport_ingest.lake.checkpoint import Checkpoint
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.landing.epochs import EpochRecord
@@ -39,6 +41,37 @@ class HomeContradicts(IngestError):
 
 
 @dataclass(frozen=True, slots=True)
+class _Version:
+    format_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class _SaidIdentity:
+    system_identifier: str
+    timeline: int
+    slot: str
+    consistent_point: Lsn
+
+
+@dataclass(frozen=True, slots=True)
+class _SaidOfSource:
+    epochs: dict[str, _SaidIdentity | None]
+    last_batch_id: str | None
+    stream_epoch: int | None
+    stream_end: Lsn | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """The form of what a file must say."""
+
+    window: str
+    first_window: str
+    sources: dict[str, _SaidOfSource]
+    checkpoints: tuple[Checkpoint, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class _Contradiction:
     about: str
     """``home``, the name of a source, or table and window."""
@@ -60,22 +93,21 @@ def describe(workspace: Workspace) -> dict[str, Any]:
 def read_file(path: Path) -> dict[str, Any]:
     """The content of a file that was written from ``describe``; ``CheckpointFileUnreadable`` otherwise."""
     try:
-        record = json.loads(path.read_text())
-        version = record["format_version"]
+        record = parse_json(foreign.read_file(path))
+        version = from_note(_Version, record).format_version
         if version <= FORMAT_VERSION:
-            for each in record["checkpoints"]:
-                Checkpoint.from_json(each)
-            for source in record["sources"].values():
-                if source["stream_end"] is not None:
-                    Lsn.parse(source["stream_end"])
+            said = from_note(_Said, record)
+            for number, each in enumerate(said.checkpoints):
+                if each.cursor:
+                    from_note(Position, each.cursor, f"checkpoints[{number}].cursor")
             return {name: record[name] for name in ("window", "first_window", "sources", "checkpoints")}
     except OSError as error:
         raise CheckpointFileUnreadable(
             f"{path} cannot be read: {error.strerror}.", fix="Name a file of `checkpoint export`."
         ) from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except Unreadable as error:
         raise CheckpointFileUnreadable(
-            f"{path} is not a file of checkpoints: {type(error).__name__}: {error}.",
+            f"{path} is not a file of checkpoints: {error}.",
             fix="Name a file that `omnisupport-ingest checkpoint export` wrote.",
         ) from None
     raise CheckpointFileUnreadable(

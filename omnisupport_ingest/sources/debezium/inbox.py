@@ -116,8 +116,8 @@ def _not_taken(path: Path, error: Exception) -> NotTaken:
     # The text of an error that is not ours may quote a row.
     return NotTaken(
         f"{printable(path)} could not be taken: unexpected {type(error).__name__}.",
-        fix="Move the file out of the inbox, and report it with what `omnisupport-ingest --debug land` says of "
-        "it.",
+        fix="Move the file out of the inbox, and report it with what `omnisupport-ingest --debug land` "
+        "says of it.",
     )
 
 

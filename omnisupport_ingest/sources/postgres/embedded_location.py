@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import stat
@@ -14,6 +15,8 @@ from pathlib import Path
 
 from omnisupport_ingest import durable
 from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.foreign import Unreadable
+from omnisupport_ingest.json_values import FieldProblem, read_note
 from omnisupport_ingest.sources.postgres.embedded_binaries import SHARED_FOLDER, make_shared_folder, reachable
 
 _RECORD = "location.json"
@@ -30,6 +33,15 @@ class LocationUnusable(IngestError):
     """The place of an embedded server cannot be read, made or trusted."""
 
     exit_code = 4
+
+
+_NAME = re.compile(r"[0-9a-f]{16}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    name: str
+    outside: bool
 
 
 @dataclass(frozen=True)
@@ -60,13 +72,17 @@ class Location:
         """The location recorded in ``folder``, or None if no server was made there."""
         record = folder / _RECORD
         try:
-            content = json.loads(record.read_text())
-            return cls._of(folder, name=str(content["name"]), outside=bool(content["outside"]))
+            content = read_note(_Record, record)
+            if _NAME.fullmatch(content.name) is None:
+                # It is part of a path, below which is removed what was the server's.
+                raise FieldProblem("name", "is no name that was given to a server")
+            return cls._of(folder, name=content.name, outside=content.outside)
         except FileNotFoundError:
             return None
-        except (ValueError, KeyError, TypeError) as error:
+        except (OSError, Unreadable) as error:
+            told = error.strerror if isinstance(error, OSError) else error
             raise LocationUnusable(
-                f"{record} cannot be read: {error!r}.",
+                f"{record} cannot be read: {told}.",
                 fix=f"Restore it from a backup: it says whether the data is in {folder} or in a folder "
                 f"below {SHARED_FOLDER}, and the name of that.",
             ) from error

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import psutil
+
+from omnisupport_ingest.foreign import read_file
+
+_PID = re.compile(r"[0-9]{1,9}")
 
 
 def live_postmaster(data: Path) -> int | None:
@@ -14,10 +19,11 @@ def live_postmaster(data: Path) -> int | None:
     stay as a zombie, so the pid alone proves nothing; the working folder of a server is its data.
     """
     try:
-        pid = int((data / "postmaster.pid").read_text().split("\n", 1)[0])
+        first = read_file(data / "postmaster.pid").decode().split("\n", 1)[0].strip()
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
-    return pid if _works_in(pid, data) else None
+    pid = int(first) if _PID.fullmatch(first) else 0
+    return pid if pid and _works_in(pid, data) else None
 
 
 def _works_in(pid: int, data: Path) -> bool:

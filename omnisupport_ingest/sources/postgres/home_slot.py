@@ -8,10 +8,14 @@ from pathlib import Path
 
 from omnisupport_ingest.durable import replace, sync_folder
 from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.foreign import Unreadable, read_file
 from omnisupport_ingest.landing.epochs import EpochRecord
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.sources.postgres.continuity import LandedChain, LandedTransaction
+
+_NAME_BYTES = 1024
+"""More than any slot's name has."""
 
 
 class SlotIntent:
@@ -28,7 +32,10 @@ class SlotIntent:
             replace(self._path, slot.encode())
 
     def covers(self, slot: str) -> bool:
-        return self._path.is_file() and self._path.read_text() == slot
+        try:
+            return read_file(self._path, limit=_NAME_BYTES) == slot.encode()
+        except (OSError, Unreadable):
+            return False
 
     def clear(self) -> None:
         with gate("source.slot_intent_clear"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from omnisupport_ingest.durable import replace
@@ -69,7 +70,7 @@ class _Note:
     table: str
     epoch: int
     partitions: dict[str, Partition]
-    certain: Lsn = Lsn(0)
+    certain: Lsn = field(default_factory=partial(Lsn, 0))
     since: dict[str, Lsn] = field(default_factory=dict)
     left: dict[str, Stay] = field(default_factory=dict)
 

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from omnisupport_ingest.durable import create_exclusively, sync_folder
+from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.foreign import Unreadable
 from omnisupport_ingest.json_values import read_note
@@ -58,6 +59,11 @@ class PauseNote:
                 sync_folder(self._path.parent)
         except FileNotFoundError:
             return False
+        except IsADirectoryError:
+            raise IngestError(
+                f"{self._path} is a folder: the source is paused, and no command ends this.",
+                fix=f"Move {self._path} away.",
+            ) from None
         return True
 
     @property

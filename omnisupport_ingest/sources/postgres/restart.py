@@ -47,7 +47,7 @@ class RestartNote:
 
     @property
     def present(self) -> bool:
-        return self._path.exists()
+        return self._path.is_file()
 
     @property
     def reason(self) -> str:

@@ -60,10 +60,14 @@ class SnapshotRequests:
             )
 
     def read(self) -> list[SnapshotRequest]:
-        """What is asked for. A note that cannot be read asks for all of its table, with an empty reason."""
+        """What is asked for. A note that cannot be read asks for all of its table, with an empty reason.
+
+        What is no file is no note.
+        """
         if not self._folder.is_dir():
             return []
-        return [_request(file) for file in sorted(self._folder.glob("[!.]*.json"))]
+        notes = (file for file in sorted(self._folder.glob("[!.]*.json")) if file.is_file())
+        return [_request(file) for file in notes]
 
     def whole_tables(self) -> dict[str, str]:
         """The tables of which all is asked for, with the reasons."""
