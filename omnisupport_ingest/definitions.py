@@ -16,7 +16,7 @@ from omnisupport_ingest.defs.resources import build_resources
 from omnisupport_ingest.defs.review_job import build_review_job
 from omnisupport_ingest.defs.sensors import wal_batches_sensor
 from omnisupport_ingest.defs.source_health import source_health_check, source_health_sensor
-from omnisupport_ingest.settings import Settings
+from omnisupport_ingest.settings import Settings, require_known_variables
 from omnisupport_ingest.stages.workspace import Workspace
 
 
@@ -61,6 +61,7 @@ def build_definitions(workspace: Workspace) -> dg.Definitions:
 @dg.definitions
 def defs() -> dg.Definitions:
     """Definitions of the home that the settings name; ``IngestError`` says what is wrong with it."""
+    require_known_variables()
     workspace = Workspace.open(settings_of_home(Settings()))
     record_in_force(workspace.settings, workspace.home)
     return build_definitions(workspace)

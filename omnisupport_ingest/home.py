@@ -6,8 +6,11 @@ that is already there: the format version and the grid of windows.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -32,6 +35,12 @@ class HomeMismatch(IngestError):
     exit_code = 3
 
 
+class HomeUnwritable(IngestError):
+    """The home or a folder of it cannot be made, or not be written to."""
+
+    exit_code = 3
+
+
 @dataclass(frozen=True)
 class Home:
     """An opened home folder. Paths below it are made when first used, readable by the owner only."""
@@ -49,7 +58,8 @@ class Home:
         home is made. ``now`` (timezone-aware) is the time of creation, for tests.
         """
         path = path.expanduser().absolute()
-        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with _writable(path):
+            path.mkdir(parents=True, exist_ok=True, mode=0o700)
         marker = path / "home.json"
         if not marker.exists():
             created = now or datetime.now(UTC)
@@ -61,7 +71,7 @@ class Home:
                 "created": created.isoformat(),
             }
             # Another process may be making the same home: the first marker counts, for both.
-            with gate("home.marker"):
+            with gate("home.marker"), _writable(path):
                 create_exclusively(marker, json.dumps(record, indent=2).encode() + b"\n")
         grid = _read_marker(marker, window)
         if first is not None and _truncated(window, first) != grid.first:
@@ -105,8 +115,23 @@ class Home:
 
     def _folder(self, name: str) -> Path:
         folder = self.path / name
-        folder.mkdir(exist_ok=True, mode=0o700)
+        with _writable(folder):
+            folder.mkdir(exist_ok=True, mode=0o700)
         return folder
+
+
+@contextmanager
+def _writable(folder: Path) -> Iterator[None]:
+    """What is made inside names ``folder`` if it cannot be made. A full disk stays the error it is."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise HomeUnwritable(
+            f"{folder} cannot be made or written: {error.strerror or type(error).__name__}.",
+            fix="Set OMNISUPPORT_HOME to a folder that this user may make and write, or give it the right.",
+        ) from error
 
 
 def _truncated(window: WindowSize, moment: datetime) -> datetime:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
+import os
 import re
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -10,9 +13,17 @@ from pathlib import Path
 from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.failpoints import VARIABLE as FAILPOINT
 from omnisupport_ingest.windows import WindowSize
 
 PREFIX = "OMNISUPPORT_"
+
+ENV_FILE = ".env"
+"""Read in the working directory alone."""
+
+STORAGE_URL = "OMNISUPPORT_DAGSTER_STORAGE_URL"
+"""Handed to Dagster's processes by ours; no setting."""
 
 
 _HOST = re.compile(r"(?:[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?")
@@ -37,11 +48,17 @@ class SnapshotMode(StrEnum):
         return self in (SnapshotMode.INITIAL, SnapshotMode.WHEN_NEEDED)
 
 
+class SettingUnknown(IngestError):
+    """A variable or a line of ``.env`` begins as our settings do, and is none of them."""
+
+    exit_code = 2
+
+
 class Settings(BaseSettings):
     """Settings as typed values; each is the variable ``OMNISUPPORT_<NAME>`` or a line of ``.env``."""
 
     model_config = SettingsConfigDict(
-        env_prefix=PREFIX, env_file=".env", env_file_encoding="utf-8", extra="ignore", frozen=True
+        env_prefix=PREFIX, env_file=ENV_FILE, env_file_encoding="utf-8", extra="ignore", frozen=True
     )
 
     home: Path = Field(
@@ -231,3 +248,31 @@ class Settings(BaseSettings):
 def _names(text: str | None) -> list[str]:
     """The names in a comma-separated list, in lower case."""
     return [name.strip().lower() for name in (text or "").split(",") if name.strip()]
+
+
+def require_known_variables() -> None:
+    """Refuse a misspelled variable in the environment or in ``.env``; ``SettingUnknown`` names the nearest.
+
+    It is no warning: its setting has its default then, which may be another database or another home.
+    """
+    settings = [PREFIX + name.upper() for name in Settings.model_fields]
+    for name, where in _variables():
+        if name.upper() in (*settings, FAILPOINT, STORAGE_URL):
+            continue
+        near = difflib.get_close_matches(name.upper(), settings, n=1, cutoff=0.75)
+        meant = f"Write {near[0]}, or take it out." if near else "Take it out."
+        raise SettingUnknown(
+            f"{name} {where} is no setting.",
+            fix=f"{meant} `omnisupport-ingest settings` lists them all.",
+        )
+
+
+def _variables() -> Iterator[tuple[str, str]]:
+    """The names with our prefix, each with where it stands."""
+    from dotenv import dotenv_values
+
+    for where, names in (
+        ("in the environment", os.environ),
+        (f"in {ENV_FILE}", dotenv_values(ENV_FILE, interpolate=False)),
+    ):
+        yield from ((name, where) for name in sorted(names) if name.upper().startswith(PREFIX))

@@ -32,6 +32,12 @@ class WindowSizeRefused(IngestError):
     exit_code = 2
 
 
+class WindowUnknown(IngestError):
+    """A text names no window of this lake."""
+
+    exit_code = 2
+
+
 @dataclass(frozen=True, slots=True)
 class WindowSize:
     """``hourly``, ``daily`` or ``minutes:N`` where N divides an hour."""
@@ -106,18 +112,37 @@ class WindowGrid:
         return self.truncate(moment).strftime(KEY_FORMAT)
 
     def start_of(self, key: str) -> datetime:
-        """The start of the window named ``key``; ``IngestError`` if the grid has no such window."""
+        """The start of the window named ``key``; ``WindowUnknown`` if the grid has no such window."""
         try:
             start = datetime.strptime(key, KEY_FORMAT).replace(tzinfo=UTC)
         except ValueError:
-            start = None
-        if start is None or start != self.truncate(start) or start < self.first:
-            raise IngestError(
-                f"{key!r} is not a window of this lake ({self.size} windows since "
-                f"{self.first.strftime(KEY_FORMAT)}).",
-                fix="Name a window by its start in UTC, like 2026-01-31T0900.",
-            )
+            raise self._unknown(key) from None
+        if start != self.truncate(start) or start < self.first:
+            raise self._unknown(key)
         return start
+
+    def named(self, text: str) -> str:
+        """The key of the window that a person means: its key, or any time in it (ISO 8601; UTC without an
+        offset). ``WindowUnknown`` if the grid has no such window.
+        """
+        if text == OUT_OF_RANGE:
+            return text
+        try:
+            moment = datetime.fromisoformat(text)
+        except ValueError:
+            raise self._unknown(text) from None
+        start = self.truncate(moment if moment.tzinfo else moment.replace(tzinfo=UTC))
+        if start < self.first:
+            raise self._unknown(text)
+        return start.strftime(KEY_FORMAT)
+
+    def _unknown(self, text: str) -> WindowUnknown:
+        return WindowUnknown(
+            f"{text!r} is not a window of this lake ({self.size} windows since "
+            f"{self.first.strftime(KEY_FORMAT)}).",
+            fix="Name a window by its start in UTC, like 2026-01-31T0900, or by a time in it, like "
+            "2026-01-31T09:30.",
+        )
 
     def end_of(self, key: str) -> datetime:
         return self.start_of(key) + self.size.length

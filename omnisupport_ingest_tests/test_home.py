@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import stat
 from datetime import UTC, datetime
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from omnisupport_ingest.home import Home, HomeMismatch
+from omnisupport_ingest.home import Home, HomeMismatch, HomeUnwritable
 from omnisupport_ingest.windows import WindowSize
 
 NOW = datetime(2026, 3, 2, 0, 20, tzinfo=UTC)
@@ -84,3 +85,28 @@ def test_another_first_window_than_the_home_s_is_refused(tmp_path):
     with pytest.raises(HomeMismatch, match="begin at 2026-02-28T2300") as refused:
         Home.open(tmp_path, WindowSize(60), first=datetime(2026, 1, 1, tzinfo=UTC))
     assert "OMNISUPPORT_FIRST_WINDOW" in str(refused.value)
+
+
+@pytest.mark.parametrize("place", ["/proc/nobody/home", "file/home", "file"])
+def test_a_home_that_cannot_be_made_is_named_with_its_setting(tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(HomeUnwritable, match="cannot be made or written") as refused:
+        Home.open(tmp_path / place, HOURLY)
+    assert str(tmp_path / place) in refused.value.problem
+    assert "OMNISUPPORT_HOME" in refused.value.fix
+
+
+def test_a_folder_of_a_home_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    home = Home.open(tmp_path / "home", HOURLY)
+    (tmp_path / "home" / "landing").write_text("")
+    with pytest.raises(HomeUnwritable, match="landing"):
+        _ = home.landing
+
+
+def test_a_full_disk_stays_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "mkdir", full)
+    with pytest.raises(OSError, match="No space left"):
+        Home.open(tmp_path / "home", HOURLY)

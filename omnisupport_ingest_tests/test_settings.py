@@ -8,8 +8,16 @@ import pytest
 from pydantic import ValidationError
 
 from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.settings import PREFIX, Settings
+from omnisupport_ingest.failpoints import VARIABLE
+from omnisupport_ingest.settings import (
+    PREFIX,
+    STORAGE_URL,
+    Settings,
+    SettingUnknown,
+    require_known_variables,
+)
 from omnisupport_ingest.windows import WindowSize
+from omnisupport_ingest_tests.cli.command import command
 
 
 @pytest.fixture(autouse=True)
@@ -70,3 +78,39 @@ def test_the_names_of_a_proxy_are_taken_apart_and_what_is_no_name_is_refused() -
     for wrong in ("https://dagster.example", "dagster.example/ui", "*", "a b"):
         with pytest.raises(ValueError, match="is not a name of a host"):
             Settings(webserver_hosts=wrong)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("OMNISUPPORT_SOURCE_DNS", "OMNISUPPORT_SOURCE_DSN"),
+        ("OMNISUPPORT_CONTRACT_DIR", "OMNISUPPORT_CONTRACTS_DIR"),
+        ("omnisupport_hom", "OMNISUPPORT_HOME"),
+        ("OMNISUPPORT_XYZZY", "omnisupport-ingest settings"),
+    ],
+)
+def test_a_misspelled_variable_is_refused_with_the_one_that_was_meant(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, meant: str
+) -> None:
+    """Else its setting has silently its default: another database, another home."""
+    monkeypatch.setenv(name, "hunter2")
+    with pytest.raises(SettingUnknown, match=name) as refused:
+        require_known_variables()
+    assert meant in refused.value.fix
+    assert refused.value.exit_code == 2
+    assert "hunter2" not in str(refused.value)
+    monkeypatch.delenv(name)
+    require_known_variables()
+
+    (tmp_path / ".env").write_text(f"{name}=hunter2\nOTHER=1\nOMNISUPPORT_SLOT=mine\n")
+    with pytest.raises(SettingUnknown, match=r"in \.env") as refused:
+        require_known_variables()
+    assert meant in refused.value.fix
+    done = command("settings")
+    assert (done.code, name in done.err) == (2, True)
+
+
+def test_variables_that_are_no_settings_and_known_are_let_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (VARIABLE, STORAGE_URL):
+        monkeypatch.setenv(name, "x")
+    require_known_variables()

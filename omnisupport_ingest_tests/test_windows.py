@@ -17,6 +17,7 @@ from omnisupport_ingest.windows import (
     WindowRange,
     WindowSize,
     WindowSizeRefused,
+    WindowUnknown,
     without_sentinel,
 )
 
@@ -101,3 +102,31 @@ def test_grid_starts_at_a_window() -> None:
 def test_cron_ticks_at_window_starts() -> None:
     crons = {text: WindowSize.parse(text).cron for text in ("hourly", "daily", "minutes:15")}
     assert crons == {"hourly": "0 * * * *", "daily": "0 0 * * *", "minutes:15": "*/15 * * * *"}
+
+
+@pytest.mark.parametrize(
+    ("size", "text", "key"),
+    [
+        ("hourly", "2026-01-31T1700", "2026-01-31T1700"),
+        ("hourly", "2026-01-31T17:00", "2026-01-31T1700"),
+        ("hourly", "2026-01-31 17:00:00", "2026-01-31T1700"),
+        ("hourly", "2026-01-31T17:00:00Z", "2026-01-31T1700"),
+        ("hourly", "2026-01-31T19:00+02:00", "2026-01-31T1700"),
+        ("hourly", "2026-01-31T17:23", "2026-01-31T1700"),
+        ("hourly", "2026-01-31T17", "2026-01-31T1700"),
+        ("minutes:1", "2026-01-31T17:23", "2026-01-31T1723"),
+        ("minutes:15", "2026-01-31T17:23:59", "2026-01-31T1715"),
+        ("daily", "2026-01-31", "2026-01-31T0000"),
+        ("hourly", OUT_OF_RANGE, OUT_OF_RANGE),
+    ],
+)
+def test_a_window_is_named_by_its_key_or_by_any_time_in_it(size: str, text: str, key: str) -> None:
+    assert WindowGrid(WindowSize.parse(size), FIRST).named(text) == key
+
+
+@pytest.mark.parametrize("text", ["yesterday", "", "2026-01-30T23:00", "2026-02-30T00:00", "17:00"])
+def test_what_names_no_window_is_a_wrong_argument(text: str) -> None:
+    with pytest.raises(WindowUnknown, match="not a window of this lake") as refused:
+        WindowGrid(WindowSize(60), FIRST).named(text)
+    assert refused.value.exit_code == 2
+    assert "2026-01-31T0000" in str(refused.value)

@@ -1,7 +1,7 @@
 """Waiting for a state, in one place: a test waits until something is so, never for a time.
 
 The bound is there to end a test that waits in vain. It is far longer than anything here takes on a slow and
-busy machine, so it never decides whether a test passes. ``OMNISUPPORT_TEST_PATIENCE`` sets another.
+busy machine, so it never decides whether a test passes. ``TESTS_PATIENCE_SECONDS`` sets another.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-PATIENCE = float(os.environ.get("OMNISUPPORT_TEST_PATIENCE", "180"))
+PATIENCE = float(os.environ.get("TESTS_PATIENCE_SECONDS", "180"))
 """Seconds after which a test gives up waiting: for a state, a thread, or the end of a process."""
 
 

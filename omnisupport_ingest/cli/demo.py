@@ -5,6 +5,9 @@ Each step is a function that may find its work done already: a demo that was int
 
 from __future__ import annotations
 
+import shlex
+import sys
+
 import click
 from rich.console import Console
 
@@ -140,4 +143,6 @@ def say_what_to_do_next(demo: Demo) -> None:
     query = f"import deltalake; print(deltalake.DeltaTable('{table}').to_pandas().head())"
     demo.console.print(f"\nLake:     {demo.home.lake}", soft_wrap=True)
     demo.console.print("See it:   make up   (or: omnisupport-ingest up)")
-    demo.console.print(f'Query it: python -c "{query}"', soft_wrap=True, markup=False)
+    # Not `python`: which one that is, and whether it has deltalake, nobody knows.
+    python = shlex.quote(sys.executable)
+    demo.console.print(f'Query it: {python} -c "{query}"', soft_wrap=True, markup=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from omnisupport_ingest.contracts.in_force import record_in_force, settings_of_home
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.home import Home
-from omnisupport_ingest.settings import Settings
+from omnisupport_ingest.settings import Settings, require_known_variables
 
 
 def open_settings(*, window: str | None = None) -> Settings:
@@ -13,6 +13,7 @@ def open_settings(*, window: str | None = None) -> Settings:
 
     ``window`` is the size that a command asks for itself.
     """
+    require_known_variables()
     return settings_of_home(Settings() if window is None else Settings(window=window))
 
 

@@ -32,7 +32,9 @@ _of_source = click.option(
 _in_table = click.option(
     "--table", metavar="TABLE", help="Only events of it: `tickets` or `support.tickets`."
 )
-_in_window = click.option("--window", metavar="WINDOW", help="Only events of it, like 2026-01-31T0900.")
+_in_window = click.option(
+    "--window", metavar="WINDOW", help="Only events of it: 2026-01-31T0900, or a time in it."
+)
 _json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
 
@@ -77,6 +79,7 @@ def list_events(
     from omnisupport_ingest.stages.reviews import ReviewLedger
 
     workspace, _ = _open()
+    window = workspace.grid.named(window) if window else None
     where = Filter(reason=reason, state=state, table=table, window=window)
     sources = [_named(workspace, source)] if source else workspace.contracts.sources()
     found = {
@@ -242,6 +245,7 @@ def _decide(
     workspace, default = _open()
     of_source = _named(workspace, source or default)
     if everything:
+        window = workspace.grid.named(window) if window else None
         where = Filter(reason=quarantined_for, table=table, window=window)
         events = _chosen(workspace, of_source, where)
         if not events:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from omnisupport_ingest.stages.workspace import Workspace
 
 _MOST_NAMED = 8
+_NEAREST = 2
+"""Windows with events that are named on each side of a range without any."""
 
 
 class NothingToReplay(IngestError):
@@ -32,7 +34,13 @@ class NothingToReplay(IngestError):
 
 @click.command()
 @click.option("--source", help="The source. Left out: the captured one.")
-@click.option("--from", "first", required=True, metavar="WINDOW", help="First window: 2026-01-31T0900.")
+@click.option(
+    "--from",
+    "first",
+    required=True,
+    metavar="WINDOW",
+    help="First window: 2026-01-31T0900, or 2026-01-31T09:30.",
+)
 @click.option("--to", "last", metavar="WINDOW", help="Last window, included. Left out: the first alone.")
 @click.option("--table", help="Make this table alone again, after the layers above it.")
 @click.option("--reason", help="Why; shown in the Dagster UI. Required unless --dry-run.")
@@ -120,16 +128,19 @@ def _windows(workspace: Workspace, source: str, first: str, last: str) -> list[s
     from omnisupport_ingest.stages.window_list import window_list
     from omnisupport_ingest.windows import OUT_OF_RANGE
 
-    grid = workspace.grid
-    if grid.start_of(last) < grid.start_of(first):
+    first, last = workspace.grid.named(first), workspace.grid.named(last)
+    if last < first:
         raise click.UsageError(f"--to {last} lies before --from {first}.")
     known = [each.window for each in window_list(workspace, source).windows if each.window != OUT_OF_RANGE]
     found = [window for window in known if first <= window <= last]
     if not found:
+        nearest = [*[each for each in known if each < first][-_NEAREST:]]
+        nearest += [each for each in known if each > last][:_NEAREST]
         raise NothingToReplay(
-            f"Nothing landed from {source} in the windows {first} to {last}.",
-            fix="See `omnisupport-ingest windows` for those that received events"
-            + (f", {known[0]} to {known[-1]}." if known else "."),
+            f"Nothing landed from {source} in "
+            + (f"the windows {first} to {last}." if first != last else f"the window {first}."),
+            fix=(f"The nearest that received events: {', '.join(nearest)}. " if nearest else "")
+            + "`omnisupport-ingest windows` lists them all.",
         )
     return found
 

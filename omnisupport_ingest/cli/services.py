@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import click
@@ -110,11 +111,18 @@ def _own(name: str, settings: Settings, *options: str, grace: float = 10.0) -> S
 
 
 def _accepts(server: EmbeddedPostgres) -> bool:
-    """Whether the server takes connections to its database, which it makes after its first start."""
+    """Whether the server answers and has its database, which it makes after its first start.
+
+    Asked of another database: a connection to one that is not there yet stands in the log as FATAL.
+    """
     import psycopg2
 
+    from omnisupport_ingest.sources.postgres.embedded import DATABASE
+
     try:
-        psycopg2.connect(server.dsn(), connect_timeout=2).close()
+        with closing(psycopg2.connect(server.dsn("postgres"), connect_timeout=2)) as connection:
+            cursor = connection.cursor()
+            cursor.execute("SELECT FROM pg_database WHERE datname = %s", (DATABASE,))
+            return cursor.fetchone() is not None
     except (psycopg2.Error, IngestError):
         return False
-    return True

@@ -16,6 +16,7 @@ from omnisupport_ingest.contracts.pg_types import (
     NUMBERS,
     Kind,
     PgType,
+    nearest_type,
 )
 
 RESERVED_PREFIX = "_cdc_"
@@ -116,6 +117,14 @@ def _check_type(path: Path, at: str, body: dict[str, Any], kind: Kind, *, nullab
         return
     fitting = _json_types(kind)
     misfits = sorted(types - fitting - {"null"})
+    near = nearest_type(body["x-pg-type"])
+    if misfits and near is not None:
+        raise refused(
+            path,
+            f"{at.removesuffix('.type')}.x-pg-type",
+            f"{body['x-pg-type']!r} is no type that has values of {misfits[0]!r}",
+            f"Write {near}, if that is meant.",
+        )
     if misfits:
         raise refused(
             path,

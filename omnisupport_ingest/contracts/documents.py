@@ -5,6 +5,7 @@ Every problem names the file, the JSON path (``$.x-cdc.key[0]``) and what to do.
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Iterable
 from functools import lru_cache
@@ -67,9 +68,7 @@ def check_document(document: dict[str, Any], path: Path, schema: str, error: typ
     ``error`` tells the first problem in document order, and the fix that the schema's own
     description of that place gives.
     """
-    problems = sorted(
-        _validator(schema).iter_errors(document), key=lambda problem: list(map(str, problem.path))
-    )
+    problems = sorted(_validator(schema).iter_errors(document), key=_order)
     if problems:
         first = problems[0]
         message = first.message if len(first.message) <= _LONGEST else f"{first.message[:_LONGEST]}…"
@@ -89,6 +88,17 @@ def _validator(schema: str) -> Draft202012Validator:
     return Draft202012Validator(json.loads(program_file(schema).read_text(encoding="utf-8")))
 
 
+def _order(problem: ValidationError) -> tuple[list[str], bool]:
+    # In one object first the name that should not be there: misspelled, it is why another is missing.
+    return list(map(str, problem.path)), problem.validator != "additionalProperties"
+
+
 def _fix(problem: ValidationError, schema: str) -> str:
+    if problem.validator == "additionalProperties" and isinstance(problem.instance, dict):
+        known = problem.schema.get("properties", {})
+        extra = next(name for name in problem.instance if name not in known)
+        near = difflib.get_close_matches(extra, set(known) - set(problem.instance), n=1)
+        names = ", ".join(sorted(known))
+        return f"Write {near[0]} in place of {extra}." if near else f"Take {extra!r} out; there are: {names}."
     described = isinstance(problem.schema, dict) and problem.schema.get("description")
     return str(described or f"Write it as {schema} describes.")

@@ -6,6 +6,7 @@ Types"). A type that is not known here is kept as exact text, never refused.
 
 from __future__ import annotations
 
+import difflib
 import re
 from dataclasses import dataclass
 from enum import Enum
@@ -86,6 +87,15 @@ class PgType:
     def parse(cls, text: str) -> PgType:
         """Read a type name as PostgreSQL writes it, ``numeric(12,2)`` or ``public.plan``."""
         return _parse(text)
+
+
+def nearest_type(text: str) -> str | None:
+    """The known type that ``text`` may be a misspelling of, None if it is known itself or like no other."""
+    name, array = text.lower().removesuffix("[]"), text.endswith("[]")
+    if name in _KINDS or name in _STRING_LIKE:
+        return None
+    near = difflib.get_close_matches(name, sorted((*_KINDS, *_STRING_LIKE)), n=1, cutoff=0.75)
+    return near[0] + "[]" * array if near else None
 
 
 @lru_cache(maxsize=1024)

@@ -17,7 +17,7 @@ from omnisupport_ingest.durable import replace
 from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.runtime.environment import settings_environment
-from omnisupport_ingest.settings import Settings
+from omnisupport_ingest.settings import STORAGE_URL, Settings
 
 RUN_LOGS_KEPT = timedelta(days=30)
 """How long what a run printed is kept; Dagster itself never deletes it."""
@@ -25,7 +25,6 @@ RUN_LOGS_KEPT = timedelta(days=30)
 LOCATION = "omnisupport_ingest"
 """Name of the code location in the Dagster UI."""
 
-_STORAGE_VARIABLE = "OMNISUPPORT_DAGSTER_STORAGE_URL"
 _POSTGRES_SCHEMES = frozenset({"postgres", "postgresql"})
 
 
@@ -62,7 +61,7 @@ def dagster_environment(settings: Settings, home: Home) -> dict[str, str]:
         "DAGSTER_EMIT_PARTITION_SUBSET_IN_PLANNED_EVENTS": "1",
     }
     if settings.dagster_pg_url is not None:
-        environment[_STORAGE_VARIABLE] = with_driver(settings.dagster_pg_url.get_secret_value())
+        environment[STORAGE_URL] = with_driver(settings.dagster_pg_url.get_secret_value())
     return environment
 
 
@@ -111,5 +110,5 @@ def _instance(settings: Settings, home: Home) -> dict[str, Any]:
         },
     }
     if settings.dagster_pg_url is not None:
-        instance["storage"] = {"postgres": {"postgres_url": {"env": _STORAGE_VARIABLE}}}
+        instance["storage"] = {"postgres": {"postgres_url": {"env": STORAGE_URL}}}
     return instance

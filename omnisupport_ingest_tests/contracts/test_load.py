@@ -312,3 +312,42 @@ def test_an_owner_that_dagster_would_not_take_is_refused(tmp_path: Path) -> None
     document["x-cdc"]["owner"] = "somebody"
     with pytest.raises(ContractError, match="Write team:NAME or an email address"):
         load_contract(written(tmp_path, document))
+
+
+@pytest.mark.parametrize(
+    ("edit", "at", "told"),
+    [
+        (lambda d: d.update({"x-cdcc": d.pop("x-cdc")}), "$:", "Write x-cdc in place of x-cdcc"),
+        (
+            lambda d: d["x-cdc"].update(versoin=d["x-cdc"].pop("version")),
+            "$.x-cdc:",
+            "Write version in place",
+        ),
+        (
+            lambda d: properties(d)["id"].update({"x-pgtype": properties(d)["id"].pop("x-pg-type")}),
+            "$.properties.id:",
+            "Write x-pg-type in place of x-pgtype",
+        ),
+        (lambda d: d.update(whatever=1), "$:", "Take 'whatever' out"),
+        (
+            lambda d: properties(d)["id"].update({"x-pg-type": "bigintt"}),
+            "$.properties.id.x-pg-type:",
+            "Write bigint",
+        ),
+        (
+            lambda d: properties(d)["id"].update({"x-pg-type": "interger"}),
+            "$.properties.id.x-pg-type:",
+            "Write integer",
+        ),
+    ],
+    ids=["the policy", "a part of it", "a column's type", "nothing known", "bigint", "integer"],
+)
+def test_a_misspelled_word_is_answered_with_the_one_that_was_meant(
+    tmp_path: Path, edit: Edit, at: str, told: str
+) -> None:
+    document = orders()
+    edit(document)
+    with pytest.raises(ContractError) as refused:
+        load_contract(written(tmp_path, document))
+    assert at in refused.value.problem
+    assert told in refused.value.fix
