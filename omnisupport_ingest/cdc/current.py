@@ -186,13 +186,24 @@ def filled(lives: DataFrame, old: DataFrame, contract: TableContract) -> DataFra
     return linked.select(*(columns.get(name, F.col(f"`{name}`")).alias(name) for name in lives.columns))
 
 
+def is_marked(contract: TableContract) -> Column:
+    """Whether the soft-delete column of a row is set; never null. A mark that its typed column cannot hold
+    (the time ``infinity``) is one."""
+    if contract.soft_delete_column is None:
+        return F.lit(False)
+    exact = F.col("_cdc_exact")[contract.soft_delete_column]
+    return F.col(f"`{contract.soft_delete_column}`").isNotNull() | exact.isNotNull()
+
+
 def _published(lives: DataFrame, contract: TableContract) -> DataFrame:
     gone, gone_at = F.col("_ended"), F.col("_ended_time")
     if contract.soft_delete_column is not None:
         mark = F.col(f"`{contract.soft_delete_column}`")
         is_time = isinstance(spark_schema(contract)[contract.soft_delete_column].dataType, T.TimestampType)
-        gone_at = F.when(gone, gone_at).when(mark.isNotNull(), mark if is_time else F.col("_cdc_updated_at"))
-        gone = gone | mark.isNotNull()
+        updated_at = F.col("_cdc_updated_at")
+        marked_at = F.coalesce(mark, updated_at) if is_time else updated_at
+        gone_at = F.when(gone, gone_at).when(is_marked(contract), marked_at)
+        gone = gone | is_marked(contract)
     last = F.col("_cdc_position")
     state = lives.select(
         *(f"`{column.name}`" for column in contract.columns),

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from omnisupport_ingest.cdc.current import filled, followed
+from omnisupport_ingest.cdc.current import filled, followed, is_marked
 from omnisupport_ingest.cdc.envelope import POSITION_TYPE
 from omnisupport_ingest.cdc.event_fold import ENDED, KEY, LEFT
 from omnisupport_ingest.cdc.fold import by_group, shape_of, to_fold, with_types
@@ -131,10 +131,7 @@ def _whole_table(known: DataFrame) -> tuple[tuple[TableEvent, ...], bool]:
 
 
 def _finished(versions: DataFrame, contract: TableContract) -> DataFrame:
-    deleted = F.lit(False)
-    if contract.soft_delete_column is not None:
-        deleted = F.col(f"`{contract.soft_delete_column}`").isNotNull()
-    state = versions.withColumn("_cdc_is_deleted", deleted)
+    state = versions.withColumn("_cdc_is_deleted", is_marked(contract))
     names = [f"`{name}`" for name in history_type(contract).names if name != "_cdc_row_hash"]
     state = state.select(*names)
     return state.withColumn("_cdc_row_hash", row_hash(state))

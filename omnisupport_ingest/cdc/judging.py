@@ -20,19 +20,28 @@ from omnisupport_ingest.cdc.lateness import ALWAYS_REPLAYED, is_late, is_too_lat
 from omnisupport_ingest.contracts.decision_table import (
     ACCEPT,
     COLLISION,
+    CONTRACT,
     DEDUPE,
+    DEDUPE_KEY,
     DUPLICATE_POSITION,
+    ENVELOPE,
+    EPOCH,
     INGEST,
     LATE,
     MALFORMED,
+    MAX_LATENESS,
     OLDER_EPOCH,
     OUT_OF_ORDER,
     OUT_OF_RANGE_TIME,
     REPLAY_WINDOW,
     ROW_RULE,
     SCENARIOS,
+    SEQUENCE_OR_TS,
     TOO_LATE,
+    WATERMARK_GAP,
+    WINDOW,
     DecisionTable,
+    Finding,
 )
 from omnisupport_ingest.contracts.model import DEFAULT_ALLOWED_LATENESS, DEFAULT_MAX_LATENESS, TableContract
 from omnisupport_ingest.contracts.row_rules import RowRules
@@ -53,6 +62,15 @@ _IMAGE_OPS = frozenset("cur")
 _IN_TIME = (False, False)
 _MARKS = ("copy", "collision")
 _PASSES = frozenset((ACCEPT, INGEST, REPLAY_WINDOW, DEDUPE))
+
+_OUT_OF_RANGE = WINDOW.found(OUT_OF_RANGE_TIME)
+_COLLISION, _COPY = DEDUPE_KEY.found(COLLISION), DEDUPE_KEY.found(DUPLICATE_POSITION)
+_OLDER_EPOCH = EPOCH.found(OLDER_EPOCH)
+_MALFORMED, _ROW_RULE = ENVELOPE.found(MALFORMED), CONTRACT.found(ROW_RULE)
+_OUT_OF_ORDER = SEQUENCE_OR_TS.found(OUT_OF_ORDER)
+_TOO_LATE = MAX_LATENESS.found(TOO_LATE)
+LATE_FOUND = WATERMARK_GAP.found(LATE)
+"""What judging finds, each where it looks for it. An event may be late besides what else it is."""
 
 EventId = tuple[int, int, int, int]
 """(epoch, commit LSN, ordinal, event hash): one event, whatever batch brought it."""
@@ -124,23 +142,24 @@ class _Judge:
         rows = _Rows(batch)
         lates: list[bool] = []
         rules: list[Sequence[str]] = []
-        reasons: list[str | None] = []
+        findings: list[Finding | None] = []
         verdicts: list[str] = []
         states: list[str | None] = []
         for row in range(batch.num_rows):
             broken: list[str] = []
             late, too_late = self._lateness(rows, row) if rows.watermark_before[row] else _IN_TIME
             decided = self._law.reviews.get(rows.event(row)) if self._law.reviews else None
-            reason = self._reason(rows, row, late, too_late, broken, released=decided == RELEASE)
-            verdict, state = self._verdict(rows.copy[row], reason, decided)
+            found = self._finding(rows, row, late, too_late, broken, released=decided == RELEASE)
             if rows.copy[row] > 1:
-                reason = DUPLICATE_POSITION
+                found = _COPY
+            verdict, state = self._verdict(found, decided)
             lates.append(late)
             rules.append(broken)
-            reasons.append(reason)
+            findings.append(found)
             verdicts.append(verdict)
             states.append(state)
-        detectors = [None if reason is None else SCENARIOS[reason].detector for reason in reasons]
+        reasons = [None if found is None else found.scenario for found in findings]
+        detectors = [None if found is None else found.detector for found in findings]
         return [
             pa.array(lates, pa.bool_()),
             pa.array(rules, pa.list_(pa.string())),
@@ -150,14 +169,12 @@ class _Judge:
             pa.array(states, pa.string()),
         ]
 
-    def _verdict(self, copy: int, reason: str | None, decided: str | None) -> tuple[str, str | None]:
-        if copy > 1:
-            if DUPLICATE_POSITION not in self._strict:
-                return DUPLICATE, None
-            return QUARANTINED, self._state(DUPLICATE_POSITION, decided)
-        if reason is None:
+    def _verdict(self, found: Finding | None, decided: str | None) -> tuple[str, str | None]:
+        if found is None:
             return ACCEPTED, None
-        return QUARANTINED, self._state(reason, decided)
+        if found is _COPY and DUPLICATE_POSITION not in self._strict:
+            return DUPLICATE, None
+        return QUARANTINED, self._state(found.scenario, decided)
 
     def _state(self, reason: str, decided: str | None) -> str:
         if decided == DISCARD:
@@ -181,9 +198,9 @@ class _Judge:
             self._window_ends[window] = start + self._law.window_length
         return self._window_ends[window]
 
-    def _reason(
+    def _finding(
         self, rows: _Rows, row: int, late: bool, too_late: bool, broken: list[str], *, released: bool
-    ) -> str | None:
+    ) -> Finding | None:
         """The first scenario that keeps the event out; the broken rules of its row go to ``broken``.
 
         A release outweighs doubts about when and where an event came, never what it carries: a row that
@@ -200,22 +217,22 @@ class _Judge:
         newest = rows.newest_epoch_before[row]
         strict = self._strict
         if rows.window[row] == OUT_OF_RANGE:
-            return OUT_OF_RANGE_TIME
+            return _OUT_OF_RANGE
         if rows.collision[row] and not released:
-            return COLLISION
+            return _COLLISION
         if newest is not None and newest > rows.epoch[row] and OLDER_EPOCH in strict and not released:
-            return OLDER_EPOCH
+            return _OLDER_EPOCH
         if malformed:
-            return MALFORMED
+            return _MALFORMED
         if broken:
-            return ROW_RULE
+            return _ROW_RULE
         if released:
             return None
         if rows.misplaced[row] and OUT_OF_ORDER in strict:
-            return OUT_OF_ORDER
+            return _OUT_OF_ORDER
         if too_late:
-            return TOO_LATE if TOO_LATE in strict else None
-        return LATE if late and LATE in strict else None
+            return _TOO_LATE if TOO_LATE in strict else None
+        return LATE_FOUND if late and LATE in strict else None
 
 
 class _Rows:

@@ -40,29 +40,67 @@ class DecisionTableRefused(IngestError):
 
 
 @dataclass(frozen=True, slots=True)
-class Scenario:
-    """What detects a scenario, and the actions that can be chosen for it."""
+class Finding:
+    """A scenario that was found, and the name of the detector that found it."""
 
+    scenario: str
     detector: str
+
+
+@dataclass(frozen=True, slots=True)
+class Detector:
+    """A mechanism that finds scenarios, by the name that the table has for it.
+
+    The code that looks for a scenario says ``found`` once, where it looks; whatever it writes down of
+    that (a row of the quarantine, a checkpoint, metadata) has the detector from there.
+    """
+
+    name: str
+
+    def found(self, scenario: str) -> Finding:
+        """That this detector found ``scenario``; ``ValueError`` if another one is to find it."""
+        if SCENARIOS[scenario].detector != self.name:
+            raise ValueError(f"{scenario} is found by {SCENARIOS[scenario].detector}, not by {self.name}")
+        return Finding(scenario, self.name)
+
+
+WATERMARK_GAP, MAX_LATENESS = Detector("watermark_gap"), Detector("max_lateness")
+IDEMPOTENCY_KEY, DEDUPE_KEY = Detector("idempotency_key"), Detector("dedupe_key")
+SEQUENCE_OR_TS, EPOCH, ENVELOPE = Detector("sequence_or_ts"), Detector("epoch"), Detector("envelope")
+CONTRACT, WINDOW = Detector("contract"), Detector("window")
+RECOVERY_LSN, CHAIN_LSN = Detector("recovery_lsn"), Detector("chain_lsn")
+CONTRACT_VERSION, REVIEW_LEDGER = Detector("contract_version"), Detector("review_ledger")
+OPERATOR = Detector("operator")
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """What is to detect a scenario, and the actions that can be chosen for it."""
+
+    by: Detector
     actions: tuple[str, ...]
+
+    @property
+    def detector(self) -> str:
+        return self.by.name
 
 
 SCENARIOS: Mapping[str, Scenario] = {
-    LATE: Scenario("watermark_gap", (REPLAY_WINDOW, INGEST, QUARANTINE)),
-    TOO_LATE: Scenario("max_lateness", (QUARANTINE, REPLAY_WINDOW)),
-    DUPLICATE_WRITE: Scenario("idempotency_key", (DEDUPE, REPLAY_WINDOW)),
-    DUPLICATE_POSITION: Scenario("dedupe_key", (DEDUPE, QUARANTINE)),
-    COLLISION: Scenario("dedupe_key", (QUARANTINE, STOP)),
-    OUT_OF_ORDER: Scenario("sequence_or_ts", (QUARANTINE, ACCEPT, STOP)),
-    OLDER_EPOCH: Scenario("epoch", (QUARANTINE, ACCEPT, STOP)),
-    MALFORMED: Scenario("envelope", (QUARANTINE, STOP)),
-    ROW_RULE: Scenario("contract", (QUARANTINE, STOP)),
-    OUT_OF_RANGE_TIME: Scenario("window", (QUARANTINE, STOP)),
-    CRASH_AFTER_EMIT: Scenario("recovery_lsn", (REPLAY_AND_DEDUPE, STOP)),
-    STREAM_HOLE: Scenario("chain_lsn", (HOLD_BACK, STOP)),
-    CONTRACT_CHANGE: Scenario("contract_version", (REPLAY_WINDOW, WAIT)),
-    REVIEW_DECISION: Scenario("review_ledger", (REPLAY_WINDOW, WAIT)),
-    MANUAL_BACKFILL: Scenario("operator", (REPLAY_WINDOW, REFUSE)),
+    LATE: Scenario(WATERMARK_GAP, (REPLAY_WINDOW, INGEST, QUARANTINE)),
+    TOO_LATE: Scenario(MAX_LATENESS, (QUARANTINE, REPLAY_WINDOW)),
+    DUPLICATE_WRITE: Scenario(IDEMPOTENCY_KEY, (DEDUPE, REPLAY_WINDOW)),
+    DUPLICATE_POSITION: Scenario(DEDUPE_KEY, (DEDUPE, QUARANTINE)),
+    COLLISION: Scenario(DEDUPE_KEY, (QUARANTINE, STOP)),
+    OUT_OF_ORDER: Scenario(SEQUENCE_OR_TS, (QUARANTINE, ACCEPT, STOP)),
+    OLDER_EPOCH: Scenario(EPOCH, (QUARANTINE, ACCEPT, STOP)),
+    MALFORMED: Scenario(ENVELOPE, (QUARANTINE, STOP)),
+    ROW_RULE: Scenario(CONTRACT, (QUARANTINE, STOP)),
+    OUT_OF_RANGE_TIME: Scenario(WINDOW, (QUARANTINE, STOP)),
+    CRASH_AFTER_EMIT: Scenario(RECOVERY_LSN, (REPLAY_AND_DEDUPE, STOP)),
+    STREAM_HOLE: Scenario(CHAIN_LSN, (HOLD_BACK, STOP)),
+    CONTRACT_CHANGE: Scenario(CONTRACT_VERSION, (REPLAY_WINDOW, WAIT)),
+    REVIEW_DECISION: Scenario(REVIEW_LEDGER, (REPLAY_WINDOW, WAIT)),
+    MANUAL_BACKFILL: Scenario(OPERATOR, (REPLAY_WINDOW, REFUSE)),
 }
 """Every scenario that the code knows."""
 

@@ -21,8 +21,9 @@ from omnisupport_ingest.defs.tables import published_lineage, table_metadata
 from omnisupport_ingest.lake.checkpoint import Checkpoint
 from omnisupport_ingest.runtime.spark_errors import named_spark_errors
 from omnisupport_ingest.stages import deduped, dimensions, published, raw
+from omnisupport_ingest.stages.checkpoints import with_found
 from omnisupport_ingest.stages.idempotency import LOGIC_VERSION
-from omnisupport_ingest.stages.late_replay import refuse_backfill
+from omnisupport_ingest.stages.late_replay import BY_HAND, refuse_backfill
 from omnisupport_ingest.stages.workspace import Workspace
 
 _LAKE_KINDS = {"spark", "deltalake"}
@@ -216,6 +217,8 @@ def published_asset(*, workspace: Workspace, contract: TableContract) -> dg.Asse
 def _mirror(context: dg.AssetExecutionContext, done: Sequence[Checkpoint], started: float) -> None:
     duration = time.monotonic() - started
     for checkpoint in done:
+        if _by_hand(context):
+            checkpoint = with_found(checkpoint, BY_HAND)
         context.add_asset_metadata(
             checkpoint_metadata(checkpoint, duration_seconds=duration), partition_key=checkpoint.window
         )
@@ -223,12 +226,14 @@ def _mirror(context: dg.AssetExecutionContext, done: Sequence[Checkpoint], start
 
 def _replays(context: dg.AssetExecutionContext, workspace: Workspace) -> bool:
     """Whether the run makes its windows again; ``BackfillsRefused`` where the decision table forbids it."""
-    tags = context.run.tags
-    if keys.TAKE_NEW_TAG in tags:
-        return False
-    if keys.LATE_TAG not in tags:
+    if _by_hand(context):
         refuse_backfill(workspace.decisions)
-    return True
+    return keys.TAKE_NEW_TAG not in context.run.tags
+
+
+def _by_hand(context: dg.AssetExecutionContext) -> bool:
+    """Whether somebody asked for the run; the sensors' runs take in what is new, or what came late."""
+    return not {keys.TAKE_NEW_TAG, keys.LATE_TAG} & context.run.tags.keys()
 
 
 def _owners(workspace: Workspace, source: str) -> list[str]:

@@ -5,20 +5,30 @@ The UI plots entries of the types int and float alone; a number written as text 
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping
 
 import dagster as dg
 from dagster import MetadataValue
 
-from omnisupport_ingest.contracts.decision_table import JUDGED
+from omnisupport_ingest.contracts.decision_table import (
+    CONTRACT_CHANGE,
+    DUPLICATE_WRITE,
+    JUDGED,
+    MANUAL_BACKFILL,
+    REVIEW_DECISION,
+)
 from omnisupport_ingest.lake.checkpoint import Checkpoint
 from omnisupport_ingest.stages import deduped, dimensions, raw
 
 RAW, DEDUPED, DIMENSION = raw.LAYER, deduped.LAYER, dimensions.LAYER
 
-_COUNTED: Mapping[str, tuple[str, ...]] = defaultdict(tuple, {DEDUPED: JUDGED})
-"""The scenarios that a layer counts events of."""
+_OF_EVERY_LAYER = (DUPLICATE_WRITE, MANUAL_BACKFILL)
+_COUNTED: Mapping[str, tuple[str, ...]] = {
+    RAW: _OF_EVERY_LAYER,
+    DEDUPED: (*JUDGED, CONTRACT_CHANGE, REVIEW_DECISION, *_OF_EVERY_LAYER),
+    DIMENSION: _OF_EVERY_LAYER,
+}
+"""The scenarios that a layer counts: of its events, and of what made its windows again."""
 
 CONCEPTS = ("cursor", "watermark", "dedupe_key", "idempotency_key", "checkpoint")
 """The five entries that every materialization carries."""
@@ -69,8 +79,12 @@ def checkpoint_metadata(
             }
         entries |= {
             f"scenario_{name}": MetadataValue.int(checkpoint.scenarios.get(name, 0))
-            for name in _COUNTED[checkpoint.layer]
+            for name in _COUNTED.get(checkpoint.layer, ())
         }
+        if checkpoint.detectors:
+            entries["detected_by"] = MetadataValue.text(
+                ", ".join(f"{name}: {by}" for name, by in sorted(checkpoint.detectors.items()))
+            )
         entries |= _replay(checkpoint)
     for name, value in (
         ("delta_version", checkpoint.delta_version),

@@ -18,7 +18,8 @@ from omnisupport_ingest.defs.run_history import RunHistory
 from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.foreign import Unreadable, parse_json
 from omnisupport_ingest.json_values import from_note
-from omnisupport_ingest.stages.pending import Pending, pending_soon
+from omnisupport_ingest.sources.postgres.recovery import FOUND
+from omnisupport_ingest.stages.pending import HOLE_FOUND, Pending, pending_soon
 from omnisupport_ingest.stages.run_requests import RunPlan, plan_runs, retry_at
 from omnisupport_ingest.stages.workspace import Workspace
 
@@ -167,6 +168,10 @@ def _observed(source: str, pending: Pending, now: datetime) -> dg.AssetObservati
         "lsn": dg.MetadataValue.text(pending.last_lsn or "–"),
         "chain": dg.MetadataValue.text(str(pending.hole or "unbroken")),
     }
+    found = [FOUND] * (pending.recoveries > 0) + [HOLE_FOUND] * (pending.hole is not None)
+    if found:
+        by = ", ".join(f"{each.scenario}: {each.detector}" for each in found)
+        entries["detected_by"] = dg.MetadataValue.text(by)
     if pending.watermark is not None:
         entries["watermark"] = dg.MetadataValue.timestamp(pending.watermark)
         lag = (now - pending.watermark).total_seconds()

@@ -22,7 +22,8 @@ class Checkpoint:
     ``duplicates`` and ``quarantined`` add up as ``raw = deduped + duplicates + quarantined``.
     ``content_hash`` depends on the rows alone, not on their split into files. ``delta_version`` is
     ``None`` inside the table, whose log numbers the commit only as it accepts it. Moments are
-    timezone-aware. ``scenarios`` counts the window's events by scenario of the decision table.
+    timezone-aware. ``scenarios`` counts the window's events by scenario of the decision table, and how often
+    the window was made again for a scenario; ``detectors`` names what found each of them.
 
     A window that was made again says what it replaced: ``replaced_hash`` is the content hash before,
     null where the window was only added to; where the two differ, ``keys_changed`` is how many keys have
@@ -60,6 +61,7 @@ class Checkpoint:
     keys_changed: int | None = None
     changed_by: tuple[str, ...] = ()
     closed: bool = False
+    detectors: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON values; moments in ISO 8601."""

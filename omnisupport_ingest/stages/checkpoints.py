@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from omnisupport_ingest.cdc.dedupe import DEDUPE_KEY
+from omnisupport_ingest.contracts.decision_table import SCENARIOS, Finding
 from omnisupport_ingest.lake.checkpoint import Checkpoint
 from omnisupport_ingest.lake.commit import WindowChange
 from omnisupport_ingest.lake.contenthash import ContentHash, hash_of_files
@@ -14,7 +16,7 @@ from omnisupport_ingest.lake.staging import StagedFiles
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.table import LakeTable, TableSnapshot
 from omnisupport_ingest.stages.explained import Replaced
-from omnisupport_ingest.stages.plan import Upstream, WindowPlan, Work
+from omnisupport_ingest.stages.plan import REPEATED, Upstream, WindowPlan, Work
 from omnisupport_ingest.stages.progress import BatchFacts
 
 
@@ -62,7 +64,7 @@ class Outcome:
     counts: Counts
     companions: tuple[str, ...] = ()
     upstream_version: int | None = None
-    scenarios: Mapping[str, int] = field(default_factory=dict)
+    found: Mapping[Finding, int] = field(default_factory=dict)
     past_closing: bool = False
 
 
@@ -138,13 +140,40 @@ def checkpoint_of(
         run_id=identity.run_id,
         committed_at=datetime.now(UTC),
         upstream_version=outcome.upstream_version,
-        scenarios=outcome.scenarios,
+        scenarios={each.scenario: count for each, count in _ordered(outcome.found)},
+        detectors={each.scenario: each.detector for each, _ in _ordered(outcome.found)},
     )
 
 
-def report(table: LakeTable, windows: Sequence[str]) -> list[Checkpoint]:
+def _ordered(found: Mapping[Finding, int]) -> list[tuple[Finding, int]]:
+    return sorted(found.items(), key=lambda pair: pair[0].scenario)
+
+
+def found_before(checkpoint: Checkpoint) -> Counter[Finding]:
+    """What a checkpoint says was found of its window; one of an older version names no detectors."""
+    return Counter(
+        {
+            Finding(name, checkpoint.detectors.get(name, SCENARIOS[name].detector)): count
+            for name, count in checkpoint.scenarios.items()
+            if name in SCENARIOS
+        }
+    )
+
+
+def with_found(checkpoint: Checkpoint, found: Finding) -> Checkpoint:
+    """``checkpoint`` as a run reports it that found ``found`` besides: it is not in the table."""
+    count = checkpoint.scenarios.get(found.scenario, 0) + 1
+    return replace(
+        checkpoint,
+        scenarios={**checkpoint.scenarios, found.scenario: count},
+        detectors={**checkpoint.detectors, found.scenario: found.detector},
+    )
+
+
+def report(table: LakeTable, windows: Sequence[str], repeated: Sequence[str] = ()) -> list[Checkpoint]:
     """The checkpoints of ``windows`` as the newest version of ``table`` holds them.
 
+    ``repeated``: those that held all that was asked for already; their checkpoints count that.
     ``KeyError`` for a window that was never committed.
     """
     snapshot = table.open()
@@ -153,7 +182,8 @@ def report(table: LakeTable, windows: Sequence[str]) -> list[Checkpoint]:
         state = snapshot.state(window)
         if state is None:
             raise KeyError(f"{table.spec.path} has no checkpoint of window {window!r}")
-        found.append(replace(state.checkpoint, delta_version=snapshot.version))
+        checkpoint = replace(state.checkpoint, delta_version=snapshot.version)
+        found.append(with_found(checkpoint, REPEATED) if window in repeated else checkpoint)
     return found
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 
 from pyspark.sql import DataFrame, Observation, SparkSession
@@ -20,26 +20,34 @@ from pyspark.sql import functions as F
 from omnisupport_ingest.cdc import dedupe
 from omnisupport_ingest.cdc.envelope import RAW_TYPE
 from omnisupport_ingest.cdc.judging import ACCEPTED, DUPLICATE, QUARANTINED, Law
+from omnisupport_ingest.contracts.decision_table import JUDGED, Finding
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.lake.checkpoint import Checkpoint
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.staging import StagedFiles, stage_frame
-from omnisupport_ingest.lake.table import TableSnapshot, retrying
+from omnisupport_ingest.lake.table import LakeTable, TableSnapshot, retrying
 from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.position import Position
 from omnisupport_ingest.stages import closing, quarantine, scenarios
-from omnisupport_ingest.stages.checkpoints import Counts, Identity, Outcome, change_for, report
+from omnisupport_ingest.stages.checkpoints import (
+    Counts,
+    Identity,
+    Outcome,
+    change_for,
+    found_before,
+    report,
+)
 from omnisupport_ingest.stages.erasures import refuse_lost
 from omnisupport_ingest.stages.explained import Replaced, reasons
 from omnisupport_ingest.stages.idempotency import idempotency_key, unit_key
 from omnisupport_ingest.stages.lateness import Lateness
-from omnisupport_ingest.stages.plan import Upstream, WindowPlan, Work, plan_window, repeats_writes
+from omnisupport_ingest.stages.plan import Asked, Upstream, WindowPlan, Work, plan_window, repeats_writes
 from omnisupport_ingest.stages.progress import facts_of, rise_from
 from omnisupport_ingest.stages.quarantine_files import gone_from_disk, named_by
 from omnisupport_ingest.stages.scenarios import Tallies
 from omnisupport_ingest.stages.upstream_files import files_to_read, units_of
-from omnisupport_ingest.stages.versions import ERASURE, LawVersions
+from omnisupport_ingest.stages.versions import ERASURE, LawVersions, found_in
 from omnisupport_ingest.stages.workspace import Workspace
 from omnisupport_ingest.windows import OUT_OF_RANGE
 
@@ -78,7 +86,8 @@ def materialize(
     Returns one checkpoint per window asked for, in order.
     """
     table, withheld = workspace.deduped(source), workspace.quarantine(source)
-    store, remake = workspace.landing(source), repeats_writes(workspace.decisions)
+    store, asked = workspace.landing(source), Asked(replay, repeats_writes(workspace.decisions))
+    repeated: list[str] = []
     lateness = Lateness.of(workspace, source)
     passed = closing.passed_by_watermark(lateness, store.landed().batches)
 
@@ -92,29 +101,35 @@ def materialize(
             state = snapshot.state(window)
             held = state.versions if state is not None else ()
             refuse_lost(workspace, source, window, held, versions.of(window))
-        jobs = [
-            job
+        every = [
+            _job(
+                snapshot,
+                raw,
+                store,
+                window,
+                versions.of(window),
+                _asked(asked, withheld, snapshot, window),
+            )
             for window in targets
-            if (
-                job := _job(
-                    snapshot,
-                    raw,
-                    store,
-                    window,
-                    versions.of(window),
-                    replay or remake or gone_from_disk(withheld, snapshot.state(window)),
-                )
-            ).plan.work
-            is not Work.NOTHING
         ]
+        jobs = [job for job in every if job.plan.work is not Work.NOTHING]
         if jobs:
             _commit(workspace, spark, source, versions, snapshot, raw, jobs, run_id, lateness, passed)
-        return closing.due(snapshot, set(targets) - {job.plan.window for job in jobs}, passed)
+        idle = closing.due(snapshot, set(targets) - {job.plan.window for job in jobs}, passed)
+        done = (job.plan.window for job in every if job.plan.repeated)
+        repeated[:] = [window for window in done if window not in idle]
+        return idle
 
     due = retrying(attempt, table)
     quarantine.settle(table, withheld, [*windows, OUT_OF_RANGE], Identity(quarantine.LAYER, source, run_id))
     closing.close(table, due, run_id, closing.Fold(spark, "event_hash"))
-    return report(table, windows)
+    return report(table, windows, repeated)
+
+
+def _asked(asked: Asked, withheld: LakeTable, snapshot: TableSnapshot, window: str) -> Asked:
+    """``asked``, as a replay where a quarantine file of ``window`` is gone from disk: it is judged anew."""
+    gone = gone_from_disk(withheld, snapshot.state(window))
+    return replace(asked, replay=asked.replay or gone)
 
 
 def _job(
@@ -123,13 +138,13 @@ def _job(
     store: LandingStore,
     window: str,
     versions: tuple[str, ...],
-    replay: bool,
+    asked: Asked,
 ) -> _Job:
     files = raw.files(window)
     raw_state, state = raw.state(window), snapshot.state(window)
     paths, stands_for = [file.path for file in files], raw_state.compacted_units if raw_state else {}
     upstream = Upstream(units_of(paths, stands_for), raw.table_id, versions)
-    plan = plan_window(snapshot, window, upstream, replay=replay)
+    plan = plan_window(snapshot, window, upstream, asked)
     if files_to_read(paths, stands_for, plan.read) is None:
         plan = WindowPlan(window, Work.REPLACE, upstream.units, snapshot.version + 1)
     batches = raw_state.batches if raw_state else ()
@@ -212,7 +227,7 @@ def _commit(
                     counts=counts[job.plan.window],
                     companions=companions[job.plan.window],
                     upstream_version=raw.version,
-                    scenarios=_scenarios(snapshot, job, tallies),
+                    found=_found(snapshot, job, tallies),
                     past_closing=passed(job.plan.window),
                 ),
                 Identity(LAYER, source, run_id),
@@ -249,13 +264,19 @@ def _law(workspace: Workspace, source: str, versions: LawVersions, windows: Iter
     )
 
 
-def _scenarios(snapshot: TableSnapshot, job: _Job, tallies: Tallies) -> dict[str, int]:
-    """Events of the job's window by scenario, those it held before included."""
-    found = Counter(tallies.scenarios.get(job.plan.window, {}))
+def _found(snapshot: TableSnapshot, job: _Job, tallies: Tallies) -> Counter[Finding]:
+    """What was found of the job's window: of its events, those it held before included, and how often it
+    was made again for what it is judged by."""
+    found = Counter(tallies.found.get(job.plan.window, {}))
     state = snapshot.state(job.plan.window)
-    if state is not None and job.plan.work is Work.APPEND:
-        found.update(state.checkpoint.scenarios)
-    return dict(sorted(found.items()))
+    if state is None:
+        return found
+    before = found_before(state.checkpoint)
+    if job.plan.work is Work.APPEND:
+        return found + before
+    again = found_in(state.versions, job.upstream.versions)
+    # Its events are counted anew.
+    return found + Counter(again) + Counter({f: n for f, n in before.items() if f.scenario not in JUDGED})
 
 
 def _replaced(

@@ -28,7 +28,7 @@ from omnisupport_ingest.stages.event_files import EventFiles
 from omnisupport_ingest.stages.explained import Replaced, keys_changed, reasons
 from omnisupport_ingest.stages.idempotency import idempotency_key, unit_key
 from omnisupport_ingest.stages.lateness import Lateness
-from omnisupport_ingest.stages.plan import Upstream, WindowPlan, Work, plan_window, repeats_writes
+from omnisupport_ingest.stages.plan import Asked, Upstream, WindowPlan, Work, plan_window, repeats_writes
 from omnisupport_ingest.stages.progress import BatchFacts, facts_of
 from omnisupport_ingest.stages.quarantine_files import named_by
 from omnisupport_ingest.stages.upstream_files import files_to_read, units_of
@@ -77,7 +77,8 @@ def materialize(
     nothing. Windows that are closed in the layer above are marked so: they are one row per key already.
     Returns one checkpoint per window asked for, in order.
     """
-    table, remake = workspace.dimension(contract), repeats_writes(workspace.decisions)
+    table, asked_as = workspace.dimension(contract), Asked(replay, repeats_writes(workspace.decisions))
+    repeated: list[str] = []
 
     def attempt(snapshot: TableSnapshot) -> list[str]:
         files = EventFiles.opened(workspace, contract.source)
@@ -87,9 +88,11 @@ def materialize(
         if deduped.state(OUT_OF_RANGE) is not None:
             # Events whose time cannot be right are holes in the fold like any other.
             asked.append(OUT_OF_RANGE)
-        jobs = [_job(snapshot, files, contract, window, replay or remake) for window in asked]
+        jobs = [_job(snapshot, files, contract, window, asked_as) for window in asked]
+        done = [job.plan.window for job in jobs if job.plan.repeated]
         jobs = [job for job in jobs if job.plan.work is not Work.NOTHING]
         idle = closing.due(snapshot, set(asked) - {job.plan.window for job in jobs}, passed)
+        repeated[:] = [window for window in done if window not in idle]
         if not jobs:
             return idle
         keys = {job.plan.window: _key(contract, job) for job in jobs}
@@ -129,18 +132,18 @@ def materialize(
         return idle
 
     closing.close(table, retrying(attempt, table), run_id)
-    return report(table, windows)
+    return report(table, windows, repeated)
 
 
 def _job(
-    snapshot: TableSnapshot, files: EventFiles, contract: TableContract, window: str, replay: bool
+    snapshot: TableSnapshot, files: EventFiles, contract: TableContract, window: str, asked: Asked
 ) -> _Job:
     deduped = files.deduped
     above = deduped.state(window)
     accepted, holes = files.accepted(contract, window), files.holes_of(window)
     paths, stands_for = [file.path for file in accepted], above.compacted_units if above else {}
     upstream = Upstream(units_above(paths, above), deduped.table_id, of_contract(contract))
-    plan = plan_window(snapshot, window, upstream, replay=replay)
+    plan = plan_window(snapshot, window, upstream, asked)
     if files_to_read(paths, stands_for, plan.read) is None:
         plan = WindowPlan(window, Work.REPLACE, upstream.units, snapshot.version + 1)
     state = snapshot.state(window)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
-from omnisupport_ingest.cdc.current import current_state
+from omnisupport_ingest.cdc.current import current_state, is_marked
 from omnisupport_ingest.cdc.current_rows import EXISTENCE
 from omnisupport_ingest.cdc.fold import fold_events, partitions_for
 from omnisupport_ingest.contracts.model import TableContract
@@ -147,10 +147,8 @@ def _side_by_side(rows: DataFrame, current: DataFrame, contract: TableContract) 
 
     A row that a soft delete marks has not ended; where the mark of a deleted row is not set, it has.
     """
-    not_ended = ~F.col("_cdc_is_deleted")
-    if contract.soft_delete_column is not None:
-        # A deleted row with the mark may have ended too: it is compared where the history has it open.
-        not_ended = not_ended | F.col(f"`{contract.soft_delete_column}`").isNotNull()
+    # A deleted row with the mark may have ended too: it is compared where the history has it open.
+    not_ended = ~F.col("_cdc_is_deleted") | is_marked(contract)
     there = current.where(not_ended).alias("there")
     return rows.alias("here").join(there, F.col("here._cdc_key") == F.col("there._cdc_key"), "full_outer")
 

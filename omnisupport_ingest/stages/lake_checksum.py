@@ -40,7 +40,12 @@ def in_range(contract: TableContract, by: Sequence[str], start: Bound, end: Boun
 def is_at_source(contract: TableContract) -> str:
     """Whether the source has the row, by what the lake knows: one that is only marked as deleted is there."""
     mark = contract.soft_delete_column
-    marked = "false" if mark is None else f"l.{named(mark)} IS NOT NULL"
+    # A mark that its typed column cannot hold stands as exact text.
+    marked = (
+        "false"
+        if mark is None
+        else f"coalesce(l.{named(mark)}::VARCHAR, l._cdc_exact[{text(mark)}]) IS NOT NULL"
+    )
     return f"(NOT l._cdc_is_deleted OR {marked})"
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
-from omnisupport_ingest.contracts.decision_table import MANUAL_BACKFILL, REFUSE, DecisionTable
+from omnisupport_ingest.contracts.decision_table import MANUAL_BACKFILL, OPERATOR, REFUSE, DecisionTable
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.stages.lateness import LateArrival
 from omnisupport_ingest.stages.run_requests import retry_at
@@ -102,10 +102,14 @@ def without_running(
     return tuple(each for each in arrivals if not running(each.window))
 
 
+BY_HAND = OPERATOR.found(MANUAL_BACKFILL)
+"""Somebody asks for a backfill."""
+
+
 def refuse_backfill(decisions: DecisionTable) -> None:
     """``BackfillsRefused`` where the decision table refuses backfills that people ask for."""
-    if decisions.action(MANUAL_BACKFILL) == REFUSE:
+    if decisions.action(BY_HAND.scenario) == REFUSE:
         raise BackfillsRefused(
-            f"Backfills by hand are refused: {decisions.path} says so in the row of {MANUAL_BACKFILL}.",
+            f"Backfills by hand are refused: {decisions.path} says so in the row of {BY_HAND.scenario}.",
             fix="Write replay_window there, start the code location again, and ask again.",
         )

@@ -13,6 +13,7 @@ from datetime import datetime
 from functools import partial
 
 from omnisupport_ingest.contracts.decision_table import (
+    CHAIN_LSN,
     LATE,
     REPLAY_WINDOW,
     STOP,
@@ -33,6 +34,9 @@ from omnisupport_ingest.stages.published import shows, upstream_of
 from omnisupport_ingest.stages.quarantine_files import QuarantineFiles
 from omnisupport_ingest.stages.versions import LawVersions, is_current, of_contract
 from omnisupport_ingest.stages.workspace import Workspace
+
+HOLE_FOUND = CHAIN_LSN.found(STREAM_HOLE)
+"""A batch of the stream does not continue where the one before it ended."""
 
 _LOOK_SECONDS = 0.2
 """How often to look whether a batch has landed; it costs one call of the file system."""
@@ -143,7 +147,7 @@ def pending_windows(workspace: Workspace, source: str, *, limit: int = 500) -> P
     windows |= set(_closing(layers, lambda window: lateness.closed(window, watermark), busy)[:limit])
     windows |= set(_half_done(workspace, source, contracts, busy)[:limit])
     newest = landed.batches[-1] if landed.batches else None
-    held_up = landed.hole is not None and workspace.decisions.action(STREAM_HOLE) == STOP
+    held_up = landed.hole is not None and workspace.decisions.action(HOLE_FOUND.scenario) == STOP
     return Pending(
         windows=() if held_up else tuple(sorted(windows - late_windows)),
         batches=len(waiting),

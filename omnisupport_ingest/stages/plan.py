@@ -6,9 +6,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from omnisupport_ingest.contracts.decision_table import DUPLICATE_WRITE, REPLAY_WINDOW, DecisionTable
+from omnisupport_ingest.contracts.decision_table import (
+    DUPLICATE_WRITE,
+    IDEMPOTENCY_KEY,
+    REPLAY_WINDOW,
+    DecisionTable,
+)
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.table import TableSnapshot
+
+REPEATED = IDEMPOTENCY_KEY.found(DUPLICATE_WRITE)
+"""A window is asked for whose content has all its inputs already, made as it would be now."""
 
 
 class Work(Enum):
@@ -34,15 +42,28 @@ class Upstream:
 
 @dataclass(frozen=True, slots=True)
 class WindowPlan:
-    """The work of one window: the units to read, and the generation to write."""
+    """The work of one window: the units to read, and the generation to write.
+
+    ``repeated``: the window holds all that already, and nobody asked for it to be made again.
+    """
 
     window: str
     work: Work
     read: frozenset[str]
     generation: int
+    repeated: bool = False
 
 
-def plan_window(snapshot: TableSnapshot, window: str, upstream: Upstream, *, replay: bool) -> WindowPlan:
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """How windows are asked for. ``replay``: to be made again. ``remake``: also where nothing has changed
+    and nobody says replay, as the decision table may want it."""
+
+    replay: bool
+    remake: bool = False
+
+
+def plan_window(snapshot: TableSnapshot, window: str, upstream: Upstream, asked: Asked) -> WindowPlan:
     """Compare what the window holds with what is there now (semantics: reading upstream).
 
     The content is made again on a replay; where the upstream table or a consumed file was
@@ -51,12 +72,13 @@ def plan_window(snapshot: TableSnapshot, window: str, upstream: Upstream, *, rep
     """
     state = snapshot.state(window)
     rewritten = state is None and bool(snapshot.files(window))
-    work = decide(state, upstream, rewritten=rewritten, replay=replay)
-    if work is Work.REPLACE:
+    work = decide(state, upstream, rewritten=rewritten, replay=asked.replay)
+    repeated = work is Work.NOTHING
+    if work is Work.REPLACE or (repeated and asked.remake):
         # No generation is higher than the number of commits, so this one is new.
-        return WindowPlan(window, work, upstream.units, snapshot.version + 1)
+        return WindowPlan(window, Work.REPLACE, upstream.units, snapshot.version + 1, repeated)
     taken = frozenset(state.inputs) if state else frozenset()
-    return WindowPlan(window, work, upstream.units - taken, state.generation if state else 1)
+    return WindowPlan(window, work, upstream.units - taken, state.generation if state else 1, repeated)
 
 
 def decide(state: WindowState | None, upstream: Upstream, *, rewritten: bool, replay: bool) -> Work:

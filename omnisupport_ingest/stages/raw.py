@@ -25,7 +25,15 @@ from omnisupport_ingest.stages.checkpoints import Counts, Identity, Outcome, cha
 from omnisupport_ingest.stages.explained import Replaced, reasons
 from omnisupport_ingest.stages.idempotency import LOGIC_VERSION, idempotency_key, unit_key
 from omnisupport_ingest.stages.lateness import Lateness
-from omnisupport_ingest.stages.plan import Upstream, WindowPlan, Work, pending, plan_window, repeats_writes
+from omnisupport_ingest.stages.plan import (
+    Asked,
+    Upstream,
+    WindowPlan,
+    Work,
+    pending,
+    plan_window,
+    repeats_writes,
+)
 from omnisupport_ingest.stages.progress import facts_of
 from omnisupport_ingest.stages.workspace import Workspace
 from omnisupport_ingest.windows import OUT_OF_RANGE, WindowGrid
@@ -71,22 +79,28 @@ def materialize(
     ``DamagedBatch`` and ``LandingDisagrees`` name a file that is not what its manifest says.
     """
     store, table = workspace.landing(source), workspace.raw(source)
-    again = replay or repeats_writes(workspace.decisions)
+    asked = Asked(replay, repeats_writes(workspace.decisions))
     landed = {batch.batch_id: batch for batch in store.landed().batches}
     identity = Identity(LAYER, source, run_id)
     lateness = Lateness.of(workspace, source)
     passed = closing.passed_by_watermark(lateness, landed.values())
+    repeated: list[str] = []
 
     def attempt(snapshot: TableSnapshot) -> list[str]:
         targets = [*dict.fromkeys(windows), *_sentinel(landed)]
         upstreams = {window: _upstream(snapshot, window, landed) for window in targets}
-        plans = pending(
+        every = [
             plan_window(
-                snapshot, window, upstreams[window], replay=again and _all_landed(snapshot, window, landed)
+                snapshot,
+                window,
+                upstreams[window],
+                asked if _all_landed(snapshot, window, landed) else Asked(replay=False),
             )
             for window in targets
-        )
+        ]
+        plans = pending(every)
         idle = closing.due(snapshot, set(targets) - {plan.window for plan in plans}, passed)
+        repeated[:] = [plan.window for plan in every if plan.repeated and plan.window not in idle]
         if not plans:
             return idle
         outcomes = {
@@ -114,7 +128,7 @@ def materialize(
         return idle
 
     closing.close(table, retrying(attempt, table), run_id, closing.Fold(spark, "event_hash"))
-    return report(table, windows)
+    return report(table, windows, repeated)
 
 
 def _sentinel(landed: Mapping[str, Manifest]) -> list[str]:

@@ -138,7 +138,8 @@ def _row_state(found: dict[str, Any], contract: TableContract, ends: TableEnds) 
     if found["_ended"]:
         above = (each.position for each in ends.endings if each.position > last)
         through = last if found["_cdc_op"] == "d" else min(above)
-    marked = contract.soft_delete_column is not None and found[contract.soft_delete_column] is not None
+    mark, exact = contract.soft_delete_column, dict(found["_cdc_exact"] or ())
+    marked = mark is not None and (found[mark] is not None or mark in exact)
     return RowState(last, found["_cdc_op"], through, EXISTENCE in unresolved, marked)
 
 

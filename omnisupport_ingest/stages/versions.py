@@ -6,9 +6,12 @@ from collections.abc import Sequence
 
 from omnisupport_ingest.contracts.decision_table import (
     CONTRACT_CHANGE,
+    CONTRACT_VERSION,
     REVIEW_DECISION,
+    REVIEW_LEDGER,
     WAIT,
     DecisionTable,
+    Finding,
 )
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.stages.erasures import VERSION, ErasureLedger
@@ -16,8 +19,13 @@ from omnisupport_ingest.stages.idempotency import LOGIC_VERSION
 from omnisupport_ingest.stages.reviews import ReviewLedger
 from omnisupport_ingest.stages.workspace import Workspace
 
-_SCENARIO_OF = {"contract": CONTRACT_CHANGE, "decisions": CONTRACT_CHANGE, "reviews": REVIEW_DECISION}
-"""What a version is of → the scenario that its change is. What is not here never waits: an erasure is
+_CONTRACT_CHANGE = CONTRACT_VERSION.found(CONTRACT_CHANGE)
+_FOUND = {
+    "contract": _CONTRACT_CHANGE,
+    "decisions": _CONTRACT_CHANGE,
+    "reviews": REVIEW_LEDGER.found(REVIEW_DECISION),
+}
+"""What a version is of → what is found where it has changed. What is not here never waits: an erasure is
 done as soon as there is a run."""
 
 ERASURE = "erasure"
@@ -64,7 +72,13 @@ def of_contract(contract: TableContract) -> tuple[str, ...]:
 def is_current(held: Sequence[str], wanted: Sequence[str], decisions: DecisionTable) -> bool:
     """Whether a window made with ``held`` versions needs nothing: they are ``wanted``, or it may wait."""
     changed = {_kind(each) for each in set(held) ^ set(wanted)}
-    return all(kind in _SCENARIO_OF and decisions.action(_SCENARIO_OF[kind]) == WAIT for kind in changed)
+    return all(kind in _FOUND and decisions.action(_FOUND[kind].scenario) == WAIT for kind in changed)
+
+
+def found_in(held: Sequence[str], wanted: Sequence[str]) -> frozenset[Finding]:
+    """The scenarios that a window is made again for, which was made with ``held`` versions."""
+    changed = {_kind(each) for each in set(held) ^ set(wanted)}
+    return frozenset(_FOUND[kind] for kind in changed & _FOUND.keys())
 
 
 def changes(held: Sequence[str], wanted: Sequence[str]) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.table import TableSnapshot
 from omnisupport_ingest.position import Position
 from omnisupport_ingest.stages.idempotency import idempotency_key
-from omnisupport_ingest.stages.plan import Upstream, WindowPlan, Work, plan_window
+from omnisupport_ingest.stages.plan import Asked, Upstream, WindowPlan, Work, plan_window
 from omnisupport_ingest.stages.progress import BatchFacts
 
 
@@ -29,7 +29,7 @@ def plan_whole(
 
     Never an append: what is new above may change any of its rows.
     """
-    if plan_window(snapshot, WHOLE_TABLE, upstream, replay=replay).work is Work.NOTHING:
+    if plan_window(snapshot, WHOLE_TABLE, upstream, Asked(replay)).work is Work.NOTHING:
         return None
     return WholePlan(
         WindowPlan(WHOLE_TABLE, Work.REPLACE, upstream.units, snapshot.version + 1),

@@ -28,6 +28,19 @@ _IN_ORDER = (
 )
 """The reasons, in the order in which they count: an event has one."""
 
+FOUND_BY = {
+    "out_of_range": "window",
+    "collision": "dedupe_key",
+    "duplicate_position": "dedupe_key",
+    "older_epoch": "epoch",
+    "malformed_image": "envelope",
+    "row_rule": "contract",
+    "out_of_order_event": "sequence_or_ts",
+    "too_late_arrival": "max_lateness",
+    "late_arrival": "watermark_gap",
+}
+"""What finds each of them."""
+
 _PASSING = {"accept", "ingest", "replay_window", "dedupe"}
 
 EventKey = tuple[Position, str | None, tuple[object, ...]]
@@ -75,7 +88,8 @@ class Law:
 
     ``actions`` and ``to_review``: of the decision table. ``lateness``: by table, how long a window stays
     open after its end, and how far behind an event may land. ``longest``: by table and column, the most
-    characters that a value may have. ``reviews``: what was decided last of an event. ``erasures``: by table
+    characters that a value may have. ``no_values``: by table and column, texts that are no value of its type.
+    ``reviews``: what was decided last of an event. ``erasures``: by table
     and key, between which positions (above the first one, up to the second) a row was erased.
     """
 
@@ -85,6 +99,7 @@ class Law:
     longest: Mapping[str, Mapping[str, int]]
     window_length: timedelta
     reviews: Mapping[EventKey, str] = field(default_factory=dict)
+    no_values: Mapping[str, Mapping[str, Collection[str]]] = field(default_factory=dict)
     erasures: Mapping[tuple[str, Key], Collection[tuple[Position | None, Position]]] = field(
         default_factory=dict
     )
@@ -259,7 +274,9 @@ def _broken(delivery: Delivery, law: Law) -> tuple[str, ...]:
         return ()
     image = {**event.carried_before, **(event.after or {})}
     limits = law.longest.get(event.table, {})
-    return tuple(
+    typed = law.no_values.get(event.table, {})
+    wrong = tuple(f"{column}:type" for column, texts in typed.items() if image.get(column) in texts)
+    return wrong + tuple(
         f"{column}:max_length"
         for column, limit in sorted(limits.items())
         if len(image.get(column) or "") > limit

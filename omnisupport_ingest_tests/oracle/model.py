@@ -112,7 +112,9 @@ class Row:
     is deleted keeps its last known cells for display. ``deleted_at``: the position of the ``d``,
     ``t`` or ``b`` that ended the life (never of a soft delete). ``existence_unresolved``: a
     delete of this row is in quarantine, so whether the row exists is not known. ``doubted_after_end``:
-    the same of the last delete of a row that had ended already.
+    the same of the last delete of a row that had ended already. ``along``: by column that came along key
+    changes and was not sent since, the lives it was taken from, from the nearest back: (old key, where its
+    ``d`` stands).
     """
 
     shape: TableShape
@@ -121,6 +123,7 @@ class Row:
     deleted_at: Position | None = None
     existence_unresolved: bool = False
     doubted_after_end: bool = False
+    along: dict[str, tuple[tuple[Key, Position], ...]] = field(default_factory=dict)
 
     @property
     def ended(self) -> bool:

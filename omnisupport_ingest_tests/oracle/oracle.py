@@ -111,9 +111,9 @@ class _Replay:
         row.cells.update(self._carried(event))
         if event.moved_from is not None:
             for column in row.unresolved:
-                cell = self._moved_along(column, event.moved_from, key, event)
-                if cell is not None:
-                    row.cells[column] = cell
+                found = self._moved_along(column, event.moved_from, key, event)
+                if found is not None:
+                    row.cells[column], row.along[column] = found
         if event.op == "r":
             self._reads[key] = event
 
@@ -124,6 +124,8 @@ class _Replay:
             doubtful = event.quarantined and row is not None and row.doubted_after_end
             row = self.rows[key] = Row(self._shape, event.at, existence_unresolved=doubtful)
         row.last = event.at
+        for column in self._carried(event):
+            row.along.pop(column, None)
         if event.quarantined:
             for column in self._carried(event):
                 row.cells.pop(column, None)
@@ -134,7 +136,8 @@ class _Replay:
     def _delete(self, key: Key, event: Event) -> None:
         row = self.rows.setdefault(key, Row(self._shape, event.at))
         if not row.ended:
-            self._below_delete.setdefault((key, event.at), replace(row, cells=dict(row.cells)))
+            below = replace(row, cells=dict(row.cells), along=dict(row.along))
+            self._below_delete.setdefault((key, event.at), below)
         _end(row, event)
 
     def _carried(self, event: Event) -> dict[str, Cell]:
@@ -142,26 +145,30 @@ class _Replay:
         image = {**event.carried_before, **(event.after or {})}
         return {column: Cell(image[column], event) for column in self._shape.columns if column in image}
 
-    def _moved_along(self, column: str, old_key: Key, key: Key, event: Event) -> Cell | None:
-        """The value that a column not sent has after a key change, or ``None``: not known.
+    def _moved_along(
+        self, column: str, old_key: Key, key: Key, event: Event
+    ) -> tuple[Cell, tuple[tuple[Key, Position], ...]] | None:
+        """The value that a column not sent has after a key change and the lives it was taken from, or
+        ``None``: not known.
 
         A snapshot row stands below transactions that its read may have seen. If it saw this one,
         the row it found under the old key is another, which came there later, and what it found
         under the new key is the row that moved.
         """
         if event.before is not None and column in event.before:
-            return Cell(event.before[column], event)
+            return Cell(event.before[column], event), ()
         old_row = self._below_delete.get((old_key, event.at.below()))
         if old_row is None:
             # Its `d` was discarded: the row stands as it was just below.
             standing = self.rows.get(old_key)
             old_row = standing if standing is not None and not standing.ended else None
         cell = old_row.cells.get(column) if old_row else None
-        if cell is not None and not cell.decided_by.saw(event):
-            return cell
+        if old_row is not None and cell is not None and not cell.decided_by.saw(event):
+            return cell, ((old_key, event.at.below()), *old_row.along.get(column, ()))
         read = self._reads.get(key)
         if read is not None and read.saw(event):
-            return self._carried(read).get(column)
+            known = self._carried(read).get(column)
+            return None if known is None else (known, ())
         return None
 
 

@@ -15,7 +15,7 @@ from omnisupport_ingest.runtime.spark import classic_session
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest_tests.jvm import start_for_small_work
 from omnisupport_ingest_tests.proof.run import ProofFailed, draw, prove
-from omnisupport_ingest_tests.proof.tally import IN_HISTORIES, IN_SCHEDULES, Tally
+from omnisupport_ingest_tests.proof.tally import IN_HISTORIES, IN_SCHEDULES, LEFT_OPEN, Tally
 
 LANES = 100
 """Histories that share a home, by default: many in one Spark job, few enough to read what failed."""
@@ -63,6 +63,9 @@ def main() -> int:
             seen.add(tally)
             print(f"  as the oracle says; {time.monotonic() - started:.0f} s", flush=True)
     print(_summary(seen, time.monotonic() - began))
+    if seen.too_many_left_open:
+        print(f"Too many {LEFT_OPEN}: {seen.things[LEFT_OPEN]}", file=sys.stderr)
+        failed += 1
     if failed:
         print(f"{failed} homes failed; how to run each again is above", file=sys.stderr)
     return 1 if failed else 0
@@ -99,6 +102,7 @@ def _summary(seen: Tally, seconds: float) -> str:
     for title, names in (("In the histories", IN_HISTORIES), ("In the schedules", IN_SCHEDULES)):
         lines.append(f"{title}:")
         lines += [f"  {name:<30}{seen.things[name]:>9}" for name in names]
+    lines.append(f"Unresolved though the oracle knows them: {seen.things[LEFT_OPEN]} {LEFT_OPEN}")
     if seen.never:
         lines.append(f"Nothing was seen of: {', '.join(seen.never)}")
     return "\n".join(lines)

@@ -16,10 +16,26 @@ from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.stages.workspace import Workspace
 from omnisupport_ingest_tests.cdc.lanes import scope_text
-from omnisupport_ingest_tests.oracle.judging import ACCEPTED, DUPLICATE, QUARANTINED, Verdict, ledger
+from omnisupport_ingest_tests.oracle.judging import (
+    ACCEPTED,
+    DUPLICATE,
+    FOUND_BY,
+    QUARANTINED,
+    Delivery,
+    Verdict,
+    ledger,
+)
 from omnisupport_ingest_tests.oracle.model import Event, Image, Key, Position, TableShape
-from omnisupport_ingest_tests.proof.expected import Expected, KeyInWindow, Published
-from omnisupport_ingest_tests.proof.tables import KEY, SHAPES, SOURCE
+from omnisupport_ingest_tests.proof.expected import (
+    Copy,
+    Expected,
+    KeyInWindow,
+    Latest,
+    Published,
+    Values,
+)
+from omnisupport_ingest_tests.proof.history import tx_id_of
+from omnisupport_ingest_tests.proof.tables import KEY, SHAPES, SOURCE, from_lake
 from omnisupport_ingest_tests.proof.versions import Version
 
 Rows = list[dict[str, Any]]
@@ -54,11 +70,15 @@ def differences(workspace: Workspace, expected: Expected) -> Iterator[Difference
 
 def quarantined(workspace: Workspace) -> Rows:
     """The quarantine: the files that the states of ``deduped_events`` name."""
-    deduped = workspace.deduped(SOURCE).open()
-    states = (deduped.state(window) for window in deduped.windows())
-    named = {path for state in states if state is not None for path in state.companions}
+    named = _named_files(workspace)
     files = workspace.quarantine(SOURCE).open().all_files()
     return _read(file for file in files if file.path in named)
+
+
+def _named_files(workspace: Workspace) -> set[str]:
+    deduped = workspace.deduped(SOURCE).open()
+    states = (deduped.state(window) for window in deduped.windows())
+    return {path for state in states if state is not None for path in state.companions}
 
 
 def _rows(table: LakeTable) -> Rows:
@@ -75,10 +95,10 @@ def _read(files: Iterable[LakeFile]) -> Rows:
 
 
 def _raw(workspace: Workspace, expected: Expected) -> Iterator[Difference]:
-    held = {row["lsn"]: (*_fact(row), row["landed_at"]) for row in _rows(workspace.raw(SOURCE))}
-    wanted = {
-        number: (*_told(each), each.delivery.arrival.landed_at) for number, each in expected.verdicts.items()
+    held: dict[int, object] = {
+        row["lsn"]: (*_fact(row), *_of_copy(row)) for row in _rows(workspace.raw(SOURCE))
     }
+    wanted = {number: _raw_row(expected, number) for number in expected.verdicts}
     for number in sorted(held.keys() | wanted.keys()):
         if held.get(number) != wanted.get(number):
             verdict = expected.verdicts.get(number)
@@ -87,13 +107,21 @@ def _raw(workspace: Workspace, expected: Expected) -> Iterator[Difference]:
             yield Difference("raw_cdc_staging", f"copy {number}", found, due, _lane(key))
 
 
+def _raw_row(expected: Expected, number: int) -> tuple[object, ...]:
+    return (*_told(expected.verdicts[number]), *_of_landing(expected.copies[number], number))
+
+
 def _deduped(workspace: Workspace, expected: Expected) -> Iterator[Difference]:
-    held = Counter(_fact(row) for row in _rows(workspace.deduped(SOURCE)))
-    wanted = Counter(_told(each) for each in expected.of(ACCEPTED).values())
-    yield from _unequal("deduped_events", held, wanted)
+    rows = _rows(workspace.deduped(SOURCE))
+    wanted = expected.of(ACCEPTED)
+    yield from _unequal(
+        "deduped_events", Counter(map(_fact, rows)), Counter(_told(each) for each in wanted.values())
+    )
+    yield from _other_copies("deduped_events", rows, expected, _first_copies(expected, wanted.values()))
 
 
 def _quarantine(workspace: Workspace, expected: Expected) -> Iterator[Difference]:
+    rows = quarantined(workspace)
     held = Counter(
         (
             *_fact(row),
@@ -102,14 +130,71 @@ def _quarantine(workspace: Workspace, expected: Expected) -> Iterator[Difference
             row["review_state"],
             tuple(sorted(row["rules"] or ())),
         )
-        for row in quarantined(workspace)
+        for row in rows
     )
-    found_by = {name: each.detected_by for name, each in workspace.decisions.decisions.items()}
-    wanted = Counter(
-        (*_told(each), each.reason, found_by[str(each.reason)], each.state, tuple(sorted(each.rules)))
-        for each in expected.of(QUARANTINED).values()
+    wanted = expected.of(QUARANTINED)
+    yield from _unequal(
+        "quarantine",
+        held,
+        Counter(
+            (*_told(each), each.reason, FOUND_BY[str(each.reason)], each.state, tuple(sorted(each.rules)))
+            for each in wanted.values()
+        ),
     )
-    yield from _unequal("quarantine", held, wanted)
+    firsts = _first_copies(expected, (e for e in wanted.values() if e.reason != "duplicate_position"))
+    repeated = [row for row in rows if row["reason"] == "duplicate_position"]
+    yield from _other_copies("quarantine", [row for row in rows if row not in repeated], expected, firsts)
+    yield from _other_copies("quarantine", repeated, expected, set(expected.verdicts))
+    yield from _files_of_nobody(workspace)
+
+
+def _files_of_nobody(workspace: Workspace) -> Iterator[Difference]:
+    """Files of the quarantine that no state names, and files that a state names and that are not there."""
+    table = workspace.quarantine(SOURCE)
+    named = _named_files(workspace)
+    held = {file.path for file in table.open().all_files()} if table.exists else set()
+    if held != named:
+        yield Difference("quarantine", "files that no state names", sorted(held - named), [])
+        yield Difference("quarantine", "files that a state names", "missing", sorted(named - held))
+
+
+def _first_copies(expected: Expected, firsts: Iterable[Verdict]) -> set[int]:
+    """The copies that may stand for their events: of those that agree in the frozen facts, the first.
+
+    Where not even time, batch and line tell copies apart, any of them.
+    """
+    alike: dict[object, list[int]] = defaultdict(list)
+    for number, each in expected.verdicts.items():
+        alike[_of_event(each.delivery)].append(number)
+    found = set()
+    for each in firsts:
+        numbers = alike[_of_event(each.delivery)]
+        rank = min(_rank(expected.copies[number]) for number in numbers)
+        found |= {number for number in numbers if _rank(expected.copies[number]) == rank}
+    return found
+
+
+def _of_event(delivery: Delivery) -> tuple[object, ...]:
+    arrival = delivery.arrival
+    return delivery.window, delivery.key, arrival.watermark_before, arrival.newest_epoch_before
+
+
+def _rank(copy: Copy) -> tuple[object, ...]:
+    return copy.landed_at, copy.batch_id, copy.file_row or 0
+
+
+def _other_copies(layer: str, rows: Rows, expected: Expected, allowed: set[int]) -> Iterator[Difference]:
+    """Rows that are not what landed, column by column, or stand where another copy of their event should."""
+    seen: set[int] = set()
+    for row in rows:
+        number = row["lsn"]
+        found = (*_fact(row), *_of_copy(row))
+        if number not in expected.verdicts or found != _raw_row(expected, number):
+            due = _raw_row(expected, number) if number in expected.verdicts else None
+            yield Difference(layer, f"copy {number}", found, due)
+        elif number not in allowed or number in seen:
+            yield Difference(layer, f"copy {number} stands for its event", found, "another copy, once")
+        seen.add(number)
 
 
 def _fact(row: Mapping[str, Any]) -> tuple[object, ...]:
@@ -121,15 +206,38 @@ def _fact(row: Mapping[str, Any]) -> tuple[object, ...]:
         row["window"],
         (row["epoch"], row["commit_lsn"], row["ordinal"]),
         row["op"],
+        row["source_schema"],
         row["source_table"],
-        row["source_ts"],
         row["key"] and tuple(json.loads(row["key"])),
+        row["source_ts"],
+        row["tx_id"],
         row["identity"],
         _payload(row["before"]),
         row["after"] if _is_no_image(row) else _payload(row["after"]),
         tuple(row["unchanged"] or ()),
+        row["moved_from_key"] and tuple(json.loads(row["moved_from_key"])),
+        bool(row["misplaced"]),
         row["watermark_before"],
         row["newest_epoch_before"],
+    )
+
+
+def _of_copy(row: Mapping[str, Any]) -> tuple[object, ...]:
+    """What a row has of the one copy that it is, and of the batch that brought it."""
+    names = ("lsn", "batch_id", "landed_at", "chunk_id", "file_row", "envelope", "file_name")
+    return tuple(row[name] for name in names)
+
+
+def _of_landing(copy: Copy, number: int) -> tuple[object, ...]:
+    from_file = copy.file_row is not None
+    return (
+        number,
+        copy.batch_id,
+        copy.landed_at,
+        None,
+        copy.file_row,
+        f"line {number}" if from_file else None,
+        f"{copy.batch_id}.jsonl" if from_file else None,
     )
 
 
@@ -140,13 +248,17 @@ def _told(verdict: Verdict) -> tuple[object, ...]:
         delivery.window,
         tuple(event.at),
         event.op,
+        "public",
         event.table,
-        event.source_ts,
         event.key,
+        event.source_ts,
+        tx_id_of(event),
         event.identity,
         _image(event.before, event.moved_from or event.key),
         delivery.unreadable or _after(event),
         tuple(sorted(event.unchanged)),
+        event.moved_from,
+        delivery.misplaced,
         arrival.watermark_before,
         arrival.newest_epoch_before,
     )
@@ -172,7 +284,8 @@ def _image(image: Image | None, key: Key | None) -> object:
 
 
 def _ledger(workspace: Workspace, expected: Expected) -> Iterator[Difference]:
-    """The counts that the checkpoints of ``deduped_events`` say, by verdict and by scenario."""
+    """The counts that the checkpoints of ``deduped_events`` say, by verdict and by scenario, and by what the
+    scenarios of events were found."""
     table = workspace.deduped(SOURCE)
     snapshot = table.open()
     held = {}
@@ -181,11 +294,15 @@ def _ledger(workspace: Workspace, expected: Expected) -> Iterator[Difference]:
         if state is not None and state.checkpoint.raw:
             point = state.checkpoint
             counts = (point.raw, point.deduped, point.duplicates, point.quarantined)
-            held[window] = counts, dict(sorted(point.scenarios.items()))
+            # How often a window was made again depends on its runs, not on what it holds.
+            of_events = {name: each for name, each in point.scenarios.items() if name in FOUND_BY}
+            found_by = {name: point.detectors.get(name) for name in of_events}
+            held[window] = counts, of_events, found_by
     wanted = {
         window: (
             (verdicts.total(), verdicts[ACCEPTED], verdicts[DUPLICATE], verdicts[QUARANTINED]),
-            dict(sorted(scenarios.items())),
+            dict(scenarios),
+            {name: FOUND_BY[name] for name in scenarios},
         )
         for window, (verdicts, scenarios) in ledger(expected.verdicts.values()).items()
     }
@@ -223,47 +340,45 @@ def _dimension(workspace: Workspace, expected: Expected, shape: TableShape) -> I
 
 
 def _key_row(row: Mapping[str, Any], shape: TableShape, wanted: KeyInWindow | None) -> KeyInWindow:
-    alive = _position(row["_cdc_alive"])
-    deletes = [_position(each["position"]) for each in row["_cdc_deletes"] or ()]
-    above = [each for each in deletes if each is not None and (alive is None or each > alive)]
     first, last = _position(row["_cdc_first"]), _position(row["_cdc_position"])
     assert first is not None and last is not None, "a row of a key has events"
+    deletes = [_position(each["position"]) for each in row["_cdc_deletes"] or ()]
     hidden = wanted is not None and wanted.values is None
     return KeyInWindow(
+        latest=_latest(row, last),
         first=first,
-        last=last,
-        alive=alive,
-        tombstone=min(above, default=None),
+        alive=_position(row["_cdc_alive"]),
+        vouched=_position(row["_cdc_vouched"]),
+        life_start=_position(row["_cdc_life_start"]),
+        deletes=tuple(each for each in deletes if each is not None),
         doubt=_position(row["_cdc_doubt"]),
         values=None if hidden else _values(row, shape),
     )
 
 
+def _latest(row: Mapping[str, Any], last: Position) -> Latest:
+    return Latest(last, row["_cdc_op"], row["_cdc_source_ts"].astimezone(UTC), _utc(row["_cdc_updated_at"]))
+
+
 def _published(workspace: Workspace, expected: Expected, shape: TableShape) -> Iterator[Difference]:
     layer = f"published/{shape.name}"
-    wanted, moved = expected.published(shape), expected.moved(shape)
+    wanted = expected.published(shape)
     rows = _rows(workspace.published(_contract(workspace, shape)))
     held = {_key(row): _published_row(row, shape, wanted.get(_key(row))) for row in rows}
     if len(held) != len(rows):
         yield Difference(layer, "rows", len(rows), len(held))
     for key in sorted(held.keys() | wanted.keys()):
-        found, due = held.get(key), wanted.get(key)
-        if found == due:
-            continue
-        # A window that folded events of the old key from both sides of a key change that stands in
-        # another no longer holds the earlier ones. It must then say that it does not know.
-        if key in moved and found and due and found.is_part_of(due, shape.soft_delete_column):
-            continue
-        yield Difference(layer, str(key), found, due, _lane(key))
+        if held.get(key) != wanted.get(key):
+            yield Difference(layer, str(key), held.get(key), wanted.get(key), _lane(key))
 
 
 def _published_row(row: Mapping[str, Any], shape: TableShape, wanted: Published | None) -> Published:
-    softly = shape.soft_delete_column is not None and row[shape.soft_delete_column] is not None
-    ended = row["_cdc_is_deleted"] and (not softly or (wanted is not None and wanted.ended_at is not None))
     hidden = wanted is not None and wanted.values is None
+    last = Position(row["_cdc_epoch"], row["_cdc_commit_lsn"], row["_cdc_ordinal"])
     return Published(
+        latest=_latest(row, last),
         deleted=row["_cdc_is_deleted"],
-        ended_at=_utc(row["_cdc_deleted_at"]) if ended else None,
+        deleted_at=_utc(row["_cdc_deleted_at"]),
         doubtful="*" in row["_cdc_unresolved"],
         values=None if hidden else _values(row, shape),
     )
@@ -336,9 +451,14 @@ def _contract(workspace: Workspace, shape: TableShape) -> Any:
     return contract
 
 
-def _values(row: Mapping[str, Any], shape: TableShape) -> tuple[tuple[str, str | None], ...]:
+def _values(row: Mapping[str, Any], shape: TableShape) -> Values:
+    """The known values; an exact text where there should be none shows as a value too many."""
     unresolved = set(row["_cdc_unresolved"] or ())
-    return tuple(sorted((name, row[name]) for name in shape.columns if name not in unresolved))
+    exact = dict(row["_cdc_exact"] or ())
+    known = [name for name in shape.columns if name not in unresolved]
+    values = [(name, from_lake(row[name], exact.pop(name, None))) for name in known]
+    values += [(f"exact text of {name}", text) for name, text in exact.items()]
+    return tuple(sorted(values))
 
 
 def _key(row: Mapping[str, Any]) -> Key:

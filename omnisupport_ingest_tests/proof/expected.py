@@ -22,41 +22,68 @@ from omnisupport_ingest_tests.oracle.model import Event, Image, Key, Position, R
 from omnisupport_ingest_tests.oracle.oracle import current_state
 from omnisupport_ingest_tests.proof.delivery import CHUNK, FILE, Batch
 from omnisupport_ingest_tests.proof.history import START
+from omnisupport_ingest_tests.proof.tables import Held, held, marked_at
 from omnisupport_ingest_tests.proof.versions import Version, versions
+
+Values = tuple[tuple[str, Held], ...]
+
+
+@dataclass(frozen=True)
+class Latest:
+    """What a row repeats of the key's events. ``op``, ``source_ts``: of the last one, which stands at ``at``.
+    ``updated_at``: commit time of the latest one that leaves the key alive."""
+
+    at: Position
+    op: str
+    source_ts: datetime
+    updated_at: datetime | None
+
+    @classmethod
+    def of(cls, events: Iterable[Event]) -> Latest:
+        # Quarantined events may share a position; then the content decides, as it does in the fold.
+        ordered = sorted(events, key=lambda event: (event.at, event.op, event.source_ts))
+        living = [event.source_ts for event in ordered if event.op in "cru"]
+        last = ordered[-1]
+        return cls(last.at, last.op, last.source_ts, living[-1] if living else None)
 
 
 @dataclass(frozen=True)
 class KeyInWindow:
     """What a window says of one key: the state that its own events leave.
 
-    ``tombstone``: the first delete above the last event that leaves the key alive. ``doubt``: the last
-    quarantined delete. ``values`` are null where nobody may rely on them.
+    ``life_start``: the last ``c`` or ``r``. ``alive``: the last event that leaves the key alive;
+    ``vouched``: the last accepted one. ``deletes``: the last below ``alive`` and all above it. ``doubt``: the
+    last quarantined delete. ``values`` are null where nobody may rely on them.
     """
 
+    latest: Latest
     first: Position
-    last: Position
     alive: Position | None
-    tombstone: Position | None
+    vouched: Position | None
+    life_start: Position | None
+    deletes: tuple[Position, ...]
     doubt: Position | None
-    values: tuple[tuple[str, str | None], ...] | None
+    values: Values | None
 
 
 @dataclass(frozen=True)
 class Published:
     """A row of the published table. ``values`` are null where nobody may rely on them."""
 
+    latest: Latest
     deleted: bool
-    ended_at: datetime | None
+    deleted_at: datetime | None
     doubtful: bool
-    values: tuple[tuple[str, str | None], ...] | None
+    values: Values | None
 
-    def is_part_of(self, other: Published, soft_delete: str | None) -> bool:
-        """Whether this says nothing that ``other`` does not, and leaves columns open that it knows."""
-        if self.values is None or other.values is None or not set(self.values) <= set(other.values):
-            return False
-        if soft_delete is not None and soft_delete not in dict(self.values):
-            return self.doubtful == other.doubtful and (self.ended_at, other.ended_at) == (None, None)
-        return replace(self, values=None) == replace(other, values=None)
+
+@dataclass(frozen=True)
+class Copy:
+    """What a copy has of the batch that brought it. ``file_row``: its line, where that was a file."""
+
+    batch_id: str
+    landed_at: datetime
+    file_row: int | None
 
 
 class Landed:
@@ -68,11 +95,12 @@ class Landed:
 
     def __init__(self) -> None:
         self.deliveries: list[Delivery] = []
+        self.copies: dict[int, Copy] = {}
         self.watermark: datetime | None = None
         self._times: dict[int, list[datetime]] = {}
         self._clockwork = Clockwork()
 
-    def take(self, batch: Batch) -> None:
+    def take(self, batch: Batch, batch_id: str) -> None:
         windows = [window_of(told.event.source_ts, batch.landed_at) for told in batch.told]
         times = [
             told.event.source_ts
@@ -93,10 +121,12 @@ class Landed:
             from_file=batch.kind == FILE,
             begins=bool(batch.told),
         )
-        for told, window in zip(batch.told, windows, strict=True):
+        for row, (told, window) in enumerate(zip(batch.told, windows, strict=True), start=1):
+            number = len(self.deliveries) + 1
+            self.copies[number] = Copy(batch_id, batch.landed_at, row if batch.kind == FILE else None)
             self.deliveries.append(
                 Delivery(
-                    number=len(self.deliveries) + 1,
+                    number=number,
                     event=told.event,
                     window=window,
                     arrival=arrival,
@@ -114,16 +144,17 @@ def window_of(moment: datetime, landed_at: datetime) -> str:
 
 
 class Expected:
-    """What the layers must hold once everything that has landed is judged by ``law``.
+    """What the layers must hold once everything of ``landed`` is judged by ``law``.
 
     ``shown_since``: by table, when a row must have been deleted at the earliest to be published; null: any
     row is.
     """
 
-    def __init__(
-        self, deliveries: Iterable[Delivery], law: Law, shown_since: Mapping[str, datetime | None]
-    ) -> None:
-        self.verdicts: Mapping[int, Verdict] = {each.delivery.number: each for each in judge(deliveries, law)}
+    def __init__(self, landed: Landed, law: Law, shown_since: Mapping[str, datetime | None]) -> None:
+        self.copies: Mapping[int, Copy] = landed.copies
+        self.verdicts: Mapping[int, Verdict] = {
+            each.delivery.number: each for each in judge(landed.deliveries, law)
+        }
         self._shown_since = shown_since
         self._states: dict[str, dict[Key, Row]] = {}
 
@@ -207,36 +238,75 @@ class Expected:
             if since is not None and row.deleted_at is not None and times[row.deleted_at] < since
         }
 
-    def standing(self, shape: TableShape) -> dict[Key, tuple[bool, tuple[tuple[str, str | None], ...]]]:
+    def standing(self, shape: TableShape) -> dict[Key, tuple[bool, Values]]:
         """The rows that nothing ended: whether they may be gone all the same, and their known values."""
         rows = self._state(shape).items()
-        return {key: (row.existence_unresolved, _sorted(row.values)) for key, row in rows if not row.ended}
+        return {
+            key: (row.existence_unresolved, _sorted(row.values, shape)) for key, row in rows if not row.ended
+        }
 
     def versions(self, shape: TableShape) -> list[Version]:
         """Every version of every row."""
         return list(versions((event for _, event in self.events(shape.name)), shape))
 
+    def left_open(self, shape: TableShape) -> dict[Key, frozenset[str]]:
+        """The columns of published rows that stay unresolved though they are known.
+
+        They were not sent by the key change that they came along, and a window of the old key, other
+        than that of the change, holds events from both sides of it: it kept the later state only.
+        """
+        hidden = self._hidden_lives(shape)
+        found = {}
+        for key, row in self._state(shape).items():
+            columns = {
+                column
+                for column, lives in row.along.items()
+                if column in row.cells and not hidden.isdisjoint(lives)
+            }
+            if columns:
+                found[key] = frozenset(columns)
+        return found
+
+    def came_along(self, shape: TableShape) -> int:
+        """How many known columns came along a key change and were not sent since."""
+        return sum(column in row.cells for row in self._state(shape).values() for column in row.along)
+
+    def _hidden_lives(self, shape: TableShape) -> set[tuple[Key, Position]]:
+        """The lives that key changes ended and that cannot be told from what came after, in some window."""
+        windows: dict[tuple[Key, Position], set[str]] = defaultdict(set)
+        for window, key, end in self.ended_lives(shape):
+            windows[key, end].add(window)
+        spans = defaultdict(list)
+        for (window, key), told in self.dimension(shape).items():
+            spans[key].append((window, told.first, told.latest.at))
+        return {
+            (key, end)
+            for (key, end), of_change in windows.items()
+            for window, first, last in spans[key]
+            if first < end <= last and of_change - {window}
+        }
+
     def _rows(self, shape: TableShape) -> dict[Key, Published]:
         events = [event for _, event in self.events(shape.name)]
         doubted = _lanes_with_holes(events)
         times = {event.at: event.source_ts for event in events}
-        return {
-            key: _published(row, times, known=not row.is_deleted or not {key[0], "*"} & doubted)
-            for key, row in self._state(shape).items()
-        }
+        of_key: dict[Key, list[Event]] = defaultdict(list)
+        for event in events:
+            if event.key is not None:
+                of_key[event.key].append(event)
+        left_open = self.left_open(shape)
+        found = {}
+        for key, row in self._state(shape).items():
+            values = {n: text for n, text in row.values.items() if n not in left_open.get(key, ())}
+            found[key] = _published(
+                row, values, Latest.of(of_key[key]), times, in_doubt=bool({key[0], "*"} & doubted)
+            )
+        return found
 
     def _state(self, shape: TableShape) -> dict[Key, Row]:
         if shape.name not in self._states:
             self._states[shape.name] = current_state((event for _, event in self.events(shape.name)), shape)
         return self._states[shape.name]
-
-    def moved(self, shape: TableShape) -> set[Key]:
-        """Keys that a row came to by a key change."""
-        return {
-            event.key
-            for _, event in self.events(shape.name)
-            if event.key is not None and event.moved_from is not None
-        }
 
 
 def _is_of(event: Event, seed: int) -> bool:
@@ -252,29 +322,43 @@ def _lane_of(event: Event) -> str | None:
 
 
 def _in_window(events: list[Event], shape: TableShape) -> KeyInWindow:
-    living = [event.at for event in events if event.op in "cru"]
-    alive = max(living, default=None)
-    deletes = [event for event in events if event.op == "d"]
-    above = [each.at for each in deletes if not each.quarantined and (alive is None or each.at > alive)]
-    doubts = [each.at for each in deletes if each.quarantined]
+    living = [event for event in events if event.op in "cru"]
+    alive = max((event.at for event in living), default=None)
+    deletes = sorted(event.at for event in events if event.op == "d" and not event.quarantined)
+    below = [at for at in deletes if alive is not None and at < alive]
+    above = [at for at in deletes if alive is None or at > alive]
+    doubts = [event.at for event in events if event.op == "d" and event.quarantined]
     (row,) = current_state(events, shape).values()
     holes = any(event.quarantined for event in events)
     return KeyInWindow(
+        latest=Latest.of(events),
         first=min(event.at for event in events),
-        last=max(event.at for event in events),
         alive=alive,
-        tombstone=min(above, default=None),
+        vouched=max((event.at for event in living if not event.quarantined), default=None),
+        life_start=max((event.at for event in living if event.op in "cr"), default=None),
+        deletes=(*below[-1:], *above),
         doubt=max(doubts, default=None),
-        values=None if doubts or (row.ended and holes) else _sorted(row.values),
+        values=None if doubts or (row.ended and holes) else _sorted(row.values, shape),
     )
 
 
-def _published(row: Row, times: Mapping[Position, datetime], *, known: bool) -> Published:
+def _published(
+    row: Row, values: Image, latest: Latest, times: Mapping[Position, datetime], *, in_doubt: bool
+) -> Published:
+    mark = values.get(row.shape.soft_delete_column or "")
+    deleted_at = None
+    if row.deleted_at is not None:
+        deleted_at = times[row.deleted_at]
+    elif mark is not None:
+        deleted_at = marked_at(row.shape, mark) or latest.updated_at
+    deleted = row.ended or mark is not None
+    known = not row.existence_unresolved and not (deleted and in_doubt)
     return Published(
-        deleted=row.is_deleted,
-        ended_at=None if row.deleted_at is None else times[row.deleted_at],
+        latest=latest,
+        deleted=deleted,
+        deleted_at=deleted_at,
         doubtful=row.existence_unresolved,
-        values=_sorted(row.values) if known and not row.existence_unresolved else None,
+        values=_sorted(values, row.shape) if known else None,
     )
 
 
@@ -282,5 +366,5 @@ def _lanes_with_holes(events: Iterable[Event]) -> set[str]:
     return {_lane_of(event) or "*" for event in events if event.quarantined}
 
 
-def _sorted(values: Image) -> tuple[tuple[str, str | None], ...]:
-    return tuple(sorted(values.items(), key=lambda pair: pair[0]))
+def _sorted(values: Image, shape: TableShape) -> Values:
+    return tuple(sorted((name, held(shape, name, text)) for name, text in values.items()))

@@ -13,7 +13,7 @@ from random import Random
 
 from omnisupport_ingest_tests.oracle import histories
 from omnisupport_ingest_tests.oracle.model import Event, Image, Key, Position, TableShape
-from omnisupport_ingest_tests.proof.tables import SHAPES, TOO_LONG, UNKNOWN
+from omnisupport_ingest_tests.proof.tables import SHAPES, TYPES, UNKNOWN, spelled
 
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)
 SPAN = timedelta(hours=5)
@@ -38,6 +38,11 @@ class Told:
     event: Event
     unreadable: str | None = None
     misplaced: bool = False
+
+
+def tx_id_of(event: Event) -> int:
+    """The transaction that an event is of."""
+    return event.at.commit_lsn % 1_000_000
 
 
 def lane(seed: int, *, epochs: int, sure_order: bool) -> list[Told]:
@@ -112,16 +117,11 @@ def _moved_apart(event: Event, table: int) -> Event:
 
 def _values(image: Image | None) -> Image | None:
     """The same value always becomes the same other one, as it would in a row that is not changed."""
-    return None if image is None else {name: _value(name, text) for name, text in image.items()}
-
-
-def _value(name: str, text: str | None) -> str | None:
-    if text is None:
-        return None
-    number = int(text.rpartition(" ")[2])
-    if name == "gone" and number % 5:
-        return None
-    return f"{text} {TOO_LONG}" if number % 23 == 0 else text
+    return (
+        None
+        if image is None
+        else {name: None if text is None else spelled(name, text) for name, text in image.items()}
+    )
 
 
 def _burst(event: Event) -> Event:
@@ -172,7 +172,7 @@ def _at_one_place(rng: Random, events: list[Event]) -> list[Event]:
             shape.name,
             (str(number),),
             START,
-            after=dict.fromkeys(shape.columns, f"copied {number}"),
+            after={column: spelled(column, f"copied {number}") for column in shape.columns},
             identity=f"row {number}",
         )
         for number in range(101, 104)
@@ -228,8 +228,9 @@ def _collisions(rng: Random, told: Iterable[Told]) -> list[Told]:
         if event.op in "cur":
             others.append(replace(event, op="d", after=None, unchanged=frozenset(), moved_from=None))
         if event.after:
-            changed = {**event.after, sorted(event.after)[0]: f"collided {event.at.ordinal}"}
-            others += [replace(event, after=changed)] * 3
+            column = sorted(event.after, key=lambda name: (name in TYPES, name))[0]
+            value = spelled(column, "7") if column in TYPES else f"collided {event.at.ordinal}"
+            others += [replace(event, after={**event.after, column: value})] * 3
         if others:
             found.append(Told(rng.choice(others)))
     return found

@@ -34,7 +34,7 @@ from omnisupport_ingest.windows import WindowSize, without_sentinel
 from omnisupport_ingest_tests.cdc.lanes import scope_text
 from omnisupport_ingest_tests.oracle.model import Event, Image, Key
 from omnisupport_ingest_tests.proof.delivery import CHUNK, FILE, Batch
-from omnisupport_ingest_tests.proof.history import START, Told
+from omnisupport_ingest_tests.proof.history import START, Told, tx_id_of
 from omnisupport_ingest_tests.proof.tables import KEY, SOURCE, Terms, write_contracts
 from omnisupport_ingest_tests.proof.watch import Watch
 
@@ -234,7 +234,7 @@ def _landed(told: Told, number: int, file_row: int | None) -> LandedEvent:
         ordinal=event.at.ordinal,
         op=event.op,
         source_ts=event.source_ts,
-        tx_id=event.at.commit_lsn % 1_000_000,
+        tx_id=tx_id_of(event),
         lsn=number,
         source_schema="public",
         source_table=event.table,

@@ -20,7 +20,7 @@ from omnisupport_ingest_tests.proof.delivery import Batch, in_time, schedule
 from omnisupport_ingest_tests.proof.expected import Expected, Landed
 from omnisupport_ingest_tests.proof.history import Told, lane
 from omnisupport_ingest_tests.proof.platform import WINDOW, Platform
-from omnisupport_ingest_tests.proof.tables import SHAPES, SOURCE, VERSIONS
+from omnisupport_ingest_tests.proof.tables import NO_VALUE, SHAPES, SOURCE, TYPES, VERSIONS
 from omnisupport_ingest_tests.proof.tally import Tally, in_histories
 
 _CHOICES: Mapping[str, tuple[str, ...]] = {
@@ -151,8 +151,7 @@ class _Home:
         closed = platform.watch.closed_windows(platform.workspace)
         folded = platform.watch.folded_windows(platform.workspace)
         before = len(self._landed.deliveries)
-        platform.land(batch)
-        self._landed.take(batch)
+        self._landed.take(batch, platform.land(batch).batch_id)
         self.tally.copies += len(batch.told)
         for each in self._landed.deliveries[before:]:
             event = each.event
@@ -230,6 +229,9 @@ class _Home:
             to_review=frozenset(n for n, each in decisions.decisions.items() if each.needs_manual_review),
             lateness={table: each.lateness for table, each in terms.items()},
             longest={table: each.longest for table, each in terms.items()},
+            no_values={
+                shape.name: {name: (NO_VALUE,) for name in shape.columns if name in TYPES} for shape in SHAPES
+            },
             window_length=WINDOW.length,
             reviews=dict(self._reviews),
         )
@@ -243,7 +245,7 @@ class _Home:
         platform.catch_up()
         self._make_histories()
         self._require(when, _made_again(platform))
-        expected = Expected(self._landed.deliveries, self._law(), self._shown_since(self._landed.watermark))
+        expected = Expected(self._landed, self._law(), self._shown_since(self._landed.watermark))
         self._require(when, differences(platform.workspace, expected), expected)
         self.tally.comparisons += 1
         # The most of each that any comparison had: what waits for a review is decided sooner or later.
@@ -312,8 +314,7 @@ class _Home:
         )
         other.change_law(VERSIONS[self._version], self._actions)
         for batch in _cut_otherwise(self._rng, self._story.batches):
-            other.land(batch)
-            landed.take(batch)
+            landed.take(batch, other.land(batch).batch_id)
             if self._rng.random() < 0.3:
                 other.run(other.windows, replay=self._rng.random() < 0.5)
         other.catch_up()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,104 @@ from omnisupport_ingest_tests.oracle.model import TableShape
 SOURCE = "desk"
 KEY = ("lane", "id")
 
-TICKETS = TableShape("tickets", ("status", "note", "body"))
+TICKETS = TableShape("tickets", ("status", "note", "body", "cost", "left"), soft_delete_column="left")
 AGENTS = TableShape("agents", ("note", "gone", "body"), soft_delete_column="gone")
 SHAPES = (TICKETS, AGENTS)
+"""Rows of the one are marked as deleted by a time, those of the other by a text."""
+
+TYPES: Mapping[str, str] = {"cost": "numeric(12,2)", "left": "timestamp with time zone"}
+"""Of columns that are not text."""
 
 UNKNOWN = "drafts"
 """A table that lands and has no contract."""
 
 TOO_LONG = "x" * 40
-"""Stands at the end of values that a strict contract does not allow."""
+KILOBYTES = "long words " * 500
+"""Stand at the end of values that a strict contract does not allow."""
+
+NO_VALUE = "no value of its type"
+
+_AWKWARD = (
+    "'",
+    '"',
+    "\\",
+    "\n",
+    "\r\n",
+    "\t",
+    "é",
+    "漢",
+    "🙂",
+    "\u2028",
+    "\x01",
+    "{}",
+    '\\"',
+    "$1",
+    "%s",
+    "NULL",
+)
+"""Stand at the beginning of some texts: what quoting, JSON and lines stumble over."""
+
+_EPOCH = datetime(2026, 2, 1, tzinfo=UTC)
+
+Held = object
+"""A value as the lake has it: typed, or ``Exact``."""
+
+
+@dataclass(frozen=True)
+class Exact:
+    """A value that its typed column cannot hold, so its text stands beside it."""
+
+    text: str
+
+
+def spelled(column: str, text: str) -> str | None:
+    """The value numbered as ``text`` is, as PostgreSQL writes one of ``column``; some break a contract."""
+    number = int(text.rpartition(" ")[2])
+    if column in ("gone", "left") and number % 5:
+        return None
+    if column == "cost":
+        return _cost(number)
+    if column == "left":
+        return _time(number)
+    if number % 23 == 0:
+        return f"{text} {KILOBYTES if number % 2 else TOO_LONG}"
+    return (_AWKWARD[number // 4 % len(_AWKWARD)] if number % 4 == 0 else "") + text
+
+
+def _cost(number: int) -> str:
+    if number % 23 == 0:
+        return NO_VALUE
+    return "NaN" if number % 7 == 0 else f"{'-' if number % 3 == 0 else ''}{number}.{number % 100:02}"
+
+
+def _time(number: int) -> str:
+    if number % 23 == 0:
+        return NO_VALUE
+    if number % 7 == 0:
+        return "infinity"
+    return (_EPOCH + timedelta(minutes=number, microseconds=number)).isoformat(" ").removesuffix(":00")
+
+
+def held(shape: TableShape, column: str, text: str | None) -> Held:
+    """What the lake must hold for ``text`` in ``column``."""
+    if text is None or column not in TYPES:
+        return text
+    if text in ("NaN", "infinity"):
+        return Exact(text)
+    return Decimal(text) if column == "cost" else datetime.fromisoformat(text)
+
+
+def from_lake(value: object, exact: str | None) -> Held:
+    """What the lake holds, of the typed column and the exact text beside it."""
+    if exact is not None:
+        return Exact(exact) if value is None else (value, Exact(exact))
+    return value.astimezone(UTC) if isinstance(value, datetime) else value
+
+
+def marked_at(shape: TableShape, mark: str) -> datetime | None:
+    """The time that a soft delete names; null where its column holds no time, or one that never comes."""
+    told = held(shape, shape.soft_delete_column or "", mark)
+    return told if isinstance(told, datetime) else None
 
 
 @dataclass(frozen=True)
@@ -73,7 +163,11 @@ def _contract(shape: TableShape, terms: Terms) -> dict[str, Any]:
         name: {"type": "integer", "x-pg-type": "bigint", "description": "Part of the key."} for name in KEY
     }
     for name in shape.columns:
-        columns[name] = {"type": ["string", "null"], "x-pg-type": "text", "description": "A text."}
+        columns[name] = {
+            "type": ["number" if name == "cost" else "string", "null"],
+            "x-pg-type": TYPES.get(name, "text"),
+            "description": "A column.",
+        }
         if name in terms.longest:
             columns[name]["maxLength"] = terms.longest[name]
     return {

@@ -16,7 +16,7 @@ from omnisupport_ingest_tests.proof.tables import TICKETS
 from omnisupport_ingest_tests.proof.tally import Tally
 from omnisupport_ingest_tests.proof.versions import versions
 
-FILES, STREAM, SMALL = range(3653, 3665), range(1152, 1162), range(2575, 2581)
+FILES, STREAM, SMALL = range(3653, 3665), range(1152, 1162), range(3054, 3060)
 STEPS = (
     "stop between layers",
     "overlapping replays",

@@ -13,6 +13,7 @@ from datetime import datetime
 
 from omnisupport_ingest_tests.oracle.model import Event, Key, Position, Row, TableShape
 from omnisupport_ingest_tests.oracle.oracle import current_state
+from omnisupport_ingest_tests.proof.tables import Held, held
 
 MOVED = "moved"
 
@@ -36,7 +37,7 @@ class Version:
     closed_by: str | None
     deleted: bool
     doubtful: bool
-    values: tuple[tuple[str, str | None], ...]
+    values: tuple[tuple[str, Held], ...]
 
 
 def versions(events: Iterable[Event], shape: TableShape) -> Iterator[Version]:
@@ -92,5 +93,5 @@ def _opened(key: Key, event: Event, by: str, row: Row) -> Version:
         closed_by=None,
         deleted=row.is_deleted,
         doubtful=row.existence_unresolved,
-        values=tuple(sorted(row.values.items(), key=lambda pair: pair[0])),
+        values=tuple(sorted((name, held(row.shape, name, text)) for name, text in row.values.items())),
     )

@@ -240,6 +240,8 @@ def test_changed_decision_judges_the_windows_again_or_lets_them_wait(story, spar
     take_all(story, spark)
     state = story.workspace.deduped(SOURCE).open().state(FIRST)
     assert state.checkpoint.changed_by == ("decision table",)
+    assert state.checkpoint.scenarios == {"contract_change": 1}
+    assert state.checkpoint.detectors == {"contract_change": "contract_version"}
     assert quarantined(story, spark) == []
 
 
@@ -248,9 +250,18 @@ def test_write_asked_for_again_writes_nothing_or_writes_again_as_the_table_says(
     take_all(story, spark)
     before = story.workspace.raw(SOURCE).open().version
     take(story, spark, (FIRST,))
+    for layer in (raw, deduped):
+        (checkpoint,) = layer.materialize(story.workspace, spark, SOURCE, (FIRST,), "again")
+        assert (checkpoint.scenarios["duplicate_event"], checkpoint.detectors["duplicate_event"]) == (
+            1,
+            "idempotency_key",
+        )
     assert story.workspace.raw(SOURCE).open().version == before
     decide(story, "duplicate_event", "replay_window")
-    take(story, spark, (FIRST,))
+    (checkpoint,) = raw.materialize(story.workspace, spark, SOURCE, (FIRST,), "again")
+    assert checkpoint.scenarios["duplicate_event"] == 1
+    (checkpoint,) = raw.materialize(story.workspace, spark, SOURCE, (FIRST,), "again", replay=True)
+    assert checkpoint.scenarios == {}, "it was asked for as a replay"
     again = story.workspace.raw(SOURCE).open()
     assert again.version > before
     assert again.state(FIRST).checkpoint.replaced_hash == again.state(FIRST).checkpoint.content_hash

@@ -1,0 +1,100 @@
+"""Scenarios that are about windows, not events, are counted in the metadata, with what found them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from omnisupport_ingest.contracts.decision_table import SCENARIOS, Finding
+from omnisupport_ingest.defs import keys
+from omnisupport_ingest.defs.assets import _mirror
+from omnisupport_ingest.defs.metadata import checkpoint_metadata
+from omnisupport_ingest.defs.sensors import _observed
+from omnisupport_ingest.landing.chain import Hole
+from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.stages.checkpoints import found_before, with_found
+from omnisupport_ingest.stages.pending import Pending
+from omnisupport_ingest.stages.plan import REPEATED
+from omnisupport_ingest.stages.versions import found_in
+from omnisupport_ingest_tests.stages.test_plan import CHECKPOINT
+
+NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
+NOTHING = Pending(
+    windows=(), batches=0, landed=0, last_batch_id=None, last_lsn=None, watermark=None, hole=None
+)
+CONTRACT_CHANGE = Finding("contract_change", "contract_version")
+REVIEW_DECISION = Finding("review_decision", "review_ledger")
+
+
+def mirrored(tags: dict[str, str]) -> dict[str, Any]:
+    """The metadata that a run with ``tags`` gives the window of a checkpoint."""
+    given: dict[str, Any] = {}
+    context = SimpleNamespace(
+        run=SimpleNamespace(tags=tags), add_asset_metadata=lambda entries, **_: given.update(entries)
+    )
+    _mirror(context, [CHECKPOINT], 0.0)  # type: ignore[arg-type]
+    return given
+
+
+@pytest.mark.parametrize(
+    ("tags", "times"), [({}, 1), ({keys.TAKE_NEW_TAG: "1"}, 0), ({keys.LATE_TAG: "1"}, 0)]
+)
+def test_a_backfill_that_somebody_asked_for_is_counted(tags: dict[str, str], times: int) -> None:
+    found = mirrored(tags)
+    assert found["scenario_manual_backfill"].value == times
+    assert ("detected_by" in found) == bool(times)
+    if times:
+        assert found["detected_by"].value == "manual_backfill: operator"
+
+
+def test_a_repeated_write_is_counted_in_the_run_that_asked_for_it() -> None:
+    entries = checkpoint_metadata(with_found(CHECKPOINT, REPEATED))
+    assert entries["scenario_duplicate_event"].value == 1
+    assert entries["detected_by"].value == "duplicate_event: idempotency_key"
+
+
+@pytest.mark.parametrize(
+    ("held", "wanted", "found"),
+    [
+        (("logic:1", "contract:a:1"), ("logic:1", "contract:a:2"), {CONTRACT_CHANGE}),
+        (("decisions:1",), ("decisions:2",), {CONTRACT_CHANGE}),
+        (("contract:a:1",), ("contract:a:1", "reviews:7"), {REVIEW_DECISION}),
+        (("contract:a:1",), ("contract:a:2", "reviews:7"), {CONTRACT_CHANGE, REVIEW_DECISION}),
+        (("logic:1",), ("logic:2",), set()),
+    ],
+)
+def test_a_window_is_made_again_for_what_it_is_judged_by(
+    held: tuple[str, ...], wanted: tuple[str, ...], found: set[Finding]
+) -> None:
+    assert found_in(held, wanted) == found
+
+
+def test_a_checkpoint_of_an_older_version_names_no_detectors_and_has_a_place_for_every_count() -> None:
+    old = replace(CHECKPOINT, scenarios={"row_rule": 3})
+    assert found_before(old) == {Finding("row_rule", "contract"): 3}
+
+
+def test_landing_counts_holes_and_recoveries_with_what_found_them() -> None:
+    hole = Hole(1, "batch", Lsn(5), "next", Lsn(9))
+    pending = replace(NOTHING, recoveries=2, hole=hole)
+    found = _observed("desk", pending, NOON).metadata
+    assert (found["scenario_crash_after_emit"].value, found["scenario_stream_hole"].value) == (2, 1)
+    assert found["detected_by"].value == "crash_after_emit: recovery_lsn, stream_hole: chain_lsn"
+    found = _observed("desk", NOTHING, NOON).metadata
+    assert (found["scenario_crash_after_emit"].value, found["scenario_stream_hole"].value) == (0, 0)
+    assert "detected_by" not in found
+
+
+def test_every_scenario_has_a_counter() -> None:
+    counted = {name for layer in ("raw_cdc_staging", "deduped_events") for name in entries_of(layer)}
+    # Those of landing are metadata of its asset.
+    assert counted | {"crash_after_emit", "stream_hole"} == SCENARIOS.keys()
+
+
+def entries_of(layer: str) -> set[str]:
+    entries = checkpoint_metadata(replace(CHECKPOINT, layer=layer))
+    return {name.removeprefix("scenario_") for name in entries if name.startswith("scenario_")}
