@@ -45,6 +45,7 @@ GATES: dict[str, Gate] = {
             "`in_force.json`, which names contracts and decision table",
             "contracts/in_force.py",
         ),
+        _gate("home.identity", "what tells this home from its copies", "sources/postgres/home_identity.py"),
         _gate("source.publication", "the publication, made or extended", "sources/postgres/publication.py"),
         _gate("source.publication_drop", "the publication is gone", "sources/postgres/publication.py"),
         _gate(
@@ -98,6 +99,7 @@ GATES: dict[str, Gate] = {
         _gate("landing.clear", "what a dead writer left is gone", "landing/folder_lock.py"),
         _gate("lake.table", "a new Delta table", "lake/schema.py"),
         _gate("lake.columns", "columns added to a Delta table", "lake/schema.py"),
+        _gate("lake.retype", "the note that a table is made again under other types", "stages/retyping.py"),
         _gate("lake.write", "what Spark wrote, in the staging folder", "lake/staging.py"),
         _gate("lake.place", "the files of a window in their place", "lake/staging.py"),
         _gate("lake.state", "the file with the state of a window", "lake/state.py"),

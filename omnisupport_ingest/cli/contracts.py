@@ -156,3 +156,47 @@ def diff(tables: tuple[str, ...], as_json: bool) -> int:
     else:
         show(found)
     return FINDINGS if found.matters else 0
+
+
+@contracts.command()
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def retype(name: str, yes: bool) -> int:
+    """Have the tables of the contract NAME made again under its types, where theirs are others.
+
+    A type that holds every value of the old one needs nothing: the next run takes it. Any other change waits
+    for this command, as it changes what readers of the tables see. The dimension, the published table and
+    the history are made again from the events in deduped_events, each in one commit: until then readers find
+    the old one whole. The source is not asked. The next run does it: that of `up`, or of `materialize`.
+
+    \b
+    Example:
+      omnisupport-ingest contracts retype invoices
+
+    Exit code: 0 done or nothing to do, 2 usage or settings, 3 no home.
+    """
+    from omnisupport_ingest.cli.opening import existing_home
+    from omnisupport_ingest.stages.retyping import ask_for, other_types
+    from omnisupport_ingest.stages.workspace import Workspace
+
+    settings = open_settings()
+    existing_home(settings)
+    workspace = Workspace.open(settings)
+    sources = workspace.contracts.sources()
+    known = {each.name: each for source in sources for each in workspace.contracts.of_source(source)}
+    if name not in known:
+        raise click.UsageError(f"There is no contract called {name}. There is: {', '.join(sorted(known))}.")
+    found = other_types(workspace, known[name])
+    if not found:
+        click.echo(f"The tables of {name} have the types of its contract.")
+        return 0
+    for path, columns in found.items():
+        click.echo(f"{path}: {', '.join(map(str, columns))}")
+    click.echo("Each is made again whole, from deduped_events; nothing is read at the source.")
+    if not yes:
+        click.confirm("Go on?", abort=True)
+    ask_for(workspace, known[name])
+    click.echo(
+        "The next run makes them: that of `omnisupport-ingest up`, else omnisupport-ingest materialize"
+    )
+    return 0

@@ -232,3 +232,49 @@ def _print_plan(plan: Leaving) -> None:
         click.echo(f"Publication {plan.publication}: goes; capture has made it, and no other slot uses it.")
     for each in plan.stays:
         click.echo(f"Stays: {each}")
+
+
+@source.command()
+@click.option("--take-over", is_flag=True, help="The original is gone for good: its slot is this home's.")
+@click.option(
+    "--new-slot", is_flag=True, help="The original still captures: this home gets a slot of its own."
+)
+def adopt(take_over: bool, new_slot: bool) -> None:
+    """Say whose the replication slot is, after this home was copied, restored or moved.
+
+    A home knows by its identity file that it is a copy: capture, repair and drop are refused until this is
+    said, as only a person knows whether the original still lives. Two homes that read one slot would each
+    miss what the other has read. Nothing is asked of the source, and nothing changes there.
+
+    With --new-slot, set OMNISUPPORT_SLOT to another name and begin an epoch: capture --new-epoch REASON.
+
+    \b
+    Examples:
+      omnisupport-ingest source adopt --take-over
+      omnisupport-ingest source adopt --new-slot
+
+    Exit code: 0 done, 2 usage or settings, 3 no home, 6 a capture of this home runs.
+    """
+    from omnisupport_ingest.landing.store import LandingStore
+    from omnisupport_ingest.sources.postgres.home_identity import HomeIdentity
+    from omnisupport_ingest.sources.postgres.home_slot import SlotIntent
+    from omnisupport_ingest.sources.postgres.lease import Lease
+
+    if take_over == new_slot:
+        raise click.UsageError("Say one of --take-over and --new-slot.")
+    settings = open_settings()
+    home = existing_home(settings)
+    with Lease.take(home.run, settings.source):
+        store = LandingStore(home.landing, settings.source)
+        epoch = store.current_epoch()
+        given_up = {settings.source: epoch.number} if new_slot and epoch is not None else {}
+        if new_slot:
+            SlotIntent(store.folder).clear()
+        HomeIdentity(home).adopt(given_up)
+    if take_over:
+        click.echo("This home goes on with its replication slot. The original must not capture any more.")
+    else:
+        click.echo(
+            "This home has left its replication slot to the original. Set OMNISUPPORT_SLOT to another name, "
+            'then: omnisupport-ingest capture --new-epoch "a copy of another home"'
+        )

@@ -7,7 +7,7 @@ partition of a run is materialized.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
 from typing import Any
 
@@ -24,6 +24,7 @@ from omnisupport_ingest.stages import deduped, dimensions, published, raw
 from omnisupport_ingest.stages.checkpoints import with_found
 from omnisupport_ingest.stages.idempotency import LOGIC_VERSION
 from omnisupport_ingest.stages.late_replay import BY_HAND, refuse_backfill
+from omnisupport_ingest.stages.retyping import waits
 from omnisupport_ingest.stages.workspace import Workspace
 
 _LAKE_KINDS = {"spark", "deltalake"}
@@ -147,6 +148,8 @@ def dimension_asset(
 
     @dg.asset(
         key=key,
+        # Where the table waits for a person nothing is made, and no other table's step or run fails for it.
+        output_required=False,
         deps=[keys.deduped_key(contract.source)],
         partitions_def=partitions,
         backfill_policy=dg.BackfillPolicy.single_run(),
@@ -163,8 +166,10 @@ def dimension_asset(
         context: dg.AssetExecutionContext,
         workspace: dg.ResourceParam[Workspace],
         pyspark: LazyPySparkResource,
-    ) -> None:
+    ) -> Iterator[dg.Output[None]]:
         started = time.monotonic()
+        if _waits(context, workspace, contract):
+            return
         with named_spark_errors(workspace.settings):
             done = dimensions.materialize(
                 workspace,
@@ -175,6 +180,7 @@ def dimension_asset(
                 replay=_replays(context, workspace),
             )
         _mirror(context, done, started)
+        yield dg.Output(None)
 
     return materialize_dimension
 
@@ -185,6 +191,7 @@ def published_asset(*, workspace: Workspace, contract: TableContract) -> dg.Asse
 
     @dg.asset(
         key=key,
+        output_required=False,
         deps=[keys.dimension_key(contract)],
         description=f"{contract.description} {spec.description}",
         group_name=keys.PUBLISHED,
@@ -199,8 +206,10 @@ def published_asset(*, workspace: Workspace, contract: TableContract) -> dg.Asse
         context: dg.AssetExecutionContext,
         workspace: dg.ResourceParam[Workspace],
         pyspark: LazyPySparkResource,
-    ) -> None:
+    ) -> Iterator[dg.Output[None]]:
         started = time.monotonic()
+        if _waits(context, workspace, contract):
+            return
         with named_spark_errors(workspace.settings):
             done = published.materialize(
                 workspace,
@@ -210,8 +219,16 @@ def published_asset(*, workspace: Workspace, contract: TableContract) -> dg.Asse
                 replay=_replays(context, workspace),
             )
         context.add_asset_metadata(checkpoint_metadata(done, duration_seconds=time.monotonic() - started))
+        yield dg.Output(None)
 
     return materialize_published
+
+
+def _waits(context: dg.AssetExecutionContext, workspace: Workspace, contract: TableContract) -> bool:
+    found = waits(workspace, contract)
+    if found is not None:
+        context.log.error(f"{found.problem} Fix: {found.fix}")
+    return found is not None
 
 
 def _mirror(context: dg.AssetExecutionContext, done: Sequence[Checkpoint], started: float) -> None:

@@ -5,7 +5,7 @@ hour, and whenever a person launches it.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import dagster as dg
 from dagster_pyspark import LazyPySparkResource
@@ -19,6 +19,7 @@ from omnisupport_ingest.defs.tables import table_metadata
 from omnisupport_ingest.runtime.spark_errors import named_spark_errors
 from omnisupport_ingest.stages import history, history_checks
 from omnisupport_ingest.stages.findings import CheckFinding
+from omnisupport_ingest.stages.retyping import waits
 from omnisupport_ingest.stages.workspace import Workspace
 
 
@@ -56,6 +57,8 @@ def history_asset(*, workspace: Workspace, contract: TableContract) -> dg.Assets
 
     @dg.asset(
         key=key,
+        # As for its dimension: a table that waits for a person holds up no other.
+        output_required=False,
         deps=[keys.deduped_key(contract.source)],
         description=f"{contract.description} {spec.description}",
         group_name=keys.HISTORY,
@@ -70,8 +73,11 @@ def history_asset(*, workspace: Workspace, contract: TableContract) -> dg.Assets
         context: dg.AssetExecutionContext,
         workspace: dg.ResourceParam[Workspace],
         pyspark: LazyPySparkResource,
-    ) -> None:
+    ) -> Iterator[dg.Output[None]]:
         started = time.monotonic()
+        if (waiting := waits(workspace, contract)) is not None:
+            context.log.error(f"{waiting.problem} Fix: {waiting.fix}")
+            return
         with named_spark_errors(workspace.settings):
             done = history.materialize(
                 workspace,
@@ -82,6 +88,7 @@ def history_asset(*, workspace: Workspace, contract: TableContract) -> dg.Assets
                 replay=keys.TAKE_NEW_TAG not in context.run.tags,
             )
         context.add_asset_metadata(checkpoint_metadata(done, duration_seconds=time.monotonic() - started))
+        yield dg.Output(None)
 
     return materialize_history
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from deltalake import CommitProperties, DeltaTable
+from deltalake import CommitProperties, DeltaTable, Schema
 from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction, Transaction
 
@@ -98,9 +98,11 @@ def commit_actions(
     *,
     app_id: str,
     note: dict[str, Any],
+    replacing_all_with: Schema | None = None,
 ) -> int:
     """Commit ``actions`` on top of the version that ``handle`` is pinned to; returns the new one.
 
+    ``replacing_all_with``: every file of the table leaves it, and this is its schema from then on.
     ``CommitConflict`` if that is not the newest version any more.
     """
     version = handle.version()
@@ -109,8 +111,8 @@ def commit_actions(
         with gate("lake.commit", app_id):
             handle.create_write_transaction(
                 list(actions),
-                mode="append",
-                schema=handle.schema(),
+                mode="append" if replacing_all_with is None else "overwrite",
+                schema=replacing_all_with or handle.schema(),
                 partition_by=handle.metadata().partition_columns,
                 commit_properties=CommitProperties(
                     custom_metadata={NOTE: note},

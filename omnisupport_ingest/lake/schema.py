@@ -1,10 +1,16 @@
-"""The schema of a table on disk follows its spec: made with it, and widened when the spec grows."""
+"""The schema of a table on disk follows its spec: made with it, and widened when the spec grows.
+
+A column that the spec adds is added at once. One whose type is another in the spec keeps its type on disk
+until a commit replaces all that the table holds: readers of a Delta table take its files to be of its schema.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +27,56 @@ if TYPE_CHECKING:
 
 class SchemaChanged(IngestError):
     """The table on disk cannot take what the spec says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retyped:
+    """A column that is of another type on disk than in the spec; both as Delta writes them."""
+
+    column: str
+    on_disk: str
+    wanted: str
+
+    @property
+    def widens(self) -> bool:
+        """Whether every value on disk is the same value in the wanted type, so that no reader loses any."""
+        if self.wanted in _WIDER.get(self.on_disk, ()):
+            return True
+        narrow, wide = _DECIMAL.fullmatch(self.on_disk), _DECIMAL.fullmatch(self.wanted)
+        if wide is None:
+            return False
+        digits, scale = int(wide[1]), int(wide[2])
+        if narrow is not None:
+            return scale >= int(narrow[2]) and digits - scale >= int(narrow[1]) - int(narrow[2])
+        return digits - scale >= _DIGITS.get(self.on_disk, 39)
+
+    def __str__(self) -> str:
+        return f"{self.column} ({self.on_disk} on disk, {self.wanted} by its contract)"
+
+
+_WIDER = {
+    "short": ("integer", "long", "double"),
+    "integer": ("long", "double"),
+    "float": ("double",),
+}
+"""Delta types → those that hold each of their values exactly. (A whole number of 64 bits is no double.)"""
+
+_DIGITS = {"short": 5, "integer": 10, "long": 19}
+_DECIMAL = re.compile(r"decimal\((\d+),\s*(\d+)\)")
+
+
+def retyped(handle: DeltaTable, schema: StructType) -> tuple[Retyped, ...]:
+    """The columns of the table that ``schema`` gives another type, by name."""
+    on_disk = _types(handle.schema())
+    return tuple(
+        Retyped(name, _named(on_disk[name]), _named(of_type))
+        for name, of_type in sorted(_types(delta_schema(schema)).items())
+        if name in on_disk and on_disk[name] != of_type
+    )
+
+
+def _named(of_type: Any) -> str:
+    return of_type if isinstance(of_type, str) else json.dumps(of_type)
 
 
 def delta_schema(schema: StructType) -> Schema:
@@ -49,8 +105,8 @@ def open_with_schema(
     """The newest version of the table in ``folder``, made or widened as ``schema`` asks.
 
     A new table's folder is open to its owner only, and it has the Delta properties of
-    ``configuration``. ``SchemaChanged`` if a column has another type on disk, or the partition
-    columns differ.
+    ``configuration``. A column that has another type on disk keeps it (``retyped``). ``SchemaChanged`` if the
+    partition columns differ.
     """
     wanted = delta_schema(schema)
     if not DeltaTable.is_deltatable(str(folder)):
@@ -97,13 +153,6 @@ def _missing(handle: DeltaTable, wanted: Schema, partition_by: tuple[str, ...]) 
             f"{', '.join(partition_by) or 'nothing'}.",
             fix="Use the version that made the table, or rebuild the lake from landing.",
         )
-    for name, of_type in asked.items():
-        if name in on_disk and on_disk[name] != of_type:
-            raise SchemaChanged(
-                f"The column {name} of {handle.table_uri} is {on_disk[name]} on disk and {of_type} "
-                "by its contract.",
-                fix="Restore the type in the contract, or rebuild the table from landing.",
-            )
     return [name for name in asked if name not in on_disk]
 
 

@@ -31,7 +31,14 @@ from omnisupport_ingest.lake.commit import (
     until_first,
 )
 from omnisupport_ingest.lake.layout import LakeFile, StagedFile
-from omnisupport_ingest.lake.schema import arrow_schema, open_with_schema
+from omnisupport_ingest.lake.schema import (
+    Retyped,
+    SchemaChanged,
+    arrow_schema,
+    delta_schema,
+    open_with_schema,
+    retyped,
+)
 from omnisupport_ingest.lake.state import StateUnreadable, WindowState, read_state, write_state
 from omnisupport_ingest.lake.stats import rows_in
 
@@ -88,8 +95,9 @@ class LakeTable:
     def open(self) -> TableSnapshot:
         """The newest version, in a handle of its own; makes the table if it is not there.
 
-        Columns that the spec has and the table lacks are added. ``SchemaChanged`` if a column has
-        another type, or the table is partitioned otherwise.
+        Columns that the spec has and the table lacks are added; those that have another type keep it until a
+        commit replaces every window (``TableSnapshot.retyped``). ``SchemaChanged`` if the table is
+        partitioned otherwise.
         """
         handle = open_with_schema(
             self.folder, self.spec.schema, self.spec.partition_by, self.spec.path, self.spec.description
@@ -104,6 +112,8 @@ class TableSnapshot:
         self.table = table
         self._handle = handle
         self._spent = False
+        self.retyped: tuple[Retyped, ...] = retyped(handle, table.spec.schema)
+        """Columns that have another type on disk. A commit must replace all windows then."""
         self.version: int = handle.version()
         self.table_id: str = str(handle.metadata().id)
 
@@ -162,7 +172,8 @@ class TableSnapshot:
 
         A change whose work the window already holds does nothing; if nothing is left, no version is
         made. ``CommitConflict`` if the table has moved on since ``open``; ``StagedFileMissing`` if
-        a file to add is not there. A snapshot commits once: open the table again for more. ``run_id``:
+        a file to add is not there; ``SchemaChanged`` if columns have another type and a window would
+        stay. A snapshot commits once: open the table again for more. ``run_id``:
         the run that the log entry names, else the one that made the content.
         """
         if self._spent:
@@ -178,11 +189,25 @@ class TableSnapshot:
                 states.append(change.state)
         if not actions:
             return self.version
+        note, schema = commit_note(states, run_id), None
+        if self.retyped:
+            self._require_all_replaced(changes)
+            actions = [each for each in actions if isinstance(each, AddAction)]
+            schema = delta_schema(self.table.spec.schema)
         version = commit_actions(
-            self._handle, actions, app_id=self.table.spec.app_id, note=commit_note(states, run_id)
+            self._handle, actions, app_id=self.table.spec.app_id, note=note, replacing_all_with=schema
         )
         self._spent = True
         return version
+
+    def _require_all_replaced(self, changes: Sequence[WindowChange]) -> None:
+        stays = set(self.windows()) - {change.window for change in changes if change.replaces}
+        if stays:
+            raise SchemaChanged(
+                f"{self.table.spec.path} holds columns of another type: {', '.join(map(str, self.retyped))}; "
+                f"its window {min(stays)} would keep them.",
+                fix="Let `omnisupport-ingest materialize` run the table: it replaces all of its windows.",
+            )
 
     def _actions(self, change: WindowChange) -> list[AddAction | RemoveAction]:
         held = {file.path: file for file in self.files(change.window)}

@@ -24,6 +24,7 @@ from omnisupport_ingest.stages.freshness import Freshness, freshness
 from omnisupport_ingest.stages.looking import look
 from omnisupport_ingest.stages.quarantine_stock import rises_of, stock_of
 from omnisupport_ingest.stages.quarantined import Filter, Quarantined, quarantined
+from omnisupport_ingest.stages.retyping import waits
 from omnisupport_ingest.stages.reviews import ReviewLedger
 from omnisupport_ingest.stages.workspace import Workspace
 from omnisupport_ingest.windows import OUT_OF_RANGE
@@ -89,6 +90,8 @@ def _table_complete(
     epoch: int,
     lost: Sequence[LostStretch],
 ) -> CheckFinding:
+    if (waiting := waits(workspace, contract)) is not None:
+        return CheckFinding(False, f"{waiting.problem} Fix: {waiting.fix}")
     if not is_captured(batches):
         return CheckFinding(True, "Deliveries land whole." if batches else "Nothing has landed yet.")
     incomplete = incomplete_now(batches, contract.name, epoch, lost)

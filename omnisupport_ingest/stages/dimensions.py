@@ -7,7 +7,7 @@ window's net change. Quarantined events are holes in the fold, never stepped ove
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial, reduce
 
 from pyspark.sql import DataFrame, SparkSession
@@ -31,6 +31,7 @@ from omnisupport_ingest.stages.lateness import Lateness
 from omnisupport_ingest.stages.plan import Asked, Upstream, WindowPlan, Work, plan_window, repeats_writes
 from omnisupport_ingest.stages.progress import BatchFacts, facts_of
 from omnisupport_ingest.stages.quarantine_files import named_by
+from omnisupport_ingest.stages.retyping import require_types
 from omnisupport_ingest.stages.upstream_files import files_to_read, units_of
 from omnisupport_ingest.stages.versions import of_contract
 from omnisupport_ingest.stages.workspace import Workspace
@@ -84,11 +85,16 @@ def materialize(
         files = EventFiles.opened(workspace, contract.source)
         deduped = files.deduped
         passed = closing.passed_with(deduped)
+        require_types(workspace, contract, snapshot)
         asked = list(dict.fromkeys(windows))
-        if deduped.state(OUT_OF_RANGE) is not None:
+        if snapshot.retyped:
+            # All in one commit: no reader ever finds files of both types, or a part of the table.
+            asked = sorted({*asked, *snapshot.windows(), *deduped.windows()})
+        if deduped.state(OUT_OF_RANGE) is not None and OUT_OF_RANGE not in asked:
             # Events whose time cannot be right are holes in the fold like any other.
             asked.append(OUT_OF_RANGE)
-        jobs = [_job(snapshot, files, contract, window, asked_as) for window in asked]
+        anew = replace(asked_as, replay=replay or bool(snapshot.retyped))
+        jobs = [_job(snapshot, files, contract, window, anew) for window in asked]
         done = [job.plan.window for job in jobs if job.plan.repeated]
         jobs = [job for job in jobs if job.plan.work is not Work.NOTHING]
         idle = closing.due(snapshot, set(asked) - {job.plan.window for job in jobs}, passed)
@@ -229,7 +235,8 @@ def _replaced(
     changed: _Changed,
 ) -> Replaced | None:
     before = snapshot.state(job.plan.window)
-    if before is None or not job.replays:
+    if before is None or not job.replays or snapshot.retyped:
+        # Rows of other types are other rows, every one.
         return None
     batches = (landing.read(name) for name in job.batches if landing.exists(name))
     late = lateness.late_in(job.plan.window, batches)

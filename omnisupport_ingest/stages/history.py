@@ -20,6 +20,7 @@ from omnisupport_ingest.lake.table import TableSnapshot, retrying
 from omnisupport_ingest.stages.checkpoints import Counts, Identity, Outcome, change_for, report
 from omnisupport_ingest.stages.event_files import EventFiles
 from omnisupport_ingest.stages.plan import Upstream
+from omnisupport_ingest.stages.retyping import require_types
 from omnisupport_ingest.stages.versions import of_contract
 from omnisupport_ingest.stages.whole_table import WindowsAbove, plan_whole
 from omnisupport_ingest.stages.workspace import Workspace
@@ -40,8 +41,9 @@ def materialize(
     table = workspace.history(contract)
 
     def attempt(snapshot: TableSnapshot) -> None:
+        require_types(workspace, contract, snapshot)
         files = EventFiles.opened(workspace, contract.source)
-        if not replay and _made_from(snapshot, files, contract):
+        if not replay and not snapshot.retyped and _made_from(snapshot, files, contract):
             return
         upstream = upstream_of(files, contract)
         plan = plan_whole(snapshot, upstream, layer=LAYER, table=contract.full_name, replay=replay)

@@ -32,6 +32,7 @@ from omnisupport_ingest.stages.dimensions import units_above
 from omnisupport_ingest.stages.lateness import LateArrival, Lateness, newest_watermark
 from omnisupport_ingest.stages.published import shows, upstream_of
 from omnisupport_ingest.stages.quarantine_files import QuarantineFiles
+from omnisupport_ingest.stages.retyping import waiting
 from omnisupport_ingest.stages.versions import LawVersions, is_current, of_contract
 from omnisupport_ingest.stages.workspace import Workspace
 
@@ -85,6 +86,10 @@ class _Layer:
         self._decisions = decisions
         self._states: dict[str, WindowState | None] = {}
 
+    def waits(self, workspace: Workspace, contract: TableContract) -> bool:
+        """Whether the table takes nothing in before a person has decided about its types."""
+        return self._snapshot is not None and bool(waiting(workspace, contract, self._snapshot))
+
     def windows(self) -> Sequence[str]:
         return self._snapshot.windows() if self._snapshot is not None else ()
 
@@ -128,21 +133,21 @@ def pending_windows(workspace: Workspace, source: str, *, limit: int = 500) -> P
     lateness = Lateness.of(workspace, source)
     apart = workspace.decisions.action(LATE) == REPLAY_WINDOW
     held: dict[str, frozenset[str]] = {}
-    waiting: dict[str, set[str]] = {}
+    untaken: dict[str, set[str]] = {}
     late: list[LateArrival] = []
     for batch in landed.batches:
         for window in batch.windows:
             if window not in held:
                 held[window] = frozenset.intersection(*(layer.held(window) for layer in layers))
             if batch.batch_id not in held[window]:
-                waiting.setdefault(batch.batch_id, set()).add(window)
-        if apart and batch.batch_id in waiting:
+                untaken.setdefault(batch.batch_id, set()).add(window)
+        if apart and batch.batch_id in untaken:
             late += _untaken(lateness.arrivals(batch), layers)
-    windows = {window for batch_id in list(waiting)[:limit] for window in waiting[batch_id]}
-    if not waiting:
+    windows = {window for batch_id in list(untaken)[:limit] for window in untaken[batch_id]}
+    if not untaken:
         windows |= _unpublished(workspace, contracts)
     late_windows = {each.window for each in late}
-    busy = late_windows.union(*waiting.values())
+    busy = late_windows.union(*untaken.values())
     watermark = newest_watermark(landed.batches)
     windows |= set(_closing(layers, lambda window: lateness.closed(window, watermark), busy)[:limit])
     windows |= set(_half_done(workspace, source, contracts, busy)[:limit])
@@ -150,7 +155,7 @@ def pending_windows(workspace: Workspace, source: str, *, limit: int = 500) -> P
     held_up = landed.hole is not None and workspace.decisions.action(HOLE_FOUND.scenario) == STOP
     return Pending(
         windows=() if held_up else tuple(sorted(windows - late_windows)),
-        batches=len(waiting),
+        batches=len(untaken),
         landed=len(landed.batches),
         last_batch_id=newest.batch_id if newest else None,
         last_lsn=_end(newest),
@@ -169,8 +174,13 @@ def _layers(workspace: Workspace, source: str, contracts: tuple[TableContract, .
         _Layer(workspace.raw(source), lambda _: raw.VERSIONS, decisions),
         _Layer(workspace.deduped(source), LawVersions(workspace, source).of, decisions),
         *(
-            _Layer(workspace.dimension(each), partial(_of_any_window, of_contract(each)), decisions)
+            layer
             for each in contracts
+            if not (
+                layer := _Layer(
+                    workspace.dimension(each), partial(_of_any_window, of_contract(each)), decisions
+                )
+            ).waits(workspace, each)
         ),
     ]
 
@@ -250,9 +260,11 @@ def _unpublished(workspace: Workspace, contracts: tuple[TableContract, ...]) -> 
     windows = set()
     for contract in contracts:
         dimension = _open(workspace.dimension(contract))
+        published = _open(workspace.published(contract))
         if dimension is None or not dimension.windows():
             continue
-        published = _open(workspace.published(contract))
+        if any(waiting(workspace, contract, each) for each in (dimension, published) if each is not None):
+            continue
         state = published.state(WHOLE_TABLE) if published else None
         if state is None or not shows(state, upstream_of(dimension, contract)):
             windows.add(dimension.windows()[-1])

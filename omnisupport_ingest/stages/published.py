@@ -26,6 +26,7 @@ from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.table import TableSnapshot, retrying
 from omnisupport_ingest.stages.checkpoints import Counts, Identity, Outcome, change_for, report
 from omnisupport_ingest.stages.plan import Upstream
+from omnisupport_ingest.stages.retyping import require_types
 from omnisupport_ingest.stages.versions import of_contract
 from omnisupport_ingest.stages.whole_table import WindowsAbove, plan_whole
 from omnisupport_ingest.stages.workspace import Workspace
@@ -51,6 +52,7 @@ def materialize(
     table = workspace.published(contract)
 
     def attempt(snapshot: TableSnapshot) -> None:
+        require_types(workspace, contract, snapshot)
         dimension = workspace.dimension(contract).open()
         upstream = upstream_of(dimension, contract)
         plan = plan_whole(snapshot, upstream, layer=LAYER, table=contract.full_name, replay=replay)

@@ -30,9 +30,12 @@ from omnisupport_ingest.sources.postgres.epoch_start import EpochStart
 from omnisupport_ingest.sources.postgres.errors import (
     AnotherSource,
     HoleInSource,
+    NotOurSlot,
+    SlotMoved,
     SourceRefused,
     TableInterrupted,
 )
+from omnisupport_ingest.sources.postgres.home_identity import HomeIdentity
 from omnisupport_ingest.sources.postgres.home_slot import end_of_chain
 from omnisupport_ingest.sources.postgres.lease import Lease
 from omnisupport_ingest.sources.postgres.new_tables import NewTables
@@ -99,6 +102,7 @@ class Capture:
         self._stuck: IngestError | None = None
         self._contracts_again = contracts_again or (lambda: contracts)
         self._store = LandingStore(home.landing, settings.source, remembered=_REMEMBERED)
+        self._identity = HomeIdentity(home)
         self._telling = threading.Lock()
         self._seen_from = Lsn(0)
 
@@ -127,6 +131,7 @@ class Capture:
                 note = RestartNote(folder)
                 note.clear()
                 stop = restart = StopOrRestart(pause, note)
+            self._identity.require_original()
             self._store.make_names_durable()
             dsn = source_dsn(self._settings, self._home)
             connection = connect(dsn)
@@ -146,8 +151,9 @@ class Capture:
         """Raise what a person must change before capture can begin; changes nothing.
 
         ``PreflightFailed`` with every finding that stops all tables, ``BadDsn``, ``SourceRefused``, or
-        ``SourceUnavailable``.
+        ``SourceUnavailable``, ``HomeCopied``.
         """
+        self._identity.look()
         ready_tables(self._epochs().findings(source_dsn(self._settings, self._home)), self._tables)
 
     def raise_left_out(self) -> None:
@@ -169,6 +175,7 @@ class Capture:
         ``SlotNotMade`` if ``stop`` came first.
         """
         with Lease.take(self._home.run, self._settings.source):
+            self._identity.require_original()
             dsn = source_dsn(self._settings, self._home)
             return self._epochs(stop).next(dsn, reason, loss_accepted_by=loss_accepted_by)
 
@@ -182,6 +189,7 @@ class Capture:
         ``SlotNotMade`` if ``stop`` came before the epoch began.
         """
         with Lease.take(self._home.run, self._settings.source):
+            self._identity.require_original()
             lake.pin()
             dsn = source_dsn(self._settings, self._home)
             epoch = self._epochs(stop).next(dsn, reason)
@@ -204,7 +212,7 @@ class Capture:
         return self._captured.all
 
     def _epochs(self, stop: threading.Event | None = None) -> EpochStart:
-        return EpochStart(self._settings, self._store, self._tables, stop)
+        return EpochStart(self._settings, self._store, self._tables, stop, self._identity)
 
     def _last_landed(self) -> datetime | None:
         epoch = self._store.current_epoch()
@@ -244,7 +252,8 @@ class Capture:
     ) -> EpochRecord:
         """The new epoch to go on in after ``hole``, where the settings leave that to us; else raises it."""
         by_itself = self._settings.snapshot_mode is SnapshotMode.WHEN_NEEDED
-        if not by_itself or isinstance(hole, AnotherSource | TableInterrupted):
+        asks = AnotherSource | NotOurSlot | SlotMoved | TableInterrupted
+        if not by_itself or isinstance(hole, asks):
             raise hole
         _log.warning("%s A new epoch begins, as the snapshot mode is when_needed.", hole.problem)
         self._epochs(stop).next(dsn, hole.problem)
@@ -261,7 +270,9 @@ class Capture:
         with suppress(SourceRefused):  # A standby, which is told below.
             # Read before the tables are looked at.
             self._seen_from = wal_clock(connection).flushed
-        found = EpochStart(self._settings, self._store, wanted, stop).findings(dsn)
+        if epoch is not None and not self._identity.owns(self._settings.source, epoch.number):
+            raise _not_ours(epoch)
+        found = EpochStart(self._settings, self._store, wanted, stop, self._identity).findings(dsn)
         if epoch is not None and not {each.check for each in found} & NO_PROOF:
             # A slot that is gone or not ours is found now: before anything changes at the source, and
             # before it is told what another server lacks.
@@ -393,3 +404,12 @@ class Capture:
         """Snapshots and stream land on threads of their own; who is told is told of one batch at a time."""
         with self._telling:
             self._landed(batch)
+
+
+def _not_ours(epoch: EpochRecord) -> NotOurSlot:
+    slot = epoch.facts.slot if epoch.facts is not None else ""
+    return NotOurSlot(
+        f"The slot {slot} of epoch {epoch.number} belongs to the home that this one is a copy of.",
+        fix="Give this home a slot of its own, another name in OMNISUPPORT_SLOT, and begin a new epoch: "
+        'omnisupport-ingest capture --new-epoch "a copy of another home"',
+    )

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from omnisupport_ingest.landing.epochs import EpochFacts, EpochRecord
 from omnisupport_ingest.landing.manifest import StreamSpan
 from omnisupport_ingest.position import Lsn
-from omnisupport_ingest.sources.postgres.errors import AnotherSource, HoleInSource
+from omnisupport_ingest.sources.postgres.errors import AnotherSource, HoleInSource, SlotMoved
 from omnisupport_ingest.sources.postgres.server import ServerFacts, SlotFacts
 
 REPAIR = (
@@ -106,7 +106,7 @@ def resume_point(
     if last is not None and confirmed <= last.commit_lsn:
         return ResumePoint(last.commit_lsn, end_of_chain, last, recovered_from)
     if confirmed not in chain.stops:
-        raise _hole(
+        raise _moved(
             f"The slot {facts.slot} has been moved by somebody else, or made anew",
             f"it is confirmed up to {confirmed}, where no batch ends",
         )
@@ -145,7 +145,7 @@ def require_unmoved(slot: SlotFacts, end_of_chain: Lsn) -> None:
     To be asked once more when the slot is being read: the server passes over what lies below without a word.
     """
     if slot.confirmed_flush_lsn is not None and slot.confirmed_flush_lsn > end_of_chain:
-        raise _hole(
+        raise _moved(
             f"The slot {slot.name} has been read by somebody else, or made anew, or batches are missing at "
             "the end of landing",
             f"confirmed up to {slot.confirmed_flush_lsn}, landed up to {end_of_chain}",
@@ -182,6 +182,13 @@ def _given_up(slot: str, reason: str | None) -> str:
     if reason in (None, "wal_removed"):
         return f"The server has removed WAL that the slot {slot} needs (max_slot_wal_keep_size)"
     return f"The server has given up the slot {slot}: {_GIVEN_UP.get(reason, reason)}"
+
+
+def _moved(problem: str, values: str) -> SlotMoved:
+    return SlotMoved(
+        f"{problem}: {values}. Events may be missing.",
+        fix=f"See first that no copy of this home captures through it: a new epoch drops the slot. {REPAIR}",
+    )
 
 
 def _hole(problem: str, values: str) -> HoleInSource:

@@ -8,6 +8,7 @@ from omnisupport_ingest.home import Home
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres.connection import connect, source_errors
+from omnisupport_ingest.sources.postgres.home_identity import HomeIdentity
 from omnisupport_ingest.sources.postgres.home_slot import Presence, SlotIntent, expected_slot
 from omnisupport_ingest.sources.postgres.lease import Lease
 from omnisupport_ingest.sources.postgres.preflight.rows import one_row
@@ -31,9 +32,10 @@ def plan_leaving(dsn: str, settings: Settings, home: Home) -> Leaving:
     """What ``leave`` would drop at the source at ``dsn``.
 
     Raises ``CaptureRunning`` while a capture of this home runs, ``SlotInUse`` while anybody reads
-    from the slot, ``SourceRefused`` and ``SourceUnavailable``.
+    from the slot, ``HomeCopied``, ``SourceRefused`` and ``SourceUnavailable``.
     """
     with Lease.take(home.run, settings.source):
+        HomeIdentity(home).look()
         return _plan(dsn, settings, home)
 
 
@@ -44,6 +46,7 @@ def leave(dsn: str, settings: Settings, home: Home) -> Leaving:
     """
     # The lease is held, so that no capture starts between the plan and the end.
     with Lease.take(home.run, settings.source):
+        HomeIdentity(home).look()
         plan = _plan(dsn, settings, home)
         connection = connect(dsn)
         try:
@@ -73,7 +76,8 @@ def _plan(dsn: str, settings: Settings, home: Home) -> Leaving:
                 and epoch.facts is not None
                 and epoch.facts.system_identifier != server.system_identifier
             )
-            if expected.presence is Presence.FREE or another_server:
+            ours = epoch is None or HomeIdentity(home).owns(settings.source, epoch.number)
+            if expected.presence is Presence.FREE or another_server or not ours:
                 stays.append(
                     f"Slot {slot.name}: this home has not made it. If nobody uses it: "
                     f"SELECT pg_drop_replication_slot({literal(slot.name)});"

@@ -18,6 +18,7 @@ from omnisupport_ingest.landing.epochs import EpochFacts, EpochRecord
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres.connection import VALUE_SETTINGS, connect
+from omnisupport_ingest.sources.postgres.home_identity import HomeIdentity
 from omnisupport_ingest.sources.postgres.home_slot import (
     ExpectedSlot,
     Presence,
@@ -47,11 +48,12 @@ class EpochStart:
         store: LandingStore,
         tables: Sequence[TableContract],
         stop: threading.Event | None = None,
+        identity: HomeIdentity | None = None,
     ) -> None:
         """``tables``: the source's, which the publication must have. ``stop``: the making of a slot is
-        given up."""
+        given up. ``identity``: tells which slots are the home's; null: all that its epochs name."""
         self._settings, self._store, self._tables = settings, store, tuple(tables)
-        self._stop = stop or threading.Event()
+        self._stop, self._identity = stop or threading.Event(), identity
         self._intent = SlotIntent(store.folder)
 
     def findings(self, dsn: str, slot: ExpectedSlot | None = None) -> tuple[Finding, ...]:
@@ -115,6 +117,7 @@ class EpochStart:
         ours = self._intent.covers(slot) or any(
             each.facts is not None and (each.facts.slot, each.facts.system_identifier) == (slot, server)
             for each in self._store.epochs()
+            if self._identity is None or self._identity.owns(self._settings.source, each.number)
         )
         return ExpectedSlot(slot, Presence.EITHER if ours else Presence.FREE)
 

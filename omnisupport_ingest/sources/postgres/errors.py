@@ -69,6 +69,17 @@ class AnotherSource(HoleInSource):
     """
 
 
+class SlotMoved(HoleInSource):
+    """The slot has gone on further than this home has landed, or stands where it never was.
+
+    Never repaired by itself: a copy of this home may be reading it.
+    """
+
+
+class NotOurSlot(HoleInSource):
+    """The slot of the epoch belongs to the home that this one is a copy of."""
+
+
 class TableInterrupted(HoleInSource):
     """Changes of single tables were not sent for a time, or cannot be told. The others are not concerned.
 

@@ -13,6 +13,7 @@ from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres.connection import connect
 from omnisupport_ingest.sources.postgres.errors import SourceRefused, SourceUnavailable
+from omnisupport_ingest.sources.postgres.home_identity import HomeCopied, HomeIdentity
 from omnisupport_ingest.sources.postgres.home_slot import ExpectedSlot, Presence, expected_slot
 from omnisupport_ingest.sources.postgres.lease import Lease
 from omnisupport_ingest.sources.postgres.preflight import Finding, Severity, preflight
@@ -45,6 +46,11 @@ def check_source(
     ``BadDsn`` if ``dsn`` cannot be read.
     """
     store = LandingStore(home.landing, settings.source) if home is not None else None
+    if home is not None:
+        try:
+            HomeIdentity(home).look()
+        except HomeCopied as copied:
+            return (Finding("home_copied", copied.problem, copied.fix, raises=HomeCopied),)
     slot = ExpectedSlot(settings.slot, Presence.FREE)
     if home is not None and store is not None:
         running = Lease.is_held(home.run, settings.source)

@@ -1,0 +1,142 @@
+"""Which home this is, so that a copy of it does not take itself for the original and drop or read its slot.
+
+Everything that a home knows of its slot is in its files, which a copy has too. So it is told by what a copy
+cannot have: an identity file that is the very one that was made here. A copied or restored file has another
+inode, or at the same one another time of change; one on a disk that was moved to another machine has another
+machine id. A home that was moved (``mv``) within a file system keeps both. A home that is no original asks a
+person, who knows whether the original still lives.
+
+The slot's owner is not written down at the server: a slot can hold no note, a publication may be an
+administrator's and serve several homes, a replication origin takes a superuser, and the role of capture has
+no table of its own. What the server does tell is how far the slot was confirmed. One that has gone on further
+than this home has landed was read by somebody else, and no setting repairs that by itself (``SlotMoved``).
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Self
+
+from omnisupport_ingest.durable import create_exclusively, replace
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.home import Home
+
+_MACHINE_ID = Path("/etc/machine-id")
+
+
+class HomeCopied(IngestError):
+    """The home is a copy of another, or was restored: whose the slot is only a person knows."""
+
+    exit_code = 6
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """What a copy of the identity file cannot share. ``changed``: nanoseconds, which no program can set."""
+
+    machine: str
+    device: int
+    inode: int
+    changed: int
+
+    @classmethod
+    def of(cls, file: Path) -> Self:
+        found = file.stat()
+        return cls(_machine(), found.st_dev, found.st_ino, found.st_ctime_ns)
+
+    def same_file(self, other: _Facts) -> bool:
+        """Whether both are of one file. The number of a device may change when the machine starts, and the
+        time of change when somebody changes the owner; not both where the inode stays."""
+        moved = self.device != other.device and self.changed != other.changed
+        return (self.machine, self.inode) == (other.machine, other.inode) and not moved
+
+
+class HomeIdentity:
+    """The identity of one home: a random id, what tells the original, and which slots it does not own."""
+
+    def __init__(self, home: Home) -> None:
+        """Reads and makes nothing yet."""
+        self._home = home
+        self._about = home.path / "identity.json"
+
+    @property
+    def id(self) -> str:
+        """The id, in hexadecimal digits; empty before the first ``require_original``."""
+        return str(self._record().get("id", ""))
+
+    def require_original(self) -> None:
+        """``HomeCopied`` if the home is no original. One without an identity gets it: a new home, or one that
+        an older version made. Only by who holds the lease of its source."""
+        if not self._about.exists():
+            self._make({})
+        self.look()
+
+    def look(self) -> None:
+        """As ``require_original``, for whoever only looks: makes nothing."""
+        if not self._about.exists():
+            return
+        held = self._record()
+        known, file = held.get("facts"), self._file(str(held.get("id")))
+        try:
+            same = _Facts(**known).same_file(_Facts.of(file)) if isinstance(known, dict) else False
+        except (OSError, TypeError):
+            same = False
+        if same:
+            return
+        raise HomeCopied(
+            f"{self._home.path} is a copy of another home, was restored from a backup, or was moved to "
+            "another file system: it cannot be told whether its replication slot is still its own.",
+            fix="If the original is gone for good, this home goes on with its slot: omnisupport-ingest "
+            "source adopt --take-over. If it still captures, this home needs a slot of its own: "
+            "omnisupport-ingest source adopt --new-slot",
+        )
+
+    def adopt(self, disowned: dict[str, int]) -> None:
+        """Make this home an original, with a new id. ``disowned``: source → the last epoch whose slot is not
+        this home's, as the one it was copied from has it."""
+        self._make(self.disowned() | disowned)
+
+    def disowned(self) -> dict[str, int]:
+        """Source → the last epoch whose slot is another home's."""
+        found = self._record().get("disowned")
+        return {str(name): int(epoch) for name, epoch in found.items()} if isinstance(found, dict) else {}
+
+    def owns(self, source: str, epoch: int) -> bool:
+        """Whether the slot of ``epoch`` of ``source`` was made for this home."""
+        return epoch > self.disowned().get(source, 0)
+
+    def _make(self, disowned: dict[str, int]) -> None:
+        before, made = self.id, secrets.token_hex(16)
+        file = self._file(made)
+        with gate("home.identity"):
+            create_exclusively(file, b"")
+            # In one step: a death before it leaves the home what it was.
+            about = {"id": made, "facts": asdict(_Facts.of(file)), "disowned": disowned}
+            replace(self._about, json.dumps(about, indent=1).encode() + b"\n")
+            self._file(before).unlink(missing_ok=True)
+
+    def _file(self, id_: str) -> Path:
+        """The identity file of that id: empty, and never written again."""
+        return self._home.path / f"identity-{id_}"
+
+    def _record(self) -> dict[str, object]:
+        try:
+            found = json.loads(self._about.read_text())
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError):
+            found = None
+        # One that cannot be read tells of nothing, so a person is asked.
+        return found if isinstance(found, dict) else {}
+
+
+def _machine() -> str:
+    try:
+        return sha256(_MACHINE_ID.read_bytes()).hexdigest()[:16]
+    except OSError:
+        return ""
