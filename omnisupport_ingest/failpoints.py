@@ -125,9 +125,9 @@ GATES: dict[str, Gate] = {
             "runtime.file",
             "a file that is written anew at every start",
             "runtime/connect_address.py",
+            "runtime/connect_server.py",
             "runtime/dagster_home.py",
             "runtime/running.py",
-            "runtime/spark_connect.py",
         ),
     )
 }

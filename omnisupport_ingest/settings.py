@@ -201,6 +201,12 @@ class Settings(BaseSettings):
     spark_driver_memory: str = Field(
         "2g", description="Memory of the Spark driver.", json_schema_extra={"values": "Spark size"}
     )
+    spark_local_dir: Path | None = Field(
+        None,
+        description="Folder for what Spark spills and shuffles, in a private folder of its own there. Unset: "
+        "in the home. With a master that does not begin with `local` the cluster decides.",
+        examples=["/mnt/fast"],
+    )
     webserver_port: int = Field(
         3000, ge=0, le=65535, description="Port of the Dagster UI on loopback; 0 takes a free one."
     )

@@ -73,6 +73,12 @@ WITHOUT_GATE: dict[tuple[str, str], str] = {
     ("lake/ledger.py", "Ledger._write"): _MEMORY,
     ("lake/sweep.py", "_remove_if_old"): _FOLDER,
     ("runtime/connect_address.py", "ConnectAddress.forget"): _RUN_FILE,
+    ("runtime/dagster_services.py", "start_dagster_without_ui"): _SCRATCH,
+    ("runtime/private_folders.py", "socket_folder"): _RUN_FILE,
+    ("runtime/private_folders.py", "remove_socket_folder"): _RUN_FILE,
+    ("runtime/private_folders.py", "Scratch.take"): _SCRATCH,
+    ("runtime/private_folders.py", "Scratch.remove"): _SCRATCH,
+    ("runtime/private_folders.py", "_remove_left_behind"): _SCRATCH,
     (
         "runtime/dagster_home.py",
         "remove_old_run_logs",

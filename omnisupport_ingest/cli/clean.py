@@ -10,6 +10,7 @@ from omnisupport_ingest.cli.opening import open_settings
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.runtime.home_lock import HomeLock
+from omnisupport_ingest.runtime.private_folders import remove_socket_folder
 
 
 @click.command()
@@ -44,4 +45,5 @@ def remove_home(home: Home) -> None:
     with HomeLock(home, "clean"):
         # Its data may lie outside of the home, see the class.
         EmbeddedPostgres(home.postgres).destroy()
+        remove_socket_folder(home.run)
         shutil.rmtree(home.path)

@@ -54,7 +54,7 @@ def up(rate: float | None) -> None:
                     supervisor.start(services.workload(settings, rate))
                 services.start_spark(supervisor, settings, home)
                 click.echo("Starting Dagster …")
-                ui = start_dagster(supervisor, settings, home).ui
+                ui = start_dagster(supervisor, settings, home)
                 click.echo(f"\nThe platform runs. UI: {ui}\nHome: {home.path}   Stop with Ctrl-C.\n")
 
                 def look() -> bool:

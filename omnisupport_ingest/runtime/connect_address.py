@@ -1,58 +1,85 @@
-"""Where the warm Spark Connect server of a home listens, as other processes may read it."""
+"""Where the warm Spark Connect server of a home is reached, and how a client is sure that it is that server.
+
+A client of Spark Connect sends its token to whatever listens on the server's port, and after a stop the
+port is anybody's. So clients know no port: they are given a Unix socket in a folder that only the owner of
+the home can enter, and behind it ``connect_server.py`` takes them to the process that it has started, no
+other.
+"""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qs, quote
 
 from omnisupport_ingest.durable import replace
 from omnisupport_ingest.failpoints import gate
-from omnisupport_ingest.foreign import parse_json, read_file
-from omnisupport_ingest.processes import ProcessIdentity
-from omnisupport_ingest.runtime.ports import answers
+from omnisupport_ingest.foreign import Unreadable
+from omnisupport_ingest.json_values import read_note
+from omnisupport_ingest.runtime.private_folders import socket_answers
+
+if TYPE_CHECKING:
+    from pyspark.sql.connect.client import DefaultChannelBuilder
 
 _FILE = "spark-connect.json"
+_SOCKET = "socket"
 
 
 @dataclass(frozen=True)
 class ConnectAddress:
-    """The address of a server: a port of loopback, and the token that it asks its clients for."""
+    """The address of a server: the path of its Unix socket, and the token that it asks its clients for."""
 
-    port: int
+    socket: str
     token: str
-    supervisor: ProcessIdentity
-    """The process that keeps the server running; the server does not outlive it."""
 
     def __repr__(self) -> str:
-        return f"ConnectAddress(port={self.port}, supervisor={self.supervisor.text})"
+        return f"ConnectAddress(socket={self.socket!r})"
 
     @property
     def url(self) -> str:
-        # PySpark sends a token over plain loopback only if the host is spelled like this.
-        return f"sc://localhost:{self.port}/;token={self.token}"
+        """The address as ``OMNISUPPORT_SPARK_REMOTE`` takes it; the token is in it."""
+        return f"sc://localhost/;{_SOCKET}={quote(self.socket, safe='')};token={self.token}"
 
     def write(self, run_folder: Path) -> None:
         """Record the address in ``run_folder``, readable by the owner only."""
         with gate("runtime.file"):
-            record = {"port": self.port, "token": self.token, "supervisor": self.supervisor.text}
-            replace(run_folder / _FILE, json.dumps(record).encode())
+            replace(run_folder / _FILE, json.dumps(asdict(self)).encode())
 
     @classmethod
     def read(cls, run_folder: Path) -> ConnectAddress | None:
         """The recorded address if its server is there; nothing if the record is missing or stale."""
         try:
-            record = parse_json(read_file(run_folder / _FILE))
-            # An earlier version wrote the bare process id, as `supervisor_pid`.
-            named = record["supervisor"] if "supervisor" in record else str(record["supervisor_pid"])
-            supervisor = ProcessIdentity.parse(named)
-            address = None if supervisor is None else cls(record["port"], record["token"], supervisor)
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            address = read_note(cls, run_folder / _FILE)
+        except (OSError, Unreadable):
             return None
-        if address is None or not address.supervisor.lives():
-            return None
-        return address if answers(address.port) else None
+        return address if socket_answers(Path(address.socket)) else None
 
     @staticmethod
     def forget(run_folder: Path) -> None:
         (run_folder / _FILE).unlink(missing_ok=True)
+
+
+def by_socket(url: str) -> bool:
+    """Whether ``url`` names a Unix socket, as that of a ``ConnectAddress`` does."""
+    return _SOCKET in parse_qs(url.partition("/;")[2], separator=";")
+
+
+def socket_channel(url: str) -> DefaultChannelBuilder:
+    """Make the channel to a server whose ``url`` names a Unix socket, for PySpark."""
+    import grpc  # type: ignore[import-untyped]
+    from pyspark.sql.connect.client import DefaultChannelBuilder
+
+    class SocketChannelBuilder(DefaultChannelBuilder):
+        def toChannel(self) -> grpc.Channel:
+            credentials = grpc.composite_channel_credentials(
+                grpc.local_channel_credentials(grpc.LocalConnectionType.UDS),
+                grpc.access_token_call_credentials(self.token),
+            )
+            return self._secure_channel(f"unix:{path}", credentials)
+
+    builder = SocketChannelBuilder(url)
+    # What stays among the parameters would be sent along with every call.
+    path = builder._params.pop(_SOCKET)
+    return builder

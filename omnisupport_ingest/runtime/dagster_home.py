@@ -10,6 +10,7 @@ import json
 import shutil
 import time
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -45,9 +46,9 @@ def remove_old_run_logs(home: Home, *, older_than: timedelta = RUN_LOGS_KEPT) ->
     return len(folders)
 
 
-def write_workspace(home: Home, *, host: str, port: int) -> None:
-    """Write ``workspace.yaml`` into ``home.dagster``: the code server at ``host`` and ``port``."""
-    server = {"host": host, "port": port, "location_name": LOCATION}
+def write_workspace(home: Home, socket: Path) -> None:
+    """Write ``workspace.yaml`` into ``home.dagster``: the code server behind the Unix socket ``socket``."""
+    server = {"socket": str(socket), "location_name": LOCATION}
     text = json.dumps({"load_from": [{"grpc_server": server}]}, indent=2)
     with gate("runtime.file"):
         replace(home.dagster / "workspace.yaml", f"# Written at every start.\n{text}\n".encode())

@@ -7,13 +7,14 @@ children. "Reload" in the UI loads them again after a contract file was added.
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
-from dataclasses import dataclass
 from http import HTTPStatus
 from http.client import HTTPException
+from pathlib import Path
 from typing import Any
 
 from omnisupport_ingest.foreign import parse_json
@@ -25,7 +26,8 @@ from omnisupport_ingest.runtime.dagster_home import (
     write_dagster_home,
     write_workspace,
 )
-from omnisupport_ingest.runtime.ports import LOOPBACK, answers, free_port, require_port
+from omnisupport_ingest.runtime.ports import LOOPBACK, require_port
+from omnisupport_ingest.runtime.private_folders import socket_answers, socket_folder
 from omnisupport_ingest.runtime.running import record_ui_port
 from omnisupport_ingest.runtime.supervisor import Backoff, Service, ServiceFailed, Supervisor
 from omnisupport_ingest.settings import Settings
@@ -42,61 +44,58 @@ _QUIET = {"PYTHONWARNINGS": "ignore"}
 """Dagster warns about its own preview features at every start."""
 
 
-@dataclass(frozen=True)
-class DagsterPorts:
-    """The ports of loopback that Dagster listens on; ``webserver`` is none if there is no UI."""
-
-    code_server: int
-    webserver: int | None
-
-    @property
-    def ui(self) -> str | None:
-        """The address of the UI, for a browser."""
-        return None if self.webserver is None else f"http://{LOOPBACK}:{self.webserver}"
-
-
-def start_dagster(supervisor: Supervisor, settings: Settings, home: Home) -> DagsterPorts:
-    """Start the code server, the daemon and the UI; return once the UI shows the code location.
+def start_dagster(supervisor: Supervisor, settings: Settings, home: Home) -> str:
+    """Start the code server, the daemon and the UI; return its address once it shows the code location.
 
     Raises ``PortTaken`` before anything starts, ``ServiceFailed`` if one does not become ready.
     """
-    webserver = require_port(settings.webserver_port, "OMNISUPPORT_WEBSERVER_PORT")
-    ports = DagsterPorts(start_dagster_without_ui(supervisor, settings, home).code_server, webserver)
-    command = (GUARDED_WEBSERVER, "-h", LOOPBACK, "-p", str(webserver), "-w", _workspace(home))
+    port = require_port(settings.webserver_port, "OMNISUPPORT_WEBSERVER_PORT")
+    start_dagster_without_ui(supervisor, settings, home)
+    command = (GUARDED_WEBSERVER, "-h", LOOPBACK, "-p", str(port), "-w", _workspace(home))
     supervisor.start(_service(WEBSERVER, command, settings, home))
-    supervisor.wait(lambda: _shows_location(webserver), what="The Dagster UI", seconds=_READY_SECONDS)
-    _require_guard(webserver)
-    record_ui_port(home.run, webserver)
-    return ports
+    supervisor.wait(lambda: _shows_location(port), what="The Dagster UI", seconds=_READY_SECONDS)
+    _require_guard(port)
+    record_ui_port(home.run, port)
+    return f"http://{LOOPBACK}:{port}"
 
 
-def start_dagster_without_ui(supervisor: Supervisor, settings: Settings, home: Home) -> DagsterPorts:
+def start_dagster_without_ui(supervisor: Supervisor, settings: Settings, home: Home) -> None:
     """Start the code server and the daemon alone, which is all that sensors and backfills need."""
     write_dagster_home(settings, home)
     remove_old_run_logs(home)
-    port = free_port()
-    write_workspace(home, host=LOOPBACK, port=port)
-    command = ("dagster", "code-server", "start", "-m", DEFINITIONS, "-h", LOOPBACK, "-p", str(port))
-    supervisor.start(
-        _service(
-            CODE_SERVER,
-            (*command, "--use-python-environment-entry-point", "--location-name", LOCATION),
-            settings,
-            home,
-        )
-    )
-    supervisor.wait(lambda: answers(port), what="The Dagster code server", seconds=_READY_SECONDS)
+    # What an earlier start was killed over is not needed any more.
+    shutil.rmtree(_temporary(home), ignore_errors=True)
+    _temporary(home).mkdir(mode=0o700)
+    socket = code_server_socket(home)
+    write_workspace(home, socket)
+    supervisor.start(_service(CODE_SERVER, code_server_command(socket), settings, home))
+    supervisor.wait(lambda: socket_answers(socket), what="The Dagster code server", seconds=_READY_SECONDS)
     supervisor.start(_service(DAEMON, ("dagster._daemon", "run", "-w", _workspace(home)), settings, home))
-    return DagsterPorts(port, None)
+
+
+def code_server_socket(home: Home) -> Path:
+    """Where the code server listens. What it does for who can connect is run code, so nobody else can."""
+    return socket_folder(home.run) / "dagster-code-server.sock"
+
+
+def code_server_command(socket: Path) -> tuple[str, ...]:
+    """Return the module and arguments of the code server."""
+    where = ("-s", str(socket), "--use-python-environment-entry-point", "--location-name", LOCATION)
+    return ("dagster", "code-server", "start", "-m", DEFINITIONS, *where)
 
 
 def _service(name: str, module: tuple[str, ...], settings: Settings, home: Home) -> Service:
     return Service(
         name,
         (sys.executable, "-m", *module),
-        environment=dagster_environment(settings, home) | _QUIET,
+        # The code server's own child listens on a socket in the temporary folder; runs write there, too.
+        environment=dagster_environment(settings, home) | _QUIET | {"TMPDIR": str(_temporary(home))},
         restart=Backoff(),
     )
+
+
+def _temporary(home: Home) -> Path:
+    return socket_folder(home.run) / "tmp"
 
 
 def _workspace(home: Home) -> str:

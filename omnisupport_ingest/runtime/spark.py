@@ -6,15 +6,17 @@ and Connect cannot mix in one process: whichever session a process opens first, 
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.runtime.connect_address import ConnectAddress
+from omnisupport_ingest.runtime.connect_address import ConnectAddress, by_socket, socket_channel
 from omnisupport_ingest.runtime.java import find_java
 from omnisupport_ingest.runtime.ports import LOOPBACK
+from omnisupport_ingest.runtime.private_folders import Scratch
 from omnisupport_ingest.settings import Settings
 
 if TYPE_CHECKING:
@@ -29,18 +31,24 @@ class SparkUnreachable(IngestError):
     exit_code = 4
 
 
-def spark_conf(settings: Settings) -> dict[str, str]:
+def spark_conf(settings: Settings, scratch: Scratch) -> dict[str, str]:
     """The configuration of every session of this platform, as Spark names it.
 
     Some of it is fixed when the JVM starts (memory, addresses, logging, debugging); the rest is repeated on
-    each Connect session by ``session_conf``.
+    each Connect session by ``session_conf``. ``scratch``: where the JVM keeps its temporary files.
     """
-    local = settings.spark_master.startswith("local")
+    java = (
+        f"-Dlog4j2.configurationFile={_LOG4J.as_uri()}",
+        "-Duser.timezone=UTC",
+        f'"-Djava.io.tmpdir={scratch.tmp}"',
+        # Its counters would be in a file of the shared temporary folder, under the user's name.
+        "-XX:-UsePerfData",
+    )
     conf = session_conf(settings) | {
         "spark.app.name": "omnisupport-ingest",
         "spark.master": settings.spark_master,
         "spark.driver.memory": settings.spark_driver_memory,
-        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOG4J.as_uri()} -Duser.timezone=UTC",
+        "spark.driver.extraJavaOptions": " ".join(java),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.warehouse.dir": str(_home(settings) / "run" / "spark-warehouse"),
@@ -49,10 +57,21 @@ def spark_conf(settings: Settings) -> dict[str, str]:
         # expressions take, for plans of thousands of them. A failed plan then names no line of ours.
         "spark.python.sql.dataFrameDebugging.enabled": "false",
     }
-    if local:
-        # Spark otherwise listens on the machine's own address. A cluster's executors must reach
-        # the driver, so there the choice stays with whoever runs it (SPARK_LOCAL_IP).
-        conf |= {"spark.driver.bindAddress": LOOPBACK, "spark.driver.host": LOOPBACK}
+    if _is_local(settings):
+        conf |= {
+            # Spark otherwise listens on the machine's own address. A cluster's executors must reach
+            # the driver, so there the choice stays with whoever runs it (SPARK_LOCAL_IP).
+            "spark.driver.bindAddress": LOOPBACK,
+            "spark.driver.host": LOOPBACK,
+            # Whoever can connect to the ports of driver and block manager, as every user of the machine can,
+            # would be served. With a local master Spark makes the secret itself, in memory; a cluster's is
+            # the cluster's to set.
+            "spark.authenticate": "true",
+            "spark.network.crypto.enabled": "true",
+            "spark.network.crypto.saslFallback": "false",
+            # SPARK_LOCAL_DIRS wins over it, so whoever starts a JVM sets that too.
+            "spark.local.dir": str(scratch.path),
+        }
     return conf
 
 
@@ -76,7 +95,7 @@ def session_conf(settings: Settings) -> dict[str, str]:
         # A run may read many small files; listing them in a job of its own costs a second.
         "spark.sql.sources.parallelPartitionDiscovery.threshold": "10000",
     }
-    if settings.spark_master.startswith("local"):
+    if _is_local(settings):
         # The default of 200 costs seconds per job on one machine; adaptive execution merges more.
         conf["spark.sql.shuffle.partitions"] = "4"
     return conf
@@ -92,8 +111,15 @@ def classic_session(settings: Settings) -> SparkSession:
     if SparkSession.getActiveSession() is None:
         os.environ |= workers_environment()
         os.environ["JAVA_HOME"] = str(find_java(_home(settings) / "run").path)
+        scratch = Scratch.take(settings)
+        atexit.register(scratch.remove)
+        if _is_local(settings):
+            os.environ["SPARK_LOCAL_DIRS"] = str(scratch.path)
+        conf = spark_conf(settings, scratch)
+    else:
+        conf = session_conf(settings)
     builder = SparkSession.builder
-    for key, value in spark_conf(settings).items():
+    for key, value in conf.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
 
@@ -120,7 +146,7 @@ def connect_session(settings: Settings, remote: str) -> SparkSession:
     from pyspark.sql import SparkSession
 
     try:
-        spark = SparkSession.builder.remote(remote).getOrCreate()
+        spark = _by_socket(remote) if by_socket(remote) else SparkSession.builder.remote(remote).getOrCreate()
         _try_again_only_for_a_while(spark, elsewhere=settings.spark_remote is not None)
         for key, value in session_conf(settings).items():
             spark.conf.set(key, value)
@@ -142,6 +168,18 @@ def _try_again_only_for_a_while(spark: SparkSession, *, elsewhere: bool) -> None
 
     # It waits 0.05, 0.2, 0.8, 3.2, 12.8 and 51.2 seconds between the tries.
     spark.client.set_retry_policies([DefaultPolicy(max_retries=6 if elsewhere else 4)])
+
+
+def _by_socket(remote: str) -> SparkSession:
+    from pyspark.sql.connect.session import SparkSession as ConnectSession
+
+    # What `SparkSession.builder` does itself for an address that it knows.
+    os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"
+    return cast("SparkSession", ConnectSession.builder.channelBuilder(socket_channel(remote)).getOrCreate())
+
+
+def _is_local(settings: Settings) -> bool:
+    return settings.spark_master.startswith("local")
 
 
 def _home(settings: Settings) -> Path:

@@ -6,28 +6,21 @@ a JVM of its own it would take fifteen.
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import secrets
 import subprocess
 import sys
-from pathlib import Path
 
-from omnisupport_ingest.durable import replace
-from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.home import Home
-from omnisupport_ingest.processes import ProcessIdentity
 from omnisupport_ingest.runtime.connect_address import ConnectAddress
 from omnisupport_ingest.runtime.environment import settings_environment
 from omnisupport_ingest.runtime.java import find_java
-from omnisupport_ingest.runtime.ports import LOOPBACK, answers, free_port
-from omnisupport_ingest.runtime.spark import spark_conf, workers_environment
+from omnisupport_ingest.runtime.private_folders import Scratch
 from omnisupport_ingest.runtime.supervisor import Backoff, Service, ServiceFailed, Supervisor
 from omnisupport_ingest.settings import Settings
 
 NAME = "spark-connect"
 
-_SERVER_CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
+_SERVER = "omnisupport_ingest.runtime.connect_server"
 _READY_SECONDS = 90.0
 _FIRST_JOB = """
 from omnisupport_ingest.runtime.spark import session
@@ -37,67 +30,39 @@ assert session(Settings()).range(1).count() == 1
 
 
 def start_spark_connect(supervisor: Supervisor, settings: Settings, home: Home) -> ConnectAddress:
-    """Start the server on a free port of loopback and return once it has done a first job.
+    """Start the server and return once it has done a first job.
 
-    The address is recorded in ``home.run``, from where ``runtime.spark.session`` takes it in every
-    process. Raises ``JavaMissing``, or ``ServiceFailed`` if the server does not become ready.
+    Its address is in ``home.run``, from where ``runtime.spark.session`` takes it in every process.
+    Raises ``JavaMissing`` or ``NoScratch`` before it starts, ``ServiceFailed`` if it does not become ready.
     """
-    address = ConnectAddress(free_port(), secrets.token_urlsafe(24), ProcessIdentity.current())
-    supervisor.start(_service(settings, home, address))
-    supervisor.wait(lambda: answers(address.port), what="The Spark Connect server", seconds=_READY_SECONDS)
-    _do_first_job(settings, address)
-    address.write(home.run)
-    return address
+    # What is missing is said here, where a person reads it, and not in the log of a service.
+    find_java(home.run)
+    Scratch.take(settings).remove()
+    ConnectAddress.forget(home.run)
+    supervisor.start(
+        Service(
+            NAME,
+            (sys.executable, "-m", _SERVER),
+            environment=settings_environment(settings),
+            restart=Backoff(),
+        )
+    )
+    recorded: list[ConnectAddress] = []
+
+    def ready() -> bool:
+        address = ConnectAddress.read(home.run)
+        recorded.extend([address] if address else [])
+        return address is not None
+
+    supervisor.wait(ready, what="The Spark Connect server", seconds=_READY_SECONDS)
+    _do_first_job(settings, recorded[0])
+    return recorded[0]
 
 
 def stop_spark_connect(supervisor: Supervisor, home: Home) -> None:
     """Withdraw the address, then stop the server."""
     ConnectAddress.forget(home.run)
     supervisor.stop(NAME)
-
-
-def _service(settings: Settings, home: Home, address: ConnectAddress) -> Service:
-    conf = spark_conf(settings) | {
-        "spark.app.name": "omnisupport-ingest-connect",
-        "spark.connect.grpc.binding.address": LOOPBACK,
-        "spark.connect.grpc.binding.port": str(address.port),
-    }
-    properties = home.run / "spark-connect.properties"
-    lines = "".join(f"{key} {_escaped(value)}\n" for key, value in sorted(conf.items()))
-    with gate("runtime.file"):
-        replace(properties, lines.encode())
-    spark_home = _spark_home()
-    return Service(
-        NAME,
-        # The script ends in `exec java`: the process that is supervised is the JVM itself.
-        (
-            str(spark_home / "bin" / "spark-submit"),
-            "--class",
-            _SERVER_CLASS,
-            "--properties-file",
-            str(properties),
-        ),
-        environment=workers_environment()
-        | {
-            "SPARK_HOME": str(spark_home),
-            "JAVA_HOME": str(find_java(home.run).path),
-            # Not on the command line, which every user of the machine can read.
-            "SPARK_CONNECT_AUTHENTICATE_TOKEN": address.token,
-        },
-        restart=Backoff(),
-    )
-
-
-def _escaped(value: str) -> str:
-    """``value`` as Java's ``Properties.load`` reads it back."""
-    return value.replace("\\", "\\\\")
-
-
-def _spark_home() -> Path:
-    # Without importing pyspark: the supervisor lives as long as the platform, and stays small.
-    package = importlib.util.find_spec("pyspark")
-    assert package is not None and package.origin is not None
-    return Path(package.origin).parent
 
 
 def _do_first_job(settings: Settings, address: ConnectAddress) -> None:

@@ -15,9 +15,9 @@ import dagster as dg
 import pytest
 from dagster._core.scheduler.instigation import TickStatus
 
-from omnisupport_ingest.runtime.dagster_home import LOCATION, write_workspace
-from omnisupport_ingest.runtime.dagster_services import DEFINITIONS
-from omnisupport_ingest.runtime.ports import LOOPBACK, answers, free_port
+from omnisupport_ingest.runtime.dagster_home import write_workspace
+from omnisupport_ingest.runtime.dagster_services import code_server_command, code_server_socket
+from omnisupport_ingest.runtime.private_folders import socket_answers
 from omnisupport_ingest.stages.pending import pending_windows
 from omnisupport_ingest_tests.recovery.crash import KILLED, CrashDesk, Point, died, finished
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SOURCE
@@ -80,12 +80,10 @@ def test_runs_killed_around_and_within_are_ended_by_the_next_one(
 @contextmanager
 def code_server(desk: CrashDesk, at: object = "") -> Iterator[subprocess.Popen[str]]:
     """The process that evaluates sensors and starts runs; its runs inherit the failpoint ``at``."""
-    port = free_port()
-    write_workspace(desk.workspace.home, host=LOOPBACK, port=port)
-    place = ("--use-python-environment-entry-point", "--location-name", LOCATION)
-    arguments = ("-m", "dagster", "code-server", "start", "-m", DEFINITIONS, "-h", LOOPBACK, "-p", str(port))
-    with quiet(desk, *arguments, *place, at=at, log="code-server") as process:
-        until(lambda: answers(port) or process.poll() is not None)
+    socket = code_server_socket(desk.workspace.home)
+    write_workspace(desk.workspace.home, socket)
+    with quiet(desk, "-m", *code_server_command(socket), at=at, log="code-server") as process:
+        until(lambda: socket_answers(socket) or process.poll() is not None)
         yield process
 
 

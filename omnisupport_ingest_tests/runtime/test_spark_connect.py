@@ -11,10 +11,8 @@ from pathlib import Path
 import pytest
 
 from omnisupport_ingest.home import Home
-from omnisupport_ingest.processes import ProcessIdentity
 from omnisupport_ingest.runtime.connect_address import ConnectAddress
 from omnisupport_ingest.runtime.environment import settings_environment
-from omnisupport_ingest.runtime.ports import free_port
 from omnisupport_ingest.runtime.spark_connect import NAME, start_spark_connect, stop_spark_connect
 from omnisupport_ingest.runtime.supervisor import Supervisor
 from omnisupport_ingest.settings import Settings
@@ -53,9 +51,9 @@ def test_another_process_has_a_session_on_the_server_with_our_configuration(tmp_
 
 
 def test_a_record_of_a_server_that_is_gone_counts_as_none(tmp_path: Path) -> None:
-    ConnectAddress(free_port(), "token", ProcessIdentity.current()).write(tmp_path)
+    ConnectAddress(str(tmp_path / "gone.sock"), "token").write(tmp_path)
     assert ConnectAddress.read(tmp_path) is None
 
 
 def test_the_token_is_not_in_the_text_of_an_address() -> None:
-    assert "hunter2" not in repr(ConnectAddress(1, "hunter2", ProcessIdentity(1)))
+    assert "hunter2" not in repr(ConnectAddress("/run/x.sock", "hunter2"))

@@ -1,0 +1,206 @@
+"""The process of the Spark Connect service: it starts the server, and takes clients to it, nowhere else.
+
+The server itself listens on a port of loopback. Between its end and its next start any user of the machine
+may listen there, and would be sent the token and the plans of clients that connect again. So every start has
+a fresh port and a fresh token, and clients come over a Unix socket of a private folder. A connection is
+handed on only if the server's own process listens on the port before it is made, and still does after: the
+process listens once in its life, so nothing else can have accepted in between.
+
+Run as a service; the settings come from the environment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import importlib.util
+import os
+import secrets
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from omnisupport_ingest.durable import replace
+from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.home import Home
+from omnisupport_ingest.runtime.connect_address import ConnectAddress
+from omnisupport_ingest.runtime.java import find_java
+from omnisupport_ingest.runtime.ports import LOOPBACK, free_port
+from omnisupport_ingest.runtime.private_folders import Scratch, socket_folder
+from omnisupport_ingest.runtime.spark import spark_conf, workers_environment
+from omnisupport_ingest.settings import Settings
+
+SOCKET = "spark-connect.sock"
+
+_SERVER_CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
+_POLL_SECONDS = 0.2
+_CHUNK = 256 * 1024
+_PR_SET_PDEATHSIG = 1
+"""``prctl`` option (Linux ``prctl(2)``)."""
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A process that listens, once in its life, on ``port`` of loopback."""
+
+    process: subprocess.Popen[bytes]
+    port: int
+
+    @property
+    def listens(self) -> bool:
+        """Whether this process, and no other, listens on the port at this moment."""
+        if self.process.poll() is not None:
+            return False
+        try:
+            connections = psutil.Process(self.process.pid).net_connections(kind="tcp")
+        except psutil.Error:
+            return False
+        return any(
+            each.status == psutil.CONN_LISTEN and each.laddr and each.laddr.port == self.port
+            for each in connections
+        )
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Connect to the process; ``ConnectionError`` if it is not the one that listens."""
+        if not await asyncio.to_thread(lambda: self.listens):
+            raise ConnectionError("the server does not listen")
+        reader, writer = await asyncio.open_connection(LOOPBACK, self.port)
+        # Nothing has been sent yet: whoever else may have accepted has learned nothing.
+        if not await asyncio.to_thread(lambda: self.listens):
+            writer.close()
+            raise ConnectionError("the server has ended")
+        return reader, writer
+
+
+async def hand_on(backend: Backend, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
+    """Carry one connection of a client to ``backend`` and back until either side ends it."""
+    try:
+        server, to_server = await backend.connect()
+    except OSError:
+        to_client.close()
+        return
+    ways = [asyncio.create_task(_pump(*each)) for each in ((client, to_server), (server, to_client))]
+    await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+    for way in ways:
+        way.cancel()
+    for writer in (to_server, to_client):
+        writer.close()
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        while data := await reader.read(_CHUNK):
+            writer.write(data)
+            await writer.drain()
+
+
+async def serve(settings: Settings, home: Home, scratch: Scratch) -> int:
+    """Start the server, take clients to it until it ends; returns its exit code as a shell does."""
+    ConnectAddress.forget(home.run)
+    token, port = secrets.token_urlsafe(24), free_port()
+    backend = Backend(_start(settings, home, scratch, token, port), port)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, backend.process.terminate)
+    try:
+        while not backend.listens:
+            if backend.process.poll() is not None:
+                return _exit_code(backend.process)
+            await asyncio.sleep(_POLL_SECONDS)
+        path = socket_folder(home.run) / SOCKET
+        listening = await asyncio.start_unix_server(
+            lambda reader, writer: hand_on(backend, reader, writer), path, limit=_CHUNK
+        )
+        ConnectAddress(str(path), token).write(home.run)
+        async with listening:
+            while backend.process.poll() is None:
+                await asyncio.sleep(_POLL_SECONDS)
+        return _exit_code(backend.process)
+    finally:
+        ConnectAddress.forget(home.run)
+        backend.process.kill()
+
+
+def _start(
+    settings: Settings, home: Home, scratch: Scratch, token: str, port: int
+) -> subprocess.Popen[bytes]:
+    conf = spark_conf(settings, scratch) | {
+        "spark.app.name": "omnisupport-ingest-connect",
+        "spark.connect.grpc.binding.address": LOOPBACK,
+        "spark.connect.grpc.binding.port": str(port),
+        # If somebody took the port meanwhile, the next start chooses another.
+        "spark.connect.grpc.port.maxRetries": "0",
+    }
+    properties = home.run / "spark-connect.properties"
+    lines = "".join(f"{key} {_escaped(value)}\n" for key, value in sorted(conf.items()))
+    with gate("runtime.file"):
+        replace(properties, lines.encode())
+    spark_home = _spark_home()
+    submit = str(spark_home / "bin" / "spark-submit")
+    return subprocess.Popen(
+        # The script ends in `exec java`: the process that is started is the JVM itself.
+        [submit, "--class", _SERVER_CLASS, "--properties-file", str(properties)],
+        env={
+            **os.environ,
+            **workers_environment(),
+            # It wins over `spark.local.dir`, should the machine have set it.
+            "SPARK_LOCAL_DIRS": str(scratch.path),
+            "TMPDIR": str(scratch.tmp),
+            "SPARK_HOME": str(spark_home),
+            "JAVA_HOME": str(find_java(home.run).path),
+            # Not on the command line, which every user of the machine can read.
+            "SPARK_CONNECT_AUTHENTICATE_TOKEN": token,
+        },
+        stdin=subprocess.DEVNULL,
+        preexec_fn=_die_with_parent(),
+    )
+
+
+def _escaped(value: str) -> str:
+    """``value`` as Java's ``Properties.load`` reads it back."""
+    return value.replace("\\", "\\\\")
+
+
+def _spark_home() -> Path:
+    # Without importing pyspark: this process lives as long as the platform, and stays small.
+    package = importlib.util.find_spec("pyspark")
+    assert package is not None and package.origin is not None
+    return Path(package.origin).parent
+
+
+def _die_with_parent() -> Callable[[], None] | None:
+    """What the server runs first, so that the kernel ends it if this process is killed (Linux)."""
+    if not sys.platform.startswith("linux"):
+        return None
+    prctl = ctypes.CDLL(None).prctl
+
+    def die_with_parent() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+    return die_with_parent
+
+
+def _exit_code(process: subprocess.Popen[bytes]) -> int:
+    return process.returncode if process.returncode >= 0 else 128 - process.returncode
+
+
+def main() -> int:
+    # What the server and its workers write is the owner's alone, wherever they write it.
+    os.umask(0o077)
+    settings = Settings()
+    home = Home.open(settings.home, settings.window_size)
+    scratch = Scratch.take(settings)
+    try:
+        return asyncio.run(serve(settings, home, scratch))
+    finally:
+        scratch.remove()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,140 @@
+"""Folders that no other user of the machine can look into: for Unix sockets, and for what Spark spills.
+
+A socket or a temporary file is made with the rights that the process's umask leaves, in a folder that
+everybody shares unless told otherwise. In a folder of mode 0700 neither matters.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import socket
+import stat
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.settings import Settings
+
+_LONGEST_FOLDER = 78
+"""Bytes of a folder's path that leave room for the name of a socket: 104 in all on macOS, 108 on Linux."""
+
+_LINK = "sockets"
+_PREFIX = "omnisupport-"
+_SCRATCH = f"{_PREFIX}spark-"
+
+
+class NoScratch(IngestError):
+    """The folder for what Spark spills cannot be used."""
+
+    exit_code = 4
+
+
+def socket_folder(run: Path) -> Path:
+    """Return the folder for the sockets of a home: its folder ``run``, unless the path is too long for one.
+
+    Then it is a private folder in the machine's temporary folder, to which a link in ``run`` leads, so that
+    the next start finds it again.
+    """
+    if len(os.fsencode(run)) <= _LONGEST_FOLDER:
+        return run
+    link = run / _LINK
+    if link.is_symlink():
+        target = link.readlink()
+        if _is_private(target):
+            return target
+        link.unlink()
+    target = Path(tempfile.mkdtemp(prefix=_PREFIX))
+    link.symlink_to(target)
+    return target
+
+
+def remove_socket_folder(run: Path) -> None:
+    """Remove the folder that ``socket_folder`` made outside of the home, if it did."""
+    link = run / _LINK
+    if link.is_symlink() and _is_private(target := link.readlink()):
+        shutil.rmtree(target, ignore_errors=True)
+
+
+def socket_answers(path: Path, *, seconds: float = 0.5) -> bool:
+    """Whether something accepts connections on the Unix socket at ``path`` within ``seconds``."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(seconds)
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+    return True
+
+
+@dataclass
+class Scratch:
+    """A folder for what one Spark spills and shuffles. It is this process's, by a lock that ends with it."""
+
+    path: Path
+    _descriptor: int
+
+    @classmethod
+    def take(cls, settings: Settings) -> Scratch:
+        """Make a folder, and remove those that killed processes left there; ``NoScratch`` if it fails."""
+        parent = settings.spark_local_dir or settings.home / "run"
+        parent = parent.expanduser().absolute()
+        try:
+            if settings.spark_local_dir is None:
+                parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            _remove_left_behind(parent)
+            while True:
+                path = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=parent))
+                descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                # Another start may have taken it for one that was left behind, before it was locked.
+                if path.exists():
+                    break
+                os.close(descriptor)
+            (path / "tmp").mkdir(mode=0o700)
+        except OSError as error:
+            raise NoScratch(
+                f"The folder for Spark's temporary files cannot be made in {parent}: {error.strerror}.",
+                fix="Make room or give the right to write there, or set OMNISUPPORT_SPARK_LOCAL_DIR to "
+                "another folder, which must exist.",
+            ) from error
+        return cls(path, descriptor)
+
+    @property
+    def tmp(self) -> Path:
+        """What stands for the machine's temporary folder."""
+        return self.path / "tmp"
+
+    def remove(self) -> None:
+        """Remove the folder with everything in it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._descriptor)
+
+
+def _remove_left_behind(parent: Path) -> None:
+    """Remove the folders in ``parent`` that are ours and that no living process has locked."""
+    for path in parent.glob(f"{_SCRATCH}*"):
+        if not _is_private(path):
+            continue
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(path, ignore_errors=True)
+        except BlockingIOError:
+            pass
+        finally:
+            os.close(descriptor)
+
+
+def _is_private(path: Path) -> bool:
+    """Whether ``path`` is a folder, no link, of this user, that nobody else may enter."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077
