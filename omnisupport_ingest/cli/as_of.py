@@ -133,10 +133,10 @@ def as_of(
 
 
 def _contracts(workspace: Workspace, tables: Sequence[str]) -> list[TableContract]:
-    from omnisupport_ingest.stages.export import contract_named
+    from omnisupport_ingest.contracts.model import table_named
 
     if tables:
-        return list(dict.fromkeys(contract_named(workspace, name) for name in tables))
+        return list(dict.fromkeys(table_named(name, workspace.contracts.all) for name in tables))
     found = list(workspace.contracts.of_source(workspace.settings.source))
     if not found:
         raise click.UsageError(f"No contract is of the source {workspace.settings.source}: name a --table.")

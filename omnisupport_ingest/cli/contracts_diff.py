@@ -10,7 +10,7 @@ import click
 
 from omnisupport_ingest.cli.opening import existing_home
 from omnisupport_ingest.contracts.in_force import contracts_in_force
-from omnisupport_ingest.contracts.model import ContractError, TableContract
+from omnisupport_ingest.contracts.model import ContractError, TableContract, table_named
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres.connection import connect
 from omnisupport_ingest.sources.postgres.live_table import read_live_tables
@@ -72,13 +72,8 @@ def _chosen(settings: Settings, only: Sequence[str]) -> list[TableContract]:
             fix="Write some with `omnisupport-ingest contracts new`, or set OMNISUPPORT_SOURCE to one of: "
             + (", ".join(contracts.sources()) or "there are none"),
         )
-    unknown = [name for name in only if not any(name in (each.name, each.full_name) for each in of_source)]
-    if unknown:
-        raise ContractError(
-            f"No contract of the source {settings.source!r} is for {unknown[0]}.",
-            fix=f"Name one of: {', '.join(each.name for each in of_source)}.",
-        )
-    return [each for each in of_source if not only or each.name in only or each.full_name in only]
+    named = [table_named(name, of_source) for name in only]
+    return [each for each in of_source if not only or each in named]
 
 
 def _not_published(contract: TableContract, publication: Publication) -> list[Finding]:

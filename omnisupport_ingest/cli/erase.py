@@ -89,15 +89,13 @@ def erase(
 
 
 def _contract(workspace: Workspace, source: str, table: str) -> TableContract:
+    from omnisupport_ingest.contracts.model import table_named
+
     known = workspace.contracts.of_source(source)
     if not known:
         names = ", ".join(workspace.contracts.sources())
         raise click.UsageError(f"No contract is of the source {source}. There are: {names}")
-    for contract in known:
-        if table in (contract.name, contract.full_name):
-            return contract
-    names = ", ".join(each.name for each in known)
-    raise click.UsageError(f"{source} has no table {table!r}. Tables: {names}.")
+    return table_named(table, known)
 
 
 def _key(contract: TableContract, given: Sequence[str]) -> list[str]:

@@ -30,6 +30,8 @@ from omnisupport_ingest.cli.opening import existing_home, open_settings
 def export(table: str, form: str | None, out: Path, include_deleted: bool, as_json: bool) -> None:
     """Write the current state of the published TABLE to a file that only you can read.
 
+    TABLE is its name in the lake or at the source, with source or schema where it alone is not enough.
+
     Needs neither Spark nor a running platform. The file is complete or not there at all. Values that
     a column's type cannot hold (NaN in a numeric, infinity in a timestamp) are exact text in csv and
     jsonl; in parquet the column is NULL and _cdc_exact has the text. A value that is not known is
@@ -39,19 +41,21 @@ def export(table: str, form: str | None, out: Path, include_deleted: bool, as_js
     \b
     Examples:
       omnisupport-ingest export tickets --out tickets.csv
+      omnisupport-ingest export 'public."Odd Table"' --out odd.csv
       omnisupport-ingest export support_desk.tickets --format parquet --out tickets.parquet
 
     Exit code: 0 written, 1 not published yet or not writable, 2 usage, settings or no such table,
     3 no home.
     """
-    from omnisupport_ingest.stages.export import Format, contract_named
+    from omnisupport_ingest.contracts.model import table_named
+    from omnisupport_ingest.stages.export import Format
     from omnisupport_ingest.stages.export import export as write
     from omnisupport_ingest.stages.workspace import Workspace
 
     settings = open_settings()
     existing_home(settings)
     workspace = Workspace.open(settings)
-    contract = contract_named(workspace, table)
+    contract = table_named(table, workspace.contracts.all)
     chosen = form or out.suffix.lstrip(".").lower()
     if chosen not in {each.value for each in Format}:
         raise click.UsageError(f"The name {out.name} does not say what to write: add --format.")

@@ -80,7 +80,7 @@ def list_events(
 
     workspace, _ = _open()
     window = workspace.grid.named(window) if window else None
-    where = Filter(reason=reason, state=state, table=table, window=window)
+    where = Filter(reason=reason, state=state, table=_at_source(workspace, table), window=window)
     sources = [_named(workspace, source)] if source else workspace.contracts.sources()
     found = {
         each: quarantined(workspace, each, ReviewLedger.open(workspace, each), where) for each in sources
@@ -246,7 +246,7 @@ def _decide(
     of_source = _named(workspace, source or default)
     if everything:
         window = workspace.grid.named(window) if window else None
-        where = Filter(reason=quarantined_for, table=table, window=window)
+        where = Filter(reason=quarantined_for, table=_at_source(workspace, table), window=window)
         events = _chosen(workspace, of_source, where)
         if not events:
             raise IngestError(
@@ -288,6 +288,16 @@ def _named(workspace: Workspace, source: str) -> str:
     if source not in known:
         raise click.UsageError(f"No contract is of the source {source}. There are: {', '.join(known)}")
     return source
+
+
+def _at_source(workspace: Workspace, table: str | None) -> str | None:
+    """``table`` as its events name it; left as it is where no contract has it any more."""
+    from omnisupport_ingest.contracts.model import UnknownTable, table_named
+
+    try:
+        return table if table is None else table_named(table, workspace.contracts.all).full_name
+    except UnknownTable:
+        return table
 
 
 def _chosen(workspace: Workspace, source: str, where: Filter) -> list[EventRef]:

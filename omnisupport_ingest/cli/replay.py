@@ -110,17 +110,15 @@ class _Asked:
 
 
 def _contracts(workspace: Workspace, source: str, table: str | None) -> tuple[TableContract, ...]:
+    from omnisupport_ingest.contracts.model import table_named
+
     sources = workspace.contracts.sources()
     if source not in sources:
         raise click.UsageError(f"No contract names the source {source!r}. Sources: {', '.join(sources)}.")
     found = workspace.contracts.of_source(source)
     if table is None:
         return found
-    named = tuple(each for each in found if table in (each.name, each.full_name))
-    if not named:
-        known = ", ".join(each.name for each in found)
-        raise click.UsageError(f"{source} has no table {table!r}. Tables: {known}.")
-    return named
+    return (table_named(table, found),)
 
 
 def _windows(workspace: Workspace, source: str, first: str, last: str) -> list[str]:

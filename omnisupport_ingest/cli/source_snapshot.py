@@ -50,6 +50,7 @@ def snapshot(tables: tuple[str, ...], start: str | None, end: str | None, reason
     Exit code: 0 asked for, 2 usage or settings, 4 the source does not answer, 5 a new table cannot be
     captured as it is.
     """
+    from omnisupport_ingest.contracts.model import table_named
     from omnisupport_ingest.landing.store import LandingStore
     from omnisupport_ingest.sources.postgres.joining import not_captured, takes_up
     from omnisupport_ingest.sources.postgres.lease import Lease
@@ -57,25 +58,21 @@ def snapshot(tables: tuple[str, ...], start: str | None, end: str | None, reason
 
     settings = open_settings()
     home = existing_home(settings)
-    known = {table.name: table for table in contracted_tables(settings)}
-    unknown = [name for name in tables if name not in known]
-    if unknown:
-        raise click.UsageError(
-            f"{settings.source} has no contract called {unknown[0]}. There is: {', '.join(sorted(known))}."
-        )
+    known = contracted_tables(settings)
+    chosen = list(dict.fromkeys(table_named(name, known) for name in tables))
     store = LandingStore(home.landing, settings.source)
     running = Lease.is_held(home.run, settings.source)
-    new = not_captured(store, [known[name] for name in tables]) if running and takes_up(store) else ()
+    new = not_captured(store, chosen) if running and takes_up(store) else ()
     scope = None
     if start is not None or end is not None:
-        if len(tables) > 1:
+        if len(chosen) > 1:
             raise click.UsageError("--from and --to are keys of one table; name one.")
         if new:
-            raise click.UsageError(f"{tables[0]} has never been read. Ask for all of it first.")
-        scope = _key_range(settings, home, known[tables[0]], start, end)
+            raise click.UsageError(f"{chosen[0].name} has never been read. Ask for all of it first.")
+        scope = _key_range(settings, home, chosen[0], start, end)
     _require_ready(settings, home, store, new)
     requests = SnapshotRequests(store.folder)
-    for name in tables:
+    for name in (each.name for each in chosen):
         asked = requests.write(name, reason, scope)
         what = name if scope is None else f"{name}, keys {scope}"
         click.echo(f"{what}: {'asked for.' if asked else 'was asked for already.'}")

@@ -5,12 +5,12 @@ These are plain values without Spark, pandera or file access, so that every room
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from decimal import Decimal
 
-from omnisupport_ingest.contracts.names import lake_name
+from omnisupport_ingest.contracts.names import lake_name, spellings
 from omnisupport_ingest.contracts.pg_types import PgType
 from omnisupport_ingest.errors import IngestError
 
@@ -99,6 +99,43 @@ class TableContract:
             if column.name == name:
                 return column
         raise KeyError(name)
+
+
+class UnknownTable(IngestError):
+    """No contract names the table, or more than one does."""
+
+    exit_code = 2
+
+
+def table_named(text: str, among: Sequence[TableContract]) -> TableContract:
+    """The contract of ``among`` whose table a person calls ``text``; ``UnknownTable`` names those there are.
+
+    By its name in the lake, alone or with its source, else by its name at the source, alone or with its
+    schema, quoted or not. Letters count as they are written, unless only their case is another.
+    """
+    spelled = [_lake_spellings, _source_spellings]
+    for lower in (False, True):
+        for forms in spelled:
+            found = [
+                each
+                for each in among
+                if (text.lower() in {form.lower() for form in forms(each)} if lower else text in forms(each))
+            ]
+            if len(found) == 1:
+                return found[0]
+            if found:
+                names = ", ".join(f"{each.source}.{each.name} ({each.full_name})" for each in found)
+                raise UnknownTable(f"{text!r} may be one of several tables.", fix=f"Name one of: {names}.")
+    names = ", ".join(f"{each.source}.{each.name}" for each in among)
+    raise UnknownTable(f"{text!r} is the name of no table with a contract.", fix=f"Name one of: {names}.")
+
+
+def _lake_spellings(contract: TableContract) -> set[str]:
+    return {contract.name, f"{contract.source}.{contract.name}"}
+
+
+def _source_spellings(contract: TableContract) -> set[str]:
+    return spellings((contract.schema, contract.table))
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,16 @@ def lake_names(tables: Collection[Table], taken: Mapping[Table, str]) -> dict[Ta
     return found
 
 
+def spellings(table: Table) -> set[str]:
+    """How a person may write ``table`` of the source: with its schema or alone, each part quoted or not."""
+    schema, name = (_quoted_or_not(part) for part in table)
+    return name | {f"{one}.{other}" for one in schema for other in name}
+
+
+def _quoted_or_not(part: str) -> set[str]:
+    return {part, '"' + part.replace('"', '""') + '"'}
+
+
 def _table_alone(table: Table) -> str:
     return lake_name(table[1])
 

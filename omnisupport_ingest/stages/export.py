@@ -47,12 +47,6 @@ class ExportFailed(IngestError):
     """The file could not be written, or a file of the lake not be read."""
 
 
-class UnknownTable(IngestError):
-    """No contract names the table, or more than one does."""
-
-    exit_code = 2
-
-
 @dataclass(frozen=True, slots=True)
 class Exported:
     """What was written. ``cursor`` is the last event of the table that is in it.
@@ -72,16 +66,6 @@ class Exported:
     pending_batches: int
     watermark: datetime | None
     delta_version: int
-
-
-def contract_named(workspace: Workspace, name: str) -> TableContract:
-    """The contract of the table ``name`` (``tickets``, or ``support_desk.tickets`` with its source)."""
-    found = [each for each in workspace.contracts if name in (each.name, f"{each.source}.{each.name}")]
-    if len(found) == 1:
-        return found[0]
-    names = ", ".join(f"{each.source}.{each.name}" for each in found or workspace.contracts)
-    problem = "is a table of several sources" if found else "is not a published table"
-    raise UnknownTable(f"{name!r} {problem}.", fix=f"Name one of: {names}.")
 
 
 def export(

@@ -16,6 +16,7 @@ from typing import Any
 import duckdb
 import psycopg2
 from deltalake import DeltaTable
+from psycopg2.extensions import make_dsn
 
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest
 
@@ -161,6 +162,22 @@ def variables(source: SourceUnderTest, folder: Path) -> dict[str, str]:
         # The larger table is read in five chunks.
         "OMNISUPPORT_SNAPSHOT_CHUNK_ROWS": "1000",
     }
+
+
+@contextmanager
+def least_role(source: SourceUnderTest, folder: Path) -> Iterator[str]:
+    """The connection string of a role that has what `source grants` prints, and no more."""
+    role = f"{source.slot}_least"
+    given = variables(source, folder)
+    printed = command("source", "grants", "--role", role, folder=folder, variables=given)
+    assert printed.returncode == 0, printed.stderr
+    source.sql(printed.stdout)
+    rights = "rolsuper, rolcreaterole, rolcreatedb, rolbypassrls"
+    assert source.query(f"SELECT {rights} FROM pg_roles WHERE rolname = '{role}'") == [(False,) * 4]
+    try:
+        yield make_dsn(source.dsn, user=role)
+    finally:
+        source.sql(f"DROP OWNED BY {role}", f"DROP ROLE {role}")
 
 
 def rows_of_source(dsn: str, table: str) -> list[tuple[Any, ...]]:

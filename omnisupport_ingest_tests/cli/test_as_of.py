@@ -114,7 +114,7 @@ def refused(*arguments: str) -> Done:
         (("yesterday",), 2, "is no time"),
         (("2026-01-01T12:00:00",), 2, "has no time zone"),
         (("16/XYZ",), 2, "is no time"),
-        (("0/14", "--table", "nothing"), 2, "is not a published table"),
+        (("0/14", "--table", "nothing"), 2, "is the name of no table with a contract"),
         (("0/14", "--out", "/nowhere/then"), 2, "/nowhere is not a folder"),
         (("1:0/14:0", "--epoch", "1"), 2, "--epoch goes with an LSN only"),
         (("2026-01-01T11:00:00Z",), 1, "its history there starts at 0/5"),

@@ -21,6 +21,7 @@ from omnisupport_ingest.cli.checkpoint import checkpoint
 from omnisupport_ingest.cli.export import export
 from omnisupport_ingest.cli.opening import HomeMissing
 from omnisupport_ingest.cli.status import status
+from omnisupport_ingest.contracts.model import UnknownTable
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.landing.manifest import StreamSpan
 from omnisupport_ingest.landing.names import stream_batch_id
@@ -30,7 +31,7 @@ from omnisupport_ingest.runtime.running import record_ui_port, ui_port
 from omnisupport_ingest.sources.postgres.capture_record import CaptureRecords, recorded
 from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
 from omnisupport_ingest.stages.checkpoint_file import CheckpointFileUnreadable, HomeContradicts
-from omnisupport_ingest.stages.export import NotPublished, UnknownTable
+from omnisupport_ingest.stages.export import NotPublished
 from omnisupport_ingest_tests.recovery.pipeline import open_workspace, run_stages
 from omnisupport_ingest_tests.stages.story import FIRST, SOURCE, START, Change, Commit, Story, events
 
@@ -281,6 +282,13 @@ def test_export_writes_the_live_rows_for_their_owner_alone_and_says_how_far(
     assert "Complete to 0/14" in done.stdout
     assert "1 rows have values that are not known" in done.stderr
     assert [each.name for each in tmp_path.iterdir() if each.name.startswith(".")] == []
+
+
+def test_export_finds_a_table_by_its_name_at_the_source(told: Told, tmp_path: Path) -> None:
+    for name in ("public.notes", 'public."notes"', "NOTES"):
+        out = tmp_path / "notes.csv"
+        assert document(export, name, "--out", str(out))["table"] == "desk.notes"
+        out.unlink()
 
 
 def test_export_with_deleted_rows_takes_the_place_of_an_older_file(told: Told, tmp_path: Path) -> None:

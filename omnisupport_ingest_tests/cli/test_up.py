@@ -49,12 +49,18 @@ def test_it_captures_and_runs_with_its_history_in_postgresql_and_no_password_in_
 ) -> None:
     source.sql(bank.TABLES)
     bank.write_contracts(tmp_path / "contracts")
+    with bank.least_role(source, tmp_path) as dsn:
+        up_and_verify_as(dsn, source, tmp_path)
+
+
+def up_and_verify_as(dsn: str, source: SourceUnderTest, tmp_path: Path) -> None:
+    """``up`` and ``verify`` with the rights of ``dsn`` alone; Dagster's storage has its own."""
     home = tmp_path / "home"
     (tmp_path / ".env").write_text(
         f"OMNISUPPORT_HOME={home}\n"
         "OMNISUPPORT_CONTRACTS_DIR=contracts\n"
         f"OMNISUPPORT_SOURCE={bank.SOURCE}\n"
-        f"OMNISUPPORT_SOURCE_DSN={source.dsn} password={SOURCE_PASSWORD}\n"
+        f"OMNISUPPORT_SOURCE_DSN={dsn} password={SOURCE_PASSWORD}\n"
         f"OMNISUPPORT_SLOT={source.slot}\n"
         f"OMNISUPPORT_PUBLICATION={source.slot}\n"
         f"OMNISUPPORT_DAGSTER_PG_URL={dagster_url(source)}\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection
 
+from omnisupport_ingest.contracts.names import spellings
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.sources.postgres.live_table import LiveTable, TableName
 from omnisupport_ingest.sources.postgres.quoting import identifier
@@ -50,5 +51,5 @@ def _plain(name: TableName) -> str:
 
 def _spellings(name: TableName) -> set[str]:
     schema, table = name
-    spelled = {f"{s}.{t}" for s in (schema, identifier(schema)) for t in (table, identifier(table))}
-    return spelled | ({table, identifier(table)} if schema == "public" else set())
+    alone = {table, identifier(table)}
+    return spellings(name) - (set() if schema == "public" else alone)

@@ -70,7 +70,9 @@ def test_table_without_a_contract_is_refused_by_name(shop: Shop) -> None:
     assert shop.run(*ONCE).code == 0
     refused = shop.run("source", "snapshot", "orders", "invoices")
     assert (
-        refused.code == 2 and "no contract called invoices" in refused.err and "items, orders" in refused.err
+        refused.code == 2
+        and "'invoices' is the name of no table with a contract" in refused.err
+        and f"{SOURCE}.items, {SOURCE}.orders" in refused.err
     )
     assert SnapshotRequests(LandingStore(shop.home / "landing", SOURCE).folder).read() == []
 
