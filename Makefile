@@ -10,6 +10,7 @@ PARITY_INSTALLED := $(PARITY)/.installed
 ARGS ?=
 SEEDS ?= 200
 START ?= 0
+SECONDS ?= 60
 # A file is one process's; they come in the order in which conftest.py puts them.
 PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 POSTGRES_15 ?= /usr/lib/postgresql/15
@@ -55,6 +56,11 @@ crash-test: $(INSTALLED) ## Kill the processes at every gate of recovery
 .PHONY: prove
 prove: $(INSTALLED) ## Hold random histories in every layer against the oracle (SEEDS=1000 START=0)
 	$(BIN)/python -m omnisupport_ingest_tests.proof --seeds $(SEEDS) --start $(START) $(ARGS)
+
+.PHONY: explore
+explore: $(INSTALLED) ## Try what the pinned tests never do: fresh seeds for properties and proof (SECONDS=60 SEEDS=6)
+	$(BIN)/python -m omnisupport_ingest_tests.explore --seconds $(SECONDS) \
+		$(if $(filter command% environment%,$(origin SEEDS)),--seeds $(SEEDS)) $(ARGS)
 
 .PHONY: lint
 lint: $(INSTALLED) ## Check style, types, contracts and manifests

@@ -28,6 +28,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="Server of the tests: a major version of the wheel, or the folder of an installed PostgreSQL.",
     )
 
+    parser.addoption(
+        "--explore",
+        action="store_true",
+        help="Only property tests that need neither Spark nor a server; see explore.py.",
+    )
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Make new servers of this process those that ``--postgres`` names."""
@@ -46,11 +52,21 @@ _WAITING = frozenset(("sources", "runtime"))
 """Rooms whose tests wait for servers and processes most of the time."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+_HEAVY = frozenset(("spark", "postgres"))
+"""Fixtures that take longer to make than a property test has in a minute of exploring."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Spread the files that wait evenly among the busy ones, so that several processes use the cores well.
 
-    The short tests come last and fill the gaps at the end; the longest test of all comes first.
+    The short tests come last and fill the gaps at the end; the longest test of all comes first. What explores
+    leaves out all but property tests, and keeps their order.
     """
+    if config.getoption("--explore"):
+        kept = [item for item in items if _is_property(item)]
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = kept
+        return
     here = Path(__file__).parent
     files = list(dict.fromkeys(item.path for item in items))
     rooms = {file: file.relative_to(here).parts[0] for file in files}
@@ -62,9 +78,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: turns.get(item.path, 1.0))
 
 
-# The suite is the same for everyone; `--hypothesis-profile=search` looks for new examples.
+def _is_property(item: pytest.Item) -> bool:
+    is_drawn = hypothesis.is_hypothesis_test(getattr(item, "obj", None))
+    return is_drawn and _HEAVY.isdisjoint(getattr(item, "fixturenames", ()))
+
+
+# The suite is the same for everyone; `make explore` looks for new examples. What it finds must depend neither
+# on what this machine has found before nor on how busy it is.
 hypothesis.settings.register_profile("same", derandomize=True, deadline=None)
-hypothesis.settings.register_profile("search", deadline=None, max_examples=500)
+hypothesis.settings.register_profile(
+    "explore",
+    deadline=None,
+    max_examples=300,
+    database=None,
+    print_blob=True,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
 hypothesis.settings.load_profile("same")
 
 

@@ -32,6 +32,7 @@ def main() -> int:
     parser.add_argument("--start", type=int, default=0, help="the first seed (0)")
     parser.add_argument("--lanes", type=int, default=LANES, help=f"histories per home ({LANES})")
     parser.add_argument("--landings", type=int, help="at how many times something lands (5 to 8, by lot)")
+    parser.add_argument("--seconds", type=float, help="go on with the next seeds until so many are over")
     parser.add_argument("--steps", action="store_true", help="print every step")
     parser.add_argument("--until-one-fails", action="store_true", help="stop at the first home that fails")
     parser.add_argument("--keep", type=Path, help="run in this folder and keep what failed there")
@@ -45,7 +46,7 @@ def main() -> int:
         # Thousands of small plans: finding better ones on the way takes longer than it saves.
         spark.conf.set("spark.sql.adaptive.enabled", "false")
         spark.conf.set("spark.sql.shuffle.partitions", "2")
-        for seeds in _homes(asked.start, asked.seeds, asked.lanes):
+        for seeds in _homes(asked.start, asked.seeds, asked.lanes, began, asked.seconds):
             started = time.monotonic()
             story = draw(seeds, asked.landings)
             print(f"seeds {seeds.start} to {seeds.stop - 1}: {_kind(story.order)}, ", end="", flush=True)
@@ -71,9 +72,14 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def _homes(start: int, count: int, lanes: int) -> Iterator[range]:
+def _homes(start: int, count: int, lanes: int, began: float, seconds: float | None) -> Iterator[range]:
+    """The seeds of each home; with ``seconds``, which have run since ``began``, of one home more and more."""
     for first in range(start, start + count, lanes):
         yield range(first, min(first + lanes, start + count))
+    first = start + count
+    while seconds is not None and time.monotonic() - began < seconds:
+        yield range(first, first + lanes)
+        first += lanes
 
 
 def _kind(order: str | None) -> str:

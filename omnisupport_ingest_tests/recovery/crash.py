@@ -239,7 +239,8 @@ class CrashDesk:
         for name, table in proof.tables.items():
             due = {str(ticket): ("body",) for ticket in open_rows} if name == "tickets" else {}
             found = {each.key: each.columns for each in table.examples}
-            assert (found, table.differences, table.unresolved) == (due, len(due), len(due)), name
+            assert found == due, f"{name}: {found} differ, not {due}"
+            assert (table.differences, table.unresolved) == (len(due), len(due)), f"{name}: {table}"
             assert not table.miscounted, name
 
     def rows_with_open_body(self) -> list[int]:
