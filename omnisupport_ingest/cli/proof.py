@@ -82,9 +82,9 @@ def prove(
     """Compare tables of the PostgreSQL source with their published tables, at one LSN.
 
     ``spark`` is asked for a session only where a published table has moved on: then the source's rows are
-    brought forward by the events since. ``advance`` is called with the LSN again and again while the lake is behind it;
-    without it capture and pipeline must be running. ``tables``: names of contracts, none for all.
-    ``sample``: about so many keys per table, null for every row. ``ProofNotReached`` after
+    brought forward by the events since. ``advance`` is called with the LSN again and again while the lake
+    is behind it; without it capture and pipeline must be running. ``tables``: names of contracts, none for
+    all. ``sample``: about so many keys per table, null for every row. ``ProofNotReached`` after
     ``seconds``; ``TableIncomplete`` if a table has no state at that LSN, because its snapshot was
     read later.
     """
@@ -199,8 +199,8 @@ def print_proof(proof: Proof, console: Console | None = None) -> None:
             console.print(f"  {name}: the {few} has {abs(table.miscounted):,} live rows less than the {many}")
         if table.forwarded:
             console.print(
-                f"  {name}: {table.forwarded:,} keys have changed since that LSN; what is published of them was "
-                "compared with the source's rows after these changes"
+                f"  {name}: {table.forwarded:,} keys have changed since that LSN; what is published of them "
+                "was compared with the source's rows after these changes"
             )
         for each in table.examples:
             console.print(f"  {name} {each.key}: {', '.join(each.columns)}", markup=False)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from omnisupport_ingest.settings import Settings
     from omnisupport_ingest.stages.replay_preview import ReplayPreview, TablePreview
     from omnisupport_ingest.stages.workspace import Workspace
+    from omnisupport_ingest.windows import WindowRange
 
 _MOST_NAMED = 8
 _NEAREST = 2
@@ -59,7 +60,8 @@ def replay(
 
     A replay changes nothing unless something beneath changed: late events, a contract, the decision
     table, a review. Where it does, the materializations say how many keys changed and why. The forward
-    cursor does not move. Windows in a row are one Spark job.
+    cursor does not move. Windows in a row are one run and one Spark job, and so are windows with up to 24
+    between them that nothing landed in.
 
     While `up` runs, the replay is handed to Dagster as a partition backfill, which its backfills page
     shows. Else this command carries it out. --dry-run needs Spark and changes nothing: it judges and
@@ -234,8 +236,7 @@ def _carry_out(the_pass: OnePass, asked: _Asked) -> dict[str, Any]:
     the_pass.prepare()
     table = asked.only.name if asked.only is not None else None
     runs = [
-        the_pass.replay(asked.source, each, {REASON_TAG: asked.reason}, table).run_id
-        for each in asked.workspace.grid.ranges(asked.windows)
+        the_pass.replay(asked.source, each, {REASON_TAG: asked.reason}, table).run_id for each in _runs(asked)
     ]
     lines = []
     for contract in asked.contracts:
@@ -247,6 +248,15 @@ def _carry_out(the_pass: OnePass, asked: _Asked) -> dict[str, Any]:
                     {"table": contract.name, "window": window, "outcome": _outcome(state.checkpoint)}
                 )
     return {"runs": runs, "windows": lines}
+
+
+def _runs(asked: _Asked) -> list[WindowRange]:
+    from omnisupport_ingest.stages.run_requests import replay_ranges
+    from omnisupport_ingest.stages.window_list import window_list
+    from omnisupport_ingest.windows import without_sentinel
+
+    known = [each.window for each in window_list(asked.workspace, asked.source).windows]
+    return replay_ranges(asked.workspace.grid, asked.windows, without_sentinel(known))
 
 
 def _outcome(done: Checkpoint) -> str:
@@ -267,12 +277,13 @@ def _launch(asked: _Asked) -> str:
 
     os.environ.update(dagster_environment(asked.settings, asked.home))
     graph = build_definitions(asked.workspace).resolve_asset_graph()
+    grid = asked.workspace.grid
     with dg.DagsterInstance.get() as instance:
         return launch_backfill(
             instance,
             graph,
             asked.source,
-            asked.windows,
+            [window for each in _runs(asked) for window in grid.keys_between(each.first, each.last)],
             reason=asked.reason,
             dimension=dimension_key(asked.only) if asked.only is not None else None,
         )

@@ -62,8 +62,8 @@ _WINDOW = "since"
 class MovedOn:
     """A published table with events above the LSN of ``sample``, and the source's rows at it.
 
-    ``expected`` is a file of the source's rows as text, in a folder of its owner. ``whole``: some event has no
-    key, so that every row may have moved on; else the keys with events are those that have.
+    ``expected`` is a file of the source's rows as text, in a folder of its owner. ``whole``: some event has
+    no key, so that every row may have moved on; else the keys with events are those that have.
     """
 
     contract: TableContract
@@ -170,14 +170,15 @@ class MovedOn:
         both = f"{here} AND {there}"
         marked = "false" if mark is None else f"f.{named(mark)} IS NOT NULL"
         # What a row that has ended shows is not its source's any more.
-        at_source = (
-            f"{both} AND l._cdc_is_deleted = f._cdc_is_deleted AND (NOT f._cdc_is_deleted OR {marked})"
-        )
+        same_end = f"{both} AND l._cdc_is_deleted = f._cdc_is_deleted"
+        at_source = f"{same_end} AND (NOT f._cdc_is_deleted OR {marked})"
+        too_few = f"{both} AND l._cdc_is_deleted AND NOT f._cdc_is_deleted"
+        too_many = f"{both} AND f._cdc_is_deleted AND NOT l._cdc_is_deleted"
         reasons = [
             f"CASE WHEN NOT ({here}) AND NOT f._cdc_is_deleted THEN 'missing in the lake' END",
             f"CASE WHEN NOT ({there}) AND NOT l._cdc_is_deleted THEN 'not in the source' END",
-            f"CASE WHEN {both} AND f._cdc_is_deleted AND NOT l._cdc_is_deleted THEN 'not in the source' END",
-            f"CASE WHEN {both} AND l._cdc_is_deleted AND NOT f._cdc_is_deleted THEN 'deleted in the lake' END",
+            f"CASE WHEN {too_many} THEN 'not in the source' END",
+            f"CASE WHEN {too_few} THEN 'deleted in the lake' END",
             *(
                 f"CASE WHEN {at_source} AND ({_differs(column.name)}) THEN {text(column.name)} END"
                 for column in contract.columns

@@ -11,6 +11,9 @@ from omnisupport_ingest.windows import OUT_OF_RANGE, WindowGrid, WindowRange, wi
 FIRST_WAIT = timedelta(seconds=5)
 LONGEST_WAIT = timedelta(minutes=10)
 
+MOST_EMPTY = 24
+"""Windows without an event that one run of a replay goes over; more of them cost more than a second run."""
+
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
@@ -42,6 +45,24 @@ def plan_runs(
         running=tuple(sorted(busy)),
         ahead=tuple(sorted(ahead - busy)),
     )
+
+
+def replay_ranges(grid: WindowGrid, windows: Iterable[str], others: Iterable[str]) -> list[WindowRange]:
+    """The fewest runs that make ``windows`` again and none of ``others``, which events landed in as well.
+
+    A run of Dagster covers windows in a row. What a run costs is mostly fixed, so it goes on over windows
+    that nothing landed in, up to ``MOST_EMPTY`` of them at a time.
+    """
+    asked = set(windows)
+    not_over = set(others) - asked
+    found: list[WindowRange] = []
+    for each in grid.ranges(asked):
+        between = grid.keys_between(found[-1].last, each.first)[1:-1] if found else []
+        if found and len(between) <= MOST_EMPTY and not_over.isdisjoint(between):
+            found[-1] = WindowRange(found[-1].first, each.last)
+        else:
+            found.append(each)
+    return found
 
 
 def retry_at(failures: int, last_failure: datetime) -> datetime:

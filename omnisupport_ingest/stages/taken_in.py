@@ -105,5 +105,6 @@ def _inputs(
 def _gone(path: Path) -> EventsGone:
     return EventsGone(
         f"{path} is not there any more, and a version of a table was made from it.",
-        fix="Let the pipeline take in what has landed (omnisupport-ingest up, or materialize), and try again.",
+        fix="Let the pipeline take in what has landed (omnisupport-ingest up, or materialize), and try "
+        "again.",
     )

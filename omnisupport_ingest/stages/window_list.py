@@ -74,8 +74,9 @@ def window_list(workspace: Workspace, source: str) -> WindowList:
     for batch in batches:
         for window in batch.windows:
             landed.setdefault(window, []).append(batch)
-    # What landing has forgotten, raw still holds.
-    windows = {*landed, *(raw.windows() if raw is not None else ())}
+    # What landing has forgotten, raw still holds. A run over windows in a row makes empty ones as well.
+    kept = [window for window in raw.windows() if raw.files(window)] if raw is not None else []
+    windows = {*landed, *kept}
     return WindowList(
         source,
         watermark,

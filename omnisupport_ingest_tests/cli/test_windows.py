@@ -6,14 +6,21 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import dagster as dg
 import pytest
 from pyspark.sql import SparkSession
 
+from omnisupport_ingest.cli import replay as replay_command
+from omnisupport_ingest.cli.one_pass import FinishedRun
+from omnisupport_ingest.defs.keys import raw_key
+from omnisupport_ingest.defs.partitions import window_partitions
+from omnisupport_ingest.runtime.dagster_home import write_dagster_home
 from omnisupport_ingest.stages import window_checks
+from omnisupport_ingest.windows import WindowRange
 from omnisupport_ingest_tests.cli.command import command
 from omnisupport_ingest_tests.cli.told_home import enter
 from omnisupport_ingest_tests.recovery.pipeline import open_workspace, run_stages
@@ -136,3 +143,53 @@ def answer(*arguments: str) -> dict[str, list[dict[str, object]]]:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout)
+
+
+class CountedRuns:
+    """In place of a pass over a home: remembers the runs that it is asked for."""
+
+    def __init__(self) -> None:
+        self.runs: list[WindowRange] = []
+
+    def prepare(self) -> None:
+        pass
+
+    def replay(
+        self, source: str, windows: WindowRange, tags: Mapping[str, str], table: str | None
+    ) -> FinishedRun:
+        self.runs.append(windows)
+        return FinishedRun(f"run {len(self.runs)}", source, windows.first, windows.last, 0)
+
+
+def test_replay_of_scattered_windows_is_one_run_over_what_is_empty_between_them(story):
+    middle, far = (f"{START + timedelta(minutes=minutes):%Y-%m-%dT%H%M}" for minutes in (20, 22))
+    story.land_file(put(20, 20 * 60, "middle", id=3))
+    story.land_file(put(21, 22 * 60, "far", id=4))
+    workspace = story.workspace
+    asked = replay_command._Asked(
+        workspace.settings, workspace.home, workspace, SOURCE, [FIRST, middle, far, NEWEST], "why", (), None
+    )
+    counted = CountedRuns()
+    done = replay_command._carry_out(counted, asked)  # type: ignore[arg-type]
+    # Between the last two lie more than two hours without an event.
+    assert counted.runs == [WindowRange(FIRST, far), WindowRange(NEWEST, NEWEST)]
+    assert len(done["runs"]) == 2
+
+
+def test_replay_under_the_platform_asks_for_a_backfill_of_as_few_runs(story, monkeypatch: pytest.MonkeyPatch):
+    """Dagster makes one run of each gapless range of a backfill's windows."""
+    middle = f"{START + timedelta(minutes=4):%Y-%m-%dT%H%M}"
+    story.land_file(put(20, 4 * 60, "middle", id=3))
+    workspace = story.workspace
+    write_dagster_home(workspace.settings, workspace.home)
+    asked = replay_command._Asked(
+        workspace.settings, workspace.home, workspace, SOURCE, [FIRST, middle], "why", (), None
+    )
+    backfill_id = replay_command._launch(asked)
+    with dg.DagsterInstance.get() as instance:
+        data = instance.get_backfills()[0].asset_backfill_data
+        assert instance.get_backfills()[0].backfill_id == backfill_id
+    windows = data.target_subset.get_partitions_subset(raw_key(SOURCE))
+    assert windows.get_partition_key_ranges(window_partitions(workspace.grid)) == [
+        dg.PartitionKeyRange(FIRST, middle)
+    ]

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from omnisupport_ingest.stages.run_requests import plan_runs, retry_at
+from omnisupport_ingest.stages.run_requests import MOST_EMPTY, plan_runs, replay_ranges, retry_at
 from omnisupport_ingest.windows import KEY_FORMAT, OUT_OF_RANGE, WindowGrid, WindowRange, WindowSize
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -55,3 +55,20 @@ def test_the_sentinel_beside_others_asks_for_nothing_more():
 @pytest.mark.parametrize(("failures", "seconds"), [(1, 5), (2, 10), (3, 20), (8, 600), (10_000, 600)])
 def test_attempts_wait_longer_after_every_failure_up_to_ten_minutes(failures, seconds):
     assert retry_at(failures, NOON) == NOON + timedelta(seconds=seconds)
+
+
+@pytest.mark.parametrize(
+    ("windows", "others", "runs"),
+    [
+        pytest.param([], [], [], id="nothing"),
+        pytest.param([3, 0, 1], [], [span(0, 3)], id="over a window that nothing landed in"),
+        pytest.param([0, 3], [0, 3], [span(0, 3)], id="what is asked for is no obstacle"),
+        pytest.param([0, 3, 9], [2], [span(0, 0), span(3, 9)], id="not over a window with events"),
+        pytest.param([0, MOST_EMPTY + 1], [], [span(0, MOST_EMPTY + 1)], id="as far as it pays"),
+        pytest.param(
+            [0, MOST_EMPTY + 2], [], [span(0, 0), span(MOST_EMPTY + 2, MOST_EMPTY + 2)], id="not further"
+        ),
+    ],
+)
+def test_scattered_windows_become_the_fewest_runs(windows, others, runs):
+    assert replay_ranges(GRID, map(key, windows), map(key, others)) == runs
