@@ -12,6 +12,7 @@ import click
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.runtime.environment import settings_environment
+from omnisupport_ingest.runtime.home_lock import EMBEDDED_SERVER, HomeInUse, holder
 from omnisupport_ingest.runtime.supervisor import Backoff, Service, Supervisor
 from omnisupport_ingest.settings import Settings
 
@@ -45,9 +46,15 @@ def start_source(
     from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
     from omnisupport_ingest.sources.postgres.support_desk.seed import prepare
 
-    say("Starting PostgreSQL …")
-    supervisor.start(_own(POSTGRES, settings, grace=60.0))
     server = EmbeddedPostgres(home.postgres)
+    if (found := holder(home, EMBEDDED_SERVER)) is not None:
+        # Its end would take the server away from under what is about to be started.
+        raise HomeInUse(
+            f"The embedded PostgreSQL of {home.path} is run by {found}.",
+            fix=f"{found.stop}, then start again.",
+        )
+    say("Starting PostgreSQL …")
+    supervisor.start(_own(POSTGRES, settings, "--service", grace=60.0))
     supervisor.wait(lambda: server.running and _accepts(server), what="PostgreSQL", seconds=_START_SECONDS)
     prepare(server.dsn(), seed)
 

@@ -10,6 +10,7 @@ import click
 
 from omnisupport_ingest.cli.opening import existing_home, open_settings
 from omnisupport_ingest.cli.slot_left import size_text
+from omnisupport_ingest.cli.source_connect import connect
 from omnisupport_ingest.cli.source_opening import contracted_tables, open_source_dsn
 from omnisupport_ingest.cli.source_repair import repair
 from omnisupport_ingest.cli.source_snapshot import snapshot
@@ -29,9 +30,10 @@ _RESTART_SECONDS = 60.0
 
 @click.group()
 def source() -> None:
-    """Prepare, watch, pause, restart, repair and leave the source database."""
+    """Prepare, watch, connect to, pause, restart, repair and leave the source database."""
 
 
+source.add_command(connect)
 source.add_command(repair)
 source.add_command(snapshot)
 

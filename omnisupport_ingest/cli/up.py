@@ -7,11 +7,13 @@ import click
 from omnisupport_ingest.cli import services
 from omnisupport_ingest.cli.opening import open_home, open_settings
 from omnisupport_ingest.cli.stopping import interrupt_on_terminate
+from omnisupport_ingest.home import Home
 from omnisupport_ingest.runtime.dagster_services import start_dagster
 from omnisupport_ingest.runtime.home_lock import HomeLock
 from omnisupport_ingest.runtime.ports import require_port
 from omnisupport_ingest.runtime.spark_connect import stop_spark_connect
 from omnisupport_ingest.runtime.supervisor import Supervisor
+from omnisupport_ingest.settings import Settings
 
 
 @click.command()
@@ -55,7 +57,9 @@ def up(rate: float | None) -> None:
                 services.start_spark(supervisor, settings, home)
                 click.echo("Starting Dagster …")
                 ui = start_dagster(supervisor, settings, home)
-                click.echo(f"\nThe platform runs. UI: {ui}\nHome: {home.path}   Stop with Ctrl-C.\n")
+                click.echo(f"\nThe platform runs. UI: {ui}\nHome: {home.path}   Stop with Ctrl-C.")
+                click.echo(f"Source: {_shown_source(settings, home)}")
+                click.echo("Connect to it in another terminal: omnisupport-ingest source connect\n")
 
                 def look() -> bool:
                     services.watch_inbox_when_used(supervisor, settings, home)
@@ -67,3 +71,12 @@ def up(rate: float | None) -> None:
             finally:
                 stop_spark_connect(supervisor, home)
     click.echo("Stopped. Nothing is lost; `omnisupport-ingest up` goes on from here.")
+
+
+def _shown_source(settings: Settings, home: Home) -> str:
+    """The connection string of the source, without a password."""
+    from omnisupport_ingest.cli.source_connect import shown_dsn
+    from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
+
+    given = settings.source_dsn
+    return shown_dsn(EmbeddedPostgres(home.postgres).dsn() if given is None else given.get_secret_value())

@@ -1,4 +1,4 @@
-"""One supervisor per home: a lock file that says who holds it.
+"""One supervisor per home, and one keeper of its embedded server: lock files that say who holds them.
 
 The lock is the kernel's (``flock``), so it is gone with its holder however that ends; the text in
 the file is only for the message to the second one.
@@ -20,6 +20,9 @@ from omnisupport_ingest.foreign import Unreadable, parse_json
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.json_values import from_note
 
+_LONGEST = 4096
+"""Bytes of a lock file that are read."""
+
 
 class HomeInUse(IngestError):
     """Another command has its processes running on the same home."""
@@ -27,24 +30,50 @@ class HomeInUse(IngestError):
     exit_code = 6
 
 
-def in_use(home: Home) -> bool:
-    """Whether a command has its processes running on ``home`` at this moment."""
-    descriptor = open_lock(_lock_file(home))
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """The command that holds a lock. All None if it has not written its name yet."""
+
+    command: str | None = None
+    pid: int | None = None
+    since: str | None = None
+
+    def __str__(self) -> str:
+        if self.command is None:
+            return "another process"
+        return f"`{self.command}` (process {self.pid}, since {self.since})"
+
+    @property
+    def stop(self) -> str:
+        """How to stop it, as the beginning of a sentence."""
+        if self.pid is None:
+            return "Stop it (Ctrl-C where it runs)"
+        return f"Stop it (Ctrl-C where it runs, or `kill {self.pid}`)"
+
+
+SUPERVISOR = "supervisor"
+"""Lock of the command whose processes run on the home."""
+
+EMBEDDED_SERVER = "embedded-postgres"
+"""Lock of the process that keeps the embedded PostgreSQL running."""
+
+
+def holder(home: Home, lock: str = SUPERVISOR) -> Holder | None:
+    """Who holds ``lock`` of ``home`` at this moment; None if nobody does."""
+    descriptor = open_lock(_lock_file(home, lock))
     try:
         # Shared, so that two who only look do not take one another for a holder.
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        return True
+        return _named(os.pread(descriptor, _LONGEST, 0))
     finally:
         os.close(descriptor)
-    return False
+    return None
 
 
-@dataclass(frozen=True, slots=True)
-class _Holder:
-    pid: int
-    command: str
-    since: str
+def in_use(home: Home) -> bool:
+    """Whether a command has its processes running on ``home`` at this moment."""
+    return holder(home) is not None
 
 
 class HomeLock:
@@ -53,20 +82,20 @@ class HomeLock:
     Entering raises ``HomeInUse``, which names the holder, if another process holds it.
     """
 
-    def __init__(self, home: Home, command: str) -> None:
+    def __init__(self, home: Home, command: str, lock: str = SUPERVISOR) -> None:
         """``command`` is what the holder is called in the message, like ``up``."""
-        self._home, self._command = home, command
+        self._home, self._command, self._lock = home, command, lock
         self._descriptor = -1
 
     def __enter__(self) -> HomeLock:
         # Not inherited by children: a daemon must not keep the lock of its starter.
-        descriptor = open_lock(_lock_file(self._home))
+        descriptor = open_lock(_lock_file(self._home, self._lock))
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = os.pread(descriptor, 4096, 0)
+            found = os.pread(descriptor, _LONGEST, 0)
             os.close(descriptor)
-            raise self._in_use(holder) from None
+            raise self._in_use(_named(found)) from None
         record = {
             "pid": os.getpid(),
             "command": self._command,
@@ -83,19 +112,19 @@ class HomeLock:
         os.ftruncate(self._descriptor, 0)
         os.close(self._descriptor)
 
-    def _in_use(self, holder: bytes) -> HomeInUse:
-        stop = "Stop it (Ctrl-C where it runs)"
-        try:
-            record = from_note(_Holder, parse_json(holder))
-            who = f"`{record.command}` (process {record.pid}, since {record.since})"
-            stop = f"Stop it (Ctrl-C where it runs, or `kill {record.pid}`)"
-        except Unreadable:
-            who = "another process"  # It has locked the file and not yet written its name.
+    def _in_use(self, found: Holder) -> HomeInUse:
         return HomeInUse(
-            f"{self._home.path} is in use by {who}.",
-            fix=f"{stop}, or set OMNISUPPORT_HOME to another folder.",
+            f"{self._home.path} is in use by {found}.",
+            fix=f"{found.stop}, or set OMNISUPPORT_HOME to another folder.",
         )
 
 
-def _lock_file(home: Home) -> Path:
-    return home.run / "supervisor.lock"
+def _named(record: bytes) -> Holder:
+    try:
+        return from_note(Holder, parse_json(record))
+    except Unreadable:
+        return Holder()  # It has locked the file and not yet written its name.
+
+
+def _lock_file(home: Home, lock: str) -> Path:
+    return home.run / f"{lock}.lock"

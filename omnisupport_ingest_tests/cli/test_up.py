@@ -13,6 +13,7 @@ import psycopg2
 import pytest
 from psycopg2.extensions import parse_dsn
 
+from omnisupport_ingest.cli.source_connect import shown_dsn
 from omnisupport_ingest.runtime.dagster_services import CODE_SERVER, DAEMON
 from omnisupport_ingest_tests.cli import bank
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest
@@ -102,7 +103,11 @@ def up_and_verify_as(dsn: str, source: SourceUnderTest, tmp_path: Path) -> None:
     finally:
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE) == 0
-    assert "Stopped." in (tmp_path / "up.out").read_text()
+    told_by_up = (tmp_path / "up.out").read_text()
+    assert "Stopped." in told_by_up
+    assert f"Source: {shown_dsn(source.dsn)}\n" in told_by_up
+    assert "omnisupport-ingest source connect" in told_by_up
+    assert SOURCE_PASSWORD not in told_by_up
     assert not list((home / "dagster").rglob("*.db")), "the storage is not SQLite"
     for file in (each for each in home.rglob("*") if each.is_file()):
         content = file.read_bytes()

@@ -87,29 +87,29 @@ def test_what_is_not_of_memory_stays_what_it_is(error: BaseException) -> None:
     assert name_spark_error(error, LOCAL) is None
 
 
-def _raises(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        bytearray(1 << 62)
-        yield batch
-
-
-def _is_killed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    import os
-    import signal
-
-    for batch in batches:
-        os.kill(os.getpid(), signal.SIGKILL)
-        yield batch
-
-
 @pytest.mark.slow
 def test_real_workers_and_a_real_server_that_have_no_memory_are_named_within_seconds(tmp_path: Path) -> None:
     settings = Settings(home=tmp_path / "home", spark_driver_memory="512m")
     home = Home.open(settings.home, settings.window_size)
+
+    # Inside the test, so that workers are sent them and need not import this module.
+    def allocates(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            bytearray(1 << 62)
+            yield batch
+
+    def is_killed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import os
+        import signal
+
+        for batch in batches:
+            os.kill(os.getpid(), signal.SIGKILL)
+            yield batch
+
     with Supervisor(home) as supervisor:
         start_spark_connect(supervisor, settings, home)
         spark = session(settings)
-        for worker, said in ((_raises, "MemoryError"), (_is_killed, "was killed while it worked")):
+        for worker, said in ((allocates, "MemoryError"), (is_killed, "was killed while it worked")):
             with pytest.raises(SparkOutOfMemory, match=said), named_spark_errors(settings):
                 spark.range(0, 4, 1, 2).mapInArrow(worker, "id long").collect()
         # The server lives on: another step has its workers again.

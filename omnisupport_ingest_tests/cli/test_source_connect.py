@@ -1,0 +1,134 @@
+"""A person's own session on the source: a client, which ends nothing but itself."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from omnisupport_ingest.cli.source_connect import shown_dsn
+from omnisupport_ingest.home import Home
+from omnisupport_ingest.runtime.home_lock import EMBEDDED_SERVER, HomeLock, holder
+from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
+from omnisupport_ingest.windows import WindowSize
+from omnisupport_ingest_tests.cli import bank
+
+_CONFIGURED = "host=db.example port=5433 dbname=shop user=me password=s3cret-word"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home.open(tmp_path / "home", WindowSize.parse("hourly"))
+
+
+@pytest.fixture
+def psql(tmp_path: Path) -> Path:
+    """A folder with a psql that tells what it was given, and which variable it found."""
+    folder = tmp_path / "programs"
+    folder.mkdir()
+    program = folder / "psql"
+    program.write_text('#!/bin/sh\necho "given $*"\necho "password $PGPASSWORD"\ncat\nexit 3\n')
+    program.chmod(0o755)
+    return folder
+
+
+def ours(home: Home, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+    return bank.command(
+        *arguments, folder=home.path, variables={"OMNISUPPORT_HOME": str(home.path), **more}, timeout=60
+    )
+
+
+def test_psql_gets_the_password_by_the_environment_alone_and_its_exit_code_is_ours(
+    home: Home, psql: Path
+) -> None:
+    path = f"{psql}{os.pathsep}{os.environ['PATH']}"
+    done = ours(home, "source", "connect", OMNISUPPORT_SOURCE_DSN=_CONFIGURED, PATH=path)
+    given, password = done.stdout.splitlines()[:2]
+    assert given == "given user=me dbname=shop host=db.example port=5433"
+    assert password == "password s3cret-word"
+    assert done.returncode == 3
+
+
+def test_without_a_client_it_says_how_to_connect_and_no_password(home: Home) -> None:
+    done = ours(home, "source", "connect", "--print", OMNISUPPORT_SOURCE_DSN=_CONFIGURED)
+    assert done.returncode == 0
+    assert done.stdout == "user=me dbname=shop host=db.example port=5433\n"
+    assert "psycopg2.connect('user=me dbname=shop host=db.example port=5433')" in done.stderr
+    assert "OMNISUPPORT_SOURCE_DSN" in done.stderr
+    assert "s3cret" not in done.stdout + done.stderr
+
+
+def test_what_is_shown_of_a_connection_string_is_the_persons_part_of_it() -> None:
+    dsn = f"{_CONFIGURED} sslpassword=hidden keepalives_idle=5 tcp_user_timeout=60000 sslmode=require"
+    assert shown_dsn(dsn) == "user=me dbname=shop host=db.example port=5433 sslmode=require"
+
+
+def test_where_no_server_runs_the_way_to_start_it_is_named(home: Home) -> None:
+    done = ours(home, "source", "connect")
+    assert done.returncode == 4
+    assert "omnisupport-ingest up" in done.stderr
+
+
+@contextmanager
+def running(home: Home, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """``postgres`` of ``home`` in a process of its own, once its server answers."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "omnisupport_ingest.cli.main", "postgres", *arguments],
+        env=bank.environment({"OMNISUPPORT_HOME": str(home.path)}),
+        text=True,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        give_up = time.monotonic() + 60
+        while holder(home, EMBEDDED_SERVER) is None or not EmbeddedPostgres(home.postgres).running:
+            assert process.poll() is None, "the command ended before its server ran"
+            assert time.monotonic() < give_up, "the server did not run within 60 s"
+            time.sleep(0.05)
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_postgres_on_a_home_in_use_refuses_at_once_and_names_user_and_client(home: Home) -> None:
+    with HomeLock(home, "up"):
+        began = time.monotonic()
+        done = ours(home, "postgres")
+    assert done.returncode == 6
+    assert f"by `up` (process {os.getpid()}" in done.stderr
+    assert "omnisupport-ingest source connect" in done.stderr
+    assert time.monotonic() - began < 30
+    assert not EmbeddedPostgres(home.postgres).running
+
+
+def test_a_second_postgres_ends_nothing_of_the_first_and_a_client_is_let_in(home: Home) -> None:
+    server = EmbeddedPostgres(home.postgres)
+    try:
+        with running(home) as first:
+            pid = server.pid
+            second = ours(home, "postgres")
+            assert second.returncode == 6
+            assert f"runs as process {pid}, started by `postgres` (process {first.pid}" in second.stderr
+            client = ours(home, "source", "connect", "--print")
+            assert client.returncode == 0, client.stderr
+            assert client.stdout.startswith("user=postgres dbname=support host=")
+            # What it started, it ends.
+            assert server.pid == pid
+            first.send_signal(signal.SIGINT)
+            assert first.wait(60) == 0
+            assert not server.running
+        server.start()
+        with running(home) as third:
+            # It has found it running.
+            third.send_signal(signal.SIGINT)
+            assert third.wait(60) == 0
+            assert server.running
+    finally:
+        server.destroy()
