@@ -85,26 +85,29 @@ def _run(
             },
         )
     failures = tuple(
-        _failure(event) for event in result.all_events if event.event_type is dg.DagsterEventType.STEP_FAILURE
+        step_failure(event)
+        for event in result.all_events
+        if event.event_type is dg.DagsterEventType.STEP_FAILURE
     )
     return DirectRun(result.run_id, result.success, failures)
 
 
-def _failure(event: dg.DagsterEvent) -> StepFailure:
+def step_failure(event: dg.DagsterEvent) -> StepFailure:
+    """What the failure of a step tells a person: problem and fix of the error of ours that led to it.
+
+    Of any other error only the kind is told, not the message: it may quote a row.
+    """
+    chain = []
     error = event.step_failure_data.error
-    ours = None
     while error is not None:
-        if error.message.startswith(_OURS):
-            ours = error
-        if error.cause is None:
-            break
+        chain.append(error)
         error = error.cause
+    ours = [each for each in chain if each.message.startswith(_OURS)]
     step = (event.step_key or "a step").replace("__", "/")
-    if ours is not None:
-        told = ours.message.partition(": ")[2].strip()
+    if ours:
+        told = ours[-1].message.partition(": ")[2].strip()
         problem, _, fix = told.partition("\nFix: ")
         if fix:
             return StepFailure(step, problem, fix)
-    # Not the message of a library's exception: it may quote a row.
-    kind = error.cls_name if error is not None else "error"
+    kind = chain[-1].cls_name if chain else "error"
     return StepFailure(step, f"unexpected {kind}.", "")

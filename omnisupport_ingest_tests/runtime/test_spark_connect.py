@@ -57,3 +57,9 @@ def test_a_record_of_a_server_that_is_gone_counts_as_none(tmp_path: Path) -> Non
 
 def test_the_token_is_not_in_the_text_of_an_address() -> None:
     assert "hunter2" not in repr(ConnectAddress("/run/x.sock", "hunter2"))
+
+
+@pytest.mark.parametrize("record", ["", "[]", "{}", '{"socket": 5}', '{"socket": "x", "token": 1}'])
+def test_a_record_that_cannot_be_read_counts_as_none(tmp_path: Path, record: str) -> None:
+    (tmp_path / "spark-connect.json").write_text(record)
+    assert ConnectAddress.read(tmp_path) is None
