@@ -133,6 +133,12 @@ class Settings(BaseSettings):
         "transaction is sent before it commits. It is the server's `logical_decoding_work_mem`, set for "
         "capture's session alone.",
     )
+    max_row_bytes: int = Field(
+        256 * 1024 * 1024,
+        ge=1,
+        description="The largest row that capture takes, in bytes as the source sends it. Capture needs "
+        "about eight times as much memory for one. A larger one is refused by name, and nothing is lost.",
+    )
     max_clock_skew_seconds: float = Field(
         2.0, ge=0, description="What the watermark stays behind commit times and clocks, in seconds."
     )

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import copy
 import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql.types import StructField, StructType
 
+from omnisupport_ingest import failpoints
 from omnisupport_ingest.contracts.model import Column
 from omnisupport_ingest.contracts.spark_types import spark_type
 from omnisupport_ingest.lake.schema import Retyped, SchemaChanged, delta_schema
@@ -131,6 +136,21 @@ def test_other_type_waits_for_a_person_stays_as_it_was_and_is_asked_for_by_nobod
     # What was asked for was that contract alone.
     under(story, of_type("boolean", "boolean"))
     assert waits(story.workspace, story.contract) is not None
+
+
+@pytest.mark.parametrize("point", ["lake.retype.before", "lake.retype.after"])
+def test_what_is_asked_for_is_asked_for_whole_or_not_at_all(tmp_path: Path, point: str) -> None:
+    story = told(tmp_path, of_type("integer"))
+    program = (
+        "from pathlib import Path; from omnisupport_ingest_tests.stages import test_retyped as t;"
+        f"story = t.told(Path({str(tmp_path)!r}), t.of_type('integer'));"
+        "t.ask_for(story.workspace, story.contract)"
+    )
+    environment = os.environ | {failpoints.VARIABLE: point}
+    died = subprocess.run([sys.executable, "-c", program], env=environment, check=False)
+    assert died.returncode == -signal.SIGKILL
+    notes = list((story.workspace.home.lake / SOURCE).rglob("notes.json"))
+    assert len(notes) == (point == "lake.retype.after")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from datetime import datetime
 
@@ -234,12 +234,10 @@ class Capture:
             try:
                 return self._capture(dsn, connection, epoch, until, stop)
             except TableInterrupted as interrupted:
-                self._leave_out(epoch, interrupted.tables, interrupted.problem)
+                self._leave_out(epoch, interrupted)
             except KeyNotSent as error:
-                names = [each.name for each in self._tables if (each.schema, each.table) == error.table]
-                if not names:
-                    raise
-                self._leave_out(epoch, names, error.problem)
+                names = tuple(each.name for each in self._tables if (each.schema, each.table) == error.table)
+                self._leave_out(epoch, TableInterrupted(error.problem, fix=error.fix, tables=names))
             except HoleInSource as hole:
                 if repaired:
                     raise
@@ -263,6 +261,8 @@ class Capture:
         """Choose the tables that can be captured, and make ready for them what is missing at the source."""
         self._stuck, epoch = None, self._store.current_epoch()
         known = {each.name: each for each in (*self._contracted, *self._captured.all)}
+        # Those that have joined too.
+        self._contracted = tuple(known.values())
         asked = SnapshotRequests(self._store.folder).whole_tables().keys()
         parked = ParkedTables(self._store.folder, epoch.number) if epoch is not None else None
         held = {name: why for name, why in (parked.all() if parked else {}).items() if name in known}
@@ -294,7 +294,7 @@ class Capture:
         try:
             self._published(epoch).begin(connection)
         except TableInterrupted as interrupted:
-            self._leave_out(epoch, interrupted.tables, interrupted.problem)
+            self._leave_out(epoch, interrupted)
             return self._prepared(dsn, connection, stop)
         if parked is not None:
             parked.take_back([each.name for each in ready])
@@ -315,13 +315,20 @@ class Capture:
             told = wrong.get(name) or still[name].reason
             _log.warning("%s is left out, the other tables go on: %s Fix: %s", name, told, way_back(name))
 
-    def _leave_out(self, epoch: EpochRecord, names: Collection[str], problem: str) -> None:
-        """Go on without the tables ``names``: until they are read again, which ``when_needed`` asks for."""
+    def _leave_out(self, epoch: EpochRecord, interrupted: TableInterrupted) -> None:
+        """Go on without its tables until they are read again, which ``when_needed`` asks for.
+
+        Raises ``interrupted`` where nothing of it can be left out, so that it would come again.
+        """
+        problem, captured = interrupted.problem, {each.name for each in self._contracted}
+        reasons = {name: problem for name in interrupted.tables if name in captured}
+        if not reasons:
+            raise interrupted
         if self._settings.snapshot_mode is not SnapshotMode.WHEN_NEEDED:
-            self._park(epoch, dict.fromkeys(names, problem))
+            self._park(epoch, reasons)
             return
         _log.warning("%s It is read again, as the snapshot mode is when_needed.", problem)
-        self._ask_to_read(dict.fromkeys(names, problem))
+        self._ask_to_read(reasons)
 
     def _ask_to_read(self, reasons: Mapping[str, str]) -> None:
         requests = SnapshotRequests(self._store.folder)

@@ -23,7 +23,7 @@ from omnisupport_ingest.landing.writer import BatchWriter
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.sources.postgres.connection import source_errors
 from omnisupport_ingest.sources.postgres.copy_rows import copy_lines
-from omnisupport_ingest.sources.postgres.errors import SourceUnavailable
+from omnisupport_ingest.sources.postgres.errors import RowTooLarge, SourceUnavailable
 from omnisupport_ingest.sources.postgres.key_ranges import (
     PLACE,
     Bound,
@@ -82,6 +82,7 @@ class Landing:
     ordinals: Ordinals
     pace: Pace
     block_bytes: int
+    max_row_bytes: int
     start: Lsn
 
 
@@ -226,13 +227,17 @@ class ChunkReader:
         listed = ", ".join(identifier(column) for column in relation.columns)
         name = source_of_rows(table.schema, table.table, relation)
         with readable(table):
-            copy_lines(
-                self._connection,
-                f"SELECT {listed} FROM {name}{condition}",
-                doing=f"reading {table.full_name}",
-                block_bytes=landing.block_bytes,
-                lines=add,
-            )
+            try:
+                copy_lines(
+                    self._connection,
+                    f"SELECT {listed} FROM {name}{condition}",
+                    doing=f"reading {table.full_name}",
+                    block_bytes=landing.block_bytes,
+                    max_row_bytes=landing.max_row_bytes,
+                    lines=add,
+                )
+            except RowTooLarge as error:
+                raise RowTooLarge(error.size, error.limit, table.full_name) from None
         if self._stop.is_set():
             raise Stopped
 

@@ -17,6 +17,7 @@ import pyarrow as pa
 from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.sources.postgres.connection import source_errors
+from omnisupport_ingest.sources.postgres.errors import RowTooLarge
 from omnisupport_ingest.sources.postgres.json_columns import escape, json_arrays, json_objects
 from omnisupport_ingest.sources.postgres.row_events import row_image, row_key
 from omnisupport_ingest.sources.postgres.silence import Awaited
@@ -47,11 +48,13 @@ def copy_lines(
     *,
     doing: str,
     block_bytes: int = BLOCK_BYTES,
+    max_row_bytes: int | None = None,
     lines: Callable[[bytes], None],
 ) -> None:
     """Call ``lines`` with the lines that ``query`` (a SELECT) gives, whole, many rows at a time.
 
-    ``doing`` names the work for errors. What ``lines`` raises ends the copy and is raised from here.
+    ``doing`` names the work for errors. ``RowTooLarge`` for a line longer than ``max_row_bytes`` (null: any
+    may come). What ``lines`` raises ends the copy and is raised from here.
     """
     # psycopg2 writes line by line: what collects them must not be Python. Closed at the end, whatever
     # happens, ``whole`` takes nothing more from a buffer that is thrown away.
@@ -61,7 +64,7 @@ def copy_lines(
             with answer.busy():
                 lines(block)
 
-        with closing(_WholeLines(take)) as whole, connection.cursor() as cursor:
+        with closing(_WholeLines(take, max_row_bytes)) as whole, connection.cursor() as cursor:
             buffer = io.BufferedWriter(whole, block_bytes)
             cursor.copy_expert(f"COPY ({query}) TO STDOUT", buffer)
             buffer.flush()
@@ -90,20 +93,33 @@ def keys_and_images(
 class _WholeLines(io.RawIOBase):
     """Gives on what is written to it, cut behind the last line end."""
 
-    def __init__(self, lines: Callable[[bytes], None]) -> None:
-        self._lines = lines
+    def __init__(self, lines: Callable[[bytes], None], max_row_bytes: int | None) -> None:
+        self._lines, self._longest = lines, max_row_bytes
         self._begun = b""
 
     def writable(self) -> bool:
         return True
 
     def write(self, content: ReadableBuffer) -> int:
+        self._check(content)
         block = self._begun + bytes(content)
         end = block.rfind(b"\n") + 1
         self._begun = block[end:]
         if end:
             self._lines(block[:end])
         return memoryview(content).nbytes
+
+    def _check(self, content: ReadableBuffer) -> None:
+        """``RowTooLarge``, before anything is copied, if a line is longer than it may be."""
+        if self._longest is None or len(self._begun) + memoryview(content).nbytes <= self._longest:
+            return
+        letters = np.frombuffer(memoryview(content), np.uint8)
+        ends = np.flatnonzero(letters == _LINE_END)
+        # The first line has begun in what came before; the last may go on in what comes.
+        bounds = np.concatenate(([-1 - len(self._begun)], ends, [len(letters) - 1]))
+        longest = int(np.diff(bounds).max())
+        if longest > self._longest:
+            raise RowTooLarge(longest, self._longest)
 
 
 def _escaped_for_json(block: bytes) -> bytes:

@@ -91,5 +91,21 @@ class TableInterrupted(HoleInSource):
         self.tables = tables
 
 
+class RowTooLarge(IngestError):
+    """A row is larger than capture may take into memory. ``message``: the beginning of what brought it."""
+
+    def __init__(self, size: int, limit: int, table: str = "", *, message: bytes = b"") -> None:
+        of = f" of {table}" if table else ""
+        super().__init__(
+            f"A row{of} has {size:,} bytes as the source sends it; capture takes rows of up to {limit:,} "
+            "(OMNISUPPORT_MAX_ROW_BYTES). It was not taken, and nothing behind it was confirmed.",
+            fix=f"Raise OMNISUPPORT_MAX_ROW_BYTES to {size} or more where there is memory for it, about "
+            "eight times as much, and start capture again: it goes on with this row. To go on without the "
+            "table, take it out of the publication and its contract away, and begin a new epoch, as what is "
+            'in the log already is sent all the same: omnisupport-ingest capture --new-epoch "what happened"',
+        )
+        self.size, self.limit, self.message = size, limit, message
+
+
 class ProtocolViolation(IngestError):
     """The server sent something that the replication protocol does not allow at this point."""

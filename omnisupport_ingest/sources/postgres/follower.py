@@ -15,7 +15,7 @@ from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.sources.postgres.captured_tables import CapturedTables
 from omnisupport_ingest.sources.postgres.changes import EventReader
 from omnisupport_ingest.sources.postgres.continuity import ResumePoint, below_the_chain, not_resent
-from omnisupport_ingest.sources.postgres.errors import ProtocolViolation
+from omnisupport_ingest.sources.postgres.errors import ProtocolViolation, RowTooLarge
 from omnisupport_ingest.sources.postgres.in_progress import InProgress
 from omnisupport_ingest.sources.postgres.kept_transaction import TAKEN
 from omnisupport_ingest.sources.postgres.partition_roots import PartitionRoots
@@ -30,7 +30,7 @@ from omnisupport_ingest.sources.postgres.pgoutput import (
     Truncate,
 )
 from omnisupport_ingest.sources.postgres.published import PublishedTables
-from omnisupport_ingest.sources.postgres.relations import TypeNames
+from omnisupport_ingest.sources.postgres.relations import TypeNames, table_of
 from omnisupport_ingest.sources.postgres.row_events import Shape
 from omnisupport_ingest.sources.postgres.server import WalClock, wal_clock
 from omnisupport_ingest.sources.postgres.stream_batches import StreamBatches
@@ -110,12 +110,14 @@ class Follower:
         """Follow until everything that committed below ``until`` is durable, or ``stop`` is set.
 
         A stop lands what is complete. Raises ``SourceUnavailable`` when the server goes away,
-        ``HoleInSource``, ``ChainContested``, ``LandingFailed``; ``Doubtful`` and ``NotKept`` if what
-        has not landed is to be read without transactions in progress.
+        ``RowTooLarge``, ``HoleInSource``, ``ChainContested``, ``LandingFailed``; ``Doubtful`` and
+        ``NotKept`` if what has not landed is to be read without transactions in progress.
         """
         self._until = until
         try:
             self._run(stop)
+        except RowTooLarge as error:
+            raise RowTooLarge(error.size, error.limit, self._table_of(error.message)) from None
         finally:
             self._batches.abandon()
             if self.skipped_messages:
@@ -124,6 +126,13 @@ class Follower:
                     "and did not land",
                     self.skipped_messages,
                 )
+
+    def _table_of(self, message: bytes) -> str:
+        """The table whose row ``message`` brings, by its beginning; empty if that is not known."""
+        payload = message[WAL_DATA_HEADER:]
+        # Within a transaction in progress its number stands before that of the table.
+        places = (payload[1:5], payload[5:9])
+        return table_of(self._connection, [int.from_bytes(each, "big") for each in places])
 
     def _run(self, stop: threading.Event) -> None:
         read, batches, row = self._messages.read, self._batches, self._events.row

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from psycopg2.extensions import connection as Connection
@@ -100,6 +100,19 @@ def read_storage(connection: Connection, schema: str, table: str) -> str:
         )
         found = cursor.fetchone()
     return "none" if found is None else f"{found[0]}/{found[1]}"
+
+
+def table_of(connection: Connection, oids: Sequence[int]) -> str:
+    """The name of the first of ``oids`` that is a table's; empty if none is."""
+    with source_errors("looking for a table"), connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT n.nspname || '.' || c.relname FROM unnest(%s::bigint[]) WITH ORDINALITY w (oid, place)"
+            " JOIN pg_class c ON c.oid = w.oid::oid JOIN pg_namespace n ON n.oid = c.relnamespace"
+            " WHERE c.relkind IN ('r', 'p') ORDER BY w.place LIMIT 1",
+            (list(oids),),
+        )
+        found = cursor.fetchone()
+    return "" if found is None else str(found[0])
 
 
 class TypeNames:

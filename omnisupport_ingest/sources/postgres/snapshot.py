@@ -205,6 +205,7 @@ class Snapshots:
             Ordinals(self._store, self._epoch),
             Pace(self._settings.snapshot_rows_per_second),
             self._settings.snapshot_fetch_bytes,
+            self._settings.max_row_bytes,
             self._start,
         )
 

@@ -161,7 +161,12 @@ class StreamReading:
             here = identify(replication)
             require_same_server(self.epoch.facts, here.system_identifier, here.timeline, here.database)
         return WalStream(
-            replication, self._slot, self.settings.publication, resume.start, in_progress=in_progress
+            replication,
+            self._slot,
+            self.settings.publication,
+            resume.start,
+            in_progress=in_progress,
+            max_row_bytes=self.settings.max_row_bytes,
         )
 
 

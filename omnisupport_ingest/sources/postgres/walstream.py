@@ -21,7 +21,7 @@ from psycopg2.extensions import connection as Connection
 from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.sources.postgres.connection import source_errors
-from omnisupport_ingest.sources.postgres.errors import SourceUnavailable
+from omnisupport_ingest.sources.postgres.errors import RowTooLarge, SourceUnavailable
 from omnisupport_ingest.sources.postgres.quoting import identifier, literal
 from omnisupport_ingest.sources.postgres.silence import Awaited, Silence
 
@@ -33,6 +33,13 @@ WAL_DATA, KEEPALIVE = ord("w"), ord("k")
 
 WAL_DATA_HEADER = 25
 """Bytes before the payload of a ``WAL_DATA`` message: type, start LSN, end LSN, send time."""
+
+_BESIDE_A_ROW = 16 * 1024
+"""What a message may have beside the values of a row: its head, and 5 bytes for each column of the new row
+and the old one (1,600 at most)."""
+
+_HEAD = 64
+"""How much of a message that is too long is looked at: enough to tell of which table it is."""
 
 _KEEPALIVE = struct.Struct("!xQqB")
 _STATUS = struct.Struct("!cQQQqB")
@@ -98,14 +105,23 @@ class WalStream:
     """A started logical replication stream. Not for use from several threads."""
 
     def __init__(
-        self, connection: Connection, slot: str, publication: str, start: Lsn, *, in_progress: bool = False
+        self,
+        connection: Connection,
+        slot: str,
+        publication: str,
+        start: Lsn,
+        *,
+        in_progress: bool = False,
+        max_row_bytes: int | None = None,
     ) -> None:
         """Start ``slot`` at ``start`` on a replication connection; the stream owns the connection.
 
         ``in_progress``: have large transactions sent before they commit (PostgreSQL 14 and newer).
+        ``max_row_bytes``: a longer message is not taken over from the library; null: any is.
         Raises ``SourceUnavailable`` with the server's reason if it refuses.
         """
         self._connection = connection
+        self._longest = None if max_row_bytes is None else max_row_bytes + _BESIDE_A_ROW
         self._confirmed = start.value
         self._asked_at: float | None = None
         self._pq = _libpq()
@@ -124,7 +140,7 @@ class WalStream:
         self._start(f"START_REPLICATION SLOT {identifier(slot)} LOGICAL {start} ({listed})")
 
     def read(self) -> bytes | None:
-        """The next message whole, or none if none has arrived yet. Never waits."""
+        """The next message whole, or none if none has arrived yet. Never waits. ``RowTooLarge``."""
         length = self._get(self._handle, self._buffer_address, _READ_NOW)
         if length == 0:
             # Nothing whole is buffered: take what the socket holds, without waiting for more.
@@ -136,6 +152,10 @@ class WalStream:
             self._asked_at = None
         if length < 0:
             raise self._went_away(ended=length == _ENDED)
+        if self._longest is not None and length > self._longest:
+            head = ctypes.string_at(self._buffer, _HEAD)
+            self._free(self._buffer)
+            raise RowTooLarge(length, self._longest - _BESIDE_A_ROW, message=head)
         message = ctypes.string_at(self._buffer, length)
         self._free(self._buffer)
         return message

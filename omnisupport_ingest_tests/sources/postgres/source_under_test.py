@@ -133,14 +133,19 @@ class SourceUnderTest:
         until: Lsn | None = None,
         failpoint: str | None = None,
         overrides: Mapping[str, Any] | None = None,
+        program: str | None = None,
     ) -> subprocess.Popen[str]:
-        """Start capture as a process of its own; it dies by SIGKILL at ``failpoint``."""
+        """Start capture as a process of its own; it dies by SIGKILL at ``failpoint``.
+
+        ``program``: in Python, what to run in place of ``capture_process``."""
         tables = [(table.table, table.column_names, table.key) for table in self.tables]
         arguments = [self.dsn, self.slot, str(self.home_folder), str(until or "")]
         arguments += [json.dumps(tables), json.dumps(self.overrides | (overrides or {}), default=str)]
         environment = os.environ | ({failpoints.VARIABLE: failpoint} if failpoint else {})
+        module = "omnisupport_ingest_tests.sources.postgres.capture_process"
+        run = ["-m", module] if program is None else ["-c", program]
         return subprocess.Popen(
-            [sys.executable, "-m", "omnisupport_ingest_tests.sources.postgres.capture_process", *arguments],
+            [sys.executable, *run, *arguments],
             env=environment,
             stderr=subprocess.PIPE,
             text=True,

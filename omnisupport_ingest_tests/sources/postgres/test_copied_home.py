@@ -152,6 +152,17 @@ def test_home_of_an_older_version_gets_its_identity_at_the_next_start(original: 
         copied(original).catch_up()
 
 
+@pytest.mark.parametrize("point", ["home.identity.before", "home.identity.after"])
+def test_first_start_killed_while_the_identity_is_made_is_an_original_at_the_next(
+    source: SourceUnderTest, point: str
+) -> None:
+    source.sql("CREATE TABLE tickets (id int PRIMARY KEY, v text)", "INSERT INTO tickets VALUES (1, 'one')")
+    source.tables.append(contract("tickets", COLUMNS))
+    source.killed_at(point)
+    source.catch_up()
+    assert right(source)
+
+
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
     made = Home.open(tmp_path / "home", WindowSize(1))
