@@ -77,7 +77,9 @@ def _date(text: Column, _: PgType) -> Column:
 
 def _timestamp(text: Column, _: PgType) -> Column:
     in_zone = F.when(text.rlike(_WITH_ZONE), text).otherwise(F.concat(text, F.lit("+00:00")))
-    return F.when(text.rlike(_MOMENT), in_zone.try_cast("timestamp"))
+    value = in_zone.try_cast("timestamp")
+    # In another zone than UTC a time near an end of the calendar lies beyond it, where few readers follow.
+    return F.when(text.rlike(_MOMENT) & F.year(value).between(1, 9999), value)
 
 
 def _binary(text: Column, _: PgType) -> Column:

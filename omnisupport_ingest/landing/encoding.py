@@ -42,8 +42,12 @@ def content_of(file: Path) -> bytes:
     except (FileNotFoundError, PermissionError):
         raise
     except (OSError, Unreadable) as problem:
-        told = problem.strerror if isinstance(problem, OSError) else problem
-        raise ManifestUnreadable(f"{file} cannot be read: {told}.", fix=_FIX) from problem
+        raise unreadable(file, problem.strerror if isinstance(problem, OSError) else problem) from problem
+
+
+def unreadable(file: Path, why: object) -> ManifestUnreadable:
+    """The error for a record that was written whole and cannot be read now."""
+    return ManifestUnreadable(f"{file} cannot be read: {why}.", fix=_FIX)
 
 
 def decode(
@@ -65,7 +69,7 @@ def decode(
         _check_version(document, file, newest)
         return from_plain(kind, upgrade(document))
     except ValueError as error:
-        raise ManifestUnreadable(f"{file} cannot be read: {error}.", fix=_FIX) from error
+        raise unreadable(file, error) from error
 
 
 def decode_manifest(content: bytes, file: Path) -> Manifest:
@@ -76,7 +80,7 @@ def decode_manifest(content: bytes, file: Path) -> Manifest:
         if file.stem != manifest.batch_id:
             raise FieldProblem("batch_id", f"is {shortened(manifest.batch_id)}, not the name of the file")
     except FieldProblem as problem:
-        raise ManifestUnreadable(f"{file} cannot be read: {problem}.", fix=_FIX) from problem
+        raise unreadable(file, problem) from problem
     return manifest
 
 

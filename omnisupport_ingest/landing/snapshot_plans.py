@@ -17,7 +17,7 @@ from typing import Any
 from omnisupport_ingest.durable import create_exclusively
 from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.key_range import KeyRange
-from omnisupport_ingest.landing.encoding import content_of, decode, encode
+from omnisupport_ingest.landing.encoding import content_of, decode, encode, unreadable
 from omnisupport_ingest.landing.manifest import ChunkSpan
 from omnisupport_ingest.landing.names import chunk_batch_id
 
@@ -85,11 +85,7 @@ class SnapshotPlans:
         if not self._folder.is_dir():
             return []
         files = sorted(self._folder.glob(f"e{epoch:06d}-*.json"))
-        plans = [
-            decode(SnapshotPlan, content_of(file), file, newest=FORMAT_VERSION, upgrade=_upgraded)
-            for file in files
-        ]
-        return sorted(plans, key=lambda plan: plan.boundary_ordinal)
+        return sorted(map(_read, files), key=lambda plan: plan.boundary_ordinal)
 
     def write(self, plan: SnapshotPlan) -> None:
         """Durable when this returns. Two plans never have one boundary's ordinal, so no two one name."""
@@ -97,6 +93,15 @@ class SnapshotPlans:
         file = self._folder / f"e{plan.epoch:06d}-{plan.boundary_ordinal & 0xFFFFFFFFFFFF:012x}.json"
         with gate("landing.snapshot_plan", plan.table):
             create_exclusively(file, encode(plan))
+
+
+def _read(file: Path) -> SnapshotPlan:
+    try:
+        content = content_of(file)
+    except FileNotFoundError as problem:
+        # Its name is there, and plans are never taken away.
+        raise unreadable(file, problem.strerror) from None
+    return decode(SnapshotPlan, content, file, newest=FORMAT_VERSION, upgrade=_upgraded)
 
 
 def _upgraded(document: dict[str, Any]) -> dict[str, Any]:

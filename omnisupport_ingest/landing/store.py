@@ -14,7 +14,7 @@ from omnisupport_ingest.durable import create_exclusively, sync_file, sync_folde
 from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.landing import integrity
 from omnisupport_ingest.landing.chain import Hole, unbroken
-from omnisupport_ingest.landing.encoding import content_of, decode_manifest, encode_manifest
+from omnisupport_ingest.landing.encoding import content_of, decode_manifest, encode_manifest, unreadable
 from omnisupport_ingest.landing.epochs import (
     EpochFacts,
     EpochRecord,
@@ -124,6 +124,10 @@ class LandingStore:
                 f"{file} does not exist: batch {batch_id} has not landed or was removed.",
                 fix="Restore the landing folder from a backup if the batch should be there.",
             ) from None
+        except PermissionError:
+            raise
+        except OSError as problem:
+            raise unreadable(file, problem.strerror) from problem
         if manifest.source != self.source:
             raise ManifestUnreadable(
                 f"{file} is a manifest of source {manifest.source!r}, not of {self.source!r}.",

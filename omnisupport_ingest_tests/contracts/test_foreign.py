@@ -1,0 +1,221 @@
+"""Contracts, decision tables and values that others wrote: a result or our error, and in time."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from omnisupport_ingest.contracts import pg_values
+from omnisupport_ingest.contracts.decision_table import (
+    COLUMNS,
+    DecisionTableRefused,
+    default_decision_table,
+    load_decision_table,
+)
+from omnisupport_ingest.contracts.documents import program_file
+from omnisupport_ingest.contracts.durations import parse_duration
+from omnisupport_ingest.contracts.load import ContractError, load_contract
+from omnisupport_ingest.contracts.model import Column
+from omnisupport_ingest.contracts.pg_types import FLOATS, NUMBERS, Kind, PgType
+from omnisupport_ingest.contracts.pg_values import number, value_test, whole_number
+from omnisupport_ingest.contracts.row_rules import RowRules
+from omnisupport_ingest.contracts.spark_types import typed
+from omnisupport_ingest_tests.contracts.test_rules import CONTRACT, FINE
+from omnisupport_ingest_tests.foreign_bytes import IN_THE_PLACE, ODD_TEXTS, in_time, mutated, odd_texts
+
+DOCUMENTS: list[Any] = [
+    json.loads(path.read_text()) for path in sorted(program_file("contracts/data").glob("*.json"))[:3]
+]
+same_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+LONGEST = "-" + "9" * 131_072 + "." + "9" * 16_383
+"""The longest numeric that PostgreSQL holds."""
+
+
+@settings(same_folder, max_examples=250)
+@given(content=mutated(DOCUMENTS))
+def test_any_file_is_a_contract_that_can_be_used_or_refused_by_name(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "orders.json"
+    path.write_bytes(content)
+    with in_time():
+        try:
+            contract = load_contract(path)
+        except ContractError as refused:
+            assert str(path) in refused.problem and refused.fix and len(refused.problem) < 2000
+        else:
+            # Whatever is read from it can be judged by.
+            image = dict.fromkeys(contract.column_names, "5")
+            assert isinstance(RowRules(contract).broken(image), list)
+
+
+@pytest.mark.parametrize("what", IN_THE_PLACE)
+def test_what_is_no_contract_file_is_refused_and_not_waited_for(tmp_path: Path, what: str) -> None:
+    path = tmp_path / "orders.json"
+    IN_THE_PLACE[what](path)
+    with in_time(), pytest.raises(ContractError, match=r"orders\.json"):
+        load_contract(path)
+    with in_time(), pytest.raises(DecisionTableRefused, match=r"orders\.json"):
+        load_decision_table(path)
+
+
+@pytest.mark.parametrize("rule", ["minimum", "maximum"])
+@pytest.mark.parametrize("bound", [10**38, 1e300, 1e-300])
+def test_a_bound_that_spark_has_no_decimal_for_is_refused_where_decimals_are_compared(
+    tmp_path: Path, rule: str, bound: float
+) -> None:
+    document = json.loads(json.dumps(DOCUMENTS[0]))
+    body = {"type": ["number", "null"], "x-pg-type": "numeric(12,2)", "description": "Odd.", rule: bound}
+    document["properties"]["odd"] = body
+    path = tmp_path / "orders.json"
+    path.write_text(json.dumps(document))
+    with pytest.raises(ContractError, match=rf"\$\.properties\.odd\.{rule}: has \d+ digits"):
+        load_contract(path)
+    body["x-pg-type"] = "double precision"
+    path.write_text(json.dumps(document))
+    found = load_contract(path).column("odd")
+    assert float(getattr(found, rule)) == float(bound)
+
+
+def test_a_length_of_time_that_no_calendar_holds_is_none() -> None:
+    assert parse_duration("P36525D").days == 36525
+    for text in ("P36526D", "P999999W", "P" + "9" * 5000 + "D"):
+        with pytest.raises(ValueError, match="P") as refused:
+            parse_duration(text)
+        assert len(str(refused.value)) < 200
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("numeric(" + "9" * 5000 + ")", Kind.TEXT),
+        ("numeric(0,0)", Kind.NUMERIC_TEXT),
+        ("numeric(999999999)", Kind.NUMERIC_TEXT),
+        ("varchar(" + " " * 5000, Kind.TEXT),
+        ("(" * 5000, Kind.TEXT),
+    ],
+)
+def test_the_name_of_a_type_may_be_anything(text: str, kind: Kind) -> None:
+    with in_time():
+        assert PgType.parse(text).kind is kind
+
+
+def table(rows: list[list[str]]) -> str:
+    written = io.StringIO()
+    csv.writer(written).writerows(rows)
+    return written.getvalue()
+
+
+DECISIONS = list(csv.reader(default_decision_table().read_text().splitlines()))
+
+
+@settings(same_folder, max_examples=150)
+@given(
+    place=st.tuples(st.integers(0, len(DECISIONS) - 1), st.integers(0, len(COLUMNS) - 1)),
+    cell=odd_texts,
+    cut=st.none() | st.integers(0, 2000),
+    tail=st.binary(max_size=4),
+)
+def test_any_file_is_a_decision_table_or_refused_by_name(
+    tmp_path: Path, place: tuple[int, int], cell: str, cut: int | None, tail: bytes
+) -> None:
+    row, column = place
+    rows = [list(each) for each in DECISIONS]
+    rows[row][column] = cell
+    path = tmp_path / "decisions.csv"
+    path.write_bytes(table(rows).encode()[:cut] + tail)
+    with in_time():
+        try:
+            load_decision_table(path)
+        except DecisionTableRefused as refused:
+            assert str(path) in refused.problem and refused.fix and len(refused.problem) < 2000
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+def test_any_text_is_judged_for_every_type(kind: Kind) -> None:
+    for text in [*ODD_TEXTS, LONGEST, "9" * 10_000_000, "1." + "0" * 1_000_000]:
+        with in_time():
+            holds = value_test(kind)(text)
+            spelled = number(text, kind) if kind in NUMBERS else None
+            if not holds:
+                assert spelled is None
+            elif spelled is not None:
+                assert pg_values.above(spelled, Decimal(-1)) in (True, False)
+                assert pg_values.below(spelled, Decimal(1)) in (True, False)
+
+
+@given(st.integers(-(10**25), 10**25), st.integers(0, 6000))
+def test_a_whole_number_is_read_whatever_zeros_stand_before_it(value: int, zeros: int) -> None:
+    sign = "-" if value < 0 else ""
+    found = whole_number(f"{sign}{'0' * zeros}{abs(value)}")
+    assert found == (value if abs(value) < 10**19 else None)
+
+
+@pytest.mark.parametrize("text", ["", "+", "-", "1 ", " 1", "1.0", "1e3", "\u0663", "1_0", "0x1"])
+def test_what_spells_no_whole_number_is_none(text: str) -> None:
+    assert whole_number(text) is None
+
+
+def test_a_numeric_is_what_postgresql_can_hold() -> None:
+    test = value_test(Kind.NUMERIC_TEXT)
+    for text in (
+        LONGEST,
+        "9" * 131_072,
+        "0." + "1" * 16_383,
+        "1e131071",
+        "1e-16383",
+        "0e-5",
+        "NaN",
+        "-Infinity",
+    ):
+        assert test(text), text[:20]
+    for text in ("9" * 131_073, "0." + "1" * 16_384, "1e131072", "1e-16384", "1e999999999", "9" * 10_000_000):
+        assert not test(text), text[:20]
+
+
+def test_a_long_number_breaks_the_rule_of_its_type_and_a_long_numeric_none() -> None:
+    rules = RowRules(CONTRACT)
+    assert rules.broken(FINE | {"id": "9" * 5000}) == ["id:type"]
+    assert rules.broken(FINE | {"priority": "-" + "9" * 5000}) == ["priority:type"]
+    assert rules.broken(FINE | {"id": "0" * 5000 + "7"}) == []
+    assert rules.broken(FINE | {"value": "9" * 100_000}) == []
+    assert rules.broken(FINE | {"weight": "9" * 100_000}) == ["weight:maximum"]
+    assert rules.broken(FINE | {"rating": "9" * 100_000}) == ["rating:type"]
+
+
+def test_spark_types_any_text_in_time_and_keeps_none_that_does_not_fit(spark: SparkSession) -> None:
+    texts = [*ODD_TEXTS, LONGEST, "9" * 400_000, "1." + "0" * 200_000]
+    frame = spark.createDataFrame([(text,) for text in texts], "text string")
+    columns = {
+        kind: Column("c", "numeric(12,2)" if kind is Kind.DECIMAL else name)
+        for kind, name in [
+            *((kind, kind.value) for kind in FLOATS),
+            *((kind, kind.value) for kind in (Kind.SHORT, Kind.INTEGER, Kind.LONG)),
+            (Kind.DECIMAL, ""),
+            (Kind.DATE, "date"),
+            (Kind.TIMESTAMPTZ, "timestamptz"),
+            (Kind.BINARY, "bytea"),
+            (Kind.TEXT_ARRAY, "text[]"),
+            (Kind.INTEGER_ARRAY, "integer[]"),
+            (Kind.BOOLEAN, "boolean"),
+        ]
+    }
+    with in_time(60):
+        rows = frame.select(
+            F.length("text").alias("length"),
+            *(typed(F.col("text"), column).alias(kind.name) for kind, column in columns.items()),
+        ).collect()
+    for text, row in zip(texts, rows, strict=True):
+        assert row["length"] == len(text)
+        for kind in columns:
+            # What Spark has a value for, judging takes for one.
+            assert row[kind.name] is None or value_test(kind)(text), (kind, text[:40])
