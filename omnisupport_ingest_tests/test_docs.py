@@ -1,0 +1,53 @@
+"""The pages name tests and files that exist, and every way into the lake stands in the README's picture."""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+ROOT = TESTS.parent
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
+
+_FILE = re.compile(r"(?<![\w/])(?:omnisupport_ingest_tests/)?((?:\w+/)*test_\w+\.py)\b")
+_TEST = re.compile(r"\b(test_\w+)\b(?!\.py|/)")
+_FOLDER = re.compile(r"omnisupport_ingest(?:_tests)?/[\w/]+")
+
+
+@cache
+def _known() -> frozenset[str]:
+    """Every test function there is, by name, and every module of tests without its ending."""
+    found = set()
+    for file in TESTS.rglob("test_*.py"):
+        found.add(file.stem)
+        tree = ast.parse(file.read_text())
+        found |= {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    return frozenset(found)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_what_a_page_names_is_there(page: Path) -> None:
+    text = page.read_text()
+    files = [name for name in _FILE.findall(text) if not any(TESTS.rglob(name))]
+    named = [name for name in _TEST.findall(text) if name not in _known() and name != "test_decoding"]
+    folders = [name for name in _FOLDER.findall(text) if not _there(name)]
+    assert (files, named, folders) == ([], [], [])
+
+
+def _there(name: str) -> bool:
+    path = ROOT / name.rstrip("/")
+    return path.exists() or path.with_suffix(".py").exists()
+
+
+def test_every_way_in_stands_in_the_picture_of_the_readme() -> None:
+    picture = (ROOT / "README.md").read_text().partition("## The path of a row")[2].partition("\n## ")[0]
+    package = ROOT / "omnisupport_ingest"
+    ways = [folder.name for folder in (package / "sources").iterdir() if (folder / "__init__.py").exists()]
+    missing = [way for way in ways if f"sources/{way}/" not in picture]
+    assert missing == []
+    named = re.findall(r"(?:stages|defs)/\w+\.py", picture)
+    assert [name for name in named if not (package / name).is_file()] == []
