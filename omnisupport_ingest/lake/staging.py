@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping
@@ -34,8 +35,13 @@ _NO_ROOM = ("No space left on device", "Disk quota exceeded")
 """The operating system's messages (ENOSPC, EDQUOT), which Spark passes on as text."""
 
 
+_FIRST_FRAME = re.compile(r"\bat (?:\S+/)?org\.apache\.(\w+)\.")
+"""The first class of an Apache project in a Java trace: Hadoop's or Parquet's where a file of the table is
+written, Spark's own where it shuffles or spills."""
+
+
 class NoRoomOnDisk(IngestError):
-    """The disk of the lake is full."""
+    """The disk of the lake is full, or that of Spark's temporary files."""
 
     exit_code = 4
 
@@ -75,7 +81,7 @@ def stage_frame(
     draft = table.folder / layout.STAGING / uuid.uuid4().hex
     draft.parent.mkdir(mode=0o700, exist_ok=True)
     try:
-        with gate("lake.write", spec.path), _room_on_disk(draft):
+        with gate("lake.write", spec.path), _room_on_disk(frame, draft):
             writer = frame.select(*spec.schema.names).write
             if spec.partition_by:
                 writer = writer.partitionBy(*spec.partition_by)
@@ -97,18 +103,33 @@ def stage_frame(
 
 
 @contextmanager
-def _room_on_disk(draft: Path) -> Iterator[None]:
+def _room_on_disk(frame: DataFrame, draft: Path) -> Iterator[None]:
     """Say plainly what Spark reports as a failed task with a Java trace."""
     try:
         yield
     except Exception as error:
         if not any(text in str(error) for text in _NO_ROOM):
             raise
+        if spilled(str(error)):
+            folder = frame.sparkSession.conf.get("spark.local.dir", "the temporary folder")
+            raise NoRoomOnDisk(
+                f"No space left on the disk of Spark's temporary files, {folder}, while writing "
+                f"{draft.parent.parent}; nothing was committed.",
+                fix="Free some space there, or set OMNISUPPORT_SPARK_LOCAL_DIR to a folder on a larger disk "
+                "and start again; then run the same again.",
+            ) from error
         raise NoRoomOnDisk(
             f"No space left on the disk while writing {draft.parent.parent}; nothing was committed.",
             fix="Free some space on the disk of OMNISUPPORT_HOME, or move the home to a larger one; then "
             "run the same again.",
         ) from error
+
+
+def spilled(trace: str) -> bool:
+    """Whether Spark found no room for a temporary file, not for a file of a table, as its ``trace`` tells."""
+    at = min(place for text in _NO_ROOM if (place := trace.find(text)) >= 0)
+    frame = _FIRST_FRAME.search(trace, at)
+    return frame is not None and frame[1] == "spark"
 
 
 def _check_columns(table: LakeTable, frame: DataFrame) -> None:

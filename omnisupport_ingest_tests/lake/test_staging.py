@@ -18,7 +18,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from pyspark.sql.types import LongType, StructField, StructType
 
-from omnisupport_ingest.lake.staging import FrameMismatch, stage_frame
+from omnisupport_ingest.lake.staging import FrameMismatch, spilled, stage_frame
 from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest_tests.lake.tables import (
     NOON,
@@ -173,3 +173,24 @@ def test_work_that_died_after_placing_its_files_is_done_again_with_them(
     snapshot = table.open()
     assert {file.path for file in snapshot.all_files()} == placed
     assert sorted(row.n for row in snapshot.read(spark, snapshot.all_files()).collect()) == [1, 2, 3, 4]
+
+
+def test_a_full_disk_is_known_by_what_spark_was_writing() -> None:
+    """The traces are Spark 4.3's, of a shuffle and of a file of a table on a full disk."""
+    shuffled = (
+        "Job aborted due to stage failure: … java.io.IOException: No space left on device\n"
+        "\tat java.base/java.io.FileOutputStream.writeBytes(Native Method)\n"
+        "\tat org.apache.spark.storage.TimeTrackingOutputStream.write(TimeTrackingOutputStream.java:59)\n"
+        "\tat net.jpountz.lz4.LZ4BlockOutputStream.finish(LZ4BlockOutputStream.java:259)\n"
+        "\tat org.apache.spark.shuffle.sort.ShuffleExternalSorter.writeSortedFile(…)\n"
+    )
+    written = (
+        "Job aborted due to stage failure: … java.io.IOException: No space left on device\n"
+        "\tat java.base/java.io.FileOutputStream.writeBytes(Native Method)\n"
+        "\tat org.apache.hadoop.fs.RawLocalFileSystem$LocalFSFileOutputStream.write(RawLocalFileSystem.java:418)\n"
+        "\tat org.apache.spark.sql.execution.datasources.FileFormatWriter$.executeTask(…)\n"
+    )
+    assert spilled(shuffled)
+    assert not spilled(written)
+    assert not spilled("OSError: [Errno 28] No space left on device")
+    assert not spilled("at org.apache.spark.storage.X\nDisk quota exceeded\n\tat org.apache.parquet.hadoop.Y")
