@@ -187,7 +187,7 @@ def test_a_full_disk_is_known_by_what_spark_was_writing() -> None:
     written = (
         "Job aborted due to stage failure: … java.io.IOException: No space left on device\n"
         "\tat java.base/java.io.FileOutputStream.writeBytes(Native Method)\n"
-        "\tat org.apache.hadoop.fs.RawLocalFileSystem$LocalFSFileOutputStream.write(RawLocalFileSystem.java:418)\n"
+        "\tat org.apache.hadoop.fs.RawLocalFileSystem$LocalFSFileOutputStream.write(…)\n"
         "\tat org.apache.spark.sql.execution.datasources.FileFormatWriter$.executeTask(…)\n"
     )
     assert spilled(shuffled)
