@@ -102,6 +102,8 @@ WITHOUT_GATE: dict[tuple[str, str], str] = {
     ("runtime/java.py", "_shim"): "a script made again wherever its content is not as it should be",
     ("sources/debezium/inbox.py", "Inbox._waiting"): _FOLDER,
     ("sources/debezium/inbox.py", "_moved"): _FOLDER,
+    ("landing/first_windows.py", "FirstWindows.__init__"): "a temporary database of one landing",
+    ("landing/first_windows.py", "FirstWindows._note"): "a temporary database of one landing",
     ("sources/debezium/latest_times.py", "LatestTimes.__init__"): "a temporary database of one reading",
     ("sources/postgres/lease.py", "Lease.take"): _LOCK,
     ("sources/postgres/live_table.py", "read_live_tables"): _READS,

@@ -26,6 +26,10 @@ LEFT = "left"
 """Operation of a row that tells the old key of a key change that its life ended: the ``c`` again, under
 the old key. It is in no table; the fold makes it for itself."""
 
+ORDER = {op: number for number, op in enumerate("tbdcru")}
+"""Operation → where it stands among events of one position, which differ in their identity: a delete comes
+before the creation (a log without an order inside one LSN has both halves of a key change there)."""
+
 _LIVING = frozenset("cur")
 _STARTS = frozenset("cr")
 
@@ -118,13 +122,14 @@ class Events:
         return with_unsent(image, self._unchanged[row].as_py(), self._before[row].as_py())
 
     def rank(self, row: int) -> tuple[Any, ...]:
+        """By what events of one position are ordered: by operation, then content, last by who brought it."""
         table = self._table
         return (
             not self.hole[row],
-            self.op[row],
+            ORDER.get(self.op[row], len(ORDER)),
             self.at[row],
+            self.after(row) or "",
             table["batch_id"][row].as_py(),
-            table["after"][row].as_py() or "",
         )
 
 

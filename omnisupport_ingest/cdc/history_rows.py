@@ -25,8 +25,11 @@ MOVED = "moved"
 """What opens and what closes a version where the row's key changed: the halves of one update."""
 
 _ORDER = {"c": 0, "r": 1, "u": 2, LEFT: 3, "d": 4}
-"""Events of a key that share a position, which only quarantined ones do: what may end the row comes
-last. The life that a key change takes its columns from is looked at just before that."""
+"""Quarantined events of a key that share a position: what may end the row comes last. The life that a key
+change takes its columns from is looked at just before that."""
+
+_ENDED_BEFORE = -1
+"""Where an accepted delete stands beside other accepted events of its position (``event_fold.ORDER``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +134,7 @@ class _Walk:
         events = self.events
         left = [row for row in members if events.op[row] == LEFT]
         self.left_at = frozenset(just_below(events.position[row]) for row in left)
-        steps = [(events.position[row], _ORDER[events.op[row]], row) for row in self._once(members)]
+        steps = [(events.position[row], self._order(row), row) for row in self._once(members)]
         # Where the image is complete, nothing is taken from the old key.
         asked = {just_below(events.position[row]) for row in left if not self._is_complete(row)}
         steps += [(place, _ORDER[LEFT], -1) for place in asked]
@@ -162,6 +165,11 @@ class _Walk:
                 accepted[place] = row
         voided = {position for position, _ in accepted}
         return [*accepted.values(), *(row for row in holes if events.position[row] not in voided)]
+
+    def _order(self, row: int) -> int:
+        op = self.events.op[row]
+        key_changed = self.events.position[row] in self.left_at
+        return _ENDED_BEFORE if op == "d" and not self.events.hole[row] and not key_changed else _ORDER[op]
 
     def _is_complete(self, row: int) -> bool:
         return self.events.carried(row).keys() >= self.shape.plain_set

@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from omnisupport_ingest.cdc import columnar
-from omnisupport_ingest.cdc.event_fold import ENDED, KEY, Shape
+from omnisupport_ingest.cdc.event_fold import ENDED, KEY, ORDER, Shape
 from omnisupport_ingest.cdc.life import Cell, Life, Part, Position, merge, winner
+
+_RANK = ("_cdc_op", "_cdc_source_ts", "_cdc_batch_id", "_cdc_ingested_at")
 
 
 def merge_groups(batches: Iterable[pa.RecordBatch], shape: Shape) -> Iterator[pa.RecordBatch]:
@@ -100,8 +102,9 @@ class Folded:
         ]
 
     def rank(self, row: int) -> tuple[object, ...]:
-        names = ("_cdc_op", "_cdc_source_ts", "_cdc_batch_id", "_cdc_ingested_at")
-        return tuple(self.table[name][row].as_py() for name in names)
+        """As ``event_fold.Events.rank``, of what a folded row still says of its last event."""
+        op, *others = (self.table[name][row].as_py() for name in _RANK)
+        return (ORDER.get(op, len(ORDER)), *others)
 
     def cell(self, name: str, row: int) -> Cell | None:
         """The cell that the row has for a column; null where no event carried it."""

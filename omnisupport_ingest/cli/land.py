@@ -246,6 +246,7 @@ def _facts(workspace: Workspace, landing: FileLanding) -> dict[str, Any]:
         "skipped": dict(sorted(tally.passed.items())) if tally else None,
         "tables_without_contract": dict(sorted(tally.uncontracted.items())) if tally else None,
         "misplaced": tally.misplaced if tally else None,
+        "in_first_window": tally.in_first_window if tally else None,
     }
 
 
@@ -292,6 +293,11 @@ def _lines(workspace: Workspace, facts: dict[str, Any]) -> list[str]:
         lines.append(
             f"  {counted(facts['misplaced'], 'event')} behind a later one of the same key; without log "
             "positions a person must say which counts (out_of_order_event)."
+        )
+    if facts["in_first_window"]:
+        lines.append(
+            f"  {counted(facts['in_first_window'], 'event')} at a position that landed before with another "
+            "commit time: judging puts both into quarantine (collision)."
         )
     if facts["tombstones"] or facts["skipped"]:
         skipped = [counted(number, kind) for kind, number in (facts["skipped"] or {}).items()]

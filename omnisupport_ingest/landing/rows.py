@@ -37,6 +37,11 @@ LANDED_SCHEMA = pa.schema(
 )
 """Arrow schema of a landed data file. LSNs are signed 64-bit (PostgreSQL stays far below 2^63)."""
 
+EARLIER_IDENTITY = r'(",\"[cud]\"|null,\"t\"),\"[0-9a-f]{16}\"\]$'
+"""The end of an ``identity`` as an earlier version landed it, of a change of a Debezium without transaction
+metadata: behind group 1 a hash of the content, with which no two contents collided. It is left out where
+identities are compared. A regular expression of Java and of RE2."""
+
 EVENT_SCHEMA = LANDED_SCHEMA.remove(LANDED_SCHEMA.get_field_index("batch_id"))
 """The same without the batch, which the writer adds; its fields are those of ``LandedEvent``."""
 

@@ -133,6 +133,7 @@ class BatchWriter:
         self._highest_ts: datetime | None = None
         self._rows_spilled = 0
         self._bytes_spilled = 0
+        self._finished: tuple[DataFile, ...] | None = None
         self._lock: FolderLock | None = self._take_folder()
         self._parts = PartFiles(store.data_folder(batch_id), limits.file_bytes)
         self._maker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="landing-maker")
@@ -161,6 +162,14 @@ class BatchWriter:
         elif len(self._buffers) > 1:
             self._bound_buffers()
 
+    def add_to(self, window: str, event: LandedEvent) -> None:
+        """Take in one event in another window than its commit time's: the one where its position landed
+        first (``first_windows``). Errors as in ``add``."""
+        self._turn_to(event.source_ts)
+        self._current = self._buffers.setdefault(window, _Buffer(window))
+        self.add(event)
+        self._current_ts = None
+
     def add_block(self, block: EventBlock) -> None:
         """Take in many events at once, about as many as a row group has; errors as in ``add``.
 
@@ -180,6 +189,12 @@ class BatchWriter:
         """The window of a commit time. Times too far ahead are cut a minute coarse."""
         return self._buffer_of(moment).window
 
+    def finish(self) -> tuple[DataFile, ...]:
+        """Finish the data files, after which no event is taken in any more; errors as in ``seal``."""
+        if self._finished is None:
+            self._finished = self._finish_files()
+        return self._finished
+
     def seal(
         self,
         *,
@@ -198,7 +213,7 @@ class BatchWriter:
         when files could not be written and ``ChainContested`` when another writer landed the batch;
         then call ``abandon``.
         """
-        files = self._finish_files()
+        files = self.finish()
         manifest = Manifest(
             batch_id=self.batch_id,
             source=self._store.source,

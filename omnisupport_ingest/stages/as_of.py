@@ -200,10 +200,12 @@ def _first_later(workspace: Workspace, files: EventFiles, moment: datetime) -> P
 
     An event whose time cannot be right says nothing of times.
     """
+    # An event is in the window of its time, but for one whose position had landed in another window: that
+    # one is in quarantine, or what it collided with is.
     windows = [
         window
         for window in files.deduped.windows()
-        if window != OUT_OF_RANGE and workspace.grid.end_of(window) > moment
+        if window != OUT_OF_RANGE and (workspace.grid.end_of(window) > moment or files.holes_of(window))
     ]
     found = [file.uri for window in windows for file in files.deduped.files(window)]
     found += [file.uri for window in windows for file in files.holes_of(window)]

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
+from pathlib import Path
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
@@ -36,19 +37,20 @@ from omnisupport_ingest.stages.plan import (
 )
 from omnisupport_ingest.stages.progress import facts_of
 from omnisupport_ingest.stages.workspace import Workspace
-from omnisupport_ingest.windows import OUT_OF_RANGE, WindowGrid
+from omnisupport_ingest.windows import OUT_OF_RANGE
 
 LAYER = "raw_cdc_staging"
 
 VERSIONS = (f"logic:{LOGIC_VERSION}",)
 """What makes a window of this layer stale when it changes."""
 
-_KEY_FORMAT = "yyyy-MM-dd'T'HHmm"
-"""``windows.KEY_FORMAT`` in Spark's letters."""
+_DATA_FILE = "data_file"
 
 _ARRIVAL_TYPE = T.StructType(
     [
         T.StructField("batch_id", T.StringType()),
+        T.StructField(_DATA_FILE, T.StringType()),
+        T.StructField("window", T.StringType()),
         T.StructField("landed_at", T.TimestampType()),
         T.StructField("watermark_before", T.TimestampType()),
         T.StructField("newest_epoch_before", T.IntegerType()),
@@ -108,7 +110,7 @@ def materialize(
             for plan in plans
         }
         unit = unit_key((outcomes[plan.window].idempotency_key, plan) for plan in plans)
-        staged = _stage(spark, store, snapshot, plans, landed, unit, workspace.grid)
+        staged = _stage(spark, store, snapshot, plans, landed, unit)
         _refuse_other_counts(store, plans, landed, staged)
         snapshot.commit(
             [
@@ -200,7 +202,6 @@ def _stage(
     plans: Sequence[WindowPlan],
     landed: Mapping[str, Manifest],
     unit: str,
-    grid: WindowGrid,
 ) -> StagedFiles:
     files = [
         (plan.window, batch, file) for plan in plans for batch, file in _files(plan.window, plan.read, landed)
@@ -208,7 +209,7 @@ def _stage(
     if not files:
         return StagedFiles(())
     generation = {plan.window: plan.generation for plan in plans}
-    return stage_frame(snapshot.table, _events(spark, store, files, grid), unit=unit, generation=generation)
+    return stage_frame(snapshot.table, _events(spark, store, files), unit=unit, generation=generation)
 
 
 def all_events(workspace: Workspace, spark: SparkSession, source: str, windows: Sequence[str]) -> DataFrame:
@@ -227,53 +228,37 @@ def all_events(workspace: Workspace, spark: SparkSession, source: str, windows: 
             names -= _held(snapshot, window)
         files += [(window, batch, file) for batch, file in _files(window, names, landed)]
     if files:
-        frames.append(_events(spark, store, files, workspace.grid))
+        frames.append(_events(spark, store, files))
     return reduce(DataFrame.unionByName, frames, spark.createDataFrame([], RAW_TYPE))
 
 
 def _events(
-    spark: SparkSession,
-    store: LandingStore,
-    files: Sequence[tuple[str, Manifest, DataFile]],
-    grid: WindowGrid,
+    spark: SparkSession, store: LandingStore, files: Sequence[tuple[str, Manifest, DataFile]]
 ) -> DataFrame:
     """The events of ``files`` (window, batch, file; one or more) as raw has them, each file checked."""
     for _, _, file in files:
         store.verify_file(file)
-    batches = {batch.batch_id: batch for _, batch, _ in files}
     arrivals = spark.createDataFrame(
         [
-            (name, facts.landed_at, facts.watermark_before, facts.newest_epoch_before, _file_name(batch))
-            for name, batch in sorted(batches.items())
+            (
+                *(batch.batch_id, Path(file.path).name, window),
+                *(facts.landed_at, facts.watermark_before, facts.newest_epoch_before, _file_name(batch)),
+            )
+            for window, batch, file in files
             for facts in [batch.arrival]
         ],
         _ARRIVAL_TYPE,
     )
-    in_time = [str(store.path_of(file)) for window, _, file in files if window != OUT_OF_RANGE]
-    beyond = [str(store.path_of(file)) for window, _, file in files if window == OUT_OF_RANGE]
-    frames = []
-    if in_time:
-        frames.append(_landed(spark, in_time).withColumn("window", _window_of_event(grid)))
-    if beyond:
-        frames.append(_landed(spark, beyond).withColumn("window", F.lit(OUT_OF_RANGE)))
-    frame = reduce(DataFrame.unionByName, frames)
-    raw = frame.join(F.broadcast(arrivals), "batch_id").withColumn("event_hash", event_hash())
+    # The window of an event is that of its data file: by its commit time, but for a position that had
+    # landed in another one (landing/first_windows.py).
+    landed = spark.read.schema(LANDED_TYPE).parquet(*(f"file://{store.path_of(file)}" for *_, file in files))
+    placed = landed.select("*", F.col("_metadata.file_name").alias(_DATA_FILE))
+    raw = placed.join(F.broadcast(arrivals), ["batch_id", _DATA_FILE]).withColumn("event_hash", event_hash())
     return raw.select(*RAW_TYPE.names)
 
 
 def _file_name(batch: Manifest) -> str | None:
     return batch.file.name if batch.file is not None else None
-
-
-def _landed(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
-    return spark.read.schema(LANDED_TYPE).parquet(*(f"file://{path}" for path in paths))
-
-
-def _window_of_event(grid: WindowGrid) -> Column:
-    """The key of the window of ``source_ts``, as ``WindowGrid.key_of`` gives it."""
-    seconds = F.unix_seconds("source_ts")
-    start = seconds - F.pmod(seconds, F.lit(grid.size.minutes * 60))
-    return F.date_format(F.timestamp_seconds(start), _KEY_FORMAT)
 
 
 def _refuse_other_counts(

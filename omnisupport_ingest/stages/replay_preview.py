@@ -18,7 +18,7 @@ from omnisupport_ingest.cdc.folded import folded_type
 from omnisupport_ingest.cdc.judging import ACCEPTED, DUPLICATE, QUARANTINED
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.stages import raw
-from omnisupport_ingest.stages.deduped import law_of
+from omnisupport_ingest.stages.deduped import law_of, to_judge
 from omnisupport_ingest.stages.explained import changed
 from omnisupport_ingest.stages.workspace import Workspace
 from omnisupport_ingest.windows import OUT_OF_RANGE
@@ -67,7 +67,7 @@ def preview_replay(
     """Judge and fold ``windows`` of ``source`` as a replay would; ``contracts``: the tables to compare."""
     asked = [*windows, OUT_OF_RANGE]
     events = raw.all_events(workspace, spark, source, asked)
-    judged = dedupe.judge(dedupe.mark_copies(events), law_of(workspace, source, asked)).cache()
+    judged = dedupe.judge(dedupe.mark_copies(to_judge(events)), law_of(workspace, source, asked)).cache()
     try:
         verdicts = {
             row["verdict"]: row["count"]

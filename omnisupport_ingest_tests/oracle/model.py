@@ -41,7 +41,7 @@ class Event:
     LSN of its epoch. ``None`` says the same of the row's own position: an exact snapshot.
     ``identity``: what tells the event from others at its position, where positions are not unique.
     ``scope`` is of ``b`` only: the first and the last key that it ends, or what such keys begin with.
-    ``None``: it ends them all. Keys are ordered as the integers that they are.
+    ``None``: it ends them all. Keys are ordered as the integers that they are, as far as a scope names them.
     """
 
     at: Position
@@ -70,8 +70,9 @@ class Event:
         if self.scope is None:
             return True
         first, last = self.scope
-        numbers = _numbers(key)
-        return _numbers(first) <= numbers[: len(first)] and numbers[: len(last)] <= _numbers(last)
+        return _numbers(first) <= _numbers(key[: len(first)]) and (
+            _numbers(key[: len(last)]) <= _numbers(last)
+        )
 
     @property
     def carried_before(self) -> Image:

@@ -15,8 +15,9 @@ from pathlib import Path
 
 from omnisupport_ingest.contracts.load import Contracts, TableContract
 from omnisupport_ingest.foreign import printable
+from omnisupport_ingest.landing.first_windows import FirstWindows
 from omnisupport_ingest.landing.folder_lock import one_at_a_time
-from omnisupport_ingest.landing.manifest import FileSpan, Manifest, RelationVersion
+from omnisupport_ingest.landing.manifest import FileSpan, Manifest
 from omnisupport_ingest.landing.names import file_batch_id
 from omnisupport_ingest.landing.rows import LandedEvent
 from omnisupport_ingest.landing.store import LandingStore
@@ -42,12 +43,14 @@ class Tally:
 
     ``passed``: kind → lines that are no change of a row. ``uncontracted``: ``schema.table`` → events of
     a table without a contract. ``misplaced``: events that come after one of their key with a later time.
+    ``in_first_window``: events that landed where another content of their position did, not by their time.
     """
 
     tombstones: int = 0
     passed: Counter[str] = field(default_factory=Counter)
     uncontracted: Counter[str] = field(default_factory=Counter)
     misplaced: int = 0
+    in_first_window: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,16 +127,34 @@ def land(path: Path, inlet: Inlet, *, new_epoch: str | None = None) -> FileLandi
                 pass
             current = store.begin_epoch(begins, None, now=inlet.clock())
         assert current is not None
-        reading = _Reading(path, inlet, current.number, content)
-        with BatchWriter(store, inlet.grid, current.number, batch_id, clock=inlet.clock) as writer:
-            for event in reading.events(current.number):
-                writer.add(event)
-            manifest = writer.seal(
-                file=FileSpan(sha256=content, name=path.name, manifest="", order=reading.orders.order),
-                relations=reading.relations(),
-                max_clock_skew=inlet.max_clock_skew,
-            )
-    return FileLanding(path, manifest, reading.tally, current.number if begins is not None else None)
+        manifest, tally = _landed(_Reading(path, inlet, current.number, content), inlet, current.number)
+    return FileLanding(path, manifest, tally, current.number if begins is not None else None)
+
+
+def _landed(reading: _Reading, inlet: Inlet, epoch: int) -> tuple[Manifest, Tally]:
+    """Land the file that ``reading`` reads. It is read again if a position of it is in two windows, which
+    shows when its data files are written."""
+    with _writer(reading, inlet, epoch) as writer:
+        for event in reading.events(epoch):
+            writer.add(event)
+        with FirstWindows.of(inlet.store, epoch, writer.finish()) as first_windows:
+            if not first_windows:
+                return reading.seal(writer), reading.tally
+            writer.abandon()
+            again = reading.again(epoch)
+            with _writer(again, inlet, epoch) as second:
+                for event in again.events(epoch):
+                    window = first_windows.window_of(event)
+                    if window is None or window == second.window_of(event.source_ts):
+                        second.add(event)
+                    else:
+                        second.add_to(window, event)
+                        again.tally.in_first_window += 1
+                return again.seal(second), again.tally
+
+
+def _writer(reading: _Reading, inlet: Inlet, epoch: int) -> BatchWriter:
+    return BatchWriter(inlet.store, inlet.grid, epoch, reading.batch_id, clock=inlet.clock)
 
 
 class _Reading:
@@ -142,7 +163,8 @@ class _Reading:
     def __init__(self, path: Path, inlet: Inlet, epoch: int | None, content: str) -> None:
         self.orders = Orders.of(inlet.store, epoch)
         self.tally = Tally()
-        self._path, self._content = path, content
+        self.batch_id = file_batch_id(content)
+        self._path, self._inlet, self._content = path, inlet, content
         self._events = Events(inlet.contracts.of_source(inlet.store.source), inlet.handling)
         self._contracts: dict[str, TableContract] = {}
 
@@ -168,9 +190,20 @@ class _Reading:
                 fix="Land it when its writer has finished.",
             )
 
-    def relations(self) -> tuple[RelationVersion, ...]:
-        """The tables that the file has events of, as their contracts have them."""
-        return tuple(contracted_relation(each) for _, each in sorted(self._contracts.items()))
+    def again(self, epoch: int) -> _Reading:
+        """Another reading of the same file, from its first line."""
+        return _Reading(self._path, self._inlet, epoch, self._content)
+
+    def seal(self, writer: BatchWriter) -> Manifest:
+        """Land what was read and given to ``writer``."""
+        # The tables that the file has events of, as their contracts have them.
+        relations = tuple(contracted_relation(each) for _, each in sorted(self._contracts.items()))
+        name, order = self._path.name, self.orders.order
+        return writer.seal(
+            file=FileSpan(sha256=self._content, name=name, manifest="", order=order),
+            relations=relations,
+            max_clock_skew=self._inlet.max_clock_skew,
+        )
 
     def _event(self, line: bytes, epoch: int, number: int) -> LandedEvent | None:
         change = read_line(line)

@@ -267,3 +267,29 @@ def test_the_watermark_follows_the_files_and_says_which_come_late(recorder: Reco
     assert first.manifest.arrival.watermark_before is None
     assert late.manifest.arrival.watermark_before == first.manifest.arrival.watermark
     assert late.manifest.arrival.watermark_before > START
+
+
+def test_without_order_in_the_transaction_an_identity_is_table_key_and_operation(recorder: Recorder) -> None:
+    """Rows of one LSN (a bulk insert, the halves of a key change) differ in them; two contents do not."""
+    told = [
+        envelope("c", customer(1)),
+        envelope("c", customer(2)),
+        envelope("d", customer(1)),
+        envelope("d", customer(1), lsn=1001),
+        envelope("c", customer(3), lsn=1001),
+        envelope("c", customer(1, name="another content")),
+        envelope("t", None),
+        envelope("t", None, table="toasty"),
+    ]
+    recorder.land_values("one.jsonl", *told)
+    events = recorder.events()
+    apart = {(each["commit_lsn"], each["ordinal"], each["identity"]) for each in events}
+    assert len(apart) == len(told) - 1
+    assert events[0]["identity"] == events[5]["identity"] == '["public","customers","[\\"1\\"]","c"]'
+
+
+def test_rows_of_a_table_without_a_key_are_told_apart_by_what_they_hold(recorder: Recorder) -> None:
+    rows = [envelope("c", {"a": value}, table="nopk") for value in (1, 2, 2)]
+    recorder.land_values("one.jsonl", *rows)
+    one, two, again = (event["identity"] for event in recorder.events())
+    assert one != two == again

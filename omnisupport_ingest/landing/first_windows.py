@@ -1,0 +1,228 @@
+"""In which window each position landed first: one position in two windows is a collision, found here.
+
+Two events are one if position and identity agree, and dedupe looks for that within one window. A
+captured transaction has one commit time, but a delivered file may tell a position again with
+another one. Such an event lands in the window of the copy that landed first. There the two are judged as
+any two contents of one position are; and as landing is never changed, a rebuild judges the same.
+
+Files of other windows are looked at only where their range of positions meets that of what lands now, and
+of them only the row groups that do. What is found is kept on disk beyond a few megabytes.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from omnisupport_ingest.landing.errors import DamagedBatch
+from omnisupport_ingest.landing.manifest import DataFile
+from omnisupport_ingest.landing.rows import EARLIER_IDENTITY, LANDED_SCHEMA, LandedEvent
+from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.windows import OUT_OF_RANGE
+
+_PLACE = ["commit_lsn", "ordinal", "identity"]
+"""What tells two events of one epoch apart."""
+
+_POSITION_COLUMNS = [LANDED_SCHEMA.get_field_index(name) for name in _PLACE[:2]]
+
+_BLOCK_ROWS = 500_000
+"""Rows of the batch that are compared at once; the memory for them is some 100 MB at the most."""
+
+_IN_SENTINEL, _IN_SAME_BATCH = 1 << 62, 1 << 61
+"""Added to the rank of a copy: a window of time comes before the sentinel, and what has landed before what
+lands now."""
+
+Place = tuple[int, int]
+"""Commit LSN and ordinal: a position without its epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A data file, or a row group of one: from where to where its positions reach, both included."""
+
+    path: Path
+    window: str
+    first: Place
+    last: Place
+    rank: int
+    group: int = -1
+    rows: int = 0
+
+    def meets(self, first: Place, last: Place) -> bool:
+        return self.first <= last and first <= self.last
+
+
+class FirstWindows:
+    """Windows of the positions that one batch shares with another window. To be closed; a context manager.
+
+    It holds only those positions: most often none.
+    """
+
+    def __init__(self) -> None:
+        # An empty name: a temporary file of SQLite's, without a name, gone with the connection.
+        self._base = sqlite3.connect("", isolation_level=None)
+        self._base.execute("PRAGMA journal_mode = OFF")
+        self._base.execute(
+            'CREATE TABLE home (lsn INTEGER, ordinal INTEGER, identity TEXT, rank INTEGER, "window" TEXT, '
+            "PRIMARY KEY (lsn, ordinal, identity)) WITHOUT ROWID"
+        )
+        self._found = False
+
+    @classmethod
+    def of(cls, store: LandingStore, epoch: int, files: Sequence[DataFile]) -> Self:
+        """Those of the batch whose data files, of ``epoch``, are ``files`` and which has not landed yet.
+
+        ``DamagedBatch`` names a landed file that cannot be read.
+        """
+        found = cls()
+        try:
+            mine = [_part(store, file, _IN_SAME_BATCH + rank) for rank, file in enumerate(_by_window(files))]
+            if mine:
+                landed = _landed(store, epoch, min(part.first for part in mine), max(p.last for p in mine))
+                for number, part in enumerate(mine):
+                    found._compare(part, [*landed, *mine[:number]])
+        except BaseException:
+            found.close()
+            raise
+        return found
+
+    def __bool__(self) -> bool:
+        return self._found
+
+    def window_of(self, event: LandedEvent) -> str | None:
+        """Where the position of ``event`` landed first; null where it is in one window alone."""
+        row = self._base.execute(
+            'SELECT "window" FROM home WHERE lsn = ? AND ordinal = ? AND identity = ?',
+            (event.commit_lsn, event.ordinal, event.identity or ""),
+        ).fetchone()
+        return None if row is None else str(row[0])
+
+    def close(self) -> None:
+        self._base.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _compare(self, mine: _Part, others: Iterable[_Part]) -> None:
+        """Find what ``mine`` shares with the files ``others`` of other windows."""
+        near = [each for each in others if each.window != mine.window and each.meets(mine.first, mine.last)]
+        if not near:
+            return
+        reach = min(each.first for each in near), max(each.last for each in near)
+        for groups in _blocks(group for group in _groups(mine) if group.meets(*reach)):
+            first, last = min(each.first for each in groups), max(each.last for each in groups)
+            block = pa.concat_tables(map(_places, groups))
+            for other in near:
+                if other.meets(first, last):
+                    for group in _groups(other):
+                        if group.meets(first, last):
+                            self._note(_shared(block, _places(group)), mine, other)
+
+    def _note(self, shared: pa.Table, mine: _Part, other: _Part) -> None:
+        """Keep the window that each of the ``shared`` places landed in first."""
+        homes = [other, mine] if other.rank & _IN_SAME_BATCH else [other]
+        for home in homes:
+            rank = home.rank + (_IN_SENTINEL if home.window == OUT_OF_RANGE else 0)
+            self._base.executemany(
+                "INSERT INTO home VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET rank = excluded.rank, "
+                '"window" = excluded."window" WHERE excluded.rank < rank',
+                ((*place, rank, home.window) for place in zip(*shared.to_pydict().values(), strict=True)),
+            )
+        self._found = self._found or bool(shared.num_rows)
+
+
+def _by_window(files: Sequence[DataFile]) -> list[DataFile]:
+    return sorted(files, key=lambda file: (file.window, file.path))
+
+
+def _landed(store: LandingStore, epoch: int, first: Place, last: Place) -> list[_Part]:
+    """The data files of ``epoch`` that reach into a range of positions, in the order in which they landed."""
+    batches = [each for each in store.manifests() if each.epoch == epoch]
+    batches.sort(key=lambda each: (each.arrival.landed_at, each.batch_id))
+    files = [file for batch in batches for file in _by_window(batch.files)]
+    parts = (_part(store, file, rank) for rank, file in enumerate(files))
+    return [part for part in parts if part.meets(first, last)]
+
+
+def _part(store: LandingStore, file: DataFile, rank: int) -> _Part:
+    first, last = file.first, file.last
+    return _Part(
+        store.path_of(file),
+        file.window,
+        (first.commit_lsn.value, first.ordinal),
+        (last.commit_lsn.value, last.ordinal),
+        rank,
+    )
+
+
+def _groups(part: _Part) -> list[_Part]:
+    """The row groups of a file, by their statistics: LSN and ordinal each by itself, so rather too wide."""
+    try:
+        described = pq.read_metadata(part.path)
+    except (OSError, pa.ArrowException) as error:
+        raise _unreadable(part, error) from error
+    found = []
+    for number in range(described.num_row_groups):
+        group = described.row_group(number)
+        lsn, ordinal = (group.column(column).statistics for column in _POSITION_COLUMNS)
+        first, last = (lsn.min, ordinal.min), (lsn.max, ordinal.max)
+        found.append(_Part(part.path, part.window, first, last, part.rank, number, group.num_rows))
+    return found
+
+
+def _blocks(groups: Iterable[_Part]) -> Iterator[list[_Part]]:
+    block: list[_Part] = []
+    rows = 0
+    for group in groups:
+        block.append(group)
+        rows += group.rows
+        if rows >= _BLOCK_ROWS:
+            yield block
+            block, rows = [], 0
+    if block:
+        yield block
+
+
+def _places(group: _Part) -> pa.Table:
+    """Place and commit time of the events of a row group."""
+    try:
+        with pq.ParquetFile(group.path) as file:
+            table = file.read_row_group(group.group, columns=[*_PLACE, "source_ts"])
+    except (OSError, pa.ArrowException) as error:
+        raise _unreadable(group, error) from error
+    identity = pc.replace_substring_regex(table["identity"], EARLIER_IDENTITY, r"\1]")
+    # A join never finds null.
+    return table.set_column(2, "identity", pc.fill_null(identity, ""))
+
+
+def _shared(block: pa.Table, other: pa.Table) -> pa.Table:
+    """The places that both have, with another commit time. One with the same time is the same event: it had
+    no window of its own while the clock that landed it was wrong."""
+    both = block.join(other, _PLACE, join_type="inner", right_suffix="_there")
+    both = both.filter(pc.not_equal(both["source_ts"], both["source_ts_there"]))
+    return both.select(_PLACE).group_by(_PLACE).aggregate([])
+
+
+def _unreadable(part: _Part, error: Exception) -> DamagedBatch:
+    return DamagedBatch(
+        f"Data file {part.path} cannot be read: {type(error).__name__}. Nothing lands that may share "
+        "positions with it.",
+        fix="Restore the file from a backup of the landing folder; `omnisupport-ingest landing verify` finds "
+        "every damaged one.",
+    )

@@ -1,0 +1,276 @@
+"""The kernels of fold, merge and current state come to what the oracle comes to, on thousands of histories.
+
+No Spark: a case takes some milliseconds. Columns are of several types, with values that a type cannot
+hold and texts of every kind; a history is cut into windows, parts, workers and batches of any size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from random import Random
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from omnisupport_ingest.cdc import columnar
+from omnisupport_ingest_tests.cdc import kernels
+from omnisupport_ingest_tests.cdc.kernels import Cut, State, Table
+from omnisupport_ingest_tests.oracle.histories import KEYS, SHAPE, simulate, soup
+from omnisupport_ingest_tests.oracle.model import Event, Image, Key, Position
+from omnisupport_ingest_tests.oracle.oracle import current_state
+
+TABLE = Table(
+    SHAPE,
+    key=("id", "region"),
+    types={
+        "note": "numeric",
+        "region": "text",
+        "status": "text",
+        "id": "bigint",
+        "body": "timestamptz",
+    },
+)
+"""The key stands in another order than its columns, and among the others."""
+
+EXAMPLES = 80
+"""Of each property in the default suite; the exploring profiles take more."""
+
+_START = datetime(2026, 11, 1, tzinfo=UTC)
+_REGIONS = {"0": "", "1": 'a"b\\c', "2": "ü\n\u2028🐘", "3": "[null]", "4": "null"}
+
+randoms = st.integers(0, (1 << 32) - 1).map(Random)
+"""By seed: Hypothesis would take longer to draw a history than the kernels to fold it."""
+
+cuts = st.builds(Cut, st.integers(1, 3), st.integers(1, 9), st.integers(0, 1 << 16))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_batches() -> Iterator[None]:
+    """Kernels give their rows out in batches of three, so that most cases have several."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(columnar, "_BATCH_ROWS", 3)
+        yield
+
+
+def typed(events: list[Event]) -> list[Event]:
+    """``events`` of the oracle's table of texts as events of ``TABLE``."""
+    return [
+        replace(
+            event,
+            key=_key(event.key),
+            moved_from=_key(event.moved_from),
+            before=_image(event.before),
+            after=_image(event.after),
+        )
+        for event in events
+    ]
+
+
+def _key(key: Key | None) -> Key | None:
+    return None if key is None else (*key, _REGIONS.get(key[0], "elsewhere"))
+
+
+def _image(image: Image | None) -> Image | None:
+    if image is None:
+        return None
+    return {
+        name: None if text is None else _value(name, int(text.rpartition(" ")[2]))
+        for name, text in image.items()
+    }
+
+
+def _value(column: str, number: int) -> str:
+    if column == "note":
+        return "NaN" if number % 5 == 0 else f"{number}.25"
+    if column == "body":
+        return "-infinity" if number % 4 == 0 else (_START + timedelta(minutes=number)).isoformat()
+    odd = ("plain", 'q"uo\\te', "line\nbreak\u2028", "🐘ü", "x" * 3000, "null", "")
+    return f"{odd[number % len(odd)]}{number}"
+
+
+def neighbours(rng: Random, events: list[Event]) -> list[Event]:
+    """``events`` with others at some of their positions, as a log without an order inside one LSN has them.
+
+    They differ in key or operation: a delete of the same key stands before its creation.
+    """
+    found: list[Event] = []
+    for event in events:
+        if event.op not in "cu" or event.key is None or event.moved_from or rng.random() > 0.4:
+            found.append(event)
+            continue
+        told = replace(event, identity=f"{event.key} {event.op}")
+        other = next(key for key in KEYS if key != event.key)
+        found += [told, replace(told, key=other, identity=f"{other} {event.op}")]
+        if event.op == "c" and not event.quarantined:
+            found.append(replace(told, op="d", after=None, unchanged=frozenset(), identity=f"{event.key} d"))
+    return found
+
+
+def drawn(rng: Random, *, holes: bool = True) -> list[Event]:
+    """A soup of events: gaps, withheld ones, repeats, key changes, truncates, ends of snapshots of ranges."""
+    events = soup(rng, holes=holes)
+    distinct = {(event.at, event.quarantined): event for event in events}
+    if len(distinct) == len(events) and rng.random() < 0.5:
+        events = neighbours(rng, events)
+    # A commit time of its own for each position, so that times tell what happened when.
+    ranks = {at: rank for rank, at in enumerate(sorted({event.at for event in events}))}
+    return typed([replace(e, source_ts=_START + timedelta(seconds=ranks[e.at])) for e in events])
+
+
+def in_windows(rng: Random, events: list[Event], count: int) -> dict[tuple[int, int], str]:
+    """A window drawn for each transaction: they follow commit time, which may run against the log."""
+    return {at: f"w{rng.randrange(count)}" for at in sorted({event.at[:2] for event in events})}
+
+
+def oracle_states(events: list[Event]) -> dict[Key, State]:
+    found = kernels.expected(current_state(events, SHAPE), events)
+    return kernels.without_shown(found, events)
+
+
+def kernel_states(rows: kernels.Rows, events: list[Event]) -> dict[Key, State]:
+    return kernels.without_shown(kernels.states(rows, TABLE), events)
+
+
+def assert_part(found: dict[Key, State], due: dict[Key, State], events: list[Event]) -> None:
+    """Equal, but that a column which came along a key change may be unresolved: its window may have kept
+    the later events of the old key alone, and must then say that it does not know."""
+    moved = {event.key for event in events if event.moved_from is not None}
+    assert found.keys() == due.keys()
+    for key, state in found.items():
+        assert state == due[key] or (key in moved and state.is_part_of(due[key])), key
+
+
+@settings(max_examples=EXAMPLES)
+@given(randoms, cuts)
+def test_one_fold_of_everything_is_what_the_oracle_says(rng: Random, cut: Cut) -> None:
+    events = drawn(rng)
+    table = kernels.events_table(events, TABLE, in_windows(rng, events, 1))
+    rows = kernels.current(kernels.fold(table, TABLE, cut), TABLE, cut)
+    assert kernel_states(rows, events) == oracle_states(events)
+
+
+@settings(max_examples=EXAMPLES)
+@given(randoms, cuts)
+def test_windows_and_parts_in_any_order_come_to_the_same(rng: Random, cut: Cut) -> None:
+    events = drawn(rng)
+    parts = folded_parts(rng, events, cut)
+    due = oracle_states(events)
+    together = kernels.merged(parts, TABLE, cut)
+    for rows in (together, kernels.merged([together], TABLE, cut)):
+        assert_part(kernel_states(kernels.current(rows, TABLE, cut), events), due, events)
+
+
+@settings(max_examples=EXAMPLES)
+@given(randoms, cuts)
+def test_merging_is_associative_commutative_and_idempotent(rng: Random, cut: Cut) -> None:
+    one, two, three = folded_parts(rng, drawn(rng), cut)
+    left = kernels.merged([kernels.merged([one, two], TABLE, cut), three], TABLE, cut)
+    right = kernels.merged([two, kernels.merged([three, one], TABLE, cut)], TABLE, cut)
+    again = kernels.merged([left, one, left, three], TABLE, cut)
+    rows = kernels.same_rows(left)
+    assert kernels.same_rows(right) == rows
+    assert kernels.same_rows(again) == rows
+
+
+@settings(max_examples=EXAMPLES // 2)
+@given(randoms, cuts)
+def test_a_fold_in_parts_gives_the_very_rows_that_one_fold_gives(rng: Random, cut: Cut) -> None:
+    """Within a window and without key changes, which a part may not know of yet."""
+    events = [event for event in drawn(rng) if event.moved_from is None]
+    assume(events)
+    windows = in_windows(rng, events, 2)
+    whole = kernels.fold(kernels.events_table(events, TABLE, windows), TABLE)
+    parts = folded_parts(rng, events, cut, windows)
+    assert _without_batch(kernels.merged(parts, TABLE, cut)) == _without_batch(kernels.merged([whole], TABLE))
+
+
+@settings(max_examples=EXAMPLES // 2)
+@given(randoms, cuts)
+def test_copies_of_events_change_nothing(rng: Random, cut: Cut) -> None:
+    events = drawn(rng)
+    more = [*events, *(event for event in events if rng.random() < 0.5)]
+    rng.shuffle(more)
+    windows = in_windows(rng, events, 2)
+    once, twice = (
+        kernel_states(
+            kernels.current(kernels.fold(kernels.events_table(told, TABLE, windows), TABLE, cut), TABLE, cut),
+            events,
+        )
+        for told in (events, more)
+    )
+    assert once == twice
+
+
+@settings(max_examples=EXAMPLES // 4)
+@given(randoms, cuts)
+def test_a_database_history_ends_as_the_database_did(rng: Random, cut: Cut) -> None:
+    """Chains and swaps of keys, ranges read again, two epochs; windows in log order, as servers fill them."""
+    history = simulate(rng, exact=True)
+    events = typed(history.events)
+    transactions = sorted({event.at[:2] for event in events})
+    windows = {at: f"w{4 * number // len(transactions)}" for number, at in enumerate(transactions)}
+    rows = kernels.current(kernels.fold(kernels.events_table(events, TABLE, windows), TABLE, cut), TABLE, cut)
+    living = {key: dict(s.values) for key, s in kernels.states(rows, TABLE).items() if s.ended_at is None}
+    assert living == {_key(key): _image(image) for key, image in history.final.items()}
+
+
+@settings(max_examples=10)
+@given(randoms)
+def test_a_hot_key_with_hundreds_of_events_in_many_batches(rng: Random) -> None:
+    told = [
+        Event(
+            Position(1, number // 3, 2 * (number % 3)),
+            rng.choice("cuuuuuuuud"),
+            SHAPE.name,
+            KEYS[0],
+            _START + timedelta(seconds=number // 3),
+            after={name: f"v {number}" for name in SHAPE.columns if rng.random() < 0.4},
+            quarantined=rng.random() < 0.02,
+        )
+        for number in range(400)
+    ]
+    events = typed([replace(each, after=None) if each.op == "d" else each for each in told])
+    rng.shuffle(events)
+    cut = Cut(2, 7, 1)
+    due = oracle_states(events)
+    for count in (1, 5):
+        table = kernels.events_table(events, TABLE, in_windows(rng, events, count))
+        rows = kernels.current(kernels.fold(table, TABLE, cut), TABLE, cut)
+        found = kernel_states(rows, events)
+        assert {key: replace(s, ended_at=None) for key, s in found.items()} == {
+            key: replace(s, ended_at=None) for key, s in due.items()
+        }
+
+
+def test_the_cases_hold_every_situation_they_are_meant_to() -> None:
+    events = [event for seed in range(400) for event in drawn(Random(seed))]
+    assert {event.op for event in events} == set("crudtb")
+    assert {event.at.epoch for event in events} == {1, 2}
+    assert sum(event.quarantined for event in events) > 50
+    assert sum(event.scope is not None for event in events) > 50
+    assert sum(event.identity is not None for event in events) > 100
+    assert any(event.moved_from and event.unchanged and not event.before for event in events)
+    values = {value for event in events for value in (event.after or {}).values()}
+    assert {None, "NaN", "-infinity"} < values
+    for odd in ('"', "\\", "\n", "🐘", "x" * 3000):
+        assert any(odd in value for value in values if value is not None)
+
+
+def folded_parts(
+    rng: Random, events: list[Event], cut: Cut, windows: dict[tuple[int, int], str] | None = None
+) -> list[kernels.pa.Table]:
+    """Three parts of the history, by transaction, each folded by itself."""
+    windows = windows or in_windows(rng, events, 3)
+    part_of = {at: rng.randrange(3) for at in windows}
+    told = [[event for event in events if part_of[event.at[:2]] == part] for part in range(3)]
+    # Where one has no events another one comes twice.
+    some = next(part for part in told if part)
+    tables = [kernels.events_table(part or some, TABLE, windows) for part in told]
+    return [kernels.fold(table, TABLE, cut) for table in tables]
+
+
+def _without_batch(table: kernels.pa.Table) -> kernels.Rows:
+    return kernels.same_rows(table.drop_columns(["_cdc_batch_id"]))

@@ -1,0 +1,315 @@
+"""The kernel of judging reaches the oracle's verdicts, on thousands of random deliveries, without Spark.
+
+Which copy landed first and what shares its place is marked here by the simplest means; that Spark marks the
+same is shown by the proof and by the tests of the layers.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from omnisupport_ingest.cdc import columnar
+from omnisupport_ingest.cdc.judging import ADDED, Law, judge_batches
+from omnisupport_ingest.contracts.decision_table import (
+    JUDGED,
+    SCENARIOS,
+    Decision,
+    DecisionTable,
+    default_decision_table,
+    load_decision_table,
+)
+from omnisupport_ingest.contracts.model import Column
+from omnisupport_ingest_tests.cdc import lanes
+from omnisupport_ingest_tests.cdc.kernels import key_text
+from omnisupport_ingest_tests.oracle import judging as oracle
+from omnisupport_ingest_tests.oracle.histories import SHAPE, collided, soup
+from omnisupport_ingest_tests.oracle.judging import ACCEPTED, DUPLICATE, OUT_OF_RANGE, Arrival, Delivery
+from omnisupport_ingest_tests.oracle.model import Event, Image, Key
+
+HOUR = timedelta(hours=1)
+LIMIT = 8
+"""Most characters of a status: about half of those that are drawn have more."""
+
+CONTRACT = replace(
+    lanes.CONTRACT,
+    key=("id",),
+    columns=(
+        Column("id", "bigint", nullable=False),
+        Column("status", "text", max_length=LIMIT),
+        Column("note", "text"),
+        Column("body", "text"),
+    ),
+    allowed_lateness=HOUR,
+    max_lateness=3 * HOUR,
+)
+UNKNOWN = "no_contract"
+
+randoms = st.integers(0, (1 << 32) - 1).map(Random)
+
+_SCHEMA = pa.schema(
+    [
+        *(pa.field(name, pa.string()) for name in ("window", "op", "key", "before", "after")),
+        *(pa.field(name, pa.string()) for name in ("source_schema", "source_table")),
+        *(pa.field(name, pa.int32()) for name in ("copy", "epoch", "newest_epoch_before")),
+        *(
+            pa.field(name, pa.int64())
+            for name in ("commit_lsn", "ordinal", "file_row", "event_hash", "number")
+        ),
+        *(pa.field(name, pa.bool_()) for name in ("collision", "misplaced")),
+        *(pa.field(name, columnar.TIME) for name in ("source_ts", "watermark_before")),
+        pa.field("unchanged", pa.list_(pa.string())),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Laws:
+    """One law, as the kernel and as the oracle know it."""
+
+    kernel: Law
+    oracle: oracle.Law
+
+
+@settings(max_examples=400)
+@given(randoms, st.integers(1, 9))
+def test_every_copy_gets_the_verdict_of_the_oracle(rng: Random, batch_rows: int) -> None:
+    deliveries = drawn(rng)
+    laws = drawn_laws(rng, deliveries)
+    assert judged(deliveries, laws.kernel, batch_rows) == due(deliveries, laws.oracle)
+
+
+@settings(max_examples=100)
+@given(randoms)
+def test_raw_is_accepted_and_duplicates_and_quarantined_and_copies_change_nothing(rng: Random) -> None:
+    deliveries = drawn(rng)
+    laws = drawn_laws(rng, deliveries)
+    found = judged(deliveries, laws.kernel, 5)
+    assert len(found) == len(deliveries)
+    later = [
+        replace(each, number=each.number + len(deliveries), arrival=deliveries[-1].arrival)
+        for each in deliveries
+    ]
+    again = judged([*deliveries, *later], laws.kernel, 5)
+    assert {number: again[number] for number in found} == found
+    assert {again[each.number][0] for each in later} <= {
+        DUPLICATE if laws.oracle.passes("duplicate_position") else oracle.QUARANTINED
+    }
+
+
+@pytest.mark.parametrize("op", ["c", "u", "r"])
+@pytest.mark.parametrize(
+    ("image", "reason", "rules"),
+    [
+        ({"id": None}, "row_rule", ["id:not_null"]),
+        ({"id": "1", "region": None}, "row_rule", ["region:not_null"]),
+        ({"id": "one", "region": "eu"}, "row_rule", ["id:type"]),
+        ({"id": "1", "region": "eu"}, None, []),
+    ],
+)
+def test_null_in_a_part_of_a_composite_key_never_reaches_a_table(
+    op: str, image: Image, reason: str | None, rules: list[str]
+) -> None:
+    contract = replace(
+        CONTRACT,
+        key=("id", "region"),
+        columns=(*CONTRACT.columns, Column("region", "text", nullable=False)),
+    )
+    key = (image["id"], image.get("region"))
+    event = Event(lanes.Position(1, 5, 0), op, SHAPE.name, key, _START, after=image)  # type: ignore[arg-type]
+    law = replace(drawn_laws(Random(1), []).kernel, contracts=(contract,))
+    told = _row(Delivery(1, event, "2026-11-01T0900", _ARRIVAL), 1, False) | {"after": json.dumps(image)}
+    (batch,) = judge_batches(pa.Table.from_pylist([told], schema=_SCHEMA).to_batches(), law)
+    (row,) = batch.to_pylist()
+    assert (row["reason"], row["rules"]) == (reason, rules)
+
+
+def test_the_cases_hold_every_situation_they_are_meant_to() -> None:
+    reasons: set[str | None] = set()
+    states: set[str | None] = set()
+    for seed in range(300):
+        rng = Random(seed)
+        deliveries = drawn(rng)
+        verdicts = due(deliveries, drawn_laws(rng, deliveries).oracle)
+        reasons |= {each[1] for each in verdicts.values()}
+        states |= {each[2] for each in verdicts.values()}
+    assert reasons == {None, "duplicate_position", *oracle._IN_ORDER}
+    assert states == {None, "open", "discarded", "not_needed"}
+
+
+_START = datetime(2026, 11, 1, 9, tzinfo=UTC)
+_ARRIVAL = Arrival(_START, None, 1, from_file=True)
+
+
+def drawn(rng: Random) -> list[Delivery]:
+    """Deliveries in landing order: copies, collisions, what is late, unreadable or out of range."""
+    events = [event for event in collided(rng, soup(rng, holes=False)) if event.scope is None]
+    events = [_long(rng, event) for event in events]
+    events += [event for event in events if rng.random() < 0.3]
+    rng.shuffle(events)
+    found: list[Delivery] = []
+    arrival = _ARRIVAL
+    for number, event in enumerate(events, 1):
+        if rng.random() < 0.4:
+            mark = _START + rng.random() * 8 * HOUR
+            arrival = Arrival(
+                _START + number * HOUR,
+                None if rng.random() < 0.2 else max(mark, arrival.watermark_before or mark),
+                max(arrival.newest_epoch_before, rng.choice((1, 1, 1, 2))),
+                from_file=rng.random() < 0.6,
+            )
+        window = event.source_ts.strftime("%Y-%m-%dT%H00")
+        found.append(
+            Delivery(
+                number,
+                event,
+                OUT_OF_RANGE if event.at.commit_lsn == 6 else window,
+                arrival,
+                unreadable=rng.choice(("{", "[1]", "", "nul")) if _spoiled(event) else None,
+                misplaced=event.at.commit_lsn == 5,
+            )
+        )
+    return found
+
+
+def _spoiled(event: Event) -> bool:
+    """By position, so that copies agree."""
+    return event.op in "cur" and event.at.ordinal == 10
+
+
+def _long(rng: Random, event: Event) -> Event:
+    table = UNKNOWN if event.at.commit_lsn == 4 else event.table
+    return replace(event, table=table, key=None if event.at.ordinal == 8 and event.op == "u" else event.key)
+
+
+def drawn_laws(rng: Random, deliveries: Sequence[Delivery]) -> Laws:
+    """A decision table with actions drawn from those that are allowed, and reviews of some events."""
+    ours = load_decision_table(default_decision_table())
+    decisions = dict(ours.decisions)
+    for name in JUDGED:
+        if rng.random() < 0.4:
+            decisions[name] = Decision(name, rng.choice(SCENARIOS[name].actions), rng.random() < 0.5, "")
+    reviews = {each.key: rng.choice(("release", "discard")) for each in deliveries if rng.random() < 0.15}
+    first = {each.key: each for each in deliveries}
+    by_event = {(*first[key].event.at, _hash(first[key])): what for key, what in reviews.items()}
+    return Laws(
+        Law((CONTRACT,), DecisionTable(decisions), HOUR, by_event),
+        oracle.Law(
+            {name: each.action for name, each in decisions.items()},
+            frozenset(name for name, each in decisions.items() if each.needs_manual_review),
+            {SHAPE.name: (HOUR, 3 * HOUR)},
+            {SHAPE.name: {"status": LIMIT}},
+            HOUR,
+            reviews,
+        ),
+    )
+
+
+def as_kernel_law(law: oracle.Law, deliveries: Sequence[Delivery]) -> Law:
+    """A law of the oracle, for events of the oracle's table, as the kernel takes it."""
+    ours = load_decision_table(default_decision_table())
+    decisions = {
+        name: Decision(name, law.actions.get(name, each.action), name in law.to_review, "")
+        for name, each in ours.decisions.items()
+    }
+    limits = law.longest.get(SHAPE.name, {})
+    columns = tuple(replace(each, max_length=limits.get(each.name)) for each in CONTRACT.columns)
+    allowed, longest = law.lateness[SHAPE.name]
+    contract = replace(CONTRACT, columns=columns, allowed_lateness=allowed, max_lateness=longest)
+    reviews = {
+        (*each.event.at, _hash(each)): law.reviews[each.key] for each in deliveries if each.key in law.reviews
+    }
+    return Law((contract,), DecisionTable(decisions), law.window_length, reviews)
+
+
+def no_law() -> Law:
+    """Nothing but positions and contents counts."""
+    ours = load_decision_table(default_decision_table())
+    return Law((), ours, HOUR)
+
+
+Told = tuple[str, str | None, str | None, tuple[str, ...], bool]
+"""Verdict, reason, state of the review, broken rules, whether it is late."""
+
+
+def due(deliveries: Sequence[Delivery], law: oracle.Law) -> dict[int, Told]:
+    return {
+        each.delivery.number: (each.verdict, each.reason, each.state, tuple(each.rules), each.late)
+        for each in oracle.judge(deliveries, law)
+    }
+
+
+def judged(deliveries: Sequence[Delivery], law: Law, batch_rows: int) -> dict[int, Told]:
+    table = pa.Table.from_pylist(marked(deliveries), schema=_SCHEMA)
+    found: dict[int, Told] = {}
+    for batch in judge_batches(table.to_batches(batch_rows), law):
+        assert batch.schema.names == [
+            *(name for name in _SCHEMA.names if name not in ("copy", "collision")),
+            *ADDED,
+        ]
+        for row in batch.to_pylist():
+            found[row["number"]] = (
+                *(row["verdict"], row["reason"], row["review_state"]),
+                *(tuple(row["rules"]), row["late"]),
+            )
+            assert row["detector"] == (None if row["reason"] is None else SCENARIOS[row["reason"]].detector)
+            assert row["verdict"] != ACCEPTED or row["reason"] is None
+    return found
+
+
+def marked(deliveries: Sequence[Delivery]) -> list[dict[str, Any]]:
+    """The deliveries as rows, with the marks of ``dedupe.mark_copies``."""
+    contents: dict[object, dict[object, list[Delivery]]] = defaultdict(lambda: defaultdict(list))
+    for each in sorted(deliveries, key=lambda each: each.number):
+        contents[each.window, each.event.at, each.event.identity][each.key].append(each)
+    return [
+        _row(each, copy, len(of_place) > 1)
+        for of_place in contents.values()
+        for copies in of_place.values()
+        for copy, each in enumerate(copies, 1)
+    ]
+
+
+def _row(each: Delivery, copy: int, collision: bool) -> Mapping[str, Any]:
+    event, arrival = each.event, each.arrival
+    return {
+        **dict(zip(("epoch", "commit_lsn", "ordinal"), event.at, strict=True)),
+        "number": each.number,
+        "window": each.window,
+        "op": event.op,
+        "key": key_text(event.key),
+        "before": _image(event.before, event.key),
+        "after": each.unreadable if each.unreadable is not None else _image(event.after, event.key),
+        "source_schema": "public",
+        "source_table": event.table,
+        "copy": copy,
+        "collision": collision,
+        "newest_epoch_before": arrival.newest_epoch_before,
+        "file_row": each.number if arrival.from_file else None,
+        "event_hash": _hash(each),
+        "misplaced": each.misplaced,
+        "source_ts": event.source_ts,
+        "watermark_before": arrival.watermark_before,
+        "unchanged": sorted(event.unchanged),
+    }
+
+
+def _image(image: Image | None, key: Key | None) -> str | None:
+    return None if image is None else json.dumps({**({"id": key[0]} if key else {}), **image})
+
+
+def _hash(each: Delivery) -> int:
+    at, identity, content = each.key
+    parts = [tuple(sorted(part, key=repr)) if isinstance(part, frozenset) else part for part in content]  # type: ignore[attr-defined]
+    return zlib.crc32(repr((at, identity, parts)).encode())
