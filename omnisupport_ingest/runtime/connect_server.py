@@ -20,11 +20,12 @@ import secrets
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+from pydantic import SecretStr
 
 from omnisupport_ingest.durable import replace
 from omnisupport_ingest.failpoints import gate
@@ -34,7 +35,7 @@ from omnisupport_ingest.runtime.java import find_java
 from omnisupport_ingest.runtime.ports import LOOPBACK, free_port
 from omnisupport_ingest.runtime.private_folders import Scratch, socket_folder
 from omnisupport_ingest.runtime.spark import spark_conf, workers_environment
-from omnisupport_ingest.settings import Settings
+from omnisupport_ingest.settings import PREFIX, Settings
 
 SOCKET = "spark-connect.sock"
 
@@ -147,7 +148,7 @@ def _start(
         # The script ends in `exec java`: the process that is started is the JVM itself.
         [submit, "--class", _SERVER_CLASS, "--properties-file", str(properties)],
         env={
-            **os.environ,
+            **_without_secrets(os.environ),
             **workers_environment(),
             # It wins over `spark.local.dir`, should the machine have set it.
             "SPARK_LOCAL_DIRS": str(scratch.path),
@@ -160,6 +161,16 @@ def _start(
         stdin=subprocess.DEVNULL,
         preexec_fn=_die_with_parent(),
     )
+
+
+def _without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
+    """``environment`` without the settings that are secret: Spark connects to no database of ours."""
+    secret = {
+        PREFIX + name.upper()
+        for name, field in Settings.model_fields.items()
+        if SecretStr in getattr(field.annotation, "__args__", (field.annotation,))
+    }
+    return {name: value for name, value in environment.items() if name not in secret}
 
 
 def _escaped(value: str) -> str:

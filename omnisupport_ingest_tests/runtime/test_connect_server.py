@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import pytest
 
 from omnisupport_ingest.runtime.connect_address import ConnectAddress, by_socket, socket_channel
-from omnisupport_ingest.runtime.connect_server import Backend, hand_on
+from omnisupport_ingest.runtime.connect_server import Backend, _without_secrets, hand_on
 from omnisupport_ingest.runtime.ports import LOOPBACK, free_port
 
 _ECHO = """
@@ -116,3 +116,12 @@ def test_the_address_of_a_server_names_its_socket_and_other_addresses_none() -> 
     channel = socket_channel(url)
     assert channel.token == "hunter2"
     assert list(channel.metadata()) == [], "nothing of the address is sent with every call"
+
+
+def test_spark_is_not_given_the_passwords_of_the_settings() -> None:
+    given = {
+        "OMNISUPPORT_SOURCE_DSN": "password=x",
+        "OMNISUPPORT_DAGSTER_PG_URL": "y",
+        "OMNISUPPORT_HOME": "/h",
+    }
+    assert _without_secrets({**given, "PATH": "/bin"}) == {"OMNISUPPORT_HOME": "/h", "PATH": "/bin"}
