@@ -149,6 +149,8 @@ WITHOUT_GATE: dict[tuple[str, str], str] = {
     ("sources/postgres/embedded_processes.py", "remove_stale_locks"): "locks of a server that is dead",
     ("stages/as_of_files.py", "write_tables"): _SCRATCH,
     ("stages/as_of_files.py", "_remove_left_behind"): _SCRATCH,
+    ("stages/brought_forward.py", "MovedOn.compare"): _MEMORY,
+    ("stages/brought_forward.py", "MovedOn._fold"): _SCRATCH,
     ("stages/compare.py", "compare"): _MEMORY,
     ("stages/event_counts.py", "_ask"): _MEMORY,
     ("stages/export.py", "write_file"): "the draft of an export, before export.file",
@@ -162,7 +164,6 @@ WITHOUT_GATE: dict[tuple[str, str], str] = {
     ("cli/one_pass.py", "OnePass._answer_of_run"): "logs",
     ("cli/proof.py", "prove"): _SCRATCH,
     ("cli/proof.py", "_remove_left_behind"): _SCRATCH,
-    ("cli/proof.py", "_compare"): _SCRATCH,
     ("cli/settings_reference.py", "main"): "a page of the documentation, for developers",
 }
 """Module and function → why what it does needs no gate."""

@@ -38,7 +38,8 @@ def verify(tables: tuple[str, ...], sample: int | None, full: bool, as_json: boo
 
     Takes an exact snapshot of the source and waits until the lake is there, so capture and pipeline
     must be running (`up`); `sync --verify` brings the lake there by itself. A temporary slot holds WAL
-    back while the snapshot is read, no longer.
+    back while the snapshot is read, no longer. It is always the published files that are compared: where a
+    table has moved on meanwhile, with the source's rows after the events since.
 
     --sample N chooses keys by their hash, on both sides alike: the same keys each time, so it finds
     a chosen row that is missing in the lake, is too many there, or has another value in any column;

@@ -148,24 +148,6 @@ def _refuse_incomplete(
     raise TableIncomplete(problems, fix=" ".join(dict.fromkeys(each.fix for each in found)))
 
 
-def state_as_of(
-    workspace: Workspace, spark: SparkSession, contract: TableContract, position: Position
-) -> DataFrame:
-    """The fold of every accepted or quarantined event below ``position``: ``published_type`` rows.
-
-    ``TableIncomplete`` if the table has no state there. Whoever calls has seen to it that the lake
-    is there.
-    """
-    require_complete(workspace, contract.source, [contract], position)
-    files = EventFiles.newest(workspace, contract.source)
-    if files is None:
-        raise NotTakenIn(
-            f"Nothing of {contract.source} is in the lake yet.",
-            fix="Let the pipeline take in what has landed (omnisupport-ingest up, or materialize).",
-        )
-    return Reading((contract,), position, files).table(spark, contract)
-
-
 def _below_which(
     workspace: Workspace,
     source: str,

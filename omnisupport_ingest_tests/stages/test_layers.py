@@ -14,7 +14,7 @@ from omnisupport_ingest.landing.errors import DamagedBatch
 from omnisupport_ingest.landing.lost_changes import LostChanges
 from omnisupport_ingest.position import Lsn, Position
 from omnisupport_ingest.stages import deduped, dimensions, published, raw
-from omnisupport_ingest.stages.as_of import TableIncomplete, require_complete, state_as_of
+from omnisupport_ingest.stages.as_of import TableIncomplete, read_as_of, require_complete
 from omnisupport_ingest.stages.pending import pending_soon, pending_windows
 from omnisupport_ingest.stages.published import GateClosed
 from omnisupport_ingest_tests.stages.story import FIRST, SECOND, SOURCE, Change, Commit, Story
@@ -222,8 +222,8 @@ def test_the_state_as_of_a_position_is_what_was_published_when_the_stream_stood_
     then = state(story, spark)
     story.land(MOVE, DELETE)
     run(story, spark, FIRST, SECOND)
-    position = Position(1, Lsn(MOVE.lsn), 0)
-    rows = state_as_of(story.workspace, spark, story.contract, position).collect()
+    below = Lsn(MOVE.lsn - 1)
+    rows = read_as_of(story.workspace, spark, [story.contract], below)[story.contract.name].collect()
     assert {row["id"]: (row["title"], row["body"], row["_cdc_is_deleted"], []) for row in rows} == then
 
 
@@ -231,7 +231,7 @@ def test_a_state_that_was_never_one_of_the_source_is_refused_by_name(story, spar
     story.land_chunk(EMPTY, high=15)
     story.land_boundary(EMPTY, high=15)
     story.land(INSERT)
-    at = partial(state_as_of, story.workspace, spark, story.contract)
+    at = partial(require_complete, story.workspace, SOURCE, [story.contract])
     with pytest.raises(TableIncomplete, match=r"Table notes has no state at 0/A .* starts at 0/F") as early:
         at(Position(1, Lsn(10), 0))
     assert early.value.fix.startswith("Ask for 0/F or later")
@@ -240,12 +240,14 @@ def test_a_state_that_was_never_one_of_the_source_is_refused_by_name(story, spar
     assert "capture is still behind: 10 bytes" in behind.value.fix
     story.land_idle(20)
     run(story, spark, FIRST)
-    assert {row["id"] for row in at(Position(1, Lsn(20), 0)).collect()} == {1, 2}
+    at(Position(1, Lsn(20), 0))
+    read = read_as_of(story.workspace, spark, [story.contract], Lsn(19))[story.contract.name]
+    assert {row["id"] for row in read.collect()} == {1, 2}
     LostChanges(story.store.folder, 1).found(story.contract.name, "was out", Lsn(17))
     with pytest.raises(TableIncomplete, match=r"Changes of table notes from 0/11 on may be missing") as lost:
         at(Position(1, Lsn(20), 0))
     assert "Or ask for 0/11 or earlier" in lost.value.fix
-    require_complete(story.workspace, SOURCE, [story.contract], Position(1, Lsn(17), 0))
+    at(Position(1, Lsn(17), 0))
 
 
 def test_a_state_behind_a_hole_is_refused_with_the_repair_of_the_hole(story):
