@@ -98,7 +98,7 @@ WITHOUT_GATE: dict[tuple[str, str], str] = {
     ("runtime/guard.py", "PidFile.remove"): _RUN_FILE,
     ("runtime/home_lock.py", "holder"): _LOCK,
     ("runtime/home_lock.py", "HomeLock.__enter__"): _LOCK,
-    ("runtime/home_lock.py", "HomeLock.__exit__"): _LOCK,
+    ("runtime/home_lock.py", "HomeLock.release"): _LOCK,
     ("runtime/java.py", "_shim"): "a script made again wherever its content is not as it should be",
     ("sources/debezium/inbox.py", "Inbox._waiting"): _FOLDER,
     ("sources/debezium/inbox.py", "_moved"): _FOLDER,

@@ -13,6 +13,7 @@ from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.runtime.environment import settings_environment
 from omnisupport_ingest.runtime.home_lock import EMBEDDED_SERVER, HomeInUse, holder
+from omnisupport_ingest.runtime.running import running_services
 from omnisupport_ingest.runtime.supervisor import Backoff, Service, Supervisor
 from omnisupport_ingest.settings import Settings
 
@@ -47,7 +48,8 @@ def start_source(
     from omnisupport_ingest.sources.postgres.support_desk.seed import prepare
 
     server = EmbeddedPostgres(home.postgres)
-    if (found := holder(home, EMBEDDED_SERVER)) is not None:
+    found = holder(home, EMBEDDED_SERVER)
+    if found is not None and found.command == POSTGRES:
         # Its end would take the server away from under what is about to be started.
         raise HomeInUse(
             f"The embedded PostgreSQL of {home.path} is run by {found}.",
@@ -55,7 +57,11 @@ def start_source(
         )
     say("Starting PostgreSQL …")
     supervisor.start(_own(POSTGRES, settings, "--service", grace=60.0))
-    supervisor.wait(lambda: server.running and _accepts(server), what="PostgreSQL", seconds=_START_SECONDS)
+    supervisor.wait(
+        lambda: _is_kept(home) and server.running and _accepts(server),
+        what="PostgreSQL",
+        seconds=_START_SECONDS,
+    )
     prepare(server.dsn(), seed)
 
 
@@ -115,6 +121,12 @@ def _own(name: str, settings: Settings, *options: str, grace: float = 10.0) -> S
         restart=Backoff(),
         grace=grace,
     )
+
+
+def _is_kept(home: Home) -> bool:
+    """Whether the server is in the hands of the service of this moment, not of one that is ending it."""
+    found = holder(home, EMBEDDED_SERVER)
+    return found is not None and found.pid == running_services(home.run).get(POSTGRES)
 
 
 def _accepts(server: EmbeddedPostgres) -> bool:

@@ -109,8 +109,14 @@ class HomeLock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        os.ftruncate(self._descriptor, 0)
-        os.close(self._descriptor)
+        self.release()
+
+    def release(self) -> None:
+        """Let go of the lock; once more does nothing."""
+        if self._descriptor >= 0:
+            os.ftruncate(self._descriptor, 0)
+            os.close(self._descriptor)
+            self._descriptor = -1
 
     def _in_use(self, found: Holder) -> HomeInUse:
         return HomeInUse(

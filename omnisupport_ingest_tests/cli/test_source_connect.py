@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from omnisupport_ingest.cli.postgres import SERVICE
 from omnisupport_ingest.cli.source_connect import shown_dsn
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.runtime.home_lock import EMBEDDED_SERVER, HomeLock, holder
@@ -76,9 +77,20 @@ def test_where_no_server_runs_the_way_to_start_it_is_named(home: Home) -> None:
     assert "omnisupport-ingest up" in done.stderr
 
 
+def until_kept(home: Home, process: subprocess.Popen[str]) -> None:
+    """Wait until the server of ``home`` runs and is kept by ``process``."""
+    give_up = time.monotonic() + 60
+    while (found := holder(home, EMBEDDED_SERVER)) is None or not (
+        found.pid == process.pid and EmbeddedPostgres(home.postgres).running
+    ):
+        assert process.poll() is None, "the command ended before its server ran"
+        assert time.monotonic() < give_up, "the server did not run within 60 s"
+        time.sleep(0.05)
+
+
 @contextmanager
-def running(home: Home, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """``postgres`` of ``home`` in a process of its own, once its server answers."""
+def keeping(home: Home, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """``postgres`` of ``home`` in a process of its own."""
     process = subprocess.Popen(
         [sys.executable, "-m", "omnisupport_ingest.cli.main", "postgres", *arguments],
         env=bank.environment({"OMNISUPPORT_HOME": str(home.path)}),
@@ -86,11 +98,6 @@ def running(home: Home, *arguments: str) -> Iterator[subprocess.Popen[str]]:
         stderr=subprocess.PIPE,
     )
     try:
-        give_up = time.monotonic() + 60
-        while holder(home, EMBEDDED_SERVER) is None or not EmbeddedPostgres(home.postgres).running:
-            assert process.poll() is None, "the command ended before its server ran"
-            assert time.monotonic() < give_up, "the server did not run within 60 s"
-            time.sleep(0.05)
         yield process
     finally:
         process.kill()
@@ -111,7 +118,8 @@ def test_postgres_on_a_home_in_use_refuses_at_once_and_names_user_and_client(hom
 def test_a_second_postgres_ends_nothing_of_the_first_and_a_client_is_let_in(home: Home) -> None:
     server = EmbeddedPostgres(home.postgres)
     try:
-        with running(home) as first:
+        with keeping(home) as first:
+            until_kept(home, first)
             pid = server.pid
             second = ours(home, "postgres")
             assert second.returncode == 6
@@ -125,10 +133,28 @@ def test_a_second_postgres_ends_nothing_of_the_first_and_a_client_is_let_in(home
             assert first.wait(60) == 0
             assert not server.running
         server.start()
-        with running(home) as third:
+        with keeping(home) as third:
+            until_kept(home, third)
             # It has found it running.
             third.send_signal(signal.SIGINT)
             assert third.wait(60) == 0
             assert server.running
+    finally:
+        server.destroy()
+
+
+def test_a_service_waits_for_the_one_before_it_that_may_be_ending_the_server(home: Home) -> None:
+    server = EmbeddedPostgres(home.postgres)
+    try:
+        before = HomeLock(home, SERVICE, EMBEDDED_SERVER)
+        with HomeLock(home, "up"), before, keeping(home, "--service") as service:
+            time.sleep(3)
+            assert service.poll() is None
+            assert not server.running
+            before.release()
+            until_kept(home, service)
+            service.send_signal(signal.SIGTERM)
+            assert service.wait(60) == 0
+            assert not server.running
     finally:
         server.destroy()

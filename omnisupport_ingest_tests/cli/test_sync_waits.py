@@ -76,10 +76,10 @@ def test_what_has_landed_is_in_the_lake_while_verify_waits_and_ctrl_c_leaves_no_
                 "a wait for transactions to be told on standard error",
                 300,
             )
+            assert bank.rows_of_lake(tmp_path / "home", "pgbench_branches") == expected
             (line,) = [each for each in told.read_text().splitlines() if "waits for transactions" in each]
             assert f"of process {connection.info.backend_pid}, postgres in database beside, for " in line
             assert "prepared as 'order 17' by postgres in database beside, for " in line
-            assert bank.rows_of_lake(tmp_path / "home", "pgbench_branches") == expected
             process.send_signal(signal.SIGINT)
             assert process.wait(60) == 130
         finally:
