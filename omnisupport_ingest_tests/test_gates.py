@@ -96,7 +96,6 @@ WITHOUT_GATE: dict[tuple[str, str], str] = {
     ("runtime/rotating_log.py", "RotatingLog._open"): "logs",
     ("runtime/guard.py", "PidFile.write"): _RUN_FILE,
     ("runtime/guard.py", "PidFile.remove"): _RUN_FILE,
-    ("runtime/home_lock.py", "holder"): _LOCK,
     ("runtime/home_lock.py", "HomeLock.__enter__"): _LOCK,
     ("runtime/home_lock.py", "HomeLock.release"): _LOCK,
     ("runtime/java.py", "_shim"): "a script made again wherever its content is not as it should be",
