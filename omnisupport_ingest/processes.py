@@ -21,6 +21,11 @@ _BOOT_ID = _PROC / "sys/kernel/random/boot_id"
 _STATE, _START_TICKS = 0, 19
 """Fields 3 and 22 of ``/proc/<pid>/stat`` (Linux ``proc(5)``), counted from after the command's name."""
 
+_LARGEST = (1 << 31) - 1
+"""Beyond it no process has a number; below 1, ``kill`` means many of them."""
+
+_LONGEST_TEXT = 200
+
 _GONE = frozenset("ZXx")
 """States of a process that has ended and was not yet asked for."""
 
@@ -46,6 +51,8 @@ class ProcessIdentity:
 
         Of a process that may not be looked at, the number alone is known.
         """
+        if not 1 <= pid <= _LARGEST:
+            return None
         try:
             return cls(pid, *_start_of(pid))
         except _NoProcess:
@@ -64,7 +71,7 @@ class ProcessIdentity:
     def parse(cls, text: str) -> Self | None:
         """Read what ``text`` wrote, or a bare process id of an earlier version; None if it is neither."""
         pid, *rest = text.strip().split(".")
-        if not pid.isascii() or not pid.isdigit() or len(rest) not in (0, 2):
+        if not pid.isascii() or not pid.isdigit() or len(rest) not in (0, 2) or len(text) > _LONGEST_TEXT:
             return None
         if not rest:
             return cls(int(pid))

@@ -30,8 +30,11 @@ from omnisupport_ingest.contracts.names import lake_name
 from omnisupport_ingest.durable import create_exclusively, replace
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.foreign import Unreadable
 from omnisupport_ingest.home import Home, HomeMismatch
+from omnisupport_ingest.json_values import FieldProblem, read_note
 from omnisupport_ingest.settings import PREFIX, Settings
+from omnisupport_ingest.windows import WindowSize, WindowSizeRefused
 
 PACKAGED = "packaged"
 """Recorded in place of a path: what comes with the program."""
@@ -54,6 +57,23 @@ class InForce:
     source: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """What the file holds. Paths are relative to the home, absolute, or ``PACKAGED``."""
+
+    contracts: str
+    decision_table: str
+    tables: tuple[str, ...]
+    source: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Marker:
+    """The part of ``home.json`` that settings take over."""
+
+    window: str
+
+
 def settings_of_home(settings: Settings) -> Settings:
     """``settings`` with what the home fixes where nothing else was asked for: window size and source.
 
@@ -63,8 +83,9 @@ def settings_of_home(settings: Settings) -> Settings:
     found: dict[str, Any] = {}
     home = _home_of(settings)
     if "window" not in settings.model_fields_set:
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            found["window"] = json.loads((home / "home.json").read_text())["window"]
+        # Who opens the home says what is wrong with it, and not with a setting that nobody made.
+        with suppress(OSError, Unreadable, WindowSizeRefused):
+            found["window"] = str(WindowSize.parse(read_note(_Marker, home / "home.json").window))
     if "source" not in settings.model_fields_set:
         found["source"] = _source_of(settings, home)
     return Settings.model_validate({**settings.model_dump(exclude_unset=True), **found})
@@ -188,24 +209,23 @@ def _recorded(path: Path, packaged: Path, home: Path) -> str:
 def _read(home: Path) -> InForce | None:
     file = home / RECORD
     try:
-        record = json.loads(file.read_text())
-        tables, source = frozenset(record["tables"]), record.get("source")
-        if not tables or not isinstance(source, str | None):
-            raise ValueError("it names no table, or its source is no text")
-        return InForce(
-            _from_record(record["contracts"], _CONTRACTS, home),
-            _from_record(record["decision_table"], _DECISIONS, home),
-            tables,
-            source,
-        )
+        record = read_note(_Record, file)
+        if not record.tables:
+            raise FieldProblem("tables", "names no table")
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, Unreadable) as error:
         raise HomeMismatch(
-            f"{file} cannot be read: {type(error).__name__}: {error}.",
+            f"{file} cannot be read: {error}.",
             fix="Restore it from a backup. Or remove it, and open the home once in the folder of its "
             "contracts: omnisupport-ingest up",
         ) from error
+    return InForce(
+        _from_record(record.contracts, _CONTRACTS, home),
+        _from_record(record.decision_table, _DECISIONS, home),
+        frozenset(record.tables),
+        record.source,
+    )
 
 
 def _from_record(text: str, packaged: str, home: Path) -> Path:
