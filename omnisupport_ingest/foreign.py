@@ -73,6 +73,11 @@ def open_file(path: Path) -> int:
     raise Unreadable("it is a folder" if stat.S_ISDIR(mode) else "it is no regular file")
 
 
+def require_file(path: Path) -> None:
+    """Return if ``path`` is a regular file, for a library that opens it; errors as of ``read_file``."""
+    os.close(open_file(path))
+
+
 def parse_json(content: bytes | str) -> Any:
     """The JSON document in ``content``, UTF-8, that a person or a program wrote.
 

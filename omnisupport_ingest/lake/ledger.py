@@ -22,6 +22,7 @@ from deltalake import DeltaTable
 from omnisupport_ingest.durable import create_exclusively, sync_file, sync_folder
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.foreign import Unreadable, require_file
 from omnisupport_ingest.lake.commit import add_data, commit_actions, until_first
 from omnisupport_ingest.lake.layout import WHOLE_TABLE, StagedFile
 from omnisupport_ingest.lake.schema import arrow_schema, open_with_schema
@@ -129,11 +130,12 @@ class Ledger:
 @lru_cache(maxsize=_FILES_KEPT)
 def _read(path: Path, schema: pa.Schema) -> pa.Table:
     try:
+        require_file(path)
         # Columns that an older program did not know are NULL.
         return pq.read_table(path, schema=schema, partitioning=None)
     except PermissionError:
         raise
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, Unreadable, pa.ArrowException) as error:
         raise LedgerUnreadable(
             f"{path} holds decisions of people and cannot be read: {type(error).__name__}.",
             fix="Restore the file from a backup of the lake: nothing else knows what it said.",

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from omnisupport_ingest.durable import create_exclusively
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import gate
-from omnisupport_ingest.foreign import parse_json
+from omnisupport_ingest.foreign import parse_json, require_file
 from omnisupport_ingest.json_values import from_note
 from omnisupport_ingest.lake.checkpoint import Checkpoint
 
@@ -155,6 +155,7 @@ def read_state(path: Path) -> WindowState:
 @lru_cache(maxsize=_STATES_KEPT)
 def _read(path: Path, _changed: int, _size: int) -> WindowState:
     try:
+        require_file(path)
         metadata = pq.read_metadata(path).metadata or {}
         return WindowState.from_text(metadata[FOOTER_KEY].decode())
     except _Newer as newer:

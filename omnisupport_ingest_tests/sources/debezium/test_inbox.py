@@ -6,13 +6,15 @@ import json
 import os
 import stat
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from omnisupport_ingest.landing.errors import LandingFailed
-from omnisupport_ingest.sources.debezium.inbox import Inbox
+from omnisupport_ingest.sources.debezium.inbox import Inbox, NotTaken
 from omnisupport_ingest.sources.debezium.land import FileLanding
+from omnisupport_ingest_tests.foreign_bytes import IN_THE_PLACE, in_time
 from omnisupport_ingest_tests.sources.debezium.recorded import SOURCE, Recorder
 from omnisupport_ingest_tests.sources.debezium.told import customer, envelope
 
@@ -108,3 +110,84 @@ def test_what_is_not_the_files_fault_leaves_it_where_it_is(inbox: Inbox, recorde
     assert path.exists()
     (taken,) = inbox.look()
     assert taken.landing is not None
+
+
+def test_a_file_that_can_never_be_taken_keeps_no_other_from_being_taken_at_any_look(
+    inbox: Inbox, recorder: Recorder
+) -> None:
+    first = put(inbox, "a.jsonl", envelope("c", customer(1)))
+
+    def poisoned(path: Path, source: str) -> FileLanding:
+        if path == first:
+            raise RecursionError("maximum recursion depth exceeded, secret-value")
+        return recorder.land(path)
+
+    watched = Inbox(inbox.root, poisoned)
+    for number in (2, 3):
+        put(inbox, f"b{number}.jsonl", envelope("c", customer(number), lsn=1000 + number))
+        time.sleep(0.3)
+        with pytest.raises(NotTaken, match=r"a\.jsonl could not be taken: unexpected Rec") as failed:
+            list(watched.look())
+        assert "secret-value" not in str(failed.value)
+        assert first.exists()
+        assert (inbox.root / SOURCE / "landed" / f"b{number}.jsonl").exists()
+    assert len(recorder.inlet.store.batch_ids()) == 2
+
+
+def test_a_folder_that_cannot_be_listed_keeps_no_other_from_being_taken(
+    inbox: Inbox, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(inbox, "one.jsonl", envelope("c", customer(1)))
+    locked = inbox.root / "another"
+    locked.mkdir()
+    listed = Path.iterdir
+
+    def refusing(folder: Path) -> Iterator[Path]:
+        if folder == locked:
+            raise PermissionError(13, "Permission denied", str(folder))
+        return listed(folder)
+
+    monkeypatch.setattr(Path, "iterdir", refusing)
+    with pytest.raises(PermissionError):
+        list(inbox.look())
+    assert len(recorder.inlet.store.batch_ids()) == 1
+
+
+@pytest.mark.parametrize("what", IN_THE_PLACE)
+def test_whatever_stands_in_the_folder_the_next_file_is_taken(
+    inbox: Inbox, recorder: Recorder, what: str
+) -> None:
+    put(inbox, "b.jsonl", envelope("c", customer(1)))
+    IN_THE_PLACE[what](inbox.root / SOURCE / "a.jsonl")
+    time.sleep(0.3)
+    with in_time():
+        list(inbox.look())
+        time.sleep(0.3)
+        list(inbox.look())
+    assert (inbox.root / SOURCE / "landed" / "b.jsonl").exists()
+    assert len(recorder.inlet.store.batch_ids()) in (1, 2)
+
+
+def test_a_name_that_is_not_utf_8_is_refused_by_name(inbox: Inbox) -> None:
+    good = put(inbox, "z.jsonl", envelope("c", customer(1)))
+    odd = put(inbox, os.fsdecode(b"day-\xff.jsonl"), envelope("c", customer(2), lsn=1001))
+    refused, taken = inbox.look()
+    assert taken.landing is not None and not good.exists()
+    assert refused.refused is not None and "day-\\xff.jsonl" in refused.refused.problem
+    assert refused.path == odd.parent / "refused" / odd.name
+    refused.path.with_name(f"{odd.name}.reason.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"[" * 100_000 + b"]" * 100_000, b"9" * 5000, b'{"a": "\\ud800"}', b"\xff\xfe", b"\0" * 5000],
+    ids=["nesting", "number", "half a pair", "no UTF-8", "zeros"],
+)
+def test_poison_is_refused_with_its_reason_and_the_next_file_is_taken(inbox: Inbox, content: bytes) -> None:
+    put(inbox, "a.jsonl").write_bytes(content)
+    put(inbox, "b.jsonl", envelope("c", customer(1)))
+    os.utime(inbox.root / SOURCE / "a.jsonl", (1, 1))
+    with in_time():
+        refused, taken = inbox.look()
+    assert taken.landing is not None
+    assert "a.jsonl, line 1: " in refused.path.with_name("a.jsonl.reason.txt").read_text()
