@@ -1,8 +1,8 @@
 """What is in force for a home: its contracts, its decision table and the name of its source.
 
-A home records them in ``in_force.json`` when it is first opened for writing. From then on they count
-wherever a command is started: the working directory decides for a home without a record alone. Other
-contracts or another decision table are refused until `contracts use` names them.
+A home records them in ``in_force.json`` when it is opened for writing. Once anything lands they count
+wherever a command is started: the working directory decides for a home that holds nothing, or that has
+no record yet, alone. Other contracts or another decision table are refused until `contracts use` names them.
 
 A path is recorded relative to the home where both are in one project folder, so that the folder can be
 moved. What comes with the program is recorded as such: it has another path in every installation.
@@ -27,7 +27,7 @@ from omnisupport_ingest.contracts.documents import program_file
 from omnisupport_ingest.contracts.load import default_contracts_dir, load_contracts
 from omnisupport_ingest.contracts.model import Contracts
 from omnisupport_ingest.contracts.names import lake_name
-from omnisupport_ingest.durable import create_exclusively, replace
+from omnisupport_ingest.durable import replace
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.foreign import Unreadable
@@ -92,8 +92,8 @@ def settings_of_home(settings: Settings) -> Settings:
 
 
 def recorded(settings: Settings) -> InForce | None:
-    """What the home of ``settings`` records, None if that is nothing yet; ``HomeMismatch`` if unreadable."""
-    return _read(_home_of(settings))
+    """What binds the home of ``settings``, None if that is nothing yet; ``HomeMismatch`` if unreadable."""
+    return _binding(_home_of(settings))
 
 
 def in_force(settings: Settings) -> InForce:
@@ -102,7 +102,7 @@ def in_force(settings: Settings) -> InForce:
     ``HomeMismatch`` if a setting names other contracts or another decision table than the home has.
     """
     home = _home_of(settings)
-    record = _read(home)
+    record = _binding(home)
     if record is None:
         return InForce(
             _absolute(settings.contracts_dir or default_contracts_dir()),
@@ -151,18 +151,18 @@ def decisions_in_force(settings: Settings) -> DecisionTable:
 
 
 def record_in_force(settings: Settings, home: Home) -> None:
-    """Record what is in force, if ``home`` does not say so yet; the same home may be opened twice at once.
+    """Record what is in force, unless a record binds ``home`` already.
 
     A home that gets a configured source adds the name of that.
     """
     source = settings.source if settings.source_dsn is not None else None
-    there = _read(home.path)
+    there = _binding(home.path)
     if there is None:
         chosen = in_force(settings)
         made = with_other(chosen, tables=_tables(load_contracts(chosen.contracts)), source=source)
         load_decision_table(made.decision_table)
-        with gate("home.in_force"):
-            create_exclusively(home.path / RECORD, _document(made, home.path))
+        if _read(home.path) != made:
+            _write(made, home)
     elif there.source is None and source is not None:
         _write(with_other(there, source=source), home)
 
@@ -204,6 +204,12 @@ def _recorded(path: Path, packaged: Path, home: Path) -> str:
     if path.is_relative_to(home.parent) and not path.resolve().is_relative_to(package):
         return os.path.relpath(path, home)
     return PACKAGED if _same(path, packaged) else str(path)
+
+
+def _binding(home: Path) -> InForce | None:
+    """The record of a home that holds anything: an epoch begins before the first batch lands."""
+    record = _read(home)
+    return record if any((home / "landing").glob("*/epochs/*.json")) else None
 
 
 def _read(home: Path) -> InForce | None:
@@ -252,11 +258,11 @@ def _tables(contracts: Contracts) -> frozenset[str]:
 
 def _source_of(settings: Settings, home: Path) -> str:
     try:
-        record = _read(home)
+        record, bound = _read(home), _binding(home)
     except IngestError:
         return settings.source
-    if record is not None and record.source is not None:
-        return record.source
+    if bound is not None and bound.source is not None:
+        return bound.source
     made_before = record is None and (home / "home.json").exists()
     if settings.source_dsn is None or made_before:
         return settings.source

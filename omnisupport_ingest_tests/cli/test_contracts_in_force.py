@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from omnisupport_ingest.contracts.decision_table import default_decision_table
 from omnisupport_ingest.contracts.documents import program_file
 from omnisupport_ingest.contracts.in_force import settings_of_home
 from omnisupport_ingest.home import Home
+from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.windows import WindowSize
 from omnisupport_ingest_tests.cli.command import command
@@ -35,6 +37,15 @@ def project(folder: Path, *tables: str) -> Path:
     return folder
 
 
+def opened_for_writing() -> bool:
+    """Whether the home was opened for writing; an epoch has begun in it then, as before anything lands."""
+    done = command(*WRITE)
+    store = LandingStore(Path(os.environ["OMNISUPPORT_HOME"]) / "landing", "support_desk")
+    if store.current_epoch() is None:
+        store.begin_epoch("first", None)
+    return done.code == 0
+
+
 def work_in(folder: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     monkeypatch.setenv("OMNISUPPORT_HOME", str(home))
@@ -47,7 +58,7 @@ def ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.delenv(f"OMNISUPPORT_{name}", raising=False)
     folder = project(tmp_path / "ours", "tickets", "customers", "agents")
     work_in(folder, folder / ".omnisupport", monkeypatch)
-    assert command(*WRITE).code == 0
+    assert opened_for_writing()
     return folder
 
 
@@ -150,7 +161,7 @@ def test_a_home_from_before_takes_its_contracts_at_the_next_opening_for_writing(
     command("status")
     assert not record.exists(), "a look decided what is in force"
     work_in(ours, ours / ".omnisupport", monkeypatch)
-    assert command(*WRITE).code == 0
+    assert opened_for_writing()
     assert json.loads(record.read_text())["contracts"] == "../contracts/data"
 
 
@@ -159,7 +170,7 @@ def test_contracts_that_come_with_the_program_are_recorded_as_such(
 ) -> None:
     """So a home outlives the folder that the program is installed in."""
     work_in(tmp_path, tmp_path / "home", monkeypatch)
-    assert command(*WRITE).code == 0
+    assert opened_for_writing()
     record = json.loads((tmp_path / "home" / "in_force.json").read_text())
     assert record["contracts"] == record["decision_table"] == "packaged"
     mine = project(tmp_path / "mine", "tickets")
@@ -209,7 +220,7 @@ def test_a_home_keeps_the_name_of_its_source(tmp_path: Path, monkeypatch: pytest
     """When the database is renamed, and for a look without the connection string."""
     work_in(tmp_path, tmp_path / "home", monkeypatch)
     monkeypatch.setenv("OMNISUPPORT_SOURCE_DSN", "host=127.0.0.1 port=9 dbname=shop")
-    assert command(*WRITE).code == 0
+    assert opened_for_writing()
     monkeypatch.setenv("OMNISUPPORT_SOURCE_DSN", "host=127.0.0.1 port=9 dbname=renamed")
     assert open_settings().source == "shop"
     monkeypatch.delenv("OMNISUPPORT_SOURCE_DSN")
@@ -223,7 +234,7 @@ def test_a_home_from_before_keeps_the_name_that_every_source_had(
     work_in(tmp_path, tmp_path / "home", monkeypatch)
     monkeypatch.setenv("OMNISUPPORT_SOURCE_DSN", "host=127.0.0.1 port=9 dbname=shop")
     assert open_settings().source == "support_desk"
-    assert command(*WRITE).code == 0
+    assert opened_for_writing()
     assert open_settings().source == "support_desk"
 
 
@@ -231,9 +242,27 @@ def test_a_home_of_the_demo_gets_a_source_of_another_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     work_in(tmp_path, tmp_path / "home", monkeypatch)
-    assert command(*WRITE).code == 0
+    assert opened_for_writing()
     assert open_settings().source == "support_desk"
     monkeypatch.setenv("OMNISUPPORT_SOURCE_DSN", "host=127.0.0.1 port=9 dbname=shop")
-    assert command(*WRITE).code == 0
+    assert opened_for_writing()
     monkeypatch.delenv("OMNISUPPORT_SOURCE_DSN")
+    assert open_settings().source == "shop"
+
+
+def test_a_home_that_holds_nothing_binds_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A first try with the wrong contracts, or before there are any, leaves nothing to undo."""
+    work_in(tmp_path, tmp_path / "home", monkeypatch)
+    assert command(*WRITE).code == 0
+    mine = project(tmp_path / "mine", "tickets")
+    monkeypatch.chdir(mine)
+    assert json.loads(command("status", "--json").out)["in_force"]["tables"] == 1
+    monkeypatch.setenv("OMNISUPPORT_SOURCE_DSN", "host=127.0.0.1 port=9 dbname=shop")
+    assert open_settings().source == "shop"
+    assert opened_for_writing()
+    monkeypatch.delenv("OMNISUPPORT_SOURCE_DSN")
+    monkeypatch.chdir(tmp_path)
+    assert json.loads(command("status", "--json").out)["in_force"]["contracts"] == str(
+        mine / "contracts" / "data"
+    )
     assert open_settings().source == "shop"
