@@ -64,8 +64,10 @@ def freshness(
 
 def _before(batch: Manifest) -> datetime:
     """Up to when a table that lacks ``batch`` is complete at least."""
-    mark = batch.arrival.watermark_before
-    return batch.arrival.landed_at if batch.stream is None or mark is None else mark
+    if batch.stream is None:
+        return batch.arrival.landed_at
+    # The first batch of all found no watermark.
+    return batch.arrival.watermark_before or batch.stream.first_commit_ts or batch.arrival.landed_at
 
 
 class _Shown:
