@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+# Looked up when a host is named; the other user may not be able to read the modules of this Python.
+import encodings.idna  # noqa: F401
 import json
 import os
 import tempfile
