@@ -76,6 +76,7 @@ WITHOUT_GATE: dict[tuple[str, str], str] = {
     ("lake/ledger.py", "Ledger._write"): _MEMORY,
     ("lake/sweep.py", "_remove_if_old"): _FOLDER,
     ("runtime/connect_address.py", "ConnectAddress.forget"): _RUN_FILE,
+    ("runtime/connect_server.py", "serve"): _RUN_FILE,
     ("runtime/dagster_services.py", "start_dagster_without_ui"): _SCRATCH,
     ("runtime/private_folders.py", "socket_folder"): _RUN_FILE,
     ("runtime/private_folders.py", "remove_socket_folder"): _RUN_FILE,

@@ -37,8 +37,7 @@ from omnisupport_ingest.runtime.private_folders import Scratch, socket_folder
 from omnisupport_ingest.runtime.spark import spark_conf, workers_environment
 from omnisupport_ingest.settings import PREFIX, Settings
 
-SOCKET = "spark-connect.sock"
-
+_SOCKET = "spark-connect-{}.sock"
 _SERVER_CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
 _POLL_SECONDS = 0.2
 _CHUNK = 256 * 1024
@@ -104,6 +103,11 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 async def serve(settings: Settings, home: Home, scratch: Scratch) -> int:
     """Start the server, take clients to it until it ends; returns its exit code as a shell does."""
     ConnectAddress.forget(home.run)
+    folder = socket_folder(home.run)
+    for left in folder.glob(_SOCKET.format("*")):
+        left.unlink()
+    # A fresh name, too: a client of the server before finds nothing, and does not come with an old token.
+    path = folder / _SOCKET.format(secrets.token_hex(3))
     token, port = secrets.token_urlsafe(24), free_port()
     backend = Backend(_start(settings, home, scratch, token, port), port)
     loop = asyncio.get_running_loop()
@@ -114,7 +118,6 @@ async def serve(settings: Settings, home: Home, scratch: Scratch) -> int:
             if backend.process.poll() is not None:
                 return _exit_code(backend.process)
             await asyncio.sleep(_POLL_SECONDS)
-        path = socket_folder(home.run) / SOCKET
         listening = await asyncio.start_unix_server(
             lambda reader, writer: hand_on(backend, reader, writer), path, limit=_CHUNK
         )
@@ -126,6 +129,7 @@ async def serve(settings: Settings, home: Home, scratch: Scratch) -> int:
     finally:
         ConnectAddress.forget(home.run)
         backend.process.kill()
+        path.unlink(missing_ok=True)
 
 
 def _start(

@@ -18,7 +18,7 @@ from pathlib import Path
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.settings import Settings
 
-_LONGEST_FOLDER = 78
+_LONGEST_FOLDER = 76
 """Bytes of a folder's path that leave room for the name of a socket: 104 in all on macOS, 108 on Linux."""
 
 _LINK = "sockets"

@@ -22,6 +22,7 @@ from omnisupport_ingest.home import Home
 from omnisupport_ingest.runtime.dagster_services import CODE_SERVER, DAEMON, start_dagster_without_ui
 from omnisupport_ingest.runtime.environment import settings_environment
 from omnisupport_ingest.runtime.ports import LOOPBACK
+from omnisupport_ingest.runtime.running import running_services
 from omnisupport_ingest.runtime.spark_connect import NAME, start_spark_connect
 from omnisupport_ingest.runtime.supervisor import Supervisor
 from omnisupport_ingest.settings import Settings
@@ -58,7 +59,7 @@ class Platform:
 
     def processes(self, name: str) -> list[psutil.Process]:
         """The service ``name`` and everything below it."""
-        service = psutil.Process(int((self.home.run / f"{name}.pid").read_text()))
+        service = psutil.Process(running_services(self.home.run)[name])
         return [service, *service.children(recursive=True)]
 
     def ports(self, name: str) -> set[int]:
