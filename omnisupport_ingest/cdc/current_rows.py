@@ -224,7 +224,7 @@ class _Lives:
         cells = {
             name: cell
             for name, cell in folded.cells(members, begins).items()
-            if doubted is None or cell.position > doubted
+            if doubted is None or cell.position >= doubted
         }
         self.kind.append(kind)
         self.base.append(members[0])
@@ -232,9 +232,7 @@ class _Lives:
         self.lives.append(life)
         self.ending.append(ending)
         self._add_cells(cells, members[0])
-        # A life that has ended for certain leaves no doubt to the next one.
-        settled = latest(life.settled, begins)
-        if ending is None and doubted is not None and (settled is None or doubted >= settled):
+        if ending is None and doubted is not None and _in_doubt(life, begins, doubted):
             self.unresolved[-1].append(EXISTENCE)
         self._add_origin(life, begins, doubted)
 
@@ -262,6 +260,16 @@ class _Lives:
             old_key = life.start.moved_from if life.start is not None else None
             self.from_key.append(old_key)
             self.from_at.append(None if old_key is None else just_below(start))
+
+
+def _in_doubt(life: Life, begins: Position | None, doubted: Position) -> bool:
+    """Whether the row may be gone, for the delete in quarantine at ``doubted``."""
+    if life.vouching is not None and life.vouching.vouched == doubted:
+        # An accepted event of that position: it comes after the delete (``event_fold.ORDER``).
+        return False
+    # A life that has ended for certain leaves no doubt to the next one.
+    settled = latest(life.settled, begins)
+    return settled is None or doubted >= settled
 
 
 def _doubted(life: Life, doubts: list[Position], ending: Ending | None) -> Position | None:

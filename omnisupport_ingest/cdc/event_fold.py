@@ -67,8 +67,8 @@ class Cells:
 def fold_groups(batches: Iterable[pa.RecordBatch], shape: Shape) -> Iterator[pa.RecordBatch]:
     """Fold the events in ``batches``; one row per window and key, and per life that a key change ended.
 
-    In: the columns that ``fold.fold_events`` selects. Out: the columns of ``folded.folded_type``,
-    the contract's as text, without the row hash.
+    In: the columns that ``fold.to_fold`` gives, holes that an accepted event voids left out. Out: the
+    columns of ``folded.folded_type``, the contract's as text, without the row hash.
     """
     table = columnar.whole(batches)
     if table is None:
@@ -125,8 +125,8 @@ class Events:
         """By what events of one position are ordered: by operation, then content, last by who brought it."""
         table = self._table
         return (
-            not self.hole[row],
             ORDER.get(self.op[row], len(ORDER)),
+            not self.hole[row],
             self.at[row],
             self.after(row) or "",
             table["batch_id"][row].as_py(),
@@ -158,7 +158,7 @@ def _keyed(events: Events, window: str, key: str, members: Sequence[int], rows: 
             # Where the image is complete, nothing will ever be taken from the old key.
             if events.op[row] == LEFT and not _complete(events, row, shape):
                 ends.add(just_below(events.position[row]))
-        members = _once(events, [row for row in members if events.op[row] != LEFT])
+        members = [row for row in members if events.op[row] != LEFT]
     if members:
         rows.add(window, KEY, key, None, *_fold(events, members, shape))
     for end in sorted(ends):
@@ -168,14 +168,6 @@ def _keyed(events: Events, window: str, key: str, members: Sequence[int], rows: 
         else:
             # It stands all the same, so that it does not depend on what arrived first.
             rows.add(window, ENDED, key, end, None, Cells({}, (), shape.plain))
-
-
-def _once(events: Events, members: Sequence[int]) -> list[int]:
-    """``members`` without the holes whose position an accepted event has: it voids them."""
-    if not any(events.hole[row] for row in members):
-        return list(members)
-    accepted = {events.position[row] for row in members if not events.hole[row]}
-    return [row for row in members if not events.hole[row] or events.position[row] not in accepted]
 
 
 def _complete(events: Events, row: int, shape: Shape) -> bool:

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.cdc.current_rows import EXISTENCE
-from omnisupport_ingest.cdc.event_fold import ENDED, KEY, LEFT, Events, Shape, key_columns
+from omnisupport_ingest.cdc.event_fold import ENDED, KEY, LEFT, ORDER, Events, Shape, key_columns
 from omnisupport_ingest.cdc.life import Micros, Position, just_below
 from omnisupport_ingest.key_range import KeyRange
 
@@ -151,7 +151,7 @@ class _Walk:
             self.rows.add(self.key, self.standing, None)
 
     def _once(self, members: Sequence[int]) -> list[int]:
-        """The events of this key: an accepted one once, and no hole at its position, which it voids."""
+        """The events of this key: an accepted one once, and no hole at its position that it comes after."""
         events = self.events
         accepted: dict[tuple[Position, str], int] = {}
         holes = []
@@ -163,8 +163,11 @@ class _Walk:
                 holes.append(row)
             elif place not in accepted or events.rank(row) > events.rank(accepted[place]):
                 accepted[place] = row
-        voided = {position for position, _ in accepted}
-        return [*accepted.values(), *(row for row in holes if events.position[row] not in voided)]
+        highest: dict[Position, int] = {}
+        for position, op in accepted:
+            highest[position] = max(ORDER[op], highest.get(position, 0))
+        standing = (row for row in holes if ORDER[events.op[row]] > highest.get(events.position[row], -1))
+        return [*accepted.values(), *standing]
 
     def _order(self, row: int) -> int:
         op = self.events.op[row]

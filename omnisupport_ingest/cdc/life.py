@@ -147,13 +147,14 @@ def _start(part: Part) -> tuple[Position | None, str]:
 def deletes_that_matter(alive: Position | None, deletes: Iterable[Ending]) -> list[Ending]:
     """The last delete below the latest living event, and all above it, in order.
 
-    Deletes below that one cannot matter any more: life starts and living events only move up.
+    Deletes below that one cannot matter any more: life starts and living events only move up. One at the
+    position of the living event is below it (``event_fold.ORDER``).
     """
     ordered = sorted(deletes)
     if alive is None or not ordered:
         return ordered
     above = [each for each in ordered if each.position > alive]
-    below = [each for each in ordered if each.position < alive]
+    below = [each for each in ordered if each.position <= alive]
     return below[-1:] + above
 
 
@@ -161,7 +162,7 @@ def life_begins(alive: Position | None, start: Position | None, endings: Sequenc
     """The later of the life's start and the last ending below ``alive``; null if there is neither."""
     if alive is None or not endings:
         return start
-    last = max((each.position for each in endings if each.position < alive), default=None)
+    last = max((each.position for each in endings if each.position <= alive), default=None)
     return latest(start, last)
 
 

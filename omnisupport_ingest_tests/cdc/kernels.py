@@ -171,7 +171,7 @@ def states(rows: Rows, table: Table) -> dict[Key, State]:
 def expected(rows: Mapping[Key, Row], events: Iterable[Event]) -> dict[Key, State]:
     """The same as the oracle has it."""
     times, ops = {}, {}
-    for event in sorted(events, key=lambda each: (not each.quarantined, "dcru".find(each.op))):
+    for event in sorted(events, key=lambda each: ("dcru".find(each.op), not each.quarantined)):
         times[event.at] = event.source_ts
         ops[event.at, event.key] = event.op
     return {
