@@ -1,7 +1,8 @@
 """Event-time windows: which one an event belongs to, and how windows join into ranges.
 
 A window is a function of the event's commit time, never of its arrival, so a redelivered event
-falls where it fell before. Times are UTC throughout; datetimes are timezone-aware.
+falls where it fell before. (What tells a position again with another commit time is brought there by
+``landing/first_windows.py``.) Times are UTC throughout; datetimes are timezone-aware.
 """
 
 from __future__ import annotations

@@ -24,7 +24,8 @@ Version 2 added ``arrival.newest_epoch_before``, version 3 ``file.order`` and
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """One data file of a batch; all its events belong to one window.
+    """One data file of a batch; all its events belong to one window, which ``window`` says for good: that of
+    their commit time, but for events whose position had landed in another one (``first_windows``).
 
     ``path`` is relative to the source's landing folder. ``first`` and ``last`` are the lowest and
     highest position in it; ``ordered`` says that positions rise strictly from row to row, so they

@@ -136,7 +136,7 @@ def test_both_are_in_quarantine_and_the_check_is_red_after_a_rebuild_too(
         found = quarantined(workspace, SOURCE, ReviewLedger.open(workspace, SOURCE))
         assert not checks.no_collisions(workspace, SOURCE).passed
         assert checks.counts_add_up(workspace, SOURCE).passed
-        return [(each.window, each.reason, each.source_ts.hour, each.state) for each in found]
+        return sorted((each.window, each.reason, each.source_ts.hour, each.state) for each in found)
 
     expected = [(FIRST, "collision", 16, "open"), (FIRST, "collision", 17, "open")]
     assert told() == expected
