@@ -21,7 +21,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omnisupport_ingest.cdc import columnar
-from omnisupport_ingest.cdc.judging import ADDED, Law, judge_batches
+from omnisupport_ingest.cdc.erasing import ERASED, Erasures, Span, key_hash
+from omnisupport_ingest.cdc.judging import ADDED, Law, judge_and_erase, judge_batches
 from omnisupport_ingest.contracts.decision_table import (
     JUDGED,
     SCENARIOS,
@@ -36,7 +37,7 @@ from omnisupport_ingest_tests.cdc.kernels import key_text
 from omnisupport_ingest_tests.oracle import judging as oracle
 from omnisupport_ingest_tests.oracle.histories import SHAPE, collided, soup
 from omnisupport_ingest_tests.oracle.judging import ACCEPTED, DUPLICATE, OUT_OF_RANGE, Arrival, Delivery
-from omnisupport_ingest_tests.oracle.model import Event, Image, Key
+from omnisupport_ingest_tests.oracle.model import Event, Image, Key, Position
 
 HOUR = timedelta(hours=1)
 LIMIT = 8
@@ -60,7 +61,7 @@ randoms = st.integers(0, (1 << 32) - 1).map(Random)
 
 _SCHEMA = pa.schema(
     [
-        *(pa.field(name, pa.string()) for name in ("window", "op", "key", "before", "after")),
+        *(pa.field(name, pa.string()) for name in ("window", "op", "key", "before", "after", "envelope")),
         *(pa.field(name, pa.string()) for name in ("source_schema", "source_table")),
         *(pa.field(name, pa.int32()) for name in ("copy", "epoch", "newest_epoch_before")),
         *(
@@ -106,6 +107,50 @@ def test_raw_is_accepted_and_duplicates_and_quarantined_and_copies_change_nothin
     assert {again[each.number][0] for each in later} <= {
         DUPLICATE if laws.oracle.passes("duplicate_position") else oracle.QUARANTINED
     }
+
+
+@settings(max_examples=100)
+@given(randoms)
+def test_an_erased_event_keeps_its_verdict_and_none_of_its_values(rng: Random) -> None:
+    deliveries = drawn(rng)
+    laws = drawn_laws(rng, deliveries)
+    spans: dict[tuple[str, Key], list[tuple[Position | None, Position]]] = defaultdict(list)
+    for each in deliveries:
+        if each.event.key is not None and rng.random() < 0.3:
+            above = Position(each.event.at.epoch, rng.randint(0, each.event.at.commit_lsn), 0)
+            spans[each.event.table, each.event.key].append((rng.choice((None, above)), each.event.at))
+    erasures = Erasures(
+        {
+            ("public", table, key_hash(key_text(key) or "")): [Span(*span) for span in of_key]
+            for (table, key), of_key in spans.items()
+        }
+    )
+    due = {
+        each.delivery.number: each for each in oracle.judge(deliveries, replace(laws.oracle, erasures=spans))
+    }
+    table = pa.Table.from_pylist(marked(deliveries), schema=_SCHEMA)
+    rows = [
+        row
+        for batch in judge_and_erase(table.to_batches(4), replace(laws.kernel, erasures=erasures))
+        for row in batch.to_pylist()
+    ]
+    assert len(rows) == len(due)
+    for row in rows:
+        verdict = due[row["number"]]
+        kept, unreadable = verdict.kept, verdict.delivery.unreadable
+        assert (row["verdict"], row["reason"], row[ERASED]) == (
+            *(verdict.verdict, verdict.reason),
+            verdict.erased,
+        )
+        assert row["envelope"] == (None if verdict.erased else "as delivered")
+        if verdict.erased and unreadable is not None:
+            assert (row["before"], row["after"]) == (None, None)
+        elif unreadable is None:
+            told = (_image(kept.before, kept.key), _image(kept.after, kept.key), sorted(kept.unchanged))
+            # Without a contract even the key's columns are values.
+            if verdict.erased and kept.table == UNKNOWN and kept.after is not None:
+                told = (None, "{}", sorted({*kept.unchanged, "id"}))
+            assert (row["before"], row["after"], row["unchanged"] or []) == told
 
 
 @pytest.mark.parametrize("op", ["c", "u", "r"])
@@ -291,6 +336,7 @@ def _row(each: Delivery, copy: int, collision: bool) -> Mapping[str, Any]:
         "key": key_text(event.key),
         "before": _image(event.before, event.key),
         "after": each.unreadable if each.unreadable is not None else _image(event.after, event.key),
+        "envelope": "as delivered",
         "source_schema": "public",
         "source_table": event.table,
         "copy": copy,
@@ -306,7 +352,11 @@ def _row(each: Delivery, copy: int, collision: bool) -> Mapping[str, Any]:
 
 
 def _image(image: Image | None, key: Key | None) -> str | None:
-    return None if image is None else json.dumps({**({"id": key[0]} if key else {}), **image})
+    return None if image is None else _compact({**({"id": key[0]} if key else {}), **image})
+
+
+def _compact(image: Image) -> str:
+    return json.dumps(image, ensure_ascii=False, separators=(",", ":"))
 
 
 def _hash(each: Delivery) -> int:

@@ -293,3 +293,13 @@ def test_rows_of_a_table_without_a_key_are_told_apart_by_what_they_hold(recorder
     recorder.land_values("one.jsonl", *rows)
     one, two, again = (event["identity"] for event in recorder.events())
     assert one != two == again
+
+
+@pytest.mark.parametrize("op", ["c", "u", "d", "r"])
+@pytest.mark.parametrize("missing", ["a", "b"])
+def test_null_in_a_part_of_a_composite_key_refuses_the_file(tmp_path: Path, op: str, missing: str) -> None:
+    recorder = Recorder(tmp_path, "compkey")
+    row = {"a": 1, "b": "x", "c": "y"} | {missing: None}
+    with pytest.raises(FileRefused, match=f"key column '{missing}' has no value"):
+        recorder.land_values("one.jsonl", envelope(op, row, table="compkey"))
+    assert recorder.inlet.store.batch_ids() == []
