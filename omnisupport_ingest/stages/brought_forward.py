@@ -22,6 +22,7 @@ from omnisupport_ingest.cdc.fold import fold_events, partitions_for
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.lake.stats import rows_in
 from omnisupport_ingest.stages.compare import (
+    SHOWN,
     Comparison,
     Difference,
     Sample,
@@ -38,9 +39,6 @@ from omnisupport_ingest.stages.row_equality import (
     select_source,
     text,
 )
-
-_SHOWN = 20
-"""Differing keys that are listed; all of them are counted."""
 
 _FROM_EVENTS = (
     *("key", "op", "epoch", "commit_lsn", "ordinal", "source_ts", "before", "after", "unchanged"),
@@ -94,12 +92,12 @@ class MovedOn:
             assert row is not None
             wrong, moved, source_rows, current, deleted = row
             found = connection.execute(
-                f"SELECT key, differing FROM pairs ORDER BY key LIMIT {_SHOWN}"
+                f"SELECT key, differing FROM pairs ORDER BY key LIMIT {SHOWN}"
             ).fetchall()
         examples = [Difference(key, tuple(columns)) for key, columns in found]
         if stayed is not None:
             wrong += stayed.differences
-            examples = sorted([*examples, *stayed.examples], key=lambda each: each.key)[:_SHOWN]
+            examples = sorted([*examples, *stayed.examples], key=lambda each: each.key)[:SHOWN]
         left_out = moved if self.sample.below is not None else 0
         return Comparison(
             source_rows=source_rows,
@@ -145,6 +143,7 @@ class MovedOn:
             "commit_lsn": str(sample.from_lsn - 1),
             "ordinal": "0",
             "source_ts": "'epoch'::TIMESTAMPTZ",
+            "batch_id": "''",
             "after": f"to_json(struct_pack({image}))::VARCHAR",
         }
         types = {"epoch": "INTEGER", "unchanged": "VARCHAR[]", "source_ts": "TIMESTAMPTZ"} | dict.fromkeys(

@@ -25,7 +25,7 @@ from omnisupport_ingest.stages.row_equality import (
     text,
 )
 
-_SHOWN = 20
+SHOWN = 20
 """Differing keys that are listed; all of them are counted."""
 
 
@@ -117,7 +117,7 @@ def compare(
         ).fetchone()
         total = connection.execute("SELECT count(*) FROM pairs").fetchone()
         examples = connection.execute(
-            f"SELECT key, differing FROM pairs ORDER BY key LIMIT {_SHOWN}"
+            f"SELECT key, differing FROM pairs ORDER BY key LIMIT {SHOWN}"
         ).fetchall()
     assert counts is not None and total is not None
     source_rows, skipped, current_rows, deleted_rows, unresolved = counts
