@@ -107,7 +107,7 @@ def prove(
                 expected.append(_Expected(contract, path, rows))
         # The slot of the snapshot is gone by now: waiting holds no WAL back.
         _wait_until(workspace, lsn, advance or (lambda _lsn: time.sleep(0.5)), seconds)
-        _require_complete(workspace, contracts, lsn)
+        _require_complete(workspace, source, contracts, lsn)
         compared = {each.contract.name: _compare(workspace, spark, each, lsn, sample) for each in expected}
     if sample is not None:
         return Proof(lsn, {}, compared, sample)
@@ -144,11 +144,12 @@ def _wait_until(workspace: Workspace, lsn: Lsn, advance: Callable[[Lsn], None], 
         advance(lsn)
 
 
-def _require_complete(workspace: Workspace, contracts: Sequence[TableContract], lsn: Lsn) -> None:
+def _require_complete(
+    workspace: Workspace, source: str, contracts: Sequence[TableContract], lsn: Lsn
+) -> None:
     """Refuse tables of which no state at ``lsn`` can be told: they would differ for no fault of the lake."""
     from omnisupport_ingest.stages.as_of import require_complete
 
-    source = workspace.settings.source
     epoch = workspace.landing(source).current_epoch()
     assert epoch is not None, "the stream of an epoch has landed"
     require_complete(workspace, source, contracts, Position(epoch.number, lsn, 0))
@@ -168,7 +169,7 @@ def _compare(
     contract, rows = expected.contract, expected.rows
     published = PublishedVersion.newest(workspace, contract)
     # Once more, after what is published is fixed: rows of a snapshot that it has taken in have landed by now.
-    _require_complete(workspace, [contract], lsn)
+    _require_complete(workspace, contract.source, [contract], lsn)
     epoch = workspace.landing(contract.source).current_epoch()
     assert epoch is not None
     chosen = Sample(rows.below, published.accepted, published.withheld, epoch.number, lsn.value)
