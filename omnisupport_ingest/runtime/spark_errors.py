@@ -29,6 +29,7 @@ _PYTHON_MEMORY = re.compile(
 _WORKER_KILLED = re.compile(r"Python worker exited unexpectedly|Python worker (?:process )?(?:has )?crashed")
 _SERVER_GONE = re.compile(
     r"StatusCode\.UNAVAILABLE|INVALID_HANDLE\.SESSION_|SESSION_NOT_SAME|SESSION_CHANGED|SESSION_NOT_FOUND"
+    r"|stopped SparkContext|SparkContext was shut down|SparkContext has been shutdown"
     r"|Answer from Java side is empty|while trying to connect to the Java server"
 )
 _END_OF_LOG = 64 * 1024

@@ -34,6 +34,8 @@ TEXTS = {
     "heap": "java.lang.OutOfMemoryError: Java heap space",
     "task": "Job aborted due to stage failure: … java.lang.OutOfMemoryError: Java heap space\n",
     "gone": 'RPC that terminated with:\n\tstatus = StatusCode.UNAVAILABLE\n\tdetails = "failed to connect"',
+    "ending": "(java.lang.IllegalStateException) Cannot call methods on a stopped SparkContext.\nThis …",
+    "cancelled": "Job 8 cancelled because SparkContext was shut down",
     "anew": "[INVALID_HANDLE.SESSION_NOT_FOUND] The handle 5 is invalid. Session not found.",
 }
 
@@ -54,7 +56,7 @@ def test_memory_of_java_is_named_with_its_setting_and_the_value_of_it(kind: str)
     assert "OMNISUPPORT_SPARK_DRIVER_MEMORY is 3g" in named.problem
 
 
-@pytest.mark.parametrize("kind", ["gone", "anew"])
+@pytest.mark.parametrize("kind", ["gone", "ending", "cancelled", "anew"])
 def test_a_server_that_is_gone_is_told_by_its_log(tmp_path: Path, kind: str) -> None:
     settings = LOCAL.model_copy(update={"home": tmp_path})
     error = SparkConnectGrpcException(TEXTS[kind])
