@@ -24,7 +24,9 @@ _JAVA_MEMORY = re.compile(
     r"|UNABLE_TO_ACQUIRE_MEMORY"
 )
 _PYTHON_MEMORY = re.compile(
-    r"^\s*(?:\w+\.)*(?:MemoryError|ArrowMemoryError|OutOfMemoryException)\b", re.MULTILINE
+    r"^\s*(?:\w+\.)*(?:\w*MemoryError|OutOfMemoryException)\b"
+    r"|^\s*OSError: \[Errno 12\]|error=12, Cannot allocate memory",
+    re.MULTILINE,
 )
 _WORKER_KILLED = re.compile(r"Python worker exited unexpectedly|Python worker (?:process )?(?:has )?crashed")
 _SERVER_GONE = re.compile(
@@ -71,7 +73,7 @@ def name_spark_error(error: BaseException, settings: Settings) -> IngestError | 
     if _JAVA_MEMORY.search(text):
         return _java_memory(settings)
     if _PYTHON_MEMORY.search(text):
-        return _worker_memory("A Python worker of Spark had no memory left (MemoryError)", settings)
+        return _worker_memory("A Python worker of Spark had no memory left", settings)
     if _WORKER_KILLED.search(text):
         return _worker_memory(
             "A Python worker of Spark was killed while it worked, as the kernel does it when the memory of "

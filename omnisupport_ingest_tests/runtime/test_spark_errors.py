@@ -30,6 +30,10 @@ WORKER = "An exception was thrown from the Python worker: Traceback (most recent
 TEXTS = {
     "python": WORKER + "MemoryError: no\n SQLSTATE: 38000",
     "arrow": WORKER + "pyarrow.lib.ArrowMemoryError: malloc of size 36028797018963968 failed",
+    "numpy": WORKER + "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 7 TiB",
+    "duckdb": WORKER + "_duckdb.OutOfMemoryException: Out of Memory Error: failed to allocate",
+    "fork": WORKER + "OSError: [Errno 12] Cannot allocate memory",
+    "no fork": 'java.io.IOException: Cannot run program "python3": error=12, Cannot allocate memory',
     "killed": "Job aborted: … SparkException: Python worker exited unexpectedly (crashed). Consider …",
     "heap": "java.lang.OutOfMemoryError: Java heap space",
     "task": "Job aborted due to stage failure: … java.lang.OutOfMemoryError: Java heap space\n",
@@ -40,7 +44,7 @@ TEXTS = {
 }
 
 
-@pytest.mark.parametrize("kind", ["python", "arrow", "killed"])
+@pytest.mark.parametrize("kind", ["python", "arrow", "numpy", "duckdb", "fork", "no fork", "killed"])
 def test_memory_of_python_workers_is_named_with_how_many_there_are(kind: str) -> None:
     named = name_spark_error(UnknownException(TEXTS[kind]), LOCAL)
     assert isinstance(named, SparkOutOfMemory)
@@ -111,7 +115,7 @@ def test_real_workers_and_a_real_server_that_have_no_memory_are_named_within_sec
     with Supervisor(home) as supervisor:
         start_spark_connect(supervisor, settings, home)
         spark = session(settings)
-        for worker, said in ((allocates, "MemoryError"), (is_killed, "was killed while it worked")):
+        for worker, said in ((allocates, "had no memory left"), (is_killed, "was killed while it worked")):
             with pytest.raises(SparkOutOfMemory, match=said), named_spark_errors(settings):
                 spark.range(0, 4, 1, 2).mapInArrow(worker, "id long").collect()
         # The server lives on: another step has its workers again.
