@@ -109,7 +109,9 @@ def land_up_to_now(running: Capture, settings: Settings, home: Home, stop: threa
     running.run(until, stop)
     if stop.is_set():
         raise KeyboardInterrupt
-    click.echo(f"Everything that the source had committed at {until} has landed.", err=True)
+    if running.left_out is None:
+        click.echo(f"Everything that the source had committed at {until} has landed.", err=True)
+    running.raise_left_out()
 
 
 @contextmanager

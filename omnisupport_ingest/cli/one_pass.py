@@ -65,6 +65,8 @@ class OnePass:
     home: Home
     supervisor: Supervisor
     say: Callable[[str], None]
+    left_out: IngestError | None = field(default=None, init=False)
+    """What was wrong with the tables that the last capture left out."""
     _spark_started: bool = field(default=False, init=False)
     _session: SparkSession | None = field(default=None, init=False)
     _log_begun: bool = field(default=False, init=False)
@@ -82,7 +84,10 @@ class OnePass:
         connect(source_dsn(self.settings, self.home)).close()
 
     def capture(self, workspace: Workspace, until: Lsn) -> list[Manifest]:
-        """Land everything that committed below ``until``, snapshots first; returns what landed."""
+        """Land everything that committed below ``until``, snapshots first; returns what landed.
+
+        A table that cannot be followed is left out (``left_out``), and the others are taken in.
+        """
         from omnisupport_ingest.cli.landed_line import landed_line
         from omnisupport_ingest.sources.postgres.capture import capture_once
 
@@ -93,7 +98,8 @@ class OnePass:
             if line := landed_line(batch):
                 self.say(line)
 
-        capture_once(self.settings, self.home, workspace.contracts, until, landed)
+        contracts = workspace.contracts
+        self.left_out = capture_once(self.settings, self.home, contracts, until, landed)
         return batches
 
     def materialize(self, workspace: Workspace) -> list[FinishedRun]:

@@ -101,6 +101,9 @@ def sync(verify: str | None, as_json: bool) -> int:
         click.echo(json.dumps(done.document(), indent=2))
     else:
         _print(done)
+    if the_pass.left_out is not None:
+        # All the other tables are in the lake by now.
+        raise the_pass.left_out
     return 0 if done.holds else NOT_THE_SAME
 
 

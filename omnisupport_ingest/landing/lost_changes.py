@@ -76,7 +76,8 @@ class LostChanges:
     def found(
         self, table: str, reason: str, lost_from: Lsn, lost_to: Lsn | None = None, *, whole: bool = True
     ) -> None:
-        """Changes of ``table`` may be missing. One that is known of already stays as it is."""
+        """Changes of ``table`` may be missing. A stretch that is known of already stays as it is; one that
+        still goes on may turn out to have begun earlier."""
         with self._lock:
             held = self.all()
             known = (
@@ -86,9 +87,15 @@ class LostChanges:
                 and each.lost_from <= lost_from
                 for each in held
             )
-            if not any(known):
-                new = LostStretch(table, reason, datetime.now(UTC), lost_from, lost_to, whole=whole)
-                self._write((*held, new))
+            if any(known):
+                return
+            goes_on = [each for each in held if each.table == table and each.whole == whole and each.open]
+            if lost_to is None and goes_on:
+                earlier = {each: replace(each, lost_from=lost_from) for each in goes_on[:1]}
+                self._write([earlier.get(each, each) for each in held])
+                return
+            new = LostStretch(table, reason, datetime.now(UTC), lost_from, lost_to, whole=whole)
+            self._write((*held, new))
 
     def will_be_read(self, table: str, at: Lsn) -> None:
         """A snapshot of all of ``table`` is about to be planned, whose chunks will all stand at ``at`` or

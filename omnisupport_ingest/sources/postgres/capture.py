@@ -69,14 +69,14 @@ Landed = Callable[[Manifest], None]
 
 def capture_once(
     settings: Settings, home: Home, contracts: Contracts, until: Lsn, landed: Landed | None = None
-) -> None:
+) -> IngestError | None:
     """Capture until everything that committed below ``until`` is durable in landing.
 
-    Raises as ``Capture.raise_left_out`` at the end, if a table had to be left out.
+    Returns what was wrong with tables that had to be left out (``Capture.left_out``).
     """
     once = Capture(settings, home, contracts, landed)
     once.run(until, threading.Event())
-    once.raise_left_out()
+    return once.left_out
 
 
 class Capture:
@@ -156,12 +156,17 @@ class Capture:
         self._identity.look()
         ready_tables(self._epochs().findings(source_dsn(self._settings, self._home)), self._tables)
 
-    def raise_left_out(self) -> None:
-        """Raise what was wrong with the tables that the last ``run`` left out, if there were any.
+    @property
+    def left_out(self) -> IngestError | None:
+        """What was wrong with the tables that the last ``run`` left out; null if there were none.
 
         ``PreflightFailed`` where its start found that, else ``TableInterrupted``. All that it could land of
         the others has landed.
         """
+        return self._stuck
+
+    def raise_left_out(self) -> None:
+        """Raise ``left_out``, if there is something."""
         if self._stuck is not None:
             raise self._stuck
 
@@ -283,7 +288,10 @@ class Capture:
             raise left_out(held)
         self._captured = CapturedTables(ready, (each for each in known.values() if each not in ready))
         if epoch is not None and wrong:
-            self._park(epoch, wrong)
+            # One that was never captured here has missed nothing: the next start looks at it anew.
+            recorded_here = recorded_tables(self._store.folder, epoch.number)
+            captured = {each.name for each in wanted if each.full_name in recorded_here}
+            self._park(epoch, {name: reason for name, reason in wrong.items() if name in captured})
             if self._settings.snapshot_mode is SnapshotMode.WHEN_NEEDED:
                 self._ask_to_read(wrong)
         self._store.clear_garbage()
@@ -338,11 +346,7 @@ class Capture:
     def _park(self, epoch: EpochRecord, reasons: Mapping[str, str]) -> None:
         # The stretch first: no crash in between takes the doubt away.
         self._published(epoch).leave_out(reasons, end_of_chain(self._store, epoch).end)
-        known = recorded_tables(self._store.folder, epoch.number)
-        read = {each.name for each in self._contracted if each.full_name in known}
-        ParkedTables(self._store.folder, epoch.number).park(
-            {name: reason for name, reason in reasons.items() if name in read}
-        )
+        ParkedTables(self._store.folder, epoch.number).park(reasons)
 
     def _published(self, epoch: EpochRecord) -> PublishedTables:
         requests = SnapshotRequests(self._store.folder)

@@ -25,6 +25,7 @@ from omnisupport_ingest.sources.postgres.embedded_location import Location
 from omnisupport_ingest.sources.postgres.errors import SourceRefused, SourceUnavailable
 from omnisupport_ingest.sources.postgres.home_slot import end_of_chain
 from omnisupport_ingest.sources.postgres.joining import joining_findings, not_captured, takes_up
+from omnisupport_ingest.sources.postgres.parked import ParkedTables, way_back
 from omnisupport_ingest.sources.postgres.pause import Pause, PauseNote
 from omnisupport_ingest.sources.postgres.preflight import blocking
 from omnisupport_ingest.sources.postgres.preflight.continuity import continuity_findings, published_findings
@@ -121,14 +122,19 @@ def source_status(
     capture = capture_state(
         home.run, store.folder, settings.source, paused, landed.at if landed is not None else None
     )
-    found: list[Warned] = []
+    parked = ParkedTables(store.folder, epoch.number).all() if epoch is not None else {}
+    parked = {each.name: parked[each.name] for each in tables if each.name in parked}
+    found = [
+        Warned(f"{name} is left out, the other tables go on: {why.reason}", way_back(name), Level.ALARM)
+        for name, why in sorted(parked.items())
+    ]
     server: ServerState | None = None
     if isinstance(dsn, IngestError):
         found.append(Warned(dsn.problem, dsn.fix))
     else:
         try:
             new = not_captured(store, tables)
-            known = [each for each in tables if each not in new]
+            known = [each for each in tables if each not in new and each.name not in parked]
             server = _ask(dsn, settings, home, store, slot_name, tables)
             found += _dangers(dsn, settings, store, server, known, _start_reading(paused))
             if capture.state is State.RUNNING and takes_up(store):
@@ -262,6 +268,14 @@ def _joining(
     asked = {each.table for each in SnapshotRequests(store.folder).read()}
     waiting = [each for each in new if each.name in asked]
     unasked = [each.name for each in new if each.name not in asked]
+    with closing(connect(dsn)) as connection:
+        for table in [each for each in new if each.name in unasked]:
+            wrong = blocking(joining_findings(connection, store, settings.publication, [table]))
+            if wrong:
+                # A start leaves it out for that.
+                unasked.remove(table.name)
+            for each in wrong:
+                yield Warned(f"{table.name} is not captured. {each.problem}", each.fix)
     if unasked:
         yield Warned(
             f"The capture that runs has not read the contract of {', '.join(unasked)}, which is newer.",

@@ -214,7 +214,8 @@ def folded(events: list[LandedEvent], table: str) -> dict[str, dict[str, str | N
     rows: dict[str, dict[str, str | None]] = {}
     ended: dict[str, dict[str, str | None]] = {}
     for event in events:
-        if event.source_table != table:
+        if event.source_table != table or (event.key is None and event.op not in ("t", "b")):
+            # No layer above raw takes what has no key: changes of a table that was left out.
             continue
         if event.op in ("t", "b"):
             for key in [key for key in rows if _reaches(event, key)]:
