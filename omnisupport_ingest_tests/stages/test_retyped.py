@@ -10,11 +10,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
+from click.testing import CliRunner, Result
 from deltalake import DeltaTable
 from pyspark.sql.types import StructField, StructType
 
 from omnisupport_ingest import failpoints
+from omnisupport_ingest.cli.main import cli
 from omnisupport_ingest.contracts.model import Column
 from omnisupport_ingest.contracts.spark_types import spark_type
 from omnisupport_ingest.lake.schema import Retyped, SchemaChanged, delta_schema
@@ -136,6 +139,29 @@ def test_other_type_waits_for_a_person_stays_as_it_was_and_is_asked_for_by_nobod
     # What was asked for was that contract alone.
     under(story, of_type("boolean", "boolean"))
     assert waits(story.workspace, story.contract) is not None
+
+
+def test_command_names_what_is_made_again_and_asks_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    story = told(tmp_path, of_type("text", "string"))
+    story.workspace.dimension(story.contract).open()
+    monkeypatch.setenv("OMNISUPPORT_HOME", str(story.workspace.home.path))
+    monkeypatch.setenv("OMNISUPPORT_CONTRACTS_DIR", str(story.contracts))
+    monkeypatch.setenv("OMNISUPPORT_WINDOW", "minutes:1")
+
+    def retype(*arguments: str) -> Result:
+        return CliRunner().invoke(cli, ["contracts", "retype", *arguments], standalone_mode=False)
+
+    assert "have the types of its contract" in retype("notes").output
+    under(story, of_type("integer"))
+    assert waits(story.workspace, story.contract) is not None
+    assert isinstance(retype("notes").exception, click.Abort), "nobody has said yes"
+    assert waits(story.workspace, story.contract) is not None
+    done = retype("notes", "--yes")
+    assert "desk/dim_notes: n (string on disk, integer by its contract)" in done.output, done.exception
+    assert waits(story.workspace, story.contract) is None
+    assert isinstance(retype("nots").exception, click.UsageError)
 
 
 @pytest.mark.parametrize("point", ["lake.retype.before", "lake.retype.after"])
