@@ -166,7 +166,6 @@ def test_command_names_what_is_made_again_and_asks_for_it(
 
 @pytest.mark.parametrize("point", ["lake.retype.before", "lake.retype.after"])
 def test_what_is_asked_for_is_asked_for_whole_or_not_at_all(tmp_path: Path, point: str) -> None:
-    story = told(tmp_path, of_type("integer"))
     program = (
         "from pathlib import Path; from omnisupport_ingest_tests.stages import test_retyped as t;"
         f"story = t.told(Path({str(tmp_path)!r}), t.of_type('integer'));"
@@ -175,7 +174,7 @@ def test_what_is_asked_for_is_asked_for_whole_or_not_at_all(tmp_path: Path, poin
     environment = os.environ | {failpoints.VARIABLE: point}
     died = subprocess.run([sys.executable, "-c", program], env=environment, check=False)
     assert died.returncode == -signal.SIGKILL
-    notes = list((story.workspace.home.lake / SOURCE).rglob("notes.json"))
+    notes = list((tmp_path / "home" / "lake").rglob("notes.json"))
     assert len(notes) == (point == "lake.retype.after")
 
 
