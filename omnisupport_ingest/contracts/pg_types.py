@@ -102,6 +102,10 @@ def nearest_type(text: str) -> str | None:
 def _parse(text: str) -> PgType:
     modifier = _MODIFIER.search(text)
     name = " ".join(_MODIFIER.sub(" ", text).lower().split())
+    bare = name.rpartition(".")[2]
+    if bare.removesuffix("[]") == "citext":
+        # Of an extension, so in any schema; the server names that where it is not looked in by itself.
+        name = bare
     if name.endswith("[]"):
         element = name.removesuffix("[]").strip()
         if element in _STRING_LIKE:

@@ -23,6 +23,7 @@ from omnisupport_ingest.sources.postgres.capture_state import CaptureState, Stat
 from omnisupport_ingest.sources.postgres.connection import connect, source_errors
 from omnisupport_ingest.sources.postgres.embedded_location import Location
 from omnisupport_ingest.sources.postgres.errors import SourceRefused, SourceUnavailable
+from omnisupport_ingest.sources.postgres.home_identity import HomeCopied, HomeIdentity
 from omnisupport_ingest.sources.postgres.home_slot import end_of_chain
 from omnisupport_ingest.sources.postgres.joining import joining_findings, not_captured, takes_up
 from omnisupport_ingest.sources.postgres.parked import ParkedTables, way_back
@@ -128,6 +129,10 @@ def source_status(
         Warned(f"{name} is left out, the other tables go on: {why.reason}", way_back(name), Level.ALARM)
         for name, why in sorted(parked.items())
     ]
+    try:
+        HomeIdentity(home).look()
+    except HomeCopied as copied:
+        found.insert(0, Warned(copied.problem, copied.fix, Level.ALARM))
     server: ServerState | None = None
     if isinstance(dsn, IngestError):
         found.append(Warned(dsn.problem, dsn.fix))

@@ -17,6 +17,7 @@ from omnisupport_ingest.sources.postgres.drop import plan_leaving
 from omnisupport_ingest.sources.postgres.errors import NotOurSlot, SlotInUse, SlotMoved
 from omnisupport_ingest.sources.postgres.home_identity import HomeCopied, HomeIdentity
 from omnisupport_ingest.sources.postgres.source_check import check_source
+from omnisupport_ingest.sources.postgres.status import source_status
 from omnisupport_ingest.windows import WindowSize
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract, folded
 
@@ -73,6 +74,8 @@ def test_copy_touches_nothing_and_the_original_goes_on(original: SourceUnderTest
     assert [each.check for each in check_source(copy.dsn, copy.settings, copy.home, copy.tables)] == [
         "home_copied"
     ]
+    told = source_status(copy.dsn, copy.settings, copy.home, copy.tables).warnings
+    assert "is a copy of another home" in told[0].problem and "source adopt" in told[0].fix
     assert slot(original) == before
     original.catch_up()
     assert right(original) and len(original.store.epochs()) == 1

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from psycopg2.extensions import connection as Connection
 
+from omnisupport_ingest.contracts.pg_types import PgType
 from omnisupport_ingest.sources.postgres.connection import (
     QUOTING_SETTINGS,
     VALUE_SETTINGS,
@@ -138,6 +139,12 @@ def test_table_with_keys_full_of_backslashes_is_read_in_chunks_and_followed(host
 def _rows(source: SourceUnderTest) -> dict[str, dict[str, str | None]]:
     found = source.query("SELECT id, v, m::text, at::text FROM notes")
     return {row[0]: dict(zip(("id", "v", "m", "at"), row, strict=True)) for row in found}
+
+
+def test_citext_of_any_schema_is_what_it_is_without_one() -> None:
+    for name in ("citext", "citext[]"):
+        assert PgType.parse(f"app.{name}") == PgType.parse(name)
+    assert PgType.parse("app.other[]") != PgType.parse("citext[]")
 
 
 @given(st.text(max_size=20), st.sampled_from(["\0", "\ud800", "\udfff"]), st.text(max_size=20))

@@ -15,6 +15,7 @@ from omnisupport_ingest.sources.postgres import follower, new_tables
 from omnisupport_ingest.sources.postgres.errors import PreflightFailed, TableInterrupted
 from omnisupport_ingest.sources.postgres.parked import ParkedTables
 from omnisupport_ingest.sources.postgres.snapshot_requests import SnapshotRequests
+from omnisupport_ingest.sources.postgres.status import source_status
 from omnisupport_ingest_tests.sources.postgres.shop_facts import until
 from omnisupport_ingest_tests.sources.postgres.snapshot_facts import complete
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract, folded
@@ -101,6 +102,9 @@ def test_table_that_cannot_be_followed_is_left_out_by_name_and_comes_back_exact(
         assert parked(three) == {"tickets"}
         assert same(three, "agents", "orders"), "the others have gone on"
         assert complete(three, "agents") and not complete(three, "tickets")
+        warnings = source_status(three.dsn, three.settings, three.home, three.tables).warnings
+        assert any("tickets is left out" in each.problem for each in warnings), warnings
+        assert any("source snapshot tickets" in each.fix for each in warnings)
         three.sql(f"UPDATE agents SET v = 'round {round_}'")
     three.sql(*mends)
     with pytest.raises(TableInterrupted, match="source snapshot tickets"):
