@@ -217,9 +217,12 @@ def test_slot_that_somebody_else_has_is_told_with_who_reads_it(awkward: AwkwardS
 
 def test_publication_without_a_table(shop: Shop) -> None:
     shop.sql(f"ALTER PUBLICATION {shop.database} DROP TABLE orders")
-    done = refused(shop, PreflightFailed.exit_code)
     fix = f'ALTER PUBLICATION "{shop.database}" ADD TABLE "public"."orders";'
-    assert f"public.orders is not in publication {shop.database}" in done.err and fix in done.err
+    for _ in range(2):
+        done = shop.run(*CAPTURE)
+        assert done.code == PreflightFailed.exit_code, done.told
+        assert f"public.orders is not in publication {shop.database}" in done.err and fix in done.err
+        assert shop.landed(), "the other table"
     shop.sql(fix)
     works(shop)
 
