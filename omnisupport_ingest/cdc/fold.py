@@ -64,8 +64,12 @@ def fold_events(events: DataFrame, contract: TableContract, *, partitions: int |
 
 def to_fold(events: DataFrame) -> DataFrame:
     """The events that the fold takes, by the columns it needs of them, and a copy of each ``c`` of a key
-    change under the old key, by which that key's group learns where its life ended (``LEFT``)."""
-    row_events = F.col("op").isin("c", "u", "d", "r") & F.col("key").isNotNull()
+    change under the old key, by which that key's group learns where its life ended (``LEFT``).
+
+    One whose key is missing, or NULL in part, is in quarantine, and no hole of any row."""
+    parts = F.from_json("key", "array<string>")
+    broken = F.col("key").contains("null") & F.exists(parts, lambda part: part.isNull())
+    row_events = F.col("op").isin("c", "u", "d", "r") & F.col("key").isNotNull() & ~broken
     speaking = events.where(row_events | F.col("op").isin("t", "b"))
     known = without_filled_holes(speaking).select(*_EVENT_COLUMNS)
     left = known.where(F.col("moved_from_key").isNotNull() & ~F.col("hole")).select(

@@ -1,4 +1,4 @@
-"""Reading a row image: one opaque JSON object, column name → text or null."""
+"""Reading a row image, one opaque JSON object, column name → text or null, and the text of a key."""
 
 from __future__ import annotations
 
@@ -38,6 +38,13 @@ def with_unsent(
         return image
     old = read_image(before) or {}
     return {name: old[name] for name in unsent if name in old} | dict(image)
+
+
+def is_whole(key: str | None) -> bool:
+    """Whether a key, a JSON array of texts, is there and has no NULL in it: else it is of no row."""
+    if key is None:
+        return False
+    return "null" not in key or None not in json.loads(key)
 
 
 def _text(value: Any) -> str:

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.cdc.erasing import Erasures, erase_batches
-from omnisupport_ingest.cdc.images import read_image, with_unsent
+from omnisupport_ingest.cdc.images import is_whole, read_image, with_unsent
 from omnisupport_ingest.cdc.lateness import ALWAYS_REPLAYED, is_late, is_too_late
 from omnisupport_ingest.contracts.decision_table import (
     ACCEPT,
@@ -59,6 +59,7 @@ ADDED = ("late", "rules", "reason", "verdict", "detector", "review_state")
 """The columns that judging adds."""
 
 _IMAGE_OPS = frozenset("cur")
+_ROW_OPS = frozenset("crud")
 _IN_TIME = (False, False)
 _MARKS = ("copy", "collision")
 _PASSES = frozenset((ACCEPT, INGEST, REPLAY_WINDOW, DEDUPE))
@@ -209,11 +210,13 @@ class _Judge:
         image, malformed = None, False
         if rows.op[row] in _IMAGE_OPS:
             image = read_image(rows.after[row])
-            malformed = image is None or rows.key[row] is None
+            malformed = image is None
             if image is not None:
                 # What the fold takes from the old image is judged too, else it would reach the gate.
                 carried = with_unsent(image, rows.unchanged[row], rows.before(row))
                 broken += self._tables.broken(rows.place(row), carried)
+        # Nothing can be said of the row of an event without a whole key, were it a delete.
+        malformed |= rows.op[row] in _ROW_OPS and not rows.has_whole_keys(row)
         newest = rows.newest_epoch_before[row]
         strict = self._strict
         if rows.window[row] == OUT_OF_RANGE:
@@ -251,6 +254,7 @@ class _Rows:
         self.misplaced: list[bool | None] = batch.column("misplaced").to_pylist()
         self.file_row: list[int | None] = batch.column("file_row").to_pylist()
         self.watermark_before = _moments(batch.column("watermark_before"))
+        self._moved_from: list[str | None] = batch.column("moved_from_key").to_pylist()
         self._schema: list[str] = batch.column("source_schema").to_pylist()
         self._table: list[str] = batch.column("source_table").to_pylist()
         self._batch = batch
@@ -261,6 +265,11 @@ class _Rows:
     def before(self, row: int) -> str | None:
         """The old image; it is read only where a column was not sent."""
         return self._batch.column("before")[row].as_py() if self.unchanged[row] else None
+
+    def has_whole_keys(self, row: int) -> bool:
+        """Whether the event has a key, and no NULL stands in it, nor in the one that it moved from."""
+        moved_from: str | None = self._moved_from[row]
+        return is_whole(self.key[row]) and (moved_from is None or is_whole(moved_from))
 
     def source_ts(self, row: int) -> datetime:
         moment = _moments(self._batch.column("source_ts").slice(row, 1))[0]

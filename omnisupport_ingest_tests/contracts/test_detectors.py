@@ -59,6 +59,7 @@ FINE: dict[str, Any] = {
     "newest_epoch_before": 1,
     "op": "c",
     "key": '["1"]',
+    "moved_from_key": None,
     "before": None,
     "after": '{"id":"1","title":"fine"}',
     "unchanged": None,
@@ -76,6 +77,8 @@ TYPES = {
     "collision": pa.bool_(),
     "misplaced": pa.bool_(),
     "before": pa.string(),
+    "moved_from_key": pa.string(),
+    "key": pa.string(),
     "unchanged": pa.list_(pa.string()),
     "source_ts": pa.timestamp("us", tz="UTC"),
     "watermark_before": pa.timestamp("us", tz="UTC"),
@@ -102,15 +105,25 @@ def decisions(**actions: str) -> DecisionTable:
     return replace(table, decisions=decided)
 
 
-def judged(scenario: str, table: DecisionTable) -> tuple[str, Finding | None]:
-    """The verdict of an event of ``scenario``, and what was found of it."""
-    row = FINE | OF_EVENTS[scenario]
-    arrays = {name: pa.array([value], TYPES.get(name)) for name, value in row.items()}
+def judged(event: Mapping[str, Any], table: DecisionTable) -> tuple[str, Finding | None]:
+    """The verdict of an event, and what was found of it."""
+    arrays = {name: pa.array([value], TYPES.get(name)) for name, value in event.items()}
     law = Law((CONTRACT,), table, timedelta(hours=1))
     (batch,) = judge_batches([pa.RecordBatch.from_pydict(arrays)], law)
     (found,) = batch.to_pylist()
     reason = found["reason"]
     return found["verdict"], None if reason is None else Finding(reason, found["detector"])
+
+
+@pytest.mark.parametrize("op", "crud")
+@pytest.mark.parametrize("broken", [{"key": None}, {"key": '["7",null]'}, {"moved_from_key": "[null]"}])
+def test_an_event_whose_key_is_null_in_part_is_of_no_row(op, broken):
+    given = FINE | {"op": op} | broken
+    assert judged(given, decisions()) == ("quarantined", Finding("malformed_image", "envelope"))
+
+
+def test_a_key_may_spell_null():
+    assert judged(FINE | {"key": '["null","a,null"]'}, decisions()) == ("accepted", None)
 
 
 def found_in_code() -> dict[tuple[str, str], list[str]]:
@@ -151,13 +164,13 @@ def test_no_detector_finds_what_another_one_is_to_find():
 @pytest.mark.parametrize("scenario", JUDGED)
 def test_an_event_in_quarantine_names_what_found_it(scenario):
     table = decisions(**{scenario: "quarantine"})
-    assert judged(scenario, table) == ("quarantined", Finding(scenario, FOUND_BY[scenario]))
+    assert judged(FINE | OF_EVENTS[scenario], table) == ("quarantined", Finding(scenario, FOUND_BY[scenario]))
 
 
 @pytest.mark.parametrize("scenario", [name for name in JUDGED if STOP in SCENARIOS[name].actions])
 def test_where_the_table_says_stop_nothing_of_the_window_is_judged(scenario):
     table = decisions(**{scenario: STOP})
-    verdict, found = judged(scenario, table)
+    verdict, found = judged(FINE | OF_EVENTS[scenario], table)
     assert verdict == "quarantined" and found is not None
     tallies = Tallies(Counter({("w", verdict): 1}), {"w": Counter({found: 1})})
     with pytest.raises(

@@ -78,8 +78,10 @@ class Delivery:
 
     @property
     def malformed(self) -> bool:
-        incomplete = self.event.key is None or self.event.after is None
-        return self.unreadable is not None or (self.event.op in "cur" and incomplete)
+        event = self.event
+        keys = (event.key, *([event.moved_from] if event.moved_from is not None else []))
+        keyless = event.op in "crud" and any(key is None or None in key for key in keys)
+        return self.unreadable is not None or keyless or (event.op in "cur" and event.after is None)
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ class Law:
     ``actions`` and ``to_review``: of the decision table. ``lateness``: by table, how long a window stays
     open after its end, and how far behind an event may land. ``longest``: by table and column, the most
     characters that a value may have. ``no_values``: by table and column, texts that are no value of its type.
-    ``reviews``: what was decided last of an event. ``erasures``: by table
+    ``key_columns``: by table. ``reviews``: what was decided last of an event. ``erasures``: by table
     and key, between which positions (above the first one, up to the second) a row was erased.
     """
 
@@ -99,6 +101,7 @@ class Law:
     longest: Mapping[str, Mapping[str, int]]
     window_length: timedelta
     reviews: Mapping[EventKey, str] = field(default_factory=dict)
+    key_columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     no_values: Mapping[str, Mapping[str, Collection[str]]] = field(default_factory=dict)
     erasures: Mapping[tuple[str, Key], Collection[tuple[Position | None, Position]]] = field(
         default_factory=dict
@@ -274,10 +277,16 @@ def _broken(delivery: Delivery, law: Law) -> tuple[str, ...]:
         return ()
     image = {**event.carried_before, **(event.after or {})}
     limits = law.longest.get(event.table, {})
+    names = law.key_columns.get(event.table, ()) if event.after is not None else ()
+    nulls = tuple(f"{n}:not_null" for n, part in zip(names, event.key or (), strict=False) if part is None)
     typed = law.no_values.get(event.table, {})
     wrong = tuple(f"{column}:type" for column, texts in typed.items() if image.get(column) in texts)
-    return wrong + tuple(
-        f"{column}:max_length"
-        for column, limit in sorted(limits.items())
-        if len(image.get(column) or "") > limit
+    return (
+        nulls
+        + wrong
+        + tuple(
+            f"{column}:max_length"
+            for column, limit in sorted(limits.items())
+            if len(image.get(column) or "") > limit
+        )
     )

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 Key = tuple[str, ...]
-"""The texts of a row's key columns, in the contract's order."""
+"""The texts of a row's key columns, in the contract's order. (Of bad input, one of them may be ``None``.)"""
 
 Image = dict[str, str | None]
 """Columns that were sent, by name. NULL is ``None``; a column that was not sent is not in it."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from omnisupport_ingest.runtime.spark import classic_session
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest_tests.jvm import start_for_small_work
-from omnisupport_ingest_tests.proof.run import ProofFailed, draw, prove
+from omnisupport_ingest_tests.proof.run import SMALL_BATCHES, ProofFailed, draw, prove
 from omnisupport_ingest_tests.proof.tally import IN_HISTORIES, IN_SCHEDULES, LEFT_OPEN, Tally
 
 LANES = 100
@@ -46,6 +46,7 @@ def main() -> int:
         # Thousands of small plans: finding better ones on the way takes longer than it saves.
         spark.conf.set("spark.sql.adaptive.enabled", "false")
         spark.conf.set("spark.sql.shuffle.partitions", "2")
+        spark.conf.set(*SMALL_BATCHES)
         for seeds in _homes(asked.start, asked.seeds, asked.lanes, began, asked.seconds):
             started = time.monotonic()
             story = draw(seeds, asked.landings)

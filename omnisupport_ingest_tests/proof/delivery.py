@@ -27,6 +27,7 @@ class Batch:
     landed_at: datetime
     told: tuple[Told, ...]
     order: str | None = None
+    clock: datetime | None = None
 
 
 @dataclass
@@ -56,6 +57,11 @@ def schedule(rng: Random, lanes: dict[int, list[Told]], slots: int, order: str |
     batches = []
     for told, landed_at in zip(found.held, times, strict=True):
         batches += _batches(rng, told, landed_at, order)
+        if order is None and batches and rng.random() < 0.3:
+            # What the server says when nothing happens: all up to its clock has been sent.
+            clock = max((each.event.source_ts for each in told), default=START) + timedelta(minutes=1)
+            at = landed_at + timedelta(seconds=30)
+            batches.append(Batch(STREAM, batches[-1].epoch, at, (), clock=min(clock, at)))
     return batches
 
 
@@ -109,12 +115,15 @@ def _batches(rng: Random, told: list[Told], landed_at: datetime, order: str | No
 
 
 def _clock(rng: Random, slots: int) -> list[datetime]:
-    """The landing clock at each slot: after everything, or beside it; now and then it is set back."""
+    """The landing clock at each slot: after everything, or beside it; now and then it is set back, or steps
+    forward for a while."""
     beside = rng.random() < 0.4
     times = []
     for slot in range(slots):
         now = START + (SPAN * slot / in_time(slots) if beside else SPAN + timedelta(hours=1, minutes=slot))
         if rng.random() < 0.2:
             now -= timedelta(minutes=rng.randint(1, 100))
+        elif rng.random() < 0.1:
+            now += timedelta(minutes=rng.randint(1, 600))
         times.append(now)
     return times

@@ -107,6 +107,7 @@ class Landed:
             for told, window in zip(batch.told, windows, strict=True)
             if window != OUT_OF_RANGE
         ]
+        times += [batch.clock] if batch.clock else []
         if batch.kind != CHUNK:
             # What was ahead of the landing clock counts in full once the clock has caught up.
             times = self._times.setdefault(batch.epoch, []) + times
@@ -167,7 +168,7 @@ class Expected:
         return [
             (each.delivery.window, each.told)
             for each in self.verdicts.values()
-            if each.verdict != DUPLICATE and (each.told.key is not None or each.told.op in "tb")
+            if each.verdict != DUPLICATE and (is_whole(each.told.key) or each.told.op in "tb")
         ]
 
     @cached_property
@@ -307,6 +308,11 @@ class Expected:
         if shape.name not in self._states:
             self._states[shape.name] = current_state((event for _, event in self.events(shape.name)), shape)
         return self._states[shape.name]
+
+
+def is_whole(key: Key | None) -> bool:
+    """Whether a key is that of a row: there, and without a NULL."""
+    return key is not None and None not in key
 
 
 def _is_of(event: Event, seed: int) -> bool:

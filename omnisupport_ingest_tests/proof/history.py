@@ -13,7 +13,7 @@ from random import Random
 
 from omnisupport_ingest_tests.oracle import histories
 from omnisupport_ingest_tests.oracle.model import Event, Image, Key, Position, TableShape
-from omnisupport_ingest_tests.proof.tables import SHAPES, TYPES, UNKNOWN, spelled
+from omnisupport_ingest_tests.proof.tables import NO_VALUE, SHAPES, TYPES, UNKNOWN, spelled
 
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)
 SPAN = timedelta(hours=5)
@@ -52,11 +52,16 @@ def lane(seed: int, *, epochs: int, sure_order: bool) -> list[Told]:
     for number, shape in enumerate(SHAPES):
         drawn = _database(rng, shape) if seed % 2 else _soup(rng, shape)
         drawn += _revived(rng, shape)
-        events += [_moved_apart(event, number) for event in drawn]
+        drawn += _hot(rng, shape) if rng.random() < 0.1 else []
+        drawn = [_moved_apart(event, number) for event in drawn]
+        events += _reshaped(rng, drawn) if drawn and rng.random() < 0.25 else drawn
     if rng.random() < 0.2:
         events = [_burst(event) for event in events]
     if epochs == 1:
         events = [_in_first_epoch(event) for event in events]
+    if epochs > 2 and (second := [event.at for event in events if event.at.epoch == 2]):
+        third = rng.choice(second)[:2]
+        events = [_in_third_epoch(event) if event.at[:2] >= third else event for event in events]
     events += _without_contract(rng, events)
     if rng.random() < 0.3:
         events += _at_one_place(rng, events)
@@ -138,6 +143,51 @@ def _in_first_epoch(event: Event) -> Event:
     return replace(event, at=Position(1, at.commit_lsn + (at.epoch - 1) * _EPOCH_APART, at.ordinal))
 
 
+def _in_third_epoch(event: Event) -> Event:
+    return replace(event, at=event.at._replace(epoch=3))
+
+
+def _hot(rng: Random, shape: TableShape) -> list[Event]:
+    """A row that is changed all the time, a column at once."""
+    events = []
+    for number in range(60):
+        column = rng.choice(shape.columns)
+        image: Image = {column: f"{column} {2000 + number}"}
+        unsent = frozenset(shape.columns) - {column}
+        at = Position(1, 1000 + number // 2, 170 + 2 * (number % 2))
+        events.append(Event(at, "u", shape.name, ("61",), START, after=image, unchanged=unsent))
+    return events
+
+
+def _reshaped(rng: Random, events: list[Event]) -> list[Event]:
+    """A column is added, dropped, renamed or given another type at some event of the table."""
+    since = rng.choice(events).at
+    column = rng.choice(("note", "body", *TYPES))
+    kind = rng.choice(("added", "dropped", "renamed", "retyped"))
+
+    def image(given: Image | None) -> Image | None:
+        if given is None or column not in given:
+            return given
+        rest = {name: text for name, text in given.items() if name != column}
+        if kind == "renamed":
+            return {**rest, f"{column}_2": given[column]}
+        if kind == "retyped" and column in TYPES:
+            return {**rest, column: None if given[column] is None else NO_VALUE}
+        return given if kind == "retyped" else rest
+
+    def unsent(names: frozenset[str]) -> frozenset[str]:
+        return names if kind == "retyped" else names - {column}
+
+    return [
+        replace(
+            event, before=image(event.before), after=image(event.after), unchanged=unsent(event.unchanged)
+        )
+        if (event.at < since) == (kind == "added")
+        else event
+        for event in events
+    ]
+
+
 def _without_contract(rng: Random, events: list[Event]) -> list[Event]:
     """Rows of a table that no contract names, and logical messages."""
     some = rng.sample(events, min(2, len(events)))
@@ -210,8 +260,10 @@ def _spoilt(rng: Random, event: Event, sure_order: bool) -> Told:
         return Told(
             replace(event, after=None, unchanged=frozenset(), before=None), unreadable='{"status": "cut o'
         )
-    if chance < 0.03 and event.op in "cur":
-        return Told(replace(event, key=None, moved_from=None))
+    if chance < 0.03 and event.op in "crud":
+        assert event.key is not None
+        key = None if chance < 0.0275 else (event.key[0], None)
+        return Told(replace(event, key=key, moved_from=None))
     return Told(event, misplaced=not sure_order and chance > 0.97)
 
 

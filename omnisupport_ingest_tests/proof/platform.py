@@ -117,7 +117,10 @@ class Platform:
             return writer.seal(file=FileSpan(digest, f"{name}.jsonl", "", batch.order))
         self._ends[batch.epoch] = next_end
         times = [told.event.source_ts for told in batch.told]
-        return writer.seal(stream=StreamSpan(end, next_end, next_end, next_end, 1, times[0], times[-1]))
+        span = StreamSpan(end, next_end, None, None, None, None, None)
+        if times:
+            span = StreamSpan(end, next_end, next_end, next_end, 1, times[0], times[-1])
+        return writer.seal(stream=span, confirmed_clock=batch.clock)
 
     def run(self, windows: Sequence[str], *, replay: bool = False, layers: int = 4) -> None:
         """Run the first ``layers`` of raw, deduped, dimensions and published."""

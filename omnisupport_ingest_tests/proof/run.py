@@ -20,8 +20,11 @@ from omnisupport_ingest_tests.proof.delivery import Batch, in_time, schedule
 from omnisupport_ingest_tests.proof.expected import Expected, Landed
 from omnisupport_ingest_tests.proof.history import Told, lane
 from omnisupport_ingest_tests.proof.platform import WINDOW, Platform
-from omnisupport_ingest_tests.proof.tables import NO_VALUE, SHAPES, SOURCE, TYPES, VERSIONS
+from omnisupport_ingest_tests.proof.tables import KEY, NO_VALUE, SHAPES, SOURCE, TYPES, VERSIONS
 from omnisupport_ingest_tests.proof.tally import Tally, in_histories
+
+SMALL_BATCHES = ("spark.sql.execution.arrow.maxRecordsPerBatch", "64")
+"""So that small homes too have events of a group in several Arrow batches."""
 
 _CHOICES: Mapping[str, tuple[str, ...]] = {
     "late_arrival": ("replay_window",) * 4 + ("ingest", "quarantine"),
@@ -88,7 +91,7 @@ def draw(
     rng = Random(f"home {seeds.start} {len(seeds)}")
     late = steps if late_steps is None else late_steps
     order = rng.choice((None, None, None, "transaction", "lsn", "time"))
-    epochs = rng.choice((1, 2))
+    epochs = rng.choice((1, 2, 2, 3))
     sure = order in (None, "transaction")
     lanes = {seed: lane(seed, epochs=epochs, sure_order=sure) for seed in seeds}
     slots = slots or rng.randint(5, 8)
@@ -153,6 +156,7 @@ class _Home:
         before = len(self._landed.deliveries)
         self._landed.take(batch, platform.land(batch).batch_id)
         self.tally.copies += len(batch.told)
+        self.tally.did("idle batches", not batch.told)
         for each in self._landed.deliveries[before:]:
             event = each.event
             self.tally.did("events into closed windows", each.window in closed)
@@ -229,6 +233,7 @@ class _Home:
             to_review=frozenset(n for n, each in decisions.decisions.items() if each.needs_manual_review),
             lateness={table: each.lateness for table, each in terms.items()},
             longest={table: each.longest for table, each in terms.items()},
+            key_columns={shape.name: KEY for shape in SHAPES},
             no_values={
                 shape.name: {name: (NO_VALUE,) for name in shape.columns if name in TYPES} for shape in SHAPES
             },

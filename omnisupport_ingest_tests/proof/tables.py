@@ -16,11 +16,16 @@ SOURCE = "desk"
 KEY = ("lane", "id")
 
 TICKETS = TableShape("tickets", ("status", "note", "body", "cost", "left"), soft_delete_column="left")
-AGENTS = TableShape("agents", ("note", "gone", "body"), soft_delete_column="gone")
+AGENTS = TableShape("agents", ("note", "gone", "body", "tags", "rate"), soft_delete_column="gone")
 SHAPES = (TICKETS, AGENTS)
 """Rows of the one are marked as deleted by a time, those of the other by a text."""
 
-TYPES: Mapping[str, str] = {"cost": "numeric(12,2)", "left": "timestamp with time zone"}
+TYPES: Mapping[str, str] = {
+    "cost": "numeric(12,2)",
+    "left": "timestamp with time zone",
+    "tags": "text[]",
+    "rate": "double precision",
+}
 """Of columns that are not text."""
 
 UNKNOWN = "drafts"
@@ -31,6 +36,8 @@ KILOBYTES = "long words " * 500
 """Stand at the end of values that a strict contract does not allow."""
 
 NO_VALUE = "no value of its type"
+TWO_DIMENSIONS = "{{a,b},{c,d}}"
+_TAGS = r'{"a \"quoted\" #",NULL,"NULL","\\",é}'
 
 _AWKWARD = (
     "'",
@@ -74,6 +81,10 @@ def spelled(column: str, text: str) -> str | None:
         return _cost(number)
     if column == "left":
         return _time(number)
+    if column == "tags":
+        return _tags(number)
+    if column == "rate":
+        return NO_VALUE if number % 23 == 0 else repr(number / 7)
     if number % 23 == 0:
         return f"{text} {KILOBYTES if number % 2 else TOO_LONG}"
     return (_AWKWARD[number // 4 % len(_AWKWARD)] if number % 4 == 0 else "") + text
@@ -93,12 +104,23 @@ def _time(number: int) -> str:
     return (_EPOCH + timedelta(minutes=number, microseconds=number)).isoformat(" ").removesuffix(":00")
 
 
+def _tags(number: int) -> str:
+    if number % 7 == 0:
+        return TWO_DIMENSIONS
+    return "{}" if number % 5 == 0 else _TAGS.replace("#", str(number))
+
+
 def held(shape: TableShape, column: str, text: str | None) -> Held:
     """What the lake must hold for ``text`` in ``column``."""
     if text is None or column not in TYPES:
         return text
-    if text in ("NaN", "infinity"):
+    if text in ("NaN", "infinity", TWO_DIMENSIONS):
         return Exact(text)
+    if column == "rate":
+        return float(text)
+    if column == "tags":
+        number = "".join(filter(str.isdigit, text))
+        return (f'a "quoted" {number}', None, "NULL", "\\", "é") if number else ()
     return Decimal(text) if column == "cost" else datetime.fromisoformat(text)
 
 
@@ -106,6 +128,8 @@ def from_lake(value: object, exact: str | None) -> Held:
     """What the lake holds, of the typed column and the exact text beside it."""
     if exact is not None:
         return Exact(exact) if value is None else (value, Exact(exact))
+    if isinstance(value, list):
+        return tuple(value)
     return value.astimezone(UTC) if isinstance(value, datetime) else value
 
 
@@ -151,6 +175,9 @@ VERSIONS: tuple[Mapping[str, Terms], ...] = (
 what is in time has arrived, if they were left to."""
 
 
+_JSON_TYPES = {"cost": "number", "rate": "number", "tags": "array"}
+
+
 def write_contracts(folder: Path, terms: Mapping[str, Terms]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for shape in SHAPES:
@@ -164,7 +191,7 @@ def _contract(shape: TableShape, terms: Terms) -> dict[str, Any]:
     }
     for name in shape.columns:
         columns[name] = {
-            "type": ["number" if name == "cost" else "string", "null"],
+            "type": [_JSON_TYPES.get(name, "string"), "null"],
             "x-pg-type": TYPES.get(name, "text"),
             "description": "A column.",
         }

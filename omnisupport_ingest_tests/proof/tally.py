@@ -10,7 +10,7 @@ from itertools import pairwise
 from omnisupport_ingest_tests.oracle.judging import ACCEPTED, DUPLICATE, QUARANTINED
 from omnisupport_ingest_tests.oracle.model import Event, Key, Position
 from omnisupport_ingest_tests.proof.expected import Expected
-from omnisupport_ingest_tests.proof.tables import SHAPES
+from omnisupport_ingest_tests.proof.tables import SHAPES, TWO_DIMENSIONS
 
 IN_HISTORIES = (
     "duplicates",
@@ -28,7 +28,12 @@ IN_HISTORIES = (
     "boundaries",
     "boundaries of ranges",
     "revived rows",
+    "keys that are NULL in part",
+    "columns that are not there",
+    "changes of hot rows",
+    "exact texts",
     "events of a second epoch",
+    "events of a third epoch",
     "events of an older epoch",
 )
 
@@ -40,6 +45,7 @@ _MOST_LEFT_OPEN = 0.2
 """Their share at the most, over a run of many histories."""
 
 IN_SCHEDULES = (
+    "idle batches",
     "replays",
     "overlapping replays",
     "two writers",
@@ -115,6 +121,11 @@ def in_histories(expected: Expected) -> Counter[str]:
         found["late events"] += each.late
         found["landed after a later one"] += event.at < reached.get(event.at.epoch, event.at)
         found["events of a second epoch"] += event.at.epoch > 1
+        found["events of a third epoch"] += event.at.epoch > 2
+        found["keys that are NULL in part"] += event.key is not None and None in event.key
+        found["columns that are not there"] += event.op in "cur" and _lacks_columns(event)
+        found["changes of hot rows"] += event.key is not None and event.key[1:] == ("61",)
+        found["exact texts"] += bool({"NaN", "infinity", TWO_DIMENSIONS} & {*(event.after or {}).values()})
         reached[event.at.epoch] = max(event.at, reached.get(event.at.epoch, event.at))
         if each.verdict == QUARANTINED and each.reason in reasons:
             found[reasons[str(each.reason)]] += 1
@@ -127,6 +138,12 @@ def in_histories(expected: Expected) -> Counter[str]:
     found["boundaries of ranges"] = sum(event.scope is not None for event in accepted)
     found["revived rows"] = sum(1 for _ in _revived(accepted))
     return found
+
+
+def _lacks_columns(event: Event) -> bool:
+    """Whether a column of the contract was neither sent nor named as unsent."""
+    columns = next((set(shape.columns) for shape in SHAPES if shape.name == event.table), set())
+    return event.after is not None and not columns <= event.after.keys() | event.unchanged
 
 
 def _revived(accepted: list[Event]) -> Iterator[Event]:

@@ -253,13 +253,17 @@ class CrashDesk:
                     if row["source_table"] == "tickets" and row["key"] is not None:
                         events[row["epoch"], row["commit_lsn"], row["ordinal"]] = row
         last: dict[int, bool] = {}
+        ended: dict[int, bool] = {}
         for _, row in sorted(events.items()):
             (ticket,) = map(int, json.loads(row["key"]))
             image = json.loads(row["after"] or "{}")
             if row["op"] == "d":
-                last.pop(ticket, None)
-            elif "body" in image or row["op"] in "cr":
-                last[ticket] = "body" not in image or len(image["subject"]) == TOO_LONG
+                ended[ticket] = last.pop(ticket, True)
+            elif "body" in image:
+                last[ticket] = len(image["subject"]) == TOO_LONG
+            elif row["op"] in "cr":
+                # The key changed, and a long body came along unsent.
+                last[ticket] = ended[int(json.loads(row["moved_from_key"])[0])]
         return sorted(ticket for ticket, is_open in last.items() if is_open)
 
     def _nothing_left(self, workspace: Workspace) -> None:
