@@ -28,6 +28,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import psutil
@@ -201,7 +202,9 @@ def _adopt_orphans() -> None:
         prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
+@cache
 def _prctl() -> Callable[..., int] | None:
+    # Looked up once, before any fork: a child that is about to run a program loads no library.
     if platform.system() != "Linux":
         return None
     libc = ctypes.CDLL(None, use_errno=True)
