@@ -73,7 +73,7 @@ def folded(found: pa.Table) -> pa.Table:
     )
 
 
-@settings(max_examples=250)
+@settings(max_examples=150)
 @given(mutated([FINE]), mutated([FINE]))
 def test_any_image_is_judged_and_folded_and_the_row_beside_it_is_accepted(
     after: bytes, before: bytes

@@ -122,7 +122,7 @@ def test_a_file_that_can_never_be_taken_keeps_no_other_from_being_taken_at_any_l
             raise RecursionError("maximum recursion depth exceeded, secret-value")
         return recorder.land(path)
 
-    watched = Inbox(inbox.root, poisoned)
+    watched = Inbox(inbox.root, poisoned, settled_seconds=0.2)
     for number in (2, 3):
         put(inbox, f"b{number}.jsonl", envelope("c", customer(number), lsn=1000 + number))
         time.sleep(0.3)
