@@ -61,7 +61,10 @@ randoms = st.integers(0, (1 << 32) - 1).map(Random)
 
 _SCHEMA = pa.schema(
     [
-        *(pa.field(name, pa.string()) for name in ("window", "op", "key", "before", "after", "envelope")),
+        *(
+            pa.field(name, pa.string())
+            for name in ("window", "op", "key", "moved_from_key", "before", "after", "envelope")
+        ),
         *(pa.field(name, pa.string()) for name in ("source_schema", "source_table")),
         *(pa.field(name, pa.int32()) for name in ("copy", "epoch", "newest_epoch_before")),
         *(
@@ -157,8 +160,8 @@ def test_an_erased_event_keeps_its_verdict_and_none_of_its_values(rng: Random) -
 @pytest.mark.parametrize(
     ("image", "reason", "rules"),
     [
-        ({"id": None}, "row_rule", ["id:not_null"]),
-        ({"id": "1", "region": None}, "row_rule", ["region:not_null"]),
+        ({"id": None}, "malformed_image", ["id:not_null"]),
+        ({"id": "1", "region": None}, "malformed_image", ["region:not_null"]),
         ({"id": "one", "region": "eu"}, "row_rule", ["id:type"]),
         ({"id": "1", "region": "eu"}, None, []),
     ],

@@ -14,7 +14,7 @@ _HOLES_OF_ONE_POSITION = "crudtb"
 """The order of holes that share a position: what begins a life first, what may end it last. So
 the outcome of a collision does not depend on which of its events is looked at first."""
 
-_AT_ONE_POSITION = "tbdcru"
+AT_ONE_POSITION = "tbdcru"
 """The order of events that share a position and differ in their identity."""
 
 
@@ -78,7 +78,7 @@ def _in_order(events: Iterable[Event]) -> Iterator[Event]:
         if event not in known:
             known.append(event)
     for place in sorted(
-        at, key=lambda each: (each[0], min(_AT_ONE_POSITION.index(e.op) for e in at[each]), each[1])
+        at, key=lambda each: (each[0], min(AT_ONE_POSITION.index(e.op) for e in at[each]), each[1])
     ):
         accepted = [event for event in at[place] if not event.quarantined]
         if accepted:

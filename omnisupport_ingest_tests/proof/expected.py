@@ -19,7 +19,7 @@ from omnisupport_ingest_tests.oracle.judging import (
     judge,
 )
 from omnisupport_ingest_tests.oracle.model import Event, Image, Key, Position, Row, TableShape
-from omnisupport_ingest_tests.oracle.oracle import current_state
+from omnisupport_ingest_tests.oracle.oracle import AT_ONE_POSITION, current_state
 from omnisupport_ingest_tests.proof.delivery import CHUNK, FILE, Batch
 from omnisupport_ingest_tests.proof.history import START
 from omnisupport_ingest_tests.proof.tables import Held, held, marked_at
@@ -40,8 +40,10 @@ class Latest:
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> Latest:
-        # Quarantined events may share a position; then the content decides, as it does in the fold.
-        ordered = sorted(events, key=lambda event: (event.at, event.op, event.source_ts))
+        # Quarantined events may share a position; then operation and content decide, as they do in the fold.
+        ordered = sorted(
+            events, key=lambda event: (event.at, AT_ONE_POSITION.index(event.op), event.source_ts)
+        )
         living = [event.source_ts for event in ordered if event.op in "cru"]
         last = ordered[-1]
         return cls(last.at, last.op, last.source_ts, living[-1] if living else None)
