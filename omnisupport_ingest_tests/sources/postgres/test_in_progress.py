@@ -16,11 +16,11 @@ from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUn
 from omnisupport_ingest_tests.sources.postgres.two_readers import (
     COLUMNS,
     TwoReaders,
-    eventually,
     many,
     run,
     session,
 )
+from omnisupport_ingest_tests.waiting import until
 
 
 def test_large_transaction_lands_as_it_would_afterwards(both: TwoReaders) -> None:
@@ -134,7 +134,7 @@ def test_table_described_anew_while_a_transaction_is_in_progress_is_known_by_its
         try:
             # So large that it is sent at once, and nothing of the transaction is left for later.
             run(writer, "BEGIN", "INSERT INTO notes VALUES (1, repeat('x', 200000))")
-            eventually(lambda: both.sent_early() > 0)
+            until(lambda: both.sent_early() > 0)
             source.sql(f"ALTER PUBLICATION {publication} SET TABLE notes (id, body, tag, b)")
             source.sql("INSERT INTO notes (id, a, b) VALUES (5001, 'a', 'b')")
             run(writer, "COMMIT")

@@ -16,9 +16,9 @@ from omnisupport_ingest.sources.postgres.errors import PreflightFailed, TableInt
 from omnisupport_ingest.sources.postgres.parked import ParkedTables
 from omnisupport_ingest.sources.postgres.snapshot_requests import SnapshotRequests
 from omnisupport_ingest.sources.postgres.status import source_status
-from omnisupport_ingest_tests.sources.postgres.shop_facts import until
 from omnisupport_ingest_tests.sources.postgres.snapshot_facts import complete
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract, folded
+from omnisupport_ingest_tests.waiting import until
 
 COLUMNS = ("id", "v")
 NAMES = ("tickets", "agents", "orders")

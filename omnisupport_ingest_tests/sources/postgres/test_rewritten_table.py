@@ -45,6 +45,7 @@ def capture_with(source: SourceUnderTest, after_early: Callable[[], None]) -> No
 
     capture = Capture(source.settings, source.home, Contracts(tuple(source.tables)), landed)
     capture.run(current_wal_lsn(source.dsn), threading.Event())
+    capture.raise_left_out()
 
 
 @pytest.mark.parametrize(
@@ -96,14 +97,15 @@ def test_table_gone_when_its_turn_comes_is_named_until_it_is_there_and_then_read
         capture_with(two_tables, lambda: two_tables.sql(statement))
     with pytest.raises(PreflightFailed, match=r"public\.late"):
         two_tables.catch_up()
-    two_tables.sql(repair)
-    if statement.startswith("DROP"):
-        with pytest.raises(TableInterrupted, match="late was dropped and made anew"):
-            two_tables.catch_up()
-        SnapshotRequests(two_tables.store.folder).write("late", "a test")
+    two_tables.sql(repair, "UPDATE early SET v = 11 WHERE id = 1")
+    # What became of its rows meanwhile is not known, so it stays left out until it is read again.
+    with pytest.raises(TableInterrupted, match=r"late.*public\.late does not exist"):
+        two_tables.catch_up()
+    assert folded(two_tables.events(), "early") == two_tables.rows("early", ("id", "v"))
+    SnapshotRequests(two_tables.store.folder).write("late", "a test")
     two_tables.catch_up()
-    assert folded(two_tables.events(), "late") == two_tables.rows("late", ("id", "v"))
-    assert folded(two_tables.events(), "early") == ROWS
+    for table in ("early", "late"):
+        assert folded(two_tables.events(), table) == two_tables.rows(table, ("id", "v"))
 
 
 def test_table_that_is_being_rewritten_when_its_turn_comes_is_read_afterwards(
