@@ -328,7 +328,9 @@ class Capture:
 
         Raises ``interrupted`` where nothing of it can be left out, so that it would come again.
         """
-        problem, captured = interrupted.problem, {each.name for each in self._contracted}
+        # Those that have joined this run are captured too.
+        captured = {each.name for each in (*self._contracted, *self._captured.all)}
+        problem = interrupted.problem
         reasons = {name: problem for name in interrupted.tables if name in captured}
         if not reasons:
             raise interrupted
