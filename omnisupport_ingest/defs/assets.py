@@ -150,6 +150,7 @@ def dimension_asset(
         key=key,
         # Where the table waits for a person nothing is made, and no other table's step or run fails for it.
         output_required=False,
+        dagster_type=keys.NO_VALUE,
         deps=[keys.deduped_key(contract.source)],
         partitions_def=partitions,
         backfill_policy=dg.BackfillPolicy.single_run(),
@@ -192,6 +193,7 @@ def published_asset(*, workspace: Workspace, contract: TableContract) -> dg.Asse
     @dg.asset(
         key=key,
         output_required=False,
+        dagster_type=keys.NO_VALUE,
         deps=[keys.dimension_key(contract)],
         description=f"{contract.description} {spec.description}",
         group_name=keys.PUBLISHED,
@@ -226,9 +228,21 @@ def published_asset(*, workspace: Workspace, contract: TableContract) -> dg.Asse
 
 def _waits(context: dg.AssetExecutionContext, workspace: Workspace, contract: TableContract) -> bool:
     found = waits(workspace, contract)
-    if found is not None:
-        context.log.error(f"{found.problem} Fix: {found.fix}")
-    return found is not None
+    if found is None:
+        return False
+    told = f"{found.problem} Fix: {found.fix}"
+    context.log.error(told)
+    # A check that follows what is not made is skipped in this run.
+    context.instance.report_runless_asset_event(
+        dg.AssetCheckEvaluation(
+            asset_key=keys.published_key(contract),
+            check_name=keys.COMPLETE,
+            passed=False,
+            severity=dg.AssetCheckSeverity.WARN,
+            description=told,
+        )
+    )
+    return True
 
 
 def _mirror(context: dg.AssetExecutionContext, done: Sequence[Checkpoint], started: float) -> None:

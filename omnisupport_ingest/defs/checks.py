@@ -17,7 +17,7 @@ from omnisupport_ingest.stages.workspace import Workspace
 _WARN = dg.AssetCheckSeverity.WARN
 _ERROR = dg.AssetCheckSeverity.ERROR
 
-_COMPLETE, _FRESH = "complete", "fresh"
+_FRESH = "fresh"
 
 
 def build_log_checks(source: str, contracts: Sequence[TableContract]) -> list[dg.AssetChecksDefinition]:
@@ -88,12 +88,12 @@ def _table_checks(source: str, contracts: Sequence[TableContract]) -> dg.AssetCh
         specs=[
             dg.AssetCheckSpec(name, asset=asset, description=_description(finding))
             for asset in asset_of.values()
-            for name, finding in ((_COMPLETE, checks.tables_complete), (_FRESH, _tables_fresh_now))
+            for name, finding in ((keys.COMPLETE, checks.tables_complete), (_FRESH, _tables_fresh_now))
         ],
     )
     def check(workspace: dg.ResourceParam[Workspace]) -> Iterator[dg.AssetCheckResult]:
         for check_name, findings in (
-            (_COMPLETE, checks.tables_complete(workspace, source)),
+            (keys.COMPLETE, checks.tables_complete(workspace, source)),
             (_FRESH, _tables_fresh_now(workspace, source)),
         ):
             for name, finding in findings.items():

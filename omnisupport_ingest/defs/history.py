@@ -59,6 +59,7 @@ def history_asset(*, workspace: Workspace, contract: TableContract) -> dg.Assets
         key=key,
         # As for its dimension: a table that waits for a person holds up no other.
         output_required=False,
+        dagster_type=keys.NO_VALUE,
         deps=[keys.deduped_key(contract.source)],
         description=f"{contract.description} {spec.description}",
         group_name=keys.HISTORY,

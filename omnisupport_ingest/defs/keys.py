@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import dagster as dg
 
 from omnisupport_ingest.contracts.model import TableContract
@@ -23,6 +25,12 @@ PROCESS_TAG = "omnisupport/process"
 LANDING, RAW, DEDUPED, DIMENSIONS, PUBLISHED = "landing", "raw", "deduped", "dimensions", "published"
 HISTORY = "history"
 """Asset groups, one per layer."""
+
+NO_VALUE: Any = dg.Nothing
+"""Type of an asset that yields its output by hand: it has no value, so no IO manager is asked to keep one."""
+
+COMPLETE = "complete"
+"""Check of a published table: whether it is a state that the source had."""
 
 
 def landing_key(source: str) -> dg.AssetKey:

@@ -211,8 +211,9 @@ def _half_done(
         accepted.setdefault((file.window, dict(file.partition)["source_table"]), []).append(file.path)
     for contract in contracts:
         dimension = _open(workspace.dimension(contract))
-        for window in dimension.windows() if dimension is not None else ():
-            assert dimension is not None
+        if dimension is None or waiting(workspace, contract, dimension):
+            continue
+        for window in dimension.windows():
             above, state = held.state(window), dimension.state(window)
             if above is None or state is None:
                 continue

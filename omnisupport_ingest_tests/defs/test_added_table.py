@@ -89,4 +89,9 @@ def test_a_contract_file_brings_the_rows_that_landed_before_it_into_a_published_
         verdicts = audit.execute_in_process(instance=instance).get_asset_check_evaluations()
         of_labels = {check.check_name: check.passed for check in verdicts if check.asset_key == table}
         assert of_labels.pop("complete") is False
-        assert of_labels == {"keys_unique": True, "no_unresolved_cells": True, "meets_contract": True}
+        assert of_labels == {
+            "keys_unique": True,
+            "no_unresolved_cells": True,
+            "meets_contract": True,
+            "fresh": True,
+        }

@@ -94,7 +94,11 @@ def test_what_is_not_of_memory_stays_what_it_is(error: BaseException) -> None:
 
 
 @pytest.mark.slow
-def test_real_workers_and_a_real_server_that_have_no_memory_are_named_within_seconds(tmp_path: Path) -> None:
+def test_real_workers_and_a_real_server_that_have_no_memory_are_named_within_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A session on a server sets it for the whole process, whose other tests have a classic session.
+    monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
     settings = Settings(home=tmp_path / "home", spark_driver_memory="512m")
     home = Home.open(settings.home, settings.window_size)
 

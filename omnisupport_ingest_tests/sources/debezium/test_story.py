@@ -19,8 +19,8 @@ RECORDED = {"transaction": (DEFAULTS, Handling()), "lsn": (STRINGS, STRING_MODES
 """Order → the file that has it, and how its connector wrote values."""
 
 UPDATED = "2026-01-02 03:04:05.678901"
-WITHOUT_KEY = 4
-"""Inserts and updates of a table without a key (and contract), which judging puts aside."""
+WITHOUT_KEY = 6
+"""Inserts, updates and deletes of a table without a key (and contract), which judging puts aside."""
 
 Whole = Callable[[str], tuple[Recorder, Checkpoint]]
 
