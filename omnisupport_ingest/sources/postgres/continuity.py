@@ -149,6 +149,7 @@ def require_unmoved(slot: SlotFacts, end_of_chain: Lsn) -> None:
             f"The slot {slot.name} has been read by somebody else, or made anew, or batches are missing at "
             "the end of landing",
             f"confirmed up to {slot.confirmed_flush_lsn}, landed up to {end_of_chain}",
+            instead="If batches are missing, it is enough to put them back, manifests and data. ",
         )
 
 
@@ -184,10 +185,11 @@ def _given_up(slot: str, reason: str | None) -> str:
     return f"The server has given up the slot {slot}: {_GIVEN_UP.get(reason, reason)}"
 
 
-def _moved(problem: str, values: str) -> SlotMoved:
+def _moved(problem: str, values: str, *, instead: str = "") -> SlotMoved:
     return SlotMoved(
         f"{problem}: {values}. Events may be missing.",
-        fix=f"See first that no copy of this home captures through it: a new epoch drops the slot. {REPAIR}",
+        fix=f"See first that no copy of this home captures through it: a new epoch drops the slot. {instead}"
+        f"{REPAIR}",
     )
 
 

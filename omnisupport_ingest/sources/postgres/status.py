@@ -144,6 +144,8 @@ def source_status(
             found += _dangers(dsn, settings, store, server, known, _start_reading(paused))
             if capture.state is State.RUNNING and takes_up(store):
                 found += _joining(dsn, settings, store, new)
+            else:
+                found += [each for table in new for each in _in_the_way(dsn, settings, store, table)]
         except (SourceRefused, SourceUnavailable) as error:
             found.append(Warned(error.problem, error.fix))
     if server is not None and landed is not None:
@@ -273,14 +275,11 @@ def _joining(
     asked = {each.table for each in SnapshotRequests(store.folder).read()}
     waiting = [each for each in new if each.name in asked]
     unasked = [each.name for each in new if each.name not in asked]
-    with closing(connect(dsn)) as connection:
-        for table in [each for each in new if each.name in unasked]:
-            wrong = blocking(joining_findings(connection, store, settings.publication, [table]))
-            if wrong:
-                # A start leaves it out for that.
-                unasked.remove(table.name)
-            for each in wrong:
-                yield Warned(f"{table.name} is not captured. {each.problem}", each.fix)
+    for table in [each for each in new if each.name in unasked]:
+        wrong = _in_the_way(dsn, settings, store, table)
+        if wrong:
+            unasked.remove(table.name)
+        yield from wrong
     if unasked:
         yield Warned(
             f"The capture that runs has not read the contract of {', '.join(unasked)}, which is newer.",
@@ -291,6 +290,13 @@ def _joining(
             for table in waiting:
                 for each in blocking(joining_findings(connection, store, settings.publication, [table])):
                     yield Warned(f"{table.name} is not captured yet. {each.problem}", each.fix)
+
+
+def _in_the_way(dsn: str, settings: Settings, store: LandingStore, table: TableContract) -> list[Warned]:
+    """Why a start leaves ``table`` out, which was never captured; nothing if it takes it up."""
+    with closing(connect(dsn)) as connection:
+        wrong = blocking(joining_findings(connection, store, settings.publication, [table]))
+    return [Warned(f"{table.name} is not captured. {each.problem}", each.fix) for each in wrong]
 
 
 def _disk_free(settings: Settings, home: Home) -> int | None:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from omnisupport_ingest.landing.completeness import incomplete_now
+from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.sources.postgres.connection import connect_replication
 from omnisupport_ingest.sources.postgres.errors import (
@@ -25,12 +27,15 @@ from omnisupport_ingest_tests.cli.command import Done
 from omnisupport_ingest_tests.sources.postgres.awkward import (
     PASSWORD,
     ROLE,
+    SOURCE,
     TLS_ROLE,
     AwkwardServer,
     Shop,
     closed_port,
 )
 from omnisupport_ingest_tests.sources.postgres.fronts import tls_front
+from omnisupport_ingest_tests.sources.postgres.shop_facts import same_as_source
+from omnisupport_ingest_tests.sources.postgres.source_under_test import landed_events
 from omnisupport_ingest_tests.waiting import until
 
 CAPTURE = ("capture", "--once")
@@ -218,13 +223,23 @@ def test_slot_that_somebody_else_has_is_told_with_who_reads_it(awkward: AwkwardS
 def test_publication_without_a_table(shop: Shop) -> None:
     shop.sql(f"ALTER PUBLICATION {shop.database} DROP TABLE orders")
     fix = f'ALTER PUBLICATION "{shop.database}" ADD TABLE "public"."orders";'
-    for _ in range(2):
+    store = LandingStore(shop.home / "landing", SOURCE)
+    for number in (3, 4):
+        shop.sql(f"INSERT INTO items VALUES ({number}, 'beside')", "UPDATE orders SET v = 'unseen'")
         done = shop.run(*CAPTURE)
         assert done.code == PreflightFailed.exit_code, done.told
         assert f"public.orders is not in publication {shop.database}" in done.err and fix in done.err
-        assert shop.landed(), "the other table"
+        assert "public.items" not in done.err, "one table alone is to blame"
+        same_as_source(shop, "items")
+        assert {event.source_table for event in landed_events(store)} == {"items"}
+        assert incomplete_now(list(store.manifests()), "items", 1, ()) is None
+        assert incomplete_now(list(store.manifests()), "orders", 1, ()) is not None
+        told = shop.run("source", "status")
+        assert told.code == 1 and fix in told.out, told.told
     shop.sql(fix)
     works(shop)
+    same_as_source(shop)
+    assert incomplete_now(list(store.manifests()), "orders", 1, ()) is None
 
 
 def test_no_publication_and_a_role_that_cannot_make_it(shop: Shop) -> None:

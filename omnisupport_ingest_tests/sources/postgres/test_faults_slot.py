@@ -9,7 +9,7 @@ import pytest
 
 from omnisupport_ingest.landing.names import is_stream
 from omnisupport_ingest.sources.postgres import stream_reading
-from omnisupport_ingest.sources.postgres.errors import HoleInSource, SourceUnavailable
+from omnisupport_ingest.sources.postgres.errors import HoleInSource, SlotMoved, SourceUnavailable
 from omnisupport_ingest_tests.sources.postgres.awkward import Shop
 from omnisupport_ingest_tests.sources.postgres.shop_facts import landed_rows, same_as_source, status
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract, folded
@@ -108,22 +108,38 @@ def test_slot_that_somebody_has_advanced_is_a_hole(tickets: SourceUnderTest) -> 
     is_a_hole_and_repaired(tickets, "read by somebody else")
 
 
-@pytest.mark.parametrize("by_itself", [False, True], ids=["by a person", "by itself"])
+@pytest.mark.parametrize("put_back", [False, True], ids=["new epoch", "put back"])
+@pytest.mark.parametrize("mode", [None, "when_needed"])
 def test_batches_that_are_missing_at_the_end_of_landing_are_a_hole(
-    tickets: SourceUnderTest, by_itself: bool
+    tickets: SourceUnderTest, mode: str | None, put_back: bool
 ) -> None:
     """The server does not send again what was confirmed to it."""
     tickets.sql("DELETE FROM tickets WHERE id = 1", "UPDATE tickets SET v = 'new' WHERE id = 2")
     tickets.catch_up()
     last = max(tickets.store.folder.glob("manifests/*-s-*.json"))
+    batch = last.read_bytes()
     last.unlink()
-    if not by_itself:
-        is_a_hole_and_repaired(tickets, "or batches are missing at the end of landing")
+    if mode is not None:
+        tickets.overrides["snapshot_mode"] = mode
+    landed, confirmed = tickets.store.batch_ids(), tickets.confirmed()
+    for _ in range(2):
+        with pytest.raises(SlotMoved, match="or batches are missing at the end of landing") as moved:
+            tickets.catch_up()
+        assert moved.value.exit_code == 7
+        for way in ("no copy of this home captures through it", "to put them back", "--new-epoch"):
+            assert way in moved.value.fix
+        # No mode begins an epoch, which would drop the slot of whoever reads it.
+        assert [epoch.number for epoch in tickets.store.epochs()] == [1]
+        assert tickets.store.batch_ids() == landed and tickets.confirmed() == confirmed
+    if put_back:
+        last.write_bytes(batch)
+        tickets.sql("UPDATE tickets SET v = 'later' WHERE id = 3")
+        tickets.catch_up()
+        assert [epoch.number for epoch in tickets.store.epochs()] == [1]
+        assert folded(tickets.events(), "tickets") == tickets.rows("tickets", COLUMNS)
         return
-    tickets.overrides["snapshot_mode"] = "when_needed"
-    tickets.catch_up()
+    is_a_hole_and_repaired(tickets, "or batches are missing at the end of landing")
     assert [epoch.number for epoch in tickets.store.epochs()] == [1, 2]
-    assert folded(tickets.events(), "tickets") == tickets.rows("tickets", COLUMNS)
 
 
 @pytest.mark.parametrize(
@@ -195,8 +211,16 @@ def test_slot_dropped_or_advanced_while_capture_connects_again_ends_it_as_a_hole
         actions[what],
     )
     assert running.process.wait(timeout=PATIENCE) == HoleInSource.exit_code
-    assert "HoleInSource" in status(shop, code=1)["last_error"]["error"]
-    assert landed_rows(shop) == 1
+    error, way = {
+        "drop": ("HoleInSource", "Find out what happened to the source first"),
+        "advance": ("SlotMoved", "no copy of this home captures through it"),
+    }[what]
+    for _ in range(2):
+        last = status(shop, code=1)["last_error"]
+        assert last["error"] == error and way in last["fix"] and "--new-epoch" in last["fix"]
+        # Never by itself.
+        assert shop.run("capture", "--once").code == HoleInSource.exit_code
+        assert landed_rows(shop) == 1
     assert shop.run("source", "repair", "--mode", "resnapshot", "--reason", "a test").code == 0
     assert shop.run("capture", "--once").code == 0
     same_as_source(shop)

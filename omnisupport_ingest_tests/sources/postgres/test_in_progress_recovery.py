@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 import signal
 import subprocess
 import threading
@@ -22,7 +21,13 @@ from omnisupport_ingest.sources.postgres.pgoutput import Begin
 from omnisupport_ingest.sources.postgres.server import current_wal_lsn
 from omnisupport_ingest_tests.sources.postgres.random_writers import Script
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest
-from omnisupport_ingest_tests.sources.postgres.two_readers import TwoReaders, many, run, session
+from omnisupport_ingest_tests.sources.postgres.two_readers import (
+    TwoReaders,
+    many,
+    run,
+    session,
+    two_readers_of_notes,
+)
 from omnisupport_ingest_tests.waiting import PATIENCE, until
 
 
@@ -40,13 +45,12 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_transaction_that_does_not_fit_on_the_disk_is_left_to_the_server(
-    both: TwoReaders, small_disk: Path, caplog: pytest.LogCaptureFixture
+    source: SourceUnderTest, tmp_path: Path, small_disk: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    source = both.early
+    source.home_folder = small_disk / "home"
+    both = two_readers_of_notes(source, tmp_path)
     source.sql("INSERT INTO notes VALUES (1)")
     both.catch_up()
-    shutil.move(source.home_folder, small_disk / "home")
-    source.home_folder = small_disk / "home"
     # Far more than the disk has, and hardly anything as Parquet.
     source.sql("INSERT INTO notes SELECT g, repeat('x', 3000), 'x' FROM generate_series(2, 4000) g")
     both.catch_up()
