@@ -88,6 +88,10 @@ WITHOUT_GATE: dict[tuple[str, str], str] = {
         "remove_old_run_logs",
     ): "logs older than a month; what stays goes at the next start",
     (
+        "defs/assets.py",
+        "_waits",
+    ): "the verdict of a check, told again by the next run and the hourly audit",
+    (
         "defs/lost_runs.py",
         "_NamesItsProcess.execute",
     ): "the name of a living process: without it, as with it, a run that was killed is a lost one",

@@ -111,7 +111,7 @@ def _room_on_disk(frame: DataFrame, draft: Path) -> Iterator[None]:
         if not any(text in str(error) for text in _NO_ROOM):
             raise
         if spilled(str(error)):
-            folder = frame.sparkSession.conf.get("spark.local.dir", "the temporary folder")
+            folder = frame.sparkSession.conf.get("spark.omnisupport.localDir", "the temporary folder")
             raise NoRoomOnDisk(
                 f"No space left on the disk of Spark's temporary files, {folder}, while writing "
                 f"{draft.parent.parent}; nothing was committed.",

@@ -154,7 +154,7 @@ def _start(
         env={
             **_without_secrets(os.environ),
             **workers_environment(),
-            # It wins over `spark.local.dir`, should the machine have set it.
+            # Where Spark spills, whatever the machine has set.
             "SPARK_LOCAL_DIRS": str(scratch.path),
             "TMPDIR": str(scratch.tmp),
             "SPARK_HOME": str(spark_home),

@@ -39,7 +39,7 @@ WEBSERVER = "dagster-webserver"
 DEFINITIONS = "omnisupport_ingest.definitions"
 GUARDED_WEBSERVER = "omnisupport_ingest.defs.webserver"
 
-_READY_SECONDS = 120.0
+_READY_SECONDS = 300.0
 _QUIET = {"PYTHONWARNINGS": "ignore"}
 """Dagster warns about its own preview features at every start."""
 

@@ -53,6 +53,9 @@ def spark_conf(settings: Settings, scratch: Scratch) -> dict[str, str]:
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.warehouse.dir": str(_home(settings) / "run" / "spark-warehouse"),
         "spark.sql.catalogImplementation": "in-memory",
+        # Classes of a session's own are fetched from the driver at every look for a class. This platform adds
+        # none, and with authentication the fetching now and then waits for itself, for two minutes.
+        "spark.sql.artifact.isolation.enabled": "false",
         # Every expression would tell the JVM which line of Python it is from: as many calls again as the
         # expressions take, for plans of thousands of them. A failed plan then names no line of ours.
         "spark.python.sql.dataFrameDebugging.enabled": "false",
@@ -69,8 +72,9 @@ def spark_conf(settings: Settings, scratch: Scratch) -> dict[str, str]:
             "spark.authenticate": "true",
             "spark.network.crypto.enabled": "true",
             "spark.network.crypto.saslFallback": "false",
-            # SPARK_LOCAL_DIRS wins over it, so whoever starts a JVM sets that too.
-            "spark.local.dir": str(scratch.path),
+            # Only tells where: whoever starts a JVM sets SPARK_LOCAL_DIRS, which wins over `spark.local.dir`,
+            # and Spark warns at every start of a configuration that has the latter.
+            "spark.omnisupport.localDir": str(scratch.path),
         }
     return conf
 

@@ -21,7 +21,7 @@ from omnisupport_ingest.settings import Settings
 NAME = "spark-connect"
 
 _SERVER = "omnisupport_ingest.runtime.connect_server"
-_READY_SECONDS = 90.0
+_READY_SECONDS = 300.0
 _FIRST_JOB = """
 from omnisupport_ingest.runtime.spark import session
 from omnisupport_ingest.settings import Settings
