@@ -53,12 +53,6 @@ def spark_conf(settings: Settings, scratch: Scratch) -> dict[str, str]:
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.warehouse.dir": str(_home(settings) / "run" / "spark-warehouse"),
         "spark.sql.catalogImplementation": "in-memory",
-        # Classes of a session's own are fetched from the driver at every look for a class. This platform adds
-        # none, and with authentication the fetching now and then waits for itself, for two minutes.
-        "spark.sql.artifact.isolation.enabled": "false",
-        # Every expression would tell the JVM which line of Python it is from: as many calls again as the
-        # expressions take, for plans of thousands of them. A failed plan then names no line of ours.
-        "spark.python.sql.dataFrameDebugging.enabled": "false",
     }
     if _is_local(settings):
         conf |= {
@@ -70,8 +64,9 @@ def spark_conf(settings: Settings, scratch: Scratch) -> dict[str, str]:
             # would be served. With a local master Spark makes the secret itself, in memory; a cluster's is
             # the cluster's to set.
             "spark.authenticate": "true",
-            "spark.network.crypto.enabled": "true",
-            "spark.network.crypto.saslFallback": "false",
+            # By SASL, without encryption: no other user can read what loopback carries. With encryption, the
+            # server's thread waits for a class loader that is held by a task which waits for that thread.
+            "spark.network.crypto.enabled": "false",
             # Only tells where: whoever starts a JVM sets SPARK_LOCAL_DIRS, which wins over `spark.local.dir`,
             # and Spark warns at every start of a configuration that has the latter.
             "spark.omnisupport.localDir": str(scratch.path),
