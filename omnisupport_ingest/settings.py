@@ -26,6 +26,11 @@ STORAGE_URL = "OMNISUPPORT_DAGSTER_STORAGE_URL"
 """Handed to Dagster's processes by ours; no setting."""
 
 
+_SPARK_REMOTE = re.compile(
+    r"sc://(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?(?:/(?:;[^=;\s]+=[^=;\s]*)*)?"
+)
+"""What PySpark takes: anything else it repeats in its error, the token included."""
+
 _HOST = re.compile(r"(?:[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?")
 
 
@@ -59,7 +64,13 @@ class Settings(BaseSettings):
     """Settings as typed values; each is the variable ``OMNISUPPORT_<NAME>`` or a line of ``.env``."""
 
     model_config = SettingsConfigDict(
-        env_prefix=PREFIX, env_file=ENV_FILE, env_file_encoding="utf-8", extra="ignore", frozen=True
+        env_prefix=PREFIX,
+        env_file=ENV_FILE,
+        env_file_encoding="utf-8",
+        extra="ignore",
+        frozen=True,
+        # A value that is refused may be a secret.
+        hide_input_in_errors=True,
     )
 
     home: Path = Field(
@@ -199,11 +210,11 @@ class Settings(BaseSettings):
         description="Master of the Spark Connect server, and of a session without one.",
         json_schema_extra={"values": "Spark master"},
     )
-    spark_remote: str | None = Field(
+    spark_remote: SecretStr | None = Field(
         None,
         description="A Spark Connect server that runs elsewhere.",
-        examples=["sc://spark.example:15002"],
-        json_schema_extra={"values": "`sc://host:port`"},
+        examples=["sc://spark.example:15002/;token=…"],
+        json_schema_extra={"values": "`sc://host:port`, options behind `/;`, secret"},
     )
     spark_driver_memory: str = Field(
         "2g", description="Memory of the Spark driver.", json_schema_extra={"values": "Spark size"}
@@ -238,6 +249,16 @@ class Settings(BaseSettings):
             return moment
         return moment.replace(tzinfo=UTC)
 
+    @field_validator("spark_remote")
+    @classmethod
+    def _spark_remote_is_an_address(cls, address: SecretStr | None) -> SecretStr | None:
+        if address is not None and not _SPARK_REMOTE.fullmatch(address.get_secret_value()):
+            raise ValueError(
+                "it is not sc://host:port, with options behind it as /;name=value;name=value (in a value "
+                "write %3D for =)"
+            )
+        return address
+
     @field_validator("webserver_hosts")
     @classmethod
     def _webserver_hosts_are_names(cls, text: str | None) -> str | None:
@@ -252,6 +273,13 @@ class Settings(BaseSettings):
     def ui_hosts(self) -> frozenset[str]:
         """``webserver_hosts``, a name each, in lower case."""
         return frozenset(_names(self.webserver_hosts))
+
+    @property
+    def spark_server(self) -> str | None:
+        """``spark_remote`` without its options, of which one may be a token: for messages."""
+        if self.spark_remote is None:
+            return None
+        return self.spark_remote.get_secret_value().partition("/;")[0]
 
     @property
     def window_size(self) -> WindowSize:

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import VARIABLE
+from omnisupport_ingest.runtime.connect_address import ConnectAddress
 from omnisupport_ingest.settings import (
     PREFIX,
     STORAGE_URL,
@@ -46,6 +47,40 @@ def test_passwords_are_not_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "hunter2" not in repr(settings) + str(settings)
     assert settings.source_dsn is not None
     assert settings.source_dsn.get_secret_value().endswith("@db/desk")
+
+
+@pytest.mark.parametrize(
+    ("address", "server"),
+    [
+        ("sc://spark.example", "sc://spark.example"),
+        ("sc://[::1]:15002/;token=hunter2;user_id=a%3Db", "sc://[::1]:15002"),
+        (ConnectAddress("/a b/run/s=1.sock", "hunter2").url, "sc://localhost"),
+    ],
+)
+def test_the_token_in_the_address_of_spark_is_not_printed(address: str, server: str) -> None:
+    settings = Settings(spark_remote=address)
+    assert "hunter2" not in repr(settings) + str(settings)
+    assert settings.spark_server == server
+    assert settings.spark_remote is not None
+    assert settings.spark_remote.get_secret_value() == address
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "",
+        "spark.example:15002/;token=hunter2",
+        "sc://spark.example;token=hunter2",
+        "sc://spark.example:port/;token=hunter2",
+        "sc://spark.example/x;token=hunter2",
+        "sc://me:hunter2@spark.example",
+        "sc://spark.example/;token=hunter2==",
+    ],
+)
+def test_an_address_that_pyspark_does_not_take_is_refused_without_its_token(address: str) -> None:
+    with pytest.raises(ValidationError, match="sc://host:port") as refused:
+        Settings(spark_remote=address)
+    assert "hunter2" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

@@ -88,8 +88,7 @@ def start_spark(
 ) -> None:
     """Start the warm Spark Connect server of the home, unless the settings name one that runs elsewhere."""
     if settings.spark_remote is not None:
-        # What follows the address may be a token.
-        say(f"Spark is at {settings.spark_remote.partition('/;')[0]}.")
+        say(f"Spark is at {settings.spark_server}.")
         return
     from omnisupport_ingest.runtime.spark_connect import start_spark_connect
 

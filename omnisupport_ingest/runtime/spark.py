@@ -134,9 +134,10 @@ def session(settings: Settings) -> SparkSession:
     The server is the one that ``OMNISUPPORT_SPARK_REMOTE`` names, or the one that ``up`` or
     ``demo`` has running on the same home. ``SparkUnreachable`` if the named one does not answer.
     """
+    if settings.spark_remote is not None:
+        return connect_session(settings, settings.spark_remote.get_secret_value())
     running = ConnectAddress.read(_home(settings) / "run")
-    remote = settings.spark_remote or (running.url if running else None)
-    return connect_session(settings, remote) if remote else classic_session(settings)
+    return connect_session(settings, running.url) if running else classic_session(settings)
 
 
 def connect_session(settings: Settings, remote: str) -> SparkSession:

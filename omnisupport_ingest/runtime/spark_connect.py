@@ -10,6 +10,8 @@ import os
 import subprocess
 import sys
 
+from pydantic import SecretStr
+
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.runtime.connect_address import ConnectAddress
 from omnisupport_ingest.runtime.environment import settings_environment
@@ -67,7 +69,7 @@ def stop_spark_connect(supervisor: Supervisor, home: Home) -> None:
 
 def _do_first_job(settings: Settings, address: ConnectAddress) -> None:
     """Run a job in a process of its own: this one may want a classic session later."""
-    client = settings.model_copy(update={"spark_remote": address.url})
+    client = settings.model_copy(update={"spark_remote": SecretStr(address.url)})
     done = subprocess.run(
         [sys.executable, "-c", _FIRST_JOB],
         env={**os.environ, **settings_environment(client)},

@@ -78,6 +78,24 @@ def test_settings_are_listed_without_secrets() -> None:
     assert "hunter2" not in done.stdout
 
 
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_settings_do_not_show_the_token_in_the_address_of_spark(options: tuple[str, ...]) -> None:
+    address = "sc://spark.example:15002/;token=hunter2"
+    done = run("settings", *options, OMNISUPPORT_SPARK_REMOTE=address)
+    assert done.returncode == 0
+    assert "OMNISUPPORT_SPARK_REMOTE" in done.stdout
+    assert "hunter2" not in done.stdout
+
+
+def test_a_wrong_address_of_spark_is_refused_and_its_token_not_told() -> None:
+    address = "sc://spark.example:15002/;token=hunter2=="
+    done = run("--debug", "settings", OMNISUPPORT_SPARK_REMOTE=address)
+    assert done.returncode == 2
+    assert "OMNISUPPORT_SPARK_REMOTE" in done.stderr
+    assert "%3D" in done.stderr
+    assert "hunter2" not in done.stderr
+
+
 def test_contracts_and_manifests_of_the_project_are_valid() -> None:
     assert "contracts in" in run("contracts", "validate").stdout
     assert "manifests are valid" in run("manifest", "validate").stdout

@@ -122,6 +122,7 @@ def test_spark_is_not_given_the_passwords_of_the_settings() -> None:
     given = {
         "OMNISUPPORT_SOURCE_DSN": "password=x",
         "OMNISUPPORT_DAGSTER_PG_URL": "y",
+        "OMNISUPPORT_SPARK_REMOTE": "sc://spark.example/;token=z",
         "OMNISUPPORT_HOME": "/h",
     }
     assert _without_secrets({**given, "PATH": "/bin"}) == {"OMNISUPPORT_HOME": "/h", "PATH": "/bin"}
