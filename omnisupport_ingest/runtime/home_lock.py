@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,6 +23,9 @@ from omnisupport_ingest.json_values import from_note
 
 _LONGEST = 4096
 """Bytes of a lock file that are read."""
+
+_LOOK_SECONDS = 1.0
+"""How long to try. ``holder`` shares the lock for some microseconds; a command that runs keeps it."""
 
 
 class HomeInUse(IngestError):
@@ -91,7 +95,7 @@ class HomeLock:
         # Not inherited by children: a daemon must not keep the lock of its starter.
         descriptor = open_lock(_lock_file(self._home, self._lock))
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _take(descriptor)
         except BlockingIOError:
             found = os.pread(descriptor, _LONGEST, 0)
             os.close(descriptor)
@@ -123,6 +127,19 @@ class HomeLock:
             f"{self._home.path} is in use by {found}.",
             fix=f"{found.stop}, or set OMNISUPPORT_HOME to another folder.",
         )
+
+
+def _take(descriptor: int) -> None:
+    """Lock the file; ``BlockingIOError`` if another process has it for longer than a look takes."""
+    deadline = time.monotonic() + _LOOK_SECONDS
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_LOOK_SECONDS / 50)
 
 
 def _named(record: bytes) -> Holder:
