@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -40,6 +41,7 @@ DEFINITIONS = "omnisupport_ingest.definitions"
 GUARDED_WEBSERVER = "omnisupport_ingest.defs.webserver"
 
 _READY_SECONDS = 300.0
+_AGAIN_SECONDS = 0.2
 _QUIET = {"PYTHONWARNINGS": "ignore"}
 """Dagster warns about its own preview features at every start."""
 
@@ -116,19 +118,37 @@ def _shows_location(port: int) -> bool:
         return False
 
 
-def _require_guard(port: int) -> None:
-    """Raise ``ServiceFailed`` if the webserver answers a request that another web page could have sent."""
-    try:
-        with _ask(port, "{ version }", {"Host": "another-page.invalid"}) as response:
-            status = response.status
-    except urllib.error.HTTPError as refused:
-        status = refused.code
+def _require_guard(port: int, *, seconds: float = _READY_SECONDS) -> None:
+    """Raise ``ServiceFailed`` if the webserver answers a request that another web page could have sent.
+
+    So it does if that is not known after ``seconds``.
+    """
+    deadline = time.monotonic() + seconds
+    while (status := _status_for_another_page(port)) is None:
+        if time.monotonic() > deadline:
+            raise ServiceFailed(
+                "Whether the Dagster UI refuses requests of other web pages is not known: it gave no answer "
+                f"within {seconds:g} seconds.",
+                fix=f"Look at the log of {WEBSERVER}, then run the same command again.",
+            )
+        time.sleep(_AGAIN_SECONDS)
     if status != HTTPStatus.FORBIDDEN:
         raise ServiceFailed(
             f"The Dagster UI answers requests of other web pages (status {status} for a foreign Host).",
             fix="Install the versions of constraints.txt: the guard in omnisupport_ingest.defs.webserver "
             "does not know this dagster-webserver.",
         )
+
+
+def _status_for_another_page(port: int) -> int | None:
+    """The status of the answer to a request with a foreign ``Host``; None if there is no answer."""
+    try:
+        with _ask(port, "{ version }", {"Host": "another-page.invalid"}) as response:
+            return int(response.status)
+    except urllib.error.HTTPError as refused:
+        return refused.code
+    except (OSError, HTTPException):
+        return None
 
 
 def _ask(port: int, query: str, headers: Mapping[str, str] | None = None) -> Any:

@@ -70,17 +70,20 @@ def stop_spark_connect(supervisor: Supervisor, home: Home) -> None:
 def _do_first_job(settings: Settings, address: ConnectAddress) -> None:
     """Run a job in a process of its own: this one may want a classic session later."""
     client = settings.model_copy(update={"spark_remote": SecretStr(address.url)})
-    done = subprocess.run(
-        [sys.executable, "-c", _FIRST_JOB],
-        env={**os.environ, **settings_environment(client)},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=_READY_SECONDS,
-    )
+    fix = f"Look at the log of {NAME}, then run the same command again."
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _FIRST_JOB],
+            env={**os.environ, **settings_environment(client)},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_READY_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        raise ServiceFailed(
+            f"The Spark Connect server has not done a first job within {_READY_SECONDS:g} seconds.", fix=fix
+        ) from None
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise ServiceFailed(
-            f"The Spark Connect server does not do a first job: {reason}",
-            fix=f"Look at the log of {NAME}, then run the same command again.",
-        )
+        raise ServiceFailed(f"The Spark Connect server does not do a first job: {reason}", fix=fix)

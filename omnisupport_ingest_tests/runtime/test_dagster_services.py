@@ -25,12 +25,18 @@ from omnisupport_ingest.settings import Settings
 
 
 @contextmanager
-def webserver(*, guarded: bool) -> Iterator[int]:
-    """A server that answers GraphQL; ``guarded``: for its own Host alone. Yields its port."""
+def webserver(*, guarded: bool, hangs_up: int = 0) -> Iterator[int]:
+    """A server that answers GraphQL; ``guarded``: for its own Host alone. Yields its port.
+
+    ``hangs_up``: so many requests get no answer at first.
+    """
+    unanswered = iter(range(hangs_up))
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["Content-Length"]))
+            if next(unanswered, None) is not None:
+                return
             own = self.headers["Host"] == f"{LOOPBACK}:{server.server_port}"
             self.send_response(200 if own or not guarded else 403)
             self.end_headers()
@@ -56,6 +62,20 @@ def test_a_ui_that_answers_a_foreign_host_is_not_left_running() -> None:
     assert "other web pages" in told.value.problem
     with webserver(guarded=True) as port:
         _require_guard(port)
+
+
+def test_a_ui_that_is_too_busy_to_answer_at_once_is_asked_again() -> None:
+    with webserver(guarded=True, hangs_up=2) as port:
+        _require_guard(port)
+    with webserver(guarded=False, hangs_up=2) as port, pytest.raises(ServiceFailed, match="other web pages"):
+        _require_guard(port)
+
+
+def test_a_ui_that_never_says_whom_it_answers_is_not_left_running() -> None:
+    with webserver(guarded=True, hangs_up=1_000_000) as port:
+        with pytest.raises(ServiceFailed, match="no answer within") as told:
+            _require_guard(port, seconds=0.3)
+        assert "ConnectionError" not in told.value.problem
 
 
 def test_the_code_server_listens_on_a_socket_of_the_home_and_the_workspace_names_it(tmp_path: Path) -> None:

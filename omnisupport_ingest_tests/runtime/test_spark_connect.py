@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from omnisupport_ingest.home import Home
+from omnisupport_ingest.runtime import spark_connect
 from omnisupport_ingest.runtime.connect_address import ConnectAddress
 from omnisupport_ingest.runtime.environment import settings_environment
 from omnisupport_ingest.runtime.spark_connect import NAME, start_spark_connect, stop_spark_connect
-from omnisupport_ingest.runtime.supervisor import Supervisor
+from omnisupport_ingest.runtime.supervisor import ServiceFailed, Supervisor
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest_tests.waiting import PATIENCE
 
@@ -63,3 +64,13 @@ def test_the_token_is_not_in_the_text_of_an_address() -> None:
 def test_a_record_that_cannot_be_read_counts_as_none(tmp_path: Path, record: str) -> None:
     (tmp_path / "spark-connect.json").write_text(record)
     assert ConnectAddress.read(tmp_path) is None
+
+
+def test_a_first_job_that_does_not_end_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spark_connect, "_FIRST_JOB", "import time; time.sleep(600)")
+    monkeypatch.setattr(spark_connect, "_READY_SECONDS", 0.5)
+    with pytest.raises(ServiceFailed, match="first job within") as told:
+        spark_connect._do_first_job(
+            Settings(home=tmp_path), ConnectAddress(str(tmp_path / "x.sock"), "hunter2")
+        )
+    assert "hunter2" not in str(told.value)
