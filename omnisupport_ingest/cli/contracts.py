@@ -176,17 +176,15 @@ def retype(name: str, yes: bool) -> int:
     Exit code: 0 done or nothing to do, 2 usage or settings, 3 no home.
     """
     from omnisupport_ingest.cli.opening import existing_home
+    from omnisupport_ingest.contracts.model import table_named
     from omnisupport_ingest.stages.retyping import ask_for, other_types
     from omnisupport_ingest.stages.workspace import Workspace
 
     settings = open_settings()
     existing_home(settings)
     workspace = Workspace.open(settings)
-    sources = workspace.contracts.sources()
-    known = {each.name: each for source in sources for each in workspace.contracts.of_source(source)}
-    if name not in known:
-        raise click.UsageError(f"There is no contract called {name}. There is: {', '.join(sorted(known))}.")
-    found = other_types(workspace, known[name])
+    contract = table_named(name, workspace.contracts.all)
+    found = other_types(workspace, contract)
     if not found:
         click.echo(f"The tables of {name} have the types of its contract.")
         return 0
@@ -195,7 +193,7 @@ def retype(name: str, yes: bool) -> int:
     click.echo("Each is made again whole, from deduped_events; nothing is read at the source.")
     if not yes:
         click.confirm("Go on?", abort=True)
-    ask_for(workspace, known[name])
+    ask_for(workspace, contract)
     click.echo(
         "The next run makes them: that of `omnisupport-ingest up`, else omnisupport-ingest materialize"
     )

@@ -9,16 +9,26 @@ it, and holds up no other table. What is there stays as it was meanwhile, and co
 from __future__ import annotations
 
 import json
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.durable import replace
 from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.foreign import Unreadable
+from omnisupport_ingest.json_values import read_note
 from omnisupport_ingest.lake.schema import Retyped, SchemaChanged
 from omnisupport_ingest.lake.table import LakeTable, TableSnapshot
 from omnisupport_ingest.stages.workspace import Workspace
 
 _FOLDER = "retyped"
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """That somebody asks for it. ``contract``: fingerprint of the contract that it holds for."""
+
+    contract: str
 
 
 def require_types(workspace: Workspace, contract: TableContract, snapshot: TableSnapshot) -> None:
@@ -55,7 +65,7 @@ def ask_for(workspace: Workspace, contract: TableContract) -> None:
     file = _file(workspace, contract)
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with gate("lake.retype", contract.name):
-        replace(file, json.dumps({"contract": contract.fingerprint}).encode() + b"\n")
+        replace(file, json.dumps(asdict(_Request(contract.fingerprint))).encode() + b"\n")
 
 
 def waiting(workspace: Workspace, contract: TableContract, snapshot: TableSnapshot) -> tuple[Retyped, ...]:
@@ -66,8 +76,8 @@ def waiting(workspace: Workspace, contract: TableContract, snapshot: TableSnapsh
 
 def _asked(file: Path, contract: TableContract) -> bool:
     try:
-        return bool(json.loads(file.read_bytes())["contract"] == contract.fingerprint)
-    except (OSError, ValueError, KeyError, TypeError):
+        return read_note(_Request, file).contract == contract.fingerprint
+    except (OSError, Unreadable):
         return False
 
 

@@ -267,3 +267,17 @@ def test_a_home_that_holds_nothing_binds_nobody(tmp_path: Path, monkeypatch: pyt
         mine / "contracts" / "data"
     )
     assert open_settings().source == "shop"
+
+
+def test_a_table_to_retype_is_named_with_its_source_where_two_sources_have_the_name(
+    ours: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contracts = ours / "contracts" / "data"
+    document = json.loads((contracts / "tickets.json").read_text())
+    document["x-cdc"]["source"] = "other_desk"
+    (contracts / "other_tickets.json").write_text(json.dumps(document))
+    assert command(*WRITE).code == 0
+    either = command("contracts", "retype", "tickets")
+    assert either.code == 2
+    assert "other_desk.tickets" in either.told and "support_desk.tickets" in either.told
+    assert command("contracts", "retype", "other_desk.tickets").code == 0

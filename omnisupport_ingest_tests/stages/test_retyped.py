@@ -18,7 +18,7 @@ from pyspark.sql.types import StructField, StructType
 
 from omnisupport_ingest import failpoints
 from omnisupport_ingest.cli.main import cli
-from omnisupport_ingest.contracts.model import Column
+from omnisupport_ingest.contracts.model import Column, UnknownTable
 from omnisupport_ingest.contracts.spark_types import spark_type
 from omnisupport_ingest.lake.schema import Retyped, SchemaChanged, delta_schema
 from omnisupport_ingest.stages import deduped, dimensions, history, published, raw
@@ -141,6 +141,17 @@ def test_other_type_waits_for_a_person_stays_as_it_was_and_is_asked_for_by_nobod
     assert waits(story.workspace, story.contract) is not None
 
 
+@pytest.mark.parametrize("content", [b"", b"[" * 100_000, b'{"contract": 1}', b"[1]"])
+def test_record_that_cannot_be_read_asks_for_nothing(tmp_path: Path, content: bytes) -> None:
+    story = told(tmp_path, of_type("text", "string"))
+    story.workspace.dimension(story.contract).open()
+    under(story, of_type("integer"))
+    ask_for(story.workspace, story.contract)
+    assert waits(story.workspace, story.contract) is None
+    (story.workspace.home.lake / SOURCE / "retyped" / f"{story.contract.name}.json").write_bytes(content)
+    assert waits(story.workspace, story.contract) is not None
+
+
 def test_command_names_what_is_made_again_and_asks_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,7 +172,7 @@ def test_command_names_what_is_made_again_and_asks_for_it(
     done = retype("notes", "--yes")
     assert "desk/dim_notes: n (string on disk, integer by its contract)" in done.output, done.exception
     assert waits(story.workspace, story.contract) is None
-    assert isinstance(retype("nots").exception, click.UsageError)
+    assert isinstance(retype("nots").exception, UnknownTable)
 
 
 @pytest.mark.parametrize("point", ["lake.retype.before", "lake.retype.after"])
