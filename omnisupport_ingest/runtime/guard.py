@@ -121,6 +121,7 @@ class Guard:
                         self._stop_asked = True
                     if not data:
                         selector.unregister(key.fd)
+                _reap_orphans(self._service.pid)
                 self._stop_if_asked()
         end_descendants(grace=0.0 if self._keeper_gone else _WAIT_SECONDS)
         self._drain(output)
@@ -156,6 +157,20 @@ def keep(guard: int) -> int:
         os.killpg(guard, signal.SIGKILL)
     end_descendants(grace=0.0)
     return _as_a_shell_has_it(os.waitstatus_to_exitcode(status))
+
+
+def _reap_orphans(service: int) -> None:
+    """Take the exit codes of children that have ended, but for the process ``service``.
+
+    They are orphans of the service, and would stay in the list of processes for as long as it runs.
+    """
+    if _prctl() is None:
+        return  # They are not adopted by this process.
+    with contextlib.suppress(ChildProcessError):
+        while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            if ended.si_pid == service:
+                return
+            os.waitpid(ended.si_pid, os.WNOHANG)
 
 
 def end_descendants(*, grace: float) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -156,3 +157,15 @@ def test_sigkill_of_a_guard_takes_the_service_and_its_whole_tree_with_it(
         os.kill(guard.pid if which == "guard" else keeper.pid, signal.SIGKILL)
         until(lambda: not any(map(living, tree)), "the end of service, child and daemon")
         until(lambda: not living(guard.pid) and not living(keeper.pid), "the end of guard and keeper")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="orphans go to the nearest subreaper on Linux alone")
+def test_orphans_of_a_service_that_have_ended_are_not_kept_as_zombies(home: Home, tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    orphans = f"for each in 1 2 3; do (sh -c 'echo $$ >> {pids}; exec sleep 0.1' &); done; exec sleep 600"
+    with Supervisor(home) as supervisor:
+        supervisor.start(Service("one", ("sh", "-c", orphans)))
+        until(lambda: pids.exists() and len(pids.read_text().splitlines()) == 3, "three orphans")
+        started = [int(line) for line in pids.read_text().splitlines()]
+        until(lambda: not any(map(psutil.pid_exists, started)), "the orphans gone from the list of processes")
+        assert "one" in running_services(home.run)
