@@ -130,9 +130,10 @@ class WindowGrid:
             return text
         try:
             moment = datetime.fromisoformat(text)
-        except ValueError:
+            start = self.truncate(moment if moment.tzinfo else moment.replace(tzinfo=UTC))
+        except (ValueError, OverflowError):
+            # No text of a time, or of one that is none in UTC.
             raise self._unknown(text) from None
-        start = self.truncate(moment if moment.tzinfo else moment.replace(tzinfo=UTC))
         if start < self.first:
             raise self._unknown(text)
         return start.strftime(KEY_FORMAT)

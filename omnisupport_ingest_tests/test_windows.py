@@ -124,7 +124,13 @@ def test_a_window_is_named_by_its_key_or_by_any_time_in_it(size: str, text: str,
     assert WindowGrid(WindowSize.parse(size), FIRST).named(text) == key
 
 
-@pytest.mark.parametrize("text", ["yesterday", "", "2026-01-30T23:00", "2026-02-30T00:00", "17:00"])
+BEYOND_TIME = ("0001-01-01T00:00+14:00", "9999-12-31T23:59-10:00")
+"""Times that are none in UTC, which begins with year 1 and ends with year 9999."""
+
+
+@pytest.mark.parametrize(
+    "text", ["yesterday", "", "2026-01-30T23:00", "2026-02-30T00:00", "17:00", *BEYOND_TIME]
+)
 def test_what_names_no_window_is_a_wrong_argument(text: str) -> None:
     with pytest.raises(WindowUnknown, match="not a window of this lake") as refused:
         WindowGrid(WindowSize(60), FIRST).named(text)

@@ -129,6 +129,8 @@ def _windows(workspace: Workspace, source: str, first: str, last: str) -> list[s
     from omnisupport_ingest.windows import OUT_OF_RANGE
 
     first, last = workspace.grid.named(first), workspace.grid.named(last)
+    if OUT_OF_RANGE in (first, last):
+        raise click.UsageError(f"{OUT_OF_RANGE} is made again with every window: name any other.")
     if last < first:
         raise click.UsageError(f"--to {last} lies before --from {first}.")
     known = [each.window for each in window_list(workspace, source).windows if each.window != OUT_OF_RANGE]

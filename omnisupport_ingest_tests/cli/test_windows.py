@@ -20,7 +20,7 @@ from omnisupport_ingest.defs.keys import raw_key
 from omnisupport_ingest.defs.partitions import window_partitions
 from omnisupport_ingest.runtime.dagster_home import write_dagster_home
 from omnisupport_ingest.stages import window_checks
-from omnisupport_ingest.windows import WindowRange
+from omnisupport_ingest.windows import OUT_OF_RANGE, WindowRange
 from omnisupport_ingest_tests.cli.command import command
 from omnisupport_ingest_tests.cli.told_home import enter
 from omnisupport_ingest_tests.recovery.pipeline import open_workspace, run_stages
@@ -193,3 +193,13 @@ def test_replay_under_the_platform_asks_for_a_backfill_of_as_few_runs(story, mon
     assert windows.get_partition_key_ranges(window_partitions(workspace.grid)) == [
         dg.PartitionKeyRange(FIRST, middle)
     ]
+
+
+@pytest.mark.parametrize("bound", ["--from", "--to"])
+def test_no_range_of_windows_begins_or_ends_with_the_events_that_have_none(story: Story, bound: str) -> None:
+    other = "--to" if bound == "--from" else "--from"
+    done = command(
+        "replay", "--source", SOURCE, bound, OUT_OF_RANGE, other, FIRST, "--reason", "r", "--dry-run"
+    )
+    assert done.code == 2
+    assert "with every window" in done.told
