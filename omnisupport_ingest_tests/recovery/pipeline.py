@@ -1,9 +1,9 @@
 """All stages of one home in a process of its own, for tests that kill it.
 
 ``python -m omnisupport_ingest_tests.recovery.pipeline FOLDER`` takes the windows of the told story in
-``FOLDER`` through every layer, with ``replay`` behind it all over again, on a warm server where
-``OMNISUPPORT_SPARK_REMOTE`` names one and on a classic session otherwise, and dies where
-``OMNISUPPORT_FAILPOINT`` says.
+``FOLDER`` through every layer, with ``replay`` behind it all over again, with ``judge`` from
+``deduped_events`` on, on a warm server where ``OMNISUPPORT_SPARK_REMOTE`` names one and on a classic
+session otherwise, and dies where ``OMNISUPPORT_FAILPOINT`` says.
 """
 
 from __future__ import annotations
@@ -48,10 +48,14 @@ def run_stages(
     source: str = SOURCE,
     *,
     replay: bool = False,
+    judge: bool = False,
 ) -> None:
-    """Take ``windows`` from landing to the published tables, as one run of the ingest job does."""
+    """Take ``windows`` from landing to the published tables, as one run of the ingest job does.
+
+    ``judge``: as a replay that does not begin at landing, but has raw's events judged again.
+    """
     raw.materialize(workspace, spark, source, windows, "run", replay=replay)
-    deduped.materialize(workspace, spark, source, windows, "run", replay=replay)
+    deduped.materialize(workspace, spark, source, windows, "run", replay=replay or judge)
     for contract in workspace.contracts.of_source(source):
         dimensions.materialize(workspace, spark, contract, windows, "run", replay=replay)
     for contract in workspace.contracts.of_source(source):
@@ -59,16 +63,22 @@ def run_stages(
 
 
 def start(
-    folder: Path, *, failpoint: str = "", remote: str | None = None, replay: bool = False
+    folder: Path,
+    *,
+    failpoint: str = "",
+    remote: str | None = None,
+    replay: bool = False,
+    judge: bool = False,
 ) -> subprocess.Popen[str]:
     """The pipeline of ``folder`` as a process; its standard error goes to ``pipeline.log`` there.
 
     ``remote`` is the address of a warm server; without one the process has a JVM of its own.
     """
+    asked = ["replay"] * replay + ["judge"] * judge
     environment = {**os.environ, VARIABLE: failpoint} | ({REMOTE: remote} if remote else {})
     with (folder / "pipeline.log").open("w") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", __spec__.name, str(folder), *(["replay"] if replay else [])],
+            [sys.executable, "-m", __spec__.name, str(folder), *asked],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -97,4 +107,5 @@ def kill_when(process: subprocess.Popen[str], seen: Callable[[], bool]) -> int:
 
 if __name__ == "__main__":
     opened = open_workspace(Path(sys.argv[1]))
-    run_stages(opened, session(opened.settings), replay="replay" in sys.argv[2:])
+    asked = sys.argv[2:]
+    run_stages(opened, session(opened.settings), replay="replay" in asked, judge="judge" in asked)
