@@ -14,7 +14,8 @@ from pathlib import Path
 from omnisupport_ingest.runtime.spark import classic_session
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest_tests.jvm import start_for_small_work
-from omnisupport_ingest_tests.proof.run import SMALL_BATCHES, ProofFailed, draw, prove
+from omnisupport_ingest_tests.proof.run import ProofFailed, prove
+from omnisupport_ingest_tests.proof.story import Story, draw
 from omnisupport_ingest_tests.proof.tally import IN_HISTORIES, IN_SCHEDULES, LEFT_OPEN, Tally
 
 LANES = 100
@@ -46,15 +47,14 @@ def main() -> int:
         # Thousands of small plans: finding better ones on the way takes longer than it saves.
         spark.conf.set("spark.sql.adaptive.enabled", "false")
         spark.conf.set("spark.sql.shuffle.partitions", "2")
-        spark.conf.set(*SMALL_BATCHES)
         for seeds in _homes(asked.start, asked.seeds, asked.lanes, began, asked.seconds):
             started = time.monotonic()
             story = draw(seeds, asked.landings)
             print(f"seeds {seeds.start} to {seeds.stop - 1}: {_kind(story.order)}, ", end="", flush=True)
-            print(f"epochs {story.epochs}, batches {len(story.batches)}", flush=True)
+            print(f"epochs {story.epochs}, batches {len(story.batches)}, {_hindered(story)}", flush=True)
             say = print if asked.steps else _quiet
             try:
-                tally = prove(story, root / f"{seeds.start}", spark, say=say)
+                tally = prove(story, root / f"{seeds.start}", spark, say=say).tally
             except Exception as error:
                 print(f"  fails; {time.monotonic() - started:.0f} s", flush=True)
                 print(_failure(error, seeds, asked.lanes, asked.landings), file=sys.stderr, flush=True)
@@ -85,6 +85,12 @@ def _homes(start: int, count: int, lanes: int, began: float, seconds: float | No
 
 def _kind(order: str | None) -> str:
     return "a stream" if order is None else f"files ordered by {order}"
+
+
+def _hindered(story: Story) -> str:
+    gaps = ["a gap" if each.back is None else "a gap for a while" for each in story.gaps] or ["no gap"]
+    parts = "partitions as usual" if story.cut.rows_of_a_part is None else "several partitions"
+    return f"{gaps[0]}, {parts}, Arrow batches of {story.cut.rows_of_a_batch}"
 
 
 def _failure(error: Exception, seeds: range, lanes: int, landings: int | None) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from omnisupport_ingest.lake.contenthash import content_hash
-from omnisupport_ingest.lake.layout import LakeFile
+from omnisupport_ingest.lake.layout import WINDOW, LakeFile
 from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.stages.workspace import Workspace
 from omnisupport_ingest_tests.cdc.lanes import scope_text
@@ -27,7 +27,6 @@ from omnisupport_ingest_tests.oracle.judging import (
 )
 from omnisupport_ingest_tests.oracle.model import Event, Image, Key, Position, TableShape
 from omnisupport_ingest_tests.proof.expected import (
-    Copy,
     Expected,
     KeyInWindow,
     Latest,
@@ -35,7 +34,8 @@ from omnisupport_ingest_tests.proof.expected import (
     Values,
 )
 from omnisupport_ingest_tests.proof.history import tx_id_of
-from omnisupport_ingest_tests.proof.tables import KEY, SHAPES, SOURCE, from_lake
+from omnisupport_ingest_tests.proof.landed import Copy
+from omnisupport_ingest_tests.proof.tables import KEY, SOURCE, from_lake
 from omnisupport_ingest_tests.proof.versions import Version
 
 Rows = list[dict[str, Any]]
@@ -61,7 +61,7 @@ def differences(workspace: Workspace, expected: Expected) -> Iterator[Difference
     yield from _deduped(workspace, expected)
     yield from _quarantine(workspace, expected)
     yield from _ledger(workspace, expected)
-    for shape in SHAPES:
+    for shape in expected.shapes:
         yield from _dimension(workspace, expected, shape)
         yield from _published(workspace, expected, shape)
         yield from _history(workspace, expected, shape)
@@ -95,9 +95,10 @@ def _read(files: Iterable[LakeFile]) -> Rows:
 
 
 def _raw(workspace: Workspace, expected: Expected) -> Iterator[Difference]:
-    held: dict[int, object] = {
-        row["lsn"]: (*_fact(row), *_of_copy(row)) for row in _rows(workspace.raw(SOURCE))
-    }
+    rows = _rows(workspace.raw(SOURCE))
+    held: dict[int, object] = {row["lsn"]: (*_fact(row), *_of_copy(row)) for row in rows}
+    if len(held) != len(rows):
+        yield Difference("raw_cdc_staging", "copies", len(rows), len(held))
     wanted = {number: _raw_row(expected, number) for number in expected.verdicts}
     for number in sorted(held.keys() | wanted.keys()):
         if held.get(number) != wanted.get(number):
@@ -452,11 +453,13 @@ def _contract(workspace: Workspace, shape: TableShape) -> Any:
 
 
 def _values(row: Mapping[str, Any], shape: TableShape) -> Values:
-    """The known values; an exact text where there should be none shows as a value too many."""
+    """The known values; a value or exact text where there should be none shows as one too many."""
     unresolved = set(row["_cdc_unresolved"] or ())
     exact = dict(row["_cdc_exact"] or ())
     known = [name for name in shape.columns if name not in unresolved]
     values = [(name, from_lake(row[name], exact.pop(name, None))) for name in known]
+    others = row.keys() - {*shape.columns, *KEY, WINDOW}
+    values += [(f"a column {n}", row[n]) for n in others if not n.startswith("_cdc_") and row[n] is not None]
     values += [(f"exact text of {name}", text) for name, text in exact.items()]
     return tuple(sorted(values))
 

@@ -30,6 +30,35 @@ class Batch:
     clock: datetime | None = None
 
 
+@dataclass(frozen=True)
+class Gap:
+    """A batch of the stream that is lost as soon as it has landed, before anything was made of it.
+
+    ``lost``: which one of the home's batches. ``back``: how many batches have landed when it is found again,
+    null: it never is.
+    """
+
+    lost: int
+    back: int | None
+
+
+def gaps(rng: Random, batches: Sequence[Batch]) -> tuple[Gap, ...]:
+    """A gap in the chain of some epoch, or none. It holds back what lands after it, and its epoch has begun
+    before it."""
+    found = []
+    for number, batch in enumerate(batches):
+        begun = any(each.epoch == batch.epoch and each.told for each in batches[:number])
+        if batch.kind == STREAM and batch.told and begun:
+            after = enumerate(batches[number + 1 :], start=number + 1)
+            found += [(number, n) for n, each in after if (each.kind, each.epoch) == (STREAM, batch.epoch)][
+                :1
+            ]
+    if not found or rng.random() < 0.3:
+        return ()
+    lost, behind = rng.choice(found)
+    return (Gap(lost, None if rng.random() < 0.3 else rng.randint(behind + 1, len(batches))),)
+
+
 @dataclass
 class Slots:
     """What lands when: per slot the events, in the order in which they were put there.

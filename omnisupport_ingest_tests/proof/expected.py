@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import cached_property
 
 from omnisupport_ingest_tests.cdc.lanes import scope_text
 from omnisupport_ingest_tests.oracle.judging import (
     DUPLICATE,
-    OUT_OF_RANGE,
-    Clockwork,
-    Delivery,
     Law,
     Verdict,
     judge,
 )
 from omnisupport_ingest_tests.oracle.model import Event, Image, Key, Position, Row, TableShape
 from omnisupport_ingest_tests.oracle.oracle import AT_ONE_POSITION, current_state
-from omnisupport_ingest_tests.proof.delivery import CHUNK, FILE, Batch
-from omnisupport_ingest_tests.proof.history import START
+from omnisupport_ingest_tests.proof.landed import Copy, Landed
 from omnisupport_ingest_tests.proof.tables import Held, held, marked_at
 from omnisupport_ingest_tests.proof.versions import Version, versions
 
@@ -79,87 +75,28 @@ class Published:
     values: Values | None
 
 
-@dataclass(frozen=True)
-class Copy:
-    """What a copy has of the batch that brought it. ``file_row``: its line, where that was a file."""
-
-    batch_id: str
-    landed_at: datetime
-    file_row: int | None
-
-
-class Landed:
-    """The deliveries of a home, numbered as they land, each with the facts of its arrival.
-
-    ``watermark``: the highest commit time that stream or files have brought, of whatever epoch. A clock
-    that was behind holds it back.
-    """
-
-    def __init__(self) -> None:
-        self.deliveries: list[Delivery] = []
-        self.copies: dict[int, Copy] = {}
-        self.watermark: datetime | None = None
-        self._times: dict[int, list[datetime]] = {}
-        self._clockwork = Clockwork()
-
-    def take(self, batch: Batch, batch_id: str) -> None:
-        windows = [window_of(told.event.source_ts, batch.landed_at) for told in batch.told]
-        times = [
-            told.event.source_ts
-            for told, window in zip(batch.told, windows, strict=True)
-            if window != OUT_OF_RANGE
-        ]
-        times += [batch.clock] if batch.clock else []
-        if batch.kind != CHUNK:
-            # What was ahead of the landing clock counts in full once the clock has caught up.
-            times = self._times.setdefault(batch.epoch, []) + times
-            self._times[batch.epoch] = [max(times)] if times else []
-            reached = [self.watermark] if self.watermark else []
-            self.watermark = max([*reached, *(min(each, batch.landed_at) for each in times)], default=None)
-        arrival = self._clockwork.arrive(
-            batch.epoch,
-            times,
-            batch.landed_at,
-            moves=batch.kind != CHUNK,
-            from_file=batch.kind == FILE,
-            begins=bool(batch.told),
-        )
-        for row, (told, window) in enumerate(zip(batch.told, windows, strict=True), start=1):
-            number = len(self.deliveries) + 1
-            self.copies[number] = Copy(batch_id, batch.landed_at, row if batch.kind == FILE else None)
-            self.deliveries.append(
-                Delivery(
-                    number=number,
-                    event=told.event,
-                    window=window,
-                    arrival=arrival,
-                    unreadable=told.unreadable,
-                    misplaced=told.misplaced,
-                )
-            )
-
-
-def window_of(moment: datetime, landed_at: datetime) -> str:
-    """The hour of a commit time, unless it cannot be right: an hour before the start, a day ahead."""
-    if (START - moment).total_seconds() > 3600 or (moment - landed_at).total_seconds() > 86400:
-        return OUT_OF_RANGE
-    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H00")
-
-
 class Expected:
-    """What the layers must hold once everything of ``landed`` is judged by ``law``.
+    """What the layers must hold once everything of ``landed`` that may be taken is judged by ``law``.
 
-    ``shown_since``: by table, when a row must have been deleted at the earliest to be published; null: any
-    row is.
+    ``shapes``: the tables as their contracts have them. ``shown_since``: by table, when a row must have been
+    deleted at the earliest to be published; null: any row is.
     """
 
-    def __init__(self, landed: Landed, law: Law, shown_since: Mapping[str, datetime | None]) -> None:
+    def __init__(
+        self,
+        landed: Landed,
+        law: Law,
+        shapes: Sequence[TableShape],
+        shown_since: Mapping[str, datetime | None],
+    ) -> None:
+        self.shapes = shapes
         self.copies: Mapping[int, Copy] = landed.copies
         self.verdicts: Mapping[int, Verdict] = {
-            each.delivery.number: each for each in judge(landed.deliveries, law)
+            each.delivery.number: each for each in judge(landed.taken, law)
         }
         self._shown_since = shown_since
         self._states: dict[str, dict[Key, Row]] = {}
+        self._versions: dict[str, list[Version]] = {}
 
     def of(self, verdict: str) -> dict[int, Verdict]:
         return {number: each for number, each in self.verdicts.items() if each.verdict == verdict}
@@ -250,7 +187,9 @@ class Expected:
 
     def versions(self, shape: TableShape) -> list[Version]:
         """Every version of every row."""
-        return list(versions((event for _, event in self.events(shape.name)), shape))
+        if shape.name not in self._versions:
+            self._versions[shape.name] = list(versions((e for _, e in self.events(shape.name)), shape))
+        return self._versions[shape.name]
 
     def left_open(self, shape: TableShape) -> dict[Key, frozenset[str]]:
         """The columns of published rows that stay unresolved though they are known.

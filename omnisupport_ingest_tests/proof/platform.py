@@ -55,6 +55,8 @@ class Platform:
         self._folder, self._spark = folder, spark
         self._landed = 0
         self._ends: dict[int, Lsn] = {}
+        self._last: dict[int, str] = {}
+        self._lost: set[str] = set()
         self._numbers = 0
         self._closed: GateClosed | None = None
         self.watch = Watch(SOURCE)
@@ -90,7 +92,36 @@ class Platform:
         return without_sentinel(sorted({window for batch in batches for window in batch.windows}))
 
     def land(self, batch: Batch) -> Manifest:
-        """Land ``batch`` through the production writer; its copies are numbered on in ``lsn``."""
+        """Land ``batch`` through the production writer; its copies are numbered on in ``lsn``.
+
+        A batch that is lost and that nothing continues yet is there meanwhile, as if it went afterwards: who
+        lands knows the end of the chain.
+        """
+        ends = self._lost & set(self._last.values())
+        for batch_id in ends:
+            self._manifest(batch_id, lost=True).rename(self._manifest(batch_id))
+        manifest = self._land(batch)
+        for batch_id in ends:
+            self._manifest(batch_id).rename(self._manifest(batch_id, lost=True))
+        if manifest.stream is not None:
+            self._last[batch.epoch] = manifest.batch_id
+        return manifest
+
+    def lose(self, batch_id: str) -> None:
+        """The manifest of a batch is gone."""
+        self._lost.add(batch_id)
+        self._manifest(batch_id).rename(self._manifest(batch_id, lost=True))
+
+    def find(self, batch_id: str) -> None:
+        """The manifest of a batch that was lost is back, as from a backup."""
+        self._lost.remove(batch_id)
+        self._manifest(batch_id, lost=True).rename(self._manifest(batch_id))
+
+    def _manifest(self, batch_id: str, *, lost: bool = False) -> Path:
+        folder = self._folder if lost else self.workspace.landing(SOURCE).folder / "manifests"
+        return folder / f"{batch_id}.json"
+
+    def _land(self, batch: Batch) -> Manifest:
         self._landed += 1
         end = self._ends.get(batch.epoch, Lsn(0))
         text = "\n".join(repr(told) for told in batch.told) + str(self._landed)

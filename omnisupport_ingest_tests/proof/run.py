@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import groupby
@@ -13,28 +13,19 @@ from random import Random
 from pyspark.sql import SparkSession
 
 from omnisupport_ingest.stages.event_ref import EventRef
+from omnisupport_ingest.stages.workspace import Workspace
 from omnisupport_ingest_tests.oracle.judging import Delivery, EventKey, Law
 from omnisupport_ingest_tests.oracle.model import Key, Position
 from omnisupport_ingest_tests.proof.compare import Difference, differences, quarantined
-from omnisupport_ingest_tests.proof.delivery import Batch, in_time, schedule
-from omnisupport_ingest_tests.proof.expected import Expected, Landed
-from omnisupport_ingest_tests.proof.history import Told, lane
+from omnisupport_ingest_tests.proof.cut import cutting
+from omnisupport_ingest_tests.proof.delivery import Batch
+from omnisupport_ingest_tests.proof.expected import Expected
+from omnisupport_ingest_tests.proof.history import Told
+from omnisupport_ingest_tests.proof.landed import Landed
 from omnisupport_ingest_tests.proof.platform import WINDOW, Platform
-from omnisupport_ingest_tests.proof.tables import KEY, NO_VALUE, SHAPES, SOURCE, TYPES, VERSIONS
+from omnisupport_ingest_tests.proof.story import CHOICES, Story
+from omnisupport_ingest_tests.proof.tables import KEY, NO_VALUE, SHAPES, SOURCE, TYPES, VERSIONS, shapes_of
 from omnisupport_ingest_tests.proof.tally import Tally, in_histories
-
-SMALL_BATCHES = ("spark.sql.execution.arrow.maxRecordsPerBatch", "64")
-"""So that small homes too have events of a group in several Arrow batches."""
-
-_CHOICES: Mapping[str, tuple[str, ...]] = {
-    "late_arrival": ("replay_window",) * 4 + ("ingest", "quarantine"),
-    "too_late_arrival": ("quarantine", "quarantine", "replay_window"),
-    "duplicate_event": ("dedupe",) * 5 + ("replay_window",),
-    "duplicate_position": ("dedupe",) * 4 + ("quarantine",),
-    "out_of_order_event": ("quarantine", "quarantine", "accept"),
-    "older_epoch": ("quarantine", "quarantine", "accept"),
-}
-"""Actions that a home's decision table may have, the usual ones more often."""
 
 _RELEASABLE = frozenset(
     {"collision", "older_epoch", "out_of_order_event", "too_late_arrival", "late_arrival"}
@@ -51,60 +42,21 @@ class ProofFailed(AssertionError):
 
 
 @dataclass(frozen=True)
-class Story:
-    """What a home is about, drawn from its seeds.
+class Proved:
+    """What a home has seen, and its layers as they were in the end, with what they had to hold."""
 
-    ``order``: of the files that events come in, null where capture follows a stream. ``batches``: in
-    landing order. ``actions``: what its decision table says otherwise than the usual one. ``steps``: how many
-    there are after each landing. ``in_time``: after so many landings, only late events land.
-    ``late_steps``: how many there are after one of those. ``kinds``: of steps; null: all.
-    """
-
-    seeds: range
-    order: str | None
-    epochs: int
-    batches: list[Batch]
-    actions: Mapping[str, str]
-    steps: int
-    late_steps: int
-    in_time: int
-    kinds: Collection[str] | None = None
-
-    @property
-    def verdicts_follow_from_events(self) -> bool:
-        """Whether it does not matter to any verdict when an event lands."""
-        return self.order is None and self.epochs == 1 and self.actions["late_arrival"] != "quarantine"
+    tally: Tally
+    workspace: Workspace
+    expected: Expected
 
 
-def draw(
-    seeds: range,
-    slots: int | None = None,
-    steps: int = 2,
-    late_steps: int | None = None,
-    kinds: Collection[str] | None = None,
-) -> Story:
-    """The story of ``seeds``: the same every time. ``slots``: at how many times something lands.
-
-    ``steps``: how many there are after each, of which ``kinds`` (null: all); ``late_steps``: after those that
-    bring late events alone (null: as many).
-    """
-    rng = Random(f"home {seeds.start} {len(seeds)}")
-    late = steps if late_steps is None else late_steps
-    order = rng.choice((None, None, None, "transaction", "lsn", "time"))
-    epochs = rng.choice((1, 2, 2, 3))
-    sure = order in (None, "transaction")
-    lanes = {seed: lane(seed, epochs=epochs, sure_order=sure) for seed in seeds}
-    slots = slots or rng.randint(5, 8)
-    batches = schedule(rng, lanes, slots, order)
-    actions = {scenario: rng.choice(actions) for scenario, actions in _CHOICES.items()}
-    return Story(seeds, order, epochs, batches, actions, steps, late, in_time(slots), kinds)
-
-
-def prove(story: Story, folder: Path, spark: SparkSession, *, say: Callable[[str], None]) -> Tally:
+def prove(story: Story, folder: Path, spark: SparkSession, *, say: Callable[[str], None]) -> Proved:
     """Run the story in homes below ``folder``; ``ProofFailed`` says what differs, and when."""
     home = _Home(story, folder / "home", spark, say)
-    home.tell()
-    return home.tally
+    with cutting(spark, story.cut) as grouped:
+        expected = home.tell()
+    home.tally.did("frames in several partitions", sum(parts > 1 for parts in grouped))
+    return Proved(home.tally, home.workspace, expected)
 
 
 class _Home:
@@ -119,9 +71,16 @@ class _Home:
         self._platform = Platform(folder, spark, VERSIONS[0], story.actions)
         self._dealt: list[str] = []
         self._held: Counter[str] = Counter()
+        self._lost: dict[int, str] = {}
+        self._landings = 0
         self.tally = Tally(histories=len(story.seeds), homes=1)
 
-    def tell(self) -> None:
+    @property
+    def workspace(self) -> Workspace:
+        return self._platform.workspace
+
+    def tell(self) -> Expected:
+        """The whole story; what the layers had to hold in the end."""
         told_otherwise = self._story.verdicts_follow_from_events
         landings = groupby(self._story.batches, key=lambda batch: batch.landed_at.replace(second=0))
         for number, (_, batches) in enumerate(landings):
@@ -137,9 +96,10 @@ class _Home:
             self._tell_otherwise()
         self._review()
         self._settle("after the last reviews")
-        self._rebuild()
+        expected = self._rebuild()
         self.tally.things += self._held
         self._count_windows()
+        return expected
 
     def _count_windows(self) -> None:
         watch = self._platform.watch
@@ -154,7 +114,9 @@ class _Home:
         closed = platform.watch.closed_windows(platform.workspace)
         folded = platform.watch.folded_windows(platform.workspace)
         before = len(self._landed.deliveries)
-        self._landed.take(batch, platform.land(batch).batch_id)
+        batch_id = platform.land(batch).batch_id
+        self._landed.take(batch, batch_id)
+        self._lose_or_find(batch_id)
         self.tally.copies += len(batch.told)
         self.tally.did("idle batches", not batch.told)
         for each in self._landed.deliveries[before:]:
@@ -163,6 +125,22 @@ class _Home:
             self.tally.did("events into folded windows", each.window in folded)
             purged = event.key and self._purged.get((event.table, event.key))
             self.tally.did("events below a purged delete", bool(purged and event.at < purged))
+
+    def _lose_or_find(self, batch_id: str) -> None:
+        """After a batch has landed: it is lost, or one that was lost is back."""
+        self._landings += 1
+        for gap in self._story.gaps:
+            if gap.lost == self._landings - 1:
+                self._say("  a batch is lost")
+                self._lost[gap.lost] = batch_id
+                self._platform.lose(batch_id)
+                self._landed.lose(batch_id)
+            if gap.back == self._landings:
+                self._settle("with a gap in the chain")
+                self._say("  the batch is back")
+                self._platform.find(self._lost[gap.lost])
+                self._landed.find(self._lost[gap.lost])
+                self.tally.did("gaps filled again")
 
     def _step(self) -> None:
         """Something that a platform does, or its users, between two times at which batches land.
@@ -215,13 +193,17 @@ class _Home:
         self.tally.did("history rebuilds", self._platform.make_histories())
 
     def _change_contracts(self) -> None:
+        before = shapes_of(VERSIONS[self._version])
         self._version = self._rng.choice([each for each in range(len(VERSIONS)) if each != self._version])
+        for old, new in zip(before, shapes_of(VERSIONS[self._version]), strict=True):
+            self.tally.did("columns new to a contract", len(set(new.columns) - set(old.columns)))
+            self.tally.did("columns gone from a contract", len(set(old.columns) - set(new.columns)))
         self._platform.change_law(VERSIONS[self._version], self._actions)
         self.tally.did("contract changes")
 
     def _change_decisions(self) -> None:
-        scenario = self._rng.choice(sorted(_CHOICES))
-        others = sorted(set(_CHOICES[scenario]) - {self._actions[scenario]})
+        scenario = self._rng.choice(sorted(CHOICES))
+        others = sorted(set(CHOICES[scenario]) - {self._actions[scenario]})
         self._actions[scenario] = self._rng.choice(others)
         self._platform.change_law(VERSIONS[self._version], self._actions)
         self.tally.did("decision table changes")
@@ -235,7 +217,8 @@ class _Home:
             longest={table: each.longest for table, each in terms.items()},
             key_columns={shape.name: KEY for shape in SHAPES},
             no_values={
-                shape.name: {name: (NO_VALUE,) for name in shape.columns if name in TYPES} for shape in SHAPES
+                shape.name: {name: (NO_VALUE,) for name in shape.columns if name in TYPES}
+                for shape in shapes_of(terms)
             },
             window_length=WINDOW.length,
             reviews=dict(self._reviews),
@@ -250,16 +233,27 @@ class _Home:
         platform.catch_up()
         self._make_histories()
         self._require(when, _made_again(platform))
-        expected = Expected(self._landed, self._law(), self._shown_since(self._landed.watermark))
+        expected = Expected(
+            self._landed,
+            self._law(),
+            shapes_of(VERSIONS[self._version]),
+            self._shown_since(self._landed.watermark),
+        )
         self._require(when, differences(platform.workspace, expected), expected)
         self.tally.comparisons += 1
+        self.tally.did(
+            "deliveries held back by a gap", len(self._landed.deliveries) - len(self._landed.taken)
+        )
         # The most of each that any comparison had: what waits for a review is decided sooner or later.
         self._held |= in_histories(expected)
         self._purged = {}
-        for shape in SHAPES:
+        for shape in expected.shapes:
             purged = expected.purged(shape)
             self._purged |= {(shape.name, key): position for key, position in purged.items()}
             self.tally.did("versions compared", len(expected.versions(shape)))
+            of_group = Counter((window, event.key) for window, event in expected.events(shape.name))
+            most = self._story.cut.rows_of_a_batch
+            self.tally.did("rows of several Arrow batches", sum(each > most for each in of_group.values()))
         self.tally.did("rows purged", len(self._purged))
         return expected
 
@@ -298,14 +292,15 @@ class _Home:
             chosen[delivery.key] = EventRef.of(*place)
         return chosen
 
-    def _rebuild(self) -> None:
+    def _rebuild(self) -> Expected:
         """The lake deleted and made again in one pass: the same content in every window of every layer."""
         before = self._platform.content()
         self._platform.forget_the_lake()
         self.tally.did("rebuilds from landing")
         self._say("  rebuild")
-        self._settle("after a rebuild")
+        expected = self._settle("after a rebuild")
         self._require("after a rebuild", _contents_differ(self._platform.content(), before))
+        return expected
 
     def _tell_otherwise(self) -> None:
         """The same copies in other batches, in any order: the same content in every window and layer.
@@ -318,7 +313,7 @@ class _Home:
             Landed(),
         )
         other.change_law(VERSIONS[self._version], self._actions)
-        for batch in _cut_otherwise(self._rng, self._story.batches):
+        for batch in _cut_otherwise(self._rng, self._landed.batches):
             landed.take(batch, other.land(batch).batch_id)
             if self._rng.random() < 0.3:
                 other.run(other.windows, replay=self._rng.random() < 0.5)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -143,13 +143,21 @@ def marked_at(shape: TableShape, mark: str) -> datetime | None:
 class Terms:
     """What the contract of a table says: the most characters per column, and its lateness in hours.
 
-    ``purge``: for how many hours rows are still published after their delete; null: for ever.
+    ``purge``: for how many hours rows are still published after their delete; null: for ever. ``without``:
+    columns that this version does not have; ``beside``: columns that it has beside those of other versions.
     """
 
     longest: Mapping[str, int]
     allowed: int
     most: int
     purge: int | None = None
+    without: frozenset[str] = frozenset()
+    beside: tuple[str, ...] = ()
+
+    def shape_of(self, shape: TableShape) -> TableShape:
+        """The table as this version of its contract has it."""
+        columns = tuple(name for name in shape.columns if name not in self.without)
+        return replace(shape, columns=columns + self.beside)
 
     @property
     def lateness(self) -> tuple[timedelta, timedelta]:
@@ -168,11 +176,23 @@ class Terms:
 
 VERSIONS: tuple[Mapping[str, Terms], ...] = (
     {"tickets": Terms({"status": 30, "body": 30}, 1, 2, 1), "agents": Terms({"body": 30}, 2, 100, 1)},
-    {"tickets": Terms({}, 1, 2), "agents": Terms({"body": 30}, 0, 1, 3)},
-    {"tickets": Terms({"status": 30, "note": 13}, 0, 3, 4), "agents": Terms({"note": 12}, 1, 1, 0)},
+    {
+        "tickets": Terms({}, 1, 2, without=frozenset(("note", "cost")), beside=("note_2",)),
+        "agents": Terms({"body": 30}, 0, 1, 3),
+    },
+    {
+        "tickets": Terms({"status": 30, "note": 13}, 0, 3, 4),
+        "agents": Terms({"note": 12}, 1, 1, 0, without=frozenset(("tags",)), beside=("note_2",)),
+    },
 )
 """Versions that the contracts go through; each change makes the windows stale. Some purge rows sooner than
-what is in time has arrived, if they were left to."""
+what is in time has arrived, if they were left to. Columns leave the contract and come back, typed ones
+too; ``note_2`` is what some histories call their ``note`` from some event on."""
+
+
+def shapes_of(terms: Mapping[str, Terms]) -> tuple[TableShape, ...]:
+    """The tables as these versions of their contracts have them."""
+    return tuple(terms[shape.name].shape_of(shape) for shape in SHAPES)
 
 
 _JSON_TYPES = {"cost": "number", "rate": "number", "tags": "array"}
@@ -180,7 +200,7 @@ _JSON_TYPES = {"cost": "number", "rate": "number", "tags": "array"}
 
 def write_contracts(folder: Path, terms: Mapping[str, Terms]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for shape in SHAPES:
+    for shape in shapes_of(terms):
         document = _contract(shape, terms[shape.name])
         (folder / f"{shape.name}.json").write_text(json.dumps(document))
 

@@ -46,6 +46,10 @@ _MOST_LEFT_OPEN = 0.2
 
 IN_SCHEDULES = (
     "idle batches",
+    "deliveries held back by a gap",
+    "gaps filled again",
+    "frames in several partitions",
+    "rows of several Arrow batches",
     "replays",
     "overlapping replays",
     "two writers",
@@ -53,6 +57,8 @@ IN_SCHEDULES = (
     "releases",
     "discards",
     "contract changes",
+    "columns new to a contract",
+    "columns gone from a contract",
     "decision table changes",
     "windows closed",
     "windows folded",
@@ -130,8 +136,9 @@ def in_histories(expected: Expected) -> Counter[str]:
         if each.verdict == QUARANTINED and each.reason in reasons:
             found[reasons[str(each.reason)]] += 1
     accepted = [each.told for each in expected.of(ACCEPTED).values()]
-    found["columns that came along"] = sum(expected.came_along(shape) for shape in SHAPES)
-    found[LEFT_OPEN] = sum(len(names) for shape in SHAPES for names in expected.left_open(shape).values())
+    found["columns that came along"] = sum(expected.came_along(shape) for shape in expected.shapes)
+    left_open = (names for shape in expected.shapes for names in expected.left_open(shape).values())
+    found[LEFT_OPEN] = sum(map(len, left_open))
     found["key changes"] = sum(event.moved_from is not None for event in accepted)
     found["truncates"] = sum(event.op == "t" for event in accepted)
     found["boundaries"] = sum(event.op == "b" and event.scope is None for event in accepted)

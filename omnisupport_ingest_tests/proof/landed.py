@@ -1,0 +1,122 @@
+"""What has landed in a home, in the oracle's words, and what of it may be taken: no more than up to a gap."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from omnisupport_ingest_tests.oracle.judging import OUT_OF_RANGE, Clockwork, Delivery
+from omnisupport_ingest_tests.proof.delivery import CHUNK, FILE, STREAM, Batch
+from omnisupport_ingest_tests.proof.history import START
+
+
+@dataclass(frozen=True)
+class Copy:
+    """What a copy has of the batch that brought it. ``file_row``: its line, where that was a file."""
+
+    batch_id: str
+    landed_at: datetime
+    file_row: int | None
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A batch that landed. ``watermark``: as it was frozen then. ``numbers``: of its deliveries."""
+
+    batch: Batch
+    batch_id: str
+    watermark: datetime | None
+    numbers: range
+
+
+class Landed:
+    """The deliveries of a home, numbered as they land, each with the facts of its arrival."""
+
+    def __init__(self) -> None:
+        self.deliveries: list[Delivery] = []
+        self.copies: dict[int, Copy] = {}
+        self._steps: list[_Step] = []
+        self._lost: set[str] = set()
+        self._times: dict[int, list[datetime]] = {}
+        self._clockwork = Clockwork()
+
+    def take(self, batch: Batch, batch_id: str) -> None:
+        windows = [window_of(told.event.source_ts, batch.landed_at) for told in batch.told]
+        times = [
+            told.event.source_ts
+            for told, window in zip(batch.told, windows, strict=True)
+            if window != OUT_OF_RANGE
+        ]
+        times += [batch.clock] if batch.clock else []
+        if batch.kind != CHUNK:
+            # What was ahead of the landing clock counts in full once the clock has caught up.
+            times = self._times.setdefault(batch.epoch, []) + times
+            self._times[batch.epoch] = [max(times)] if times else []
+        arrival = self._clockwork.arrive(
+            batch.epoch,
+            times,
+            batch.landed_at,
+            moves=batch.kind != CHUNK,
+            from_file=batch.kind == FILE,
+            begins=bool(batch.told),
+        )
+        reached = [min(each, batch.landed_at) for each in times]
+        mark = arrival.watermark_before if batch.kind == CHUNK else max(reached, default=None)
+        first = len(self.deliveries) + 1
+        self._steps.append(_Step(batch, batch_id, mark, range(first, first + len(batch.told))))
+        for row, (told, window) in enumerate(zip(batch.told, windows, strict=True), start=1):
+            number = len(self.deliveries) + 1
+            self.copies[number] = Copy(batch_id, batch.landed_at, row if batch.kind == FILE else None)
+            self.deliveries.append(
+                Delivery(
+                    number=number,
+                    event=told.event,
+                    window=window,
+                    arrival=arrival,
+                    unreadable=told.unreadable,
+                    misplaced=told.misplaced,
+                )
+            )
+
+    def lose(self, batch_id: str) -> None:
+        """A batch of the stream is lost, and holds back those of its epoch that continue it."""
+        self._lost.add(batch_id)
+
+    def find(self, batch_id: str) -> None:
+        """A batch that was lost is back."""
+        self._lost.remove(batch_id)
+
+    @property
+    def watermark(self) -> datetime | None:
+        """The highest commit time that has been brought, of whatever epoch, by what may be taken. A clock
+        that was behind holds it back."""
+        return max((each.watermark for each in self._taken if each.watermark is not None), default=None)
+
+    @property
+    def batches(self) -> list[Batch]:
+        """The batches that may be taken."""
+        return [each.batch for each in self._taken]
+
+    @property
+    def taken(self) -> list[Delivery]:
+        """The deliveries of the batches that may be taken."""
+        return [self.deliveries[number - 1] for each in self._taken for number in each.numbers]
+
+    @property
+    def _taken(self) -> list[_Step]:
+        """All but the streams of an epoch from a batch on that is lost: nobody knows what was in it."""
+        broken: set[int] = set()
+        found = []
+        for step in self._steps:
+            if step.batch_id in self._lost:
+                broken.add(step.batch.epoch)
+            if step.batch.kind != STREAM or step.batch.epoch not in broken:
+                found.append(step)
+        return found
+
+
+def window_of(moment: datetime, landed_at: datetime) -> str:
+    """The hour of a commit time, unless it cannot be right: an hour before the start, a day ahead."""
+    if (START - moment).total_seconds() > 3600 or (moment - landed_at).total_seconds() > 86400:
+        return OUT_OF_RANGE
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H00")

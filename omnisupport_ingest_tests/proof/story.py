@@ -1,0 +1,89 @@
+"""What a home of the proof is about, drawn from its seeds: its events, how they land, what is done between.
+
+What was added later is drawn from lots of its own, so that the stories of known seeds stay what they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from random import Random
+
+from omnisupport_ingest_tests.proof.cut import WHOLE, Cut, cut_for
+from omnisupport_ingest_tests.proof.delivery import Batch, Gap, gaps, in_time, schedule
+from omnisupport_ingest_tests.proof.history import lane
+
+CHOICES: Mapping[str, tuple[str, ...]] = {
+    "late_arrival": ("replay_window",) * 4 + ("ingest", "quarantine"),
+    "too_late_arrival": ("quarantine", "quarantine", "replay_window"),
+    "duplicate_event": ("dedupe",) * 5 + ("replay_window",),
+    "duplicate_position": ("dedupe",) * 4 + ("quarantine",),
+    "out_of_order_event": ("quarantine", "quarantine", "accept"),
+    "older_epoch": ("quarantine", "quarantine", "accept"),
+}
+"""Actions that a home's decision table may have, the usual ones more often."""
+
+
+@dataclass(frozen=True)
+class Story:
+    """What a home is about, drawn from its seeds.
+
+    ``order``: of the files that events come in, null where capture follows a stream. ``batches``: in
+    landing order. ``actions``: what its decision table says otherwise than the usual one. ``steps``: how many
+    there are after each landing. ``in_time``: after so many landings, only late events land.
+    ``late_steps``: how many there are after one of those. ``kinds``: of steps; null: all.
+    ``gaps``: in the chain of batches. ``cut``: how Spark's work is.
+    """
+
+    seeds: range
+    order: str | None
+    epochs: int
+    batches: list[Batch]
+    actions: Mapping[str, str]
+    steps: int
+    late_steps: int
+    in_time: int
+    kinds: Collection[str] | None = None
+    gaps: tuple[Gap, ...] = ()
+    cut: Cut = WHOLE
+
+    @property
+    def verdicts_follow_from_events(self) -> bool:
+        """Whether it does not matter to any verdict when an event lands."""
+        return self.order is None and self.epochs == 1 and self.actions["late_arrival"] != "quarantine"
+
+
+def draw(
+    seeds: range,
+    slots: int | None = None,
+    steps: int = 2,
+    late_steps: int | None = None,
+    kinds: Collection[str] | None = None,
+) -> Story:
+    """The story of ``seeds``: the same every time. ``slots``: at how many times something lands.
+
+    ``steps``: how many there are after each, of which ``kinds`` (null: all); ``late_steps``: after those that
+    bring late events alone (null: as many).
+    """
+    rng = Random(f"home {seeds.start} {len(seeds)}")
+    late = steps if late_steps is None else late_steps
+    order = rng.choice((None, None, None, "transaction", "lsn", "time"))
+    epochs = rng.choice((1, 2, 2, 3))
+    sure = order in (None, "transaction")
+    lanes = {seed: lane(seed, epochs=epochs, sure_order=sure) for seed in seeds}
+    slots = slots or rng.randint(5, 8)
+    batches = schedule(rng, lanes, slots, order)
+    actions = {scenario: rng.choice(actions) for scenario, actions in CHOICES.items()}
+    return Story(
+        seeds,
+        order,
+        epochs,
+        batches,
+        actions,
+        steps,
+        late,
+        in_time(slots),
+        kinds,
+        gaps(Random(f"gaps {seeds.start} {len(seeds)}"), batches),
+        cut_for(Random(f"cut {seeds.start} {len(seeds)}"), len(seeds)),
+    )
