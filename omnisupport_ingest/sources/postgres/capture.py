@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import closing, suppress
 from datetime import datetime
 
@@ -36,17 +36,16 @@ from omnisupport_ingest.sources.postgres.errors import (
     TableInterrupted,
 )
 from omnisupport_ingest.sources.postgres.home_identity import HomeIdentity
-from omnisupport_ingest.sources.postgres.home_slot import end_of_chain
 from omnisupport_ingest.sources.postgres.lease import Lease
 from omnisupport_ingest.sources.postgres.new_tables import NewTables
-from omnisupport_ingest.sources.postgres.parked import ParkedTables, left_out, ready_tables, way_back
+from omnisupport_ingest.sources.postgres.parked import ParkedTables, left_out, ready_tables
 from omnisupport_ingest.sources.postgres.pause import PauseNote, StopOrPause
-from omnisupport_ingest.sources.postgres.preflight import Finding, require_ready
 from omnisupport_ingest.sources.postgres.publication import ensure_publication
 from omnisupport_ingest.sources.postgres.published import PublishedTables, recorded_tables
 from omnisupport_ingest.sources.postgres.restart import RestartNote, StopOrRestart
-from omnisupport_ingest.sources.postgres.row_events import KeyNotSent
+from omnisupport_ingest.sources.postgres.safe_watermark import read_high
 from omnisupport_ingest.sources.postgres.server import wal_clock
+from omnisupport_ingest.sources.postgres.slot import flush_wal
 from omnisupport_ingest.sources.postgres.slot_making import SlotNotMade
 from omnisupport_ingest.sources.postgres.snapshot import Snapshots
 from omnisupport_ingest.sources.postgres.snapshot_requests import SnapshotRequests
@@ -54,6 +53,7 @@ from omnisupport_ingest.sources.postgres.snapshots_beside import SnapshotsBeside
 from omnisupport_ingest.sources.postgres.source_check import NO_PROOF, contracted_tables
 from omnisupport_ingest.sources.postgres.source_dsn import source_dsn
 from omnisupport_ingest.sources.postgres.stream_reading import StreamReading, prove_source
+from omnisupport_ingest.sources.postgres.table_faults import TABLE_FAULTS, TableFault, TableFaults
 
 _log = logging.getLogger(__name__)
 
@@ -99,9 +99,9 @@ class Capture:
         self._landed: Landed = landed or (lambda _batch: None)
         self._contracted = contracted_tables(contracts, settings.source)
         self._captured = CapturedTables(self._contracted)
-        self._stuck: IngestError | None = None
         self._contracts_again = contracts_again or (lambda: contracts)
         self._store = LandingStore(home.landing, settings.source, remembered=_REMEMBERED)
+        self._faults = TableFaults(self._store, settings.snapshot_mode)
         self._identity = HomeIdentity(home)
         self._telling = threading.Lock()
         self._seen_from = Lsn(0)
@@ -163,12 +163,12 @@ class Capture:
         ``PreflightFailed`` where its start found that, else ``TableInterrupted``. All that it could land of
         the others has landed.
         """
-        return self._stuck
+        return self._faults.left_out
 
     def raise_left_out(self) -> None:
         """Raise ``left_out``, if there is something."""
-        if self._stuck is not None:
-            raise self._stuck
+        if self.left_out is not None:
+            raise self.left_out
 
     def begin_new_epoch(
         self, reason: str, *, loss_accepted_by: str | None = None, stop: threading.Event | None = None
@@ -238,17 +238,20 @@ class Capture:
         while True:
             try:
                 return self._capture(dsn, connection, epoch, until, stop)
-            except TableInterrupted as interrupted:
-                self._leave_out(epoch, interrupted)
-            except KeyNotSent as error:
-                names = tuple(each.name for each in self._tables if (each.schema, each.table) == error.table)
-                self._leave_out(epoch, TableInterrupted(error.problem, fix=error.fix, tables=names))
+            except TABLE_FAULTS as fault:
+                self._met(epoch, fault)
+                until = None if until is None else max(until, _all_that_was_read(dsn, connection))
             except HoleInSource as hole:
                 if repaired:
                     raise
                 epoch, repaired = self._after_hole(dsn, connection, hole, stop), True
                 continue
             epoch = self._prepare(dsn, connection, stop)
+
+    def _met(self, epoch: EpochRecord, fault: TableFault) -> None:
+        # Those that have joined this run are captured too.
+        known = (*self._contracted, *self._captured.all)
+        self._faults.met(epoch, self._published(epoch), self._captured, known, fault)
 
     def _after_hole(
         self, dsn: str, connection: Connection, hole: HoleInSource, stop: threading.Event
@@ -264,7 +267,7 @@ class Capture:
 
     def _prepared(self, dsn: str, connection: Connection, stop: threading.Event) -> EpochRecord:
         """Choose the tables that can be captured, and make ready for them what is missing at the source."""
-        self._stuck, epoch = None, self._store.current_epoch()
+        self._faults.left_out, epoch = None, self._store.current_epoch()
         known = {each.name: each for each in (*self._contracted, *self._captured.all)}
         # Those that have joined too.
         self._contracted = tuple(known.values())
@@ -291,9 +294,10 @@ class Capture:
             # One that was never captured here has missed nothing: the next start looks at it anew.
             recorded_here = recorded_tables(self._store.folder, epoch.number)
             captured = {each.name for each in wanted if each.full_name in recorded_here}
-            self._park(epoch, {name: reason for name, reason in wrong.items() if name in captured})
+            parking = {name: reason for name, reason in wrong.items() if name in captured}
+            self._faults.park(epoch, self._published(epoch), parking)
             if self._settings.snapshot_mode is SnapshotMode.WHEN_NEEDED:
-                self._ask_to_read(wrong)
+                self._faults.ask_to_read(wrong)
         self._store.clear_garbage()
         # Before any slot of a snapshot: what commits above its point must be published already.
         ensure_publication(connection, self._settings.publication, ready)
@@ -302,53 +306,12 @@ class Capture:
         try:
             self._published(epoch).begin(connection)
         except TableInterrupted as interrupted:
-            self._leave_out(epoch, interrupted)
+            self._met(epoch, interrupted)
             return self._prepared(dsn, connection, stop)
         if parked is not None:
             parked.take_back([each.name for each in ready])
-        self._tell_left_out(epoch, found, wrong)
+        self._faults.tell(epoch, self._captured, found, wrong)
         return epoch
-
-    def _tell_left_out(self, epoch: EpochRecord, found: Sequence[Finding], wrong: Mapping[str, str]) -> None:
-        """Log what this run leaves out, and keep it for ``raise_left_out``."""
-        parked = ParkedTables(self._store.folder, epoch.number).all()
-        still = {each.name: parked[each.name] for each in self._captured.left_out if each.name in parked}
-        if still:
-            self._stuck = left_out(still)
-        try:
-            require_ready([each for each in found if each.table in wrong])
-        except IngestError as error:
-            self._stuck = error
-        for name in sorted(still.keys() | wrong.keys()):
-            told = wrong.get(name) or still[name].reason
-            _log.warning("%s is left out, the other tables go on: %s Fix: %s", name, told, way_back(name))
-
-    def _leave_out(self, epoch: EpochRecord, interrupted: TableInterrupted) -> None:
-        """Go on without its tables until they are read again, which ``when_needed`` asks for.
-
-        Raises ``interrupted`` where nothing of it can be left out, so that it would come again.
-        """
-        # Those that have joined this run are captured too.
-        captured = {each.name for each in (*self._contracted, *self._captured.all)}
-        problem = interrupted.problem
-        reasons = {name: problem for name in interrupted.tables if name in captured}
-        if not reasons:
-            raise interrupted
-        if self._settings.snapshot_mode is not SnapshotMode.WHEN_NEEDED:
-            self._park(epoch, reasons)
-            return
-        _log.warning("%s It is read again, as the snapshot mode is when_needed.", problem)
-        self._ask_to_read(reasons)
-
-    def _ask_to_read(self, reasons: Mapping[str, str]) -> None:
-        requests = SnapshotRequests(self._store.folder)
-        for name, reason in reasons.items():
-            requests.write(name, reason)
-
-    def _park(self, epoch: EpochRecord, reasons: Mapping[str, str]) -> None:
-        # The stretch first: no crash in between takes the doubt away.
-        self._published(epoch).leave_out(reasons, end_of_chain(self._store, epoch).end)
-        ParkedTables(self._store.folder, epoch.number).park(reasons)
 
     def _published(self, epoch: EpochRecord) -> PublishedTables:
         requests = SnapshotRequests(self._store.folder)
@@ -417,6 +380,14 @@ class Capture:
         """Snapshots and stream land on threads of their own; who is told is told of one batch at a time."""
         with self._telling:
             self._landed(batch)
+
+
+def _all_that_was_read(dsn: str, connection: Connection) -> Lsn:
+    """An LSN above all that the chunks saw that have landed by now: what the stream must pass."""
+    high = read_high(connection)
+    if wal_clock(connection).flushed < high:
+        flush_wal(dsn)
+    return high
 
 
 def _not_ours(epoch: EpochRecord) -> NotOurSlot:

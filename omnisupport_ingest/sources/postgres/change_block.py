@@ -84,7 +84,8 @@ class ChangeBlock:
         return max(moments + [event.source_ts for event in self.events])
 
     def table(self) -> pa.Table:
-        """All events as a table of ``EVENT_SCHEMA``, in the order of their positions."""
+        """All events as a table of ``EVENT_SCHEMA``, in the order of their positions. To be called once: the
+        messages, which may be large, are given up as soon as they are one block of bytes."""
         parts = _Rows(self).tables() if self.messages else []
         if self.events:
             parts.append(events_table(self.events))
@@ -99,13 +100,8 @@ class _Rows:
     """The changes of rows of one block."""
 
     def __init__(self, block: ChangeBlock) -> None:
-        messages = block.messages
-        self._epoch, self._shapes, self._messages, self._runs = (
-            block.epoch,
-            block.shapes,
-            messages,
-            block.runs,
-        )
+        messages, block.messages = block.messages, []
+        self._epoch, self._shapes, self._runs = block.epoch, block.shapes, block.runs
         self._bytes = b"".join([*messages, PADDING])
         self._ends = np.cumsum(np.fromiter(map(len, messages), np.int64, len(messages)))
         self._starts = np.concatenate((np.zeros(1, np.int64), self._ends[:-1]))
@@ -220,7 +216,7 @@ class _Rows:
         decoder = Decoder(shape.relation for shape in self._shapes.values())
         events: list[LandedEvent] = []
         for row in rows:
-            change = decoder.decode(self._messages[row][WAL_DATA_HEADER:])
+            change = decoder.decode(self._bytes[self._starts[row] + WAL_DATA_HEADER : self._ends[row]])
             assert isinstance(change, RowChange)
             transaction = self._runs[self._run_of[row]].transaction
             place = Place(

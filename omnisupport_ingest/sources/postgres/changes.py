@@ -12,12 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from omnisupport_ingest.landing.writer import BLOCK_BYTES, BLOCK_ROWS
 from omnisupport_ingest.sources.postgres.change_block import ChangeBlock, Run
 from omnisupport_ingest.sources.postgres.live_table import TableName
-from omnisupport_ingest.sources.postgres.pgoutput import Begin, LogicalMessage, Relation
+from omnisupport_ingest.sources.postgres.pgoutput import Begin, LogicalMessage, Relation, RowNotTaken
 from omnisupport_ingest.sources.postgres.row_events import (
     KeyNotSent,
     Place,
     Shape,
     message_event,
+    not_taken_event,
     truncate_event,
 )
 
@@ -102,6 +103,17 @@ class EventReader:
         block.received_bytes += len(message)
         self._index += 1
         return block.received_bytes >= BLOCK_BYTES or len(block.messages) >= BLOCK_ROWS
+
+    def table_of(self, relation: Relation) -> tuple[TableName, bool]:
+        """The name of the table whose rows those of ``relation`` are, and whether its contract tells them."""
+        name = self._shapes[relation.oid].name
+        return name, bool(self._keys.get(name))
+
+    def not_taken(self, change: RowNotTaken, lsn: int) -> None:
+        """Collect, of a row change whose row was not taken, that it was. ``lsn`` is that of the change."""
+        name, _ = self.table_of(change.relation)
+        self._block.events.append(not_taken_event(change.kind, name, self._next_place(lsn)))
+        self._begin_run()
 
     def truncate(self, names: Sequence[TableName], lsn: int) -> None:
         """Collect one ``t`` event for each truncated table. ``lsn`` is that of the change itself."""

@@ -23,7 +23,7 @@ from omnisupport_ingest.landing.writer import BatchWriter
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.sources.postgres.connection import source_errors
 from omnisupport_ingest.sources.postgres.copy_rows import copy_lines
-from omnisupport_ingest.sources.postgres.errors import RowTooLarge, SourceUnavailable
+from omnisupport_ingest.sources.postgres.errors import RowTooLarge, TableUnreadable
 from omnisupport_ingest.sources.postgres.key_ranges import (
     PLACE,
     Bound,
@@ -106,7 +106,8 @@ class ChunkReader:
         self._connection, self._landing, self._stop = connection, landing, stop
 
     def read(self, table: TableContract, plan: SnapshotPlan, chunk: int) -> Manifest:
-        """Land the rows of ``chunk``. ``Stopped``; ``SourceUnavailable`` if the server goes away."""
+        """Land the rows of ``chunk``. ``Stopped``; ``SourceUnavailable`` if the server goes away;
+        ``TableUnreadable``, ``RowTooLarge``, ``PreflightFailed`` for what concerns ``table`` alone."""
         start, end = plan.range_of(chunk)
         others: tuple[str, ...] = ()
         if plan.scope is not None:
@@ -145,7 +146,7 @@ class ChunkReader:
             high = self._high()
             relation = self._relation(table)
             name = source_of_rows(table.schema, table.table, relation)
-            with source_errors(f"reading {table.full_name}"), readable(table):
+            with readable(table), source_errors(f"reading {table.full_name}"):
                 found = read(f"{name}{where(plan.by, plan.types, start, end)}")
             return LookedAt(mark.lsn, high, mark.clock, relation.version(table)), found
         finally:
@@ -292,11 +293,12 @@ class ChunkReader:
         if plan.by != (PLACE,):
             return
         if read_storage(self._connection, table.schema, table.table) != plan.storage:
-            raise SourceUnavailable(
+            raise TableUnreadable(
                 f"Table {table.full_name} was rewritten (VACUUM FULL, CLUSTER, ALTER TABLE …) while it was "
                 "read by the places of its rows, as its key has no index.",
                 fix="Start capture again (the platform does so by itself): the table is read anew. A unique "
                 "index on the key columns of its contract makes it be read by the key.",
+                table=table.full_name,
             )
 
     def _end(self) -> None:

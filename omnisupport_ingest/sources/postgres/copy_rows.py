@@ -21,7 +21,7 @@ from omnisupport_ingest.sources.postgres.errors import RowTooLarge
 from omnisupport_ingest.sources.postgres.json_columns import escape, json_arrays, json_objects
 from omnisupport_ingest.sources.postgres.row_events import row_image, row_key
 from omnisupport_ingest.sources.postgres.silence import Awaited
-from omnisupport_ingest.sources.postgres.text_columns import Irregular, line_columns
+from omnisupport_ingest.sources.postgres.text_columns import Irregular, line_columns, pieces
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -126,12 +126,14 @@ def _escaped_for_json(block: bytes) -> bytes:
     """Lines of COPY with the escapes of JSON. Both write most of them alike; tabs and line ends, which
     part the values, and ``\\N`` stay."""
     block = block.replace(b'"', b'\\"')
-    letters = np.frombuffer(block, np.uint8)
-    if ((letters[:-1] == ord("\\")) & (letters[1:] == ord("v"))).any():
+    if b"\\v" in block:
         # No text of PostgreSQL has a NUL, so two of them may stand for an escaped backslash.
         block = block.replace(b"\\\\", b"\0\0").replace(b"\\v", b"\\u000b").replace(b"\0\0", b"\\\\")
-    not_escaped = letters[(letters < _FIRST_PRINTABLE) & (letters != _TAB) & (letters != _LINE_END)]
-    for letter in np.unique(not_escaped).tolist():
+    not_escaped = set[int]()
+    for piece in pieces(np.frombuffer(block, np.uint8)):
+        control = piece[piece < _FIRST_PRINTABLE]
+        not_escaped.update(np.unique(control).tolist())
+    for letter in sorted(not_escaped - {_TAB, _LINE_END}):
         block = block.replace(bytes([letter]), escape(chr(letter)).encode())
     return block
 

@@ -17,6 +17,14 @@ class SourceUnavailable(IngestError):
     exit_code = 4
 
 
+class TableUnreadable(SourceUnavailable):
+    """One table, or a row of it, cannot be read, and the others can. ``table``: its full name."""
+
+    def __init__(self, problem: str, *, fix: str, table: str) -> None:
+        super().__init__(problem, fix=fix)
+        self.table = table
+
+
 class SourceRefused(IngestError):
     """The source answers, but lets us in only after a person has changed something.
 
@@ -30,6 +38,14 @@ class PreflightFailed(IngestError):
     """The source is not set up for capture; the fix lists the SQL for every finding."""
 
     exit_code = 5
+
+
+class ColumnsNotSent(PreflightFailed):
+    """The publication does not send columns that a contract names. ``table``: its full name."""
+
+    def __init__(self, problem: str, *, fix: str, table: str) -> None:
+        super().__init__(problem, fix=fix)
+        self.table = table
 
 
 class SlotInUse(IngestError):
@@ -92,19 +108,21 @@ class TableInterrupted(HoleInSource):
 
 
 class RowTooLarge(IngestError):
-    """A row is larger than capture may take into memory. ``message``: the beginning of what brought it."""
+    """A row is larger than capture may take into memory. ``table``: its full name, empty for what is no row
+    of a table. ``size`` and ``limit`` in bytes."""
 
-    def __init__(self, size: int, limit: int, table: str = "", *, message: bytes = b"") -> None:
-        of = f" of {table}" if table else ""
+    def __init__(self, size: int, limit: int, table: str = "") -> None:
+        what = f"A row of {table}" if table else "A row or message"
         super().__init__(
-            f"A row{of} has {size:,} bytes as the source sends it; capture takes rows of up to {limit:,} "
-            "(OMNISUPPORT_MAX_ROW_BYTES). It was not taken, and nothing behind it was confirmed.",
+            f"{what} has {size:,} bytes as the source sends it; capture takes rows of up to {limit:,} "
+            "(OMNISUPPORT_MAX_ROW_BYTES).",
             fix=f"Raise OMNISUPPORT_MAX_ROW_BYTES to {size} or more where there is memory for it, about "
-            "eight times as much, and start capture again: it goes on with this row. To go on without the "
-            "table, take it out of the publication and its contract away, and begin a new epoch, as what is "
-            'in the log already is sent all the same: omnisupport-ingest capture --new-epoch "what happened"',
+            "eight times as much, and start capture again: it goes on with this row, as nothing behind it "
+            "was confirmed. To go on without the table, take it out of the publication and its contract "
+            "away, and begin a new epoch, as what is in the log already is sent all the same: "
+            'omnisupport-ingest capture --new-epoch "what happened"',
         )
-        self.size, self.limit, self.message = size, limit, message
+        self.size, self.limit, self.table = size, limit, table
 
 
 class ProtocolViolation(IngestError):

@@ -27,10 +27,11 @@ from omnisupport_ingest.sources.postgres.pgoutput import (
     InProgressMessage,
     LogicalMessage,
     Relation,
+    RowNotTaken,
     Truncate,
 )
 from omnisupport_ingest.sources.postgres.published import PublishedTables
-from omnisupport_ingest.sources.postgres.relations import TypeNames, table_of
+from omnisupport_ingest.sources.postgres.relations import TypeNames
 from omnisupport_ingest.sources.postgres.row_events import Shape
 from omnisupport_ingest.sources.postgres.server import WalClock, wal_clock
 from omnisupport_ingest.sources.postgres.stream_batches import StreamBatches
@@ -110,14 +111,13 @@ class Follower:
         """Follow until everything that committed below ``until`` is durable, or ``stop`` is set.
 
         A stop lands what is complete. Raises ``SourceUnavailable`` when the server goes away,
-        ``RowTooLarge``, ``HoleInSource``, ``ChainContested``, ``LandingFailed``; ``Doubtful`` and
-        ``NotKept`` if what has not landed is to be read without transactions in progress.
+        ``RowTooLarge`` (with the table, if it is a row), ``HoleInSource``, ``ChainContested``,
+        ``LandingFailed``; ``Doubtful`` and ``NotKept`` if what has not landed is to be read without
+        transactions in progress.
         """
         self._until = until
         try:
             self._run(stop)
-        except RowTooLarge as error:
-            raise RowTooLarge(error.size, error.limit, self._table_of(error.message)) from None
         finally:
             self._batches.abandon()
             if self.skipped_messages:
@@ -126,13 +126,6 @@ class Follower:
                     "and did not land",
                     self.skipped_messages,
                 )
-
-    def _table_of(self, message: bytes) -> str:
-        """The table whose row ``message`` brings, by its beginning; empty if that is not known."""
-        payload = message[WAL_DATA_HEADER:]
-        # Within a transaction in progress its number stands before that of the table.
-        places = (payload[1:5], payload[5:9])
-        return table_of(self._connection, [int.from_bytes(each, "big") for each in places])
 
     def _run(self, stop: threading.Event) -> None:
         read, batches, row = self._messages.read, self._batches, self._events.row
@@ -175,6 +168,9 @@ class Follower:
         elif isinstance(message, Relation):
             self._messages.described(message.oid, received)
             self._describe(message)
+        elif isinstance(message, RowNotTaken):
+            if not self._passing_over:
+                self._step_over(message, int.from_bytes(received[1:9], "big"))
         elif isinstance(message, Truncate):
             if not self._passing_over:
                 names = self._roots.truncated(message.relations, self._commit_lsn)
@@ -186,6 +182,15 @@ class Follower:
                 self._events.message(message)
         elif isinstance(message, InProgressMessage):
             self._messages.take(message, received)
+
+    def _step_over(self, change: RowNotTaken, lsn: int) -> None:
+        """Land that a row changed which was not taken; ``RowTooLarge`` if its table would lack the change."""
+        name, told_by_contract = self._events.table_of(change.relation)
+        error = RowTooLarge(change.size, self._stream.max_row_bytes, ".".join(name))
+        if told_by_contract and not self._published.reads_above(name, self._commit_lsn, error.problem):
+            raise error
+        _log.warning("%s It lands without a key and without the row.", error.problem)
+        self._events.not_taken(change, lsn)
 
     def _begin(self, transaction: Begin) -> None:
         expected = self._expected

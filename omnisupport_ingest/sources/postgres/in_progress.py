@@ -12,6 +12,7 @@ from pathlib import Path
 
 from omnisupport_ingest.sources.postgres.kept_transaction import TAKEN, Description, KeptTransaction
 from omnisupport_ingest.sources.postgres.pgoutput import (
+    NOT_TAKEN_KINDS,
     ROW_KINDS,
     InProgressMessage,
     StreamAbort,
@@ -24,8 +25,8 @@ from omnisupport_ingest.sources.postgres.walstream import WAL_DATA, WAL_DATA_HEA
 
 _RELATION, _STREAM_STOP = ord("R"), ord("E")
 _MESSAGE = ord("M")
-_ROWS_AND_TRUNCATES = ROW_KINDS | frozenset(b"T")
-_CHANGES = ROW_KINDS | frozenset(b"TM")
+_ROWS_AND_TRUNCATES = ROW_KINDS | NOT_TAKEN_KINDS | frozenset(b"T")
+_CHANGES = _ROWS_AND_TRUNCATES | frozenset(b"M")
 _WITHOUT_MEANING = frozenset(b"OY")
 _AT_ONCE = 4096
 """Messages of a block that are kept before the reader may look at clock and stop."""

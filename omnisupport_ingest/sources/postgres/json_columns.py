@@ -10,6 +10,8 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from omnisupport_ingest.sources.postgres.text_columns import pieces
+
 _QUOTE, _BACKSLASH = ord('"'), ord("\\")
 _FIRST_UNESCAPED = 0x20
 
@@ -75,6 +77,8 @@ def _special_letters(texts: pa.StringArray) -> set[int]:
     content = texts.buffers()[2]
     if content is None:
         return set()
-    letters = np.frombuffer(content, np.uint8)
-    special = (letters < _FIRST_UNESCAPED) | (letters == _QUOTE) | (letters == _BACKSLASH)
-    return set(np.unique(letters[special]).tolist())
+    found = set[int]()
+    for piece in pieces(np.frombuffer(content, np.uint8)):
+        special = (piece < _FIRST_UNESCAPED) | (piece == _QUOTE) | (piece == _BACKSLASH)
+        found.update(np.unique(piece[special]).tolist())
+    return found

@@ -1,7 +1,8 @@
 """Tables that a capture leaves out, so that what is wrong with one of them stops no other.
 
 A table is parked when its changes cannot be told by its contract any more, or may not have been sent: its
-key has left the replica identity, its contract no longer fits it, it was out of the publication for a time.
+key has left the replica identity, its contract no longer fits it, it was out of the publication for a time,
+a row of it is too large; or when it cannot be read.
 Before that the stretch in which changes may be missing is written down (``landing/lost_changes``), so it is
 incomplete from then on. What the stream still has of it lands without a key, as of a table that has no
 contract yet: no layer above raw takes it. It comes back when a person asks for it to be read again, as a new
@@ -81,7 +82,7 @@ def way_back(name: str) -> str:
     """What a person does about the parked table ``name``."""
     return (
         "Correct the table at the source or its contract, as `omnisupport-ingest preflight` and `omnisupport-"
-        "ingest contracts diff` say. Then have it read again, and capture takes it back: "
+        "ingest contracts diff` say, or the setting that is named. Then have it read again, and capture takes it back: "
         f'omnisupport-ingest source snapshot {name} --reason "what happened"'
     )
 

@@ -82,6 +82,15 @@ class RowChange(NamedTuple):
     new: list[Value] | None
 
 
+class RowNotTaken(NamedTuple):
+    """The change of a row that is too long to be taken into memory: of it, ``kind`` and ``relation`` as in
+    ``RowChange``, and the ``size`` of its message in bytes. Made by ``WalStream``, not by the server."""
+
+    kind: str
+    relation: Relation
+    size: int
+
+
 class Truncate(NamedTuple):
     """One TRUNCATE of one or more tables, in the order in which the server lists them."""
 
@@ -128,7 +137,7 @@ class StreamAbort(NamedTuple):
 
 
 InProgressMessage = StreamStart | StreamStop | StreamCommit | StreamAbort
-Message = Begin | Commit | RowChange | Truncate | LogicalMessage | Relation | InProgressMessage
+Message = Begin | Commit | RowChange | RowNotTaken | Truncate | LogicalMessage | Relation | InProgressMessage
 
 _BEGIN = struct.Struct("!xQqI")
 _COMMIT = struct.Struct("!xxQQq")
@@ -139,6 +148,7 @@ _OID = struct.Struct("!xI")
 _COLUMN_TYPE = struct.Struct("!Ii")
 _COUNT = struct.Struct("!H")
 _LENGTH = struct.Struct("!I")
+_SIZE = struct.Struct("!Q")
 _TRUNCATE = struct.Struct("!xIB")
 _LOGICAL_MESSAGE = struct.Struct("!xBQ")
 _OLD_KEY, _OLD_ROW = ord("K"), ord("O")
@@ -147,6 +157,9 @@ _IN_IDENTITY = 1
 
 ROW_KINDS = frozenset(b"IUD")
 """First byte of the messages that ``RowChange`` stands for."""
+
+NOT_TAKEN_KINDS = frozenset(b"iud")
+"""First byte of those that ``RowNotTaken`` stands for."""
 
 
 class Decoder:
@@ -159,6 +172,7 @@ class Decoder:
             ord("I"): self._insert,
             ord("U"): self._update,
             ord("D"): self._delete,
+            **dict.fromkeys(NOT_TAKEN_KINDS, self._not_taken),
             ord("B"): _begin,
             ord("C"): _commit,
             ord("R"): self._relation,
@@ -197,6 +211,10 @@ class Decoder:
     def _delete(self, message: bytes) -> RowChange:
         old, _ = _tuple(message, 6)
         return RowChange("D", self._known(message), old, message[5] == _OLD_KEY, None)
+
+    def _not_taken(self, message: bytes) -> RowNotTaken:
+        (size,) = _SIZE.unpack_from(message, len(message) - _SIZE.size)
+        return RowNotTaken(chr(message[0]).upper(), self._known(message), size)
 
     def _truncate(self, message: bytes) -> Truncate:
         count, _options = _TRUNCATE.unpack_from(message)

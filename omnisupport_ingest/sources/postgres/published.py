@@ -187,6 +187,18 @@ class PublishedTables:
                 return commit_lsn < max(table.since, self._asked_for.get(contract, Lsn(0))).value
         return True
 
+    def reads_above(self, name: TableName, commit_lsn: int, reason: str) -> bool:
+        """As ``read_above``. Where it is so, that the table lacks the change till then is written down."""
+        with self._lock:
+            tables = {} if self._record is None else self._record.tables
+        for contract, table in tables.items():
+            if table.table == ".".join(name):
+                if not self.read_above(name, commit_lsn):
+                    return False
+                to = page_end(table.since) if commit_lsn < table.since.value else None
+                self.lost.found(contract, reason, Lsn(commit_lsn), to)
+        return True
+
     def _compare(self, now: Published, note: Callable[[Mapping[str, str]], None]) -> None:
         self._compare_publication(now, note)
         if self._record is None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.contracts.model import TableContract
-from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.landing.manifest import RelationVersion
 from omnisupport_ingest.sources.postgres.connection import source_errors
-from omnisupport_ingest.sources.postgres.errors import PreflightFailed
+from omnisupport_ingest.sources.postgres.errors import ColumnsNotSent, TableUnreadable
 from omnisupport_ingest.sources.postgres.pgoutput import RelationColumn
 
 
@@ -38,7 +37,8 @@ def read_relation(connection: Connection, publication: str, table: TableContract
     """The table as ``publication`` sends it, by the catalogs that the transaction of ``connection`` sees.
 
     If the publication, or the table in it, is not there yet: all columns but generated ones, and all rows.
-    ``PreflightFailed`` if a column that the table has and its contract names is not sent: a row that was
+    ``TableUnreadable`` if the table is not there.
+    ``ColumnsNotSent`` if a column that the table has and its contract names is not sent: a row that was
     read with it would stay so for ever.
     """
     with source_errors(f"reading the columns of {table.full_name}"), connection.cursor() as cursor:
@@ -46,16 +46,18 @@ def read_relation(connection: Connection, publication: str, table: TableContract
         rows = cursor.fetchall()
     columns = [(name, kind) for name, kind, sent, *_ in rows if sent]
     if not columns:
-        raise IngestError(
+        raise TableUnreadable(
             f"Table {table.full_name} has no columns to read; was it dropped?",
             fix="Create the table again, or take its contract out.",
+            table=table.full_name,
         )
     unsent = [name for name, _, sent, *_ in rows if not sent and name in table.column_names]
     if unsent:
-        raise PreflightFailed(
+        raise ColumnsNotSent(
             f"Publication {publication} does not send {', '.join(unsent)} of {table.full_name}, which the "
             "contract names.",
             fix="omnisupport-ingest preflight has the SQL that publishes it.",
+            table=table.full_name,
         )
     _, _, _, identity, partitioned, row_filter = rows[0]
     names, types = zip(*columns, strict=True)
@@ -100,19 +102,6 @@ def read_storage(connection: Connection, schema: str, table: str) -> str:
         )
         found = cursor.fetchone()
     return "none" if found is None else f"{found[0]}/{found[1]}"
-
-
-def table_of(connection: Connection, oids: Sequence[int]) -> str:
-    """The name of the first of ``oids`` that is a table's; empty if none is."""
-    with source_errors("looking for a table"), connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT n.nspname || '.' || c.relname FROM unnest(%s::bigint[]) WITH ORDINALITY w (oid, place)"
-            " JOIN pg_class c ON c.oid = w.oid::oid JOIN pg_namespace n ON n.oid = c.relnamespace"
-            " WHERE c.relkind IN ('r', 'p') ORDER BY w.place LIMIT 1",
-            (list(oids),),
-        )
-        found = cursor.fetchone()
-    return "" if found is None else str(found[0])
 
 
 class TypeNames:

@@ -32,6 +32,8 @@ class KeyNotSent(IngestError):
         self.table = table
 
 
+_OPS = {"I": "c", "U": "u", "D": "d"}
+
 _THEN = (
     "The changes that were written meanwhile name no row for good: then have the table read again, "
     "omnisupport-ingest source snapshot TABLE"
@@ -82,6 +84,11 @@ def row_events(shape: Shape, change: RowChange, place: Place) -> tuple[LandedEve
         _event(place, "d", shape.name, old_key, before, None, None, None),
         _event(above, "c", shape.name, key, before, after, unchanged, old_key),
     )
+
+
+def not_taken_event(kind: str, name: TableName, place: Place) -> LandedEvent:
+    """The event of a row change whose row was not taken, for its size: without a key and without an image."""
+    return _event(place, _OPS[kind], name, None, None, None, None, None)
 
 
 def truncate_event(name: TableName, place: Place) -> LandedEvent:

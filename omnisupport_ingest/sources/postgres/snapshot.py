@@ -52,7 +52,7 @@ from omnisupport_ingest.sources.postgres.same_server import connect_to_source
 from omnisupport_ingest.sources.postgres.server import wal_clock
 from omnisupport_ingest.sources.postgres.slot import flush_wal
 from omnisupport_ingest.sources.postgres.snapshot_requests import SnapshotRequests
-from omnisupport_ingest.sources.postgres.table_lock import hold_readable
+from omnisupport_ingest.sources.postgres.table_lock import hold_readable, readable
 from omnisupport_ingest.windows import WindowGrid
 
 _log = logging.getLogger(__name__)
@@ -253,10 +253,11 @@ class Snapshots:
             partitions = self._partitions.planned(connection, table)
             only = () if scope is None else conditions(table, relation, scope)
             bounds = []
-            for bound in cut(connection, table.schema, table.table, relation, by, types, rows, only):
-                if stop.is_set():
-                    return None
-                bounds.append(bound)
+            with readable(table):
+                for bound in cut(connection, table.schema, table.table, relation, by, types, rows, only):
+                    if stop.is_set():
+                        return None
+                    bounds.append(bound)
         finally:
             with source_errors("ending a transaction"), connection.cursor() as cursor:
                 cursor.execute("ROLLBACK")

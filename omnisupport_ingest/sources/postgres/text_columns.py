@@ -6,6 +6,7 @@ all rows at once; no object is made for a row or a value.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,8 @@ Flags = npt.NDArray[np.bool_]
 
 PADDING = bytes(8)
 """Goes behind a block, so that a length may be looked for where a row ends without one."""
+
+_PIECE_BYTES = 1024 * 1024
 
 _TUPLE_TEXT, _TUPLE_NULL, _TUPLE_UNCHANGED = ord("t"), ord("n"), ord("u")
 _TAB, _LINE_END, _BACKSLASH, _NULL_LETTER = ord("\t"), ord("\n"), ord("\\"), ord("N")
@@ -79,7 +82,8 @@ def line_columns(block: bytes, count: int) -> list[pa.StringArray]:
     """
     letters = np.frombuffer(block, np.uint8)
     # Neither stands within a value: COPY escapes both.
-    ends = np.flatnonzero((letters == _TAB) | (letters == _LINE_END))
+    found = [np.flatnonzero((piece == _TAB) | (piece == _LINE_END)) for piece in pieces(letters)]
+    ends = np.concatenate([each + number * _PIECE_BYTES for number, each in enumerate(found)])
     rows, rest = divmod(len(ends), count)
     lines = np.flatnonzero(letters[ends] == _LINE_END)
     if rest or len(lines) != rows or (lines % count != count - 1).any() or not block.endswith(b"\n"):
@@ -90,6 +94,13 @@ def line_columns(block: bytes, count: int) -> list[pa.StringArray]:
     is_null[is_null] = letters[starts[is_null] + 1] == _NULL_LETTER
     bounds = np.stack((starts, ends), axis=-1).reshape(rows, count, 2)
     return _cut(block, bounds, is_null.reshape(rows, count))
+
+
+def pieces(letters: npt.NDArray[np.uint8]) -> Iterator[npt.NDArray[np.uint8]]:
+    """``letters`` a piece after the other, at least one: what is worked out of each letter takes as much
+    memory as the letters, which of a single large row would be several times its size."""
+    for start in range(0, max(1, len(letters)), _PIECE_BYTES):
+        yield letters[start : start + _PIECE_BYTES]
 
 
 def big_endian(block: bytes, form: str, at: Positions) -> npt.NDArray[Any]:

@@ -38,8 +38,14 @@ _BESIDE_A_ROW = 16 * 1024
 """What a message may have beside the values of a row: its head, and 5 bytes for each column of the new row
 and the old one (1,600 at most)."""
 
-_HEAD = 64
-"""How much of a message that is too long is looked at: enough to tell of which table it is."""
+_HEAD = WAL_DATA_HEADER + 9
+"""How much of the change of a row that is too long is taken: up to the number of its table, which stands
+behind that of the transaction while that is in progress."""
+
+_NOT_TAKEN = {ord("I"): b"i", ord("U"): b"u", ord("D"): b"d"}
+"""First byte of the change of a row → of what stands for one that is too long; no server sends that."""
+
+_SIZE = struct.Struct("!Q")
 
 _KEEPALIVE = struct.Struct("!xQqB")
 _STATUS = struct.Struct("!cQQQqB")
@@ -117,7 +123,7 @@ class WalStream:
         """Start ``slot`` at ``start`` on a replication connection; the stream owns the connection.
 
         ``in_progress``: have large transactions sent before they commit (PostgreSQL 14 and newer).
-        ``max_row_bytes``: a longer message is not taken over from the library; null: any is.
+        ``max_row_bytes``: a longer message is not taken over from the library (see ``read``); null: any is.
         Raises ``SourceUnavailable`` with the server's reason if it refuses.
         """
         self._connection = connection
@@ -140,7 +146,11 @@ class WalStream:
         self._start(f"START_REPLICATION SLOT {identifier(slot)} LOGICAL {start} ({listed})")
 
     def read(self) -> bytes | None:
-        """The next message whole, or none if none has arrived yet. Never waits. ``RowTooLarge``."""
+        """The next message whole, or none if none has arrived yet. Never waits.
+
+        Of the change of a row that is too long only what ``pgoutput.RowNotTaken`` says; ``RowTooLarge`` if
+        another message is.
+        """
         length = self._get(self._handle, self._buffer_address, _READ_NOW)
         if length == 0:
             # Nothing whole is buffered: take what the socket holds, without waiting for more.
@@ -155,10 +165,22 @@ class WalStream:
         if self._longest is not None and length > self._longest:
             head = ctypes.string_at(self._buffer, _HEAD)
             self._free(self._buffer)
-            raise RowTooLarge(length, self._longest - _BESIDE_A_ROW, message=head)
+            return self._not_taken(head, length)
         message = ctypes.string_at(self._buffer, length)
         self._free(self._buffer)
         return message
+
+    @property
+    def max_row_bytes(self) -> int:
+        """Size that a row may have, in bytes; 0 where any may come."""
+        return 0 if self._longest is None else self._longest - _BESIDE_A_ROW
+
+    def _not_taken(self, head: bytes, length: int) -> bytes:
+        """What stands for the change of a row, ``length`` bytes long, that begins with ``head``."""
+        kind = _NOT_TAKEN.get(head[WAL_DATA_HEADER]) if head[0] == WAL_DATA else None
+        if kind is None:
+            raise RowTooLarge(length, self.max_row_bytes)
+        return head[:WAL_DATA_HEADER] + kind + head[WAL_DATA_HEADER + 1 :] + _SIZE.pack(length)
 
     def wait(self, seconds: float) -> None:
         """Wait until something arrives, at most ``seconds``.

@@ -1,0 +1,125 @@
+"""What becomes of a table that fails while others are captured: it is left out, and the others go on.
+
+Three things may be wrong. Its changes cannot be told, or were not sent for a time: it is parked until it is
+read again, which the mode ``when_needed`` asks for. It changed while it was read: it is looked at and read
+once more, as it may fit all the same. Or a row of it cannot be read or is too large: to read it again would
+only meet that again, so it is parked in every mode, and nobody asks for it but a person who has mended that.
+A table that is the only one stops capture instead: nothing waits for it then, and nothing of it is lost.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.landing.epochs import EpochRecord
+from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.settings import SnapshotMode
+from omnisupport_ingest.sources.postgres.captured_tables import CapturedTables
+from omnisupport_ingest.sources.postgres.errors import (
+    ColumnsNotSent,
+    RowTooLarge,
+    TableInterrupted,
+    TableUnreadable,
+)
+from omnisupport_ingest.sources.postgres.home_slot import end_of_chain
+from omnisupport_ingest.sources.postgres.parked import ParkedTables, left_out, way_back
+from omnisupport_ingest.sources.postgres.preflight import Finding, require_ready
+from omnisupport_ingest.sources.postgres.published import PublishedTables
+from omnisupport_ingest.sources.postgres.row_events import KeyNotSent
+from omnisupport_ingest.sources.postgres.snapshot_requests import SnapshotRequests
+
+_log = logging.getLogger(__name__)
+
+TABLE_FAULTS = (TableInterrupted, KeyNotSent, RowTooLarge, TableUnreadable, ColumnsNotSent)
+"""The errors of capture that name the tables that they concern."""
+
+TableFault = TableInterrupted | KeyNotSent | RowTooLarge | TableUnreadable | ColumnsNotSent
+
+
+class TableFaults:
+    """Those of one source, for one capture."""
+
+    def __init__(self, store: LandingStore, mode: SnapshotMode) -> None:
+        """``store``: the landing of the source. ``mode``: how its snapshots are taken."""
+        self.left_out: IngestError | None = None
+        """What was wrong with the tables that the last run left out."""
+        self._store, self._asks = store, mode is SnapshotMode.WHEN_NEEDED
+        self._requests = SnapshotRequests(store.folder)
+        self._looked_at_again: set[str] = set()
+
+    def met(
+        self,
+        epoch: EpochRecord,
+        published: PublishedTables,
+        captured: CapturedTables,
+        known: Sequence[TableContract],
+        fault: TableFault,
+    ) -> None:
+        """Have capture go on without the tables of ``fault``, or raise it where that would change nothing.
+
+        ``known``: all tables of the source that have contracts.
+        """
+        reasons = _reasons(fault, known)
+        if not reasons:
+            raise fault
+        if isinstance(fault, TableInterrupted | KeyNotSent):
+            if self._asks:
+                _log.warning("%s It is read again, as the snapshot mode is when_needed.", fault.problem)
+                self.ask_to_read(reasons)
+            else:
+                self.park(epoch, published, reasons)
+            return
+        if all(each.name in reasons for each in captured.all):
+            raise fault
+        if not isinstance(fault, RowTooLarge) and not reasons.keys() <= self._looked_at_again:
+            _log.warning("%s It is looked at, and read, once more.", fault.problem)
+            self._looked_at_again |= reasons.keys()
+            return
+        self.park(epoch, published, reasons)
+        for request in self._requests.read():
+            if request.table in reasons:
+                self._requests.clear(request)
+
+    def park(self, epoch: EpochRecord, published: PublishedTables, reasons: Mapping[str, str]) -> None:
+        """Leave out the tables of ``reasons`` until they are asked for. Durable then."""
+        # The stretch first: no crash in between takes the doubt away.
+        published.leave_out(reasons, end_of_chain(self._store, epoch).end)
+        ParkedTables(self._store.folder, epoch.number).park(reasons)
+
+    def ask_to_read(self, reasons: Mapping[str, str]) -> None:
+        """Ask for snapshots of the tables of ``reasons``."""
+        for name, reason in reasons.items():
+            self._requests.write(name, reason)
+
+    def tell(
+        self,
+        epoch: EpochRecord,
+        captured: CapturedTables,
+        found: Sequence[Finding],
+        wrong: Mapping[str, str],
+    ) -> None:
+        """Log what a run leaves out, and keep it: what is parked, and what ``found`` says of those that are
+        ``wrong``."""
+        parked = ParkedTables(self._store.folder, epoch.number).all()
+        still = {each.name: parked[each.name] for each in captured.left_out if each.name in parked}
+        if still:
+            self.left_out = left_out(still)
+        try:
+            require_ready([each for each in found if each.table in wrong])
+        except IngestError as error:
+            self.left_out = error
+        for name in sorted(still.keys() | wrong.keys()):
+            told = wrong.get(name) or still[name].reason
+            _log.warning("%s is left out, the other tables go on: %s Fix: %s", name, told, way_back(name))
+
+
+def _reasons(fault: TableFault, known: Sequence[TableContract]) -> dict[str, str]:
+    """The tables of ``fault`` among those that are known, each with what is wrong with it, in words."""
+    if isinstance(fault, TableInterrupted):
+        names = {each.name for each in known}
+        return {name: fault.problem for name in fault.tables if name in names}
+    table = ".".join(fault.table) if isinstance(fault, KeyNotSent) else fault.table
+    return {each.name: fault.problem for each in known if each.full_name == table}
