@@ -10,13 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.cdc.erasing import Erasures, erase_batches
 from omnisupport_ingest.cdc.images import is_whole, read_image, with_unsent
 from omnisupport_ingest.cdc.lateness import ALWAYS_REPLAYED, is_late, is_too_late
+from omnisupport_ingest.cdc.ordinary import FEW, IMAGE_OPS, ROW_OPS, Ordinary
 from omnisupport_ingest.contracts.decision_table import (
     ACCEPT,
     COLLISION,
@@ -58,8 +61,16 @@ RELEASE, DISCARD = "release", "discard"
 ADDED = ("late", "rules", "reason", "verdict", "detector", "review_state")
 """The columns that judging adds."""
 
-_IMAGE_OPS = frozenset("cur")
-_ROW_OPS = frozenset("crud")
+_ORDINARY: tuple[tuple[Any, pa.DataType], ...] = (
+    (False, pa.bool_()),
+    ([], pa.list_(pa.string())),
+    (None, pa.string()),
+    (ACCEPTED, pa.string()),
+    (None, pa.string()),
+    (None, pa.string()),
+)
+"""What an ordinary event gets in each of ``ADDED``, and the column's type."""
+
 _IN_TIME = (False, False)
 _MARKS = ("copy", "collision")
 _PASSES = frozenset((ACCEPT, INGEST, REPLAY_WINDOW, DEDUPE))
@@ -93,9 +104,12 @@ class Law:
     erasures: Erasures = field(default_factory=Erasures)
 
 
-def judge_batches(batches: Iterable[pa.RecordBatch], law: Law) -> Iterator[pa.RecordBatch]:
-    """Add the columns ``ADDED`` to marked events, taking the marks away."""
-    judge = _Judge(law)
+def judge_batches(batches: Iterable[pa.RecordBatch], law: Law, *, few: int = FEW) -> Iterator[pa.RecordBatch]:
+    """Add the columns ``ADDED`` to marked events, taking the marks away.
+
+    ``few``: of so many events of a table in a batch, or fewer, each is judged by itself.
+    """
+    judge = _Judge(law, few)
     for batch in batches:
         kept = [name for name in batch.schema.names if name not in _MARKS]
         yield pa.RecordBatch.from_arrays(
@@ -103,10 +117,12 @@ def judge_batches(batches: Iterable[pa.RecordBatch], law: Law) -> Iterator[pa.Re
         )
 
 
-def judge_and_erase(batches: Iterable[pa.RecordBatch], law: Law) -> Iterator[pa.RecordBatch]:
+def judge_and_erase(
+    batches: Iterable[pa.RecordBatch], law: Law, *, few: int = FEW
+) -> Iterator[pa.RecordBatch]:
     """``judge_batches``, and then the values taken out of erased events; adds ``erasing.ERASED`` too."""
     keys = {(each.schema, each.table): each.key for each in law.contracts}
-    return erase_batches(judge_batches(batches, law), law.erasures, keys)
+    return erase_batches(judge_batches(batches, law, few=few), law.erasures, keys)
 
 
 class _Tables:
@@ -131,15 +147,32 @@ class _Tables:
 
 
 class _Judge:
-    def __init__(self, law: Law) -> None:
+    def __init__(self, law: Law, few: int) -> None:
         self._law = law
         self._tables = _Tables(law.contracts)
         self._window_ends: dict[str, datetime] = {}
+        self._ordinary = Ordinary(
+            {(each.schema, each.table): each for each in law.contracts},
+            {event_hash for *_, event_hash in law.reviews},
+            self._window_end,
+            few=few,
+        )
         # Scenarios that let an event pass are not looked for.
         self._strict = {name for name in SCENARIOS if law.decisions.action(name) not in _PASSES}
 
     def judged(self, batch: pa.RecordBatch) -> list[pa.Array]:
         """The added columns, in the order of ``ADDED``."""
+        ordinary = self._ordinary.among(batch)
+        others = pc.invert(ordinary)
+        exactly = [
+            pa.concat_arrays([pa.array([value], kind), found])
+            for (value, kind), found in zip(_ORDINARY, self._one_by_one(batch.filter(others)), strict=True)
+        ]
+        # The first is what every ordinary event gets, the rest what the others got, one after another.
+        numbers = pc.multiply(pc.cumulative_sum(others.cast(pa.int64())), others.cast(pa.int64()))
+        return [column.take(numbers) for column in exactly]
+
+    def _one_by_one(self, batch: pa.RecordBatch) -> list[pa.Array]:
         rows = _Rows(batch)
         lates: list[bool] = []
         rules: list[Sequence[str]] = []
@@ -161,14 +194,8 @@ class _Judge:
             states.append(state)
         reasons = [None if found is None else found.scenario for found in findings]
         detectors = [None if found is None else found.detector for found in findings]
-        return [
-            pa.array(lates, pa.bool_()),
-            pa.array(rules, pa.list_(pa.string())),
-            pa.array(reasons, pa.string()),
-            pa.array(verdicts, pa.string()),
-            pa.array(detectors, pa.string()),
-            pa.array(states, pa.string()),
-        ]
+        added = (lates, rules, reasons, verdicts, detectors, states)
+        return [pa.array(values, kind) for values, (_, kind) in zip(added, _ORDINARY, strict=True)]
 
     def _verdict(self, found: Finding | None, decided: str | None) -> tuple[str, str | None]:
         if found is None:
@@ -208,7 +235,7 @@ class _Judge:
         cannot be read, or breaks its contract by now, would break the published table.
         """
         image, malformed = None, False
-        if rows.op[row] in _IMAGE_OPS:
+        if rows.op[row] in IMAGE_OPS:
             image = read_image(rows.after[row])
             malformed = image is None
             if image is not None:
@@ -216,7 +243,7 @@ class _Judge:
                 carried = with_unsent(image, rows.unchanged[row], rows.before(row))
                 broken += self._tables.broken(rows.place(row), carried)
         # Nothing can be said of the row of an event without a whole key, were it a delete.
-        malformed |= rows.op[row] in _ROW_OPS and not rows.has_whole_keys(row)
+        malformed |= rows.op[row] in ROW_OPS and not rows.has_whole_keys(row)
         newest = rows.newest_epoch_before[row]
         strict = self._strict
         if rows.window[row] == OUT_OF_RANGE:

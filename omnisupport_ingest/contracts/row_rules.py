@@ -21,19 +21,23 @@ Breaks = Callable[[str], bool]
 
 
 @dataclass(frozen=True)
-class _ColumnRules:
-    """The rules of one column; ``not_null`` is null where NULL is allowed."""
+class RulesOfColumn:
+    """The rules of one column.
+
+    ``not_null``: the name of that rule; null where NULL is allowed. ``by_name``: the others, by what stands
+    behind the colon.
+    """
 
     column: str
     not_null: str | None
-    rules: tuple[tuple[str, Breaks], ...]
+    by_name: Mapping[str, Breaks]
 
 
 class RowRules:
     """Every rule of a contract, in the order of its columns."""
 
     def __init__(self, contract: model.TableContract) -> None:
-        self._columns = tuple(_rules_of(column) for column in contract.columns)
+        self._columns = tuple(rules_of(column) for column in contract.columns)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -41,7 +45,10 @@ class RowRules:
         return tuple(
             name
             for each in self._columns
-            for name in (*([each.not_null] if each.not_null else []), *(name for name, _ in each.rules))
+            for name in (
+                *([each.not_null] if each.not_null else []),
+                *(f"{each.column}:{name}" for name in each.by_name),
+            )
         )
 
     def broken(self, image: Mapping[str, str | None]) -> list[str]:
@@ -58,11 +65,12 @@ class RowRules:
                 if column.not_null is not None:
                     broken.append(column.not_null)
                 continue
-            broken += [name for name, breaks in column.rules if breaks(text)]
+            broken += [f"{column.column}:{name}" for name, breaks in column.by_name.items() if breaks(text)]
         return broken
 
 
-def _rules_of(column: model.Column) -> _ColumnRules:
+def rules_of(column: model.Column) -> RulesOfColumn:
+    """The rules that a contract's column has."""
     rules: dict[str, Breaks] = {}
     kind = column.type.kind
     if kind is not Kind.TEXT:
@@ -77,11 +85,7 @@ def _rules_of(column: model.Column) -> _ColumnRules:
         rules["max_length"] = _longer_than(column.max_length)
     if column.pattern is not None:
         rules["pattern"] = _without(re.compile(column.pattern))
-    return _ColumnRules(
-        column.name,
-        None if column.nullable else f"{column.name}:not_null",
-        tuple((f"{column.name}:{name}", breaks) for name, breaks in rules.items()),
-    )
+    return RulesOfColumn(column.name, None if column.nullable else f"{column.name}:not_null", rules)
 
 
 def _unless(holds: Callable[[str], bool]) -> Breaks:

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omnisupport_ingest.cdc import columnar
+from omnisupport_ingest.cdc import columnar, ordinary
 from omnisupport_ingest.cdc.erasing import ERASED, Erasures, Span, key_hash
 from omnisupport_ingest.cdc.judging import ADDED, Law, judge_and_erase, judge_batches
 from omnisupport_ingest.contracts.decision_table import (
@@ -87,11 +87,11 @@ class Laws:
 
 
 @settings(max_examples=400)
-@given(randoms, st.integers(1, 9))
-def test_every_copy_gets_the_verdict_of_the_oracle(rng: Random, batch_rows: int) -> None:
+@given(randoms, st.integers(1, 9), st.sampled_from((0, 2, ordinary.FEW)))
+def test_every_copy_gets_the_verdict_of_the_oracle(rng: Random, batch_rows: int, few: int) -> None:
     deliveries = drawn(rng)
     laws = drawn_laws(rng, deliveries)
-    assert judged(deliveries, laws.kernel, batch_rows) == due(deliveries, laws.oracle)
+    assert judged(deliveries, laws.kernel, batch_rows, few) == due(deliveries, laws.oracle)
 
 
 @settings(max_examples=100)
@@ -298,10 +298,10 @@ def due(deliveries: Sequence[Delivery], law: oracle.Law) -> dict[int, Told]:
     }
 
 
-def judged(deliveries: Sequence[Delivery], law: Law, batch_rows: int) -> dict[int, Told]:
+def judged(deliveries: Sequence[Delivery], law: Law, batch_rows: int, few: int = 0) -> dict[int, Told]:
     table = pa.Table.from_pylist(marked(deliveries), schema=_SCHEMA)
     found: dict[int, Told] = {}
-    for batch in judge_batches(table.to_batches(batch_rows), law):
+    for batch in judge_batches(table.to_batches(batch_rows), law, few=few):
         assert batch.schema.names == [
             *(name for name in _SCHEMA.names if name not in ("copy", "collision")),
             *ADDED,

@@ -1,0 +1,148 @@
+"""Which events are plainly ordinary: in time, in order, alone at their place, and their rows keep every rule.
+
+Nearly all events are. They are told apart by whole columns; each other event is judged by itself, by the
+rules in ``judging``, which are the meaning. An event that is called ordinary would be accepted by those, and
+neither late nor reviewed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from datetime import datetime, timedelta
+from functools import reduce
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from omnisupport_ingest.cdc.columnar import TIME
+from omnisupport_ingest.cdc.flat_images import read_flat
+from omnisupport_ingest.cdc.lateness import closes_at
+from omnisupport_ingest.contracts.column_rules import ColumnRules
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.windows import OUT_OF_RANGE
+
+Place = tuple[str, str]
+"""Schema and table."""
+
+IMAGE_OPS = frozenset("cur")
+"""Operations that bring a row."""
+
+ROW_OPS = IMAGE_OPS | {"d"}
+"""Operations of one row, which has a key."""
+
+_IMAGES, _ROWS = pa.array(sorted(IMAGE_OPS)), pa.array(sorted(ROW_OPS))
+
+FEW = 64
+"""Events of one table in a batch that are judged one by one sooner than the columns of their images are
+read."""
+
+_NULL = "null"
+"""Stands in every key of which a part is NULL; and in others."""
+
+
+class Ordinary:
+    """What is plain about the events of some tables."""
+
+    def __init__(
+        self,
+        contracts: Mapping[Place, TableContract],
+        reviewed: Collection[int],
+        window_end: Callable[[str], datetime],
+        *,
+        few: int = FEW,
+    ) -> None:
+        """``reviewed``: the hashes of events that people decided about. ``window_end``: of a window.
+
+        ``few``: of so many events of a table in a batch, or fewer, none is called ordinary.
+        """
+        self._contracts = contracts
+        self._rules: dict[Place, ColumnRules] = {}
+        self._reviewed = pa.array(sorted(reviewed), pa.int64())
+        self._window_end = window_end
+        self._few = few
+
+    def among(self, batch: pa.RecordBatch) -> pa.BooleanArray:
+        """For each marked event of ``batch``, whether it is ordinary."""
+        ordinary = pa.array(np.zeros(batch.num_rows, np.bool_))
+        if batch.num_rows <= self._few:
+            return ordinary
+        found = pc.and_(_alone(batch), self._unreviewed(batch))
+        for place, of_place in self._places(batch):
+            mask = pc.and_(found, of_place)
+            events = batch.filter(mask)
+            if events.num_rows:
+                ordinary = pc.replace_with_mask(ordinary, mask, self._plain(events, place))
+        return ordinary
+
+    def _places(self, batch: pa.RecordBatch) -> Iterator[tuple[Place, pa.BooleanArray]]:
+        """The tables with a contract and more than a few events, each with a mask of its events.
+
+        Of a table without a contract no columns are known that could be read.
+        """
+        schemas = batch.column("source_schema").dictionary_encode()
+        tables = batch.column("source_table").dictionary_encode()
+        width = len(tables.dictionary)
+        codes = schemas.indices.to_numpy().astype(np.int64) * width + tables.indices.to_numpy()
+        for code, events in zip(*np.unique(codes, return_counts=True), strict=True):
+            place = schemas.dictionary[code // width].as_py(), tables.dictionary[code % width].as_py()
+            if events > self._few and place in self._contracts:
+                yield place, pa.array(codes == code)
+
+    def _plain(self, events: pa.RecordBatch, place: Place) -> pa.BooleanArray:
+        return pc.and_(
+            self._in_time(events, self._contracts[place].allowed_lateness), self._rows_kept(events, place)
+        )
+
+    def _unreviewed(self, batch: pa.RecordBatch) -> pa.BooleanArray:
+        return pc.invert(pc.is_in(batch.column("event_hash"), self._reviewed))
+
+    def _in_time(self, events: pa.RecordBatch, allowed: timedelta) -> pa.BooleanArray:
+        """Whether the window of the event was open as the event landed."""
+        windows = events.column("window").dictionary_encode()
+        closing = pa.array(
+            [closes_at(self._window_end(window), allowed) for window in windows.dictionary.to_pylist()], TIME
+        )
+        mark = events.column("watermark_before")
+        return pc.fill_null(pc.less(mark, closing.take(windows.indices)), True)
+
+    def _rows_kept(self, events: pa.RecordBatch, place: Place) -> pa.BooleanArray:
+        """Whether the event brings a row that can be read and keeps its table's rules, or brings none."""
+        bringing = pc.is_in(events.column("op"), _IMAGES)
+        rules = self._rules_of(place)
+        images = read_flat(
+            events.column("after").filter(bringing), rules.columns or self._contracts[place].key
+        )
+        kept = pc.and_(images.proven, rules.kept(images.texts, images.sent))
+        return pc.replace_with_mask(pc.invert(bringing), bringing, kept)
+
+    def _rules_of(self, place: Place) -> ColumnRules:
+        if place not in self._rules:
+            self._rules[place] = ColumnRules(self._contracts[place])
+        return self._rules[place]
+
+
+def _alone(batch: pa.RecordBatch) -> pa.BooleanArray:
+    """What the marks and the event's own columns say: nothing shares its place, and it came as it should."""
+    column = batch.column
+    unsent = pc.greater(pc.fill_null(pc.list_value_length(column("unchanged")), 0), 0)
+    moved = column("moved_from_key").is_valid()
+    keyless = pc.invert(pc.is_in(column("op"), _ROWS))
+    return reduce(
+        pc.and_,
+        (
+            pc.equal(column("copy"), 1),
+            pc.invert(column("collision")),
+            pc.not_equal(column("window"), OUT_OF_RANGE),
+            pc.less_equal(pc.fill_null(column("newest_epoch_before"), 0), column("epoch")),
+            pc.invert(pc.fill_null(column("misplaced"), False)),
+            # What was not sent anew is judged by the old image.
+            pc.invert(pc.and_(unsent, column("before").is_valid())),
+            pc.or_(keyless, _is_whole(column("key"))),
+            pc.or_(keyless, pc.or_(pc.invert(moved), _is_whole(column("moved_from_key")))),
+        ),
+    )
+
+
+def _is_whole(keys: pa.StringArray) -> pa.BooleanArray:
+    return pc.fill_null(pc.invert(pc.match_substring(keys, _NULL)), False)

@@ -1,0 +1,162 @@
+"""The rules of a contract about whole columns: which texts break none of them, decided by Arrow.
+
+Beside ``row_rules``, which stays the meaning and names the rule that is broken. Here a short expression says
+of most texts that they are surely values of their type and within their bounds. Each other text is asked of
+the rule itself, once, however many rows have it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
+from functools import reduce
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from omnisupport_ingest.contracts import model
+from omnisupport_ingest.contracts.pg_types import ARRAYS, INTEGERS, NUMBERS, Kind
+from omnisupport_ingest.contracts.row_rules import Breaks, rules_of
+
+Surely = Callable[[pa.StringArray], pa.BooleanArray]
+"""Of which texts it is plain that they keep a rule; null where the text is null."""
+
+_DAY = (
+    r"[1-9][0-9]{3}-(?:(?:0[1-9]|1[0-2])-(?:0[1-9]|1[0-9]|2[0-8])"
+    r"|(?:0[13-9]|1[0-2])-(?:29|30)|(?:0[13578]|1[02])-31)"
+)
+_MOMENT = (
+    rf"{_DAY}[ T](?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{{1,6}})?"
+    r"(?:Z|[+-][0-9]{2}(?::?[0-9]{2})?)?"
+)
+_SURE_SPELLING = {
+    Kind.BOOLEAN: "t|f|true|false",
+    Kind.SHORT: "-?[0-9]{1,4}",
+    Kind.INTEGER: "-?[0-9]{1,9}",
+    Kind.LONG: "-?[0-9]{1,18}",
+    # Of up to 15 digits before and after the point no binary fraction is infinite, or zero by accident.
+    Kind.FLOAT: r"-?[0-9]{1,15}(?:\.[0-9]{1,15})?",
+    Kind.DOUBLE: r"-?[0-9]{1,15}(?:\.[0-9]{1,15})?",
+    Kind.DECIMAL: r"-?[0-9]{1,99}(?:\.[0-9]{1,99})?",
+    Kind.NUMERIC_TEXT: r"-?[0-9]{1,99}(?:\.[0-9]{1,99})?",
+    Kind.DATE: _DAY,
+    Kind.TIMESTAMP: _MOMENT,
+    Kind.TIMESTAMPTZ: _MOMENT,
+    Kind.BINARY: r"\\x(?:[0-9a-fA-F]{2})*",
+}
+_FEW_DIGITS = r"-?[0-9]{1,11}(?:\.[0-9]{1,4})?"
+"""A number whose double differs from it, relatively, by less than ``_MARGIN``; and so does its float."""
+
+_MARGIN = 1e-6
+
+
+class ColumnRules:
+    """Every rule of a contract."""
+
+    def __init__(self, contract: model.TableContract) -> None:
+        self._columns = {column.name: _ColumnRules(column) for column in contract.columns}
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that have a rule, in the contract's order."""
+        return tuple(name for name, rules in self._columns.items() if rules.any)
+
+    def kept(
+        self, texts: Mapping[str, pa.StringArray], sent: Mapping[str, pa.BooleanArray]
+    ) -> pa.BooleanArray:
+        """Which rows break no rule.
+
+        ``texts`` and ``sent``: by column, at least ``columns`` and not none: the texts, null for NULL and for
+        what was not sent, and what was sent. What was not sent is not judged.
+        """
+        rows = len(next(iter(texts.values())))
+        kept = (self._columns[name].kept(texts[name], sent[name]) for name in self.columns)
+        return reduce(pc.and_, kept, pa.array(np.ones(rows, np.bool_)))
+
+
+class _ColumnRules:
+    def __init__(self, column: model.Column) -> None:
+        rules = rules_of(column)
+        self._nullable = rules.not_null is None
+        self._rules = [(_surely(column, name), breaks) for name, breaks in rules.by_name.items()]
+
+    @property
+    def any(self) -> bool:
+        return bool(self._rules) or not self._nullable
+
+    def kept(self, texts: pa.StringArray, sent: pa.BooleanArray) -> pa.BooleanArray:
+        missing = texts.is_null()
+        # A NULL keeps every rule but one.
+        kept = missing if self._nullable else pc.and_(missing, pc.invert(sent))
+        values = texts.is_valid()
+        for surely, breaks in self._rules:
+            values = pc.and_(values, pc.fill_null(_keep(texts, surely, breaks), False))
+        return pc.or_(kept, values)
+
+
+def _keep(texts: pa.StringArray, surely: Surely | None, breaks: Breaks) -> pa.BooleanArray:
+    if surely is None:
+        return _asked(texts, breaks)
+    sure = surely(texts)
+    doubted = pc.fill_null(pc.invert(sure), False)
+    if not doubted.true_count:
+        return sure
+    return pc.replace_with_mask(sure, doubted, _asked(texts.filter(doubted), breaks))
+
+
+def _asked(texts: pa.StringArray, breaks: Breaks) -> pa.BooleanArray:
+    """Each distinct text is asked once."""
+    distinct = texts.dictionary_encode()
+    keeps = pa.array([not breaks(text) for text in distinct.dictionary.to_pylist()], pa.bool_())
+    return keeps.take(distinct.indices)
+
+
+def _surely(column: model.Column, rule: str) -> Surely | None:
+    """What is plain about ``rule`` of ``column``; null if nothing is, as of a pattern of Python's."""
+    kind = column.type.kind
+    if rule == "type" and kind in ARRAYS:
+        return lambda texts: pc.and_(pc.starts_with(texts, "{"), pc.ends_with(texts, "}"))
+    if rule == "type" and kind in _SURE_SPELLING:
+        return _spelled(_SURE_SPELLING[kind])
+    if rule == "enum":
+        allowed = pa.array(column.enum, pa.string())
+        return lambda texts: pc.if_else(texts.is_valid(), pc.is_in(texts, allowed), None)
+    if rule == "max_length":
+        return lambda texts: pc.less_equal(pc.utf8_length(texts), column.max_length)
+    if kind not in NUMBERS:
+        return None
+    if rule == "minimum" and column.minimum is not None:
+        return _bounded(kind, column.minimum, above=True)
+    if rule == "maximum" and column.maximum is not None:
+        return _bounded(kind, column.maximum, above=False)
+    return None
+
+
+def _spelled(pattern: str) -> Surely:
+    return lambda texts: pc.match_substring_regex(texts, rf"\A(?:{pattern})\z")
+
+
+def _bounded(kind: Kind, bound: Decimal, *, above: bool) -> Surely | None:
+    """What lies plainly above the minimum ``bound``, or not, below the maximum."""
+    if kind in INTEGERS:
+        whole = int(bound.to_integral_value(ROUND_CEILING if above else ROUND_FLOOR))
+        limit = max(-(2**63), min(2**63 - 1, whole))
+        if limit != whole:
+            return None
+        return _compared(_SURE_SPELLING[kind], pa.int64(), limit, above=above)
+    margin = _MARGIN * max(1.0, abs(float(bound)))
+    plainly = float(bound) + (margin if above else -margin)
+    return _compared(_FEW_DIGITS, pa.float64(), plainly, above=above)
+
+
+def _compared(pattern: str, number: pa.DataType, limit: float, *, above: bool) -> Surely:
+    spelled = _spelled(pattern)
+    compare = pc.greater_equal if above else pc.less_equal
+
+    def surely(texts: pa.StringArray) -> pa.BooleanArray:
+        readable = spelled(texts)
+        numbers = pc.if_else(readable, texts, None).cast(number)
+        return pc.if_else(readable, compare(numbers, limit), readable)
+
+    return surely

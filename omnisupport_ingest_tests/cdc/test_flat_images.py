@@ -1,0 +1,119 @@
+"""What is read by whole columns is what the exact reader reads, or is not called proven."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import orjson
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from omnisupport_ingest.cdc.flat_images import read_flat
+from omnisupport_ingest.cdc.images import read_image
+
+COLUMNS = ("id", "a/b", "~", "c'd", 'q"', "ü", "0", "\\")
+_SPOILERS = (
+    *(',"{}[]\\: \n'),
+    *("null", "1", "true", "\\u", "\\u0000", "\\ud800", "\x01", "\x00", "\ufeff", "/*x*/"),
+    *('"id":"1",', '"id":1,', '"id":[],', '"x":{"id":"2"},', ',"id":null', "NaN"),
+)
+
+texts = st.one_of(
+    st.text(st.characters(codec="utf-8"), max_size=6), st.sampled_from(("\x00", "\n", "\\", '"'))
+)
+rows = st.dictionaries(
+    st.one_of(st.sampled_from(COLUMNS), st.sampled_from(("", "x", "id "))),
+    st.one_of(st.none(), texts),
+    max_size=7,
+)
+images = st.one_of(
+    rows.map(lambda row: orjson.dumps(row).decode()),
+    rows.map(lambda row: json.dumps(row, separators=(",", ":"))),
+)
+
+
+@st.composite
+def spoiled(draw: st.DrawFn) -> str:
+    """An image of which a few characters were replaced by others."""
+    image = draw(images)
+    start = draw(st.integers(0, len(image)))
+    return image[:start] + draw(st.sampled_from(_SPOILERS)) + image[start + draw(st.integers(0, 4)) :]
+
+
+@settings(max_examples=600)
+@given(st.lists(st.one_of(images, spoiled(), st.none()), max_size=12))
+def test_what_is_proven_is_what_the_exact_reader_reads(written: list[str | None]) -> None:
+    found = read_flat(pa.array(written, pa.string()), COLUMNS)
+    for row, image in enumerate(written):
+        if found.proven[row].as_py():
+            exact = read_image(image)
+            assert exact is not None
+            assert _row(found.texts, found.sent, row) == {
+                name: value for name, value in exact.items() if name in COLUMNS
+            }
+
+
+def _row(
+    texts: dict[str, pa.StringArray], sent: dict[str, pa.BooleanArray], row: int
+) -> dict[str, str | None]:
+    assert all(texts[name][row].as_py() is None for name in COLUMNS if not sent[name][row].as_py())
+    return {name: texts[name][row].as_py() for name in COLUMNS if sent[name][row].as_py()}
+
+
+@settings(max_examples=200)
+@given(st.lists(rows, min_size=1, max_size=9))
+def test_images_as_they_land_are_proven(written: list[dict[str, str | None]]) -> None:
+    landed = pa.array([orjson.dumps(row).decode() for row in written])
+    # JSON's own escape of NUL is left to the exact reader.
+    with_nul = ["\x00" in "".join(filter(None, (*row, *row.values()))) for row in written]
+    assert read_flat(landed, COLUMNS).proven.to_pylist() == [not each for each in with_nul]
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        None,
+        "",
+        "nul",
+        "[1]",
+        '"x"',
+        "{",
+        '{"id":"1",}',
+        '{"id":1}',
+        '{"id":true}',
+        '{"id":["1"]}',
+        '{"other":{"deep":"1"}}',
+        '{"id":"1","id":"2"}',
+        '{"other":"1","other":"2"}',
+        '{"id": "1"}',
+        '{"id":"\\ud800"}',
+        '{"id":"\\u0000"}',
+        '{"id":"1"}{}',
+        '{"id":"\n"}',
+    ],
+)
+def test_an_image_that_is_no_compact_flat_object_is_not_proven(image: str | None) -> None:
+    assert read_flat(pa.array(['{"id":"1"}', image], pa.string()), ("id",)).proven.to_pylist() == [
+        True,
+        False,
+    ]
+
+
+def test_a_member_that_is_no_column_hides_no_column() -> None:
+    found = read_flat(pa.array(['{"other":"x","id":null}', '{"other":null}']), ("id",))
+    assert _told(found.proven, found.texts["id"], found.sent["id"]) == [
+        (True, None, True),
+        (True, None, False),
+    ]
+
+
+def test_no_images_are_no_rows() -> None:
+    found = read_flat(pa.array([], pa.string()), ("id",))
+    assert _told(found.proven, found.texts["id"], found.sent["id"]) == []
+
+
+def _told(*columns: pa.Array) -> Sequence[tuple[object, ...]]:
+    return list(zip(*(column.to_pylist() for column in columns), strict=True))
