@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from omnisupport_ingest.cdc import ordinary
 from omnisupport_ingest.cdc.envelope import event_hash
 from omnisupport_ingest.cdc.erasing import ERASED
 from omnisupport_ingest.cdc.judging import ACCEPTED, Law, judge_and_erase, judge_batches
@@ -71,9 +72,9 @@ def judge(marked: DataFrame, law: Law) -> DataFrame:
         ]
     )
     if not law.erasures:
-        return marked.mapInArrow(partial(judge_batches, law=law), judged)
+        return marked.mapInArrow(partial(judge_batches, law=law, few=ordinary.FEW), judged)
     told = T.StructType([*judged.fields, T.StructField(ERASED, T.BooleanType())])
-    erased = marked.mapInArrow(partial(judge_and_erase, law=law), told)
+    erased = marked.mapInArrow(partial(judge_and_erase, law=law, few=ordinary.FEW), told)
     blanked = F.col(ERASED) & (F.col("verdict") == ACCEPTED)
     hashed = F.when(blanked, event_hash()).otherwise(F.col("event_hash"))
     return erased.withColumn("event_hash", hashed).drop(ERASED)

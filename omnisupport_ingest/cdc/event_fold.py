@@ -18,6 +18,8 @@ import pyarrow as pa
 from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.cdc.images import read_image, with_unsent
 from omnisupport_ingest.cdc.life import Ending, Life, Part, Position, just_below, merge
+from omnisupport_ingest.cdc.ordinary import FEW
+from omnisupport_ingest.cdc.ordinary_fold import fold_ordinary
 
 KEY, ENDED, TRUNCATE, BOUNDARY = "key", "ended", "truncate", "boundary"
 """Kinds of folded rows (see ``folded``)."""
@@ -64,15 +66,27 @@ class Cells:
     unresolved: Sequence[str] = ()
 
 
-def fold_groups(batches: Iterable[pa.RecordBatch], shape: Shape) -> Iterator[pa.RecordBatch]:
+def fold_groups(
+    batches: Iterable[pa.RecordBatch], shape: Shape, *, few: int = FEW
+) -> Iterator[pa.RecordBatch]:
     """Fold the events in ``batches``; one row per window and key, and per life that a key change ended.
 
     In: the columns that ``fold.to_fold`` gives, holes that an accepted event voids left out. Out: the
-    columns of ``folded.folded_type``, the contract's as text, without the row hash.
+    columns of ``folded.folded_type``, the contract's as text, without the row hash. ``few``: so many events,
+    or fewer, are folded one group after another.
     """
     table = columnar.whole(batches)
     if table is None:
         return
+    if table.num_rows > few:
+        ordinary, table = fold_ordinary(table, shape.columns, shape.key)
+        if ordinary is not None:
+            yield from columnar.in_batches(ordinary)
+    if table.num_rows:
+        yield from columnar.in_batches(_folded_by_group(table, shape))
+
+
+def _folded_by_group(table: pa.Table, shape: Shape) -> pa.Table:
     events = Events(table)
     rows = _Rows(shape)
     for (window, key), members in events.groups().items():
@@ -80,7 +94,7 @@ def fold_groups(batches: Iterable[pa.RecordBatch], shape: Shape) -> Iterator[pa.
             _keyless(events, window, members, rows)
         else:
             _keyed(events, window, key, members, rows, shape)
-    yield from columnar.in_batches(rows.table(table))
+    return rows.table(table)
 
 
 class Events:

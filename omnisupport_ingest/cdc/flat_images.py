@@ -22,6 +22,7 @@ _ESCAPE = r'\\["\\/bfnrt]|\\u00(?:0[1-9a-fA-F]|[1-9a-fA-F][0-9a-fA-F])'
 _TEXT = rf'"(?:[^"\\\x00-\x1f]|{_ESCAPE})*"'
 _MEMBER = rf"{_TEXT}:(?:null|{_TEXT})"
 _COMPACT = rf"\A\{{(?:{_MEMBER}(?:,{_MEMBER})*)?\}}\z"
+_KEY = rf"\A\[{_TEXT}(?:,{_TEXT})*\]\z"
 
 _READ = """
 SELECT {columns}, members
@@ -32,6 +33,10 @@ FROM (SELECT json_extract_string(image, {paths}) AS texts, json_exists(image, {p
 _READ_NAMES = """
 SELECT len(list_distinct(names)) = len(names) AS distinct_names
 FROM (SELECT json_keys(image) AS names FROM images)
+"""
+_READ_KEYS = """
+SELECT {columns}, parts
+FROM (SELECT json_extract_string(image, {paths}) AS texts, json_array_length(image) AS parts FROM images)
 """
 
 
@@ -64,6 +69,20 @@ def read_flat(images: pa.StringArray, columns: Sequence[str]) -> FlatImages:
         names = _query(_READ_NAMES, images.filter(doubtful))
         proven = pc.replace_with_mask(proven, doubtful, names.column("distinct_names"))
     return FlatImages(proven, dict(zip(columns, texts, strict=True)), dict(zip(columns, sent, strict=True)))
+
+
+def read_keys(
+    keys: pa.StringArray, columns: Sequence[str]
+) -> tuple[pa.BooleanArray, dict[str, pa.StringArray]]:
+    """Whether each key is proven to be a JSON array of a text for each of ``columns``, and these texts."""
+    proven = pc.fill_null(pc.match_substring_regex(keys, _KEY), False)
+    query = _READ_KEYS.format(
+        paths=[f"/{place}" for place in range(len(columns))],
+        columns=", ".join(f"texts[{place + 1}] AS text_{place}" for place in range(len(columns))),
+    )
+    found = _query(query, pc.if_else(proven, keys, "[]"))
+    whole = pc.and_(proven, pc.equal(found.column("parts"), len(columns)))
+    return whole, {name: found.column(f"text_{place}") for place, name in enumerate(columns)}
 
 
 @cache

@@ -23,6 +23,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from omnisupport_ingest.cdc import ordinary
 from omnisupport_ingest.cdc.event_fold import LEFT, Shape, fold_groups
 from omnisupport_ingest.cdc.folded import folded_type, row_hash, text_type
 from omnisupport_ingest.cdc.row_fold import merge_groups
@@ -58,7 +59,9 @@ def fold_events(events: DataFrame, contract: TableContract, *, partitions: int |
     parts the work is cut; null: as many as the session shuffles into.
     """
     grouped = by_group(to_fold(events), ["window", "key"], partitions)
-    texts = grouped.mapInArrow(partial(fold_groups, shape=shape_of(contract)), text_type(contract))
+    texts = grouped.mapInArrow(
+        partial(fold_groups, shape=shape_of(contract), few=ordinary.FEW), text_type(contract)
+    )
     return _typed(texts, contract)
 
 

@@ -16,6 +16,7 @@ from decimal import Decimal
 from random import Random
 from typing import Any
 
+import orjson
 import pyarrow as pa
 
 from omnisupport_ingest.cdc import columnar
@@ -76,11 +77,15 @@ class Table:
 
 @dataclass(frozen=True)
 class Cut:
-    """How work is cut: workers, the most rows of a batch that one gets, and the order of arrival."""
+    """How work is cut: workers, the most rows of a batch that one gets, and the order of arrival.
+
+    ``few``: as of ``fold_groups``: so many events, or fewer, are folded one group after another.
+    """
 
     workers: int = 1
     batch_rows: int = 1000
     seed: int | None = None
+    few: int = 0
 
     def parts(self, table: pa.Table, by: Sequence[str]) -> Iterator[list[pa.RecordBatch]]:
         """The batches of each worker; rows that agree in ``by`` come to one."""
@@ -106,7 +111,8 @@ def events_table(events: Iterable[Event], table: Table, windows: Mapping[tuple[i
 
 def fold(events: pa.Table, table: Table, cut: Cut = Cut()) -> pa.Table:
     """The folded rows, typed."""
-    folded = _run(cut.parts(events, ("window", "key")), lambda part: fold_groups(part, table.shape))
+    groups = cut.parts(events, ("window", "key"))
+    folded = _run(groups, lambda part: fold_groups(part, table.shape, few=cut.few))
     return _typed(folded, table)
 
 
@@ -241,7 +247,7 @@ def image_text(image: Image | None, key: Key | None, table: Table) -> str | None
     """A row image as it lands: with the key's columns in it."""
     if image is None or key is None:
         return None
-    return json.dumps({**dict(zip(table.key, key, strict=True)), **image}, ensure_ascii=False)
+    return orjson.dumps({**dict(zip(table.key, key, strict=True)), **image}).decode()
 
 
 def _run(

@@ -195,11 +195,15 @@ def scope_text(scope: tuple[Key, Key]) -> str:
 
 
 def _key_text(key: Key | None) -> str | None:
-    return None if key is None else json.dumps(list(key), separators=(",", ":"))
+    return None if key is None else _compact(list(key))
 
 
 def _image_text(image: Image | None, key: Key | None) -> str | None:
     """A row image as it lands: with the key's columns in it."""
     if image is None or key is None:
         return None
-    return json.dumps({**dict(zip(CONTRACT.key, key, strict=True)), **image})
+    return _compact({**dict(zip(CONTRACT.key, key, strict=True)), **image})
+
+
+def _compact(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"))

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from omnisupport_ingest.cdc import columnar
+from omnisupport_ingest.cdc import columnar, event_fold
 from omnisupport_ingest_tests.cdc import kernels
 from omnisupport_ingest_tests.cdc.kernels import Cut, State, Table
 from omnisupport_ingest_tests.oracle.histories import KEYS, SHAPE, simulate, soup
@@ -44,7 +44,9 @@ _REGIONS = {"0": "", "1": 'a"b\\c', "2": "ü\n\u2028🐘", "3": "[null]", "4": "
 randoms = st.integers(0, (1 << 32) - 1).map(Random)
 """By seed: Hypothesis would take longer to draw a history than the kernels to fold it."""
 
-cuts = st.builds(Cut, st.integers(1, 3), st.integers(1, 9), st.integers(0, 1 << 16))
+cuts = st.builds(
+    Cut, st.integers(1, 3), st.integers(1, 9), st.integers(0, 1 << 16), st.sampled_from((0, 1000, 1000))
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -141,6 +143,31 @@ def assert_part(found: dict[Key, State], due: dict[Key, State], events: list[Eve
     assert found.keys() == due.keys()
     for key, state in found.items():
         assert state == due[key] or (key in moved and state.is_part_of(due[key])), key
+
+
+@settings(max_examples=2 * EXAMPLES)
+@given(randoms, st.integers(1, 3))
+def test_whole_columns_and_single_groups_fold_to_the_very_same_rows(rng: Random, windows: int) -> None:
+    events = drawn(rng, holes=rng.random() < 0.5)
+    table = kernels.events_table(events, TABLE, in_windows(rng, events, windows))
+    assume(table.num_rows)
+    by_columns, by_group = (kernels.fold(table, TABLE, Cut(few=few)) for few in (0, table.num_rows))
+    assert kernels.same_rows(by_columns) == kernels.same_rows(by_group)
+    assert by_columns.schema == by_group.schema
+
+
+def test_ordinary_groups_are_folded_by_whole_columns_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    folded = 0
+    monkeypatch.setattr(event_fold, "_folded_by_group", None)
+    for seed in range(100):
+        rng = Random(seed)
+        events = [each for each in drawn(rng, holes=False) if each.op in "crud" and not each.moved_from]
+        places = [(event.at, event.key) for event in events]
+        alone = [event for event, place in zip(events, places, strict=True) if places.count(place) == 1]
+        if alone:
+            table = kernels.events_table(alone, TABLE, in_windows(rng, alone, 2))
+            folded += kernels.fold(table, TABLE).num_rows
+    assert folded > 200
 
 
 @settings(max_examples=EXAMPLES)

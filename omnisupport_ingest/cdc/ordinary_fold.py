@@ -1,0 +1,230 @@
+"""Folding by whole columns, where a group is ordinary: accepted events, each at a position of its own.
+
+Nearly all groups are. The others (a withheld event, a key change, two events at one position, an image that
+is not proven to be flat) are left to ``event_fold``, which is the meaning and folds one group after another.
+For a group both give the same row.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from omnisupport_ingest.cdc import columnar
+from omnisupport_ingest.cdc.flat_images import read_flat, read_keys
+
+Rows = npt.NDArray[np.int64]
+"""Numbers of events, or -1 for none."""
+
+Mask = npt.NDArray[np.bool_]
+
+_LIVING, _STARTS, _DELETES = pa.array(["c", "u", "r"]), pa.array(["c", "r"]), pa.array(["d"])
+
+
+class SortedGroups:
+    """A table of events, sorted by window, key and position, and where each group begins.
+
+    A group is one window's events of one key. Events are named by their number in the sorted table.
+    """
+
+    def __init__(self, events: pa.Table) -> None:
+        """``events``: the columns that ``fold.to_fold`` gives, in one chunk; one or more."""
+        codes = [columnar.one_chunk(events[name]).dictionary_encode() for name in ("window", "key")]
+        window, key = (_numbers(pc.fill_null(each.indices, -1)) for each in codes)
+        position = [_numbers(events[name]) for name in ("ordinal", "commit_lsn", "epoch")]
+        self.order = np.lexsort((*position, key, window))
+        place = np.stack([each[self.order] for each in (window, key, *position)])
+        same = place[:, 1:] == place[:, :-1]
+        new_group = np.concatenate([[True], ~(same[0] & same[1])])
+        self.first = np.flatnonzero(new_group)
+        self.group = np.cumsum(new_group) - 1
+        self.at_one_position = np.concatenate([[False], same.all(axis=0)])
+        self.events = events.take(pa.array(self.order))
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+    @cached_property
+    def last(self) -> Rows:
+        return np.append(self.first[1:], len(self.order)) - 1
+
+    def latest(self, chosen: Mask) -> Rows:
+        """The last of the ``chosen`` events of each group."""
+        return np.maximum.reduceat(np.where(chosen, np.arange(len(chosen)), -1), self.first)
+
+    def have(self, chosen: Mask) -> Mask:
+        """Which groups have one of the ``chosen`` events."""
+        return np.logical_or.reduceat(chosen, self.first)
+
+    def ops(self, among: pa.Array) -> Mask:
+        return _mask(pc.is_in(self.events["op"], among))
+
+
+def fold_ordinary(
+    events: pa.Table, columns: tuple[str, ...], key: tuple[str, ...]
+) -> tuple[pa.Table | None, pa.Table]:
+    """Fold the ordinary groups of ``events``; their folded rows, and the events of the other groups.
+
+    ``events``: the columns that ``fold.to_fold`` gives. ``columns`` and ``key``: of the table. The rows have
+    the columns that ``event_fold.fold_groups`` gives.
+    """
+    groups = SortedGroups(events)
+    plain = tuple(name for name in columns if name not in key)
+    found = _Found(groups, plain)
+    keys_read, keys = read_keys(columnar.one_chunk(groups.events["key"]).take(pa.array(groups.first)), key)
+    ordinary = found.ordinary & _mask(keys_read)
+    rest = groups.events.filter(pa.array(~ordinary[groups.group]))
+    if not ordinary.any():
+        return None, rest
+    values = keys | found.values()
+    table = pa.table(
+        {"window": _take(groups.events["window"], groups.first)}
+        | {name: values[name] for name in columns}
+        | found.state()
+    )
+    return table.filter(pa.array(ordinary)), rest
+
+
+class _Found:
+    """What each group folds to; meaningless where the group is not ``ordinary``."""
+
+    def __init__(self, groups: SortedGroups, plain: tuple[str, ...]) -> None:
+        self._groups, self._plain = groups, plain
+        numbers = np.arange(len(groups.order))
+        self._living, deletes = groups.ops(_LIVING), groups.ops(_DELETES)
+        self._alive = groups.latest(self._living)
+        self._start = groups.latest(groups.ops(_STARTS))
+        alive = self._alive[groups.group]
+        ending = groups.latest(deletes & (numbers < alive))
+        # Deletes below the last one below the living event cannot matter any more.
+        self._deletes = np.flatnonzero(deletes & ((numbers > alive) | (numbers == ending[groups.group])))
+        self._begins = np.maximum(self._start, ending)
+        self.ordinary = ~groups.have(self._odd(deletes))
+        self._decide()
+
+    def _odd(self, deletes: Mask) -> Mask:
+        """Events that make their group one for ``event_fold``."""
+        events = self._groups.events
+        unsent = pc.greater(pc.fill_null(pc.list_value_length(events["unchanged"]), 0), 0)
+        odd: Mask = ~(self._living | deletes) | self._groups.at_one_position
+        for column in (events["hole"], events["key"].is_null(), events["moved_from_key"].is_valid()):
+            odd |= _mask(column)
+        # What was not sent anew may stand in the old image.
+        return odd | _mask(pc.and_(unsent, events["before"].is_valid()))
+
+    def _decide(self) -> None:
+        """Find the event that decides each column: of most groups the last living one decides them all."""
+        alive, plain = self._alive, self._plain
+        newest = alive[self.ordinary & (alive >= 0)]
+        self._read = newest
+        self._texts, sent = self._images(newest)
+        incomplete = np.zeros(len(self._groups), np.bool_)
+        if plain:
+            incomplete[self._groups.group[newest]] = ~np.logical_and.reduce([sent[name] for name in plain])
+        self._decided = {name: alive.copy() for name in plain}
+        if not incomplete.any():
+            return
+        numbers = np.arange(len(self._groups.order))
+        group = self._groups.group
+        below = (
+            self._living & incomplete[group] & (numbers >= self._begins[group]) & (numbers != alive[group])
+        )
+        older = np.flatnonzero(below)
+        texts, sent_before = self._images(older)
+        self._read = np.concatenate([newest, older])
+        for name in plain:
+            self._texts[name] = pa.concat_arrays([self._texts[name], texts[name]])
+            bringing = np.zeros(len(numbers), np.bool_)
+            bringing[newest], bringing[older] = sent[name], sent_before[name]
+            self._decided[name] = self._groups.latest(bringing)
+
+    def _images(self, numbers: Rows) -> tuple[dict[str, pa.StringArray], dict[str, Mask]]:
+        """The texts of these events' images, and what was sent; where one is not proven, its group is odd."""
+        if not self._plain:
+            return {}, {}
+        images = read_flat(
+            columnar.one_chunk(self._groups.events["after"]).take(pa.array(numbers)), self._plain
+        )
+        self.ordinary[self._groups.group[numbers[~_mask(images.proven)]]] = False
+        return images.texts, {name: _mask(sent) for name, sent in images.sent.items()}
+
+    def values(self) -> dict[str, pa.StringArray]:
+        """The texts of the plain columns."""
+        stands = np.full(len(self._groups.order) + 1, -1)
+        stands[self._read] = np.arange(len(self._read))
+        # The last is nobody's: -1 leads to it.
+        return {name: _take(self._texts[name], stands[self._decided[name]]) for name in self._plain}
+
+    def state(self) -> dict[str, pa.Array]:
+        """The columns of the fold's state, in their order."""
+        events, groups = self._groups.events, self._groups
+        at = columnar.position_column(events["epoch"], events["commit_lsn"], events["ordinal"])
+        last, alive = groups.last, self._alive
+        nothing = np.full(len(groups), -1)
+        no_text = pa.nulls(len(groups), pa.string())
+        return {
+            "_cdc_kind": pa.array(["key"]).take(pa.array(np.zeros(len(groups), np.int64))),
+            "_cdc_key": _take(events["key"], groups.first),
+            "_cdc_ended_at": _take(at, nothing),
+            "_cdc_op": _take(events["op"], last),
+            "_cdc_position": _take(at, last),
+            "_cdc_first": _take(at, groups.first),
+            "_cdc_source_ts": _take(events["source_ts"], last),
+            "_cdc_alive": _take(at, alive),
+            "_cdc_updated_at": _take(events["source_ts"], alive),
+            "_cdc_life_start": _take(at, self._start),
+            "_cdc_moved_from_key": no_text,
+            "_cdc_deletes": self._delete_lists(at),
+            "_cdc_doubt": _take(at, nothing),
+            "_cdc_vouched": _take(at, alive),
+            "_cdc_scope": no_text,
+            "_cdc_column_positions": self._positions(at),
+            "_cdc_unresolved": self._unresolved(),
+            "_cdc_batch_id": _take(events["batch_id"], last),
+            "_cdc_ingested_at": _take(events["landed_at"], last),
+        }
+
+    def _delete_lists(self, at: pa.StructArray) -> pa.ListArray:
+        items = pa.StructArray.from_arrays(
+            [_take(at, self._deletes), _take(self._groups.events["source_ts"], self._deletes)],
+            fields=list(columnar.ENDING),
+        )
+        counts = np.bincount(self._groups.group[self._deletes], minlength=len(self._groups))
+        return pa.ListArray.from_arrays(_offsets(counts), items)
+
+    def _positions(self, at: pa.StructArray) -> pa.MapArray:
+        """Where a column was decided, if the last living event did not decide it."""
+        columns = [self._decided[name] for name in self._plain]
+        apart = self._by_group([(each != self._alive) & (each >= 0) for each in columns])
+        decided = np.stack(columns, axis=1)[apart] if columns else np.zeros(0, np.int64)
+        names = pa.array(self._plain, pa.string()).take(pa.array(np.nonzero(apart)[1]))
+        return pa.MapArray.from_arrays(_offsets(apart.sum(axis=1)), names, _take(at, decided))
+
+    def _unresolved(self) -> pa.ListArray:
+        missing = self._by_group([self._decided[name] < 0 for name in self._plain])
+        names = pa.array(self._plain, pa.string()).take(pa.array(np.nonzero(missing)[1]))
+        return pa.ListArray.from_arrays(_offsets(missing.sum(axis=1)), names)
+
+    def _by_group(self, columns: list[Mask]) -> Mask:
+        return np.stack(columns, axis=1) if columns else np.zeros((len(self._groups), 0), np.bool_)
+
+
+def _take(column: pa.Array | pa.ChunkedArray, rows: Rows) -> pa.Array:
+    """The values of ``column`` at ``rows``; null where the row is -1."""
+    return columnar.one_chunk(column).take(pa.array(rows, mask=rows < 0))
+
+
+def _offsets(counts: Rows) -> pa.Array:
+    return pa.array(np.concatenate([[0], np.cumsum(counts)]), pa.int32())
+
+
+def _numbers(column: pa.Array | pa.ChunkedArray) -> Rows:
+    return np.asarray(columnar.one_chunk(column).to_numpy(), np.int64)
+
+
+def _mask(column: pa.Array | pa.ChunkedArray) -> Mask:
+    return np.asarray(columnar.one_chunk(column).to_numpy(zero_copy_only=False), np.bool_)
