@@ -25,7 +25,7 @@ from omnisupport_ingest.landing.epochs import (
 from omnisupport_ingest.landing.errors import ChainContested, DamagedBatch, ManifestUnreadable
 from omnisupport_ingest.landing.folder_lock import FolderLock
 from omnisupport_ingest.landing.manifest import DataFile, Manifest
-from omnisupport_ingest.landing.names import epoch_in, is_stream, stream_prefix
+from omnisupport_ingest.landing.names import epoch_in, is_stream, stream_batch_id, stream_prefix
 
 _SUFFIX = ".json"
 
@@ -56,6 +56,8 @@ class LandingStore:
         self._epochs = self.folder / "epochs"
         self._parsed: dict[str, tuple[tuple[int, int], Manifest]] = {}
         self._remembered = remembered
+        self._newest_stream: dict[int, str] = {}
+        self._epoch_begun = 0
         if not self._epochs.is_dir():
             for folder in (self.folder, self._manifests, self._data, self._epochs):
                 folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -167,13 +169,26 @@ class LandingStore:
         return Landed(tuple(each for each in manifests if each.batch_id not in held_back), found)
 
     def last_stream(self, epoch: int) -> Manifest | None:
-        """The newest stream batch of ``epoch``, whether or not a hole lies before it."""
-        prefix = stream_prefix(epoch)
-        newest = max((name for name in self.batch_ids() if name.startswith(prefix)), default=None)
-        return self.read(newest) if newest is not None else None
+        """The newest stream batch of ``epoch``, whether or not a hole lies before it.
+
+        All names are listed once. From then on the chain is followed: what a batch continues names it.
+        """
+        known = self._newest_stream.get(epoch)
+        if known is None or not self.exists(known):
+            prefix = stream_prefix(epoch)
+            known = max((name for name in self.batch_ids() if name.startswith(prefix)), default=None)
+            if known is None:
+                return None
+        newest = self.read(known)
+        while (after := _name_of_next(newest)) != newest.batch_id and self.exists(after):
+            newest = self.read(after)
+        self._newest_stream[epoch] = newest.batch_id
+        return newest
 
     def last_stream_until(self, epoch: int) -> Manifest | None:
         """The newest stream batch of ``epoch``, else of the nearest epoch before it that has one."""
+        if (of_epoch := self.last_stream(epoch)) is not None:
+            return of_epoch
         streams = (name for name in self.batch_ids() if is_stream(name))
         newest = max((name for name in streams if (epoch_in(name) or 0) <= epoch), default=None)
         return self.read(newest) if newest is not None else None
@@ -196,8 +211,14 @@ class LandingStore:
     def newest_epoch_begun(self) -> int:
         """The highest epoch of which an event has landed; 0 before the first.
 
-        An epoch that is recorded only, or that has landed idle stretches alone, has not begun.
+        An epoch that is recorded only, or that has landed idle stretches alone, has not begun. All names are
+        listed as long as the newest recorded epoch has not; one that has begun is remembered.
         """
+        if self._epoch_begun < max(epoch_numbers(self._epochs), default=1):
+            self._epoch_begun = self._newest_epoch_with_events()
+        return self._epoch_begun
+
+    def _newest_epoch_with_events(self) -> int:
         of_epoch: dict[int | None, list[str]] = {}
         for batch_id in self.batch_ids():
             of_epoch.setdefault(epoch_in(batch_id), []).append(batch_id)
@@ -300,6 +321,13 @@ class LandingStore:
             sync_folder(folder)
         if folders:
             sync_folder(self._data)
+
+
+def _name_of_next(manifest: Manifest) -> str:
+    """The name of the stream batch that continues ``manifest``."""
+    if manifest.stream is None:
+        raise ValueError(f"{manifest.batch_id} is not a batch of the stream")
+    return stream_batch_id(manifest.epoch, manifest.stream.end_lsn)
 
 
 def _how_far(manifest: Manifest) -> tuple[int, datetime, datetime, datetime, str]:

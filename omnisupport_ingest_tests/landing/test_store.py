@@ -55,6 +55,41 @@ def test_store_of_a_long_run_remembers_only_so_many_manifests(store: LandingStor
     assert of_both - held() <= 5
 
 
+def test_landing_one_more_batch_lists_no_names(store: LandingStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.begin_epoch("first start", FACTS, now=NOON)
+    land(store, 10, 11)
+    land(store, 11, 12)
+    again = LandingStore(store.folder.parent, store.source)
+    land(again, 12, 13)
+    monkeypatch.setattr(LandingStore, "batch_ids", None)
+    for end in range(13, 20):
+        land(again, end, end + 1)
+    last = again.last_stream(1)
+    assert last is not None and last.stream is not None and last.stream.end_lsn == Lsn(20)
+    assert again.newest_epoch_begun() == 1
+
+
+def test_a_store_sees_what_another_one_has_landed(store: LandingStore) -> None:
+    other = LandingStore(store.folder.parent, store.source)
+    land(store, 10, 11)
+    assert other.last_stream(1) == store.last_stream(1)
+    newest = [land(store, end, end + 1) for end in range(11, 15)][-1]
+    assert other.last_stream(1) == other.last_stream_until(3) == newest
+    store.begin_epoch("first start", FACTS, now=NOON)
+    store.begin_epoch("slot was lost", None, now=NOON)
+    assert other.newest_epoch_begun() == 1
+    newest = land(store, 40, 50, epoch=2)
+    assert other.newest_epoch_begun() == 2
+    assert other.last_stream_until(3) == newest
+
+
+def test_a_last_batch_that_was_removed_is_not_the_last(store: LandingStore) -> None:
+    before, removed = land(store, 10, 11), land(store, 11, 12)
+    assert store.last_stream(1) == removed
+    (store.folder / "manifests" / f"{removed.batch_id}.json").unlink()
+    assert store.last_stream(1) == before
+
+
 def test_epoch_is_begun_once(store: LandingStore) -> None:
     record = store.begin_epoch("first start", FACTS)
     with pytest.raises(EpochContested):
