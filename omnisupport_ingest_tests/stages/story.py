@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import orjson
+
 from omnisupport_ingest.contracts.load import load_contracts
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.landing.manifest import ChunkSpan, FileSpan, Manifest, StreamSpan
@@ -83,7 +85,7 @@ def events(commit: Commit, epoch: int = 1) -> list[LandedEvent]:
         ordinal = 2 * index + (1 if change.moved_from is not None else 0)
         after = None
         if change.op in "cur":
-            after = json.dumps({"id": str(change.id), **change.values})
+            after = orjson.dumps({"id": str(change.id), **change.values}).decode()
         found.append(
             LandedEvent(
                 epoch=epoch,

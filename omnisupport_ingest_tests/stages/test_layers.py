@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from omnisupport_ingest.cdc import ordinary
 from omnisupport_ingest.contracts.decision_table import DUPLICATE_WRITE
 from omnisupport_ingest.landing.errors import DamagedBatch
 from omnisupport_ingest.landing.lost_changes import LostChanges
@@ -98,6 +99,19 @@ def test_running_again_commits_nothing_and_a_replay_gives_the_same_hash_in_a_new
         for now, before in zip(checkpoints, first[layer], strict=True):
             assert now.generation > before.generation
     assert state(story, spark) == FINAL
+
+
+def test_whole_columns_and_single_events_give_the_same_content(tmp_path, spark, monkeypatch):
+    odd = Commit(
+        50, 63, [Change("u", 9, {"title": None, "body": "short"}), Change("c", 7, {"title": "x" * 201})]
+    )
+    found = []
+    for few in (0, 1000):
+        monkeypatch.setattr(ordinary, "FEW", few)
+        story = Story(tmp_path / str(few))
+        story.land(INSERT, UPDATE, MOVE, DELETE, odd)
+        found.append((hashes(run(story, spark, FIRST, SECOND)), state(story, spark)))
+    assert found[0] == found[1]
 
 
 def test_a_second_delivery_is_kept_in_raw_and_dropped_as_duplicate_downstream(story, spark):
