@@ -1,24 +1,28 @@
 """The asset graph: one landing, raw and deduped asset per source, a dimension and a published table
 per contract.
 
-Each body calls its stage for the windows of the run, however many, and mirrors the checkpoints
-into Dagster. A stage that finds nothing to do returns its checkpoints all the same, so every
-partition of a run is materialized.
+The tables are data (``_LakeTable``), and one factory makes an asset of each. Its body calls the stage for
+the windows of the run, however many, and mirrors the checkpoints into Dagster. A stage that finds nothing
+to do returns its checkpoints all the same, so every partition of a run is materialized.
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
 
 import dagster as dg
 from dagster_pyspark import LazyPySparkResource
+from pyspark.sql import SparkSession
 
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.defs import keys
 from omnisupport_ingest.defs.metadata import checkpoint_metadata
 from omnisupport_ingest.defs.tables import published_lineage, table_metadata
 from omnisupport_ingest.lake.checkpoint import Checkpoint
+from omnisupport_ingest.lake.layout import WHOLE_TABLE
+from omnisupport_ingest.lake.table import TableSpec
 from omnisupport_ingest.runtime.spark_errors import named_spark_errors
 from omnisupport_ingest.stages import deduped, dimensions, published, raw
 from omnisupport_ingest.stages.checkpoints import with_found
@@ -30,22 +34,49 @@ from omnisupport_ingest.stages.workspace import Workspace
 _LAKE_KINDS = {"spark", "deltalake"}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """What a run asks a stage for."""
+
+    workspace: Workspace
+    spark: SparkSession
+    windows: Sequence[str]
+    """Empty for a table that has no windows."""
+    run_id: str
+    replay: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _LakeTable:
+    """A table of the lake as an asset: what Dagster shows of it, and the stage that makes it.
+
+    ``contract``: whose columns it has; None of a table that holds the events of all ``contracts``.
+    """
+
+    key: dg.AssetKey
+    above: dg.AssetKey
+    group: str
+    spec: TableSpec
+    description: str
+    code_version: str
+    contracts: Sequence[TableContract]
+    contract: TableContract | None = None
+    partitions: dg.PartitionsDefinition[str] | None = None
+    lineage: Mapping[str, Any] = field(default_factory=dict)
+    make: Callable[[_Asked], Sequence[Checkpoint]]
+
+
 def build_assets(
     workspace: Workspace, partitions: dg.PartitionsDefinition[str]
 ) -> list[dg.AssetSpec | dg.AssetsDefinition]:
     """Every asset of every source that has contracts."""
     found: list[dg.AssetSpec | dg.AssetsDefinition] = []
     for source in workspace.contracts.sources():
-        found += [
-            landing_asset(workspace=workspace, source=source),
-            raw_asset(workspace=workspace, source=source, partitions=partitions),
-            deduped_asset(workspace=workspace, source=source, partitions=partitions),
-        ]
+        found.append(landing_asset(workspace=workspace, source=source))
+        tables = _tables_of_source(workspace, source, partitions)
         for contract in workspace.contracts.of_source(source):
-            found += [
-                dimension_asset(workspace=workspace, contract=contract, partitions=partitions),
-                published_asset(workspace=workspace, contract=contract),
-            ]
+            tables += _tables_of_contract(workspace, contract, partitions)
+        found += map(lake_asset, tables)
     return found
 
 
@@ -58,172 +89,130 @@ def landing_asset(*, workspace: Workspace, source: str) -> dg.AssetSpec:
         "of Dagster; the sensor observes how far they reach.",
         group_name=keys.LANDING,
         kinds=kinds,
-        owners=_owners(workspace, source),
+        owners=_owners(workspace.contracts.of_source(source)),
     )
 
 
-def raw_asset(
-    *, workspace: Workspace, source: str, partitions: dg.PartitionsDefinition[str]
-) -> dg.AssetsDefinition:
-    """``raw_cdc_staging`` of one source."""
-    key, spec = keys.raw_key(source), workspace.raw(source).spec
+def _tables_of_source(
+    workspace: Workspace, source: str, partitions: dg.PartitionsDefinition[str]
+) -> list[_LakeTable]:
+    """The layers that hold the events of every table of ``source``."""
+    contracts = workspace.contracts.of_source(source)
+    raw_spec, deduped_spec = workspace.raw(source).spec, workspace.deduped(source).spec
+    return [
+        _LakeTable(
+            key=keys.raw_key(source),
+            above=keys.landing_key(source),
+            group=keys.RAW,
+            spec=raw_spec,
+            description=raw_spec.description,
+            code_version=str(LOGIC_VERSION),
+            contracts=contracts,
+            partitions=partitions,
+            make=lambda asked: raw.materialize(
+                asked.workspace, asked.spark, source, asked.windows, asked.run_id, replay=asked.replay
+            ),
+        ),
+        _LakeTable(
+            key=keys.deduped_key(source),
+            above=keys.raw_key(source),
+            group=keys.DEDUPED,
+            spec=deduped_spec,
+            description=f"{deduped_spec.description} Events not accepted are in the table quarantine beside "
+            "it.",
+            code_version=_code_version(contracts),
+            contracts=contracts,
+            partitions=partitions,
+            make=lambda asked: deduped.materialize(
+                asked.workspace, asked.spark, source, asked.windows, asked.run_id, replay=asked.replay
+            ),
+        ),
+    ]
+
+
+def _tables_of_contract(
+    workspace: Workspace, contract: TableContract, partitions: dg.PartitionsDefinition[str]
+) -> list[_LakeTable]:
+    """``dim_<table>``, the net changes of each window, and the current state, for any engine."""
+    net_changes, current = workspace.dimension(contract).spec, workspace.published(contract).spec
+    return [
+        _LakeTable(
+            key=keys.dimension_key(contract),
+            above=keys.deduped_key(contract.source),
+            group=keys.DIMENSIONS,
+            spec=net_changes,
+            description=f"{contract.description} {net_changes.description}",
+            code_version=_code_version([contract]),
+            contracts=(contract,),
+            contract=contract,
+            partitions=partitions,
+            make=lambda asked: dimensions.materialize(
+                asked.workspace, asked.spark, contract, asked.windows, asked.run_id, replay=asked.replay
+            ),
+        ),
+        _LakeTable(
+            key=keys.published_key(contract),
+            above=keys.dimension_key(contract),
+            group=keys.PUBLISHED,
+            spec=current,
+            description=f"{contract.description} {current.description}",
+            code_version=_code_version([contract]),
+            contracts=(contract,),
+            contract=contract,
+            lineage=published_lineage(contract),
+            make=lambda asked: [
+                published.materialize(
+                    asked.workspace, asked.spark, contract, asked.run_id, replay=asked.replay
+                )
+            ],
+        ),
+    ]
+
+
+def lake_asset(table: _LakeTable) -> dg.AssetsDefinition:
+    """The asset of one table of the lake."""
+    contract, windowed = table.contract, table.partitions is not None
 
     @dg.asset(
-        key=key,
-        deps=[keys.landing_key(source)],
-        partitions_def=partitions,
-        backfill_policy=dg.BackfillPolicy.single_run(),
-        description=spec.description,
-        group_name=keys.RAW,
-        kinds=_LAKE_KINDS,
-        owners=_owners(workspace, source),
-        metadata=table_metadata(spec),
-        code_version=str(LOGIC_VERSION),
-        pool=keys.pool_of(key),
-    )
-    def materialize_raw(
-        context: dg.AssetExecutionContext,
-        workspace: dg.ResourceParam[Workspace],
-        pyspark: LazyPySparkResource,
-    ) -> None:
-        started = time.monotonic()
-        with named_spark_errors(workspace.settings):
-            done = raw.materialize(
-                workspace,
-                pyspark.spark_session,
-                source,
-                context.partition_keys,
-                context.run_id,
-                replay=_replays(context, workspace),
-            )
-        _mirror(context, done, started)
-
-    return materialize_raw
-
-
-def deduped_asset(
-    *, workspace: Workspace, source: str, partitions: dg.PartitionsDefinition[str]
-) -> dg.AssetsDefinition:
-    """``deduped_events`` of one source; its quarantine is committed with it."""
-    key, spec = keys.deduped_key(source), workspace.deduped(source).spec
-
-    @dg.asset(
-        key=key,
-        deps=[keys.raw_key(source)],
-        partitions_def=partitions,
-        backfill_policy=dg.BackfillPolicy.single_run(),
-        description=f"{spec.description} Events not accepted are in the table quarantine beside it.",
-        group_name=keys.DEDUPED,
-        kinds=_LAKE_KINDS,
-        owners=_owners(workspace, source),
-        metadata=table_metadata(spec),
-        code_version=_code_version(workspace.contracts.of_source(source)),
-        pool=keys.pool_of(key),
-    )
-    def materialize_deduped(
-        context: dg.AssetExecutionContext,
-        workspace: dg.ResourceParam[Workspace],
-        pyspark: LazyPySparkResource,
-    ) -> None:
-        started = time.monotonic()
-        with named_spark_errors(workspace.settings):
-            done = deduped.materialize(
-                workspace,
-                pyspark.spark_session,
-                source,
-                context.partition_keys,
-                context.run_id,
-                replay=_replays(context, workspace),
-            )
-        _mirror(context, done, started)
-
-    return materialize_deduped
-
-
-def dimension_asset(
-    *, workspace: Workspace, contract: TableContract, partitions: dg.PartitionsDefinition[str]
-) -> dg.AssetsDefinition:
-    """``dim_<table>``: the net change of each window."""
-    key, spec = keys.dimension_key(contract), workspace.dimension(contract).spec
-
-    @dg.asset(
-        key=key,
-        # Where the table waits for a person nothing is made, and no other table's step or run fails for it.
-        output_required=False,
+        key=table.key,
+        # Where a table waits for a person nothing is made, and no other table's step or run fails for it.
+        output_required=contract is None,
         dagster_type=keys.NO_VALUE,
-        deps=[keys.deduped_key(contract.source)],
-        partitions_def=partitions,
-        backfill_policy=dg.BackfillPolicy.single_run(),
-        description=f"{contract.description} {spec.description}",
-        group_name=keys.DIMENSIONS,
+        deps=[table.above],
+        partitions_def=table.partitions,
+        backfill_policy=dg.BackfillPolicy.single_run() if windowed else None,
+        description=table.description,
+        group_name=table.group,
         kinds=_LAKE_KINDS,
-        owners=[contract.owner],
-        tags=_tags(contract),
-        metadata=table_metadata(spec, contract),
-        code_version=_code_version([contract]),
-        pool=keys.pool_of(key),
+        owners=_owners(table.contracts),
+        tags={"contract_version": contract.version} if contract is not None else None,
+        metadata={**table_metadata(table.spec, contract), **table.lineage},
+        code_version=table.code_version,
+        pool=keys.pool_of(table.key),
     )
-    def materialize_dimension(
+    def materialize(
         context: dg.AssetExecutionContext,
         workspace: dg.ResourceParam[Workspace],
         pyspark: LazyPySparkResource,
     ) -> Iterator[dg.Output[None]]:
         started = time.monotonic()
-        if _waits(context, workspace, contract):
+        if contract is not None and _waits(context, workspace, contract):
             return
+        replay = _replays(context, workspace)
         with named_spark_errors(workspace.settings):
-            done = dimensions.materialize(
-                workspace,
-                pyspark.spark_session,
-                contract,
-                context.partition_keys,
-                context.run_id,
-                replay=_replays(context, workspace),
+            done = table.make(
+                _Asked(
+                    workspace=workspace,
+                    spark=pyspark.spark_session,
+                    windows=context.partition_keys if windowed else (),
+                    run_id=context.run_id,
+                    replay=replay,
+                )
             )
         _mirror(context, done, started)
         yield dg.Output(None)
 
-    return materialize_dimension
-
-
-def published_asset(*, workspace: Workspace, contract: TableContract) -> dg.AssetsDefinition:
-    """The current state of one table, for any engine; not partitioned."""
-    key, spec = keys.published_key(contract), workspace.published(contract).spec
-
-    @dg.asset(
-        key=key,
-        output_required=False,
-        dagster_type=keys.NO_VALUE,
-        deps=[keys.dimension_key(contract)],
-        description=f"{contract.description} {spec.description}",
-        group_name=keys.PUBLISHED,
-        kinds=_LAKE_KINDS,
-        owners=[contract.owner],
-        tags=_tags(contract),
-        metadata={**table_metadata(spec, contract), **published_lineage(contract)},
-        code_version=_code_version([contract]),
-        pool=keys.pool_of(key),
-    )
-    def materialize_published(
-        context: dg.AssetExecutionContext,
-        workspace: dg.ResourceParam[Workspace],
-        pyspark: LazyPySparkResource,
-    ) -> Iterator[dg.Output[None]]:
-        started = time.monotonic()
-        if _waits(context, workspace, contract):
-            return
-        with named_spark_errors(workspace.settings):
-            done = published.materialize(
-                workspace,
-                pyspark.spark_session,
-                contract,
-                context.run_id,
-                replay=_replays(context, workspace),
-            )
-        context.add_asset_metadata(checkpoint_metadata(done, duration_seconds=time.monotonic() - started))
-        yield dg.Output(None)
-
-    return materialize_published
+    return materialize
 
 
 def _waits(context: dg.AssetExecutionContext, workspace: Workspace, contract: TableContract) -> bool:
@@ -248,10 +237,12 @@ def _waits(context: dg.AssetExecutionContext, workspace: Workspace, contract: Ta
 def _mirror(context: dg.AssetExecutionContext, done: Sequence[Checkpoint], started: float) -> None:
     duration = time.monotonic() - started
     for checkpoint in done:
-        if _by_hand(context):
+        windowed = checkpoint.window != WHOLE_TABLE
+        if windowed and _by_hand(context):
             checkpoint = with_found(checkpoint, BY_HAND)
         context.add_asset_metadata(
-            checkpoint_metadata(checkpoint, duration_seconds=duration), partition_key=checkpoint.window
+            checkpoint_metadata(checkpoint, duration_seconds=duration),
+            partition_key=checkpoint.window if windowed else None,
         )
 
 
@@ -267,12 +258,8 @@ def _by_hand(context: dg.AssetExecutionContext) -> bool:
     return not {keys.TAKE_NEW_TAG, keys.LATE_TAG} & context.run.tags.keys()
 
 
-def _owners(workspace: Workspace, source: str) -> list[str]:
-    return sorted({contract.owner for contract in workspace.contracts.of_source(source)})
-
-
-def _tags(contract: TableContract) -> Mapping[str, str]:
-    return {"contract_version": contract.version}
+def _owners(contracts: Sequence[TableContract]) -> list[str]:
+    return sorted({contract.owner for contract in contracts})
 
 
 def _code_version(contracts: Sequence[TableContract]) -> str:
