@@ -187,7 +187,7 @@ def filled(lives: DataFrame, old: DataFrame, contract: TableContract) -> DataFra
 
 
 def is_marked(contract: TableContract) -> Column:
-    """Whether the soft-delete column of a row is set; never null. A mark that its typed column cannot hold
+    """Whether the soft-delete column of a row is set; never NULL. A mark that its typed column cannot hold
     (the time ``infinity``) is one."""
     if contract.soft_delete_column is None:
         return F.lit(False)

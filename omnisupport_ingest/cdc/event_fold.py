@@ -71,7 +71,7 @@ def fold_groups(
 ) -> Iterator[pa.RecordBatch]:
     """Fold the events in ``batches``; one row per window and key, and per life that a key change ended.
 
-    In: the columns that ``fold.to_fold`` gives, holes that an accepted event voids left out. Out: the
+    In: the columns that ``fold.to_fold`` gives, without withheld events that an accepted one voids. Out: the
     columns of ``folded.folded_type``, the contract's as text, without the row hash. ``few``: so many events,
     or fewer, are folded one group after another.
     """

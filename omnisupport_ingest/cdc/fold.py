@@ -69,7 +69,7 @@ def to_fold(events: DataFrame) -> DataFrame:
     """The events that the fold takes, by the columns it needs of them, and a copy of each ``c`` of a key
     change under the old key, by which that key's group learns where its life ended (``LEFT``).
 
-    One whose key is missing, or NULL in part, is in quarantine, and no hole of any row."""
+    Events whose key is missing, or NULL in part, are left out: they are in quarantine and of no row."""
     parts = F.from_json("key", "array<string>")
     broken = F.col("key").contains("null") & F.exists(parts, lambda part: part.isNull())
     row_events = F.col("op").isin("c", "u", "d", "r") & F.col("key").isNotNull() & ~broken

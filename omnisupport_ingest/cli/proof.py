@@ -84,7 +84,7 @@ def prove(
     ``spark`` is asked for a session only where a published table has moved on: then the source's rows are
     brought forward by the events since. ``advance`` is called with the LSN again and again while the lake
     is behind it; without it capture and pipeline must be running. ``tables``: names of contracts, none for
-    all. ``sample``: about so many keys per table, null for every row. ``ProofNotReached`` after
+    all. ``sample``: about so many keys per table, None for every row. ``ProofNotReached`` after
     ``seconds``; ``TableIncomplete`` if a table has no state at that LSN, because its snapshot was
     read later.
     """

@@ -42,7 +42,9 @@ PACKAGED = "packaged"
 RECORD = "in_force.json"
 
 _CONTRACTS, _DECISIONS = "contracts/data", "reports/week03/late_arrival_decision_table.csv"
+_OPTION = "--decision-table "
 _NAMED = 3
+"""Tables that a message names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +121,6 @@ def in_force(settings: Settings) -> InForce:
                 f"omnisupport-ingest contracts use {option}{_absolute(asked)}",
             )
     return record
-
-
-_OPTION = "--decision-table "
 
 
 def contracts_in_force(settings: Settings) -> Contracts:

@@ -70,7 +70,7 @@ def number(text: str, kind: Kind) -> Decimal | float | None:
 
 
 def whole_number(text: str) -> int | None:
-    """The whole number that ``text`` spells; null if it spells none, or one of more than 19 digits.
+    """The whole number that ``text`` spells; None if it spells none, or one of more than 19 digits.
 
     The one place where text becomes an ``int``: of more than 4,300 digits Python makes none (``ValueError``),
     and no type here has more than 19.

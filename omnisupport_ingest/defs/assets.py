@@ -219,8 +219,8 @@ def _waits(context: dg.AssetExecutionContext, workspace: Workspace, contract: Ta
     found = waits(workspace, contract)
     if found is None:
         return False
-    told = f"{found.problem} Fix: {found.fix}"
-    context.log.error(told)
+    message = f"{found.problem} Fix: {found.fix}"
+    context.log.error(message)
     # A check that follows what is not made is skipped in this run.
     context.instance.report_runless_asset_event(
         dg.AssetCheckEvaluation(
@@ -228,7 +228,7 @@ def _waits(context: dg.AssetExecutionContext, workspace: Workspace, contract: Ta
             check_name=keys.COMPLETE,
             passed=False,
             severity=dg.AssetCheckSeverity.WARN,
-            description=told,
+            description=message,
         )
     )
     return True

@@ -93,9 +93,9 @@ def _run(
 
 
 def step_failure(event: dg.DagsterEvent) -> StepFailure:
-    """What the failure of a step tells a person: problem and fix of the error of ours that led to it.
+    """Return problem and fix of the error of ours that made a step fail.
 
-    Of any other error only the kind is told, not the message: it may quote a row.
+    Of any other error only the class is named, as its message may quote a row.
     """
     chain = []
     error = event.step_failure_data.error
@@ -105,8 +105,8 @@ def step_failure(event: dg.DagsterEvent) -> StepFailure:
     ours = [each for each in chain if each.message.startswith(_OURS)]
     step = (event.step_key or "a step").replace("__", "/")
     if ours:
-        told = ours[-1].message.partition(": ")[2].strip()
-        problem, _, fix = told.partition("\nFix: ")
+        message = ours[-1].message.partition(": ")[2].strip()
+        problem, _, fix = message.partition("\nFix: ")
         if fix:
             return StepFailure(step, problem, fix)
     kind = chain[-1].cls_name if chain else "error"

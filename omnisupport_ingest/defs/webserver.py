@@ -50,7 +50,7 @@ class Asked:
     """``WEBSOCKET`` for the opening of one."""
     path: str
     port: int | None
-    """Where this server listens; null if it is no port."""
+    """Where this server listens; None if it is no port."""
     headers: Mapping[str, tuple[str, ...]]
 
     @classmethod
@@ -68,7 +68,7 @@ class Asked:
 
 
 def refusal(asked: Asked, hosts: frozenset[str]) -> str | None:
-    """Return why a request is not answered, or null if it is.
+    """Return why a request is not answered, or None if it is.
 
     ``hosts``: the names, with a port unless it is the scheme's, under which a reverse proxy shows the UI.
     """

@@ -91,8 +91,8 @@ def check_manifest(manifest: Manifest) -> None:
         raise FieldProblem("stream, chunk, file", f"must be set one at a time, not {kinds or 'none'}")
     expected = batch_id_of(manifest)
     if manifest.batch_id != expected:
-        told = f"is {shortened(manifest.batch_id)}, but its content says {shortened(expected)}"
-        raise FieldProblem("batch_id", told)
+        problem = f"is {shortened(manifest.batch_id)}, but its content says {shortened(expected)}"
+        raise FieldProblem("batch_id", problem)
     if manifest.stream is not None:
         _check_span(manifest.stream)
     for number, file in enumerate(manifest.files):

@@ -98,7 +98,7 @@ class FirstWindows:
         return self._found
 
     def window_of(self, event: LandedEvent) -> str | None:
-        """Where the position of ``event`` landed first; null where it is in one window alone."""
+        """Where the position of ``event`` landed first; None where it is in one window alone."""
         row = self._base.execute(
             'SELECT "window" FROM home WHERE lsn = ? AND ordinal = ? AND identity = ?',
             (event.commit_lsn, event.ordinal, event.identity or ""),
@@ -207,7 +207,7 @@ def _places(group: _Part) -> pa.Table:
     except (OSError, pa.ArrowException) as error:
         raise _unreadable(group, error) from error
     identity = pc.replace_substring_regex(table["identity"], EARLIER_IDENTITY, r"\1]")
-    # A join never finds null.
+    # A join never finds NULL.
     return table.set_column(2, "identity", pc.fill_null(identity, ""))
 
 

@@ -45,7 +45,7 @@ def ui_port(run_folder: Path) -> int | None:
 
 
 def _number(path: Path, largest: int) -> int | None:
-    """The number from 1 to ``largest`` that is all of the file; null if it is none."""
+    """The number from 1 to ``largest`` that is all of the file; None if it is none."""
     try:
         text = read_file(path, limit=_RECORD_BYTES).decode().strip()
     except (OSError, ValueError):

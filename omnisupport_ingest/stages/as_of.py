@@ -182,8 +182,8 @@ def _first_later(workspace: Workspace, files: EventFiles, moment: datetime) -> P
 
     An event whose time cannot be right says nothing of times.
     """
-    # An event is in the window of its time, but for one whose position had landed in another window: that
-    # one is in quarantine, or what it collided with is.
+    # An event is in the window of its time. The exception is one whose position had landed in another window
+    # first: then it or the other is in quarantine, so a window with quarantine files is looked at as well.
     windows = [
         window
         for window in files.deduped.windows()

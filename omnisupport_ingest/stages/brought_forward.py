@@ -53,7 +53,7 @@ _EVENT_TYPE = T.StructType(
     ]
 )
 _WINDOW = "since"
-"""All is folded as one window: it is never merged with anything."""
+"""The one window that everything is folded as; it is merged with nothing."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class MovedOn:
     def compare(self, spark: SparkSession) -> Comparison:
         """Compare the rows that have not moved on as they are, and the others brought forward.
 
-        Of a sample, keys with events are left out; what an event without a key does to the others is seen.
+        With a sample, keys with events are left out; the others are compared after the events without a key.
         """
         forward = self._fold(spark)
         stayed = None

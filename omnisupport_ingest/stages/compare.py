@@ -60,7 +60,7 @@ class Comparison:
     ``source_rows`` of the source were compared, ``current_rows`` and ``deleted_rows`` are those of the
     lake, ``unresolved`` its live rows with a column whose value is not known. ``skipped``: keys that
     were left out because they have changed since. ``miscounted``: live rows of the source less those
-    of the lake, null where rows were not counted. ``forwarded``: keys that have changed since, whose rows
+    of the lake, None where rows were not counted. ``forwarded``: keys that have changed since, whose rows
     were compared with those of the source after these changes.
     """
 

@@ -49,14 +49,14 @@ class Unsettled:
 
 @dataclass(frozen=True)
 class QuarantineFiles:
-    """The quarantine files of one version of a source's deduped events (null: that table is not there)."""
+    """The quarantine files of one version of a source's deduped events; None if that table is not there."""
 
     deduped: TableSnapshot | None
     quarantine: TableSnapshot
 
     @classmethod
     def newest(cls, workspace: Workspace, source: str) -> QuarantineFiles | None:
-        """The newest version; null before the first event was judged. Makes no table."""
+        """The newest version; None before the first event was judged. Makes no table."""
         return cls.of_tables(workspace.deduped(source), workspace.quarantine(source))
 
     @classmethod
@@ -83,7 +83,7 @@ class QuarantineFiles:
     def shown(self) -> Iterator[tuple[LakeFile, WindowState | None]]:
         """Those of every window, with the state that names them, for people to look at.
 
-        Where what a window was judged to is not known (null), all that the table holds of it: better to
+        Where what a window was judged to is not known (None), all that the table holds of it: better to
         show too much than nothing.
         """
         for window in sorted({*self._windows, *self.quarantine.windows()}):
@@ -92,7 +92,7 @@ class QuarantineFiles:
                 yield file, state
 
     def unsettled(self, window: str) -> Unsettled | None:
-        """What of ``window`` is to be added to the log of the quarantine, or to leave it; null: nothing."""
+        """What of ``window`` is to be added to the log of the quarantine, or to leave it; None: nothing."""
         state = self.state(window)
         if state is None or self.deduped is None:
             # It will be judged again; what it names then is known.
@@ -112,7 +112,7 @@ class QuarantineFiles:
         return [window for window in windows if self.unsettled(window) is not None]
 
     def state(self, window: str) -> WindowState | None:
-        """The state of the deduped ``window``; null if it has none, or none that can be read."""
+        """The state of the deduped ``window``; None if it has none, or none that can be read."""
         return self.deduped.state(window) if self.deduped is not None else None
 
     @cached_property

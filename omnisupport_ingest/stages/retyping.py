@@ -1,4 +1,4 @@
-"""Columns whose contract has another type than their tables in the lake: who may have those made again.
+"""Changed column types: when the tables of a contract are made again under its types, and who decides it.
 
 Values stay the text that the source sent until the dimension, so a table can be made again under any types.
 Where the new type holds every value of the old one that happens by itself, with the next run. Any other
