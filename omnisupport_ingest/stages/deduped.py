@@ -71,6 +71,22 @@ class _Job:
     distinct: bool
 
 
+@dataclass(frozen=True)
+class _Judging:
+    """What a run judges events of ``source`` with.
+
+    ``passed`` tells whether the watermark has closed a window.
+    """
+
+    workspace: Workspace
+    spark: SparkSession
+    source: str
+    run_id: str
+    versions: LawVersions
+    lateness: Lateness
+    passed: Callable[[str], bool]
+
+
 def materialize(
     workspace: Workspace,
     spark: SparkSession,
@@ -115,7 +131,8 @@ def materialize(
         ]
         jobs = [job for job in every if job.plan.work is not Work.NOTHING]
         if jobs:
-            _commit(workspace, spark, source, versions, snapshot, raw, jobs, run_id, lateness, passed)
+            judging = _Judging(workspace, spark, source, run_id, versions, lateness, passed)
+            _commit(judging, snapshot, raw, jobs)
         idle = closing.due(snapshot, set(targets) - {job.plan.window for job in jobs}, passed)
         done = (job.plan.window for job in every if job.plan.repeated)
         repeated[:] = [window for window in done if window not in idle]
@@ -176,21 +193,12 @@ def _rises(store: LandingStore, names: Sequence[str], window: str, last: Positio
     return rise_from(last, [file for each in manifests for file in each.files if file.window == window])
 
 
-def _commit(
-    workspace: Workspace,
-    spark: SparkSession,
-    source: str,
-    versions: LawVersions,
-    snapshot: TableSnapshot,
-    raw: TableSnapshot,
-    jobs: Sequence[_Job],
-    run_id: str,
-    lateness: Lateness,
-    passed: Callable[[str], bool],
-) -> None:
+def _commit(judging: _Judging, snapshot: TableSnapshot, raw: TableSnapshot, jobs: Sequence[_Job]) -> None:
+    workspace, source = judging.workspace, judging.source
+    identity = Identity(LAYER, source, judging.run_id)
     unit = unit_key((job.outcome_key, job.plan) for job in jobs)
-    law = _law(workspace, source, versions, [job.plan.window for job in jobs])
-    judged = dedupe.judge(_marked(spark, raw, jobs), law)
+    law = _law(workspace, source, judging.versions, [job.plan.window for job in jobs])
+    judged = dedupe.judge(_marked(judging.spark, raw, jobs), law)
     seen = Observation()
     accepted = stage_frame(
         snapshot.table,
@@ -212,7 +220,7 @@ def _commit(
     withheld = workspace.quarantine(source)
     windows = [job.plan.window for job in jobs]
     staged = quarantine.stage(withheld, others, windows, unit=unit, version=snapshot.version + 1)
-    quarantine.add(withheld, staged, Identity(quarantine.LAYER, source, run_id))
+    quarantine.add(withheld, staged, replace(identity, layer=quarantine.LAYER))
     companions = {job.plan.window: _companions(snapshot, job, staged) for job in jobs}
     landing = workspace.landing(source)
     snapshot.commit(
@@ -229,16 +237,16 @@ def _commit(
                     companions=companions[job.plan.window],
                     upstream_version=raw.version,
                     found=_found(snapshot, job, tallies),
-                    past_closing=passed(job.plan.window),
+                    past_closing=judging.passed(job.plan.window),
                 ),
-                Identity(LAYER, source, run_id),
+                identity,
                 accepted,
                 "event_hash",
                 _replaced(
                     snapshot,
                     raw,
                     job,
-                    lateness.late_in(job.plan.window, _known(landing, job.batches)),
+                    judging.lateness.late_in(job.plan.window, _known(landing, job.batches)),
                     companions[job.plan.window],
                 ),
             )
