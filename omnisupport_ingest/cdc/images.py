@@ -44,7 +44,13 @@ def is_whole(key: str | None) -> bool:
     """Whether a key, a JSON array of texts, is there and has no NULL in it: else it is of no row."""
     if key is None:
         return False
-    return "null" not in key or None not in json.loads(key)
+    if "null" not in key:
+        return True
+    try:
+        parts = texts_only(key)
+    except Unreadable:
+        return False
+    return isinstance(parts, list) and None not in parts
 
 
 def _text(value: Any) -> str:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from omnisupport_ingest.cdc.erasing import Erasures, Span, key_hash
 from omnisupport_ingest.cdc.event_fold import fold_groups
 from omnisupport_ingest.cdc.fold import shape_of
-from omnisupport_ingest.cdc.images import read_image
+from omnisupport_ingest.cdc.images import is_whole, read_image
 from omnisupport_ingest.cdc.judging import ACCEPTED, QUARANTINED, Law, judge_and_erase, judge_batches
 from omnisupport_ingest.contracts.decision_table import (
     MALFORMED,
@@ -129,3 +129,20 @@ def test_the_depth_of_an_image_is_judged_alike_wherever_python_stands() -> None:
 
     called_deep(1)
     called_deep(500)
+
+
+@pytest.mark.parametrize(
+    ("key", "whole"),
+    [
+        (None, False),
+        ('["1"]', True),
+        ('["null"]', True),
+        ('["1",null]', False),
+        ("null", False),
+        ("[null", False),
+        ("[" * 100_000 + "null", False),
+        ('{"id":null}', False),
+    ],
+)
+def test_a_key_that_is_no_array_of_texts_is_not_whole(key: str | None, whole: bool) -> None:
+    assert is_whole(key) is whole
