@@ -240,7 +240,7 @@ class Capture:
                 return self._capture(dsn, connection, epoch, until, stop)
             except TABLE_FAULTS as fault:
                 self._met(epoch, fault)
-                until = None if until is None else max(until, _all_that_was_read(dsn, connection))
+                until = None if until is None else max(until, _all_that_was_read(dsn, connection, epoch))
             except HoleInSource as hole:
                 if repaired:
                     raise
@@ -382,9 +382,11 @@ class Capture:
             self._landed(batch)
 
 
-def _all_that_was_read(dsn: str, connection: Connection) -> Lsn:
+def _all_that_was_read(dsn: str, connection: Connection, epoch: EpochRecord) -> Lsn:
     """An LSN above all that the chunks saw that have landed by now: what the stream must pass."""
-    high = read_high(connection)
+    start = epoch.facts.consistent_point.value if epoch.facts else 0
+    # No chunk stands where the stream begins: it has to land something to show that it has passed one.
+    high = max(read_high(connection), Lsn(start + 1))
     if wal_clock(connection).flushed < high:
         flush_wal(dsn)
     return high

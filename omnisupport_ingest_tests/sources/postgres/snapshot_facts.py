@@ -56,7 +56,6 @@ def following(source: SourceUnderTest) -> Iterator[threading.Thread]:
 
 
 def complete(source: SourceUnderTest, table: str = "tickets") -> bool:
-    print("INC", table, source.manifests()[-1].stream, incomplete_now(source.manifests(), table, 1, LostChanges(source.store.folder, 1).all()), [b.chunk for b in source.manifests() if b.chunk and b.chunk.table == table])
     epoch = source.store.current_epoch()
     if epoch is None:
         return False

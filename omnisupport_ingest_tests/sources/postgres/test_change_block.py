@@ -181,8 +181,9 @@ def all_at_once(steps: Sequence[Step], take: Callable[[int], bool]) -> list[Land
     def take_block() -> None:
         block = reader.take()
         if block.rows:
+            highest_ts = block.highest_ts
             rows = block.table().to_pylist()
-            assert block.highest_ts == max(row["source_ts"] for row in rows)
+            assert highest_ts == max(row["source_ts"] for row in rows)
             found.extend(LandedEvent(**row) for row in rows)
 
     number = 0
