@@ -149,7 +149,8 @@ class Settings(BaseSettings):
         256 * 1024 * 1024,
         ge=1,
         description="The largest row that capture takes, in bytes as the source sends it. Capture needs "
-        "about eight times as much memory for one. A larger one is refused by name, and nothing is lost.",
+        "about five times as much memory for one. The table of a larger one is left out by name, and the "
+        "others go on; it is read again when that is asked for.",
     )
     max_clock_skew_seconds: float = Field(
         2.0, ge=0, description="What the watermark stays behind commit times and clocks, in seconds."

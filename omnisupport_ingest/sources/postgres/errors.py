@@ -117,7 +117,7 @@ class RowTooLarge(IngestError):
             f"{what} has {size:,} bytes as the source sends it; capture takes rows of up to {limit:,} "
             "(OMNISUPPORT_MAX_ROW_BYTES).",
             fix=f"Raise OMNISUPPORT_MAX_ROW_BYTES to {size} or more where there is memory for it, about "
-            "eight times as much, and start capture again: it goes on with this row, as nothing behind it "
+            "five times as much, and start capture again: it goes on with this row, as nothing behind it "
             "was confirmed. To go on without the table, take it out of the publication and its contract "
             "away, and begin a new epoch, as what is in the log already is sent all the same: "
             'omnisupport-ingest capture --new-epoch "what happened"',

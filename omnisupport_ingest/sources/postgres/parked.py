@@ -82,7 +82,8 @@ def way_back(name: str) -> str:
     """What a person does about the parked table ``name``."""
     return (
         "Correct the table at the source or its contract, as `omnisupport-ingest preflight` and `omnisupport-"
-        "ingest contracts diff` say, or the setting that is named. Then have it read again, and capture takes it back: "
+        "ingest contracts diff` say, or the setting that is named. Then have it read again, and capture "
+        "takes it back: "
         f'omnisupport-ingest source snapshot {name} --reason "what happened"'
     )
 

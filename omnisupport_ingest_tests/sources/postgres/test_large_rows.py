@@ -91,7 +91,7 @@ def test_longest_line_is_found_however_lines_come(source: SourceUnderTest, block
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["stream", "snapshot"])
-def test_row_of_100_megabytes_is_captured_within_nine_times_its_size(
+def test_row_of_100_megabytes_is_captured_within_six_times_its_size(
     source: SourceUnderTest, way: str
 ) -> None:
     size = 100 * MIB
@@ -109,7 +109,7 @@ def test_row_of_100_megabytes_is_captured_within_nine_times_its_size(
     used = peak_of_capture(source)
     (event,) = source.events("c", "r")
     assert event.after is not None and len(event.after) > size
-    assert size < used - idle < 9 * size + (200 * MIB if way == "snapshot" else 0), f"{used / size:.1f} times"
+    assert size < used - idle < 6 * size + (200 * MIB if way == "snapshot" else 0), f"{used / size:.1f} times"
 
 
 def peak_of_capture(source: SourceUnderTest) -> int:
