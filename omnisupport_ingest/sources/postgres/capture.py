@@ -43,9 +43,7 @@ from omnisupport_ingest.sources.postgres.pause import PauseNote, StopOrPause
 from omnisupport_ingest.sources.postgres.publication import ensure_publication
 from omnisupport_ingest.sources.postgres.published import PublishedTables, recorded_tables
 from omnisupport_ingest.sources.postgres.restart import RestartNote, StopOrRestart
-from omnisupport_ingest.sources.postgres.safe_watermark import read_high
 from omnisupport_ingest.sources.postgres.server import wal_clock
-from omnisupport_ingest.sources.postgres.slot import flush_wal
 from omnisupport_ingest.sources.postgres.slot_making import SlotNotMade
 from omnisupport_ingest.sources.postgres.snapshot import Snapshots
 from omnisupport_ingest.sources.postgres.snapshot_requests import SnapshotRequests
@@ -53,7 +51,12 @@ from omnisupport_ingest.sources.postgres.snapshots_beside import SnapshotsBeside
 from omnisupport_ingest.sources.postgres.source_check import NO_PROOF, contracted_tables
 from omnisupport_ingest.sources.postgres.source_dsn import source_dsn
 from omnisupport_ingest.sources.postgres.stream_reading import StreamReading, prove_source
-from omnisupport_ingest.sources.postgres.table_faults import TABLE_FAULTS, TableFault, TableFaults
+from omnisupport_ingest.sources.postgres.table_faults import (
+    TABLE_FAULTS,
+    TableFault,
+    TableFaults,
+    all_that_was_read,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -240,7 +243,7 @@ class Capture:
                 return self._capture(dsn, connection, epoch, until, stop)
             except TABLE_FAULTS as fault:
                 self._met(epoch, fault)
-                until = None if until is None else max(until, _all_that_was_read(dsn, connection, epoch))
+                until = None if until is None else max(until, all_that_was_read(dsn, connection, epoch))
             except HoleInSource as hole:
                 if repaired:
                     raise
@@ -380,16 +383,6 @@ class Capture:
         """Snapshots and stream land on threads of their own; who is told is told of one batch at a time."""
         with self._telling:
             self._landed(batch)
-
-
-def _all_that_was_read(dsn: str, connection: Connection, epoch: EpochRecord) -> Lsn:
-    """An LSN above all that the chunks saw that have landed by now: what the stream must pass."""
-    start = epoch.facts.consistent_point.value if epoch.facts else 0
-    # No chunk stands where the stream begins: it has to land something to show that it has passed one.
-    high = max(read_high(connection), Lsn(start + 1))
-    if wal_clock(connection).flushed < high:
-        flush_wal(dsn)
-    return high
 
 
 def _not_ours(epoch: EpochRecord) -> NotOurSlot:

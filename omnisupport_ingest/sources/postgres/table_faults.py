@@ -12,10 +12,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 
+from psycopg2.extensions import connection as Connection
+
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.landing.epochs import EpochRecord
 from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.settings import SnapshotMode
 from omnisupport_ingest.sources.postgres.captured_tables import CapturedTables
 from omnisupport_ingest.sources.postgres.errors import (
@@ -29,6 +32,9 @@ from omnisupport_ingest.sources.postgres.parked import ParkedTables, left_out, w
 from omnisupport_ingest.sources.postgres.preflight import Finding, require_ready
 from omnisupport_ingest.sources.postgres.published import PublishedTables
 from omnisupport_ingest.sources.postgres.row_events import KeyNotSent
+from omnisupport_ingest.sources.postgres.safe_watermark import read_high
+from omnisupport_ingest.sources.postgres.server import wal_clock
+from omnisupport_ingest.sources.postgres.slot import flush_wal
 from omnisupport_ingest.sources.postgres.snapshot_requests import SnapshotRequests
 
 _log = logging.getLogger(__name__)
@@ -123,3 +129,14 @@ def _reasons(fault: TableFault, known: Sequence[TableContract]) -> dict[str, str
         return {name: fault.problem for name in fault.tables if name in names}
     table = ".".join(fault.table) if isinstance(fault, KeyNotSent) else fault.table
     return {each.name: fault.problem for each in known if each.full_name == table}
+
+
+def all_that_was_read(dsn: str, connection: Connection, epoch: EpochRecord) -> Lsn:
+    """An LSN above all that the chunks saw that have landed by now: what the stream must
+    pass where it has a goal, as whoever read them has failed."""
+    start = epoch.facts.consistent_point.value if epoch.facts else 0
+    # No chunk stands where the stream begins: it has to land something to show that it has passed one.
+    high = max(read_high(connection), Lsn(start + 1))
+    if wal_clock(connection).flushed < high:
+        flush_wal(dsn)
+    return high
