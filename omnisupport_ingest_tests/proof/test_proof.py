@@ -178,7 +178,10 @@ def plainly_alive(row: Row) -> bool:
 
 
 def exact(row: Row) -> bool:
-    return plainly_alive(row) and bool(row["_cdc_exact"])
+    """Whether a value of the row is an exact text, and people may rely on it; others may be unresolved."""
+    known = row.get("_cdc_doubt") is None and not row.get("_cdc_is_deleted")
+    there = "*" not in (row["_cdc_unresolved"] or ()) and row.get("_cdc_op") != "d"
+    return bool(known and there and row.get("_cdc_kind", "key") == "key" and row["_cdc_exact"])
 
 
 EVENTS = {
