@@ -185,7 +185,9 @@ def load_decision_table(path: Path) -> DecisionTable:
                 )
             found[decision.scenario] = decision
     except csv.Error as problem:
-        raise _refused(path, reader.line_num, str(problem), "Write it as CSV, quoted as needed.") from None
+        # The line that could not be read is not counted by the other one yet.
+        line = reader.reader.line_num
+        raise _refused(path, line, str(problem), "Write it as CSV, quoted as needed.") from None
     missing = [name for name in SCENARIOS if name not in found]
     if missing:
         name = missing[0]

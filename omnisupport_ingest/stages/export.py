@@ -25,6 +25,7 @@ from omnisupport_ingest.contracts.pg_types import ARRAYS, FLOATS, Kind
 from omnisupport_ingest.durable import sync_file, sync_folder
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.foreign import Unreadable, printable, require_file
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.stages.looking import look
 from omnisupport_ingest.stages.overview import overview
@@ -115,6 +116,7 @@ def write_file(
     contract: TableContract, files: Sequence[str], path: Path, form: Format, *, deleted: bool
 ) -> Written:
     """Write rows of ``published_type`` in the Parquet ``files`` to ``path``, as ``export`` does."""
+    _require_files(contract, files)
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     try:
@@ -131,9 +133,30 @@ def write_file(
             fix=f"Make room in {path.parent}; if there is room, look at the lake's files: "
             f"{Path(files[0]).parent if files else 'there are none'}.",
         ) from error
+    except duckdb.Error as error:
+        # Of its message nothing is told: it may have a value of a row.
+        raise ExportFailed(
+            f"{contract.source}.{contract.name} could not be exported: a file of the lake is damaged, or has "
+            f"other columns than the table ({type(error).__name__}).",
+            fix=f"Restore the files of {Path(files[0]).parent if files else 'the table'} from a backup.",
+        ) from error
     finally:
         draft.unlink(missing_ok=True)
     return Written(rows, size, unresolved)
+
+
+def _require_files(contract: TableContract, files: Sequence[str]) -> None:
+    """``ExportFailed`` unless each of ``files`` is a file: DuckDB would wait for a pipe."""
+    for file in map(Path, files):
+        try:
+            require_file(file)
+        except (OSError, Unreadable) as problem:
+            told = problem.strerror if isinstance(problem, OSError) else problem
+            raise ExportFailed(
+                f"{contract.source}.{contract.name} could not be exported: {printable(file)} cannot be read: "
+                f"{told}.",
+                fix="Restore it from a backup, and check its permissions.",
+            ) from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,6 +86,21 @@ def test_a_bound_that_spark_has_no_decimal_for_is_refused_where_decimals_are_com
     assert float(getattr(found, rule)) == float(bound)
 
 
+@pytest.mark.parametrize("pattern", ["a{99999999999}", "(" * 5000 + ")" * 5000, "(?P<a>x", "[", "*", "\\"])
+def test_a_pattern_that_no_regular_expression_is_made_of_is_refused(tmp_path: Path, pattern: str) -> None:
+    document = json.loads(json.dumps(DOCUMENTS[0]))
+    document["properties"]["odd"] = {
+        "type": ["string", "null"],
+        "x-pg-type": "text",
+        "description": "Odd.",
+        "pattern": pattern,
+    }
+    path = tmp_path / "orders.json"
+    path.write_text(json.dumps(document))
+    with in_time(), pytest.raises(ContractError, match=r"\$\.properties\.odd\.pattern"):
+        load_contract(path)
+
+
 def test_a_length_of_time_that_no_calendar_holds_is_none() -> None:
     assert parse_duration("P36525D").days == 36525
     for text in ("P36526D", "P999999W", "P" + "9" * 5000 + "D"):
@@ -138,6 +153,14 @@ def test_any_file_is_a_decision_table_or_refused_by_name(
             load_decision_table(path)
         except DecisionTableRefused as refused:
             assert str(path) in refused.problem and refused.fix and len(refused.problem) < 2000
+
+
+@pytest.mark.parametrize("cell", ['"never ends', '"ends" too early', "x" * 200_000])
+def test_a_decision_table_that_is_no_csv_is_refused_with_its_line(tmp_path: Path, cell: str) -> None:
+    path = tmp_path / "decisions.csv"
+    path.write_text(f"{default_decision_table().read_text()}late_arrival,watermark_gap,ingest,false,{cell}\n")
+    with in_time(), pytest.raises(DecisionTableRefused, match=rf"decisions\.csv, line {len(DECISIONS) + 1}"):
+        load_decision_table(path)
 
 
 @pytest.mark.parametrize("kind", list(Kind))

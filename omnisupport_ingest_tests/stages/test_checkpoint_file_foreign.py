@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,6 +15,7 @@ from omnisupport_ingest.contracts.load import load_contracts
 from omnisupport_ingest.defs.sensors import SensorCursor
 from omnisupport_ingest.defs.source_health import HealthCursor
 from omnisupport_ingest.home import Home
+from omnisupport_ingest.lake.schema import Retyped
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.stages.checkpoint_file import (
     CheckpointFileUnreadable,
@@ -21,6 +24,7 @@ from omnisupport_ingest.stages.checkpoint_file import (
     read_file,
     require_held,
 )
+from omnisupport_ingest.stages.retyping import ask_for, waiting
 from omnisupport_ingest.stages.workspace import Workspace
 from omnisupport_ingest.windows import WindowSize
 from omnisupport_ingest_tests.foreign_bytes import IN_THE_PLACE, in_time, mutated
@@ -99,3 +103,41 @@ def test_any_cursor_of_a_sensor_is_read(content: bytes) -> None:
     with in_time():
         assert isinstance(SensorCursor.from_text(text).attempt, int)
         assert isinstance(HealthCursor.from_text(text).recorded_at, float)
+
+
+RETYPED: Any = SimpleNamespace(retyped=(Retyped("title", "string", "integer"),))
+"""A table with a column of another type, which no run takes by itself."""
+
+
+def retype_note(workspace: Workspace) -> Path:
+    """The note of a person who asked for the new types, written anew."""
+    for file in (workspace.home.lake / "support_desk" / "retyped").glob("*"):
+        file.rmdir() if file.is_dir() and not file.is_symlink() else file.unlink()
+    contract = workspace.contracts.of_source("support_desk")[0]
+    ask_for(workspace, contract)
+    (file,) = (workspace.home.lake / "support_desk" / "retyped").iterdir()
+    assert waiting(workspace, contract, RETYPED) == ()
+    return file
+
+
+@settings(max_examples=60)
+@given(data=mutated([{"contract": "0" * 64}]))
+def test_a_note_that_asks_for_other_types_and_is_not_of_this_contract_asks_for_nothing(
+    workspace: Workspace, data: bytes
+) -> None:
+    retype_note(workspace).write_bytes(data)
+    with in_time():
+        found = waiting(workspace, workspace.contracts.of_source("support_desk")[0], RETYPED)
+        assert found == RETYPED.retyped
+
+
+@pytest.mark.parametrize("what", IN_THE_PLACE)
+def test_what_stands_in_the_place_of_such_a_note_asks_for_nothing_and_is_not_waited_for(
+    workspace: Workspace, what: str
+) -> None:
+    file = retype_note(workspace)
+    file.unlink()
+    IN_THE_PLACE[what](file)
+    with in_time():
+        found = waiting(workspace, workspace.contracts.of_source("support_desk")[0], RETYPED)
+        assert found == RETYPED.retyped

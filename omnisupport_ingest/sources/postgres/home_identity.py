@@ -15,8 +15,9 @@ than this home has landed was read by somebody else, and no setting repairs that
 from __future__ import annotations
 
 import json
+import re
 import secrets
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import Self
@@ -24,7 +25,9 @@ from typing import Self
 from omnisupport_ingest.durable import create_exclusively, replace
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.foreign import Unreadable
 from omnisupport_ingest.home import Home
+from omnisupport_ingest.json_values import read_note
 
 _MACHINE_ID = Path("/etc/machine-id")
 
@@ -56,6 +59,19 @@ class _Facts:
         return (self.machine, self.inode) == (other.machine, other.inode) and not moved
 
 
+@dataclass(frozen=True, slots=True)
+class _About:
+    """The record of an identity. ``facts``: of its file; null tells of no file."""
+
+    id: str
+    facts: _Facts | None = None
+    disowned: dict[str, int] = field(default_factory=dict)
+
+
+_NOTHING = _About("")
+_ID = re.compile(r"[0-9a-f]{32}")
+
+
 class HomeIdentity:
     """The identity of one home: a random id, what tells the original, and which slots it does not own."""
 
@@ -67,7 +83,7 @@ class HomeIdentity:
     @property
     def id(self) -> str:
         """The id, in hexadecimal digits; empty before the first ``require_original``."""
-        return str(self._record().get("id", ""))
+        return self._record().id
 
     def require_original(self) -> None:
         """``HomeCopied`` if the home is no original. One without an identity gets it: a new home, or one that
@@ -81,10 +97,9 @@ class HomeIdentity:
         if not self._about.exists():
             return
         held = self._record()
-        known, file = held.get("facts"), self._file(str(held.get("id")))
         try:
-            same = _Facts(**known).same_file(_Facts.of(file)) if isinstance(known, dict) else False
-        except (OSError, TypeError):
+            same = held.facts is not None and held.facts.same_file(_Facts.of(self._file(held.id)))
+        except OSError:
             same = False
         if same:
             return
@@ -103,8 +118,7 @@ class HomeIdentity:
 
     def disowned(self) -> dict[str, int]:
         """Source → the last epoch whose slot is another home's."""
-        found = self._record().get("disowned")
-        return {str(name): int(epoch) for name, epoch in found.items()} if isinstance(found, dict) else {}
+        return self._record().disowned
 
     def owns(self, source: str, epoch: int) -> bool:
         """Whether the slot of ``epoch`` of ``source`` was made for this home."""
@@ -116,23 +130,30 @@ class HomeIdentity:
         with gate("home.identity"):
             create_exclusively(file, b"")
             # In one step: a death before it leaves the home what it was.
-            about = {"id": made, "facts": asdict(_Facts.of(file)), "disowned": disowned}
-            replace(self._about, json.dumps(about, indent=1).encode() + b"\n")
-            self._file(before).unlink(missing_ok=True)
+            about = _About(made, _Facts.of(file), disowned)
+            try:
+                replace(self._about, json.dumps(asdict(about), indent=1).encode() + b"\n")
+            except IsADirectoryError:
+                file.unlink()
+                raise IngestError(
+                    f"{self._about} is a folder, so the identity of the home cannot be written.",
+                    fix=f"Move {self._about} away.",
+                ) from None
+            if before:
+                self._file(before).unlink(missing_ok=True)
 
     def _file(self, id_: str) -> Path:
         """The identity file of that id: empty, and never written again."""
         return self._home.path / f"identity-{id_}"
 
-    def _record(self) -> dict[str, object]:
+    def _record(self) -> _About:
         try:
-            found = json.loads(self._about.read_text())
-        except FileNotFoundError:
-            return {}
-        except (OSError, ValueError):
-            found = None
-        # One that cannot be read tells of nothing, so a person is asked.
-        return found if isinstance(found, dict) else {}
+            found = read_note(_About, self._about)
+        except (OSError, Unreadable):
+            # One that cannot be read tells of nothing, so a person is asked.
+            return _NOTHING
+        # The id is part of a name of a file, which is removed with it.
+        return found if _ID.fullmatch(found.id) else _NOTHING
 
 
 def _machine() -> str:

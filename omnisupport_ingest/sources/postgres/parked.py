@@ -19,7 +19,7 @@ from pathlib import Path
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.durable import replace as replace_file
 from omnisupport_ingest.failpoints import gate
-from omnisupport_ingest.landing.encoding import decode, encode
+from omnisupport_ingest.landing.encoding import content_of, decode, encode
 from omnisupport_ingest.sources.postgres.errors import TableInterrupted
 from omnisupport_ingest.sources.postgres.preflight.findings import Finding, blocking, require_ready
 
@@ -56,7 +56,7 @@ class ParkedTables:
     def all(self) -> dict[str, ParkedTable]:
         """The parked tables by name; errors as of a manifest."""
         try:
-            content = self._path.read_bytes()
+            content = content_of(self._path)
         except FileNotFoundError:
             return {}
         return decode(ParkedInEpoch, content, self._path, newest=FORMAT_VERSION).tables

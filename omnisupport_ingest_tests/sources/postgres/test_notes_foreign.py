@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.home import Home
 from omnisupport_ingest.key_range import TEXT, KeyRange
 from omnisupport_ingest.landing.encoding import encode
 from omnisupport_ingest.landing.errors import ManifestFromNewerVersion, ManifestUnreadable
@@ -26,14 +27,17 @@ from omnisupport_ingest.sources.postgres.capture_record import (
     recorded,
 )
 from omnisupport_ingest.sources.postgres.embedded_location import Location, LocationUnusable
+from omnisupport_ingest.sources.postgres.home_identity import HomeCopied, HomeIdentity
 from omnisupport_ingest.sources.postgres.home_slot import SlotIntent
 from omnisupport_ingest.sources.postgres.lease import Lease
+from omnisupport_ingest.sources.postgres.parked import ParkedTables
 from omnisupport_ingest.sources.postgres.partition_records import KnownPartitions, PartitionRecords, Stay
 from omnisupport_ingest.sources.postgres.partitions import Partition
 from omnisupport_ingest.sources.postgres.pause import PauseNote
 from omnisupport_ingest.sources.postgres.published import Published, PublishedTable, recorded_tables
 from omnisupport_ingest.sources.postgres.restart import RestartNote
 from omnisupport_ingest.sources.postgres.snapshot_requests import SnapshotRequests
+from omnisupport_ingest.windows import WindowSize
 from omnisupport_ingest_tests.foreign_bytes import IN_THE_PLACE, in_time, mutated
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -71,6 +75,43 @@ def tables(folder: Path) -> set[str] | None:
         return None
 
 
+def parked(folder: Path) -> object:
+    try:
+        return ParkedTables(folder, 1).all()
+    except (ManifestUnreadable, ManifestFromNewerVersion) as refused:
+        assert "parked-e000001.json" in refused.problem
+        return None
+
+
+def home_of(folder: Path) -> Home:
+    return Home.open(folder, WindowSize(60))
+
+
+def make_identity(folder: Path) -> None:
+    for file in folder.glob("identity*"):
+        file.unlink()
+    identity = HomeIdentity(home_of(folder))
+    identity.require_original()
+    identity.adopt({"shop": 3})
+
+
+def identify(folder: Path) -> None:
+    """All that is asked of an identity; one that is not read as it was written asks a person."""
+    identity = HomeIdentity(home_of(folder))
+    try:
+        identity.look()
+    except HomeCopied as asks:
+        assert str(folder) in asks.problem and asks.fix
+    assert identity.owns("shop", 4) in (True, False)
+    try:
+        identity.adopt({})
+    except IngestError as refused:
+        assert "identity.json is a folder" in refused.problem and (folder / "identity.json").is_dir()
+    else:
+        identity.look()
+    assert len(list(folder.glob("identity-*"))) <= 2, "the one before leaves, if it was told of"
+
+
 def start_and_end(folder: Path) -> None:
     """What each capture does with the record of the one before."""
     with recorded(CaptureRecords(folder), follows=True, last_landed=lambda: NOON) as ready:
@@ -106,6 +147,12 @@ NOTES: dict[str, tuple[str, Callable[[Path], object], Callable[[Path], object]]]
         tables,
     ),
     "location": ("location.json", write_location, locate),
+    "parked": (
+        "parked-e000001.json",
+        lambda folder: ParkedTables(folder, 1).park({"tickets": "why"}),
+        parked,
+    ),
+    "identity": ("identity.json", make_identity, identify),
     "slot intent": (
         "slot-being-made",
         lambda folder: SlotIntent(folder).record("slot"),
