@@ -27,12 +27,18 @@ from omnisupport_ingest.lake.stats import delta_stats
 from omnisupport_ingest.lake.table import LakeTable
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import DataType
 
 
 _NO_ROOM = ("No space left on device", "Disk quota exceeded")
 """The operating system's messages (ENOSPC, EDQUOT), which Spark passes on as text."""
+
+
+COMPILED_FROM = 50_000
+"""Rows from which on Spark compiles the plan that writes them; for fewer, interpreting it costs less."""
+
+_COMPILED = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}
 
 
 _FIRST_FRAME = re.compile(r"\bat (?:\S+/)?org\.apache\.(\w+)\.")
@@ -66,22 +72,23 @@ class StagedFiles:
 
 
 def stage_frame(
-    table: LakeTable, frame: DataFrame, *, unit: str, generation: Mapping[str, int]
+    table: LakeTable, frame: DataFrame, *, unit: str, generation: Mapping[str, int], rows: int = 0
 ) -> StagedFiles:
     """Write ``frame`` as Parquet files in their final place; no version of the table holds them yet.
 
     ``frame`` has the columns of the table's spec, partition columns included, in any order.
     ``unit`` is the idempotency key of the work: the same key for the same window and generation
     must mean the same rows. ``generation`` gives the generation to write for every window that
-    may have rows (``""`` for a table without partitions). ``FrameMismatch`` if columns or windows
-    differ; ``table`` must have been opened once.
+    may have rows (``""`` for a table without partitions). ``rows``: how many the frame is made from,
+    where they may be many. ``FrameMismatch`` if columns or windows differ; ``table`` must have been
+    opened once.
     """
     spec = table.spec
     _check_columns(table, frame)
     draft = table.folder / layout.STAGING / uuid.uuid4().hex
     draft.parent.mkdir(mode=0o700, exist_ok=True)
     try:
-        with gate("lake.write", spec.path), _room_on_disk(frame, draft):
+        with gate("lake.write", spec.path), _room_on_disk(frame, draft), _compiled(frame.sparkSession, rows):
             writer = frame.select(*spec.schema.names).write
             if spec.partition_by:
                 writer = writer.partitionBy(*spec.partition_by)
@@ -100,6 +107,22 @@ def stage_frame(
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return StagedFiles(tuple(staged))
+
+
+@contextmanager
+def _compiled(spark: SparkSession, rows: int) -> Iterator[None]:
+    """Have Spark compile the plans of a session meanwhile, if it is worth it for ``rows``."""
+    if rows < COMPILED_FROM:
+        yield
+        return
+    before = {name: spark.conf.get(name) for name in _COMPILED}
+    try:
+        for name, value in _COMPILED.items():
+            spark.conf.set(name, value)
+        yield
+    finally:
+        for name, held in before.items():
+            spark.conf.set(name, str(held))
 
 
 @contextmanager

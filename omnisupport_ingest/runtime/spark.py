@@ -85,10 +85,13 @@ def session_conf(settings: Settings) -> dict[str, str]:
         "spark.sql.timestampType": "TIMESTAMP_LTZ",
         "spark.sql.parquet.inferTimestampNTZ.enabled": "false",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
-        # The plans are wide (a column's state is several expressions) and the batches small:
-        # compiling a plan costs more than interpreting it (measured: half the time without).
+        # The plans are wide (a column's state is several expressions) and the batches small: compiling a
+        # plan costs more than interpreting it (measured: half the time without). Large ones are compiled
+        # (`lake.staging`).
         "spark.sql.codegen.wholeStage": "false",
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+        # Rows of up to so many windows are written as they come; for more, a task sorts them first.
+        "spark.sql.maxConcurrentOutputFileWriters": "4",
         # Inferring filters from constraints is what takes longest on such plans, and finds none.
         "spark.sql.constraintPropagation.enabled": "false",
         # A run may read many small files; listing them in a job of its own costs a second.

@@ -111,7 +111,8 @@ class Fold:
         rows = snapshot.read(self.spark, every).repartition(
             len({file.partition for file in every}), *spec.partition_by
         )
-        return stage_frame(snapshot.table, rows, unit=unit, generation=generation)
+        count = sum(file.rows for file in every)
+        return stage_frame(snapshot.table, rows, unit=unit, generation=generation, rows=count)
 
     def _refuse_other_rows(self, snapshot: TableSnapshot, window: str, staged: StagedFiles) -> None:
         folder = snapshot.table.folder

@@ -10,7 +10,8 @@ table of quarantine (``quarantine``).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import reduce
 
@@ -211,15 +212,16 @@ def _commit(judging: _Judging, snapshot: TableSnapshot, raw: TableSnapshot, jobs
         .select(*RAW_TYPE.names),
         unit=unit,
         generation={job.plan.window: job.plan.generation for job in jobs},
+        rows=sum(file.rows for job in jobs for file in job.files),
     )
-    # Most often every event is accepted; then the events are read once, and nothing is left to do.
-    others = judged.where(F.col("verdict") != ACCEPTED) if seen.get["refused"] else None
-    tallies = scenarios.tally(judged) if others is not None or seen.get["late"] else scenarios.NONE
-    scenarios.refuse_stopped(tallies, workspace.decisions, source)
-    counts = _counts(snapshot, jobs, accepted, tallies)
     withheld = workspace.quarantine(source)
     windows = [job.plan.window for job in jobs]
-    staged = quarantine.stage(withheld, others, windows, unit=unit, version=snapshot.version + 1)
+    with _kept(judged, seen) as others:
+        tallies = scenarios.tally(others) if others is not None else scenarios.NONE
+        scenarios.refuse_stopped(tallies, workspace.decisions, source)
+        counts = _counts(snapshot, jobs, accepted, tallies)
+        refused = others if seen.get["refused"] else None
+        staged = quarantine.stage(withheld, refused, windows, unit=unit, version=snapshot.version + 1)
     quarantine.add(withheld, staged, replace(identity, layer=quarantine.LAYER))
     companions = {job.plan.window: _companions(snapshot, job, staged) for job in jobs}
     landing = workspace.landing(source)
@@ -253,6 +255,22 @@ def _commit(judging: _Judging, snapshot: TableSnapshot, raw: TableSnapshot, jobs
             for job in jobs
         ]
     )
+
+
+@contextmanager
+def _kept(judged: DataFrame, seen: Observation) -> Iterator[DataFrame | None]:
+    """The events that were refused or late, for as long as they are asked for without judging again.
+
+    None if every event was accepted in time, which is the rule: then the events are read once.
+    """
+    if not seen.get["refused"] and not seen.get["late"]:
+        yield None
+        return
+    others = judged.where((F.col("verdict") != ACCEPTED) | F.col("late")).persist()
+    try:
+        yield others
+    finally:
+        others.unpersist()
 
 
 def law_of(workspace: Workspace, source: str, windows: Iterable[str]) -> Law:

@@ -264,7 +264,11 @@ def _stage(
         rows = merge_rows(rows, contract, partitions=_parts([*events, *held]))
     generation = {job.plan.window: job.plan.generation for job in working}
     return stage_frame(
-        snapshot.table, rows.select(*folded_type(contract).names), unit=unit, generation=generation
+        snapshot.table,
+        rows.select(*folded_type(contract).names),
+        unit=unit,
+        generation=generation,
+        rows=sum(file.rows for file in (*events, *held)),
     )
 
 

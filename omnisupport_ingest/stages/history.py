@@ -49,10 +49,12 @@ def materialize(
         plan = plan_whole(snapshot, upstream, layer=LAYER, table=contract.full_name, replay=replay)
         if plan is None:
             return
-        parts = partitions_for(*files.size(contract))
+        count, size = files.size(contract)
+        parts = partitions_for(count, size)
         rows = history(files.events(spark, contract), contract, partitions=parts)
         ordered = rows.sortWithinPartitions("_cdc_key", "_cdc_valid_from_position")
-        staged = stage_frame(table, ordered, unit=plan.key, generation={WHOLE_TABLE: plan.work.generation})
+        generation = {WHOLE_TABLE: plan.work.generation}
+        staged = stage_frame(table, ordered, unit=plan.key, generation=generation, rows=count)
         above = WindowsAbove.of(files.deduped)
         outcome = Outcome(
             idempotency_key=plan.key,

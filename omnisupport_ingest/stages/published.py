@@ -60,12 +60,14 @@ def materialize(
             return
         files = dimension.all_files()
         rows = dimension.read(spark, files)
-        parts = partitions_for(sum(file.rows for file in files), sum(file.bytes for file in files))
+        count = sum(file.rows for file in files)
+        parts = partitions_for(count, sum(file.bytes for file in files))
         current = current_state(
             rows, contract, partitions=parts, deleted_since=purged_before(dimension, contract)
         )
         state = current.sortWithinPartitions("_cdc_key")
-        staged = stage_frame(table, state, unit=plan.key, generation={WHOLE_TABLE: plan.work.generation})
+        generation = {WHOLE_TABLE: plan.work.generation}
+        staged = stage_frame(table, state, unit=plan.key, generation=generation, rows=count)
         _gate(spark, snapshot, contract, staged)
         above = WindowsAbove.of(dimension)
         outcome = Outcome(

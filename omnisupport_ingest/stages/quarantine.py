@@ -41,7 +41,7 @@ _ATTEMPTS = 8
 def stage(
     table: LakeTable, others: DataFrame | None, windows: Collection[str], *, unit: str, version: int
 ) -> StagedFiles:
-    """Write the quarantined events among ``others`` (judged events; None: none was refused) for ``add``.
+    """Write the quarantined events among ``others`` (judged events; None: there are none) for ``add``.
 
     ``version``: of ``deduped_events``, that the commit which names them will make. It goes into their paths.
     """

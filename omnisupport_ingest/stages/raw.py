@@ -209,7 +209,9 @@ def _stage(
     if not files:
         return StagedFiles(())
     generation = {plan.window: plan.generation for plan in plans}
-    return stage_frame(snapshot.table, _events(spark, store, files), unit=unit, generation=generation)
+    rows = sum(file.rows for *_, file in files)
+    events = _events(spark, store, files)
+    return stage_frame(snapshot.table, events, unit=unit, generation=generation, rows=rows)
 
 
 def all_events(workspace: Workspace, spark: SparkSession, source: str, windows: Sequence[str]) -> DataFrame:

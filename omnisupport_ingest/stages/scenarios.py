@@ -20,7 +20,7 @@ class Stopped(IngestError):
 
 @dataclass(frozen=True)
 class Tallies:
-    """``verdicts``: events by window and verdict. ``found``: by window, then what was found of them."""
+    """What was refused or late: by window and verdict, and by window what was ``found`` of the events."""
 
     verdicts: Mapping[tuple[str, str], int] = field(default_factory=dict)
     found: Mapping[str, Mapping[Finding, int]] = field(default_factory=dict)
@@ -31,7 +31,10 @@ NONE = Tallies()
 
 
 def tally(judged: DataFrame) -> Tallies:
-    """Count judged events; a late one counts as late besides what else it is, a copy as a copy alone."""
+    """Count judged events, those that were refused or late at least; of others there is nothing to find.
+
+    A late one counts as late besides what else it is, a copy as a copy alone.
+    """
     verdicts: Counter[tuple[str, str]] = Counter()
     found: dict[str, Counter[Finding]] = defaultdict(Counter)
     groups = judged.groupBy("window", "verdict", "reason", "detector", "late")
