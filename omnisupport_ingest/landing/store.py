@@ -94,6 +94,8 @@ class LandingStore:
                 f"Batch {manifest.batch_id} of {self.source} has already landed.",
                 fix="Stop this writer: another one captures this source. Run one capture per slot.",
             )
+        if manifest.rows:
+            self._epoch_begun = max(self._epoch_begun, manifest.epoch)
 
     def last_change(self) -> int:
         """When a manifest was last added or taken away, in nanoseconds: another number, another landing."""
@@ -214,7 +216,8 @@ class LandingStore:
         An epoch that is recorded only, or that has landed idle stretches alone, has not begun. All names are
         listed as long as the newest recorded epoch has not; one that has begun is remembered.
         """
-        if self._epoch_begun < max(epoch_numbers(self._epochs), default=1):
+        recorded = epoch_numbers(self._epochs)
+        if not recorded or self._epoch_begun < max(recorded):
             self._epoch_begun = self._newest_epoch_with_events()
         return self._epoch_begun
 

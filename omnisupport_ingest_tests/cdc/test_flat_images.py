@@ -43,7 +43,7 @@ def spoiled(draw: st.DrawFn) -> str:
     return image[:start] + draw(st.sampled_from(_SPOILERS)) + image[start + draw(st.integers(0, 4)) :]
 
 
-@settings(max_examples=600)
+@settings(max_examples=250)
 @given(st.lists(st.one_of(images, spoiled(), st.none()), max_size=12))
 def test_what_is_proven_is_what_the_exact_reader_reads(written: list[str | None]) -> None:
     found = read_flat(pa.array(written, pa.string()), COLUMNS)
@@ -63,7 +63,7 @@ def _row(
     return {name: texts[name][row].as_py() for name in COLUMNS if sent[name][row].as_py()}
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(st.lists(rows, min_size=1, max_size=9))
 def test_images_as_they_land_are_proven(written: list[dict[str, str | None]]) -> None:
     landed = pa.array([orjson.dumps(row).decode() for row in written])
