@@ -84,9 +84,11 @@ def test_a_stream_and_files_agree_and_nothing_that_the_proof_is_about_never_happ
 ) -> None:
     story = draw(FILES, slots=3, steps=2, kinds=STEPS)
     seen = prove(story, tmp_path / "files", plain, say=lambda _: None).tally
-    # Told once more in other batches, without the gap that its chain has for a while.
-    story = replace(a_stream(STREAM, 3, 1), gaps=(Gap(lost=3, back=6),), cut=Cut(400, 5))
+    story = replace(a_stream(STREAM, 3, 1), gaps=())
     seen.add(prove(story, tmp_path / "stream", plain, say=lambda _: None).tally)
+    # Once more with a gap in its chain for a while, which has windows wait that are folded without it.
+    story = replace(story, gaps=(Gap(lost=3, back=6),), cut=Cut(400, 5))
+    seen.add(prove(story, tmp_path / "gap", plain, say=lambda _: None).tally)
     assert seen.never == []
 
 

@@ -19,7 +19,7 @@ from omnisupport_ingest.sources.postgres.walstream import WalStream
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract, folded
 
 COLUMNS = ("id", "v")
-PATIENCE = 2
+PATIENCE = 6
 """Seconds after which the server gives a silent reader up."""
 
 
