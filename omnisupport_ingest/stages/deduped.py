@@ -259,7 +259,7 @@ def _commit(judging: _Judging, snapshot: TableSnapshot, raw: TableSnapshot, jobs
 
 @contextmanager
 def _kept(judged: DataFrame, seen: Observation) -> Iterator[DataFrame | None]:
-    """The events that were refused or late, for as long as they are asked for without judging again.
+    """The events that were refused or late, kept by Spark meanwhile, so that they are judged once.
 
     None if every event was accepted in time, which is the rule: then the events are read once.
     """

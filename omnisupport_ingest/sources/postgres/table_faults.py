@@ -1,10 +1,14 @@
-"""What becomes of a table that fails while others are captured: it is left out, and the others go on.
+"""What capture does when one table fails: it leaves that table out and goes on with the others.
 
-Three things may be wrong. Its changes cannot be told, or were not sent for a time: it is parked until it is
-read again, which the mode ``when_needed`` asks for. It changed while it was read: it is looked at and read
-once more, as it may fit all the same. Or a row of it cannot be read or is too large: to read it again would
-only meet that again, so it is parked in every mode, and nobody asks for it but a person who has mended that.
-A table that is the only one stops capture instead: nothing waits for it then, and nothing of it is lost.
+There are three kinds of fault:
+
+- Its changes do not fit its contract, or were not sent for a time. The table is parked until a snapshot reads
+  it again. The mode ``when_needed`` requests one.
+- It changed while a snapshot read it. Checks and read are repeated once, because it may fit after all.
+- A row cannot be read, or is too large. Another read would fail in the same way, so the table is parked in
+  every mode until a person has mended the cause and requests a snapshot.
+
+If no other table is captured, capture stops instead, and nothing is lost.
 """
 
 from __future__ import annotations
@@ -90,7 +94,7 @@ class TableFaults:
                 self._requests.clear(request)
 
     def park(self, epoch: EpochRecord, published: PublishedTables, reasons: Mapping[str, str]) -> None:
-        """Leave out the tables of ``reasons`` until they are asked for. Durable then."""
+        """Leave out the tables of ``reasons`` until a snapshot of them is requested; durable on return."""
         # The stretch first: no crash in between takes the doubt away.
         published.leave_out(reasons, end_of_chain(self._store, epoch).end)
         ParkedTables(self._store.folder, epoch.number).park(reasons)
@@ -132,8 +136,10 @@ def _reasons(fault: TableFault, known: Sequence[TableContract]) -> dict[str, str
 
 
 def all_that_was_read(dsn: str, connection: Connection, epoch: EpochRecord) -> Lsn:
-    """An LSN above all that the chunks saw that have landed by now: what the stream must
-    pass where it has a goal, as whoever read them has failed."""
+    """An LSN above everything that the landed chunks have read.
+
+    The snapshot that failed cannot name it any more. A capture with a goal follows the stream beyond it.
+    """
     start = epoch.facts.consistent_point.value if epoch.facts else 0
     # No chunk stands where the stream begins: it has to land something to show that it has passed one.
     high = max(read_high(connection), Lsn(start + 1))
