@@ -90,7 +90,8 @@ def _kind(order: str | None) -> str:
 def _hindered(story: Story) -> str:
     gaps = ["a gap" if each.back is None else "a gap for a while" for each in story.gaps] or ["no gap"]
     parts = "partitions as usual" if story.cut.rows_of_a_part is None else "several partitions"
-    return f"{gaps[0]}, {parts}, Arrow batches of {story.cut.rows_of_a_batch}"
+    kernels = "one event after the other" if story.cut.few else "by whole columns"
+    return f"{gaps[0]}, {parts}, Arrow batches of {story.cut.rows_of_a_batch}, {kernels}"
 
 
 def _failure(error: Exception, seeds: range, lanes: int, landings: int | None) -> str:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
+from omnisupport_ingest.cdc.ordinary_fold import fold_ordinary
 from omnisupport_ingest.lake.contenthash import content_hash
 from omnisupport_ingest.lake.layout import WINDOW, LakeFile
 from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.stages.workspace import Workspace
+from omnisupport_ingest_tests.cdc.kernels import EVENTS
 from omnisupport_ingest_tests.cdc.lanes import scope_text
 from omnisupport_ingest_tests.oracle.judging import (
     ACCEPTED,
@@ -81,6 +84,18 @@ def _named_files(workspace: Workspace) -> set[str]:
     return {path for state in states if state is not None for path in state.companions}
 
 
+def folded_by_columns(workspace: Workspace, shape: TableShape) -> int:
+    """How many groups of the events of a table the kernel of whole columns folds, if it is asked."""
+    accepted, withheld = _rows(workspace.deduped(SOURCE)), quarantined(workspace)
+    told = [{**row, "hole": False} for row in accepted] + [{**row, "hole": True} for row in withheld]
+    events = [row for row in told if row["source_table"] == shape.name]
+    if not events:
+        return 0
+    table = pa.Table.from_pylist(events, schema=EVENTS).combine_chunks()
+    folded, _ = fold_ordinary(table, (*KEY, *shape.columns), KEY)
+    return 0 if folded is None else folded.num_rows
+
+
 def _rows(table: LakeTable) -> Rows:
     return _read(table.open().all_files()) if table.exists else []
 
@@ -109,7 +124,14 @@ def _raw(workspace: Workspace, expected: Expected) -> Iterator[Difference]:
 
 
 def _raw_row(expected: Expected, number: int) -> tuple[object, ...]:
-    return (*_told(expected.verdicts[number]), *_of_landing(expected.copies[number], number))
+    verdict = replace(expected.verdicts[number], erased=False)
+    return (*_told(verdict), *_of_landing(expected.copies[number], number))
+
+
+def _kept_row(expected: Expected, number: int) -> tuple[object, ...]:
+    """As ``_raw_row``, without the values that were erased; raw keeps them."""
+    verdict, copy = expected.verdicts[number], expected.copies[number]
+    return (*_told(verdict), *_of_landing(copy, number, erased=verdict.erased))
 
 
 def _deduped(workspace: Workspace, expected: Expected) -> Iterator[Difference]:
@@ -190,8 +212,8 @@ def _other_copies(layer: str, rows: Rows, expected: Expected, allowed: set[int])
     for row in rows:
         number = row["lsn"]
         found = (*_fact(row), *_of_copy(row))
-        if number not in expected.verdicts or found != _raw_row(expected, number):
-            due = _raw_row(expected, number) if number in expected.verdicts else None
+        due = _kept_row(expected, number) if number in expected.verdicts else None
+        if found != due:
             yield Difference(layer, f"copy {number}", found, due)
         elif number not in allowed or number in seen:
             yield Difference(layer, f"copy {number} stands for its event", found, "another copy, once")
@@ -229,7 +251,7 @@ def _of_copy(row: Mapping[str, Any]) -> tuple[object, ...]:
     return tuple(row[name] for name in names)
 
 
-def _of_landing(copy: Copy, number: int) -> tuple[object, ...]:
+def _of_landing(copy: Copy, number: int, *, erased: bool = False) -> tuple[object, ...]:
     from_file = copy.file_row is not None
     return (
         number,
@@ -237,14 +259,14 @@ def _of_landing(copy: Copy, number: int) -> tuple[object, ...]:
         copy.landed_at,
         None,
         copy.file_row,
-        f"line {number}" if from_file else None,
+        f"line {number}" if from_file and not erased else None,
         f"{copy.batch_id}.jsonl" if from_file else None,
     )
 
 
 def _told(verdict: Verdict) -> tuple[object, ...]:
     delivery = verdict.delivery
-    event, arrival = delivery.event, delivery.arrival
+    event, arrival = verdict.kept, delivery.arrival
     return (
         delivery.window,
         tuple(event.at),
@@ -256,7 +278,7 @@ def _told(verdict: Verdict) -> tuple[object, ...]:
         tx_id_of(event),
         event.identity,
         _image(event.before, event.moved_from or event.key),
-        delivery.unreadable or _after(event),
+        (not verdict.erased and delivery.unreadable) or _after(event),
         tuple(sorted(event.unchanged)),
         event.moved_from,
         delivery.misplaced,

@@ -1,20 +1,21 @@
-"""Into how many pieces Spark's work is cut in a home: partitions that rows are folded in, and Arrow batches.
+"""How Spark's work is done in a home: in how many partitions and Arrow batches, and by which kernels.
 
 What a home holds is small, so production would fold it in one partition, and give a worker all of it at once.
-The bounds are lowered instead, and who groups rows by their key is watched.
+Nor would anything be done by whole columns, which begins with some events of one table in a batch. The bounds
+are lowered instead, and who groups rows by their key is watched.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from unittest.mock import patch
 
 from pyspark.sql import DataFrame, SparkSession
 
-from omnisupport_ingest.cdc import current, fold, history
+from omnisupport_ingest.cdc import current, fold, history, ordinary
 
 _BATCH = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _EVENTS_OF_A_LANE = 40
@@ -24,10 +25,12 @@ _EVENTS_OF_A_LANE = 40
 @dataclass(frozen=True)
 class Cut:
     """``rows_of_a_part``: from how many rows on there are several partitions, null: as in production.
-    ``rows_of_a_batch``: how many an Arrow batch has at the most."""
+    ``rows_of_a_batch``: how many an Arrow batch has at the most. ``few``: so many events of a table in a
+    batch, or fewer, are judged and folded one by one; 0: whatever is ordinary is done by whole columns."""
 
     rows_of_a_part: int | None
     rows_of_a_batch: int
+    few: int = ordinary.FEW
 
 
 WHOLE = Cut(None, 64)
@@ -36,9 +39,9 @@ WHOLE = Cut(None, 64)
 
 def cut_for(rng: Random, lanes: int) -> Cut:
     """How the work of a home with so many lanes is cut, by lot."""
-    if rng.random() < 0.4:
-        return WHOLE
-    return Cut(lanes * _EVENTS_OF_A_LANE, rng.choice((5, 17, 64)))
+    whole = rng.random() < 0.4
+    cut = WHOLE if whole else Cut(lanes * _EVENTS_OF_A_LANE, rng.choice((5, 17, 64)))
+    return replace(cut, few=rng.choice((0, 0, ordinary.FEW)))
 
 
 @contextmanager
@@ -59,6 +62,7 @@ def cutting(spark: SparkSession, cut: Cut) -> Iterator[list[int]]:
         if cut.rows_of_a_part is not None:
             patched.enter_context(patch.object(fold, "_ROWS_OF_ONE_PART", 0))
             patched.enter_context(patch.object(fold, "_ROWS_OF_A_PART", cut.rows_of_a_part))
+        patched.enter_context(patch.object(ordinary, "FEW", cut.few))
         spark.conf.set(_BATCH, str(cut.rows_of_a_batch))
         try:
             yield grouped

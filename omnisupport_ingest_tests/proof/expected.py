@@ -174,13 +174,13 @@ class Expected:
         times = {event.at: event.source_ts for _, event in self.events(shape.name)}
         return {
             key: row.deleted_at
-            for key, row in self._state(shape).items()
+            for key, row in self.state(shape).items()
             if since is not None and row.deleted_at is not None and times[row.deleted_at] < since
         }
 
     def standing(self, shape: TableShape) -> dict[Key, tuple[bool, Values]]:
         """The rows that nothing ended: whether they may be gone all the same, and their known values."""
-        rows = self._state(shape).items()
+        rows = self.state(shape).items()
         return {
             key: (row.existence_unresolved, _sorted(row.values, shape)) for key, row in rows if not row.ended
         }
@@ -199,7 +199,7 @@ class Expected:
         """
         hidden = self._hidden_lives(shape)
         found = {}
-        for key, row in self._state(shape).items():
+        for key, row in self.state(shape).items():
             columns = {
                 column
                 for column, lives in row.along.items()
@@ -211,7 +211,7 @@ class Expected:
 
     def came_along(self, shape: TableShape) -> int:
         """How many known columns came along a key change and were not sent since."""
-        return sum(column in row.cells for row in self._state(shape).values() for column in row.along)
+        return sum(column in row.cells for row in self.state(shape).values() for column in row.along)
 
     def _hidden_lives(self, shape: TableShape) -> set[tuple[Key, Position]]:
         """The lives that key changes ended and that cannot be told from what came after, in some window."""
@@ -238,14 +238,15 @@ class Expected:
                 of_key[event.key].append(event)
         left_open = self.left_open(shape)
         found = {}
-        for key, row in self._state(shape).items():
+        for key, row in self.state(shape).items():
             values = {n: text for n, text in row.values.items() if n not in left_open.get(key, ())}
             found[key] = _published(
                 row, values, Latest.of(of_key[key]), times, in_doubt=bool({key[0], "*"} & doubted)
             )
         return found
 
-    def _state(self, shape: TableShape) -> dict[Key, Row]:
+    def state(self, shape: TableShape) -> dict[Key, Row]:
+        """The current state of every key, ended ones included."""
         if shape.name not in self._states:
             self._states[shape.name] = current_state((event for _, event in self.events(shape.name)), shape)
         return self._states[shape.name]

@@ -13,6 +13,7 @@ from hashlib import sha256
 from itertools import chain
 from pathlib import Path
 
+import orjson
 from pyspark.sql import SparkSession
 
 from omnisupport_ingest.contracts.decision_table import COLUMNS, default_decision_table, load_decision_table
@@ -26,9 +27,11 @@ from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.stages import deduped, dimensions, history, published, raw
 from omnisupport_ingest.stages.deciding import decide
+from omnisupport_ingest.stages.erasing import Erased, erase
 from omnisupport_ingest.stages.event_ref import EventRef
 from omnisupport_ingest.stages.pending import pending_windows
 from omnisupport_ingest.stages.published import GateClosed
+from omnisupport_ingest.stages.retyping import ask_for, tables_of, waits
 from omnisupport_ingest.stages.workspace import Workspace
 from omnisupport_ingest.windows import WindowSize, without_sentinel
 from omnisupport_ingest_tests.cdc.lanes import scope_text
@@ -170,8 +173,8 @@ class Platform:
         for stage in (raw, deduped)[:layers]:
             stage.materialize(self.workspace, self._spark, SOURCE, windows, "proof", replay=replay)
         if layers > 2:
-            contracts = self.workspace.contracts.of_source(SOURCE)
-            _at_once([partial(self._run_table, each, windows, replay, layers) for each in contracts])
+            works = [partial(self._run_table, each, windows, replay, layers) for each in self._tables()]
+            _at_once(works)
 
     def _run_table(self, contract: TableContract, windows: Sequence[str], replay: bool, layers: int) -> None:
         dimensions.materialize(self.workspace, self._spark, contract, windows, "proof", replay=replay)
@@ -192,12 +195,12 @@ class Platform:
 
     def make_histories(self) -> int:
         """Make the history of each table; returns how many were written, not the same as before."""
-        tables = [self.workspace.history(each) for each in self.workspace.contracts.of_source(SOURCE)]
+        tables = [self.workspace.history(each) for each in self._tables()]
         before = [table.open().version for table in tables]
         _at_once(
             [
                 partial(history.materialize, self.workspace, self._spark, each, "proof")
-                for each in self.workspace.contracts.of_source(SOURCE)
+                for each in self._tables()
             ]
         )
         return sum(table.open().version > version for table, version in zip(tables, before, strict=True))
@@ -217,6 +220,38 @@ class Platform:
 
     def review(self, decision: str, events: Iterable[EventRef]) -> None:
         decide(self.workspace, SOURCE, decision, list(events), reviewer="proof", why="drawn by lot")
+
+    def _tables(self) -> list[TableContract]:
+        """The contracts whose tables are worked on: not those that wait for a person."""
+        contracts = self.workspace.contracts.of_source(SOURCE)
+        return [each for each in contracts if waits(self.workspace, each) is None]
+
+    def waiting(self) -> list[TableContract]:
+        """The contracts whose tables wait for a person to ask for their new types."""
+        working = self._tables()
+        return [each for each in self.workspace.contracts.of_source(SOURCE) if each not in working]
+
+    def content_of(self, contract: TableContract) -> dict[tuple[str, str], str]:
+        """As ``content``, of the tables of ``contract``."""
+        paths = {table.spec.path for table in tables_of(self.workspace, contract)}
+        return {place: found for place, found in self.content().items() if place[0] in paths}
+
+    def ask_for_types(self) -> None:
+        """A person asks for the tables that wait."""
+        for each in self.waiting():
+            ask_for(self.workspace, each)
+
+    def erase(self, table: str, key: str) -> Erased:
+        """Have the row that ended under ``key`` erased; ``ErasureRefused``."""
+        contract = self.workspace.contracts.find(SOURCE, "public", table)
+        assert contract is not None, f"{table} has a contract"
+        return erase(self.workspace, contract, key, erased_by="proof", why="drawn by lot")
+
+    def erased_like(self, other: Platform) -> None:
+        """What was erased in ``other`` is erased here."""
+        of_other, own = (each.workspace.erasures(SOURCE).folder for each in (other, self))
+        if of_other.exists():
+            shutil.copytree(of_other, own)
 
     def forget_the_lake(self) -> None:
         """Delete every table; what people decided stays, for nothing else knows it."""
@@ -290,7 +325,7 @@ def _key(key: Key | None) -> str | None:
 
 
 def _image(image: Image | None, event: Event, key: Key | None = None) -> str | None:
-    """A row image as it lands: with the key's columns in it."""
+    """A row image as capture writes it: with the key's columns in it, and no blank."""
     if image is None:
         return None
-    return json.dumps({**dict(zip(KEY, key or event.key or (), strict=False)), **image})
+    return orjson.dumps({**dict(zip(KEY, key or event.key or (), strict=False)), **image}).decode()

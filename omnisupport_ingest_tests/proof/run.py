@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -15,16 +15,22 @@ from pyspark.sql import SparkSession
 from omnisupport_ingest.stages.event_ref import EventRef
 from omnisupport_ingest.stages.workspace import Workspace
 from omnisupport_ingest_tests.oracle.judging import Delivery, EventKey, Law
-from omnisupport_ingest_tests.oracle.model import Key, Position
-from omnisupport_ingest_tests.proof.compare import Difference, differences, quarantined
+from omnisupport_ingest_tests.oracle.model import Event, Key, Position
+from omnisupport_ingest_tests.proof.compare import (
+    Difference,
+    differences,
+    folded_by_columns,
+    quarantined,
+)
 from omnisupport_ingest_tests.proof.cut import cutting
 from omnisupport_ingest_tests.proof.delivery import Batch
+from omnisupport_ingest_tests.proof.erasing import Span, erase_some
 from omnisupport_ingest_tests.proof.expected import Expected
 from omnisupport_ingest_tests.proof.history import Told
 from omnisupport_ingest_tests.proof.landed import Landed
 from omnisupport_ingest_tests.proof.platform import WINDOW, Platform
 from omnisupport_ingest_tests.proof.story import CHOICES, Story
-from omnisupport_ingest_tests.proof.tables import KEY, NO_VALUE, SHAPES, SOURCE, TYPES, VERSIONS, shapes_of
+from omnisupport_ingest_tests.proof.tables import KEY, NO_VALUE, SHAPES, SOURCE, VERSIONS, shapes_of, types_of
 from omnisupport_ingest_tests.proof.tally import Tally, in_histories
 
 _RELEASABLE = frozenset(
@@ -66,6 +72,10 @@ class _Home:
         self._version = 0
         self._actions = dict(story.actions)
         self._reviews: dict[EventKey, str] = {}
+        self._erasures: dict[tuple[str, Key], set[Span]] = defaultdict(set)
+        self._held_back: dict[str, dict[tuple[str, str], str]] = {}
+        # Of its own, so that what came later leaves the steps of known seeds what they were.
+        self._lots = Random(f"erasures and types {story.seeds.start} {len(story.seeds)}")
         self._purged: dict[tuple[str, Key], Position] = {}
         self._landed = Landed()
         self._platform = Platform(folder, spark, VERSIONS[0], story.actions)
@@ -95,10 +105,15 @@ class _Home:
         if told_otherwise:
             self._tell_otherwise()
         self._review()
-        self._settle("after the last reviews")
+        self._erase()
+        self._settle("after the last reviews and erasures")
         expected = self._rebuild()
         self.tally.things += self._held
         self._count_windows()
+        if self._story.cut.few == 0:
+            for shape in expected.shapes:
+                groups = folded_by_columns(self.workspace, shape)
+                self.tally.did("groups folded by whole columns", groups)
         return expected
 
     def _count_windows(self) -> None:
@@ -125,6 +140,11 @@ class _Home:
             self.tally.did("events into folded windows", each.window in folded)
             purged = event.key and self._purged.get((event.table, event.key))
             self.tally.did("events below a purged delete", bool(purged and event.at < purged))
+            self.tally.did("events of rows that were erased before", self._was_erased(event))
+
+    def _was_erased(self, event: Event) -> bool:
+        spans = self._erasures[event.table, event.key] if event.key else ()
+        return any(event.at <= last and (above is None or event.at > above) for above, last in spans)
 
     def _lose_or_find(self, batch_id: str) -> None:
         """After a batch has landed: it is lost, or one that was lost is back."""
@@ -161,6 +181,7 @@ class _Home:
             "other contracts": self._change_contracts,
             "make histories": self._make_histories,
             "compare": self._settle_in_between,
+            "erase": self._erase,
         }
         if not self._story.verdicts_follow_from_events:
             steps |= {"review": self._review, "another decision table": self._change_decisions}
@@ -193,13 +214,47 @@ class _Home:
         self.tally.did("history rebuilds", self._platform.make_histories())
 
     def _change_contracts(self) -> None:
+        self._require("while tables wait for a person", self._have_not_waited())
         before = shapes_of(VERSIONS[self._version])
         self._version = self._rng.choice([each for each in range(len(VERSIONS)) if each != self._version])
         for old, new in zip(before, shapes_of(VERSIONS[self._version]), strict=True):
             self.tally.did("columns new to a contract", len(set(new.columns) - set(old.columns)))
             self.tally.did("columns gone from a contract", len(set(old.columns) - set(new.columns)))
+            both = set(old.columns) & set(new.columns)
+            types = types_of(old), types_of(new)
+            self.tally.did(
+                "columns of another type", sum(len({each.get(n) for each in types}) > 1 for n in both)
+            )
         self._platform.change_law(VERSIONS[self._version], self._actions)
         self.tally.did("contract changes")
+        for contract in self._platform.waiting():
+            self.tally.did("tables that wait for a person")
+            self._held_back[contract.name] = self._platform.content_of(contract)
+        if self._lots.random() < 0.5:
+            self._ask_for_types()
+
+    def _ask_for_types(self) -> None:
+        """A person asks for the types that tables wait for, which nothing has touched till then."""
+        self._require("while tables wait for a person", self._have_not_waited())
+        self._platform.ask_for_types()
+
+    def _have_not_waited(self) -> Iterator[Difference]:
+        """What was done to tables that wait, since their contract changed; they are forgotten then."""
+        for contract in self._platform.waiting():
+            yield from _contents_differ(self._platform.content_of(contract), self._held_back[contract.name])
+        self._held_back = {}
+
+    def _erase(self) -> None:
+        """Have some rows erased that have ended, and ask for some that have not."""
+        self._ask_for_types()
+        self._platform.catch_up()
+        asked, wrong = erase_some(self._lots, self._platform, self._expected())
+        self._require("as rows were erased", iter(wrong))
+        for each in asked:
+            self.tally.did("rows erased" if each.spans else "erasures refused")
+            self.tally.did("former keys erased", max(len(each.spans) - 1, 0))
+            for key, span in each.spans:
+                self._erasures[each.table, key].add(span)
 
     def _change_decisions(self) -> None:
         scenario = self._rng.choice(sorted(CHOICES))
@@ -216,12 +271,18 @@ class _Home:
             lateness={table: each.lateness for table, each in terms.items()},
             longest={table: each.longest for table, each in terms.items()},
             key_columns={shape.name: KEY for shape in SHAPES},
-            no_values={
-                shape.name: {name: (NO_VALUE,) for name in shape.columns if name in TYPES}
-                for shape in shapes_of(terms)
-            },
+            no_values={shape.name: dict.fromkeys(types_of(shape), (NO_VALUE,)) for shape in shapes_of(terms)},
             window_length=WINDOW.length,
             reviews=dict(self._reviews),
+            erasures=dict(self._erasures),
+        )
+
+    def _expected(self) -> Expected:
+        return Expected(
+            self._landed,
+            self._law(),
+            shapes_of(VERSIONS[self._version]),
+            self._shown_since(self._landed.watermark),
         )
 
     def _shown_since(self, watermark: datetime | None) -> dict[str, datetime | None]:
@@ -230,15 +291,15 @@ class _Home:
     def _settle(self, when: str) -> Expected:
         """Let everything be run that is pending, and compare."""
         platform = self._platform
+        if platform.waiting():
+            # First without the tables that wait: these stay as they were, and ask for nothing.
+            platform.catch_up()
+            self._make_histories()
+            self._ask_for_types()
         platform.catch_up()
         self._make_histories()
         self._require(when, _made_again(platform))
-        expected = Expected(
-            self._landed,
-            self._law(),
-            shapes_of(VERSIONS[self._version]),
-            self._shown_since(self._landed.watermark),
-        )
+        expected = self._expected()
         self._require(when, differences(platform.workspace, expected), expected)
         self.tally.comparisons += 1
         self.tally.did(
@@ -313,6 +374,7 @@ class _Home:
             Landed(),
         )
         other.change_law(VERSIONS[self._version], self._actions)
+        other.erased_like(self._platform)
         for batch in _cut_otherwise(self._rng, self._landed.batches):
             landed.take(batch, other.land(batch).batch_id)
             if self._rng.random() < 0.3:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -66,6 +66,13 @@ Held = object
 
 
 @dataclass(frozen=True)
+class ContractShape(TableShape):
+    """A table as one version of its contract has it. ``types``: of its columns that are not text, by name."""
+
+    types: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
 class Exact:
     """A value that its typed column cannot hold, so its text stands beside it."""
 
@@ -110,9 +117,14 @@ def _tags(number: int) -> str:
     return "{}" if number % 5 == 0 else _TAGS.replace("#", str(number))
 
 
+def types_of(shape: TableShape) -> Mapping[str, str]:
+    """The types of the columns that are not text, by name."""
+    return dict(shape.types) if isinstance(shape, ContractShape) else TYPES
+
+
 def held(shape: TableShape, column: str, text: str | None) -> Held:
     """What the lake must hold for ``text`` in ``column``."""
-    if text is None or column not in TYPES:
+    if text is None or column not in types_of(shape):
         return text
     if text in ("NaN", "infinity", TWO_DIMENSIONS):
         return Exact(text)
@@ -145,6 +157,7 @@ class Terms:
 
     ``purge``: for how many hours rows are still published after their delete; null: for ever. ``without``:
     columns that this version does not have; ``beside``: columns that it has beside those of other versions.
+    ``retyped``: columns that have another type in this version.
     """
 
     longest: Mapping[str, int]
@@ -153,11 +166,14 @@ class Terms:
     purge: int | None = None
     without: frozenset[str] = frozenset()
     beside: tuple[str, ...] = ()
+    retyped: Mapping[str, str] = field(default_factory=dict)
 
-    def shape_of(self, shape: TableShape) -> TableShape:
+    def shape_of(self, shape: TableShape) -> ContractShape:
         """The table as this version of its contract has it."""
-        columns = tuple(name for name in shape.columns if name not in self.without)
-        return replace(shape, columns=columns + self.beside)
+        columns = tuple(name for name in shape.columns if name not in self.without) + self.beside
+        types = {name: kind for name, kind in TYPES.items() if name in columns} | self.retyped
+        typed = tuple((name, kind) for name, kind in types.items() if kind != "text")
+        return ContractShape(shape.name, columns, shape.soft_delete_column, typed)
 
     @property
     def lateness(self) -> tuple[timedelta, timedelta]:
@@ -178,24 +194,28 @@ VERSIONS: tuple[Mapping[str, Terms], ...] = (
     {"tickets": Terms({"status": 30, "body": 30}, 1, 2, 1), "agents": Terms({"body": 30}, 2, 100, 1)},
     {
         "tickets": Terms({}, 1, 2, without=frozenset(("note", "cost")), beside=("note_2",)),
-        "agents": Terms({"body": 30}, 0, 1, 3),
+        "agents": Terms({"body": 30}, 0, 1, 3, retyped={"rate": "text"}),
     },
     {
-        "tickets": Terms({"status": 30, "note": 13}, 0, 3, 4),
+        "tickets": Terms(
+            {"status": 30, "note": 13}, 0, 3, 4, retyped={"cost": "numeric(14,4)", "left": "text"}
+        ),
         "agents": Terms({"note": 12}, 1, 1, 0, without=frozenset(("tags",)), beside=("note_2",)),
     },
 )
 """Versions that the contracts go through; each change makes the windows stale. Some purge rows sooner than
-what is in time has arrived, if they were left to. Columns leave the contract and come back, typed ones
-too; ``note_2`` is what some histories call their ``note`` from some event on."""
+what is in time has arrived, if they were left to. Columns leave the contract and come back, typed ones too,
+or get another type, a wider one or one that a person has to ask for; ``note_2`` is what some histories call
+their ``note`` from some event on."""
 
 
-def shapes_of(terms: Mapping[str, Terms]) -> tuple[TableShape, ...]:
+def shapes_of(terms: Mapping[str, Terms]) -> tuple[ContractShape, ...]:
     """The tables as these versions of their contracts have them."""
     return tuple(terms[shape.name].shape_of(shape) for shape in SHAPES)
 
 
-_JSON_TYPES = {"cost": "number", "rate": "number", "tags": "array"}
+_JSON_TYPES = {"numeric": "number", "double": "number", "text[]": "array"}
+"""By how a type begins; others are texts."""
 
 
 def write_contracts(folder: Path, terms: Mapping[str, Terms]) -> None:
@@ -205,14 +225,19 @@ def write_contracts(folder: Path, terms: Mapping[str, Terms]) -> None:
         (folder / f"{shape.name}.json").write_text(json.dumps(document))
 
 
-def _contract(shape: TableShape, terms: Terms) -> dict[str, Any]:
+def _json_type(kind: str) -> str:
+    return next((found for begins, found in _JSON_TYPES.items() if kind.startswith(begins)), "string")
+
+
+def _contract(shape: ContractShape, terms: Terms) -> dict[str, Any]:
     columns: dict[str, Any] = {
         name: {"type": "integer", "x-pg-type": "bigint", "description": "Part of the key."} for name in KEY
     }
     for name in shape.columns:
+        kind = types_of(shape).get(name, "text")
         columns[name] = {
-            "type": [_JSON_TYPES.get(name, "string"), "null"],
-            "x-pg-type": TYPES.get(name, "text"),
+            "type": [_json_type(kind), "null"],
+            "x-pg-type": kind,
             "description": "A column.",
         }
         if name in terms.longest:
