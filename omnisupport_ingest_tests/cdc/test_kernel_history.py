@@ -1,20 +1,41 @@
-"""The kernel of the history by itself, where it must agree with the fold about one position."""
+"""The kernel of the history by itself: every version of random histories is the oracle's, cut in any way.
+
+The oracle folds again, at each position, what is at or below it (``proof/versions.py``). That Spark hands the
+kernel what is handed to it here is shown by ``test_history`` and by the proof.
+"""
 
 from __future__ import annotations
 
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from random import Random
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from omnisupport_ingest.cdc.current_rows import EXISTENCE
-from omnisupport_ingest.cdc.history_rows import history_groups
-from omnisupport_ingest_tests.cdc import kernels
-from omnisupport_ingest_tests.cdc.kernels import Table
+from omnisupport_ingest.cdc.event_fold import ENDED, KEY
+from omnisupport_ingest.cdc.history_rows import TableEvent, history_groups
+from omnisupport_ingest.key_range import KeyRange
+from omnisupport_ingest_tests.cdc import kernels, lanes
+from omnisupport_ingest_tests.cdc.kernels import Cut, Table
+from omnisupport_ingest_tests.oracle import histories
 from omnisupport_ingest_tests.oracle.histories import SHAPE
-from omnisupport_ingest_tests.oracle.model import Event, Position
+from omnisupport_ingest_tests.oracle.model import Event, Key, Position
+from omnisupport_ingest_tests.proof.versions import Version, versions
 
 TABLE = Table(SHAPE, ("id",), {"id": "text", **dict.fromkeys(SHAPE.columns, "text")})
+IN_LANE = Table(SHAPE, ("lane", "id"), {"lane": "text", "id": "text", **dict.fromkeys(SHAPE.columns, "text")})
 START = datetime(2026, 11, 1, tzinfo=UTC)
+
+randoms = st.integers(0, (1 << 32) - 1)
+cuts = st.builds(Cut, st.integers(1, 3), st.integers(1, 7), st.none() | st.integers(0, 99))
 
 
 @pytest.mark.parametrize(
@@ -41,3 +62,122 @@ def test_a_delete_stands_before_the_creation_of_its_position(
     assert (first["body"], first["_cdc_valid_to"]) == ("old", then)
     assert (last["body"], last["_cdc_valid_to"]) == (body, None)
     assert (EXISTENCE in last["_cdc_unresolved"]) == doubtful
+
+
+@settings(max_examples=600)
+@given(randoms, cuts)
+def test_every_version_of_any_events_is_the_oracles(seed: int, cut: Cut) -> None:
+    events = any_events(Random(seed))
+    assert made(events, cut) == Counter(versions(events, SHAPE))
+
+
+@settings(max_examples=150)
+@given(randoms, cuts)
+def test_every_version_of_what_a_database_sent_is_the_oracles(seed: int, cut: Cut) -> None:
+    sent = [replace(event, read_at=None) for event in histories.simulate(Random(seed)).events]
+    events = lanes.with_distinct_times(lanes.in_one_lane(sent))
+    assert made(events, cut) == Counter(versions(events, SHAPE))
+
+
+@settings(max_examples=100)
+@given(randoms, cuts)
+def test_versions_of_a_key_follow_one_another_and_no_copy_adds_one(seed: int, cut: Cut) -> None:
+    events = any_events(Random(seed))
+    found = made(events, cut)
+    assert made([*events, *events], cut) == found
+    of_key: dict[Key, list[Version]] = {}
+    for each in found:
+        of_key.setdefault(each.key, []).append(each)
+    for each in of_key.values():
+        each.sort(key=lambda version: version.opened_at)
+        for one, following in pairwise(each):
+            assert one.closed_at is not None and one.opened_at < one.closed_at <= following.opened_at
+    assert all(count == 1 for count in found.values())
+
+
+def test_the_histories_hold_what_they_are_meant_to() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(400):
+        for each in made(any_events(Random(seed)), Cut()):
+            seen.update((f"opened by {each.opened_by}", f"closed by {each.closed_by}"))
+            seen["doubtful"] += each.doubtful
+    opened = {f"opened by {by}" for by in ("c", "u", "r", "d", "t", "b", "moved")}
+    closed = {f"closed by {by}" for by in ("c", "u", "r", "d", "t", "b", "moved", None)}
+    assert {name for name, count in seen.items() if count > 5} >= opened | closed | {"doubtful"}
+
+
+def any_events(rng: Random) -> list[Event]:
+    """Events that no database would send, some in quarantine, none where an accepted one stands."""
+    events = lanes.with_distinct_times(lanes.in_one_lane(histories.soup(rng)))
+    accepted = {event.at for event in events if not event.quarantined}
+    return [event for event in events if not (event.quarantined and event.at in accepted)]
+
+
+def made(events: Sequence[Event], cut: Cut) -> Counter[Version]:
+    """The versions as the kernel has them, with what a key change did not send taken from the life before."""
+    windows = {event.at[:2]: "w" for event in events}
+    table = kernels.events_table(events, IN_LANE, windows)
+    keyed = table.filter([key is not None for key in table["key"].to_pylist()])
+    ends = whole_table(events)
+    rows = [
+        row
+        for part in cut.parts(keyed, ("key",))
+        for batch in history_groups(part, IN_LANE.shape, ends)
+        for row in batch.to_pylist()
+    ]
+    lives = {(row["_cdc_key"], at(row["_cdc_ended_at"])): row for row in rows if row["_cdc_kind"] == ENDED}
+    return Counter(version(row, lives) for row in rows if row["_cdc_kind"] == KEY)
+
+
+def whole_table(events: Iterable[Event]) -> list[TableEvent]:
+    """What speaks of the table or of a range of its keys, as ``history`` hands it to every worker."""
+    told = {event for event in map(hashable, events) if event.key is None}
+    accepted = {event.at for event in told if not event.quarantined}
+    found = [
+        TableEvent(
+            *(tuple(event.at), event.op, event.quarantined, micros(event.source_ts), None, None),
+            None if event.scope is None else KeyRange.parse(lanes.scope_text(event.scope)),
+        )
+        for event in told
+        if not (event.quarantined and event.at in accepted)
+    ]
+    return sorted(found, key=lambda end: (end.position, end.op != "t", end.scope.text if end.scope else ""))
+
+
+def hashable(event: Event) -> Event:
+    return event if event.key is not None else replace(event, before=None, after=None)
+
+
+def version(row: dict[str, Any], lives: Mapping[tuple[str, Any], dict[str, Any]]) -> Version:
+    row = dict(row)
+    still_open, origin = set(row["_open"]), (row["_from_key"], at(row["_from_at"]))
+    unresolved = set(row["_cdc_unresolved"])
+    while still_open and origin in lives:
+        life = lives[origin]
+        for name in still_open - set(life["_cdc_unresolved"]):
+            row[name] = life[name]
+            unresolved.discard(name)
+        still_open &= set(life["_open"])
+        origin = life["_from_key"], at(life["_from_at"])
+    opened_at = at(row["_cdc_valid_from_position"])
+    assert opened_at is not None
+    return Version(
+        key=tuple(json.loads(row["_cdc_key"])),
+        opened_at=opened_at,
+        closed_at=at(row["_cdc_valid_to_position"]),
+        opened=row["_cdc_valid_from"],
+        closed=row["_cdc_valid_to"],
+        opened_by=row["_cdc_opened_by"],
+        closed_by=row["_cdc_closed_by"],
+        deleted=False,
+        doubtful=EXISTENCE in unresolved,
+        values=tuple(sorted((name, row[name]) for name in SHAPE.columns if name not in unresolved)),
+    )
+
+
+def at(value: Mapping[str, int] | None) -> Position | None:
+    return None if value is None else Position(value["epoch"], value["commit_lsn"], value["ordinal"])
+
+
+def micros(moment: datetime) -> int:
+    return (moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
