@@ -33,11 +33,14 @@ def mark_copies(raw: DataFrame) -> DataFrame:
     Dedupe is local to a window, so one shuffle by window and position is all it costs.
     """
     place = Window.partitionBy("window", "epoch", "commit_lsn", "ordinal", "identity")
-    # A clock may go back; within an epoch neither the newest epoch that had begun nor the watermark does.
-    # So they tell more surely what was first; where they are equal, every copy is judged alike.
+    # The landing clock may go back, and so may the watermark where an epoch begins with a snapshot: its first
+    # batch of the stream still has that of the epoch before. The names of capture's batches of an epoch sort
+    # as they landed. Those of files do not: there the watermark tells, and where it is equal, copies are
+    # judged alike.
+    captured = F.when(F.col("file_row").isNull(), F.col("batch_id"))
     arrival = Window.partitionBy(
         "window", "epoch", "commit_lsn", "ordinal", "identity", "event_hash"
-    ).orderBy("newest_epoch_before", "watermark_before", "landed_at", "batch_id", "file_row")
+    ).orderBy("newest_epoch_before", captured, "watermark_before", "landed_at", "batch_id", "file_row")
     return raw.select(
         "*",
         F.row_number().over(arrival).alias("copy"),

@@ -124,7 +124,7 @@ def _end(events: Iterable[Event], key: Key) -> Position:
     last = max((each for each in events if each.key == key), key=lambda each: each.at)
     if last.op == "d":
         return last.at
-    return min(each.at for each in events if each.key is None and each.at > last.at)
+    return min(each.at for each in events if each.key is None and not each.quarantined and each.at > last.at)
 
 
 def _has_left(events: Iterable[Event], key: Key) -> bool:
