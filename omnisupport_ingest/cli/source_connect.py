@@ -17,6 +17,22 @@ _OURS = ("keepalives", "tcp_user_timeout")
 """What begins so is of our own sessions, not of a person's."""
 
 
+_SERVICE = "omnisupport_ingest"
+
+
+class PassphraseNotHanded(IngestError):
+    """The passphrase of the client's key cannot be handed to psql."""
+
+    exit_code = 2
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(
+            problem + " psql takes it from a service file alone, a line without blanks around it.",
+            fix="Put sslpassword into the file of your service (PGSERVICEFILE); or use --print and a client "
+            "of your own.",
+        )
+
+
 @click.command()
 @click.option("--print", "only_print", is_flag=True, help="Print how to connect; start no client.")
 def connect(only_print: bool) -> None:
@@ -24,7 +40,8 @@ def connect(only_print: bool) -> None:
 
     It is a client and no more: leaving it ends nothing but its own session, and `up` may run beside it.
     The embedded PostgreSQL has no password; only its own user and root can reach its socket. A password of a
-    configured source is handed to psql by the environment, and is never printed.
+    configured source is handed to psql by the environment, the passphrase of its key by a file in memory, and
+    neither is ever printed.
 
     \b
     Examples:
@@ -32,7 +49,8 @@ def connect(only_print: bool) -> None:
       echo "SELECT count(*) FROM tickets" | omnisupport-ingest source connect
       omnisupport-ingest source connect --print
 
-    Exit code: that of psql; 3 there is no home, 4 the embedded PostgreSQL does not run.
+    Exit code: that of psql; 2 the passphrase cannot be handed on, 3 there is no home, 4 the embedded
+    PostgreSQL does not run.
     """
     from omnisupport_ingest.sources.postgres.connection import dsn_parts
 
@@ -46,12 +64,34 @@ def connect(only_print: bool) -> None:
     psql = None if only_print else _psql()
     if psql is not None:
         # Not on the command line, which every user of the machine can read.
-        secret = {"PGPASSWORD": given["password"]} if "password" in given else {}
-        os.execve(psql, [psql, shown], {**os.environ, **secret})  # noqa: S606 - no shell is meant
+        secrets = {"PGPASSWORD": given["password"]} if "password" in given else {}
+        if passphrase := given.get("sslpassword"):
+            shown, service_file = _with_passphrase(shown, passphrase)
+            secrets |= {"PGSERVICEFILE": service_file}
+        os.execve(psql, [psql, shown], {**os.environ, **secrets})  # noqa: S606 - no shell is meant
     click.echo(shown)
     if not only_print:
         click.echo("There is no psql here (Debian and Ubuntu: apt-get install postgresql-client).", err=True)
     click.echo(_with_other_clients(shown, has_password="password" in given), err=True)
+
+
+def _with_passphrase(dsn: str, passphrase: str) -> tuple[str, str]:
+    """``dsn`` with a service, and the service file that has the passphrase of the client's key.
+
+    No variable of libpq takes it. The file is in memory, is handed on to the program that takes the place of
+    this one, and ends with it.
+    """
+    from psycopg2.extensions import make_dsn
+
+    from omnisupport_ingest.sources.postgres.connection import dsn_parts
+
+    if "service" in dsn_parts(dsn):
+        raise PassphraseNotHanded("The connection string names a service, and has an sslpassword.")
+    if passphrase != passphrase.strip() or "\n" in passphrase:
+        raise PassphraseNotHanded("The sslpassword begins or ends with a blank, or has more than one line.")
+    file = os.memfd_create("passphrase", 0)
+    os.write(file, f"[{_SERVICE}]\nsslpassword={passphrase}\n".encode())
+    return make_dsn(dsn, service=_SERVICE), f"/proc/self/fd/{file}"
 
 
 def shown_dsn(dsn: str) -> str:

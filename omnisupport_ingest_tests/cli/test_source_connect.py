@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -55,6 +56,48 @@ def test_psql_gets_the_password_by_the_environment_alone_and_its_exit_code_is_ou
     assert given == "given user=me dbname=shop host=db.example port=5433"
     assert password == "password s3cret-word"
     assert done.returncode == 3
+
+
+def test_the_passphrase_of_the_key_is_handed_on_where_no_other_user_can_read_it(
+    home: Home, psql: Path
+) -> None:
+    (psql / "psql").write_text(
+        "#!/bin/sh\n"
+        'echo "given $*"\n'
+        'echo "as $(tr "\\0" " " < /proc/self/cmdline)"\n'
+        # Each connection of a session reads it again.
+        'cat "$PGSERVICEFILE" "$PGSERVICEFILE"\n'
+        'env | grep -c "key-word"\n'
+    )
+    path = f"{psql}{os.pathsep}{os.environ['PATH']}"
+    dsn = f"{_CONFIGURED} sslkey=/keys/me.key sslpassword=key-word"
+    done = ours(home, "source", "connect", OMNISUPPORT_SOURCE_DSN=dsn, PATH=path)
+    given, command, *file, in_environment = done.stdout.splitlines()
+    assert "service=omnisupport_ingest" in given and "sslkey=/keys/me.key" in given
+    assert "word" not in given + command
+    assert file == ["[omnisupport_ingest]", "sslpassword=key-word"] * 2
+    # OMNISUPPORT_SOURCE_DSN, which is where it came from.
+    assert in_environment == "1"
+
+
+@pytest.mark.parametrize("more", ["service=mine", "sslpassword=' key-word'"])
+def test_a_passphrase_that_cannot_be_handed_on_is_not_dropped_silently(
+    home: Home, psql: Path, more: str
+) -> None:
+    path = f"{psql}{os.pathsep}{os.environ['PATH']}"
+    dsn = f"{_CONFIGURED} sslpassword=key-word {more}"
+    done = ours(home, "source", "connect", OMNISUPPORT_SOURCE_DSN=dsn, PATH=path)
+    assert done.returncode == 2
+    assert "PGSERVICEFILE" in done.stderr and "key-word" not in done.stderr
+
+
+@pytest.mark.skipif(shutil.which("psql") is None, reason="there is no psql here")
+def test_psql_itself_takes_the_passphrase_from_there(home: Home, tmp_path: Path) -> None:
+    """It opens the client's key before it looks whether the server wants it."""
+    dsn = f"host=127.0.0.1 port=1 dbname=shop user=me sslpassword={'x' * 20} connect_timeout=5"
+    done = ours(home, "source", "connect", OMNISUPPORT_SOURCE_DSN=dsn)
+    assert "service" not in done.stderr, "psql found the service, and no fault in its file"
+    assert "127.0.0.1" in done.stderr and done.returncode == 2
 
 
 def test_without_a_client_it_says_how_to_connect_and_no_password(home: Home) -> None:
