@@ -87,13 +87,15 @@ WITHOUT_GATE: dict[tuple[str, str], str] = {
         "runtime/dagster_home.py",
         "remove_old_run_logs",
     ): "logs older than a month; what stays goes at the next start",
+    ("cli/source_connect.py", "_with_passphrase"): "a file in memory, which ends with its process",
     (
         "defs/assets.py",
         "_waits",
     ): "the verdict of a check, told again by the next run and the hourly audit",
+    ("defs/lost_runs.py", "_NamesItsProcess.execute"): "the steps of a run, which pass gates of their own",
     (
         "defs/lost_runs.py",
-        "_NamesItsProcess.execute",
+        "_record",
     ): "the name of a living process: without it, as with it, a run that was killed is a lost one",
     ("runtime/rotating_log.py", "RotatingLog.write"): "logs",
     ("runtime/rotating_log.py", "RotatingLog.catch_up"): "logs",

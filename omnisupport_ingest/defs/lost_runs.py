@@ -44,8 +44,7 @@ class _NamesItsProcess(dg.Executor):
         return self._executor.step_dependency_config
 
     def execute(self, plan_context: Any, execution_plan: Any) -> Iterator[dg.DagsterEvent]:
-        tags = {PROCESS_TAG: ProcessIdentity.current().text}
-        plan_context.instance.add_run_tags(plan_context.run_id, tags)
+        _record(plan_context.instance, plan_context.run_id, ProcessIdentity.current())
         return self._executor.execute(plan_context, execution_plan)
 
 
@@ -67,15 +66,20 @@ run_executor = dg.ExecutorDefinition(
 def end_lost_runs(instance: dg.DagsterInstance) -> list[str]:
     """Mark runs failed whose process has ended, and free their pools; returns their ids.
 
-    A run whose process nobody recorded yet is left alone: it is only just being started. So is one of which
-    only a number is recorded (by an earlier version, or by Dagster before the run's first step) while any
-    process has that number.
+    A run whose process nobody recorded yet is left alone: it is only just being started. Where only a number
+    is recorded (by an earlier version, or by Dagster before the run's first step), the process that has it at
+    the first look is taken for the run's, and recorded: one that is given the number later is not.
     """
     ended = []
     for record in instance.get_run_records(dg.RunsFilter(statuses=_STARTED)):
         run = record.dagster_run
         process = _process_of(instance, run)
-        if process is None or process.lives():
+        if process is None:
+            continue
+        found = ProcessIdentity.of(process.pid) if process.started is None else None
+        if found is not None and found.started is not None:
+            _record(instance, run.run_id, found)
+        if process.lives():
             continue
         # The pools first: a run that is marked failed is not looked at again.
         with gate("dagster.pool", run.run_id):
@@ -86,6 +90,10 @@ def end_lost_runs(instance: dg.DagsterInstance) -> list[str]:
             )
         ended.append(run.run_id)
     return ended
+
+
+def _record(instance: dg.DagsterInstance, run_id: str, process: ProcessIdentity) -> None:
+    instance.add_run_tags(run_id, {PROCESS_TAG: process.text})
 
 
 def _process_of(instance: dg.DagsterInstance, run: dg.DagsterRun) -> ProcessIdentity | None:

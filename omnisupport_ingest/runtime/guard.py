@@ -45,6 +45,9 @@ _NOT_STARTED = 127
 _FAILED = 70
 _POLL_SECONDS = 1.0
 _WAIT_SECONDS = 5.0
+_GIVE_UP_SECONDS = 10.0
+"""How long SIGKILL is repeated: a process of another user never takes it, nor one that the kernel holds (a
+disk that does not answer) before the kernel lets go of it."""
 
 
 class PidFile:
@@ -83,6 +86,7 @@ class Guard:
         self._log, self._stop_signal, self._grace = log, options.stop_signal, options.grace
         self._keeper = keeper
         self._deadline: float | None = None
+        self._killing_since: float | None = None
         self._stop_asked = self._keeper_gone = False
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: setattr(self, "_stop_asked", True))
@@ -110,7 +114,7 @@ class Guard:
         with selectors.DefaultSelector() as selector:
             for descriptor in (sys.stdin.fileno(), output, wake):
                 selector.register(descriptor, selectors.EVENT_READ)
-            while self._service.poll() is None:
+            while self._service.poll() is None and not self._cannot_be_killed():
                 self._pid_file.write()
                 self._log.catch_up()
                 for key, _ in selector.select(timeout=_POLL_SECONDS):
@@ -123,21 +127,33 @@ class Guard:
                         selector.unregister(key.fd)
                 _reap_orphans(self._service.pid)
                 self._stop_if_asked()
-        end_descendants(grace=0.0 if self._keeper_gone else _WAIT_SECONDS)
+        left = end_descendants(grace=0.0 if self._keeper_gone else _WAIT_SECONDS)
         self._drain(output)
+        if left:
+            self._log.write(f"{_told(left)}\n".encode())
+        if self._service.returncode is None:
+            return _as_a_shell_has_it(-signal.SIGKILL)
         self._pid_file.remove()
         return _as_a_shell_has_it(self._service.returncode)
+
+    def _cannot_be_killed(self) -> bool:
+        since = self._killing_since
+        return since is not None and time.monotonic() > since + _GIVE_UP_SECONDS
+
+    def _kill(self) -> None:
+        self._killing_since = self._killing_since or time.monotonic()
+        self._service.kill()
 
     def _stop_if_asked(self) -> None:
         if self._keeper_gone or os.getppid() != self._keeper:
             # The supervisor takes the service for ended, and may start it again this moment.
             self._keeper_gone = True
-            self._service.kill()
+            self._kill()
         elif self._stop_asked and self._deadline is None:
             self._deadline = time.monotonic() + self._grace
             self._service.send_signal(self._stop_signal)
         elif self._deadline is not None and time.monotonic() > self._deadline:
-            self._service.kill()
+            self._kill()
 
     def _drain(self, output: int) -> None:
         os.set_blocking(output, False)
@@ -155,7 +171,9 @@ def keep(guard: int) -> int:
         ended, status = os.waitpid(-1, 0)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(guard, signal.SIGKILL)
-    end_descendants(grace=0.0)
+    if left := end_descendants(grace=0.0):
+        # If it is the guard that is gone, nobody but the keeper can say it.
+        sys.stderr.write(f"{_told(left)}\n")
     return _as_a_shell_has_it(os.waitstatus_to_exitcode(status))
 
 
@@ -173,19 +191,36 @@ def _reap_orphans(service: int) -> None:
             os.waitpid(ended.si_pid, os.WNOHANG)
 
 
-def end_descendants(*, grace: float) -> None:
-    """End everything that still runs below this process: SIGTERM, ``grace`` seconds, SIGKILL."""
+def end_descendants(*, grace: float) -> list[psutil.Process]:
+    """End everything that still runs below this process: SIGTERM, ``grace`` seconds, SIGKILL.
+
+    Returns what could not be ended within ``_GIVE_UP_SECONDS``.
+    """
     if grace:
         left = _descendants()
         for process in left:
             with contextlib.suppress(psutil.Error):
                 process.terminate()
         psutil.wait_procs(left, timeout=grace)
-    while left := _descendants():
+    give_up = time.monotonic() + _GIVE_UP_SECONDS
+    while (left := _descendants()) and time.monotonic() < give_up:
         for process in left:
             with contextlib.suppress(psutil.Error):
                 process.kill()
-        psutil.wait_procs(left, timeout=_WAIT_SECONDS)
+        psutil.wait_procs(left, timeout=min(_WAIT_SECONDS, _GIVE_UP_SECONDS))
+    return left
+
+
+def _told(left: list[psutil.Process]) -> str:
+    """Which processes run on, for a person."""
+    names = []
+    for process in left:
+        with contextlib.suppress(psutil.Error):
+            names.append(f"{process.pid} ({process.name()}, user {process.uids().real}, {process.status()})")
+    return (
+        f"These processes could not be ended in {_GIVE_UP_SECONDS:.0f} s and are left: {', '.join(names)}. "
+        "End them by hand, as their user or root; one in disk-sleep ends when its disk answers."
+    )
 
 
 def _descendants() -> list[psutil.Process]:

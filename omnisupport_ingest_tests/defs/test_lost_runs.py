@@ -74,13 +74,34 @@ def test_a_run_names_its_process_by_what_no_clock_moves_and_another_of_its_numbe
             process.wait()
 
 
-def test_a_bare_number_of_an_earlier_version_is_alive_while_any_process_has_it(tmp_path: Path) -> None:
+def test_of_a_bare_number_the_process_that_has_it_at_the_first_look_counts_and_no_later_one(
+    tmp_path: Path,
+) -> None:
+    """As Dagster records it before the first step, and as an earlier version did."""
     with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
-        process = started(tmp_path, "in process", f"{PROCESS_TAG}={os.getpid()}")
+        process = started(tmp_path, "in process")
+        (run,) = instance.get_runs()
+        instance.add_run_tags(run.run_id, {PROCESS_TAG: str(process.pid)})
+        try:
+            assert end_lost_runs(instance) == []
+            (run,) = instance.get_runs()
+            named = ProcessIdentity.parse(run.tags[PROCESS_TAG])
+            assert named == ProcessIdentity.of(process.pid) and named is not None
+            assert end_lost_runs(instance) == []
+            # As after its end, when its number was given to a process that began later.
+            instance.add_run_tags(run.run_id, {PROCESS_TAG: replace(named, started=1).text})
+            assert end_lost_runs(instance) == [run.run_id]
+        finally:
+            process.kill()
+            process.wait()
+
+
+def test_of_a_bare_number_that_no_process_has_the_run_is_over(tmp_path: Path) -> None:
+    with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
+        process = started(tmp_path, "in process")
         process.kill()
         process.wait()
         (run,) = instance.get_runs()
-        assert end_lost_runs(instance) == []
         instance.add_run_tags(run.run_id, {PROCESS_TAG: str(process.pid)})
         assert end_lost_runs(instance) == [run.run_id]
 

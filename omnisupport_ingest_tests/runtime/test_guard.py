@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -13,9 +15,11 @@ import psutil
 import pytest
 
 from omnisupport_ingest.home import Home
+from omnisupport_ingest.runtime import guard
 from omnisupport_ingest.runtime.running import running_services
 from omnisupport_ingest.runtime.supervisor import Backoff, Service, Supervisor
 from omnisupport_ingest.windows import WindowSize
+from omnisupport_ingest_tests.other_user import NOBODY
 from omnisupport_ingest_tests.small_disk import Disk, small_disk
 
 CHATTY = (
@@ -169,3 +173,27 @@ def test_orphans_of_a_service_that_have_ended_are_not_kept_as_zombies(home: Home
         started = [int(line) for line in pids.read_text().splitlines()]
         until(lambda: not any(map(psutil.pid_exists, started)), "the orphans gone from the list of processes")
         assert "one" in running_services(home.run)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can have a process that another user cannot kill")
+def test_what_cannot_be_killed_is_given_up_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that became another user's, as below sudo."""
+    monkeypatch.setattr(guard, "_GIVE_UP_SECONDS", 1.0)
+    reading, writing = os.pipe()
+    if (child := os.fork()) == 0:
+        own = subprocess.Popen(["sleep", "600"])
+        os.setgroups([])
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
+        mortal = subprocess.Popen(["sleep", "600"])
+        left = guard.end_descendants(grace=0.0)
+        told = [own.pid, [process.pid for process in left], guard._told(left), psutil.pid_exists(mortal.pid)]
+        os.write(writing, json.dumps(told).encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        pid, left, told, other_left = json.loads(pipe.read())
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert left == [pid] and not other_left
+    assert f"could not be ended in 1 s and are left: {pid} (sleep, user 0, sleeping)" in told
