@@ -8,16 +8,20 @@ synced before a command says that it is done.
 
 from __future__ import annotations
 
+import hashlib
+import re
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from urllib.parse import unquote
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
 
 from omnisupport_ingest.durable import create_exclusively, sync_file, sync_folder
 from omnisupport_ingest.errors import IngestError
@@ -35,12 +39,19 @@ SEQUENCE = "sequence"
 _APPEND_ONLY = {"delta.appendOnly": "true"}
 """Writers that know the Delta protocol refuse to delete or change a row."""
 
+_DIGEST = re.compile(r"-([0-9a-f]{64})\.parquet\Z")
+"""How the name of a file ends: with the SHA-256 of its content. (Files of earlier versions have none.)"""
+
+_TIMES = pa.scalar(-62_135_596_800_000_000), pa.scalar(253_402_300_799_999_999)
+"""Microseconds from 1970 to the first and the last moment that a date of Python has."""
+
 _FILES_KEPT = 4096
 """Files whose rows a process remembers; none ever changes."""
 
 
 class LedgerUnreadable(IngestError):
-    """A file of a ledger is damaged or gone: what was decided is not known, so nothing may go on."""
+    """A file or a row of a ledger is damaged, gone, or not ours: what was decided is not known, so nothing
+    may go on."""
 
     exit_code = 3
 
@@ -65,7 +76,20 @@ class Ledger:
 
     def entries(self) -> pa.Table:
         """Every row, by ``sequence``; none where there is no ledger. ``LedgerUnreadable``."""
-        return self._rows(DeltaTable(str(self.folder))) if self.exists else self._schema.empty_table()
+        log = self.folder / "_delta_log"
+        try:
+            handle = DeltaTable(str(self.folder)) if self.exists else None
+            # Delta takes an empty one for a commit of nothing: its decision would be forgotten.
+            empty = [file.name for file in log.glob("*.json") if not file.stat().st_size]
+            if empty:
+                raise Unreadable(f"{empty[0]} is empty")
+        except (DeltaError, OSError, ValueError, Unreadable) as error:
+            raise LedgerUnreadable(
+                f"The log of {self.folder} cannot be read: {type(error).__name__}.",
+                fix=f"Restore {log} from a backup of the lake: it holds decisions of people, and nothing "
+                "else knows them.",
+            ) from error
+        return self._schema.empty_table() if handle is None else self._rows(handle)
 
     def append(self, decide: Callable[[pa.Table], pa.Table], *, attempts: int = 8) -> pa.Table:
         """Add what ``decide`` makes of all rows so far, in one commit; returns what was added.
@@ -110,10 +134,11 @@ class Ledger:
         """
         buffer = pa.BufferOutputStream()
         pq.write_table(rows, buffer)
-        name = f"entry-{version:08d}-{uuid.uuid4().hex}.parquet"
+        content = buffer.getvalue().to_pybytes()
+        name = f"entry-{version:08d}-{uuid.uuid4().hex}-{hashlib.sha256(content).hexdigest()}.parquet"
         path = self.folder / name
         with gate("lake.ledger", path):
-            create_exclusively(path, buffer.getvalue().to_pybytes())
+            create_exclusively(path, content)
         count, stats = delta_stats(path)
         return StagedFile(name, WHOLE_TABLE, (), count, path.stat().st_size, stats)
 
@@ -127,12 +152,63 @@ class Ledger:
         return arrow_schema(self.spec.schema, without=())
 
 
+def require_rows(entries: pa.Table, ledger: str, required: Collection[str]) -> None:
+    """``LedgerUnreadable`` names the first row that says less than a decision has to.
+
+    ``required``: columns without NULL, in their fields and items neither. Of a struct that may be NULL, the
+    fields may not; and no time may be one that no date is made of.
+    """
+    for name in entries.column_names:
+        column = _one_chunk(entries[name])
+        for what, wrong in _wrong(column, name in required):
+            rows = pc.indices_nonzero(wrong)
+            if len(rows):
+                refuse_row(entries, ledger, rows[0].as_py(), f"{name} is {what}")
+
+
+def refuse_row(entries: pa.Table, ledger: str, row: int, what: str) -> None:
+    """``LedgerUnreadable``: row ``row`` of ``entries`` is no decision, for ``what``. No value is repeated."""
+    number = entries[SEQUENCE][row].as_py()
+    raise LedgerUnreadable(
+        f"Decision {number} in {ledger} cannot be read: {what}.",
+        fix=f"Restore {ledger} from a backup of the lake, or use the version of omnisupport_ingest that "
+        "wrote it. Nothing was changed.",
+    )
+
+
+def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
+    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+
+
+def _wrong(column: pa.Array, required: bool) -> Iterator[tuple[str, pa.BooleanArray]]:
+    """What may be wrong with a column, and in which rows it is."""
+    if required:
+        yield "missing", column.is_null()
+    if pa.types.is_struct(column.type):
+        for field in column.type:
+            yield (
+                f"without its {field.name}",
+                pc.and_(column.is_valid(), pc.struct_field(column, field.name).is_null()),
+            )
+    elif pa.types.is_list(column.type):
+        missing = [items is not None and None in items for items in column.to_pylist()]
+        yield "without one of its items", pa.array(missing, pa.bool_())
+    elif pa.types.is_timestamp(column.type):
+        at = column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64())
+        outside = pc.or_(pc.less(at, _TIMES[0]), pc.greater(at, _TIMES[1]))
+        yield "a time that no date is made of", pc.fill_null(outside, False)
+
+
 @lru_cache(maxsize=_FILES_KEPT)
 def _read(path: Path, schema: pa.Schema) -> pa.Table:
     try:
         require_file(path)
+        content = path.read_bytes()
+        digest = _DIGEST.search(path.name)
+        if digest is not None and hashlib.sha256(content).hexdigest() != digest[1]:
+            raise Unreadable("its content is not what was written")
         # Columns that an older program did not know are NULL.
-        return pq.read_table(path, schema=schema, partitioning=None)
+        return pq.read_table(pa.BufferReader(content), schema=schema)
     except PermissionError:
         raise
     except (OSError, Unreadable, pa.ArrowException) as error:

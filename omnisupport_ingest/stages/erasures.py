@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -18,7 +19,12 @@ import pyarrow as pa
 
 from omnisupport_ingest.cdc.erasing import Erasures, KeyPlace, Span
 from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.lake.ledger import SEQUENCE, refuse_row, require_rows
 from omnisupport_ingest.stages.workspace import Workspace
+
+_NAME = "erasure_ledger"
+_REQUIRED = frozenset(("source_schema", "source_table", "key_hash", "through", "windows", SEQUENCE))
+_SHA256 = re.compile("[0-9a-f]{64}")
 
 VERSION = "erasures:"
 """Begins the version of a window of ``deduped_events`` that names the erasures it was judged with."""
@@ -66,7 +72,11 @@ class ErasureLedger:
 
     @classmethod
     def of_entries(cls, entries: pa.Table) -> ErasureLedger:
-        """From the rows of the ledger, by ``sequence`` (columns of ``ERASURE_TYPE``)."""
+        """From rows of the ledger, by ``sequence`` (columns of ``ERASURE_TYPE``). ``LedgerUnreadable``."""
+        require_rows(entries, _NAME, _REQUIRED)
+        for row, hashed in enumerate(entries["key_hash"].to_pylist()):
+            if not _SHA256.fullmatch(hashed):
+                refuse_row(entries, _NAME, row, "key_hash is no SHA-256")
         return cls(tuple(map(_erasure, entries.to_pylist())))
 
     def in_force(self) -> Erasures:

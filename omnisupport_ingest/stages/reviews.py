@@ -14,9 +14,13 @@ from functools import cached_property
 
 import pyarrow as pa
 
-from omnisupport_ingest.cdc.judging import EventId
+from omnisupport_ingest.cdc.judging import DISCARD, RELEASE, EventId
+from omnisupport_ingest.lake.ledger import SEQUENCE, refuse_row, require_rows
 from omnisupport_ingest.stages.event_ref import EventRef
 from omnisupport_ingest.stages.workspace import Workspace
+
+_NAME = "review_ledger"
+_REQUIRED = frozenset(("epoch", "commit_lsn", "ordinal", "event_hash", "window", "decision", SEQUENCE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +57,14 @@ class ReviewLedger:
 
     @classmethod
     def of_entries(cls, entries: pa.Table) -> ReviewLedger:
-        """From the rows of the ledger, by ``sequence`` (columns of ``REVIEW_TYPE``)."""
+        """From the rows of the ledger, by ``sequence`` (columns of ``REVIEW_TYPE``). ``LedgerUnreadable``."""
+        require_rows(entries, _NAME, _REQUIRED)
+        told = zip(entries["decision"].to_pylist(), entries["commit_lsn"].to_pylist(), strict=True)
+        for row, (decision, lsn) in enumerate(told):
+            if decision not in (RELEASE, DISCARD):
+                refuse_row(entries, _NAME, row, "its decision is none that this version knows")
+            if lsn < 0:
+                refuse_row(entries, _NAME, row, "commit_lsn is negative")
         return cls(tuple(map(_review, entries.to_pylist())))
 
     def of_window(self, window: str) -> Mapping[EventId, str]:

@@ -21,6 +21,7 @@ from omnisupport_ingest.runtime.home_lock import EMBEDDED_SERVER, HomeLock, hold
 from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
 from omnisupport_ingest.windows import WindowSize
 from omnisupport_ingest_tests.cli import bank
+from omnisupport_ingest_tests.waiting import until
 
 _CONFIGURED = "host=db.example port=5433 dbname=shop user=me password=s3cret-word"
 
@@ -186,11 +187,20 @@ def test_a_second_postgres_ends_nothing_of_the_first_and_a_client_is_let_in(home
         server.destroy()
 
 
+def takes_sigterm(pid: int) -> bool:
+    """Whether the process handles SIGTERM by itself by now."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    (caught,) = (line.split()[1] for line in lines if line.startswith("SigCgt"))
+    return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)
+
+
 def test_a_service_waits_for_the_one_before_it_that_may_be_ending_the_server(home: Home) -> None:
     server = EmbeddedPostgres(home.postgres)
     try:
         before = HomeLock(home, SERVICE, EMBEDDED_SERVER)
         with HomeLock(home, "up"), before, keeping(home, "--service") as service:
+            # Once it takes signals it looks at the lock, five times a second; it would end at the first look.
+            until(lambda: service.poll() is not None or takes_sigterm(service.pid))
             time.sleep(3)
             assert service.poll() is None
             assert not server.running
