@@ -26,10 +26,11 @@ from omnisupport_ingest.contracts.documents import program_file
 from omnisupport_ingest.contracts.durations import parse_duration
 from omnisupport_ingest.contracts.load import ContractError, load_contract
 from omnisupport_ingest.contracts.model import Column
-from omnisupport_ingest.contracts.pg_types import FLOATS, NUMBERS, Kind, PgType
+from omnisupport_ingest.contracts.pandera_schema import failures, pandera_schema
+from omnisupport_ingest.contracts.pg_types import ALWAYS_FITS, FLOATS, NUMBERS, Kind, PgType
 from omnisupport_ingest.contracts.pg_values import number, value_test, whole_number
 from omnisupport_ingest.contracts.row_rules import RowRules
-from omnisupport_ingest.contracts.spark_types import typed
+from omnisupport_ingest.contracts.spark_types import spark_schema, typed
 from omnisupport_ingest_tests.contracts.test_rules import CONTRACT, FINE
 from omnisupport_ingest_tests.foreign_bytes import IN_THE_PLACE, ODD_TEXTS, in_time, mutated, odd_texts
 
@@ -56,6 +57,51 @@ def test_any_file_is_a_contract_that_can_be_used_or_refused_by_name(tmp_path: Pa
             # Whatever is read from it can be judged by.
             image = dict.fromkeys(contract.column_names, "5")
             assert isinstance(RowRules(contract).broken(image), list)
+
+
+@settings(same_folder, max_examples=250)
+@given(content=mutated(DOCUMENTS))
+def test_of_any_contract_that_is_taken_a_gate_is_made_that_asks_what_judging_asks(
+    tmp_path: Path, spark: SparkSession, content: bytes
+) -> None:
+    path = tmp_path / "orders.json"
+    path.write_bytes(content)
+    with in_time():
+        try:
+            contract = load_contract(path)
+        except ContractError:
+            return
+        schema = pandera_schema(contract)
+        asked = {check.name for column in schema.columns.values() for check in column.checks}
+    assert list(schema.columns) == list(contract.column_names)
+    # Of a typed column, what is no value of its type is NULL; where that happens NULL is no fault.
+    judged = {name for name in RowRules(contract).names if not name.endswith(":type")}
+    unasked = {
+        f"{column.name}:not_null"
+        for column in contract.columns
+        if not column.nullable and column.type.kind not in ALWAYS_FITS
+    }
+    assert asked == judged - unasked
+
+
+@settings(same_folder, max_examples=25, deadline=None)
+@given(content=mutated(DOCUMENTS))
+def test_the_gate_of_any_contract_gives_an_answer_for_rows_of_nothing(
+    tmp_path: Path, spark: SparkSession, content: bytes
+) -> None:
+    path = tmp_path / "orders.json"
+    path.write_bytes(content)
+    try:
+        contract = load_contract(path)
+    except ContractError:
+        return
+    frame = spark.createDataFrame([tuple(None for _ in contract.columns)], spark_schema(contract))
+    missing = {
+        f"{column.name}:not_null"
+        for column in contract.columns
+        if not column.nullable and column.type.kind in ALWAYS_FITS
+    }
+    assert set(failures(frame, contract)) == missing
 
 
 @pytest.mark.parametrize("what", IN_THE_PLACE)
