@@ -4,13 +4,27 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import datetime, timedelta
+from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from omnisupport_ingest.landing.manifest import ArrivalFacts, ChunkSpan
+from omnisupport_ingest.landing.names import chunk_batch_id
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.landing.watermark import stream_facts
-from omnisupport_ingest_tests.landing.batches import NOON, SKEW, event, land, manifest, open_writer, span
+from omnisupport_ingest.landing.writer import BatchWriter
+from omnisupport_ingest.position import Lsn
+from omnisupport_ingest_tests.landing.batches import (
+    GRID,
+    NOON,
+    SKEW,
+    event,
+    land,
+    manifest,
+    open_writer,
+    span,
+)
 
 MINUTE = timedelta(minutes=1)
 moments = st.integers(-90, 90).map(lambda minutes: NOON + minutes * MINUTE)
@@ -67,3 +81,26 @@ def test_new_epoch_starts_its_own_watermark_and_remembers_the_old_one(store: Lan
     restored = land(store, 5, 9, epoch=2, at=NOON - 60 * MINUTE)
     assert restored.arrival.watermark_before == old.arrival.watermark
     assert restored.arrival.watermark == NOON - 60 * MINUTE - SKEW
+
+
+def test_a_manifest_lost_after_others_have_followed_changes_no_fact_of_what_lands_behind_the_gap(
+    tmp_path: Path,
+) -> None:
+    """Its batch had arrived; once it is restored, all is judged as if it had never been lost."""
+
+    def landed(store: LandingStore, *, loses: bool) -> list[ArrivalFacts]:
+        first = land(store, 0, 10, at=NOON - 30 * MINUTE)
+        lost = land(store, 10, 20, at=NOON - 20 * MINUTE)
+        land(store, 20, 30, at=NOON - 10 * MINUTE)
+        if loses:
+            (store.folder / "manifests" / f"{lost.batch_id}.json").unlink()
+            assert [each.batch_id for each in store.landed().batches] == [first.batch_id]
+        name = chunk_batch_id(1, "s", "tickets", 0, 1)
+        chunk = BatchWriter(store, GRID, 1, name, clock=lambda: NOON)
+        read = chunk.seal(chunk=ChunkSpan("s", "tickets", 0, 1, Lsn(30), Lsn(30), NOON))
+        return [read.arrival, land(store, 30, 40).arrival]
+
+    whole, damaged = (LandingStore(tmp_path / name, "support_desk") for name in ("whole", "damaged"))
+    facts = landed(whole, loses=False)
+    assert facts[0].watermark_before == NOON - 10 * MINUTE - SKEW
+    assert landed(damaged, loses=True) == facts
