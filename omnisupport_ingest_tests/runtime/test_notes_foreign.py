@@ -54,9 +54,7 @@ def test_any_pid_file_and_port_file_is_read(tmp_path: Path, text: str) -> None:
 
 @same_folder
 @given(content=mutated([asdict(ConnectAddress("/run/x.sock", "token"))]))
-def test_any_address_of_spark_is_read_and_none_is_taken_for_that_of_a_server(
-    tmp_path: Path, content: bytes
-) -> None:
+def test_any_address_of_spark_is_read_and_none_is_a_server(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "spark-connect.json").write_bytes(content)
     with in_time():
         assert ConnectAddress.read(tmp_path) is None, "no server answers at any address"

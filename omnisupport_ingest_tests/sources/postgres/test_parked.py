@@ -214,16 +214,16 @@ def test_table_that_does_not_fit_at_the_very_first_start_stops_no_other(source: 
     assert same(source, "agents", "tickets") and complete(source, "tickets")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "point",
-    [
-        "landing.lost_changes.before",
-        "landing.lost_changes.after",
-        "source.parked.before",
-        "source.parked.after",
-    ],
+KILLED_AT = (
+    "landing.lost_changes.before",
+    "landing.lost_changes.after",
+    "source.parked.before",
+    "source.parked.after",
 )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", KILLED_AT)
 def test_capture_killed_while_it_parks_a_table_parks_it_at_its_next_start(
     three: SourceUnderTest, point: str
 ) -> None:
@@ -284,6 +284,51 @@ def test_table_with_a_row_that_cannot_be_read_waits_and_the_others_are_read(
     source.catch_up()
     assert parked(source) == set() and complete(source, "tickets")
     assert same(source, "agents", "orders") and came_back(source)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", KILLED_AT)
+@pytest.mark.parametrize(("breaks", "mends", "why"), UNREADABLE.values(), ids=UNREADABLE.keys())
+def test_capture_killed_while_it_parks_a_table_that_cannot_be_read_parks_it_at_its_next_start(
+    source: SourceUnderTest, breaks: Sequence[str], mends: Sequence[str], why: str, point: str
+) -> None:
+    source.overrides |= {"max_row_bytes": LIMIT, "snapshot_threads": 1}
+    make_three(source)
+    source.sql(*breaks)
+    source.killed_at(point)
+    _waits_till_it_is_mended(source, mends, why)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", KILLED_AT)
+@pytest.mark.parametrize("in_progress", [True, False])
+def test_capture_killed_while_it_parks_the_table_of_a_change_that_is_too_large_parks_it_at_its_next_start(
+    three: SourceUnderTest, in_progress: bool, point: str
+) -> None:
+    three.overrides |= {
+        "max_row_bytes": LIMIT,
+        "stream_transactions": in_progress,
+        "stream_above_bytes": 65536,
+    }
+    three.sql(f"INSERT INTO tickets VALUES (4, {LARGE})", "UPDATE agents SET v = 'beside'")
+    three.killed_at(point)
+    large = r"A row of public\.tickets has 1,0\d\d,\d\d\d bytes"
+    _waits_till_it_is_mended(three, ("DELETE FROM tickets WHERE id = 4",), large)
+
+
+def _waits_till_it_is_mended(source: SourceUnderTest, mends: Sequence[str], why: str) -> None:
+    """Capture starts again, and again: ``tickets`` waits, the others do not; mended, it is read again."""
+    for _ in range(2):
+        # A table is complete once the stream has passed its reading, and a silent server has nothing beyond.
+        source.sql("UPDATE agents SET v = v || '+'")
+        with pytest.raises(TableInterrupted, match=why):
+            source.catch_up()
+        assert parked(source) == {"tickets"} and not complete(source, "tickets")
+        assert same(source, "agents", "orders") and complete(source, "agents") and complete(source, "orders")
+    source.sql(*mends)
+    SnapshotRequests(source.store.folder).write("tickets", "mended")
+    source.catch_up()
+    assert parked(source) == set() and complete(source, "tickets") and came_back(source)
 
 
 MIDDLE = {
