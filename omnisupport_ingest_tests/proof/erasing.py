@@ -21,7 +21,7 @@ from omnisupport_ingest_tests.proof.platform import Platform
 Span = tuple[Position | None, Position]
 """Events above the first position (null: from the first event on) and up to the second one."""
 
-_AT_ONCE = 3
+_AT_ONCE = 6
 """Rows of one table that are asked for in one step."""
 
 
