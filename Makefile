@@ -76,6 +76,7 @@ bench: $(INSTALLED) ## Measure speed and compare with PostgreSQL's own tools
 	$(BIN)/python -m bench.snapshot
 	$(BIN)/python -m bench.lake
 	$(BIN)/python -m bench.platform
+	$(BIN)/python -m bench.landing_index
 
 .PHONY: parity
 parity: $(PARITY_INSTALLED) ## Hold our capture against Debezium's own engine (ARGS="--seeds 50 --start 100")

@@ -93,6 +93,7 @@ GATES: dict[str, Gate] = {
         ),
         _gate("landing.data", "the data files of a batch, synced", "landing/store.py"),
         _gate("landing.manifest", "the manifest: the batch exists", "landing/store.py"),
+        _gate("landing.index", "what manifests say, noted in the index", "landing/index.py"),
         _gate("inbox.link", "a file taken from the inbox, beside the others", "sources/debezium/inbox.py"),
         _gate("inbox.unlink", "that file is gone from where it waited", "sources/debezium/inbox.py"),
         _gate("inbox.reason", "why a file was refused", "sources/debezium/inbox.py"),

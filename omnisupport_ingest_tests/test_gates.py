@@ -33,6 +33,7 @@ ELSEWHERE = {
     "source.restart": "sources/postgres/test_operating.py",
     "source.restart_clear": "sources/postgres/test_operating.py",
     "source.capture_record": "sources/postgres/test_operating.py",
+    "landing.index": "landing/test_crash.py",
     "landing.accepted_loss": "sources/postgres/test_repair.py",
     "landing.lost_changes": "sources/postgres/test_lost_changes.py",
     "source.published": "sources/postgres/test_faults_publication.py",
@@ -51,6 +52,7 @@ _LOCK = "a lock of the kernel's, gone with its process; the text only says who h
 _EMBEDDED = "the embedded PostgreSQL, a source for trials: made beside its place and renamed into it"
 _RUN_FILE = "tells what runs now; nothing in it outlives a restart"
 _SCRATCH = "scratch that is removed, also that of a killed process, before it is made again"
+_IN_INDEX = "inside the transaction that landing.index stands around; or of an index in memory"
 _MEMORY = "a database in memory, or a buffer: nothing of it outlives the process"
 _READS = "the statement is made elsewhere in the same room, from SELECT"
 
@@ -60,6 +62,13 @@ WITHOUT_GATE: dict[tuple[str, str], str] = {
     ("home.py", "Home.open"): _FOLDER,
     ("home.py", "Home._folder"): _FOLDER,
     ("landing/store.py", "LandingStore.__init__"): _FOLDER,
+    ("landing/index.py", "LandingIndex._create"): "an empty file in the place of the index: it is made anew",
+    ("landing/index.py", "LandingIndex._compare"): _IN_INDEX,
+    ("landing/index.py", "LandingIndex._make"): _IN_INDEX,
+    ("landing/index_tables.py", "insert"): _IN_INDEX,
+    ("landing/index_tables.py", "forget"): _IN_INDEX,
+    ("landing/index_tables.py", "touch"): _IN_INDEX,
+    ("landing/index_tables.py", "fold"): _IN_INDEX,
     ("landing/folder_lock.py", "FolderLock.take"): _FOLDER,
     ("landing/folder_lock.py", "FolderLock.release"): "only an empty folder goes, and then nothing is lost",
     ("landing/parts.py", "PartFiles._begin"): "a file that no manifest names: it counts from landing.data on",

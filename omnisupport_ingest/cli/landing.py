@@ -164,16 +164,23 @@ def tail(source: str | None, table: str | None, count: int, follow: bool) -> Non
     from omnisupport_ingest.landing.tail import events_of, last_events
 
     store = _store(source)
+    news = store.news(None, 0)
     batches = store.manifests()
+    seen = {batch.batch_id for batch in batches}
     printer = _Printer(store)
     for batch, event in last_events(store, batches, count, operations=OPERATIONS, table=table):
         printer.print(batch, event)
     if not follow:
         return
-    seen = {batch.batch_id for batch in batches}
     with stop_on_signal() as stop:
         while not stop.wait(_LOOK_SECONDS):
-            for batch_id in [each for each in store.batch_ids() if each not in seen]:
+            if (now := store.news(news.era, news.number)).anew:
+                # The index was made again: what has come meanwhile is what was not there before.
+                new = [each for each in store.batch_ids() if each not in seen]
+            else:
+                new = [batch_id for batch_id, _ in now.batches]
+            news = now
+            for batch_id in [each for each in new if each not in seen]:
                 seen.add(batch_id)
                 batch = store.read(batch_id)
                 for event in events_of(store, batch, table):

@@ -7,6 +7,7 @@ the table has moved on, the commit is refused and the plan is made again on a ne
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake import DeltaTable
 from deltalake.transaction import AddAction, RemoveAction
 
@@ -47,6 +49,9 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 T = TypeVar("T")
+
+_WINDOWS_ONE_BY_ONE = 64
+"""Who asks for the files of more windows than these asks for those of all, as a rule."""
 
 _log = logging.getLogger(__name__)
 
@@ -115,19 +120,42 @@ class TableSnapshot:
         self.retyped: tuple[Retyped, ...] = retyped(handle, table.spec.schema)
         """Columns that have another type on disk. A commit must replace all windows then."""
         self.version: int = handle.version()
+        self._entry = _entry(table.folder / "_delta_log", self.version)
+        self._by_window: dict[str, tuple[LakeFile, ...]] = {}
         self.table_id: str = str(handle.metadata().id)
+
+    def is_newest(self) -> bool:
+        """Whether nothing was committed since. Two looks at the file system, whatever the table holds; where
+        they cannot tell, it is not."""
+        log = self.table.folder / "_delta_log"
+        if self._entry is None or self._entry != _entry(log, self.version):
+            return False
+        return not (log / _entry_name(self.version + 1)).exists()
+
+    def windows_since(self, older: TableSnapshot) -> frozenset[str] | None:
+        """The windows that were committed to after ``older``, a version of the same table; None if that is
+        not known: then any may have been."""
+        if older.table_id != self.table_id or older.version > self.version:
+            return None
+        found: set[str] = set()
+        for version in range(older.version + 1, self.version + 1):
+            of_commit = _windows_in(self.table.folder / "_delta_log" / _entry_name(version))
+            if of_commit is None:
+                return None
+            found |= of_commit
+        return frozenset(found)
 
     def windows(self) -> list[str]:
         """Every window that holds data or a state, sorted."""
-        return sorted({file.window for file in self._files})
+        return sorted(self._rows_of)
 
     def files(self, window: str) -> tuple[LakeFile, ...]:
         """The data files of ``window``, sorted by path; none if the window is unknown."""
-        return self._data.get(window, ())
+        return tuple(file for file in self._files_of(window) if not layout.is_state(file.path))
 
     def all_files(self) -> tuple[LakeFile, ...]:
         """The data files of every window, sorted by window, then path."""
-        return tuple(file for window in sorted(self._data) for file in self._data[window])
+        return tuple(file for window in self.windows() for file in self.files(window))
 
     def state(self, window: str) -> WindowState | None:
         """The state of ``window``; ``None`` if it has none, or none that can be read.
@@ -137,7 +165,7 @@ class TableSnapshot:
         commit to the window removes a damaged state. ``StateFromNewerVersion`` is no damage.
         """
         try:
-            states = [read_state(Path(file.uri)) for file in self._states.get(window, ())]
+            states = [read_state(Path(file.uri)) for file in self._states_of(window)]
         except StateUnreadable as error:
             _log.warning("%s The window counts as one without a state.", error.problem)
             return None
@@ -236,7 +264,7 @@ class TableSnapshot:
     def _state_actions(self, change: WindowChange) -> list[AddAction | RemoveAction]:
         spec, state = self.table.spec, change.state
         path = layout.state_path(change.window, state.generation, state.to_text(), spec.partition_by)
-        before = self._states.get(change.window, ())
+        before = self._states_of(change.window)
         same = change.same_rows
         actions: list[AddAction | RemoveAction] = [
             remove(file, same_rows=same) for file in before if file.path != path
@@ -251,18 +279,49 @@ class TableSnapshot:
     def _data_schema(self) -> pa.Schema:
         return arrow_schema(self.table.spec.schema, without=self.table.spec.partition_by)
 
-    @cached_property
-    def _files(self) -> tuple[LakeFile, ...]:
-        listed = pa.table(self._handle.get_add_actions(flatten=False)).to_pylist()
-        return tuple(sorted(map(self._lake_file, listed), key=lambda file: file.path))
+    def _states_of(self, window: str) -> tuple[LakeFile, ...]:
+        return tuple(file for file in self._files_of(window) if layout.is_state(file.path))
+
+    def _files_of(self, window: str) -> tuple[LakeFile, ...]:
+        """All files of ``window``, by path. What is not asked for does not become Python's objects."""
+        if window not in self._rows_of:
+            return ()
+        found = self._by_window.get(window)
+        if found is None:
+            if len(self._by_window) > _WINDOWS_ONE_BY_ONE:
+                self._by_window = dict.fromkeys(self._rows_of, ()) | self._all_by_window()
+                return self._by_window[window]
+            rows = self._listed.take(pa.array(self._rows_of[window], pa.int64()))
+            found = self._by_window[window] = self._lake_files(rows)
+        return found
+
+    def _all_by_window(self) -> dict[str, tuple[LakeFile, ...]]:
+        found: dict[str, list[LakeFile]] = {}
+        for file in self._lake_files(self._listed):
+            found.setdefault(file.window, []).append(file)
+        return {window: tuple(of_window) for window, of_window in found.items()}
+
+    def _lake_files(self, rows: pa.Table) -> tuple[LakeFile, ...]:
+        return tuple(sorted(map(self._lake_file, rows.to_pylist()), key=lambda file: file.path))
 
     @cached_property
-    def _data(self) -> dict[str, tuple[LakeFile, ...]]:
-        return _by_window(file for file in self._files if not layout.is_state(file.path))
+    def _listed(self) -> pa.Table:
+        listed = pa.table(self._handle.get_add_actions(flatten=False))
+        wanted = ("path", "size_bytes", "num_records", "partition")
+        return listed.select([name for name in wanted if name in listed.column_names])
 
     @cached_property
-    def _states(self) -> dict[str, tuple[LakeFile, ...]]:
-        return _by_window(file for file in self._files if layout.is_state(file.path))
+    def _rows_of(self) -> dict[str, list[int]]:
+        """The numbers of the rows in ``_listed`` of every window."""
+        if not self.table.spec.partition_by:
+            return {layout.WHOLE_TABLE: list(range(self._listed.num_rows))} if self._listed.num_rows else {}
+        if not self._listed.num_rows:
+            return {}
+        found: dict[str, list[int]] = {}
+        names = pc.struct_field(self._listed["partition"], layout.WINDOW).to_pylist()
+        for number, window in enumerate(names):
+            found.setdefault(window or "", []).append(number)
+        return found
 
     def _lake_file(self, listed: dict[str, Any]) -> LakeFile:
         path = unquote(listed["path"])
@@ -286,8 +345,29 @@ def retrying(plan_and_commit: Callable[[TableSnapshot], T], table: LakeTable, *,
     return until_first(lambda: plan_and_commit(table.open()), attempts)
 
 
-def _by_window(files: Iterable[LakeFile]) -> dict[str, tuple[LakeFile, ...]]:
-    found: dict[str, list[LakeFile]] = {}
-    for file in files:
-        found.setdefault(file.window, []).append(file)
-    return {window: tuple(of_window) for window, of_window in found.items()}
+def _entry_name(version: int) -> str:
+    """The name of a commit's file in the log (Delta protocol, "Delta Log Entries")."""
+    return f"{version:020d}.json"
+
+
+def _entry(log: Path, version: int) -> tuple[int, int] | None:
+    """What tells a commit's file from that of another table in its place."""
+    try:
+        found = (log / _entry_name(version)).stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
+def _windows_in(entry: Path) -> frozenset[str] | None:
+    """The windows of the files that a commit adds and removes; None if they cannot be told."""
+    found = set()
+    try:
+        for line in entry.read_bytes().splitlines():
+            action = json.loads(line)
+            for file in (action.get("add"), action.get("remove")):
+                if file is not None:
+                    found.add((file["partitionValues"] or {}).get(layout.WINDOW) or layout.WHOLE_TABLE)
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        return None
+    return frozenset(found)

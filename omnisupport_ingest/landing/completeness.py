@@ -45,7 +45,8 @@ def incomplete_now(
 ) -> Incomplete | None:
     """Why the newest state of ``table`` is incomplete; none if it is complete.
 
-    ``batches``: what downstream may take (``LandingStore.landed``), in any order. ``table``: the name
+    ``batches``: what downstream may take, in any order; chunks and the last stream batch are enough
+    (``Landed.around_snapshots``). ``table``: the name
     that chunks have for it. ``epoch``: the newest that is recorded; a table that it has not read
     again is incomplete, for nothing proves what became of its rows. ``lost``: of that epoch, read after
     ``batches``, so that none is overlooked.
@@ -93,23 +94,13 @@ def incomplete_at(
     return landed.behind(position.commit_lsn, inclusive=position.ordinal > 0)
 
 
-def below_the_snapshots(batches: Iterable[Manifest], table: str, epoch: int) -> list[Manifest]:
-    """The batches that the completeness of ``table`` in ``epoch`` rests on.
-
-    Those of its chunks, and those of the stream that begin below the highest ``high``. A layer that
-    has taken them all is past the snapshot.
-    """
-    landed = list(batches)
-    chunks = _InEpoch.of(landed, table, epoch).chunks
-    high = max((chunk.high for chunk in chunks), default=Lsn(0))
+def chunks_of(batches: Iterable[Manifest], table: str, epoch: int) -> list[Manifest]:
+    """The chunks of ``table`` in ``epoch``. A layer that has taken them all, and the batches of the stream
+    that begin below their highest ``high``, is past the snapshot."""
     return [
         batch
-        for batch in landed
-        if batch.epoch == epoch
-        and (
-            (batch.chunk is not None and batch.chunk.table == table)
-            or (batch.stream is not None and batch.stream.previous_end_lsn < high)
-        )
+        for batch in batches
+        if batch.epoch == epoch and batch.chunk is not None and batch.chunk.table == table
     ]
 
 

@@ -48,7 +48,8 @@ def look_through(store: LandingStore) -> Finding:
     """Read every manifest, hash every data file, count its rows, and follow every chain."""
     damage: list[Damage] = []
     manifests: list[Manifest] = []
-    for batch_id in store.batch_ids():
+    names = store.names_on_disk()
+    for batch_id in names:
         try:
             manifests.append(store.read(batch_id))
         except IngestError as error:
@@ -60,9 +61,10 @@ def look_through(store: LandingStore) -> Finding:
     for epoch in sorted({manifest.epoch for manifest in manifests if manifest.stream is not None}):
         damage += _holes(epoch, manifests, epochs)
     files = [file for manifest in manifests for file in manifest.files]
+    store.look_again()
     return Finding(
         source=store.source,
-        batches=len(store.batch_ids()),
+        batches=len(names),
         files=len(files),
         bytes=sum(file.bytes for file in files),
         damage=tuple(damage),

@@ -25,7 +25,9 @@ import pyarrow.parquet as pq
 from omnisupport_ingest.landing.errors import DamagedBatch
 from omnisupport_ingest.landing.manifest import DataFile
 from omnisupport_ingest.landing.rows import EARLIER_IDENTITY, LANDED_SCHEMA, LandedEvent
+from omnisupport_ingest.landing.standing import LandedPart
 from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.position import Lsn, Position
 from omnisupport_ingest.windows import OUT_OF_RANGE
 
 _PLACE = ["commit_lsn", "ordinal", "identity"]
@@ -153,14 +155,15 @@ def _by_window(files: Sequence[DataFile]) -> list[DataFile]:
 
 def _landed(store: LandingStore, epoch: int, first: Place, last: Place) -> list[_Part]:
     """The data files of ``epoch`` that reach into a range of positions, in the order in which they landed."""
-    batches = [each for each in store.manifests() if each.epoch == epoch]
-    batches.sort(key=lambda each: (each.arrival.landed_at, each.batch_id))
-    files = [file for batch in batches for file in _by_window(batch.files)]
-    parts = (_part(store, file, rank) for rank, file in enumerate(files))
-    return [part for part in parts if part.meets(first, last)]
+    reaching = store.reaching(epoch, _position(epoch, first), _position(epoch, last))
+    return [_part(store, file, rank) for rank, file in enumerate(reaching)]
 
 
-def _part(store: LandingStore, file: DataFile, rank: int) -> _Part:
+def _position(epoch: int, place: Place) -> Position:
+    return Position(epoch, Lsn(place[0]), place[1])
+
+
+def _part(store: LandingStore, file: DataFile | LandedPart, rank: int) -> _Part:
     first, last = file.first, file.last
     return _Part(
         store.path_of(file),

@@ -93,7 +93,7 @@ def snapshots_under_way(
     if not plans:
         return []
     prefix = chunk_prefix(epoch)
-    batches = {name: store.read(name) for name in store.batch_ids() if name.startswith(prefix)}
+    batches = {name: store.read(name) for name in store.batch_ids(prefix)}
     reading = ReadingTime(batches.values(), server_ahead)
     found = []
     for plan in sorted(plans, key=lambda plan: (plan.table, plan.boundary_ordinal)):

@@ -6,14 +6,16 @@ A batch exists when its manifest exists. Manifests are immutable, so each is par
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 
 from omnisupport_ingest.durable import create_exclusively, sync_file, sync_folder
 from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.landing import integrity
-from omnisupport_ingest.landing.chain import Hole, unbroken
+from omnisupport_ingest.landing.chain import Hole
 from omnisupport_ingest.landing.encoding import content_of, decode_manifest, encode_manifest, unreadable
 from omnisupport_ingest.landing.epochs import (
     EpochFacts,
@@ -24,30 +26,93 @@ from omnisupport_ingest.landing.epochs import (
 )
 from omnisupport_ingest.landing.errors import ChainContested, DamagedBatch, ManifestUnreadable
 from omnisupport_ingest.landing.folder_lock import FolderLock
+from omnisupport_ingest.landing.index import SUFFIX, LandingIndex, News
 from omnisupport_ingest.landing.manifest import DataFile, Manifest
-from omnisupport_ingest.landing.names import epoch_in, is_stream, stream_batch_id, stream_prefix
+from omnisupport_ingest.landing.names import chunk_prefix, stream_batch_id, stream_prefix
+from omnisupport_ingest.landing.standing import BatchLine, EpochStanding, LandedPart, further
+from omnisupport_ingest.position import Lsn, Position
 
-_SUFFIX = ".json"
+_REMEMBERED = 256
+"""Parsed manifests that a store keeps, about 11 KB each."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Landed:
-    """What downstream may take, in landing order, and the hole that holds back the rest of an epoch.
+    """What downstream may take, and the hole that holds back the rest of an epoch.
 
     If several epochs have one, it is that of the newest of them: the one that may still be repaired.
+    ``epochs``: how far each epoch with a batch has come, in order.
     """
 
-    batches: tuple[Manifest, ...]
+    epochs: tuple[EpochStanding, ...]
     hole: Hole | None
+    _store: LandingStore = field(repr=False, compare=False)
+
+    @cached_property
+    def batches(self) -> tuple[Manifest, ...]:
+        """All of them in landing order. Parses every manifest: for what looks at everything anyway."""
+        epochs = {each.epoch: each for each in self.epochs}
+        return tuple(
+            each
+            for each in self._store.manifests()
+            if each.epoch in epochs
+            and epochs[each.epoch].takes(each.stream.previous_end_lsn if each.stream else None)
+        )
+
+    @property
+    def count(self) -> int:
+        """How many batches they are."""
+        return sum(each.batches for each in self.epochs)
+
+    @property
+    def last(self) -> BatchLine | None:
+        """The last one in landing order."""
+        return next((each.last for each in reversed(self.epochs) if each.last is not None), None)
+
+    @property
+    def stream_end(self) -> Lsn | None:
+        """Up to where the stream has landed, the highest of all epochs."""
+        return max((each.end for each in self.epochs if each.end is not None), default=None)
+
+    @property
+    def watermark(self) -> datetime | None:
+        """The watermark of the source now: the highest of its newest epoch that has one."""
+        return next((each.mark for each in reversed(self.epochs) if each.mark is not None), None)
+
+    @property
+    def captured(self) -> bool:
+        """Whether the source is read by snapshot and stream, not by deliveries of files."""
+        return any(each.chunks or each.streams for each in self.epochs)
+
+    def parts(self, window: str) -> list[LandedPart]:
+        """Their data files in ``window``, by batch."""
+        epochs = {each.epoch: each for each in self.epochs}
+        return [
+            part
+            for part in self._store.parts(window)
+            if part.epoch in epochs and epochs[part.epoch].takes(part.begins)
+        ]
+
+    def untaken(self, window: str, taken: frozenset[str]) -> list[LandedPart]:
+        """Those of batches that ``taken`` does not name. Nothing is read of a window that is taken whole."""
+        if self._store.has_just(window, taken):
+            return []
+        return [part for part in self.parts(window) if part.batch_id not in taken]
+
+    def around_snapshots(self, epoch: int) -> list[Manifest]:
+        """What tells whether the snapshots of ``epoch`` are complete: chunks, and the last stream batch."""
+        found = [self._store.read(name) for name in self._store.batch_ids(chunk_prefix(epoch))]
+        ends = [each.end_of for each in self.epochs if each.epoch == epoch and each.end_of is not None]
+        return found + [self._store.read(name) for name in ends]
 
 
 class LandingStore:
     """The landing folder of one source: ``manifests/``, ``data/`` and ``epochs/`` below it."""
 
-    def __init__(self, root: Path, source: str, *, remembered: int | None = None) -> None:
+    def __init__(self, root: Path, source: str, *, remembered: int = _REMEMBERED) -> None:
         """``root`` is the home's landing folder; the source's folders are made if they are missing.
 
-        ``remembered``: how many parsed manifests are kept; null: all that are read.
+        ``remembered``: how many parsed manifests are kept.
         """
         self.source = source
         self.folder = root / source
@@ -56,8 +121,7 @@ class LandingStore:
         self._epochs = self.folder / "epochs"
         self._parsed: dict[str, tuple[tuple[int, int], Manifest]] = {}
         self._remembered = remembered
-        self._newest_stream: dict[int, str] = {}
-        self._epoch_begun = 0
+        self._index = LandingIndex(self.folder / "index", self._manifests, self._parse)
         if not self._epochs.is_dir():
             for folder in (self.folder, self._manifests, self._data, self._epochs):
                 folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -68,7 +132,7 @@ class LandingStore:
         """Where the data files of a batch are written."""
         return self._data / batch_id
 
-    def path_of(self, data_file: DataFile) -> Path:
+    def path_of(self, data_file: DataFile | LandedPart) -> Path:
         """The absolute path of a data file."""
         return self.folder / data_file.path
 
@@ -87,47 +151,71 @@ class LandingStore:
         self._refuse_break(manifest)
         with gate("landing.data", manifest.batch_id):
             self._make_durable(manifest)
-        with gate("landing.manifest", manifest.batch_id):
-            created = create_exclusively(self._manifest_file(manifest.batch_id), content)
+        with self._index.adding() as add:
+            with gate("landing.manifest", manifest.batch_id):
+                created = create_exclusively(self._manifest_file(manifest.batch_id), content)
+            if created:
+                add(manifest)
         if not created:
             raise ChainContested(
                 f"Batch {manifest.batch_id} of {self.source} has already landed.",
                 fix="Stop this writer: another one captures this source. Run one capture per slot.",
             )
-        if manifest.rows:
-            self._epoch_begun = max(self._epoch_begun, manifest.epoch)
 
     def last_change(self) -> int:
         """When a manifest was last added or taken away, in nanoseconds: another number, another landing."""
         return self._manifests.stat().st_mtime_ns
 
-    def batch_ids(self) -> list[str]:
-        """The names of all landed batches, sorted; opens no file."""
+    def batch_ids(self, prefix: str = "") -> list[str]:
+        """The names of all landed batches that begin with ``prefix``, sorted; opens no manifest that was
+        there before."""
+        return self._index.names(prefix)
+
+    def names_on_disk(self) -> list[str]:
+        """The same of all batches, from the folder itself: for whoever looks through everything."""
         with os.scandir(self._manifests) as entries:
             names = [entry.name for entry in entries]
         return sorted(
-            name.removesuffix(_SUFFIX)
-            for name in names
-            if name.endswith(_SUFFIX) and not name.startswith(".")
+            name.removesuffix(SUFFIX) for name in names if name.endswith(SUFFIX) and not name.startswith(".")
         )
+
+    def newest_first(self, prefix: str) -> Iterator[str]:
+        """The names of batches that begin with ``prefix``, the highest first, a few at a time."""
+        below: str | None = None
+        while names := self._index.highest(prefix, below):
+            yield from names
+            below = names[-1]
 
     def read(self, batch_id: str) -> Manifest:
         """One manifest, checked; ``ManifestUnreadable`` or ``ManifestFromNewerVersion`` otherwise.
 
-        Parsed once, unless the file has become another one.
+        Parsed once while it is remembered, unless the file has become another one.
         """
         file = self._manifest_file(batch_id)
         try:
             written = file.stat()
-            parsed = self._parsed.get(batch_id)
-            if parsed is not None and parsed[0] == (written.st_mtime_ns, written.st_size):
-                return parsed[1]
+        except FileNotFoundError:
+            raise _not_there(file, batch_id) from None
+        except PermissionError:
+            raise
+        except OSError as problem:
+            raise unreadable(file, problem.strerror) from problem
+        parsed = self._parsed.get(batch_id)
+        if parsed is not None and parsed[0] == (written.st_mtime_ns, written.st_size):
+            return parsed[1]
+        manifest = self._parse(batch_id)
+        while len(self._parsed) >= self._remembered:
+            # The one that was read first. Another thread may have taken it away.
+            self._parsed.pop(next(iter(self._parsed), ""), None)
+        self._parsed[batch_id] = (written.st_mtime_ns, written.st_size), manifest
+        return manifest
+
+    def _parse(self, batch_id: str) -> Manifest:
+        file = self._manifest_file(batch_id)
+        try:
             manifest = decode_manifest(content_of(file), file)
         except FileNotFoundError:
-            raise ManifestUnreadable(
-                f"{file} does not exist: batch {batch_id} has not landed or was removed.",
-                fix="Restore the landing folder from a backup if the batch should be there.",
-            ) from None
+            raise _not_there(file, batch_id) from None
         except PermissionError:
             raise
         except OSError as problem:
@@ -137,10 +225,6 @@ class LandingStore:
                 f"{file} is a manifest of source {manifest.source!r}, not of {self.source!r}.",
                 fix="Move the file to the landing folder of its own source.",
             )
-        while self._remembered is not None and len(self._parsed) >= self._remembered:
-            # The one that was read first. Another thread may have taken it away.
-            self._parsed.pop(next(iter(self._parsed), ""), None)
-        self._parsed[batch_id] = (written.st_mtime_ns, written.st_size), manifest
         return manifest
 
     def manifests(self) -> list[Manifest]:
@@ -156,82 +240,74 @@ class LandingStore:
         its epoch and is reported for as long as it is there; a later epoch is taken all the same,
         as a new epoch is the repair of a hole that cannot be filled.
         """
-        manifests = self.manifests()
-        starts = {each.number: each.facts.consistent_point for each in self.epochs() if each.facts}
-        epochs = sorted({manifest.epoch for manifest in manifests})
-        newest = max([*epochs, *epoch_numbers(self._epochs)], default=0)
-        held_back: set[str] = set()
-        found: Hole | None = None
-        for epoch in epochs:
-            stream = [each for each in manifests if each.epoch == epoch and each.stream is not None]
-            accepted, hole = unbroken(stream, starts.get(epoch))
-            held_back |= {each.batch_id for each in stream} - {each.batch_id for each in accepted}
-            if hole is not None:
-                found = replace(hole, later_epoch=newest if newest > epoch else None)
-        return Landed(tuple(each for each in manifests if each.batch_id not in held_back), found)
+        epochs = self._standings()
+        newest = max([*(each.epoch for each in epochs), *epoch_numbers(self._epochs)], default=0)
+        holes = [hole for each in epochs if (hole := each.hole(newest)) is not None]
+        return Landed(epochs, holes[-1] if holes else None, self)
+
+    def parts(self, window: str) -> list[LandedPart]:
+        """The data files in ``window``, by batch, whether or not downstream may take them."""
+        return self._index.parts(window)
+
+    def has_just(self, window: str, batches: frozenset[str]) -> bool:
+        """Whether ``batches`` are all that has landed in ``window``. Costs the same for any of them."""
+        return self._index.holds_just(window, batches)
+
+    def windows(self) -> list[str]:
+        """Every window that anything has landed in, in order; of batches that are held back too."""
+        return self._index.windows()
+
+    def reaching(self, epoch: int, first: Position, last: Position) -> list[LandedPart]:
+        """The data files of files of events of ``epoch`` that hold positions from ``first`` to ``last``, in
+        the order in which they landed."""
+        found = self._index.reaching(epoch, first, last)
+        return sorted(found, key=lambda each: (each.landed_at, each.batch_id, each.window, each.path))
+
+    def news(self, era: str | None, number: int) -> News:
+        """What landed since a look that ended with ``number`` in ``era``."""
+        return self._index.news(era, number)
+
+    def epoch_standings(self) -> tuple[EpochStanding, ...]:
+        """How far each epoch with a batch has come, in order; of batches that are held back too."""
+        return self._standings()
+
+    def stream_between(self, epoch: int, since: Lsn, below: Lsn) -> list[Manifest]:
+        """The stream batches of ``epoch`` that hold what committed from ``since`` on, below ``below``."""
+        start, end = stream_batch_id(epoch, since), stream_batch_id(epoch, below)
+        before = self._index.highest(stream_prefix(epoch), start, count=1)
+        return [self.read(name) for name in before + self._index.between(start, end)]
 
     def last_stream(self, epoch: int) -> Manifest | None:
-        """The newest stream batch of ``epoch``, whether or not a hole lies before it.
-
-        All names are listed once. From then on the chain is followed: what a batch continues names it.
-        """
-        known = self._newest_stream.get(epoch)
-        if known is None or not self.exists(known):
-            prefix = stream_prefix(epoch)
-            known = max((name for name in self.batch_ids() if name.startswith(prefix)), default=None)
-            if known is None:
-                return None
-        newest = self.read(known)
-        while (after := _name_of_next(newest)) != newest.batch_id and self.exists(after):
-            newest = self.read(after)
-        self._newest_stream[epoch] = newest.batch_id
-        return newest
+        """The newest stream batch of ``epoch``, whether or not a hole lies before it."""
+        return self._newest(each.last_stream for each in self._standings() if each.epoch == epoch)
 
     def last_stream_until(self, epoch: int) -> Manifest | None:
         """The newest stream batch of ``epoch``, else of the nearest epoch before it that has one."""
-        if (of_epoch := self.last_stream(epoch)) is not None:
-            return of_epoch
-        streams = (name for name in self.batch_ids() if is_stream(name))
-        newest = max((name for name in streams if (epoch_in(name) or 0) <= epoch), default=None)
+        return self._newest(each.last_stream for each in self._standings() if each.epoch <= epoch)
+
+    def _newest(self, names: Iterable[str | None]) -> Manifest | None:
+        newest = max((name for name in names if name is not None), default=None)
         return self.read(newest) if newest is not None else None
 
     def last_file(self, epoch: int) -> Manifest | None:
         """The batch of an input file of events that the next one of ``epoch`` follows: the last of the
-        epoch, else of the nearest before it that has one; none before the first.
-
-        The landing clock may be set back, so the last one is told by what never falls within an epoch:
-        the watermark and the highest commit time.
-        """
-        files = (self.read(batch_id) for batch_id in self.batch_ids() if epoch_in(batch_id) is None)
-        events = [
-            each
-            for each in files
-            if each.file is not None and each.file.order is not None and each.epoch <= epoch
-        ]
-        return max(events, key=_how_far, default=None)
+        epoch, else of the nearest before it that has one; none before the first."""
+        last: BatchLine | None = None
+        for each in self._standings():
+            if each.epoch <= epoch and each.last_file is not None:
+                last = further(last, each.last_file)
+        return self.read(last.batch_id) if last is not None else None
 
     def newest_epoch_begun(self) -> int:
         """The highest epoch of which an event has landed; 0 before the first.
 
-        An epoch that is recorded only, or that has landed idle stretches alone, has not begun. All names are
-        listed as long as the newest recorded epoch has not; one that has begun is remembered.
+        An epoch that is recorded only, or that has landed idle stretches alone, has not begun.
         """
-        recorded = epoch_numbers(self._epochs)
-        if not recorded or self._epoch_begun < max(recorded):
-            self._epoch_begun = self._newest_epoch_with_events()
-        return self._epoch_begun
+        return max((each.epoch for each in self._standings() if each.begun), default=0)
 
-    def _newest_epoch_with_events(self) -> int:
-        of_epoch: dict[int | None, list[str]] = {}
-        for batch_id in self.batch_ids():
-            of_epoch.setdefault(epoch_in(batch_id), []).append(batch_id)
-        deliveries = (self.read(batch_id) for batch_id in of_epoch.pop(None, ()))
-        begun = max((each.epoch for each in deliveries if each.rows), default=0)
-        for epoch in sorted((each for each in of_epoch if each is not None), reverse=True):
-            # Names of chunks sort first, so as a rule the first manifest settles it.
-            if epoch > begun and any(self.read(batch_id).rows for batch_id in of_epoch[epoch]):
-                return epoch
-        return begun
+    def _standings(self) -> tuple[EpochStanding, ...]:
+        starts = {each.number: each.facts.consistent_point for each in self.epochs() if each.facts}
+        return self._index.standings(starts)
 
     def verify_file(self, data_file: DataFile) -> None:
         """Check existence, size and hash of a data file; ``DamagedBatch`` names it and the fix."""
@@ -258,11 +334,19 @@ class LandingStore:
 
         A number that any batch bears is never given again, even if its epoch record is lost.
         """
-        used = [epoch_in(batch_id) or 0 for batch_id in self.batch_ids()]
+        used = [each.epoch for each in self._standings()]
         number = max([*used, *epoch_numbers(self._epochs)], default=0) + 1
         record = EpochRecord(number, reason, now or datetime.now(UTC), facts)
         write_epoch(self._epochs, record)
         return record
+
+    def close(self) -> None:
+        """Let go of the index; the next look opens it again."""
+        self._index.close()
+
+    def look_again(self) -> None:
+        """Have the index compared with every manifest at the next look, changed in its place or not."""
+        self._index.look_again()
 
     def make_names_durable(self) -> None:
         """Make durable that what has landed is there: who landed it may have died just before that.
@@ -292,7 +376,7 @@ class LandingStore:
         return cleared
 
     def _manifest_file(self, batch_id: str) -> Path:
-        return self._manifests / f"{batch_id}{_SUFFIX}"
+        return self._manifests / f"{batch_id}{SUFFIX}"
 
     def _refuse_break(self, manifest: Manifest) -> None:
         if manifest.stream is None:
@@ -326,21 +410,10 @@ class LandingStore:
             sync_folder(self._data)
 
 
-def _name_of_next(manifest: Manifest) -> str:
-    """The name of the stream batch that continues ``manifest``."""
-    if manifest.stream is None:
-        raise ValueError(f"{manifest.batch_id} is not a batch of the stream")
-    return stream_batch_id(manifest.epoch, manifest.stream.end_lsn)
-
-
-def _how_far(manifest: Manifest) -> tuple[int, datetime, datetime, datetime, str]:
-    arrival, never = manifest.arrival, datetime.min.replace(tzinfo=UTC)
-    return (
-        manifest.epoch,
-        arrival.watermark or never,
-        arrival.highest_commit_ts or never,
-        arrival.landed_at,
-        manifest.batch_id,
+def _not_there(file: Path, batch_id: str) -> ManifestUnreadable:
+    return ManifestUnreadable(
+        f"{file} does not exist: batch {batch_id} has not landed or was removed.",
+        fix="Restore the landing folder from a backup if the batch should be there.",
     )
 
 

@@ -132,13 +132,14 @@ def _refuse_incomplete(
     contracts: Sequence[TableContract],
     position: Position,
 ) -> None:
-    if not is_captured(landed.batches):
+    if not landed.captured:
         return
+    batches = landed.around_snapshots(position.epoch)
     lost = LostChanges(workspace.landing(source).folder, position.epoch).all()
     found = [
         incomplete
         for contract in contracts
-        if (incomplete := incomplete_at(landed.batches, contract.name, position, lost)) is not None
+        if (incomplete := incomplete_at(batches, contract.name, position, lost)) is not None
     ]
     if not found:
         return

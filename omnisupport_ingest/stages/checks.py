@@ -15,9 +15,11 @@ from omnisupport_ingest.contracts.decision_table import COLLISION, OLDER_EPOCH
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.lake.checkpoint import Checkpoint
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
-from omnisupport_ingest.landing.completeness import below_the_snapshots, incomplete_now, is_captured
+from omnisupport_ingest.landing.completeness import chunks_of, incomplete_now
 from omnisupport_ingest.landing.lost_changes import LostChanges, LostStretch
 from omnisupport_ingest.landing.manifest import Manifest
+from omnisupport_ingest.landing.store import Landed
+from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.stages import checkpoints
 from omnisupport_ingest.stages.findings import CheckFinding
 from omnisupport_ingest.stages.freshness import Freshness, freshness
@@ -44,7 +46,7 @@ _REVIEW = "Review them: omnisupport-ingest quarantine list --source {source} --r
 def chain_unbroken(workspace: Workspace, source: str) -> CheckFinding:
     """Whether every stream batch continues the one before it; a hole is named with both LSNs."""
     landed = workspace.landing(source).landed()
-    numbers: dict[str, int | float] = {"batches": len(landed.batches)}
+    numbers: dict[str, int | float] = {"batches": landed.count}
     if landed.hole is not None:
         summary = f"{landed.hole} Later batches of that epoch are held back. Fix: {landed.hole.fix}"
         return CheckFinding(False, summary, numbers)
@@ -53,12 +55,7 @@ def chain_unbroken(workspace: Workspace, source: str) -> CheckFinding:
 
 def sentinel_empty(workspace: Workspace, source: str) -> CheckFinding:
     """Whether every landed event has a commit time that a window can hold."""
-    events = sum(
-        file.rows
-        for batch in workspace.landing(source).landed().batches
-        for file in batch.files
-        if file.window == OUT_OF_RANGE
-    )
+    events = sum(each.out_of_range for each in workspace.landing(source).landed().epochs)
     if events:
         summary = (
             f"{events} events were committed before the first window or far ahead of the clock. They are in "
@@ -74,11 +71,15 @@ def tables_complete(workspace: Workspace, source: str) -> dict[str, CheckFinding
     By name of the contract. Until then the published table is no state that the source ever had.
     """
     store = workspace.landing(source)
-    batches = store.landed().batches
-    epoch = max([*(each.number for each in store.epochs()), *(each.epoch for each in batches)], default=0)
+    landed = store.landed()
+    epoch = max(
+        [*(each.number for each in store.epochs()), *(each.epoch for each in landed.epochs)], default=0
+    )
+    batches = landed.around_snapshots(epoch)
+    # After the batches, so that none is overlooked.
     lost = LostChanges(store.folder, epoch).all()
     return {
-        contract.name: _table_complete(workspace, contract, batches, epoch, lost)
+        contract.name: _table_complete(workspace, contract, landed, batches, epoch, lost)
         for contract in workspace.contracts.of_source(source)
     }
 
@@ -86,20 +87,21 @@ def tables_complete(workspace: Workspace, source: str) -> dict[str, CheckFinding
 def _table_complete(
     workspace: Workspace,
     contract: TableContract,
+    landed: Landed,
     batches: Sequence[Manifest],
     epoch: int,
     lost: Sequence[LostStretch],
 ) -> CheckFinding:
     if (waiting := waits(workspace, contract)) is not None:
         return CheckFinding(False, f"{waiting.problem} Fix: {waiting.fix}")
-    if not is_captured(batches):
-        return CheckFinding(True, "Deliveries land whole." if batches else "Nothing has landed yet.")
+    if not landed.captured:
+        return CheckFinding(True, "Deliveries land whole." if landed.count else "Nothing has landed yet.")
     incomplete = incomplete_now(batches, contract.name, epoch, lost)
     if incomplete is not None:
         behind = incomplete.bytes_behind
         numbers: dict[str, int | float] = {} if behind is None else {"bytes_behind": behind}
         return CheckFinding(False, f"{incomplete.problem} Fix: {incomplete.fix}", numbers)
-    missing = _not_published(workspace, contract, below_the_snapshots(batches, contract.name, epoch))
+    missing = _not_published(workspace, contract, landed, batches, epoch)
     if missing:
         summary = (
             f"The published table does not show {missing} batches yet that belong to its snapshot or to the "
@@ -109,32 +111,39 @@ def _table_complete(
     return CheckFinding(True, f"The stream has passed the snapshot of epoch {epoch}.", {"batches_missing": 0})
 
 
-def _not_published(workspace: Workspace, contract: TableContract, batches: Sequence[Manifest]) -> int:
-    """How many of ``batches`` the dimension, or of its chunks the published table, has not taken."""
-    tables = workspace.dimension(contract), workspace.published(contract)
-    if not all(table.exists for table in tables):
-        return len(batches)
-    dimension, published = (table.open() for table in tables)
-    shown = published.state(WHOLE_TABLE)
-    missing = 0
-    for batch in batches:
-        windows = {file.window for file in batch.files if contract.full_name in file.rows_per_table}
-        states = [dimension.state(window) for window in windows]
-        taken = all(state is not None and batch.batch_id in state.batches for state in states)
-        # A batch of the stream may leave the content as it was; then nothing is published anew.
-        if batch.chunk is not None and windows:
-            taken = taken and shown is not None and batch.batch_id in shown.batches
-        missing += not taken
-    return missing
+def _not_published(
+    workspace: Workspace, contract: TableContract, landed: Landed, batches: Sequence[Manifest], epoch: int
+) -> int:
+    """How many of the batches that the completeness of the table in ``epoch`` rests on the dimension, or of
+    its chunks the published table, has not taken. ``batches``: those around the epoch's snapshots."""
+    dimension, published = look(workspace.dimension(contract)), look(workspace.published(contract))
+    shown = published.state(WHOLE_TABLE) if published is not None else None
+    chunks = chunks_of(batches, contract.name, epoch)
+    high = max((each.chunk.high for each in chunks if each.chunk is not None), default=Lsn(0))
+    names = {each.batch_id for each in chunks}
+    missing: set[str] = set()
+    for window in workspace.landing(contract.source).windows():
+        state = dimension.state(window) if dimension is not None else None
+        for part in landed.untaken(window, frozenset(state.batches if state is not None else ())):
+            in_stream = part.epoch == epoch and part.begins is not None and part.begins < high
+            if contract.full_name in part.rows_per_table and (in_stream or part.batch_id in names):
+                missing.add(part.batch_id)
+    if dimension is None or published is None:
+        return max(1, len(missing | names))
+    # A batch of the stream may leave the content as it was; then nothing is published anew.
+    held = frozenset(shown.batches) if shown is not None else frozenset()
+    unshown = {each.batch_id for each in chunks if _is_of(each, contract)} - held
+    return len(missing | unshown)
+
+
+def _is_of(batch: Manifest, contract: TableContract) -> bool:
+    return any(contract.full_name in file.rows_per_table for file in batch.files)
 
 
 def watermark_fresh(workspace: Workspace, source: str, now: datetime) -> CheckFinding:
     """Whether the newest stream batch's watermark is near ``now`` (timezone-aware)."""
-    marks = [
-        batch.arrival.watermark
-        for batch in workspace.landing(source).landed().batches
-        if batch.stream is not None and batch.arrival.watermark is not None
-    ]
+    epochs = workspace.landing(source).landed().epochs
+    marks = [each.stream_mark for each in epochs if each.stream_mark is not None]
     if not marks:
         return CheckFinding(True, "Nothing of a stream has landed, so there is no watermark to be stale.")
     lag = (now - marks[-1]).total_seconds()
@@ -151,11 +160,11 @@ def tables_fresh(workspace: Workspace, source: str, now: datetime) -> dict[str, 
 
     By name of the contract. Unlike ``watermark_fresh`` this is of what people read.
     """
-    batches = workspace.landing(source).landed().batches
+    landing = workspace.landing(source)
     return {
         contract.name: _table_fresh(
             freshness(
-                contract, look(workspace.dimension(contract)), look(workspace.published(contract)), batches
+                contract, look(workspace.dimension(contract)), look(workspace.published(contract)), landing
             ),
             now,
         )

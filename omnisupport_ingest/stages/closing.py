@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 
 from pyspark.sql import SparkSession
 
@@ -19,9 +20,8 @@ from omnisupport_ingest.lake.layout import LakeFile, StagedFile
 from omnisupport_ingest.lake.staging import StagedFiles, stage_frame
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.table import LakeTable, TableSnapshot, retrying
-from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.stages.idempotency import unit_key
-from omnisupport_ingest.stages.lateness import Lateness, newest_watermark
+from omnisupport_ingest.stages.lateness import Lateness
 from omnisupport_ingest.stages.plan import WindowPlan, Work
 from omnisupport_ingest.stages.upstream_files import folded_names
 
@@ -30,9 +30,8 @@ class FoldedDiffers(IngestError):
     """The files of a window do not hold the rows that its checkpoint says; nothing was committed."""
 
 
-def passed_by_watermark(lateness: Lateness, batches: Iterable[Manifest]) -> Callable[[str], bool]:
-    """Whether the watermark that ``batches`` have brought closes a window."""
-    watermark = newest_watermark(batches)
+def passed_by_watermark(lateness: Lateness, watermark: datetime | None) -> Callable[[str], bool]:
+    """Whether ``watermark``, the source's now, closes a window."""
     return lambda window: lateness.closed(window, watermark)
 
 

@@ -27,8 +27,8 @@ from omnisupport_ingest.lake.checkpoint import Checkpoint
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.staging import StagedFiles, stage_frame
 from omnisupport_ingest.lake.table import LakeTable, TableSnapshot, retrying
-from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.landing.rows import EARLIER_IDENTITY
+from omnisupport_ingest.landing.standing import LandedPart
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.position import Position
 from omnisupport_ingest.stages import closing, quarantine, scenarios
@@ -45,7 +45,7 @@ from omnisupport_ingest.stages.explained import Replaced, reasons
 from omnisupport_ingest.stages.idempotency import idempotency_key, unit_key
 from omnisupport_ingest.stages.lateness import Lateness
 from omnisupport_ingest.stages.plan import Asked, Upstream, WindowPlan, Work, plan_window, repeats_writes
-from omnisupport_ingest.stages.progress import facts_of, rise_from
+from omnisupport_ingest.stages.progress import facts_of_parts, rise_from
 from omnisupport_ingest.stages.quarantine_files import gone_from_disk, named_by
 from omnisupport_ingest.stages.scenarios import Tallies
 from omnisupport_ingest.stages.upstream_files import files_to_read, units_of
@@ -62,12 +62,16 @@ class CountsDisagree(IngestError):
 
 @dataclass(frozen=True)
 class _Job:
-    """One window's work with all it needs: plan, upstream, and the raw files to judge."""
+    """One window's work with all it needs: plan, upstream, and the raw files to judge.
+
+    ``landed``: what landing has of its ``batches``.
+    """
 
     plan: WindowPlan
     upstream: Upstream
     files: tuple[LakeFile, ...]
     batches: tuple[str, ...]
+    landed: tuple[LandedPart, ...]
     outcome_key: str
     distinct: bool
 
@@ -107,7 +111,8 @@ def materialize(
     store, asked = workspace.landing(source), Asked(replay, repeats_writes(workspace.decisions))
     repeated: list[str] = []
     lateness = Lateness.of(workspace, source)
-    passed = closing.passed_by_watermark(lateness, store.landed().batches)
+    landed = store.landed()
+    passed = closing.passed_by_watermark(lateness, landed.watermark)
 
     def attempt(snapshot: TableSnapshot) -> list[str]:
         raw = workspace.raw(source).open()
@@ -154,7 +159,7 @@ def _asked(asked: Asked, withheld: LakeTable, snapshot: TableSnapshot, window: s
 def _job(
     snapshot: TableSnapshot,
     raw: TableSnapshot,
-    store: LandingStore,
+    landing: LandingStore,
     window: str,
     versions: tuple[str, ...],
     asked: Asked,
@@ -167,19 +172,21 @@ def _job(
     if files_to_read(paths, stands_for, plan.read) is None:
         plan = WindowPlan(window, Work.REPLACE, upstream.units, snapshot.version + 1)
     batches = raw_state.batches if raw_state else ()
+    parts = [part for part in landing.parts(window) if part.batch_id in frozenset(batches)]
     judged = frozenset(state.batches) if state and plan.work is Work.APPEND else frozenset()
     new = [name for name in batches if name not in judged]
     last = Position.parse(state.checkpoint.cursor) if state and judged and state.checkpoint.cursor else None
-    distinct = _rises(store, new, window, last)
+    distinct = _rises(parts, new, last)
     if plan.work is Work.APPEND and judged and not distinct:
         plan = WindowPlan(window, Work.REPLACE, upstream.units, snapshot.version + 1)
-        distinct = _rises(store, batches, window, None)
+        distinct = _rises(parts, batches, None)
     read = files_to_read(paths, stands_for, plan.read) or ()
     return _Job(
         plan=plan,
         upstream=upstream,
         files=tuple(file for file in files if file.path in read),
         batches=batches,
+        landed=tuple(parts),
         outcome_key=idempotency_key(
             layer=LAYER, table=LAYER, window=window, inputs=upstream.units, versions=versions
         ),
@@ -187,11 +194,12 @@ def _job(
     )
 
 
-def _rises(store: LandingStore, names: Sequence[str], window: str, last: Position | None) -> bool:
-    if not all(store.exists(name) for name in names):
+def _rises(parts: Sequence[LandedPart], names: Sequence[str], last: Position | None) -> bool:
+    wanted = frozenset(names)
+    if not wanted <= {part.batch_id for part in parts}:
+        # Landing has forgotten a batch.
         return False
-    manifests = [store.read(name) for name in names]
-    return rise_from(last, [file for each in manifests for file in each.files if file.window == window])
+    return rise_from(last, [part for part in parts if part.batch_id in wanted])
 
 
 def _commit(judging: _Judging, snapshot: TableSnapshot, raw: TableSnapshot, jobs: Sequence[_Job]) -> None:
@@ -224,7 +232,6 @@ def _commit(judging: _Judging, snapshot: TableSnapshot, raw: TableSnapshot, jobs
         staged = quarantine.stage(withheld, refused, windows, unit=unit, version=snapshot.version + 1)
     quarantine.add(withheld, staged, replace(identity, layer=quarantine.LAYER))
     companions = {job.plan.window: _companions(snapshot, job, staged) for job in jobs}
-    landing = workspace.landing(source)
     snapshot.commit(
         [
             change_for(
@@ -234,7 +241,7 @@ def _commit(judging: _Judging, snapshot: TableSnapshot, raw: TableSnapshot, jobs
                 Outcome(
                     idempotency_key=job.outcome_key,
                     batches=job.batches,
-                    facts=facts_of(_known(landing, job.batches), job.plan.window),
+                    facts=facts_of_parts(job.landed),
                     counts=counts[job.plan.window],
                     companions=companions[job.plan.window],
                     upstream_version=raw.version,
@@ -248,7 +255,7 @@ def _commit(judging: _Judging, snapshot: TableSnapshot, raw: TableSnapshot, jobs
                     snapshot,
                     raw,
                     job,
-                    judging.lateness.late_in(job.plan.window, _known(landing, job.batches)),
+                    frozenset(each.batch_id for each in judging.lateness.late_parts(job.landed)),
                     companions[job.plan.window],
                 ),
             )
@@ -319,10 +326,6 @@ def _replaced(
     why = reasons(before, job.upstream, job.batches, late, raw.state(job.plan.window))
     in_quarantine = ERASURE in why and companions != before.companions
     return Replaced(before.checkpoint.content_hash, why, unseen=(ERASURE,) if in_quarantine else ())
-
-
-def _known(landing: LandingStore, names: Sequence[str]) -> list[Manifest]:
-    return [landing.read(name) for name in names if landing.exists(name)]
 
 
 def _companions(snapshot: TableSnapshot, job: _Job, staged: StagedFiles) -> tuple[str, ...]:

@@ -239,16 +239,15 @@ def _waiting(
     workspace: Workspace, contract: TableContract, files: EventFiles
 ) -> list[tuple[str, tuple[int, int, int]]]:
     """Windows that have landed events of the table which ``files`` has not, with their lowest position."""
-    judged: dict[str, frozenset[str]] = {}
     found = []
-    for batch in workspace.landing(contract.source).landed().batches:
-        for file in batch.files:
-            if file.window not in judged:
-                state = files.deduped.state(file.window)
-                judged[file.window] = frozenset(state.batches) if state is not None else frozenset()
-            if batch.batch_id not in judged[file.window] and contract.full_name in file.rows_per_table:
-                first = file.first
-                found.append((file.window, (first.epoch, first.commit_lsn.value, first.ordinal)))
+    landing = workspace.landing(contract.source)
+    landed = landing.landed()
+    for window in landing.windows():
+        state = files.deduped.state(window)
+        for part in landed.untaken(window, frozenset(state.batches if state is not None else ())):
+            if contract.full_name in part.rows_per_table:
+                first = part.first
+                found.append((window, (first.epoch, first.commit_lsn.value, first.ordinal)))
     return found
 
 

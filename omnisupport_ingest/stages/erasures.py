@@ -97,6 +97,10 @@ class ErasureLedger:
         lines = sorted([*place, span.after or (), span.through] for place, span in told)
         return hashlib.sha256(json.dumps(lines).encode()).hexdigest()
 
+    def windows(self) -> list[str]:
+        """The windows that an erasure named, sorted."""
+        return sorted(self._by_window)
+
     def of(self, place: KeyPlace, span: Span) -> tuple[Erasure, ...]:
         """What was recorded of one key and span, the first one first."""
         return tuple(each for each in self.erasures if each.place == place and each.span == span)

@@ -7,14 +7,14 @@ not show; where it shows all of them, it is as far as landing is. Landing and th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.lake.table import TableSnapshot
-from omnisupport_ingest.landing.manifest import Manifest
+from omnisupport_ingest.landing.standing import LandedPart
+from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.stages.published import upstream_of
 
 
@@ -47,27 +47,34 @@ def freshness(
     contract: TableContract,
     dimension: TableSnapshot | None,
     published: TableSnapshot | None,
-    batches: Sequence[Manifest],
+    landing: LandingStore,
 ) -> Freshness:
     """The freshness of the published table of ``contract``.
 
-    ``dimension`` and ``published``: None where they are not there. ``batches``: what has landed, as
-    ``LandingStore.landed`` gives it.
+    ``dimension`` and ``published``: None where they are not there.
     """
-    shown = _Shown(contract, dimension, published)
-    unshown = [batch for batch in batches if not shown.has(batch)]
-    marks = [batch.arrival.watermark for batch in batches if batch.arrival.watermark is not None]
-    landed_to = marks[-1] if marks else None
-    waits_since = [_before(batch) for batch in unshown]
+    landed, shown = landing.landed(), _Shown(contract, dimension, published)
+    unshown = {
+        part.batch_id: part
+        for window in landing.windows()
+        for part in landed.untaken(window, shown.of(window))
+        if contract.full_name in part.rows_per_table
+    }
+    marked = [each.marked.mark for each in landed.epochs if each.marked is not None]
+    landed_to = marked[-1] if marked else None
+    waits_since = [_before(part, landing) for part in unshown.values()]
     return Freshness(min(waits_since, default=landed_to), landed_to, len(unshown))
 
 
-def _before(batch: Manifest) -> datetime:
-    """Up to when a table that lacks ``batch`` is complete at least."""
-    if batch.stream is None:
-        return batch.arrival.landed_at
+def _before(part: LandedPart, landing: LandingStore) -> datetime:
+    """Up to when a table that lacks the batch of ``part`` is complete at least."""
+    if part.begins is None:
+        return part.landed_at
+    if part.mark_before is not None:
+        return part.mark_before
     # The first batch of all found no watermark.
-    return batch.arrival.watermark_before or batch.stream.first_commit_ts or batch.arrival.landed_at
+    stream = landing.read(part.batch_id).stream
+    return stream.first_commit_ts if stream and stream.first_commit_ts else part.landed_at
 
 
 class _Shown:
@@ -76,22 +83,16 @@ class _Shown:
     def __init__(
         self, contract: TableContract, dimension: TableSnapshot | None, published: TableSnapshot | None
     ) -> None:
-        self._table = contract.full_name
         state = published.state(WHOLE_TABLE) if published is not None else None
         self._published = frozenset(state.batches) if state else frozenset()
         units = upstream_of(dimension, contract).units if dimension is not None else frozenset()
         newer = units - frozenset(state.inputs if state else ())
         # Windows whose content is another than the one that was published.
         self._newer = {unit.partition("@")[0] for unit in newer}
-        self._held: dict[str, frozenset[str]] = {}
-        for window in dimension.windows() if dimension is not None else ():
-            found = dimension.state(window) if dimension is not None else None
-            self._held[window] = frozenset(found.batches) if found else frozenset()
+        self._dimension = dimension
 
-    def has(self, batch: Manifest) -> bool:
-        windows = {file.window for file in batch.files if self._table in file.rows_per_table}
-        return all(
-            batch.batch_id in self._held.get(window, ())
-            and (window not in self._newer or batch.batch_id in self._published)
-            for window in windows
-        )
+    def of(self, window: str) -> frozenset[str]:
+        """Those with events in ``window``."""
+        state = self._dimension.state(window) if self._dimension is not None else None
+        held = frozenset(state.batches) if state else frozenset()
+        return held & self._published if window in self._newer else held

@@ -6,13 +6,14 @@ events of, window by window.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from omnisupport_ingest.cdc.lateness import allowed_of_source, closes_at, is_late
 from omnisupport_ingest.contracts.model import DEFAULT_ALLOWED_LATENESS, TableContract
 from omnisupport_ingest.landing.manifest import Manifest
+from omnisupport_ingest.landing.standing import LandedPart
 from omnisupport_ingest.stages.workspace import Workspace
 from omnisupport_ingest.windows import OUT_OF_RANGE, WindowGrid
 
@@ -52,37 +53,31 @@ class Lateness:
 
     def arrivals(self, batch: Manifest) -> tuple[LateArrival, ...]:
         """The late ones among the events of ``batch``, by window; counted by table, not one by one."""
-        mark = batch.arrival.watermark_before
-        if mark is None:
-            return ()
-        found: dict[str, int] = {}
-        for file in batch.files:
-            if file.window == OUT_OF_RANGE:
-                continue
-            end = self._grid.end_of(file.window)
-            if not is_late(mark, end, self._least_allowed):
-                continue
-            late = sum(
-                rows
-                for table, rows in file.rows_per_table.items()
-                if is_late(mark, end, self._allowed.get(table, DEFAULT_ALLOWED_LATENESS))
-            )
+        return self.late_parts(LandedPart.of(batch, file) for file in batch.files)
+
+    def late_parts(self, parts: Iterable[LandedPart]) -> tuple[LateArrival, ...]:
+        """The same of ``parts`` of one window, by batch."""
+        found: dict[tuple[str, str], int] = {}
+        for part in parts:
+            late = self._late_events(part.mark_before, part.window, part.rows_per_table)
             if late:
-                found[file.window] = found.get(file.window, 0) + late
-        return tuple(LateArrival(window, batch.batch_id, events) for window, events in sorted(found.items()))
+                found[part.window, part.batch_id] = found.get((part.window, part.batch_id), 0) + late
+        return tuple(LateArrival(*which, events) for which, events in sorted(found.items()))
+
+    def _late_events(self, mark: datetime | None, window: str, rows_per_table: Mapping[str, int]) -> int:
+        if mark is None or window == OUT_OF_RANGE:
+            return 0
+        end = self._grid.end_of(window)
+        if not is_late(mark, end, self._least_allowed):
+            return 0
+        return sum(
+            rows
+            for table, rows in rows_per_table.items()
+            if is_late(mark, end, self._allowed.get(table, DEFAULT_ALLOWED_LATENESS))
+        )
 
     def late_in(self, window: str, batches: Iterable[Manifest]) -> frozenset[str]:
         """The names of those of ``batches`` that have late events in ``window``."""
         return frozenset(
             batch.batch_id for batch in batches if any(each.window == window for each in self.arrivals(batch))
         )
-
-
-def newest_watermark(batches: Iterable[Manifest]) -> datetime | None:
-    """The watermark of a source now: the highest of its newest epoch that has one."""
-    marks: dict[int, datetime] = {}
-    for batch in batches:
-        mark = batch.arrival.watermark
-        if mark is not None and mark >= marks.get(batch.epoch, mark):
-            marks[batch.epoch] = mark
-    return marks[max(marks)] if marks else None

@@ -5,7 +5,7 @@ Read from landing and from the tables' own logs, without Spark; nothing is chang
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -15,8 +15,7 @@ from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.table import LakeTable, TableSnapshot
 from omnisupport_ingest.landing.chain import Hole
-from omnisupport_ingest.landing.manifest import Manifest
-from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.landing.store import Landed, LandingStore
 from omnisupport_ingest.position import Lsn, Position
 from omnisupport_ingest.stages import deduped, dimensions, quarantine, raw
 from omnisupport_ingest.stages.freshness import Freshness, freshness
@@ -99,43 +98,45 @@ def overview(workspace: Workspace, source: str) -> SourceOverview:
     """Look at everything that belongs to ``source``. A landing that cannot be read hides no table."""
     contracts = workspace.contracts.of_source(source)
     try:
-        landing, batches = _landing(workspace, source)
+        landing, landed = _landing(workspace, source)
     except IngestError as error:
-        tables = _tables(workspace, source, contracts, ())
+        tables = _tables(workspace, source, contracts, None)
         unknown = tuple(
             replace(table, pending_windows=None, pending_batches=None, freshness=None) for table in tables
         )
         return SourceOverview(source, replace(_NOTHING, problem=error), unknown)
-    return SourceOverview(source, landing, tuple(_tables(workspace, source, contracts, batches)))
+    return SourceOverview(source, landing, tuple(_tables(workspace, source, contracts, landed)))
 
 
-def _landing(workspace: Workspace, source: str) -> tuple[LandingOverview, tuple[Manifest, ...]]:
+def _landing(workspace: Workspace, source: str) -> tuple[LandingOverview, Landed | None]:
     if not (workspace.home.path / "landing" / source / "manifests").is_dir():
-        return _NOTHING, ()
+        return _NOTHING, None
     store = workspace.landing(source)
     landed = store.landed()
-    return _landing_of(store, landed.batches, landed.hole), landed.batches
+    return _landing_of(store, landed), landed
 
 
-def _landing_of(store: LandingStore, batches: Sequence[Manifest], hole: Hole | None) -> LandingOverview:
-    epoch = store.current_epoch()
-    newest = batches[-1] if batches else None
+def _landing_of(store: LandingStore, landed: Landed) -> LandingOverview:
+    epoch, newest = store.current_epoch(), landed.last
     return LandingOverview(
         epoch=epoch.number if epoch else None,
         epoch_reason=epoch.reason if epoch else None,
-        batches=len(batches),
-        events=sum(batch.rows for batch in batches),
+        batches=landed.count,
+        events=sum(each.events for each in landed.epochs),
         last_batch_id=newest.batch_id if newest else None,
-        last_landed_at=max((batch.arrival.landed_at for batch in batches), default=None),
-        watermark=newest.arrival.watermark if newest else None,
-        stream_end=max((batch.stream.end_lsn for batch in batches if batch.stream), default=None),
-        hole=hole,
+        last_landed_at=max(
+            (each.landed_at for each in landed.epochs if each.landed_at is not None), default=None
+        ),
+        watermark=newest.mark if newest else None,
+        stream_end=landed.stream_end,
+        hole=landed.hole,
     )
 
 
 def _tables(
-    workspace: Workspace, source: str, contracts: Sequence[TableContract], batches: Sequence[Manifest]
+    workspace: Workspace, source: str, contracts: Sequence[TableContract], landed: Landed | None
 ) -> Iterator[TableOverview]:
+    batches = _Batches(workspace.landing(source), landed) if landed is not None else None
     yield _behind(_look(raw.LAYER, workspace.raw(source)), _always(raw.VERSIONS), batches)
     judged = _look(deduped.LAYER, workspace.deduped(source))
     yield _behind(judged, LawVersions(workspace, source).of, batches)
@@ -159,23 +160,36 @@ def _look(layer: str, table: LakeTable) -> _Look:
     return _Look(table.spec.path, layer, snapshot, states)
 
 
-def _behind(seen: _Look, versions: _Versions, batches: Sequence[Manifest]) -> TableOverview:
+@dataclass(frozen=True, slots=True)
+class _Batches:
+    """What has landed, asked window by window."""
+
+    store: LandingStore
+    landed: Landed
+
+    def not_in(self, held: Mapping[str, frozenset[str]], windows: Iterable[str]) -> set[tuple[str, str]]:
+        """Windows and batches that ``held`` does not name."""
+        return {
+            (window, part.batch_id)
+            for window in windows
+            for part in self.landed.untaken(window, held.get(window, frozenset()))
+        }
+
+
+def _behind(seen: _Look, versions: _Versions, batches: _Batches | None) -> TableOverview:
     """A layer of windows: pending is what its windows do not hold, or hold by other rules."""
     return _overview(seen, _pending(seen, versions, batches))
 
 
-def _pending(seen: _Look, versions: _Versions, batches: Sequence[Manifest]) -> set[tuple[str, str]]:
+def _pending(seen: _Look, versions: _Versions, batches: _Batches | None) -> set[tuple[str, str]]:
+    if batches is None:
+        return set()
     held = {
         window: frozenset(state.batches)
         for window, state in seen.states.items()
         if state.versions == versions(window)
     }
-    return {
-        (window, batch.batch_id)
-        for batch in batches
-        for window in batch.windows
-        if batch.batch_id not in held.get(window, ())
-    }
+    return batches.not_in(held, batches.store.windows())
 
 
 def _quarantined(seen: _Look, judged: _Look) -> TableOverview:
@@ -187,7 +201,7 @@ def _quarantined(seen: _Look, judged: _Look) -> TableOverview:
 
 
 def _unpublished(
-    seen: _Look, folded: _Look, contract: TableContract, batches: Sequence[Manifest]
+    seen: _Look, folded: _Look, contract: TableContract, batches: _Batches | None
 ) -> TableOverview:
     """A published table: pending is what its dimension waits for, and what that has and this does not show.
 
@@ -197,18 +211,13 @@ def _unpublished(
     units = upstream_of(folded.snapshot, contract).units if folded.snapshot else frozenset()
     missing = {unit.partition("@")[0] for unit in units - frozenset(state.inputs if state else ())}
     held = frozenset(state.batches if state else ())
-    unshown = {
-        (window, batch.batch_id)
-        for batch in batches
-        for window in missing & set(batch.windows)
-        if batch.batch_id not in held
-    }
+    unshown = batches.not_in(dict.fromkeys(missing, held), missing) if batches is not None else set()
     pending = unshown | _pending(folded, _always(of_contract(contract)), batches)
     windows = missing | {window for window, _ in pending}
     return replace(
         _overview(seen, pending),
         pending_windows=len(windows),
-        freshness=freshness(contract, folded.snapshot, seen.snapshot, batches),
+        freshness=freshness(contract, folded.snapshot, seen.snapshot, batches.store) if batches else None,
     )
 
 

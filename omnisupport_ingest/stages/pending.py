@@ -6,8 +6,9 @@ skips nothing, and a window that a changed contract made stale is pending again.
 
 from __future__ import annotations
 
+import heapq
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -26,18 +27,23 @@ from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.table import LakeTable, TableSnapshot
 from omnisupport_ingest.landing.chain import Hole
 from omnisupport_ingest.landing.manifest import Manifest
+from omnisupport_ingest.landing.standing import Place
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.stages import raw
 from omnisupport_ingest.stages.dimensions import units_above
-from omnisupport_ingest.stages.lateness import LateArrival, Lateness, newest_watermark
+from omnisupport_ingest.stages.lateness import LateArrival, Lateness
 from omnisupport_ingest.stages.published import shows, upstream_of
-from omnisupport_ingest.stages.quarantine_files import QuarantineFiles
+from omnisupport_ingest.stages.quarantine_files import QuarantineFiles, named_by
 from omnisupport_ingest.stages.retyping import waiting
+from omnisupport_ingest.stages.seen import Seen
 from omnisupport_ingest.stages.versions import LawVersions, is_current, of_contract
 from omnisupport_ingest.stages.workspace import Workspace
 
 HOLE_FOUND = CHAIN_LSN.found(STREAM_HOLE)
 """A batch of the stream does not continue where the one before it ended."""
+
+_LOOKS = 5
+"""How often to look for versions of two tables that belong together while others commit."""
 
 _LOOK_SECONDS = 0.2
 """How often to look whether a batch has landed; it costs one call of the file system."""
@@ -79,12 +85,14 @@ class _Layer:
     """A table as it stands, null before its first commit, and the versions its windows should have."""
 
     def __init__(
-        self, table: LakeTable, versions: Callable[[str], tuple[str, ...]], decisions: DecisionTable
+        self,
+        snapshot: TableSnapshot | None,
+        versions: Callable[[str], tuple[str, ...]],
+        decisions: DecisionTable,
     ) -> None:
-        self._snapshot = _open(table)
+        self._snapshot = snapshot
         self._versions = versions
         self._decisions = decisions
-        self._states: dict[str, WindowState | None] = {}
 
     def waits(self, workspace: Workspace, contract: TableContract) -> bool:
         """Whether the table takes nothing in before a person has decided about its types."""
@@ -94,11 +102,7 @@ class _Layer:
         return self._snapshot.windows() if self._snapshot is not None else ()
 
     def state(self, window: str) -> WindowState | None:
-        if self._snapshot is None:
-            return None
-        if window not in self._states:
-            self._states[window] = self._snapshot.state(window)
-        return self._states[window]
+        return self._snapshot.state(window) if self._snapshot is not None else None
 
     def taken(self, window: str) -> frozenset[str]:
         """The batches of ``window`` that the layer holds, by whatever rules they were taken in."""
@@ -125,102 +129,193 @@ class _Layer:
         return state.versions == self._versions(window)
 
 
+@dataclass(frozen=True, slots=True)
+class _Unsettled:
+    """A window that waits for something: ``untaken`` files that some layer has not taken, with the ``late``
+    ones; ``open`` in some layer, which ``may_close``; ``half_done`` by a run that made it again;
+    ``uncertain`` while a commit to another window may yet tell what its quarantine files are."""
+
+    untaken: tuple[Place, ...]
+    late: tuple[LateArrival, ...]
+    open: bool
+    may_close: bool
+    half_done: bool
+    uncertain: bool
+
+
+class _Look:
+    """What one look at a source finds, by what an earlier one has ``seen``."""
+
+    def __init__(self, workspace: Workspace, source: str, seen: Seen[_Unsettled]) -> None:
+        self._workspace, self._seen = workspace, seen
+        self._landing = workspace.landing(source)
+        self._contracts = workspace.contracts.of_source(source)
+        self._lateness = Lateness.of(workspace, source)
+        self._apart = workspace.decisions.action(LATE) == REPLAY_WINDOW
+        # Landing first: what lands meanwhile is news of the next look.
+        news = self._landing.news(seen.era, seen.number)
+        self.landed = self._landing.landed()
+        self._laws = LawVersions(workspace, source)
+        self._files = self._event_files(source)
+        self._layers = self._open_layers(source)
+        everything, apart = self._judged_by()
+        changed = seen.changed(news, everything, apart)
+        if changed is not None:
+            changed |= {window for window, found in seen.unsettled.items() if found.uncertain}
+        # A window that has lost all that landed in it is not known any more, but was.
+        for window in self._known().union(seen.unsettled) if changed is None else changed:
+            seen.settle(window, self._unsettled(window))
+        seen.settled(news, everything, apart)
+        self.windows: Mapping[str, _Unsettled] = dict(seen.unsettled)
+
+    def closing(self, busy: Collection[str]) -> list[str]:
+        """The windows that are closed by now, in order, and are still open in some layer. Busy ones wait."""
+        return [
+            window
+            for window, found in sorted(self.windows.items())
+            if found.open
+            and found.may_close
+            and window not in busy
+            and self._lateness.closed(window, self.landed.watermark)
+        ]
+
+    def unpublished(self) -> set[str]:
+        """For each dimension that its published table does not show whole, one window to run again."""
+        for contract in self._contracts:
+            self._seen.newest(self._workspace.published(contract))
+        return self._seen.once(
+            "unpublished", lambda: _unpublished(self._workspace, self._contracts, self._seen.newest)
+        )
+
+    def _event_files(self, source: str) -> QuarantineFiles | None:
+        deduped, quarantine = self._workspace.deduped(source), self._workspace.quarantine(source)
+        for _ in range(_LOOKS):
+            judged, held = self._seen.newest(deduped), self._seen.newest(quarantine)
+            if judged is None or judged.is_newest():
+                break
+        return None if held is None else QuarantineFiles(judged, held)
+
+    def _open_layers(self, source: str) -> list[_Layer]:
+        workspace, newest, decisions = self._workspace, self._seen.newest, self._workspace.decisions
+        self._dimensions = {
+            each: snapshot
+            for each in self._contracts
+            if (snapshot := newest(workspace.dimension(each))) is None
+            or not waiting(workspace, each, snapshot)
+        }
+        return [
+            _Layer(newest(workspace.raw(source)), lambda _: raw.VERSIONS, decisions),
+            _Layer(
+                self._files.deduped if self._files is not None else newest(workspace.deduped(source)),
+                self._laws.of,
+                decisions,
+            ),
+            *(
+                _Layer(snapshot, partial(_of_any_window, of_contract(each)), decisions)
+                for each, snapshot in self._dimensions.items()
+            ),
+        ]
+
+    def _judged_by(self) -> tuple[tuple[object, ...], Mapping[str, tuple[str, ...]]]:
+        """What every window is judged by, and what some windows are besides."""
+        contracts = tuple(each.fingerprint for each in self._contracts)
+        taking = tuple(each.name for each in self._dimensions)
+        laws = raw.VERSIONS, self._laws.common(), contracts, self._workspace.decisions.fingerprint
+        return (*laws, taking, self._apart), self._laws.apart()
+
+    def _known(self) -> set[str]:
+        tables = [layer.windows() for layer in self._layers]
+        if self._files is not None:
+            tables.append(self._files.quarantine.windows())
+        return {*self._landing.windows(), *(window for windows in tables for window in windows)}
+
+    def _unsettled(self, window: str) -> _Unsettled | None:
+        held = frozenset.intersection(*(layer.held(window) for layer in self._layers))
+        untaken = self.landed.untaken(window, held)
+        late = _untaken(self._lateness.late_parts(untaken), self._layers) if self._apart else []
+        found = _Unsettled(
+            tuple(sorted({part.place for part in untaken})),
+            tuple(late),
+            any(layer.is_open(window) for layer in self._layers),
+            all(layer.may_close(window) for layer in self._layers),
+            self._is_half_done(window),
+            self._is_uncertain(window),
+        )
+        return found if found.untaken or found.open or found.half_done or found.uncertain else None
+
+    def _is_uncertain(self, window: str) -> bool:
+        if self._files is None:
+            return False
+        named = named_by(self._files.state(window))
+        return any(file.path not in named for file in self._files.quarantine.files(window))
+
+    def _is_half_done(self, window: str) -> bool:
+        """Whether some run made ``window`` again and not to the end: what it ended before has the same
+        batches everywhere, but not the same content."""
+        files = self._files
+        if files is None or files.deduped is None:
+            return False
+        if files.unsettled(window) is not None:
+            return True
+        above = files.state(window)
+        if above is None:
+            return False
+        accepted: dict[str | None, list[str]] = {}
+        for file in files.deduped.files(window):
+            accepted.setdefault(dict(file.partition)["source_table"], []).append(file.path)
+        for contract, dimension in self._dimensions.items():
+            state = dimension.state(window) if dimension is not None else None
+            if state is not None:
+                units = units_above(accepted.get(contract.table, ()), above)
+                if frozenset(state.inputs) != units or state.upstream_table_id != files.deduped.table_id:
+                    return True
+        return False
+
+
 def pending_windows(workspace: Workspace, source: str, *, limit: int = 500) -> Pending:
-    """Compare what landed from ``source`` with what every layer has committed."""
-    landed = workspace.landing(source).landed()
-    contracts = workspace.contracts.of_source(source)
-    layers = _layers(workspace, source, contracts)
-    lateness = Lateness.of(workspace, source)
-    apart = workspace.decisions.action(LATE) == REPLAY_WINDOW
-    held: dict[str, frozenset[str]] = {}
-    untaken: dict[str, set[str]] = {}
-    late: list[LateArrival] = []
-    for batch in landed.batches:
-        for window in batch.windows:
-            if window not in held:
-                held[window] = frozenset.intersection(*(layer.held(window) for layer in layers))
-            if batch.batch_id not in held[window]:
-                untaken.setdefault(batch.batch_id, set()).add(window)
-        if apart and batch.batch_id in untaken:
-            late += _untaken(lateness.arrivals(batch), layers)
-    windows = {window for batch_id in list(untaken)[:limit] for window in untaken[batch_id]}
-    if not untaken:
-        windows |= _unpublished(workspace, contracts)
-    late_windows = {each.window for each in late}
-    busy = late_windows.union(*untaken.values())
-    watermark = newest_watermark(landed.batches)
-    windows |= set(_closing(layers, lambda window: lateness.closed(window, watermark), busy)[:limit])
-    windows |= set(_half_done(workspace, source, contracts, busy)[:limit])
-    newest = landed.batches[-1] if landed.batches else None
+    """Compare what landed from ``source`` with what every layer has committed.
+
+    What an earlier call of this workspace found settled is not looked at again before something lands in it,
+    a table commits to it, or what it is judged by changes.
+    """
+    with workspace.seen(source) as seen:
+        look = _Look(workspace, source, seen)
+        untaken: dict[str, set[str]] = {}
+        places: dict[str, Place] = {}
+        for window, found in look.windows.items():
+            for place in found.untaken:
+                batch_id = place[-1]
+                untaken.setdefault(batch_id, set()).add(window)
+                places[batch_id] = place
+        first = heapq.nsmallest(limit, untaken, key=places.__getitem__)
+        late = sorted(
+            (each for found in look.windows.values() for each in found.late),
+            key=lambda each: (places[each.batch_id], each.window),
+        )
+        windows = {window for batch_id in first for window in untaken[batch_id]}
+        if not untaken:
+            windows |= look.unpublished()
+        late_windows = {each.window for each in late}
+        busy = late_windows.union(*untaken.values())
+        windows |= set(look.closing(busy)[:limit])
+        half_done = sorted(window for window, found in look.windows.items() if found.half_done)
+        windows |= set([window for window in half_done if window not in busy][:limit])
+    landed = look.landed
+    newest = workspace.landing(source).read(landed.last.batch_id) if landed.last is not None else None
     held_up = landed.hole is not None and workspace.decisions.action(HOLE_FOUND.scenario) == STOP
     return Pending(
         windows=() if held_up else tuple(sorted(windows - late_windows)),
         batches=len(untaken),
-        landed=len(landed.batches),
+        landed=landed.count,
         last_batch_id=newest.batch_id if newest else None,
         last_lsn=_end(newest),
         watermark=newest.arrival.watermark if newest else None,
         hole=landed.hole,
-        stream_end=max((batch.stream.end_lsn for batch in landed.batches if batch.stream), default=None),
-        recoveries=sum(1 for batch in landed.batches if batch.stream and batch.stream.recovered_from),
+        stream_end=landed.stream_end,
+        recoveries=sum(each.recoveries for each in landed.epochs),
         late_windows=() if held_up else tuple(sorted(late_windows)),
         late=() if held_up else tuple(late),
     )
-
-
-def _layers(workspace: Workspace, source: str, contracts: tuple[TableContract, ...]) -> list[_Layer]:
-    decisions = workspace.decisions
-    return [
-        _Layer(workspace.raw(source), lambda _: raw.VERSIONS, decisions),
-        _Layer(workspace.deduped(source), LawVersions(workspace, source).of, decisions),
-        *(
-            layer
-            for each in contracts
-            if not (
-                layer := _Layer(
-                    workspace.dimension(each), partial(_of_any_window, of_contract(each)), decisions
-                )
-            ).waits(workspace, each)
-        ),
-    ]
-
-
-def _closing(layers: Sequence[_Layer], closed: Callable[[str], bool], busy: Collection[str]) -> list[str]:
-    """The windows that are closed by now, in order, and are still open in some layer. Busy ones wait."""
-    return [
-        window
-        for window in sorted({window for layer in layers for window in layer.windows()})
-        if window not in busy
-        and closed(window)
-        and any(layer.is_open(window) for layer in layers)
-        and all(layer.may_close(window) for layer in layers)
-    ]
-
-
-def _half_done(
-    workspace: Workspace, source: str, contracts: Iterable[TableContract], busy: Collection[str]
-) -> list[str]:
-    """The windows, in order, that some run made again and not to the end: what it ended before has the
-    same batches everywhere, but not the same content. Busy ones are run again anyhow."""
-    held = QuarantineFiles.newest(workspace, source)
-    if held is None or held.deduped is None:
-        return []
-    found = set(held.unsettled_windows())
-    accepted: dict[tuple[str, str | None], list[str]] = {}
-    for file in held.deduped.all_files():
-        accepted.setdefault((file.window, dict(file.partition)["source_table"]), []).append(file.path)
-    for contract in contracts:
-        dimension = _open(workspace.dimension(contract))
-        if dimension is None or waiting(workspace, contract, dimension):
-            continue
-        for window in dimension.windows():
-            above, state = held.state(window), dimension.state(window)
-            if above is None or state is None:
-                continue
-            units = units_above(accepted.get((window, contract.table), ()), above)
-            if frozenset(state.inputs) != units or state.upstream_table_id != held.deduped.table_id:
-                found.add(window)
-    return sorted(found - set(busy))
 
 
 def _of_any_window(versions: tuple[str, ...], _window: str) -> tuple[str, ...]:
@@ -252,16 +347,14 @@ def pending_soon(workspace: Workspace, source: str, *, limit: int = 500, patienc
             time.sleep(_LOOK_SECONDS)
 
 
-def _open(table: LakeTable) -> TableSnapshot | None:
-    return table.open() if table.exists else None
-
-
-def _unpublished(workspace: Workspace, contracts: tuple[TableContract, ...]) -> set[str]:
-    """For each dimension that its published table does not show whole, one window to run again."""
+def _unpublished(
+    workspace: Workspace,
+    contracts: tuple[TableContract, ...],
+    newest: Callable[[LakeTable], TableSnapshot | None],
+) -> set[str]:
     windows = set()
     for contract in contracts:
-        dimension = _open(workspace.dimension(contract))
-        published = _open(workspace.published(contract))
+        dimension, published = newest(workspace.dimension(contract)), newest(workspace.published(contract))
         if dimension is None or not dimension.windows():
             continue
         if any(waiting(workspace, contract, each) for each in (dimension, published) if each is not None):

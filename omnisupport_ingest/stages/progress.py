@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from omnisupport_ingest.landing.manifest import DataFile, Manifest
+from omnisupport_ingest.landing.standing import LandedPart
 from omnisupport_ingest.position import Position
 
 
@@ -26,21 +27,28 @@ class BatchFacts:
 
 def facts_of(batches: Iterable[Manifest], window: str) -> BatchFacts:
     """The facts of ``batches`` for ``window``; all null where none has events in it."""
-    held = [(file, batch) for batch in batches for file in batch.files if file.window == window]
+    return facts_of_parts(
+        LandedPart.of(batch, file) for batch in batches for file in batch.files if file.window == window
+    )
+
+
+def facts_of_parts(parts: Iterable[LandedPart]) -> BatchFacts:
+    """The same of the data files of one window."""
+    held = list(parts)
     if not held:
         return BatchFacts(None, None, None, None)
-    # Copies of one event may stand in several batches; any order of ``batches`` names the same one.
-    newest = max(held, key=lambda pair: (pair[0].last, pair[1].batch_id))
-    marks = [batch.arrival.watermark for _, batch in held if batch.arrival.watermark is not None]
+    # Copies of one event may stand in several batches; any order of ``parts`` names the same one.
+    newest = max(held, key=lambda part: (part.last, part.batch_id))
+    marks = [part.mark for part in held if part.mark is not None]
     return BatchFacts(
-        first=min(file.first for file, _ in held),
-        last=newest[0].last,
-        last_batch_id=newest[1].batch_id,
+        first=min(part.first for part in held),
+        last=newest.last,
+        last_batch_id=newest.batch_id,
         watermark=max(marks, default=None),
     )
 
 
-def rise_from(last: Position | None, files: Iterable[DataFile]) -> bool:
+def rise_from(last: Position | None, files: Iterable[DataFile | LandedPart]) -> bool:
     """Whether the positions in ``files`` are distinct and all above ``last``.
 
     Proved from what landing recorded: each file's positions rise strictly, and the files' ranges

@@ -20,6 +20,7 @@ from omnisupport_ingest.lake.checkpoint import Checkpoint
 from omnisupport_ingest.lake.staging import StagedFiles, stage_frame
 from omnisupport_ingest.lake.table import TableSnapshot, retrying
 from omnisupport_ingest.landing.manifest import DataFile, Manifest
+from omnisupport_ingest.landing.standing import LandedPart
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.stages import closing
 from omnisupport_ingest.stages.checkpoints import Counts, Identity, Outcome, change_for, report
@@ -35,7 +36,7 @@ from omnisupport_ingest.stages.plan import (
     plan_window,
     repeats_writes,
 )
-from omnisupport_ingest.stages.progress import facts_of
+from omnisupport_ingest.stages.progress import facts_of_parts
 from omnisupport_ingest.stages.workspace import Workspace
 from omnisupport_ingest.windows import OUT_OF_RANGE
 
@@ -82,14 +83,14 @@ def materialize(
     """
     store, table = workspace.landing(source), workspace.raw(source)
     asked = Asked(replay, repeats_writes(workspace.decisions))
-    landed = {batch.batch_id: batch for batch in store.landed().batches}
+    landed = _Landing(store)
     identity = Identity(LAYER, source, run_id)
     lateness = Lateness.of(workspace, source)
-    passed = closing.passed_by_watermark(lateness, landed.values())
+    passed = closing.passed_by_watermark(lateness, landed.watermark)
     repeated: list[str] = []
 
     def attempt(snapshot: TableSnapshot) -> list[str]:
-        targets = [*dict.fromkeys(windows), *_sentinel(landed)]
+        targets = [*dict.fromkeys(windows), *landed.sentinel()]
         upstreams = {window: _upstream(snapshot, window, landed) for window in targets}
         every = [
             plan_window(
@@ -133,8 +134,35 @@ def materialize(
     return report(table, windows, repeated)
 
 
-def _sentinel(landed: Mapping[str, Manifest]) -> list[str]:
-    return [OUT_OF_RANGE] if any(OUT_OF_RANGE in batch.windows for batch in landed.values()) else []
+class _Landing:
+    """What has landed, as it is asked for: a run reads of its windows alone, and of new batches alone."""
+
+    def __init__(self, store: LandingStore) -> None:
+        self._store, self._landed = store, store.landed()
+        self._parts: dict[str, dict[str, list[LandedPart]]] = {}
+        self.watermark = self._landed.watermark
+
+    def sentinel(self) -> list[str]:
+        return [OUT_OF_RANGE] if any(each.out_of_range for each in self._landed.epochs) else []
+
+    def of(self, window: str) -> Mapping[str, Sequence[LandedPart]]:
+        """The data files in ``window``, by batch."""
+        if window not in self._parts:
+            found = self._parts[window] = {}
+            for part in self._landed.parts(window):
+                found.setdefault(part.batch_id, []).append(part)
+        return self._parts[window]
+
+    def parts(self, window: str, batches: Iterable[str]) -> list[LandedPart]:
+        """Those of ``batches``, where they have not been forgotten."""
+        here = self.of(window)
+        return [part for name in sorted(batches) for part in here.get(name, ())]
+
+    def files(self, window: str, batches: Iterable[str]) -> list[tuple[Manifest, DataFile]]:
+        """The same as their manifests have them."""
+        here = self.of(window)
+        manifests = [self._store.read(name) for name in sorted(batches) if name in here]
+        return [(each, file) for each in manifests for file in each.files if file.window == window]
 
 
 def _held(snapshot: TableSnapshot, window: str) -> frozenset[str]:
@@ -142,28 +170,25 @@ def _held(snapshot: TableSnapshot, window: str) -> frozenset[str]:
     return frozenset(state.inputs) if state else frozenset()
 
 
-def _all_landed(snapshot: TableSnapshot, window: str, landed: Mapping[str, Manifest]) -> bool:
+def _all_landed(snapshot: TableSnapshot, window: str, landed: _Landing) -> bool:
     """Whether landing still has every batch that raw holds: else raw is the record."""
-    return _held(snapshot, window) <= landed.keys()
+    return _held(snapshot, window) <= landed.of(window).keys()
 
 
-def _upstream(snapshot: TableSnapshot, window: str, landed: Mapping[str, Manifest]) -> Upstream:
-    here = frozenset(batch.batch_id for batch in landed.values() if window in batch.windows)
-    forgotten = _held(snapshot, window) - landed.keys()
-    return Upstream(here | forgotten, None, VERSIONS)
+def _upstream(snapshot: TableSnapshot, window: str, landed: _Landing) -> Upstream:
+    # What raw holds and landing does not was forgotten.
+    return Upstream(_held(snapshot, window) | landed.of(window).keys(), None, VERSIONS)
 
 
-def _outcome(
-    plan: WindowPlan, upstream: Upstream, landed: Mapping[str, Manifest], *, past_closing: bool
-) -> Outcome:
-    taken = [landed[name] for name in upstream.units if name in landed]
-    rows = sum(file.rows for _, file in _files(plan.window, upstream.units, landed))
+def _outcome(plan: WindowPlan, upstream: Upstream, landed: _Landing, *, past_closing: bool) -> Outcome:
+    parts = landed.parts(plan.window, upstream.units)
+    rows = sum(part.rows for part in parts)
     return Outcome(
         idempotency_key=idempotency_key(
             layer=LAYER, table=LAYER, window=plan.window, inputs=upstream.units, versions=upstream.versions
         ),
         batches=tuple(upstream.units),
-        facts=facts_of(taken, plan.window),
+        facts=facts_of_parts(parts),
         counts=Counts(raw=rows),
         past_closing=past_closing,
     )
@@ -173,26 +198,14 @@ def _replaced(
     snapshot: TableSnapshot,
     plan: WindowPlan,
     upstream: Upstream,
-    landed: Mapping[str, Manifest],
+    landed: _Landing,
     lateness: Lateness,
 ) -> Replaced | None:
     before = snapshot.state(plan.window)
     if before is None or plan.work is not Work.REPLACE:
         return None
-    late = lateness.late_in(plan.window, (landed[name] for name in upstream.units if name in landed))
+    late = frozenset(each.batch_id for each in lateness.late_parts(landed.parts(plan.window, upstream.units)))
     return Replaced(before.checkpoint.content_hash, reasons(before, upstream, upstream.units, late))
-
-
-def _files(
-    window: str, units: Iterable[str], landed: Mapping[str, Manifest]
-) -> list[tuple[Manifest, DataFile]]:
-    return [
-        (landed[name], file)
-        for name in sorted(units)
-        if name in landed
-        for file in landed[name].files
-        if file.window == window
-    ]
 
 
 def _stage(
@@ -200,11 +213,11 @@ def _stage(
     store: LandingStore,
     snapshot: TableSnapshot,
     plans: Sequence[WindowPlan],
-    landed: Mapping[str, Manifest],
+    landed: _Landing,
     unit: str,
 ) -> StagedFiles:
     files = [
-        (plan.window, batch, file) for plan in plans for batch, file in _files(plan.window, plan.read, landed)
+        (plan.window, batch, file) for plan in plans for batch, file in landed.files(plan.window, plan.read)
     ]
     if not files:
         return StagedFiles(())
@@ -220,15 +233,15 @@ def all_events(workspace: Workspace, spark: SparkSession, source: str, windows: 
     That is what has landed, and what raw holds already where landing has forgotten a batch of it.
     """
     store = workspace.landing(source)
-    landed = {batch.batch_id: batch for batch in store.landed().batches}
+    landed = _Landing(store)
     snapshot = workspace.raw(source).open() if workspace.raw(source).exists else None
     frames, files = [], []
     for window in windows:
-        names = {batch.batch_id for batch in landed.values() if window in batch.windows}
+        names = set(landed.of(window))
         if snapshot is not None and not _all_landed(snapshot, window, landed):
             frames.append(snapshot.read(spark, snapshot.files(window)))
             names -= _held(snapshot, window)
-        files += [(window, batch, file) for batch, file in _files(window, names, landed)]
+        files += [(window, batch, file) for batch, file in landed.files(window, names)]
     if files:
         frames.append(_events(spark, store, files))
     return reduce(DataFrame.unionByName, frames, spark.createDataFrame([], RAW_TYPE))
@@ -264,14 +277,14 @@ def _file_name(batch: Manifest) -> str | None:
 
 
 def _refuse_other_counts(
-    store: LandingStore, plans: Sequence[WindowPlan], landed: Mapping[str, Manifest], staged: StagedFiles
+    store: LandingStore, plans: Sequence[WindowPlan], landed: _Landing, staged: StagedFiles
 ) -> None:
     for plan in plans:
-        files = _files(plan.window, plan.read, landed)
-        expected = sum(file.rows for _, file in files)
+        files = landed.parts(plan.window, plan.read)
+        expected = sum(file.rows for file in files)
         written = sum(file.rows for file in staged.of(plan.window))
         if written != expected:
-            names = ", ".join(str(store.path_of(file)) for _, file in files[:3])
+            names = ", ".join(str(store.path_of(file)) for file in files[:3])
             raise LandingDisagrees(
                 f"The manifests count {expected} events for window {plan.window}, the batch files hold "
                 f"{written} (first files: {names}).",

@@ -54,6 +54,14 @@ class LawVersions:
         self.reviews = ReviewLedger.open(workspace, source)
         self.erasures = ErasureLedger.open(workspace, source)
 
+    def common(self) -> tuple[str, ...]:
+        """Those of every window."""
+        return self._common
+
+    def apart(self) -> dict[str, tuple[str, ...]]:
+        """The versions of the windows that have more than those of every window."""
+        return {window: self.of(window) for window in {*self.reviews.windows(), *self.erasures.windows()}}
+
     def of(self, window: str) -> tuple[str, ...]:
         """The versions that ``window`` should be made with."""
         reviews, erasures = self.reviews.digest(window), self.erasures.digest(window)

@@ -8,8 +8,8 @@ from datetime import datetime
 from enum import Enum
 
 from omnisupport_ingest.lake.state import WindowState
-from omnisupport_ingest.landing.manifest import Manifest
-from omnisupport_ingest.stages.lateness import Lateness, newest_watermark
+from omnisupport_ingest.landing.standing import LandedPart
+from omnisupport_ingest.stages.lateness import Lateness
 from omnisupport_ingest.stages.looking import look
 from omnisupport_ingest.stages.pending import pending_windows
 from omnisupport_ingest.stages.workspace import Workspace
@@ -66,24 +66,22 @@ class WindowList:
 
 def window_list(workspace: Workspace, source: str) -> WindowList:
     """Read manifests and the tables' logs; changes nothing, and needs no Spark."""
-    batches = workspace.landing(source).landed().batches
-    lateness, watermark = Lateness.of(workspace, source), newest_watermark(batches)
+    landing = workspace.landing(source)
+    landed = landing.landed()
+    lateness, watermark = Lateness.of(workspace, source), landed.watermark
     pending = pending_windows(workspace, source)
     judged, raw = look(workspace.deduped(source)), look(workspace.raw(source))
-    landed: dict[str, list[Manifest]] = {}
-    for batch in batches:
-        for window in batch.windows:
-            landed.setdefault(window, []).append(batch)
+    parts = {window: held for window in landing.windows() if (held := landed.parts(window))}
     # What landing has forgotten, raw still holds. A run over windows in a row makes empty ones as well.
     kept = [window for window in raw.windows() if raw.files(window)] if raw is not None else []
-    windows = {*landed, *kept}
+    windows = {*parts, *kept}
     return WindowList(
         source,
         watermark,
         tuple(
             _line(
                 window,
-                landed.get(window, ()),
+                parts.get(window, ()),
                 lateness,
                 watermark,
                 judged.state(window) if judged is not None else None,
@@ -97,7 +95,7 @@ def window_list(workspace: Workspace, source: str) -> WindowList:
 
 def _line(
     window: str,
-    batches: Sequence[Manifest],
+    parts: Sequence[LandedPart],
     lateness: Lateness,
     watermark: datetime | None,
     state: WindowState | None,
@@ -106,7 +104,7 @@ def _line(
     waiting: bool,
 ) -> WindowLine:
     checkpoint = state.checkpoint if state is not None else None
-    arrivals = [each for batch in batches for each in lateness.arrivals(batch) if each.window == window]
+    arrivals = lateness.late_parts(parts)
     sentinel = window == OUT_OF_RANGE
     return WindowLine(
         window=window,
@@ -114,8 +112,8 @@ def _line(
             window, lateness, watermark, closed=checkpoint is not None and checkpoint.closed, late=late
         ),
         closes_at=None if sentinel else lateness.closes_at(window),
-        events=sum(file.rows for batch in batches for file in batch.files if file.window == window),
-        batches=len(batches),
+        events=sum(part.rows for part in parts),
+        batches=len({part.batch_id for part in parts}),
         late_events=sum(each.events for each in arrivals),
         late_batches=len({each.batch_id for each in arrivals}),
         pending=late or waiting,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from omnisupport_ingest.cdc.current import published_type
 from omnisupport_ingest.cdc.envelope import QUARANTINE_TYPE, RAW_TYPE
@@ -23,6 +24,7 @@ from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.stages.erasure_columns import ERASURE_TYPE
 from omnisupport_ingest.stages.review_columns import REVIEW_TYPE
+from omnisupport_ingest.stages.seen import Seen
 from omnisupport_ingest.windows import WindowGrid
 
 
@@ -37,6 +39,7 @@ class Workspace:
     home: Home
     contracts: Contracts
     decisions: DecisionTable = field(default_factory=lambda: load_decision_table(default_decision_table()))
+    _seen: dict[str, Seen[Any]] = field(default_factory=dict, init=False, repr=False, compare=False)
     _landings: dict[str, LandingStore] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
@@ -55,6 +58,10 @@ class Workspace:
         if source not in self._landings:
             self._landings[source] = LandingStore(self.home.landing, source)
         return self._landings[source]
+
+    def seen(self, source: str) -> Seen[Any]:
+        """What the last look for pending windows of ``source`` found; the same memory at every call."""
+        return self._seen.setdefault(source, Seen())
 
     def raw(self, source: str) -> LakeTable:
         return self._table(

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from omnisupport_ingest.landing.completeness import (
-    below_the_snapshots,
+    chunks_of,
     incomplete_at,
     incomplete_now,
     is_captured,
@@ -206,11 +206,11 @@ def test_a_delivery_of_files_is_not_captured() -> None:
     assert is_captured([delivery, manifest(0, 20)])
 
 
-def test_completeness_rests_on_chunks_and_on_the_stream_that_begins_below_them() -> None:
+def test_chunks_of_a_table_are_those_of_its_epoch() -> None:
     below, across, above = manifest(0, 15), manifest(15, 25), manifest(25, 30)
     other = chunk(10, 90, table="agents")
     batches = [*whole(10, 20), other, below, across, above, manifest(0, 5, epoch=2)]
-    assert below_the_snapshots(batches, "tickets", 1) == [*whole(10, 20), below, across]
+    assert chunks_of(batches, "tickets", 1) == [*whole(10, 20)]
 
 
 @dataclass(frozen=True)

@@ -66,6 +66,11 @@ def start(script: str, *arguments: object, failpoint: str = "") -> subprocess.Po
         ("landing.data.after:3", 2),
         ("landing.manifest.after", 1),
         ("landing.manifest.after:2", 2),
+        ("landing.index.before", 0),
+        ("landing.index.after", 0),
+        ("landing.index.before@e000001-s-000000000000000a", 1),
+        ("landing.index.after@e000001-s-000000000000000a", 1),
+        ("landing.index.before@e000001-s-0000000000000014", 2),
     ],
 )
 def test_killed_writer_leaves_whole_batches_only(tmp_path: Path, failpoint: str, landed: int) -> None:

@@ -125,6 +125,7 @@ def test_newer_format_version_is_named_before_its_unknown_fields(store: LandingS
     batch = land(store, 8, 20)
     file = store.folder / "manifests" / f"{batch.batch_id}.json"
     document = json.loads(file.read_bytes()) | {"format_version": 5, "compressed": True}
+    file.unlink()
     file.write_text(json.dumps(document))
     with pytest.raises(ManifestFromNewerVersion, match="format version 5; this program reads up to 4"):
         LandingStore(store.folder.parent, store.source).landed()

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from omnisupport_ingest.contracts.decision_table import load_decision_table
 from omnisupport_ingest.stages import deduped, dimensions, published, raw
-from omnisupport_ingest.stages.lateness import Lateness, newest_watermark
+from omnisupport_ingest.stages.lateness import Lateness
 from omnisupport_ingest.stages.pending import pending_windows
 from omnisupport_ingest.stages.scenarios import Stopped
 from omnisupport_ingest.windows import OUT_OF_RANGE
@@ -286,10 +286,10 @@ def test_rebuild_from_landing_reaches_the_verdicts_of_the_first_run(story, spark
 def test_window_closes_when_the_watermark_has_passed_its_end_by_what_is_allowed(story):
     story.land_file(put(10, 1, "first", op="c"), put(20, 60 + HOUR - 1, "second"))
     lateness = Lateness.of(story.workspace, SOURCE)
-    assert not lateness.closed(FIRST, newest_watermark(story.store.manifests()))
+    assert not lateness.closed(FIRST, story.store.landed().watermark)
     story.land_file(put(30, 60 + HOUR, "third"))
-    assert lateness.closed(FIRST, newest_watermark(story.store.manifests()))
-    assert not lateness.closed(SECOND, newest_watermark(story.store.manifests()))
+    assert lateness.closed(FIRST, story.store.landed().watermark)
+    assert not lateness.closed(SECOND, story.store.landed().watermark)
 
 
 def _hashes(story: Story) -> dict[tuple[str, str], str]:

@@ -231,12 +231,19 @@ def _refuse_name(path: Path) -> None:
 
 def _refuse_other_deliveries(store: LandingStore) -> None:
     """Refuse a source whose landing came another way: its positions are of another kind."""
-    for manifest in store.manifests():
-        way = "a captured stream" if manifest.file is None else "deliveries of a seed manifest"
-        if manifest.file is None or manifest.file.order is None:
+    for each in store.epoch_standings():
+        captured = bool(each.chunks or each.last_stream)
+        if captured or each.deliveries:
+            way = "a captured stream" if captured else "deliveries of a seed manifest"
+            names = store.batch_ids(f"e{each.epoch:06d}-" if captured else "f-")
+            of_the_way = (name for name in names if captured or _is_of_rows(store.read(name)))
             raise SourceRefused(
-                f"{store.source} has {way} (batch {manifest.batch_id}); files of events are not mixed into "
-                "it, as their positions are others.",
+                f"{store.source} has {way} (batch {next(of_the_way, '?')}); files of events are not mixed "
+                "into it, as their positions are others.",
                 fix="Land them as a source of their own: --source with another name, which contracts give as "
                 "x-cdc.source.",
             )
+
+
+def _is_of_rows(manifest: Manifest) -> bool:
+    return manifest.file is not None and manifest.file.order is None

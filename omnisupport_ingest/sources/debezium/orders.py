@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.sources.debezium.changes import Change
 from omnisupport_ingest.sources.debezium.faults import LineFault
@@ -42,11 +41,12 @@ class Orders:
     @classmethod
     def of(cls, store: LandingStore, epoch: int | None) -> Orders:
         """What the landing of a source says; ``epoch`` that the file lands in, none: a new one."""
-        files = [each for each in store.manifests() if each.file is not None and each.file.order is not None]
-        orders = cls(store.source, next((order for each in files if (order := _order(each))), None))
-        for each in files:
-            if each.epoch == epoch and each.file is not None and each.file.order != TIME:
-                orders._note_landed(each)
+        standings = store.epoch_standings()
+        orders = cls(store.source, next((each.order for each in standings if each.order is not None), None))
+        for each in standings:
+            if each.epoch == epoch:
+                first_life = [lsn_in(top) for top in (each.read, each.changed) if top is not None]
+                orders.first_life, orders.later = max(first_life, default=None), each.commit
         return orders
 
     @property
@@ -86,15 +86,6 @@ class Orders:
                 "carry source.sequence, have all of them carry it.",
             )
 
-    def _note_landed(self, manifest: Manifest) -> None:
-        for position in (end for file in manifest.files for end in (file.first, file.last)):
-            commit = position.commit_lsn.value
-            if commit:
-                self.later = commit if self.later is None else min(self.later, commit)
-            else:
-                lsn = lsn_in(position.ordinal)
-                self.first_life = lsn if self.first_life is None else max(self.first_life, lsn)
-
     def _mixed(self, order: str, known: str) -> LineFault:
         of_file = self._found is not None or self.landed is None
         where = "what stands above it" if of_file else f"what has landed of {self.source}"
@@ -105,9 +96,3 @@ class Orders:
             "new epoch does not help: a source has one order for good. Or write the events again with the "
             "same connector settings as the others.",
         )
-
-
-def _order(manifest: Manifest) -> str | None:
-    """The order that a landed file commits its source to; none of one with snapshot rows alone."""
-    rows_alone = all(file.last.ordinal < 0 for file in manifest.files)
-    return None if manifest.file is None or rows_alone else manifest.file.order

@@ -74,7 +74,7 @@ def land(
             fix="Leave as_of out, so that the rows count from the moment they land.",
         )
     with one_at_a_time(store.folder):
-        if batch_id in store.batch_ids():
+        if store.exists(batch_id):
             return SeedLanding(_of_same_table(store.read(batch_id), seed), already_landed=True)
         with BatchWriter(store, grid, epoch, batch_id, clock=clock) as writer:
             for event in _events(seed, epoch, moment, _next_ordinal(store, epoch)):
@@ -184,15 +184,8 @@ def _check_hash(seed: SeedManifest, file: SeedFile, found: str) -> None:
 
 def _next_ordinal(store: LandingStore, epoch: int) -> int:
     """Above every ordinal that a file batch of the epoch holds; manifests make it durable."""
-    return max(
-        (
-            file.last.ordinal + 1
-            for manifest in store.manifests()
-            if manifest.file is not None and manifest.epoch == epoch
-            for file in manifest.files
-        ),
-        default=FIRST_ORDINAL,
-    )
+    used = (each.file_ordinal for each in store.epoch_standings() if each.epoch == epoch)
+    return max((each + 1 for each in used if each is not None), default=FIRST_ORDINAL)
 
 
 def _of_same_table(landed: Manifest, seed: SeedManifest) -> Manifest:

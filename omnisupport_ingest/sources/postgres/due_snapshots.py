@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.key_range import KeyRange
 from omnisupport_ingest.landing.accepted_losses import AcceptedLosses
-from omnisupport_ingest.landing.names import epoch_in
+from omnisupport_ingest.landing.names import chunk_prefix
 from omnisupport_ingest.landing.snapshot_plans import SnapshotPlan, SnapshotPlans, that_count
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.sources.postgres.snapshot_requests import SnapshotRequest, SnapshotRequests
@@ -88,7 +88,9 @@ class DueSnapshots:
     def _read_before(self) -> set[str]:
         """Tables that need no first read: read in this epoch, or before it where that has to do."""
         accepted = AcceptedLosses(self._store.folder).of(self._epoch) is not None
-        names = (name for name in self._store.batch_ids() if name.endswith("-boundary"))
-        counts = (name for name in names if accepted or epoch_in(name) == self._epoch)
-        chunks = (self._store.read(name).chunk for name in counts)
+        epochs = [
+            each.epoch for each in self._store.epoch_standings() if accepted or each.epoch == self._epoch
+        ]
+        names = (name for epoch in epochs for name in self._store.batch_ids(chunk_prefix(epoch)))
+        chunks = (self._store.read(name).chunk for name in names if name.endswith("-boundary"))
         return {chunk.table for chunk in chunks if chunk is not None and chunk.scope is None}

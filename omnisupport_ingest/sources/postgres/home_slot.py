@@ -76,7 +76,7 @@ def end_of_chain(store: LandingStore, epoch: EpochRecord) -> LandedChain:
     prefix = f"e{epoch.number:06d}-s-"
     stops: list[Lsn] = []
     last: LandedTransaction | None = None
-    for batch_id in reversed([each for each in store.batch_ids() if each.startswith(prefix)]):
+    for batch_id in store.newest_first(prefix):
         span = store.read(batch_id).stream
         if span is None:
             continue

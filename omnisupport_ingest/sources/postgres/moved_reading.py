@@ -10,6 +10,7 @@ from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.landing.epochs import EpochRecord
 from omnisupport_ingest.landing.manifest import ChunkSpan, Manifest
 from omnisupport_ingest.landing.moved_rows import moved_rows
+from omnisupport_ingest.landing.names import chunk_prefix
 from omnisupport_ingest.landing.snapshot_plans import SnapshotPlan
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.position import Lsn
@@ -51,9 +52,9 @@ class MovedReading:
         passed = [(table, plan) for table, plan in left if self._has_passed(plan)]
         if not passed:
             return None
-        batches = [each for each in self._store.landed().batches if each.epoch == self._epoch]
+        chunks = [self._store.read(name) for name in self._store.batch_ids(chunk_prefix(self._epoch))]
         try:
-            found = [self._read(table, plan, batches, landing, stop) for table, plan in passed]
+            found = [self._read(table, plan, chunks, landing, stop) for table, plan in passed]
         except Stopped:
             return None
         self.settled = all(plan.snapshot_id in self._searched for _, plan in left)
@@ -80,22 +81,24 @@ class MovedReading:
         self,
         table: TableContract,
         plan: SnapshotPlan,
-        batches: Sequence[Manifest],
+        landed: Sequence[Manifest],
         landing: Callable[[], Landing],
         stop: threading.Event,
     ) -> Lsn | None:
         chunks = [
             each.chunk
-            for each in batches
+            for each in landed
             if each.chunk is not None
             and each.chunk.snapshot_id == plan.snapshot_id
             and not each.chunk.boundary
         ]
         high = max(chunk.high for chunk in chunks)
-        if max((each.stream.end_lsn for each in batches if each.stream), default=Lsn(0)) < high:
+        epochs = {each.epoch: each for each in self._store.landed().epochs}
+        if self._epoch not in epochs or (epochs[self._epoch].end or Lsn(0)) < high:
             return None
         again = [chunk for chunk in chunks if chunk.chunk >= plan.chunks]
         since = self._since(plan, chunks, again)
+        batches = self._store.stream_between(self._epoch, since, high)
         moved = moved_rows(self._store, batches, table.schema, table.table, since, high)
         if not moved:
             self._searched.add(plan.snapshot_id)

@@ -17,9 +17,8 @@ class Ordinals:
 
     def __init__(self, store: LandingStore, epoch: int) -> None:
         """Go on above what has landed or was given to a plan in ``epoch``."""
-        prefix = f"e{epoch:06d}-r-"
-        landed = (store.read(name) for name in store.batch_ids() if name.startswith(prefix))
-        used = [file.last.ordinal for manifest in landed for file in manifest.files]
+        standings = (each for each in store.epoch_standings() if each.epoch == epoch)
+        used = [each.chunk_ordinal for each in standings if each.chunk_ordinal is not None]
         used += [plan.boundary_ordinal for plan in SnapshotPlans(store.folder).all(epoch)]
         self._lock = threading.Lock()
         self._next = max(used, default=FIRST_ORDINAL - 1) + 1

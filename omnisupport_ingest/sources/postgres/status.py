@@ -50,6 +50,9 @@ _RATE_OVER = timedelta(hours=1)
 """The rate of the WAL is taken over about this long."""
 
 _RATE_AT_LEAST = timedelta(minutes=1)
+_LOOKED_AT_ONCE = 100
+"""Batches that are passed over before one of them is opened."""
+
 _MEGABYTE = 1024 * 1024
 
 
@@ -321,8 +324,13 @@ def _earlier(store: LandingStore, ahead: timedelta) -> WalMark | None:
     if epoch is None:
         return None
     prefix = stream_prefix(epoch.number)
-    names = [each for each in store.batch_ids() if each.startswith(prefix)]
     now = datetime.now(UTC)
+    names: list[str] = []
+    for name in store.newest_first(prefix):
+        names.append(name)
+        if not len(names) % _LOOKED_AT_ONCE and store.read(name).arrival.landed_at < now - _RATE_OVER:
+            break
+    names.reverse()
     first = bisect_left(names, now - _RATE_OVER, key=lambda each: store.read(each).arrival.landed_at)
     for index in (first, first - 1):
         if 0 <= index < len(names):

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.landing.manifest import Manifest
-from omnisupport_ingest.landing.names import chunk_batch_id
+from omnisupport_ingest.landing.names import chunk_batch_id, chunk_prefix
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.sources.postgres.preflight.findings import Finding
 
@@ -34,7 +34,8 @@ def _that_describe(store: LandingStore) -> Iterator[Manifest]:
     last = store.last_stream_until(epoch.number) if epoch is not None else None
     if last is not None:
         yield last
-    for boundary_id in reversed([name for name in store.batch_ids() if name.endswith("-boundary")]):
+    chunks = [name for each in store.epoch_standings() for name in store.batch_ids(chunk_prefix(each.epoch))]
+    for boundary_id in reversed([name for name in chunks if name.endswith("-boundary")]):
         boundary = store.read(boundary_id)
         if boundary.chunk is not None:
             first = chunk_batch_id(boundary.epoch, boundary.chunk.snapshot_id, boundary.chunk.table, 0, 1)

@@ -1,0 +1,332 @@
+"""How far the landing of an epoch has come, as a fold over its batches: a batch more is one step more.
+
+``BatchLine`` is what a manifest says that such sums need, ``EpochStanding`` the sum. The chain of the stream
+is part of it, so "may downstream take this batch?" is answered without the batches before it. What does not
+fit at the end (a batch that was missing comes back, the start of the epoch is another) is folded afresh.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+from omnisupport_ingest.landing.chain import Hole
+from omnisupport_ingest.landing.manifest import DataFile, Manifest
+from omnisupport_ingest.landing.names import epoch_in
+from omnisupport_ingest.position import Lsn, Position
+from omnisupport_ingest.windows import OUT_OF_RANGE
+
+CHUNK, STREAM, FILE = 0, 1, 2
+"""The kinds of batches, in the order in which they land."""
+
+Place = tuple[int, int, str, str]
+"""Where a batch stands in landing order; its name is the last part."""
+
+_BY_TIME = "time"
+"""The order of files whose positions say nothing of a log."""
+
+_NEVER = datetime.min.replace(tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLine:
+    """A manifest in one line.
+
+    ``out_of_range``: rows whose time cannot be right. ``mark``: its watermark. ``ordinal``: the highest one.
+    ``begins``, ``ends`` and ``recovered``: of a stream batch. ``order``: of a file of events, with the lowest
+    commit LSN above 0 (``commit``), and the highest ordinals at 0 of its snapshot's rows (``read``, below 0)
+    and of changes (``changed``).
+    """
+
+    batch_id: str
+    epoch: int
+    kind: int
+    rows: int
+    out_of_range: int
+    landed_at: datetime
+    mark: datetime | None
+    highest: datetime | None
+    ordinal: int | None = None
+    begins: Lsn | None = None
+    ends: Lsn | None = None
+    recovered: bool = False
+    order: str | None = None
+    commit: int | None = None
+    read: int | None = None
+    changed: int | None = None
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> BatchLine:
+        arrival, stream, file = manifest.arrival, manifest.stream, manifest.file
+        reached = [end for each in manifest.files for end in (each.first, each.last)]
+        order = file.order if file is not None else None
+        at_zero = [end.ordinal for end in reached if not end.commit_lsn.value] if order is not None else []
+        commits = [end.commit_lsn.value for end in reached if end.commit_lsn.value]
+        return cls(
+            manifest.batch_id,
+            manifest.epoch,
+            CHUNK if manifest.chunk is not None else STREAM if stream is not None else FILE,
+            manifest.rows,
+            sum(each.rows for each in manifest.files if each.window == OUT_OF_RANGE),
+            arrival.landed_at,
+            arrival.watermark,
+            arrival.highest_commit_ts,
+            max((each.last.ordinal for each in manifest.files), default=None),
+            stream.previous_end_lsn if stream is not None else None,
+            stream.end_lsn if stream is not None else None,
+            stream is not None and stream.recovered_from is not None,
+            order,
+            min(commits, default=None) if order is not None else None,
+            max((each for each in at_zero if each < 0), default=None),
+            max((each for each in at_zero if each >= 0), default=None),
+        )
+
+    def to_text(self) -> str:
+        """One line of JSON without the name."""
+        facts = [self.epoch, self.kind, self.rows, self.out_of_range, self.landed_at.isoformat()]
+        facts += [_text(self.mark), _text(self.highest), self.ordinal]
+        facts += [None if each is None else each.value for each in (self.begins, self.ends)]
+        facts += [self.recovered, self.order, self.commit, self.read, self.changed]
+        return json.dumps(facts, separators=(",", ":"))
+
+    @classmethod
+    def from_text(cls, batch_id: str, text: str) -> BatchLine:
+        """What ``to_text`` wrote of the batch ``batch_id``."""
+        epoch, kind, rows, out_of_range, landed_at, mark, highest, ordinal, begins, ends, *more = json.loads(
+            text
+        )
+        return cls(
+            batch_id,
+            epoch,
+            kind,
+            rows,
+            out_of_range,
+            datetime.fromisoformat(landed_at),
+            _moment(mark),
+            _moment(highest),
+            ordinal,
+            None if begins is None else Lsn(begins),
+            None if ends is None else Lsn(ends),
+            *more,
+        )
+
+    @property
+    def place(self) -> tuple[int, str, str]:
+        """Where it stands in its epoch, in landing order."""
+        return self.kind, self.landed_at.isoformat() if self.kind == FILE else "", self.batch_id
+
+
+@dataclass(frozen=True, slots=True)
+class LandedPart:
+    """A data file of a landed batch, and what its manifest says of the batch: ``begins`` of a stream batch,
+    ``mark`` and ``mark_before`` its watermark and the one it found."""
+
+    batch_id: str
+    epoch: int
+    window: str
+    path: str
+    rows: int
+    first: Position
+    last: Position
+    ordered: bool
+    rows_per_table: dict[str, int]
+    landed_at: datetime
+    mark: datetime | None
+    mark_before: datetime | None
+    begins: Lsn | None = None
+
+    @property
+    def place(self) -> Place:
+        """Where its batch stands."""
+        kind = STREAM if self.begins is not None else CHUNK if epoch_in(self.batch_id) is not None else FILE
+        return self.epoch, kind, self.landed_at.isoformat() if kind == FILE else "", self.batch_id
+
+    @classmethod
+    def of(cls, manifest: Manifest, file: DataFile) -> LandedPart:
+        arrival = manifest.arrival
+        return cls(
+            manifest.batch_id,
+            manifest.epoch,
+            *(file.window, file.path, file.rows, file.first, file.last, file.ordered, file.rows_per_table),
+            *(arrival.landed_at, arrival.watermark, arrival.watermark_before),
+            manifest.stream.previous_end_lsn if manifest.stream is not None else None,
+        )
+
+    def to_text(self) -> str:
+        """One line of JSON without window and batch."""
+        facts = [self.epoch, self.path, self.rows, str(self.first), str(self.last), self.ordered]
+        times = [self.landed_at.isoformat(), _text(self.mark), _text(self.mark_before)]
+        begins = None if self.begins is None else self.begins.value
+        return json.dumps([*facts, self.rows_per_table, *times, begins], separators=(",", ":"))
+
+    @classmethod
+    def from_text(cls, window: str, batch_id: str, text: str) -> LandedPart:
+        """What ``to_text`` wrote of a file of ``batch_id`` in ``window``."""
+        epoch, path, rows, first, last, ordered, tables, landed_at, mark, before, begins = json.loads(text)
+        return cls(
+            *(batch_id, epoch, window, path, rows, Position.parse(first), Position.parse(last), ordered),
+            tables,
+            datetime.fromisoformat(landed_at),
+            _moment(mark),
+            _moment(before),
+            None if begins is None else Lsn(begins),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EpochStanding:
+    """One epoch. ``start``: where its stream starts, by the epoch's record.
+
+    Of all batches: ``chunks`` and ``files`` are how many of a kind, ``begun`` whether any has an event,
+    ``last_stream`` the highest name, ``last_file`` the furthest file of events, ``chunk_ordinal`` and
+    ``file_ordinal`` the highest ordinals. Of files of events: their ``order``, if events tell it, and
+    ``commit``, ``read`` and ``changed`` as of one; ``deliveries`` is how many files are none of events.
+    Of those that downstream may take: ``batches``, ``events``, ``out_of_range``, ``recoveries``,
+    ``streams``; ``mark`` is the highest watermark, ``stream_mark`` that of the last stream batch that has
+    one, ``marked`` the last batch that has one; ``last`` is the last in landing order, and ``end`` where the
+    unbroken chain ends, with the batch ``end_of``. ``break_at`` and ``break_before``: where the first batch
+    behind a break begins, and its name.
+    """
+
+    epoch: int
+    start: Lsn | None = None
+    chunks: int = 0
+    files: int = 0
+    begun: bool = False
+    last_stream: str | None = None
+    last_file: BatchLine | None = None
+    chunk_ordinal: int | None = None
+    file_ordinal: int | None = None
+    deliveries: int = 0
+    order: str | None = None
+    commit: int | None = None
+    read: int | None = None
+    changed: int | None = None
+    batches: int = 0
+    events: int = 0
+    out_of_range: int = 0
+    recoveries: int = 0
+    streams: int = 0
+    landed_at: datetime | None = None
+    mark: datetime | None = None
+    stream_mark: datetime | None = None
+    marked: BatchLine | None = None
+    last: BatchLine | None = None
+    end: Lsn | None = None
+    end_of: str | None = None
+    break_at: Lsn | None = None
+    break_before: str | None = None
+
+    @classmethod
+    def folded(cls, epoch: int, start: Lsn | None, lines: Iterable[BatchLine]) -> EpochStanding:
+        """Of ``lines``, every batch of ``epoch``, those of the stream as they rise."""
+        standing = cls(epoch, start)
+        for line in lines:
+            following = standing.with_next(line)
+            if following is None:
+                raise ValueError(f"{line.batch_id} does not come in the order of the stream")
+            standing = following
+        return standing
+
+    def with_next(self, line: BatchLine) -> EpochStanding | None:
+        """The standing with one batch more; None if it has to be folded afresh."""
+        landed = replace(self, begun=self.begun or line.rows > 0)
+        if line.kind == CHUNK:
+            ordinal = _highest(self.chunk_ordinal, line.ordinal)
+            return replace(landed, chunks=self.chunks + 1, chunk_ordinal=ordinal)._taking(line)
+        if line.kind == FILE:
+            return landed._with_file(line)._taking(line)
+        return landed._with_stream(line)
+
+    def _with_file(self, line: BatchLine) -> EpochStanding:
+        landed = replace(self, files=self.files + 1, file_ordinal=_highest(self.file_ordinal, line.ordinal))
+        if line.order is None:
+            return replace(landed, deliveries=self.deliveries + 1)
+        landed = replace(landed, last_file=further(self.last_file, line))
+        if line.ordinal is not None and line.ordinal >= 0:
+            landed = replace(landed, order=self.order or line.order)
+        if line.order == _BY_TIME:
+            return landed
+        return replace(
+            landed,
+            commit=min((each for each in (self.commit, line.commit) if each is not None), default=None),
+            read=_highest(self.read, line.read),
+            changed=_highest(self.changed, line.changed),
+        )
+
+    def _with_stream(self, line: BatchLine) -> EpochStanding | None:
+        assert line.begins is not None, "a batch of the stream"
+        landed = replace(self, last_stream=max(self.last_stream or "", line.batch_id))
+        if self.break_at is not None:
+            return landed if line.begins > self.break_at else None
+        expected = self.end if self.streams else self.start
+        if expected is None or line.begins == expected:
+            taken = landed._taking(line)
+            mark = line.mark if line.mark is not None else self.stream_mark
+            return replace(
+                taken, streams=self.streams + 1, end=line.ends, end_of=line.batch_id, stream_mark=mark
+            )
+        if line.begins < expected and self.streams:
+            # Of an overlap the lower one comes first, whichever landed first.
+            assert self.end_of is not None
+            if line.batch_id < self.end_of:
+                return None
+        return replace(landed, break_at=line.begins, break_before=line.batch_id)
+
+    def _taking(self, line: BatchLine) -> EpochStanding:
+        last = line if self.last is None or line.place > self.last.place else self.last
+        marks = [each for each in (self.mark, line.mark) if each is not None]
+        marked = self.marked
+        if line.mark is not None and (marked is None or line.place > marked.place):
+            marked = line
+        return replace(
+            self,
+            batches=self.batches + 1,
+            events=self.events + line.rows,
+            out_of_range=self.out_of_range + line.out_of_range,
+            recoveries=self.recoveries + line.recovered,
+            landed_at=max(self.landed_at or line.landed_at, line.landed_at),
+            mark=max(marks, default=None),
+            marked=marked,
+            last=last,
+        )
+
+    def takes(self, begins: Lsn | None) -> bool:
+        """Whether downstream may take a batch of this epoch; ``begins``: of the stream, else None."""
+        return begins is None or self.break_at is None or begins < self.break_at
+
+    def hole(self, newest_epoch: int) -> Hole | None:
+        """The break in the chain of the stream; None if there is none."""
+        if self.break_at is None or self.break_before is None:
+            return None
+        expected = self.end if self.streams else self.start
+        assert expected is not None, "a break is one from what was expected"
+        later = newest_epoch if newest_epoch > self.epoch else None
+        return Hole(self.epoch, self.end_of, expected, self.break_before, self.break_at, later)
+
+
+def _highest(*ordinals: int | None) -> int | None:
+    return max((each for each in ordinals if each is not None), default=None)
+
+
+def _text(moment: datetime | None) -> str | None:
+    return None if moment is None else moment.isoformat()
+
+
+def _moment(text: str | None) -> datetime | None:
+    return None if text is None else datetime.fromisoformat(text)
+
+
+def further(one: BatchLine | None, other: BatchLine) -> BatchLine:
+    """The file of events that the next one follows.
+
+    The landing clock may be set back, so it is told by what never falls within an epoch: the watermark and
+    the highest commit time.
+    """
+    return other if one is None or _how_far(other) > _how_far(one) else one
+
+
+def _how_far(line: BatchLine) -> tuple[int, datetime, datetime, datetime, str]:
+    return line.epoch, line.mark or _NEVER, line.highest or _NEVER, line.landed_at, line.batch_id
