@@ -84,11 +84,12 @@ def measure(history: History) -> dict[str, float]:
 
 @click.command()
 @click.option("--sizes", default="1000,100000,1000000", help="Batches of the past, rising, with commas.")
-def main(sizes: str) -> None:
+@click.option("--per-window", default=_PER_WINDOW, show_default=True, help="Batches of a window.")
+def main(sizes: str, per_window: int) -> None:
     """Measure at each size and compare the last with the first."""
     results: dict[int, dict[str, float]] = {}
     with tempfile.TemporaryDirectory(prefix="landing-index-") as folder:
-        history = History(Path(folder), _PER_WINDOW)
+        history = History(Path(folder), per_window)
         for size in map(int, sizes.split(",")):
             began = time.perf_counter()
             history.grow(size)
@@ -102,7 +103,7 @@ def main(sizes: str) -> None:
     for step in steps:
         click.echo(f"{step:<36}" + "".join(f"{found[step]:>14}" for found in results.values()))
     figures = {str(size): found for size, found in results.items()}
-    write_result("landing_index", {"per_window": _PER_WINDOW, "results": figures})
+    write_result("landing_index", {"per_window": per_window, "results": figures})
 
 
 if __name__ == "__main__":
