@@ -5,6 +5,7 @@ from __future__ import annotations
 import dagster as dg
 
 from omnisupport_ingest.contracts.in_force import record_in_force, settings_of_home
+from omnisupport_ingest.contracts.sources import SourceKind, sources_in_force
 from omnisupport_ingest.defs.assets import build_assets
 from omnisupport_ingest.defs.checks import build_content_checks, build_log_checks
 from omnisupport_ingest.defs.history import build_history
@@ -12,6 +13,7 @@ from omnisupport_ingest.defs.jobs import build_jobs
 from omnisupport_ingest.defs.late_arrivals import late_arrivals_sensor
 from omnisupport_ingest.defs.lost_runs import run_executor
 from omnisupport_ingest.defs.partitions import window_partitions
+from omnisupport_ingest.defs.query_sensors import comparison, cursor_sensor
 from omnisupport_ingest.defs.resources import build_resources
 from omnisupport_ingest.defs.review_job import build_review_job
 from omnisupport_ingest.defs.sensors import wal_batches_sensor
@@ -30,11 +32,13 @@ def build_definitions(workspace: Workspace) -> dg.Definitions:
             executor=run_executor,
         )
     ]
+    sources = sources_in_force(workspace.settings, workspace.contracts)
     for source in workspace.contracts.sources():
         contracts = workspace.contracts.of_source(source)
         log_checks = build_log_checks(source, contracts)
         content_checks = [check for contract in contracts for check in build_content_checks(contract)]
-        captured = source == workspace.settings.source
+        definition = sources.find(source)
+        captured = source == workspace.settings.source and definition.kind is SourceKind.LOG
         # It asks the server, which an ingest run does not need.
         asking_checks = [source_health_check(workspace)] if captured else []
         parts += [
@@ -55,6 +59,10 @@ def build_definitions(workspace: Workspace) -> dg.Definitions:
                 ]
             ),
         ]
+        if definition.kind is SourceKind.QUERY:
+            compare, due = comparison(definition)
+            due_sensors = [due] if due is not None else []
+            parts.append(dg.Definitions(jobs=[compare], sensors=[cursor_sensor(definition), *due_sensors]))
     return dg.Definitions.merge(*parts)
 
 

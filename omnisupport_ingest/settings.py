@@ -292,6 +292,13 @@ def _names(text: str | None) -> list[str]:
     return [name.strip().lower() for name in (text or "").split(",") if name.strip()]
 
 
+def named_variable(name: str) -> str | None:
+    """The value of the variable ``name``, which a source definition names, of the environment or ``.env``."""
+    from dotenv import dotenv_values
+
+    return os.environ.get(name) or dotenv_values(ENV_FILE, interpolate=False).get(name)
+
+
 def require_known_variables() -> None:
     """Refuse a misspelled variable in the environment or in ``.env``; ``SettingUnknown`` names the nearest.
 

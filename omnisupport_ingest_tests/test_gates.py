@@ -43,6 +43,7 @@ ELSEWHERE = {
     "source.snapshot_request": "sources/postgres/test_snapshot_command.py",
     "source.snapshot_request_clear": "sources/postgres/test_snapshot_command.py",
     "source.partitions": "sources/postgres/test_partitions.py",
+    "query.state": "sources/query/test_killed.py",
 }
 """Gates that a test of their own part dies at."""
 
@@ -162,6 +163,10 @@ WITHOUT_GATE: dict[tuple[str, str], str] = {
     ("sources/postgres/embedded_log.py", "ServerLog.open"): "logs",
     ("sources/postgres/embedded_log.py", "ServerLog._rotate"): "logs",
     ("sources/postgres/embedded_processes.py", "remove_stale_locks"): "locks of a server that is dead",
+    ("sources/postgres/cursor_candidates.py", "cursor_candidates"): _READS,
+    **{("sources/query/dialect.py", f"DialectReader.{name}"): _READS for name in ("_take", "keys")},
+    **{("sources/query/postgres.py", f"PostgresReader.{name}"): _READS for name in ("_asked", "_identity")},
+    **{("stages/lake_keys.py", f"PublishedKeys.{name}"): _MEMORY for name in ("__init__", "_one", "places")},
     ("stages/as_of_files.py", "write_tables"): _SCRATCH,
     ("stages/as_of_files.py", "_remove_left_behind"): _SCRATCH,
     ("stages/brought_forward.py", "MovedOn.compare"): _MEMORY,
@@ -176,6 +181,7 @@ WITHOUT_GATE: dict[tuple[str, str], str] = {
         "remove_home",
     ): "a person removes everything; what a crash leaves, the same command removes",
     ("cli/contracts_new.py", "write_contracts"): _FOLDER,
+    ("cli/sources.py", "new"): _FOLDER,
     ("cli/one_pass.py", "OnePass._answer_of_run"): "logs",
     ("cli/proof.py", "prove"): _SCRATCH,
     ("cli/proof.py", "_remove_left_behind"): _SCRATCH,
@@ -255,6 +261,7 @@ def test_a_gate_holds_something() -> None:
         ("sources/postgres/slot.py", "source.slot"),
         # Dagster makes them durable when it has the answer.
         ("defs/sensors.py", "sensor.answer"),
+        ("defs/query_sensors.py", "sensor.answer"),
         ("defs/late_arrivals.py", "sensor.answer"),
     }
 

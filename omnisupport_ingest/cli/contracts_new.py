@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
+from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.cli.opening import existing_home
 from omnisupport_ingest.contracts.document_text import document_text
@@ -21,8 +24,9 @@ from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres.chosen_tables import all_tables, choose
 from omnisupport_ingest.sources.postgres.connection import connect
+from omnisupport_ingest.sources.postgres.cursor_candidates import cursor_candidates
 from omnisupport_ingest.sources.postgres.live_table import LiveTable, TableName, read_live_tables
-from omnisupport_ingest.sources.postgres.new_contract import LeftOut, draft
+from omnisupport_ingest.sources.postgres.new_contract import Draft, LeftOut, draft
 from omnisupport_ingest.sources.postgres.source_dsn import source_dsn
 
 
@@ -46,19 +50,14 @@ class Outcome:
         return self.status == "refused"
 
 
-def live_tables(settings: Settings) -> dict[TableName, LiveTable]:
-    """Every table of the source that ``settings`` name; ``IngestError`` if it cannot be asked."""
+def _connected(settings: Settings) -> Connection:
     # Only the embedded server needs the home.
     dsn = (
         settings.source_dsn.get_secret_value()
         if settings.source_dsn is not None
         else source_dsn(settings, existing_home(settings))
     )
-    connection = connect(dsn)
-    try:
-        return read_live_tables(connection)
-    finally:
-        connection.close()
+    return connect(dsn)
 
 
 def write_contracts(
@@ -67,7 +66,8 @@ def write_contracts(
     """Write a contract for each of ``tables`` (none: every table of the source), in their order."""
     folder = out or settings.contracts_dir or _own_folder(settings)
     there = _contracts_in(folder, settings.source)
-    live = live_tables(settings)
+    with closing(_connected(settings)) as connection:
+        live, candidates = read_live_tables(connection), cursor_candidates(connection)
     outcomes: list[Outcome] = []
     chosen: list[LiveTable] = []
     for text in dict.fromkeys(tables):
@@ -85,27 +85,25 @@ def write_contracts(
     folder.mkdir(parents=True, exist_ok=True)
     for table in chosen:
         key = table.schema, table.table
-        outcomes.append(
-            _write(table, names[key], there.get(key), folder, settings.source, owner=owner, force=force)
+        known = there.get(key)
+        path = Path(known.path) if known is not None else _free_path(folder, names[key], settings.source)
+        make = partial(
+            draft,
+            table,
+            source=settings.source,
+            name=names[key],
+            owner=owner,
+            candidates=candidates.get(key, ()),
         )
+        outcomes.append(_write(table, None if force else known, path, make))
     return outcomes
 
 
-def _write(
-    table: LiveTable,
-    name: str,
-    there: TableContract | None,
-    folder: Path,
-    source: str,
-    *,
-    owner: str,
-    force: bool,
-) -> Outcome:
-    if there is not None and not force:
-        return Outcome(table.full_name, "kept", Path(there.path), there)
-    path = Path(there.path) if there is not None else _free_path(folder, name, source)
+def _write(table: LiveTable, kept: TableContract | None, path: Path, make: Callable[[], Draft]) -> Outcome:
+    if kept is not None:
+        return Outcome(table.full_name, "kept", path, kept)
     try:
-        made = draft(table, source=source, name=name, owner=owner)
+        made = make()
         # Read as it will be read from the file, so that what is written can be used.
         contract = contract_of(made.document, path)
     except ContractError as error:

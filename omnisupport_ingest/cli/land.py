@@ -213,6 +213,7 @@ def _land(
 
     captured = workspace.settings.source
     check_source(source, captured, workspace.contracts)
+    _refuse_query(workspace, source)
     inlet = Inlet(
         store=workspace.landing(source),
         grid=workspace.grid,
@@ -222,6 +223,19 @@ def _land(
         max_clock_skew=timedelta(seconds=workspace.settings.max_clock_skew_seconds),
     )
     return land_file(path, inlet, new_epoch=new_epoch)
+
+
+def _refuse_query(workspace: Workspace, source: str) -> None:
+    """Files are not mixed into a source that is read by cursors: their positions are others."""
+    from omnisupport_ingest.contracts.sources import SourceKind, sources_in_force
+    from omnisupport_ingest.sources.debezium.faults import SourceRefused
+
+    if sources_in_force(workspace.settings, workspace.contracts).find(source).kind is SourceKind.QUERY:
+        raise SourceRefused(
+            f"{source} is read by its cursors; files of events are not mixed into it, as their positions are "
+            "others.",
+            fix="Land them as a source of their own, with contracts that name it as x-cdc.source.",
+        )
 
 
 def _facts(workspace: Workspace, landing: FileLanding) -> dict[str, Any]:

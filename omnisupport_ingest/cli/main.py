@@ -33,6 +33,7 @@ from omnisupport_ingest.cli.quarantine import quarantine
 from omnisupport_ingest.cli.replay import replay
 from omnisupport_ingest.cli.settings import settings
 from omnisupport_ingest.cli.source import source
+from omnisupport_ingest.cli.sources import sources
 from omnisupport_ingest.cli.status import status
 from omnisupport_ingest.cli.sweep import sweep
 from omnisupport_ingest.cli.sync import sync
@@ -61,6 +62,7 @@ _COMMANDS = (
     verify,
     preflight,
     source,
+    sources,
     checkpoint,
     sweep,
     status,

@@ -11,6 +11,7 @@ from omnisupport_ingest.cli.opening import open_settings
 from omnisupport_ingest.cli.source_opening import contracted_tables, home_if_any, open_source_dsn
 
 if TYPE_CHECKING:
+    from omnisupport_ingest.settings import Settings
     from omnisupport_ingest.sources.postgres.preflight import Finding
 
 BLOCKED = 1
@@ -18,9 +19,13 @@ BLOCKED = 1
 
 
 @click.command()
+@click.argument("name", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def preflight(as_json: bool) -> int:
+def preflight(name: str | None, as_json: bool) -> int:
     """Check everything that must be true at the source before capture can run; change nothing.
+
+    NAME is a source of the home (`sources list`); without it, the one that the settings name. Of one that is
+    read by cursors, tables, types and indexes are looked at.
 
     Server, rights, publication, tables, keys and slot are looked at, and every finding is listed with
     the SQL that repairs it. capture and sync make the same check before they touch anything.
@@ -39,6 +44,8 @@ def preflight(as_json: bool) -> int:
     from omnisupport_ingest.sources.postgres.source_check import check_source
 
     settings = open_settings()
+    if name is not None and name != settings.source:
+        return _preflight_query(settings, name, as_json=as_json)
     tables = contracted_tables(settings)
     home = home_if_any(settings)
     dsn = open_source_dsn(settings, home)
@@ -53,6 +60,27 @@ def preflight(as_json: bool) -> int:
         click.echo(json.dumps(_document(settings.source, found, ready=not blocked), indent=2))
     else:
         click.echo(f"Checked {where}, for {len(tables)} tables of {settings.source}.\n")
+        _print(found)
+    return BLOCKED if blocked else 0
+
+
+def _preflight_query(settings: Settings, name: str, *, as_json: bool) -> int:
+    from omnisupport_ingest.cli.sources import query_findings
+    from omnisupport_ingest.contracts.sources import SourceKind, SourceUnknown, sources_in_force
+    from omnisupport_ingest.sources.postgres.preflight import blocking
+
+    definition = sources_in_force(settings).find(name)
+    if definition.kind is not SourceKind.QUERY:
+        raise SourceUnknown(
+            f"{name} is a source of the kind {definition.kind}, of which nothing is asked here.",
+            fix="Name a source of the kind query, or none for the one that the settings name.",
+        )
+    found = query_findings(settings, definition)
+    blocked = bool(blocking(found))
+    if as_json:
+        click.echo(json.dumps(_document(name, found, ready=not blocked), indent=2))
+    else:
+        click.echo(f"Checked {name} ({definition.connection}).\n")
         _print(found)
     return BLOCKED if blocked else 0
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from omnisupport_ingest.cli.opening import existing_home, open_settings
+from omnisupport_ingest.cli.query_status import named_source, query_status
 from omnisupport_ingest.cli.slot_left import size_text
 from omnisupport_ingest.cli.source_connect import connect
 from omnisupport_ingest.cli.source_opening import contracted_tables, open_source_dsn
@@ -65,9 +66,13 @@ def grants(role: str | None, database: str | None) -> None:
 
 
 @source.command()
+@click.argument("name", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document, sizes in bytes.")
-def status(as_json: bool) -> int:
+def status(name: str | None, as_json: bool) -> int:
     """Show the state of capture, its last error and lag, the slot and its kept WAL.
+
+    NAME is a source of the home (`sources list`); without it, the one that the settings name. Of one that is
+    read by cursors, where each table stands is shown.
 
     RUNNING: a process captures; its host and process id are shown. PAUSED: by `source pause`. FAILED:
     the last start ended by an error or was killed, and none since has gone well; it may be trying
@@ -90,6 +95,8 @@ def status(as_json: bool) -> int:
     from omnisupport_ingest.sources.postgres.status import source_status
 
     settings = open_settings()
+    if name is not None and name != settings.source:
+        return query_status(settings, name, as_json=as_json)
     tables = contracted_tables(settings)
     home = existing_home(settings)
     found = source_status(open_source_dsn(settings, home), settings, home, tables)
@@ -101,9 +108,12 @@ def status(as_json: bool) -> int:
 
 
 @source.command()
+@click.argument("name", required=False)
 @click.option("--reason", default="", help="Why, for the next person who looks.")
-def pause(reason: str) -> None:
+def pause(name: str | None, reason: str) -> None:
     """Stop capturing the source until `source resume`, over restarts too.
+
+    NAME is a source of the home (`sources list`); without it, the one that the settings name.
 
     A capture that runs stops where its next batch ends, within seconds; under `up` it waits for the
     resume. The slot stays, so nothing is lost, and the server keeps the WAL until then: watch it with
@@ -118,7 +128,7 @@ def pause(reason: str) -> None:
     from omnisupport_ingest.sources.postgres.lease import Lease
     from omnisupport_ingest.sources.postgres.pause import PauseNote
 
-    settings = open_settings()
+    settings = named_source(open_settings(), name)
     home = existing_home(settings)
     was_running = Lease.is_held(home.run, settings.source)
     set_pause = PauseNote(LandingStore(home.landing, settings.source).folder).write(reason)
@@ -133,12 +143,16 @@ def pause(reason: str) -> None:
         time.sleep(0.1)
     stopped = "The capture has stopped." if was_running else "No capture was running."
     click.echo(f"{settings.source} is paused {set_pause}. {stopped}")
-    click.echo("The server keeps its WAL until: omnisupport-ingest source resume")
+    resume = f"omnisupport-ingest source resume {name or ''}".rstrip()
+    click.echo(f"It goes on, and the server of a log keeps its WAL until then, with: {resume}")
 
 
 @source.command()
-def resume() -> None:
+@click.argument("name", required=False)
+def resume(name: str | None) -> None:
     """End the pause. A capture that waits, under `up` or by itself, goes on within seconds.
+
+    NAME is a source of the home (`sources list`); without it, the one that the settings name.
 
     \b
     Example:
@@ -147,7 +161,7 @@ def resume() -> None:
     from omnisupport_ingest.landing.store import LandingStore
     from omnisupport_ingest.sources.postgres.pause import PauseNote
 
-    settings = open_settings()
+    settings = named_source(open_settings(), name)
     home = existing_home(settings)
     if PauseNote(LandingStore(home.landing, settings.source).folder).clear():
         click.echo(f"{settings.source} is no longer paused; a capture that waits goes on where it stopped.")

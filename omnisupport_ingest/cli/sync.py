@@ -17,6 +17,7 @@ from omnisupport_ingest.cli.verify import NOT_THE_SAME, SAMPLE
 
 if TYPE_CHECKING:
     from omnisupport_ingest.cli.proof import Proof
+    from omnisupport_ingest.contracts.sources import SourceDefinition
     from omnisupport_ingest.landing.manifest import Manifest
     from omnisupport_ingest.position import Lsn
     from omnisupport_ingest.stages.workspace import Workspace
@@ -53,6 +54,7 @@ class Synced:
 
 
 @click.command()
+@click.argument("name", required=False)
 @click.option(
     "--verify",
     type=click.Choice(["none", "sample", "full"]),
@@ -60,8 +62,35 @@ class Synced:
     "embedded one.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome as one JSON document.")
-def sync(verify: str | None, as_json: bool) -> int:
-    """Take everything from the source into the lake once, prove it, and exit. For cron.
+@click.option(
+    "--full-refresh",
+    "refresh",
+    metavar="WHY",
+    help="Of a source read by cursors: begin an epoch, and read its tables whole.",
+)
+@click.option(
+    "--table",
+    "tables",
+    multiple=True,
+    metavar="TABLE",
+    help="With --full-refresh: only this one; repeatable.",
+)
+@click.option(
+    "--compare",
+    is_flag=True,
+    help="Of a source read by cursors: then compare its keys with the lake, which finds deletes.",
+)
+def sync(
+    name: str | None,
+    verify: str | None,
+    as_json: bool,
+    refresh: str | None,
+    tables: tuple[str, ...],
+    compare: bool,
+) -> int:
+    """Take everything from a source into the lake once, prove it, and exit. For cron.
+
+    NAME is a source of the home (`sources list`); without it, the one that the settings name.
 
     One pass: check the source, take the snapshot of tables that have none, land all that had
     committed at the start, take what has landed through every layer, compare. Spark runs for the
@@ -73,6 +102,9 @@ def sync(verify: str | None, as_json: bool) -> int:
     another pass runs, so a cron job that overlaps itself does no harm. A pass that was stopped or
     failed is continued by the next one; what is in the lake is whole windows, never a part of one.
 
+    A source of the kind query is read by the cursors of its contracts: the first time whole, then from where
+    each table stands. There is nothing to compare by then, as rows may change while they are read.
+
     `verify --help` says what a sample can find and what it cannot. To be exact, comparing waits for every
     transaction of the server that has written and is not over, in any database: after some seconds they are
     named on standard error. What has landed is in the lake by then, and Ctrl-C ends the wait.
@@ -80,16 +112,25 @@ def sync(verify: str | None, as_json: bool) -> int:
     \b
     Example:
       OMNISUPPORT_SOURCE_DSN=postgresql://me@db.example/shop omnisupport-ingest sync --verify full
+      omnisupport-ingest sync shop_replica
 
     Exit code: 0 done and nothing differs; 1 a difference, a failed run or a missing batch; 2 usage,
     settings or contract; 4 source, Java or Spark does not answer; 5 the source is not set up; 6 the
     home, the slot or the capture is in use; 7 a hole in the source, or a service failed.
     """
+    from omnisupport_ingest.contracts.sources import SourceKind
     from omnisupport_ingest.stages.workspace import Workspace
 
     settings = open_settings()
     home = open_home(settings)
     workspace = Workspace.open(settings)
+    definition = _definition(workspace, name)
+    if definition.kind is SourceKind.QUERY:
+        if verify is not None:
+            raise click.UsageError("--verify is for a source that is captured.")
+        return _sync_query(workspace, definition, refresh, tables, compare=compare, as_json=as_json)
+    if refresh is not None or tables or compare:
+        raise click.UsageError("--full-refresh, --table and --compare are for a source read by cursors.")
     mode = verify or ("sample" if settings.source_dsn is not None else "full")
 
     with (
@@ -105,6 +146,66 @@ def sync(verify: str | None, as_json: bool) -> int:
         # All the other tables are in the lake by now.
         raise the_pass.left_out
     return 0 if done.holds else NOT_THE_SAME
+
+
+def _definition(workspace: Workspace, name: str | None) -> SourceDefinition:
+    """The source called ``name``, or that of the settings; ``SourceUnknown`` for one of files."""
+    from omnisupport_ingest.contracts.sources import SourceKind, SourceUnknown, sources_in_force
+
+    settings = workspace.settings
+    definition = sources_in_force(settings, workspace.contracts).find(name or settings.source)
+    if definition.kind is SourceKind.FILES:
+        raise SourceUnknown(
+            f"{definition.name} comes as files: there is nothing to ask.",
+            fix=f"omnisupport-ingest land FILE --source {definition.name}, then: omnisupport-ingest "
+            "materialize",
+        )
+    if definition.kind is SourceKind.LOG and definition.name != settings.source:
+        raise SourceUnknown(
+            f"{definition.name} is followed by its log, and this home captures {settings.source}.",
+            fix=f"Set OMNISUPPORT_SOURCE={definition.name} and its connection in a home of its own: a home "
+            "captures one log.",
+        )
+    return definition
+
+
+def _sync_query(
+    workspace: Workspace,
+    definition: SourceDefinition,
+    refresh: str | None,
+    tables: tuple[str, ...],
+    *,
+    compare: bool,
+    as_json: bool,
+) -> int:
+    from omnisupport_ingest.cli import query_sync
+    from omnisupport_ingest.contracts.model import table_named
+    from omnisupport_ingest.sources.query.run import QuerySource
+
+    if (refresh is None and tables) or (refresh is not None and not refresh.strip()):
+        raise click.UsageError("--full-refresh needs the reason, which is recorded; --table goes with it.")
+    source = QuerySource.of(definition, workspace.contracts, workspace.home)
+    anew = [table_named(each, source.tables) for each in tables] or list(source.tables)
+    with (
+        interrupt_on_terminate(),
+        one_pass(
+            workspace.settings, workspace.home, "sync", lambda line: click.echo(line, err=True)
+        ) as the_pass,
+    ):
+        report, runs = query_sync.sync_query(
+            the_pass, workspace, source, anew if refresh is not None else (), refresh or ""
+        )
+        compared = None
+        if compare and report.finished:
+            compared, more = query_sync.compare_query(the_pass, workspace, source)
+            runs += more
+    if as_json:
+        click.echo(json.dumps(query_sync.document(report, runs, compared), indent=2))
+        return 0
+    query_sync.show(report, runs)
+    if compared is not None:
+        query_sync.show_comparison(compared)
+    return 0
 
 
 def _sync(the_pass: OnePass, workspace: Workspace, mode: str) -> Synced:

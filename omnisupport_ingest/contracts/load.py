@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from omnisupport_ingest.contracts.columns import read_columns, refused
+from omnisupport_ingest.contracts.cursor_policy import read_cursor
 from omnisupport_ingest.contracts.documents import check_document, program_file, read_document
 from omnisupport_ingest.contracts.durations import parse_duration
 from omnisupport_ingest.contracts.model import (
@@ -110,13 +111,20 @@ def contract_of(document: dict[str, Any], path: Path) -> TableContract:
         allowed_lateness=allowed,
         max_lateness=longest,
         path=str(path),
-        fingerprint=hashlib.sha256(
-            json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
-        ).hexdigest(),
+        fingerprint=_fingerprint(document),
         purge_deleted_after=_duration(
             path, "events.purge_deleted_after", policy["events"].get("purge_deleted_after")
         ),
+        cursor=read_cursor(path, policy.get("cursor"), columns),
     )
+
+
+def _fingerprint(document: dict[str, Any]) -> str:
+    """The SHA-256 of ``document``, but for what bears on reading alone: that changes nothing that landed."""
+    policy = {name: value for name, value in document["x-cdc"].items() if name != "cursor"}
+    judged = document | {"x-cdc": policy}
+    text = json.dumps(judged, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _name(path: Path, policy: dict[str, Any]) -> str:

@@ -55,6 +55,29 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
+class CursorCandidate:
+    """A column that may order the versions of a row, or seems to; ``why`` it is ``usable`` or not."""
+
+    column: str
+    usable: bool
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class CursorPolicy:
+    """How a table is read where there is no log: by the column ``field``.
+
+    ``lookback``: how far below the cursor each reading begins anew: a length of time where ``field`` is a
+    time, else so many numbers. ``event_time``: the column that says when a row's change was; null: ``field``.
+    """
+
+    field: str
+    lookback: timedelta | int
+    event_time: str | None
+    candidates: tuple[CursorCandidate, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class TableContract:
     """What is agreed about one source table: its columns, its key and how its events are judged.
 
@@ -63,8 +86,9 @@ class TableContract:
     the order in which an event's key is written. ``soft_delete_column``: a non-null value in it
     means that the row is deleted. A window closes ``allowed_lateness`` after its end; an event
     later than ``max_lateness`` waits for a person. ``purge_deleted_after``: how long the published table
-    shows a row after its delete, null for ever. ``path`` is the contract's file and
-    ``fingerprint`` the SHA-256 of its canonical JSON: another fingerprint is another contract.
+    shows a row after its delete, null for ever. ``cursor``: how it is read where there is no log, null if
+    only a log will do. ``path`` is the contract's file and ``fingerprint`` the SHA-256 of its canonical JSON
+    without the cursor, which bears on nothing that has landed: another fingerprint is another contract.
     """
 
     name: str
@@ -83,6 +107,7 @@ class TableContract:
     path: str
     fingerprint: str
     purge_deleted_after: timedelta | None = None
+    cursor: CursorPolicy | None = None
 
     @property
     def full_name(self) -> str:

@@ -14,6 +14,9 @@ from omnisupport_ingest.json_values import FieldProblem
 from omnisupport_ingest.key_range import KeyRange
 from omnisupport_ingest.position import Lsn, Position
 
+CURSOR_ORDER = "cursor"
+"""``FileSpan.order`` of rows that were read by a cursor column."""
+
 FORMAT_VERSION = 4
 """Version of the manifest's form; raised when older code could not read a newer one.
 
@@ -94,7 +97,8 @@ class FileSpan:
 
     ``manifest``: the delivery that described it; empty for a file that came alone. ``order``: what
     orders its events: ``transaction`` (log position and order in the transaction), ``lsn`` (log
-    position alone) or ``time`` (commit time alone); null for a delivery of rows, not of events.
+    position alone), ``time`` (commit time alone) or ``CURSOR_ORDER`` (rows read by a cursor, ``name`` is
+    their table); null for a delivery of rows, not of events.
     A source has one such order.
     """
 

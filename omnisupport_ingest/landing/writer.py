@@ -24,6 +24,7 @@ from omnisupport_ingest.landing.columns import events_table, row_group
 from omnisupport_ingest.landing.errors import ChainContested, LandingFailed
 from omnisupport_ingest.landing.folder_lock import FolderLock
 from omnisupport_ingest.landing.manifest import (
+    CURSOR_ORDER,
     ArrivalFacts,
     ChunkSpan,
     DataFile,
@@ -360,6 +361,9 @@ class BatchWriter:
             times += (stream.first_commit_ts, stream.last_commit_ts)
         elif file is not None and file.order is not None:
             previous = self._store.last_file(self._epoch)
+            if file.order == CURSOR_ORDER:
+                # Several tables are read one after the other: only the end of a sync says how far all are.
+                times = ()
         else:
             return unchanged_facts(self._store.last_stream_until(self._epoch), landed_at)
         return stream_facts(

@@ -6,11 +6,13 @@ else: no column is marked as personal data, no rule is made up.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from omnisupport_ingest.contracts.columns import PARTITION_COLUMN, RESERVED_PREFIX
+from omnisupport_ingest.contracts.cursor_policy import TIMES
+from omnisupport_ingest.contracts.model import CursorCandidate
 from omnisupport_ingest.contracts.names import COLUMN_NAME
 from omnisupport_ingest.contracts.pg_types import ARRAYS, INTEGERS, NUMBERS, Kind
 from omnisupport_ingest.errors import IngestError
@@ -43,9 +45,12 @@ class Draft:
     left_out: tuple[LeftOut, ...]
 
 
-def draft(table: LiveTable, *, source: str, name: str, owner: str) -> Draft:
+def draft(
+    table: LiveTable, *, source: str, name: str, owner: str, candidates: Sequence[CursorCandidate] = ()
+) -> Draft:
     """The contract of ``table``, called ``name`` in the lake of ``source``.
 
+    ``candidates``: the columns that could be a cursor, the usable ones first; one of a time is proposed.
     ``CannotBeCaptured`` or ``NoKey`` if there can be none, with what to change at the source.
     """
     _refuse_what_is_not_in_the_wal(table)
@@ -74,6 +79,15 @@ def draft(table: LiveTable, *, source: str, name: str, owner: str) -> Draft:
         "events": {"soft_delete_column": None},
         "lateness": {"allowed": "PT1H", "max": "P7D"},
     }
+    times = {column.name for column in columns if column.type.kind in TIMES}
+    proposed = [each for each in candidates if each.column not in unnamed]
+    if proposed:
+        field = next((each.column for each in proposed if each.usable and each.column in times), None)
+        policy["cursor"] = {
+            "field": field,
+            **({"lookback": "PT10M"} if field is not None else {}),
+            "candidates": [asdict(each) for each in proposed],
+        }
     document = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": _title(table.table),

@@ -1,0 +1,239 @@
+"""``sources``: the definitions of where tables come from, listed, made, checked, and compared."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from omnisupport_ingest.cli.counted import counted
+from omnisupport_ingest.cli.opening import open_settings
+
+if TYPE_CHECKING:
+    from omnisupport_ingest.contracts.sources import SourceDefinition, Sources
+    from omnisupport_ingest.settings import Settings
+
+DIFFERS = 1
+"""Exit code of ``validate`` and ``diff`` when something is not as it should be."""
+
+
+@click.group()
+def sources() -> None:
+    """List, make and check the definitions of sources (contracts/sources/NAME.json)."""
+
+
+@sources.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def list_(as_json: bool) -> None:
+    """List every source of the home: its kind, its connection by name, its tables, what has landed.
+
+    A source that contracts name and nobody has defined is in it, too: that of the settings is captured
+    from the log, any other comes as files.
+
+    \b
+    Example:
+      omnisupport-ingest sources list
+    """
+    settings = open_settings()
+    told = [_facts(settings, each) for each in _sources(settings).all]
+    if as_json:
+        click.echo(json.dumps({"sources": told}, indent=2, ensure_ascii=False))
+        return
+    width = max(len(each["name"]) for each in told)
+    for each in told:
+        state = f"{counted(each['batches'], 'batch')} landed" + (", paused" if each["paused"] else "")
+        click.echo(f"{each['name']:{width}}  {each['kind']:12}  {each['connection']}; {state}")
+        click.echo(f"{'':{width}}  {', '.join(each['tables']) or 'no contract names it'}")
+
+
+@sources.command()
+@click.argument("name")
+@click.option(
+    "--kind",
+    type=click.Choice(["postgres_log", "query", "files"]),
+    required=True,
+    help="How it tells what happened: by its log, by being asked, or by files.",
+)
+@click.option("--env", metavar="VARIABLE", help="The variable that holds the connection string.")
+@click.option("--file", "file", metavar="PATH", help="The file that holds it.")
+@click.option("--every", default="PT1M", show_default=True, help="How often a query source is read.")
+@click.option("--compare-every", help="How often its keys are compared with the lake (P1D).")
+@click.option("--description", help="What it is, in a sentence.")
+def new(
+    name: str,
+    kind: str,
+    env: str | None,
+    file: str | None,
+    every: str,
+    compare_every: str | None,
+    description: str | None,
+) -> None:
+    """Write the definition of a source. The connection string itself never stands in it.
+
+    \b
+    Example:
+      omnisupport-ingest sources new shop_replica --kind query --env SHOP_REPLICA_URL
+    """
+    from omnisupport_ingest.contracts.document_text import document_text
+    from omnisupport_ingest.contracts.sources import source_of, sources_folder
+    from omnisupport_ingest.durable import create_exclusively
+    from omnisupport_ingest.failpoints import gate
+
+    if env is not None and file is not None:
+        raise click.UsageError("Say one of --env and --file.")
+    path = sources_folder(open_settings()) / f"{name}.json"
+    document: dict[str, Any] = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "name": name,
+        "kind": kind,
+        "description": description or f"The source {name}.",
+    }
+    if env is not None or file is not None:
+        document["connection"] = {"env": env} if env is not None else {"file": file}
+    elif kind == "postgres_log":
+        document["connection"] = {"embedded": True}
+    if kind == "query":
+        compared = {"compare_every": compare_every} if compare_every is not None else {}
+        document["schedule"] = {"sync_every": every, **compared}
+    source_of(document, path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with gate("contract.file", path):
+        made = create_exclusively(path, document_text(document).encode())
+    if not made:
+        raise click.UsageError(f"{path} is there already; edit it, or take another name.")
+    click.echo(f"Wrote {path}. Next: contracts with x-cdc.source {name}, then: sources validate")
+
+
+@sources.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def validate(as_json: bool) -> int:
+    """Check every definition: its form, its tables against the contracts, its connection by name.
+
+    Nothing is connected to.
+
+    \b
+    Example:
+      omnisupport-ingest sources validate
+
+    Exit code: 0 all are in order, 1 one is not, 2 one cannot be read, usage or settings.
+    """
+    settings = open_settings()
+    told = []
+    for each in _sources(settings).all:
+        problem = _problem(settings, each)
+        told.append({"name": each.name, "path": each.path, "problem": problem})
+    wrong = [each for each in told if each["problem"]]
+    if as_json:
+        click.echo(json.dumps({"sources": told}, indent=2, ensure_ascii=False))
+    else:
+        for fault in wrong:
+            click.echo(f"{fault['name']}: {fault['problem']}")
+        click.echo(f"{counted(len(told), 'source')}, {len(wrong)} not in order.")
+    return DIFFERS if wrong else 0
+
+
+@sources.command()
+@click.argument("name", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def diff(name: str | None, as_json: bool) -> int:
+    """Show what the definitions say and the home has otherwise, and of query sources what the database has.
+
+    A folder in landing that no definition and no contract names; a source that has not landed anything; of a
+    query source each table that is not there, lacks a column or an index, or has another type of cursor.
+
+    \b
+    Example:
+      omnisupport-ingest sources diff shop_replica
+
+    Exit code: 0 nothing differs, 1 something does, 2 usage or settings.
+    """
+    from omnisupport_ingest.contracts.sources import SourceKind
+
+    settings = open_settings()
+    there = _sources(settings)
+    chosen = (there.find(name),) if name is not None else there.all
+    told: list[dict[str, str]] = []
+    for each in chosen:
+        if not _batches(settings, each.name):
+            told.append({"source": each.name, "what": "nothing has landed", "fix": ""})
+        if each.kind is SourceKind.QUERY:
+            told += [
+                {"source": each.name, "what": found.problem, "fix": found.fix}
+                for found in query_findings(settings, each)
+            ]
+    if name is None:
+        known = {each.name for each in there.all}
+        landing = settings.home.expanduser() / "landing"
+        told += [
+            {"source": folder.name, "what": "it has landed, and nothing defines it any more", "fix": ""}
+            for folder in (sorted(landing.iterdir()) if landing.is_dir() else ())
+            if folder.is_dir() and folder.name not in known
+        ]
+    if as_json:
+        click.echo(json.dumps({"differences": told}, indent=2, ensure_ascii=False))
+    for line in [] if as_json else told:
+        click.echo(f"{line['source']}: {line['what']}" + (f"\n  Fix: {line['fix']}" if line["fix"] else ""))
+    if not told and not as_json:
+        click.echo("Nothing differs.")
+    return DIFFERS if told else 0
+
+
+def query_findings(settings: Settings, definition: SourceDefinition) -> tuple[Any, ...]:
+    """What is to be said of a query source before it is read: ``Finding``s, the worst first."""
+    from omnisupport_ingest.contracts.in_force import contracts_in_force
+    from omnisupport_ingest.sources.query.preflight import preflight
+
+    return preflight(definition, definition.tables(contracts_in_force(settings)))
+
+
+def _sources(settings: Settings) -> Sources:
+    from omnisupport_ingest.contracts.sources import sources_in_force
+
+    return sources_in_force(settings)
+
+
+def _problem(settings: Settings, definition: SourceDefinition) -> str | None:
+    from omnisupport_ingest.contracts.in_force import contracts_in_force
+    from omnisupport_ingest.contracts.sources import SourceKind
+    from omnisupport_ingest.errors import IngestError
+    from omnisupport_ingest.sources.query.cursor import CursorColumn
+
+    try:
+        tables = definition.tables(contracts_in_force(settings))
+        if not tables and definition.path:
+            return f"no contract names it as x-cdc.source ({definition.path})"
+        if definition.kind is SourceKind.QUERY:
+            for table in tables:
+                CursorColumn.of(table)
+            definition.connection_text()
+    except IngestError as error:
+        return f"{error.problem} Fix: {error.fix}"
+    return None
+
+
+def _facts(settings: Settings, definition: SourceDefinition) -> dict[str, Any]:
+    from omnisupport_ingest.contracts.in_force import contracts_in_force
+    from omnisupport_ingest.sources.postgres.pause import PauseNote
+
+    tables = definition.tables(contracts_in_force(settings))
+    return {
+        "name": definition.name,
+        "kind": definition.kind.value,
+        "description": definition.description,
+        "connection": definition.connection,
+        "path": definition.path or None,
+        "tables": [each.full_name for each in tables],
+        "batches": _batches(settings, definition.name),
+        "paused": PauseNote(_landing(settings, definition.name)).present,
+    }
+
+
+def _batches(settings: Settings, source: str) -> int:
+    folder = _landing(settings, source) / "manifests"
+    return sum(1 for _ in folder.glob("*.json")) if folder.is_dir() else 0
+
+
+def _landing(settings: Settings, source: str) -> Path:
+    return settings.home.expanduser() / "landing" / source

@@ -1,0 +1,249 @@
+"""Source definitions: where tables come from, as files that people write.
+
+``contracts/sources/<name>.json`` stands beside the folder of contracts; its form is
+``contracts/source.schema.json``. It names a connection by a variable or a file, never by what is in it.
+
+A source that contracts name needs no definition to be what it always was: the one that the settings name
+(``OMNISUPPORT_SOURCE``) is captured from the log of ``OMNISUPPORT_SOURCE_DSN`` or of the embedded server, any
+other comes as files. ``Sources`` says so, and so every source has a definition.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from omnisupport_ingest.contracts.columns import refused
+from omnisupport_ingest.contracts.documents import check_document, read_bytes, read_document
+from omnisupport_ingest.contracts.durations import parse_duration
+from omnisupport_ingest.contracts.in_force import contracts_in_force, in_force
+from omnisupport_ingest.contracts.model import ContractError, Contracts, TableContract
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.settings import Settings, named_variable
+
+SCHEMA = "contracts/source.schema.json"
+
+DEFAULT_SYNC_EVERY = timedelta(minutes=1)
+DEFAULT_PAGE_ROWS = 50_000
+
+_DSN = "OMNISUPPORT_SOURCE_DSN"
+
+
+class SourceKind(StrEnum):
+    """How a source tells what happened."""
+
+    LOG = "postgres_log"
+    QUERY = "query"
+    FILES = "files"
+
+
+MODES = {
+    SourceKind.LOG: ("cdc",),
+    SourceKind.QUERY: ("incremental_cursor",),
+    SourceKind.FILES: ("cdc", "full_snapshot"),
+}
+"""The modes in which tables of a kind of source can be read."""
+
+
+class SourceUnknown(IngestError):
+    """A name is that of no source."""
+
+    exit_code = 2
+
+
+class ConnectionMissing(IngestError):
+    """The variable or file that a definition names for its connection is not there."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True, slots=True)
+class SourceDefinition:
+    """One source.
+
+    ``connection_env`` and ``connection_file``: what names its connection; both null: the embedded server, or
+    none (files). ``modes``: contract name → mode; empty: every contract of the source, in its kind's first.
+    ``path``: its file, empty where the settings alone say what it is.
+    """
+
+    name: str
+    kind: SourceKind
+    description: str
+    connection_env: str | None = None
+    connection_file: str | None = None
+    modes: tuple[tuple[str, str], ...] = ()
+    sync_every: timedelta = DEFAULT_SYNC_EVERY
+    compare_every: timedelta | None = None
+    page_rows: int = DEFAULT_PAGE_ROWS
+    path: str = ""
+
+    @property
+    def connection(self) -> str:
+        """How the connection is named, for people."""
+        if self.connection_env is not None:
+            return f"variable {self.connection_env}"
+        if self.connection_file is not None:
+            return f"file {self.connection_file}"
+        return "none" if self.kind is SourceKind.FILES else "the embedded PostgreSQL"
+
+    def tables(self, contracts: Contracts) -> tuple[TableContract, ...]:
+        """The contracts of its tables; ``ContractError`` if it names one that there is not."""
+        there = {each.name: each for each in contracts.of_source(self.name)}
+        for name, _ in self.modes:
+            if name not in there:
+                raise refused(
+                    Path(self.path),
+                    f"tables.{name}",
+                    f"no contract of {self.name} has that name",
+                    f"Name one of {', '.join(sorted(there)) or 'none'}, or write the contract.",
+                )
+        return tuple(there[name] for name, _ in self.modes) if self.modes else tuple(there.values())
+
+    def connection_text(self) -> str:
+        """The connection string, from the variable or the file; ``ConnectionMissing``."""
+        if self.connection_file is not None:
+            return _from_file(Path(self.connection_file), self.path)
+        assert self.connection_env is not None
+        text = named_variable(self.connection_env)
+        if not text:
+            raise ConnectionMissing(
+                f"The variable {self.connection_env}, which {self.path} names for its connection, is "
+                "not set.",
+                fix=f"Set {self.connection_env} to the connection string, in the environment or in .env.",
+            )
+        return text
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Every source of a home, by name."""
+
+    all: tuple[SourceDefinition, ...]
+    folder: Path
+
+    def find(self, name: str) -> SourceDefinition:
+        """The source called ``name``; ``SourceUnknown`` names those there are."""
+        for each in self.all:
+            if each.name == name:
+                return each
+        names = ", ".join(each.name for each in self.all) or "none"
+        raise SourceUnknown(
+            f"There is no source {name!r}.",
+            fix=f"Name one of: {names}. Or define it: omnisupport-ingest sources new {name} --kind query "
+            "--env VARIABLE",
+        )
+
+    def of_kind(self, kind: SourceKind) -> tuple[SourceDefinition, ...]:
+        return tuple(each for each in self.all if each.kind is kind)
+
+
+def sources_in_force(settings: Settings, contracts: Contracts | None = None) -> Sources:
+    """The sources of the home of ``settings``: those defined, and those that its contracts imply."""
+    contracts = contracts or contracts_in_force(settings)
+    folder = sources_folder(settings)
+    found = {each.name: each for each in load_sources(folder)}
+    for name in (*contracts.sources(), settings.source):
+        if name not in found:
+            found[name] = _implied(name, settings)
+    return Sources(tuple(found[name] for name in sorted(found)), folder)
+
+
+def sources_folder(settings: Settings) -> Path:
+    """Where the definitions of the home are: beside its contracts."""
+    return in_force(settings).contracts.parent / "sources"
+
+
+def load_sources(folder: Path) -> tuple[SourceDefinition, ...]:
+    """Every definition in ``folder``, none if that is not there; ``ContractError`` for a wrong one."""
+    return tuple(load_source(path) for path in sorted(folder.glob("*.json")))
+
+
+def load_source(path: Path) -> SourceDefinition:
+    """The definition in ``path``; ``ContractError`` names the place and the fix."""
+    return source_of(read_document(path, ContractError), path)
+
+
+def source_of(document: dict[str, Any], path: Path) -> SourceDefinition:
+    """The definition in ``document``, which is or will be the content of ``path``; else ``ContractError``."""
+    check_document(document, path, SCHEMA, ContractError)
+    kind = SourceKind(document["kind"])
+    connection = document.get("connection", {})
+    if path.stem != document["name"]:
+        raise refused(
+            path, "name", f"is {document['name']!r}, and the file is {path.name}", "Let both be the same."
+        )
+    if (kind is SourceKind.FILES) != (not connection):
+        needs = "takes no connection" if kind is SourceKind.FILES else "needs a connection"
+        raise refused(path, "connection", f"a source of the kind {kind} {needs}", "See kind in the schema.")
+    if kind is SourceKind.QUERY and "embedded" in connection:
+        raise refused(
+            path, "connection", "the embedded server is followed by its log", "Name a variable or a file."
+        )
+    if kind is not SourceKind.QUERY and ("schedule" in document or "page_rows" in document):
+        raise refused(path, "schedule", f"a source of the kind {kind} has none", "Take it out.")
+    modes = tuple((name, each["mode"]) for name, each in document.get("tables", {}).items())
+    for name, mode in modes:
+        if mode not in MODES[kind]:
+            raise refused(
+                path,
+                f"tables.{name}.mode",
+                f"{mode} cannot be carried out for a source of the kind {kind}",
+                f"Use {' or '.join(MODES[kind])}.",
+            )
+    schedule = document.get("schedule", {})
+    every = _duration(path, "sync_every", schedule)
+    return SourceDefinition(
+        document["name"],
+        kind,
+        document["description"],
+        connection.get("env"),
+        connection.get("file"),
+        modes,
+        DEFAULT_SYNC_EVERY if every is None else every,
+        _duration(path, "compare_every", schedule),
+        document.get("page_rows", DEFAULT_PAGE_ROWS),
+        str(path),
+    )
+
+
+def _implied(name: str, settings: Settings) -> SourceDefinition:
+    if name != settings.source:
+        return SourceDefinition(name, SourceKind.FILES, "Files; no definition says more.")
+    if settings.source_dsn is None:
+        return SourceDefinition(name, SourceKind.LOG, "The embedded PostgreSQL.")
+    return SourceDefinition(name, SourceKind.LOG, "The database of the settings.", connection_env=_DSN)
+
+
+def _duration(path: Path, name: str, schedule: dict[str, str]) -> timedelta | None:
+    if name not in schedule:
+        return None
+    try:
+        found = parse_duration(schedule[name])
+        if not found:
+            raise ValueError("is no length of time")
+    except ValueError as problem:
+        raise refused(
+            path, f"schedule.{name}", str(problem), "Write an ISO 8601 duration such as PT1M."
+        ) from None
+    return found
+
+
+def _from_file(path: Path, named_by: str) -> str:
+    try:
+        mode = os.stat(path).st_mode
+    except OSError as problem:
+        raise ConnectionMissing(
+            f"{path}, which {named_by} names for its connection, cannot be read: {problem.strerror}.",
+            fix="Put the connection string there, in a file that only its owner may read.",
+        ) from None
+    if stat.S_ISREG(mode) and mode & 0o077:
+        raise ConnectionMissing(
+            f"{path} holds a connection string, and others than its owner may read it.",
+            fix=f"chmod 600 {path}",
+        )
+    return read_bytes(path, ConnectionMissing).decode("utf-8", "replace").strip()

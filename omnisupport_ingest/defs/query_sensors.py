@@ -1,0 +1,151 @@
+"""Sensors of a source that is read by cursors: ``cursor_<source>`` lands what is new, ``compare_<source>``
+asks for the comparison of its keys when that is due.
+
+The cursor of ``cursor_<source>`` is the source's: by table, the value of its cursor column up to which all
+has landed. It moves when a batch is durable, never before. Set back by hand, or lost with a tick that died,
+it makes the next tick read again from there, and what has landed is known; set ahead it is not believed.
+"""
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import dagster as dg
+
+from omnisupport_ingest.contracts.sources import SourceDefinition
+from omnisupport_ingest.defs import keys
+from omnisupport_ingest.defs.lost_runs import run_executor
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.foreign import Unreadable, parse_json
+from omnisupport_ingest.sources.query.run import QuerySource
+from omnisupport_ingest.sources.query.sync import SyncReport
+from omnisupport_ingest.stages.lake_keys import published_keys
+from omnisupport_ingest.stages.pending import pending_windows
+from omnisupport_ingest.stages.workspace import Workspace
+
+TICK_SECONDS = 30.0
+"""How long a tick reads; what is left is for the next one. Dagster ends a tick after a minute."""
+
+_LEAST_INTERVAL = 5
+
+
+def cursor_sensor(definition: SourceDefinition) -> dg.SensorDefinition:
+    """The sensor that reads the source; running unless somebody stops it."""
+
+    @dg.sensor(
+        name=f"cursor_{definition.name}",
+        minimum_interval_seconds=max(_LEAST_INTERVAL, int(definition.sync_every.total_seconds())),
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description=f"Lands what is new in {definition.name}, by the cursors of its contracts; "
+        f"wal_batches_{definition.name} then asks for the windows.",
+    )
+    def cursor(
+        context: dg.SensorEvaluationContext, workspace: dg.ResourceParam[Workspace]
+    ) -> dg.SensorResult:
+        source = QuerySource.of(definition, workspace.contracts, workspace.home)
+        given = _cursors(context.cursor)
+        try:
+            report = source.sync(seconds=TICK_SECONDS, no_further_than=given)
+        except IngestError as error:
+            # The tick is told as skipped with the fix; the cursor stays, and the next one tries again.
+            return dg.SensorResult(skip_reason=f"{error.problem} Fix: {error.fix}", cursor=context.cursor)
+        told = {each.table: each.cursor for each in report.tables}
+        with gate("sensor.answer"):
+            return dg.SensorResult(
+                skip_reason=_told(report),
+                cursor=json.dumps(told),
+                asset_events=[_observed(definition.name, report)] if report.batches else [],
+            )
+
+    return cursor
+
+
+def comparison(definition: SourceDefinition) -> tuple[dg.JobDefinition, dg.SensorDefinition | None]:
+    """The job that compares the source's keys, and the sensor that asks for it (null: nobody does)."""
+    name = f"compare_{definition.name}"
+
+    @dg.op(name=f"{name}_keys", out=dg.Out(dg.Nothing))
+    def compare_keys(context: dg.OpExecutionContext, workspace: dg.ResourceParam[Workspace]) -> None:
+        source = QuerySource.of(definition, workspace.contracts, workspace.home)
+        lake = published_keys(workspace, definition.name)
+        try:
+            found = source.compare(lake)
+        finally:
+            for each in lake.values():
+                each.close()
+        context.add_output_metadata(
+            {
+                f"{each.table} {what}": dg.MetadataValue.int(number)
+                for each in found.tables
+                for what, number in (("deleted", each.deleted), ("missed", each.missed))
+            }
+        )
+
+    @dg.job(
+        name=name,
+        description=f"Compares the keys of {definition.name} with the lake: lands deletes, and rows that "
+        "were missed.",
+        executor_def=run_executor,
+        tags={keys.SOURCE_TAG: definition.name},
+    )
+    def compare() -> None:
+        compare_keys()
+
+    if definition.compare_every is None:
+        return compare, None
+    seconds = int(definition.compare_every.total_seconds())
+
+    @dg.sensor(
+        name=name,
+        job=compare,
+        minimum_interval_seconds=min(max(_LEAST_INTERVAL, seconds), 300),
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description=f"Asks for a comparison of {definition.name} every {seconds} seconds, once the lake has "
+        "all that has landed.",
+    )
+    def due(
+        context: dg.SensorEvaluationContext, workspace: dg.ResourceParam[Workspace]
+    ) -> dg.SensorResult | dg.SkipReason:
+        number = str(int(datetime.now(UTC).timestamp()) // seconds)
+        if context.cursor == number:
+            return dg.SkipReason("The next comparison is not due yet.")
+        if workspace.landing(definition.name).current_epoch() is None:
+            return dg.SkipReason("Nothing has landed yet.")
+        if not pending_windows(workspace, definition.name).nothing:
+            return dg.SkipReason("The lake has not taken in all that has landed.")
+        return dg.SensorResult(run_requests=[dg.RunRequest(run_key=f"{name}/{number}")], cursor=number)
+
+    return compare, due
+
+
+def _cursors(text: str | None) -> Mapping[str, str | None]:
+    """The cursors by table that a tick left, or a person; anything else says nothing, which costs nothing."""
+    try:
+        found: Any = parse_json(text or "{}")
+    except Unreadable:
+        return {}
+    if not isinstance(found, dict):
+        return {}
+    return {name: value for name, value in found.items() if value is None or isinstance(value, str)}
+
+
+def _told(report: SyncReport) -> str:
+    rows = sum(each.landed for each in report.tables)
+    state = "" if report.finished else " The next tick goes on."
+    back = [each.table for each in report.tables if each.went_back]
+    warned = f" The highest cursor of {', '.join(back)} went back: restored from a backup?" if back else ""
+    at = f"{report.clock:%H:%M:%S} UTC"
+    return f"{rows} rows landed in {len(report.batches)} batches, as of {at}.{state}{warned}"
+
+
+def _observed(source: str, report: SyncReport) -> dg.AssetObservation:
+    entries: dict[str, dg.MetadataValue] = {
+        "source_clock": dg.MetadataValue.timestamp(report.clock),
+        "batches": dg.MetadataValue.int(len(report.batches)),
+    }
+    for each in report.tables:
+        entries[f"{each.table} landed"] = dg.MetadataValue.int(each.landed)
+        entries[f"{each.table} cursor"] = dg.MetadataValue.text(each.cursor or "–")
+    return dg.AssetObservation(keys.landing_key(source), metadata=entries)

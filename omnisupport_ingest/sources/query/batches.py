@@ -1,0 +1,115 @@
+"""Landing events of a source that is read by queries: one batch per page, named by what is in it.
+
+So the same rows read again, after a crash say, are found to have landed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+import pyarrow as pa
+
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.landing.first_windows import FirstWindows
+from omnisupport_ingest.landing.manifest import CURSOR_ORDER, FileSpan, Manifest, RelationVersion
+from omnisupport_ingest.landing.names import file_batch_id
+from omnisupport_ingest.landing.rows import LandedEvent
+from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.landing.writer import BatchWriter
+from omnisupport_ingest.sources.contracted_relation import contracted_relation
+from omnisupport_ingest.sources.query.events import blocks, content_hash
+from omnisupport_ingest.windows import WindowGrid
+
+PAGE_ROWS = 50_000
+"""Rows of a page, if the definition says nothing else."""
+
+
+@dataclass(frozen=True)
+class Inlet:
+    """Where the rows of one source land. ``clock``: of the landing, timezone-aware. ``landed`` is told each
+    batch. ``described_by``: the file of the source's definition, for the manifests."""
+
+    store: LandingStore
+    grid: WindowGrid
+    tables: tuple[TableContract, ...]
+    described_by: str
+    page_rows: int = PAGE_ROWS
+    clock: Callable[[], datetime] = lambda: datetime.now(UTC)
+    landed: Callable[[Manifest], None] = lambda _batch: None
+
+
+@dataclass
+class Batches:
+    """Lands batches of ``inlet`` in one epoch; ``names`` are those that this one has landed."""
+
+    inlet: Inlet
+    epoch: int
+    names: list[str] = field(default_factory=list)
+
+    def land(self, table: TableContract, parts: Sequence[pa.Table], *, free_windows: bool) -> None:
+        """Land ``parts``, tables of events of ``table``, as one batch, unless the same have landed.
+
+        ``free_windows``: the window of an event does not follow from its position; then it is the one that
+        its position landed in first.
+        """
+        inlet = self.inlet
+        content = content_hash(self.epoch, inlet.store.source, parts)
+        batch_id = file_batch_id(content)
+        if inlet.store.exists(batch_id):
+            return
+        span = FileSpan(content, table.full_name, inlet.described_by, CURSOR_ORDER)
+        relations = (contracted_relation(table),)
+        with self._writer(batch_id) as writer:
+            for part in parts:
+                for block in blocks(part, inlet.grid, inlet.clock()):
+                    writer.add_block(block)
+            if not free_windows:
+                self._seal(writer, span, relations)
+                return
+            with FirstWindows.of(inlet.store, self.epoch, writer.finish()) as first_windows:
+                if not first_windows:
+                    self._seal(writer, span, relations)
+                    return
+                writer.abandon()
+                with self._writer(batch_id) as second:
+                    for event in (event for part in parts for event in _events(part)):
+                        window = first_windows.window_of(event)
+                        second.add_to(window or _window(inlet.grid, event, inlet.clock()), event)
+                    self._seal(second, span, relations)
+
+    def land_end(self, events: Sequence[LandedEvent], complete: datetime | None) -> None:
+        """Land the end of a sync: boundaries, and up to when the source is complete (null: not known)."""
+        source = self.inlet.store.source
+        content = content_hash(self.epoch, f"{source} {list(map(tuple, events))} {complete}", ())
+        batch_id = file_batch_id(content)
+        if self.inlet.store.exists(batch_id):
+            return
+        with self._writer(batch_id) as writer:
+            for event in events:
+                writer.add(event)
+            span = FileSpan(content, "end of a sync", self.inlet.described_by, CURSOR_ORDER)
+            self._seal(writer, span, (), complete)
+
+    def _writer(self, batch_id: str) -> BatchWriter:
+        return BatchWriter(self.inlet.store, self.inlet.grid, self.epoch, batch_id, clock=self.inlet.clock)
+
+    def _seal(
+        self,
+        writer: BatchWriter,
+        span: FileSpan,
+        relations: tuple[RelationVersion, ...],
+        complete: datetime | None = None,
+    ) -> None:
+        batch = writer.seal(file=span, relations=relations, confirmed_clock=complete)
+        self.names.append(batch.batch_id)
+        self.inlet.landed(batch)
+
+
+def _events(part: pa.Table) -> list[LandedEvent]:
+    return [LandedEvent(*row.values()) for row in part.to_pylist()]
+
+
+def _window(grid: WindowGrid, event: LandedEvent, landed_at: datetime) -> str:
+    return grid.key_of(max(event.source_ts, grid.first), landed_at)

@@ -1,0 +1,316 @@
+"""Reading any database that SQLAlchemy speaks by a cursor; values become the text PostgreSQL would write.
+
+The statements are plain: no row values, no functions, so every dialect has them. SQLite is tested, and
+what is said of others is what SQLAlchemy promises. A row is handled alone here, so this is slower than
+``postgres``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, date, datetime, time
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import sqlalchemy as sa
+
+from omnisupport_ingest.contracts.model import Column, TableContract
+from omnisupport_ingest.contracts.pg_types import FLOATS, INTEGERS, Kind
+from omnisupport_ingest.contracts.row_checksum import RowChecksum
+from omnisupport_ingest.sources.postgres.row_events import row_image, row_key
+from omnisupport_ingest.sources.query.cursor import CursorColumn, CursorKind, Place, micros_of
+from omnisupport_ingest.sources.query.errors import QueryRefused
+from omnisupport_ingest.sources.query.reader import KeyBounds, Moment, Rows, Span
+
+_BLOCK_ROWS = 10_000
+_KEYS_AT_ONCE = 500
+_OVERHEAD = 100
+_TIMES = frozenset({Kind.TIMESTAMP, Kind.TIMESTAMPTZ})
+
+
+class DialectReader:
+    """A ``Reader`` of the database behind a URL of SQLAlchemy."""
+
+    def __init__(self, url: str) -> None:
+        """Connect at the first reading; ``QueryRefused`` for a URL that names no installed dialect."""
+        try:
+            self._engine = sa.create_engine(url, poolclass=sa.NullPool, hide_parameters=True)
+        except (sa.exc.ArgumentError, ModuleNotFoundError) as error:
+            # The text of the error may repeat the URL, and that a password.
+            raise QueryRefused(
+                f"The connection string is no URL that SQLAlchemy can open: {type(error).__name__}.",
+                fix="Write it as dialect+driver://user@host/database, and install the driver.",
+            ) from None
+        self._lite = self._engine.dialect.name == "sqlite"
+        if self._lite:
+            # The driver would begin a transaction only before a change (SQLAlchemy manual, "pysqlite").
+            sa.event.listen(self._engine, "connect", _driver_begins_nothing)
+            sa.event.listen(self._engine, "begin", _begin)
+        self._connection: sa.Connection | None = None
+
+    def begin(self) -> Moment:
+        clock = datetime.now(UTC)
+        with _refusals("the source"):
+            self._connection = self._engine.connect()
+            if not self._lite:
+                self._connection = self._connection.execution_options(isolation_level="REPEATABLE READ")
+            self._connection.begin()
+        return Moment(clock, None)
+
+    def cursor_type(self, table: TableContract, cursor: CursorColumn, /) -> str:
+        with _refusals(table.full_name):
+            columns = sa.inspect(self._open).get_columns(table.table, schema=table.schema)
+        for column in columns:
+            if column["name"] == cursor.name:
+                return str(column["type"])
+        raise QueryRefused(
+            f"{table.full_name} has no column {cursor.name!r}, which {table.path} names as its cursor.",
+            fix="Correct the contract, or give the column back.",
+        )
+
+    def indexes(self, table: TableContract, /) -> tuple[tuple[str, ...], ...]:
+        with _refusals(table.full_name):
+            found = sa.inspect(self._open).get_indexes(table.table, schema=table.schema)
+        return tuple(tuple(str(name) for name in each["column_names"]) for each in found)
+
+    def newest(self, table: TableContract, cursor: CursorColumn, /) -> str | None:
+        column: sa.ColumnClause[Any] = sa.column(cursor.name)
+        with _refusals(table.full_name):
+            found = self._open.execute(sa.select(sa.func.max(column)).select_from(_table(table))).scalar()
+        return None if found is None else self._raw(found)
+
+    def rows(
+        self, table: TableContract, cursor: CursorColumn, span: Span, take: Callable[[Rows], None], /
+    ) -> int:
+        return self._take(table, cursor, self._page(table, cursor, span), take)
+
+    def _take(
+        self, table: TableContract, cursor: CursorColumn, query: sa.Select[Any], take: Callable[[Rows], None]
+    ) -> int:
+        count = 0
+        with _refusals(table.full_name):
+            found = self._open.execution_options(yield_per=_BLOCK_ROWS).execute(query)
+            names = list(found.keys())
+            writes = [_writer(table, name) for name in names]
+            for block in found.partitions(_BLOCK_ROWS):
+                take(self._rows(table, cursor, names, writes, block))
+                count += len(block)
+        return count
+
+    def key_checksum(self, _table: TableContract, _bounds: KeyBounds, /) -> RowChecksum | None:
+        # No hash is part of SQL: the keys are read.
+        return None
+
+    def keys(self, table: TableContract, bounds: KeyBounds, /) -> Iterator[list[str]]:
+        order = [self._in_order(table, name) for name in table.key]
+        columns: list[sa.ColumnClause[Any]] = [sa.column(name) for name in table.key]
+        query: sa.Select[Any] = sa.select(*columns).select_from(_table(table))
+        for bound, after in ((bounds.start, True), (bounds.end, False)):
+            if bound is not None:
+                places = zip(table.key, bound, strict=True)
+                behind = _behind(order, [_key_value(table, name, text) for name, text in places])
+                query = query.where(behind if after else sa.not_(behind))
+        writes = [_writer(table, name) for name in table.key]
+        with _refusals(table.full_name):
+            found = self._open.execution_options(yield_per=_BLOCK_ROWS).execute(query)
+            for block in found.partitions(_BLOCK_ROWS):
+                rows = ([write(value) for write, value in zip(writes, row, strict=True)] for row in block)
+                yield [row_key(row) for row in rows]
+
+    def rows_of(
+        self, table: TableContract, cursor: CursorColumn, keys: Sequence[str], take: Callable[[Rows], None], /
+    ) -> None:
+        columns: list[sa.ColumnClause[Any]] = [sa.column(name) for name in table.key]
+        for start in range(0, len(keys), _KEYS_AT_ONCE):
+            conditions = []
+            for key in keys[start : start + _KEYS_AT_ONCE]:
+                parts = zip(columns, table.key, json.loads(key), strict=True)
+                equal = (column == _key_value(table, name, text) for column, name, text in parts)
+                conditions.append(sa.and_(*equal))
+            query = sa.select(sa.text("*")).select_from(_table(table)).where(sa.or_(*conditions))
+            self._take(table, cursor, query, take)
+
+    def end(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def close(self) -> None:
+        self.end()
+        self._engine.dispose()
+
+    @property
+    def _open(self) -> sa.Connection:
+        assert self._connection is not None, "begin was not called"
+        return self._connection
+
+    def _page(self, table: TableContract, cursor: CursorColumn, span: Span) -> sa.Select[Any]:
+        column: sa.ColumnClause[Any] = sa.column(cursor.name)
+        key: list[sa.ColumnClause[Any]] = [sa.column(name) for name in table.key]
+        order = key if span.nulls else [column, *key]
+        query = sa.select(sa.text("*")).select_from(_table(table))
+        query = query.where(column.is_(None) if span.nulls else column.is_not(None))
+        if not span.nulls and span.low is not None:
+            query = query.where(column >= self._value(cursor, self._low(cursor, span.low)))
+        if not span.nulls and span.high is not None:
+            query = query.where(column <= self._value(cursor, span.high))
+        if span.after is not None:
+            values = [
+                _key_value(table, name, text) for name, text in zip(table.key, span.after.key, strict=True)
+            ]
+            if not span.nulls:
+                values.insert(0, self._value(cursor, span.after.cursor or ""))
+                query = query.where(column >= values[0])
+            query = query.where(_behind(order, values))
+        return query.order_by(*order).limit(span.limit)
+
+    def _rows(
+        self,
+        table: TableContract,
+        cursor: CursorColumn,
+        names: list[str],
+        writes: list[Callable[[Any], str | None]],
+        block: Sequence[Sequence[Any]],
+    ) -> Rows:
+        texts = [[write(value) for write, value in zip(writes, row, strict=True)] for row in block]
+        key = [names.index(name) for name in table.key]
+        at = names.index(cursor.name)
+        images = [row_image(tuple(names), row) for row in texts]
+        cursors = cursor.numbers(pa.array([row[at] for row in texts], pa.string()))
+        times = pa.nulls(len(texts), pa.int64())
+        if cursor.event_time is not None:
+            event_time = names.index(cursor.event_time)
+            times = micros_of(pa.array([row[event_time] for row in texts], pa.string()))
+        last = block[-1]
+        return Rows(
+            pa.array([row_key([row[each] for each in key]) for row in texts], pa.string()),
+            pa.array(images, pa.string()),
+            cursors,
+            times,
+            Place(
+                None if last[at] is None else self._raw(last[at]),
+                tuple(str(texts[-1][each]) for each in key),
+            ),
+            sum(map(len, images)) + _OVERHEAD * len(texts),
+        )
+
+    def _in_order(self, table: TableContract, name: str) -> sa.ColumnElement[Any]:
+        """A column of the key in the order that bounds of keys are of."""
+        column: sa.ColumnClause[Any] = sa.column(name)
+        if table.column(name).type.kind in INTEGERS:
+            return column
+        if not self._lite:
+            raise QueryRefused(
+                f"The keys of {table.full_name} are no whole numbers, and in which order this database has "
+                "its texts is not known.",
+                fix="Let the source mark deleted rows (x-cdc.events.soft_delete_column).",
+            )
+        return sa.collate(column, "BINARY")
+
+    def _raw(self, value: Any) -> str:
+        """A cursor as it is held in the state: SQLite compares texts, so it stays what it is there."""
+        return value if isinstance(value, str) else str(value)
+
+    def _low(self, cursor: CursorColumn, text: str) -> str:
+        """A lower bound that no text of its second is below, whatever its precision."""
+        return text[:19] if self._lite and cursor.kind is CursorKind.TIME else text
+
+    def _value(self, cursor: CursorColumn, text: str) -> Any:
+        if cursor.kind is CursorKind.NUMBER:
+            return int(text)
+        return text if self._lite else datetime.fromisoformat(text)
+
+
+def _behind(order: Sequence[sa.ColumnElement[Any]], values: Sequence[Any]) -> sa.ColumnElement[bool]:
+    """Whether a row stands behind ``values`` in ``order``, column by column."""
+    value = values[0]
+    first: sa.ColumnElement[Any] = order[0]
+    found: sa.ColumnElement[bool] = first > value
+    if len(order) == 1:
+        return found
+    return sa.or_(found, sa.and_(first == value, _behind(order[1:], values[1:])))
+
+
+def _table(table: TableContract) -> sa.TableClause:
+    return sa.table(table.table, schema=table.schema)
+
+
+def _key_value(table: TableContract, name: str, text: str) -> Any:
+    return int(text) if table.column(name).type.kind in INTEGERS else text
+
+
+def _writer(table: TableContract, name: str) -> Callable[[Any], str | None]:
+    """What writes a value of the column as PostgreSQL's text of the contract's type."""
+    column: Column | None = table.column(name) if name in table.column_names else None
+    kind = column.type.kind if column is not None else None
+
+    def write(value: Any) -> str | None:
+        return None if value is None else _text(value, kind)
+
+    return write
+
+
+def _text(value: Any, kind: Kind | None) -> str:
+    if kind is Kind.BOOLEAN and isinstance(value, bool | int):
+        return "t" if value else "f"
+    if kind in _TIMES and isinstance(value, str | datetime):
+        return _time_text(value, zoned=kind is Kind.TIMESTAMPTZ)
+    if isinstance(value, bytes | bytearray | memoryview):
+        return "\\x" + bytes(value).hex()
+    if isinstance(value, bool):
+        return "t" if value else "f"
+    if isinstance(value, datetime):
+        return _time_text(value, zoned=value.tzinfo is not None)
+    if isinstance(value, date | time):
+        return value.isoformat()
+    if isinstance(value, float) and kind not in FLOATS:
+        # A number that is none of binary digits: SQLite has no decimals.
+        return format(Decimal(repr(value)), "f")
+    return str(value)
+
+
+def _time_text(value: str | datetime, *, zoned: bool) -> str:
+    try:
+        moment = datetime.fromisoformat(value) if isinstance(value, str) else value
+    except ValueError:
+        # No time: as the contract's rule for the type will say.
+        return str(value)
+    if moment.tzinfo is not None:
+        moment = moment.astimezone(UTC).replace(tzinfo=None)
+    text = moment.isoformat(sep=" ")
+    # PostgreSQL leaves out the zeros at the end of a fraction.
+    text = text.rstrip("0") if "." in text else text
+    return f"{text}+00" if zoned else text
+
+
+def _driver_begins_nothing(connection: Any, _record: Any) -> None:
+    connection.isolation_level = None
+
+
+def _begin(connection: sa.Connection) -> None:
+    connection.exec_driver_sql("BEGIN")
+
+
+class _refusals:
+    """Turns what a driver says into ``QueryRefused``, without what it may quote of a row."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if isinstance(error, sa.exc.DBAPIError):
+            told = str(error.orig).splitlines()[0] if error.orig is not None else type(error).__name__
+            raise QueryRefused(
+                f"{self._what} cannot be read: {type(error).__name__}: {told}.",
+                fix="Start the database if it is down; else compare the contract with the table.",
+            ) from None
+        if isinstance(error, sa.exc.SQLAlchemyError):
+            raise QueryRefused(
+                f"{self._what} cannot be read: {type(error).__name__}.",
+                fix="Compare the contract with the table: schema, name and columns.",
+            ) from None

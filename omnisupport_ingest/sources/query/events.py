@@ -1,0 +1,184 @@
+"""From rows that were read to landed events: where each stands, which window it is of, and what is known.
+
+A row is landed as ``r``: read as a whole, so it says everything of its version and nothing of how it came
+to be. Its window is that of the contract's event-time column, else of its cursor: a function of the
+row, so a version that is read again falls where it fell before. What is older than the home's first
+window, or has no time at all, stands in the first window.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.landing.rows import EVENT_SCHEMA, LandedEvent
+from omnisupport_ingest.landing.writer import EventBlock
+from omnisupport_ingest.sources.query.cursor import (
+    BOUNDARY_ORDINAL,
+    CursorColumn,
+    CursorKind,
+    micros,
+    moment_of,
+    ordinals,
+)
+from omnisupport_ingest.sources.query.reader import Rows
+from omnisupport_ingest.sources.query.state import Seen
+from omnisupport_ingest.windows import KEY_FORMAT, MAX_AHEAD, OUT_OF_RANGE, WindowGrid
+
+_TIME = EVENT_SCHEMA.field("source_ts").type
+
+_EARLIEST, _LATEST = datetime(1, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)
+"""What a time is cut to: as far as every reader of the lake has years."""
+
+
+@dataclass
+class Known:
+    """What a lookback meets again: ``again`` rows are as they landed, ``behind`` came with a lower cursor
+    than one of their key that landed before. ``new``: versions to be remembered."""
+
+    again: int = 0
+    behind: int = 0
+    new: list[Seen] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class RowEvents:
+    """Makes the events of one table in one epoch."""
+
+    table: TableContract
+    cursor: CursorColumn
+    grid: WindowGrid
+    epoch: int
+
+    def of(self, rows: Rows, known: Mapping[str, Sequence[Seen]], told: Known, remember: int) -> pa.Table:
+        """Events of ``rows``, as a table of ``EVENT_SCHEMA``, without those that are in ``known`` already.
+
+        ``told`` is added to; versions with a cursor of ``remember`` or above are to be remembered.
+        """
+        kept, misplaced = self._compared(rows, known, told, remember)
+        of_each = {
+            "ordinal": ordinals(rows.cursors),
+            "source_ts": self._times(rows).cast(_TIME),
+            "key": rows.keys,
+            "after": rows.images,
+            "identity": pc.binary_join_element_wise(identity_start(self.table), rows.keys, "]", ""),
+            "misplaced": misplaced,
+        }
+        of_all = {
+            "epoch": self.epoch,
+            "commit_lsn": 0,
+            "op": "r",
+            "source_schema": self.table.schema,
+            "source_table": self.table.table,
+        }
+        arrays = [
+            of_each[each.name]
+            if each.name in of_each
+            else pa.repeat(pa.scalar(of_all.get(each.name), each.type), len(rows))
+            for each in EVENT_SCHEMA
+        ]
+        events = pa.Table.from_arrays(arrays, schema=EVENT_SCHEMA)
+        return events if kept is None else events.filter(kept)
+
+    def boundary(self, began: datetime) -> LandedEvent:
+        """The end of a full reading in an epoch that ``began`` then: it ends what only older epochs have."""
+        return LandedEvent(
+            self.epoch, 0, BOUNDARY_ORDINAL, "b", began, None, None, self.table.schema, self.table.table,
+            None, None, None, None, None, None, identity_start(self.table) + "]",
+        )  # fmt: skip
+
+    def delete(self, key: str, ordinal: int, noticed: datetime) -> LandedEvent:
+        """The delete of ``key``, of which nobody knows when it was, noticed at a time."""
+        return LandedEvent(
+            self.epoch, 0, ordinal, "d", noticed, None, None, self.table.schema, self.table.table,
+            key, None, None, None, None, None, f"{identity_start(self.table)}{key}]",
+        )  # fmt: skip
+
+    def _times(self, rows: Rows) -> pa.Int64Array:
+        """When each row counts as of, in microseconds: only the row says, never when it was read."""
+        times = rows.times
+        if self.cursor.kind is CursorKind.TIME:
+            times = pc.coalesce(times, rows.cursors)
+        times = pc.fill_null(times, micros(self.grid.first))
+        return pc.min_element_wise(pc.max_element_wise(times, micros(_EARLIEST)), micros(_LATEST))
+
+    def _compared(
+        self, rows: Rows, known: Mapping[str, Sequence[Seen]], told: Known, remember: int
+    ) -> tuple[pa.BooleanArray | None, pa.BooleanArray]:
+        """Which rows land (null: all), and which of them come behind a later version of their key."""
+        nothing = pa.nulls(len(rows), pa.bool_())
+        numbers = rows.cursors
+        highest = pc.max(numbers).as_py()
+        if highest is None or (not known and highest < remember):
+            return None, nothing
+        lands, behind = np.ones(len(rows), np.bool_), np.zeros(len(rows), np.bool_)
+        looked_at = zip(rows.keys.to_pylist(), numbers.to_pylist(), rows.images, strict=True)
+        for number, (key, cursor, image) in enumerate(looked_at):
+            versions = known.get(key, ())
+            if cursor is None or (cursor < remember and not versions):
+                continue
+            version = Seen(key, cursor, image_hash(image.as_py()))
+            if version in versions:
+                lands[number] = False
+                told.again += 1
+                continue
+            if any(each.cursor > cursor for each in versions):
+                behind[number] = True
+                told.behind += 1
+            told.new.append(version)
+        return pa.array(lands), pc.if_else(pa.array(behind), True, None) if behind.any() else nothing
+
+
+def identity_start(table: TableContract) -> str:
+    """What the identities of the table's events begin with; the key and ``]`` follow."""
+    return json.dumps([table.schema, table.table], ensure_ascii=False, separators=(",", ":"))[:-1] + ","
+
+
+def image_hash(image: str) -> int:
+    """A hash of a row, 64 bits, signed."""
+    return int.from_bytes(hashlib.blake2b(image.encode(), digest_size=8).digest(), signed=True)
+
+
+def content_hash(epoch: int, source: str, parts: Sequence[pa.Table]) -> str:
+    """SHA-256 of events: the same rows read again in one epoch have the same."""
+    found = hashlib.sha256(json.dumps([epoch, source]).encode())
+    for part in parts:
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, part.schema) as stream:
+            stream.write_table(part.combine_chunks())
+        found.update(sink.getvalue())
+    return found.hexdigest()
+
+
+def blocks(events: pa.Table, grid: WindowGrid, landed_at: datetime) -> Iterator[EventBlock]:
+    """``events`` as blocks of one window each, in the order of the windows."""
+    if not events.num_rows:
+        return
+    size = int(grid.size.length.total_seconds() * 1_000_000)
+    times = np.asarray(events.column("source_ts").combine_chunks().cast(pa.int64()))
+    first = micros(grid.first) // size
+    # A window begins at a multiple of its size: sizes divide the hour, or are a day, and all is UTC.
+    numbers = np.maximum(times // size, first)
+    ahead = times > micros(landed_at + MAX_AHEAD)
+    numbers = np.where(ahead, np.iinfo(np.int64).max, numbers)
+    for number in np.unique(numbers):
+        mine = numbers == number
+        table = partial(_same, events.filter(pa.array(mine)))
+        out_of_range = number == np.iinfo(np.int64).max
+        window = OUT_OF_RANGE if out_of_range else moment_of(int(number) * size).strftime(KEY_FORMAT)
+        rows = int(np.count_nonzero(mine))
+        size_of_part = events.nbytes * rows // events.num_rows
+        yield EventBlock(window, rows, size_of_part, moment_of(int(times[mine].max())), table)
+
+
+def _same(events: pa.Table) -> pa.Table:
+    return events

@@ -1,0 +1,291 @@
+"""Reading PostgreSQL by a cursor: pages of an index, each by one COPY, all in one snapshot.
+
+COPY gives the same text as the log, and what makes events of its lines makes them of whole blocks.
+No right is needed but SELECT; nothing is written, no slot is made, ``wal_level`` does not matter.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from datetime import UTC
+
+import psycopg2
+import pyarrow as pa
+
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.contracts.pg_types import INTEGERS, PgType
+from omnisupport_ingest.contracts.row_checksum import RowChecksum
+from omnisupport_ingest.sources.postgres.connection import connect, source_errors
+from omnisupport_ingest.sources.postgres.copy_rows import copy_lines, keys_and_images, parse_row
+from omnisupport_ingest.sources.postgres.quoting import identifier, literal, qualified
+from omnisupport_ingest.sources.postgres.row_events import row_key
+from omnisupport_ingest.sources.postgres.server_checksum import server_checksum
+from omnisupport_ingest.sources.postgres.text_columns import Irregular, line_columns
+from omnisupport_ingest.sources.query.cursor import CursorColumn, Place, cursor_kind, micros_of
+from omnisupport_ingest.sources.query.errors import QueryRefused
+from omnisupport_ingest.sources.query.reader import KeyBounds, Moment, Rows, Span
+
+_OVERHEAD = 100
+"""Bytes that an event costs beside its line; an estimate."""
+
+_KEYS_AT_ONCE = 10_000
+
+_IDENTITY = "SELECT system_identifier::text FROM pg_control_system()"
+
+
+class PostgresReader:
+    """A ``Reader`` of a PostgreSQL database."""
+
+    def __init__(self, dsn: str, *, max_row_bytes: int | None = None) -> None:
+        """Connect; ``SourceUnavailable``, ``SourceRefused`` or ``BadDsn`` if that cannot be."""
+        self._connection = connect(dsn)
+        self._max_row_bytes = max_row_bytes
+        self._columns: dict[str, tuple[str, ...]] = {}
+
+    def begin(self) -> Moment:
+        database = self._identity()
+        with source_errors("opening a transaction"), self._connection.cursor() as cursor:
+            # Read before the snapshot is taken: what the clock says, every later commit is above.
+            cursor.execute("SELECT clock_timestamp()")
+            clock = cursor.fetchone()[0]
+            cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        self._columns = {}
+        return Moment(clock.astimezone(UTC), database)
+
+    def cursor_type(self, table: TableContract, cursor: CursorColumn, /) -> str:
+        self._columns_of(table)
+        found = str(
+            self._asked(
+                table,
+                "SELECT format_type(atttypid, atttypmod) FROM pg_attribute WHERE attrelid ="
+                f" {literal(_name(table))}::regclass AND attname = {literal(cursor.name)}",
+            )
+        )
+        if cursor_kind(PgType.parse(found).kind) is not cursor.kind:
+            raise QueryRefused(
+                f"The cursor column {cursor.name} of {table.full_name} is {found} now, not {cursor.pg_type}: "
+                "its values have another order.",
+                fix="Correct the contract (x-pg-type, or another cursor), then read the table anew: sync "
+                'NAME --full-refresh "type of the cursor changed"',
+            )
+        return found
+
+    def indexes(self, table: TableContract, /) -> tuple[tuple[str, ...], ...]:
+        found = self._asked(
+            table,
+            "SELECT coalesce(jsonb_agg(ARRAY(SELECT a.attname::text FROM unnest(i.indkey)"
+            " WITH ORDINALITY k(number, place) JOIN pg_attribute a ON a.attrelid = i.indrelid AND"
+            " a.attnum = k.number WHERE k.place <= i.indnkeyatts ORDER BY k.place)), '[]')::text"
+            " FROM pg_index i JOIN pg_class x ON x.oid = i.indexrelid JOIN pg_am m ON m.oid = x.relam"
+            f" WHERE i.indrelid = {literal(_name(table))}::regclass AND m.amname = 'btree' AND i.indisvalid"
+            " AND i.indpred IS NULL AND i.indexprs IS NULL",
+        )
+        return tuple(tuple(each) for each in json.loads(str(found)))
+
+    def newest(self, table: TableContract, cursor: CursorColumn, /) -> str | None:
+        name = identifier(cursor.name)
+        found = self._asked(table, f"SELECT max({name})::text FROM {_name(table)}")
+        return None if found is None else str(found)
+
+    def rows(
+        self, table: TableContract, cursor: CursorColumn, span: Span, take: Callable[[Rows], None], /
+    ) -> int:
+        return self._copy(table, cursor, page_sql(table, cursor, self._columns_of(table), span), take)
+
+    def _copy(
+        self, table: TableContract, cursor: CursorColumn, query: str, take: Callable[[Rows], None]
+    ) -> int:
+        columns = self._columns_of(table)
+        key = [columns.index(name) for name in table.key]
+        at = columns.index(cursor.name)
+        time = columns.index(cursor.event_time) if cursor.event_time is not None else None
+        count = 0
+
+        def add(lines: bytes) -> None:
+            nonlocal count
+            rows = _rows(lines, columns, key, at, time, cursor)
+            count += len(rows)
+            take(rows)
+
+        with _refusals(table):
+            copy_lines(
+                self._connection,
+                query,
+                doing=f"reading {table.full_name}",
+                max_row_bytes=self._max_row_bytes,
+                lines=add,
+            )
+        return count
+
+    def key_checksum(self, table: TableContract, bounds: KeyBounds, /) -> RowChecksum | None:
+        keyed = replace(table, columns=tuple(table.column(name) for name in table.key))
+        with _refusals(table), source_errors(f"comparing the keys of {table.full_name}"):
+            return server_checksum(self._connection, keyed, f"{_name(table)} WHERE {_within(table, bounds)}")
+
+    def keys(self, table: TableContract, bounds: KeyBounds, /) -> Iterator[list[str]]:
+        order = [_in_order(table, name) for name in table.key]
+        texts = ", ".join(f"concat({identifier(name)})" for name in table.key)
+        after = bounds
+        while True:
+            with (
+                _refusals(table),
+                source_errors(f"reading the keys of {table.full_name}"),
+                self._connection.cursor() as cursor,
+            ):
+                cursor.execute(
+                    f"SELECT {texts} FROM {_name(table)} WHERE {_within(table, after)}"
+                    f" ORDER BY {', '.join(order)} LIMIT {_KEYS_AT_ONCE}"
+                )
+                found = cursor.fetchall()
+            if found:
+                yield [row_key(list(row)) for row in found]
+            if len(found) < _KEYS_AT_ONCE:
+                return
+            after = KeyBounds(tuple(found[-1]), bounds.end)
+
+    def rows_of(
+        self, table: TableContract, cursor: CursorColumn, keys: Sequence[str], take: Callable[[Rows], None], /
+    ) -> None:
+        names = ", ".join(f"concat({identifier(name)})" for name in table.key)
+        if all(table.column(name).type.kind in INTEGERS for name in table.key):
+            # So that the index of the key serves.
+            names = ", ".join(map(identifier, table.key))
+        rows = ", ".join(f"({', '.join(literal(part) for part in json.loads(key))})" for key in keys)
+        columns = self._columns_of(table)
+        self._copy(
+            table,
+            cursor,
+            f"SELECT {', '.join(map(identifier, columns))} FROM {_name(table)} WHERE ({names}) IN ({rows})",
+            take,
+        )
+
+    def end(self) -> None:
+        if not self._connection.closed:
+            with source_errors("ending a read"), self._connection.cursor() as cursor:
+                cursor.execute("ROLLBACK")
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _identity(self) -> str | None:
+        try:
+            with self._connection.cursor() as cursor:
+                cursor.execute(_IDENTITY)
+                system = cursor.fetchone()[0]
+                cursor.execute("SELECT current_database()")
+                return f"{system}/{cursor.fetchone()[0]}"
+        except psycopg2.ProgrammingError:
+            # A server that does not let everyone ask for it.
+            return None
+
+    def _columns_of(self, table: TableContract) -> tuple[str, ...]:
+        if table.full_name not in self._columns:
+            with (
+                _refusals(table),
+                source_errors(f"reading {table.full_name}"),
+                self._connection.cursor() as cursor,
+            ):
+                cursor.execute(f"SELECT * FROM {_name(table)} LIMIT 0")
+                found = tuple(column.name for column in cursor.description)
+            missing = [name for name in table.column_names if name not in found]
+            if missing:
+                raise QueryRefused(
+                    f"{table.full_name} has no column {missing[0]!r}, which {table.path} names.",
+                    fix="Correct the contract, or give the column back: contracts diff shows what differs.",
+                )
+            self._columns[table.full_name] = found
+        return self._columns[table.full_name]
+
+    def _asked(self, table: TableContract, query: str) -> object:
+        with (
+            _refusals(table),
+            source_errors(f"reading {table.full_name}"),
+            self._connection.cursor() as cursor,
+        ):
+            cursor.execute(query)
+            return cursor.fetchone()[0]
+
+
+def page_sql(table: TableContract, cursor: CursorColumn, columns: tuple[str, ...], span: Span) -> str:
+    """The SELECT of one page: in the order of the index on (cursor, key), so it begins and ends anywhere."""
+    name = identifier(cursor.name)
+    key = [identifier(each) for each in table.key]
+    order = key if span.nulls else [name, *key]
+    conditions = [f"{name} IS NULL" if span.nulls else f"{name} IS NOT NULL"]
+    if not span.nulls:
+        conditions += [] if span.low is None else [f"{name} >= {literal(span.low)}"]
+        conditions += [] if span.high is None else [f"{name} <= {literal(span.high)}"]
+    if span.after is not None:
+        values = [*([] if span.nulls else [span.after.cursor or ""]), *span.after.key]
+        conditions.append(f"({', '.join(order)}) > ({', '.join(map(literal, values))})")
+    return (
+        f"SELECT {', '.join(map(identifier, columns))} FROM {_name(table)} WHERE {' AND '.join(conditions)}"
+        f" ORDER BY {', '.join(order)} LIMIT {span.limit}"
+    )
+
+
+def _rows(
+    lines: bytes, columns: tuple[str, ...], key: list[int], at: int, time: int | None, cursor: CursorColumn
+) -> Rows:
+    keys, images = keys_and_images(lines, columns, key)
+    try:
+        texts = line_columns(lines, len(columns))
+        cursors, times = texts[at], texts[time] if time is not None else None
+    except Irregular:
+        parsed = [parse_row(line) for line in lines.decode()[:-1].split("\n")]
+        cursors = pa.array([row[at] for row in parsed], pa.string())
+        times = pa.array([row[time] for row in parsed], pa.string()) if time is not None else None
+    last = parse_row(lines[lines[:-1].rfind(b"\n") + 1 : -1].decode())
+    return Rows(
+        keys,
+        images,
+        cursor.numbers(cursors),
+        pa.nulls(len(keys), pa.int64()) if times is None else micros_of(times),
+        Place(last[at], tuple(str(last[each]) for each in key)),
+        len(lines) + _OVERHEAD * len(keys),
+    )
+
+
+def _within(table: TableContract, bounds: KeyBounds) -> str:
+    """Whether a key is in ``bounds``, in the order that they are of."""
+    order = f"({', '.join(_in_order(table, name) for name in table.key)})"
+    conditions = ["true"]
+    for bound, compared in ((bounds.start, ">"), (bounds.end, "<=")):
+        if bound is not None:
+            conditions.append(f"{order} {compared} ({', '.join(map(literal, bound))})")
+    return " AND ".join(conditions)
+
+
+def _in_order(table: TableContract, name: str) -> str:
+    column = identifier(name)
+    return column if table.column(name).type.kind in INTEGERS else f'concat({column}) COLLATE "C"'
+
+
+def _name(table: TableContract) -> str:
+    return qualified(table.schema, table.table)
+
+
+class _refusals:
+    """Turns what the server refuses of one table into ``QueryRefused``."""
+
+    def __init__(self, table: TableContract) -> None:
+        self._table = table
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if isinstance(error, psycopg2.errors.InsufficientPrivilege):
+            raise QueryRefused(
+                f"The role may not read {self._table.full_name}.",
+                fix=f"GRANT SELECT ON {_name(self._table)} TO the role of the connection.",
+            ) from None
+        if isinstance(error, psycopg2.ProgrammingError | psycopg2.DataError):
+            raise QueryRefused(
+                f"{self._table.full_name} cannot be read by its cursor: {type(error).__name__} "
+                f"({error.pgcode}).",
+                fix="Compare the contract with the table, that of the cursor above all; if its type has "
+                "changed, correct the contract, then: sync NAME --full-refresh REASON",
+            ) from None

@@ -1,0 +1,79 @@
+"""Is a source fit to be read by its cursors? What is not, with the SQL that repairs it; nothing is changed.
+
+Without an index on (cursor, key) every page is a pass over the table and a sort. What the database can say
+of the cursor column itself (NULLs, a type without a zone) is said too, and so is how deletes are found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.contracts.sources import SourceDefinition
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.sources.postgres.preflight.findings import Finding, Severity
+from omnisupport_ingest.sources.postgres.quoting import identifier, qualified
+from omnisupport_ingest.sources.query.cursor import CursorColumn, CursorKind
+from omnisupport_ingest.sources.query.reader import Reader
+from omnisupport_ingest.sources.query.run import open_reader
+
+
+def preflight(definition: SourceDefinition, tables: Sequence[TableContract]) -> tuple[Finding, ...]:
+    """Every finding about the source, the worst first; one alone if it cannot be reached."""
+    try:
+        with closing(open_reader(definition.connection_text())) as reader:
+            reader.begin()
+            found = [each for table in tables for each in table_findings(reader, definition, table)]
+    except IngestError as error:
+        return (Finding("connection", error.problem, error.fix),)
+    order = list(Severity)
+    return tuple(sorted(found, key=lambda each: order.index(each.severity)))
+
+
+def table_findings(reader: Reader, definition: SourceDefinition, table: TableContract) -> Iterator[Finding]:
+    """What is to be said of one table."""
+    try:
+        cursor = CursorColumn.of(table)
+        found = reader.cursor_type(table, cursor)
+        indexes = reader.indexes(table)
+    except IngestError as error:
+        yield Finding("table", error.problem, error.fix, table=table.name)
+        return
+    wanted = (cursor.name, *table.key)
+    if wanted not in {each[: len(wanted)] for each in indexes}:
+        listed = ", ".join(map(identifier, wanted))
+        name = identifier(f"{table.name}_{cursor.name}_cursor")
+        yield Finding(
+            "cursor_index",
+            f"{table.full_name} has no index on ({', '.join(wanted)}): every page reads all of the table.",
+            f"CREATE INDEX CONCURRENTLY {name} ON {qualified(table.schema, table.table)} ({listed});",
+            Severity.WARNS,
+            table=table.name,
+        )
+    if cursor.nullable:
+        yield Finding(
+            "cursor_null",
+            f"{cursor.name} of {table.full_name} may be NULL: such rows are read whole in every sync.",
+            f"ALTER TABLE {qualified(table.schema, table.table)} ALTER {identifier(cursor.name)} SET NOT "
+            "NULL; then list it in required of the contract.",
+            Severity.WARNS,
+            table=table.name,
+        )
+    if cursor.kind is CursorKind.TIME and "without time zone" in found:
+        yield Finding(
+            "cursor_zone",
+            f"{cursor.name} of {table.full_name} has no time zone and is read as UTC: a zone with daylight "
+            "saving writes one hour twice, and its clock is not held against the server's.",
+            "",
+            Severity.NOTES,
+            table=table.name,
+        )
+    if table.soft_delete_column is None and definition.compare_every is None:
+        yield Finding(
+            "deletes",
+            f"Deletes of {table.full_name} leave no trace for a cursor, and nothing compares its keys.",
+            "Set schedule.compare_every in the definition, or name x-cdc.events.soft_delete_column.",
+            Severity.WARNS,
+            table=table.name,
+        )

@@ -1,0 +1,121 @@
+"""A sync of a defined source: its connection, its cursors, the lease that keeps others out, and the pause."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from omnisupport_ingest.contracts.model import Contracts, TableContract
+from omnisupport_ingest.contracts.sources import SourceDefinition
+from omnisupport_ingest.home import Home
+from omnisupport_ingest.landing.manifest import Manifest
+from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.sources.postgres.lease import Lease
+from omnisupport_ingest.sources.postgres.pause import PauseNote
+from omnisupport_ingest.sources.query.batches import Inlet
+from omnisupport_ingest.sources.query.compare import Comparison, LakeKeys, compare
+from omnisupport_ingest.sources.query.cursor import CursorColumn
+from omnisupport_ingest.sources.query.errors import QueryPaused
+from omnisupport_ingest.sources.query.postgres import PostgresReader
+from omnisupport_ingest.sources.query.reader import Reader
+from omnisupport_ingest.sources.query.state import QueryState
+from omnisupport_ingest.sources.query.sync import SyncReport, refresh, rewind, sync
+from omnisupport_ingest.windows import WindowGrid
+
+_POSTGRES = ("postgresql:", "postgres:", "postgresql+psycopg2:")
+
+
+@dataclass(frozen=True)
+class QuerySource:
+    """A source of the kind ``query`` in a home: ``run`` is the home's folder of locks."""
+
+    definition: SourceDefinition
+    tables: tuple[TableContract, ...]
+    store: LandingStore
+    grid: WindowGrid
+    run: Path
+
+    @classmethod
+    def of(cls, definition: SourceDefinition, contracts: Contracts, home: Home) -> Self:
+        """The source of ``definition`` in ``home``; ``QueryRefused`` if a table of it names no cursor."""
+        tables = definition.tables(contracts)
+        for table in tables:
+            CursorColumn.of(table)
+        store = LandingStore(home.landing, definition.name)
+        return cls(definition, tables, store, home.grid, home.run)
+
+    def inlet(self, landed: Callable[[Manifest], None] = lambda _batch: None) -> Inlet:
+        """Where its rows land."""
+        return Inlet(
+            self.store,
+            self.grid,
+            self.tables,
+            Path(self.definition.path).name,
+            self.definition.page_rows,
+            landed=landed,
+        )
+
+    def sync(
+        self,
+        *,
+        seconds: float | None = None,
+        landed: Callable[[Manifest], None] = lambda _batch: None,
+        anew: Sequence[TableContract] = (),
+        reason: str = "",
+        no_further_than: Mapping[str, str | None] | None = None,
+    ) -> SyncReport:
+        """Land what is new, for about ``seconds`` (null: to the end).
+
+        ``anew``: the tables that are read whole, in an epoch that begins with ``reason``.
+        ``no_further_than``: cursors by ``schema.table`` (null: the beginning) to read again from, where a
+        table stands above them. Raises
+        ``CaptureRunning`` where another process reads the source, ``QueryPaused``, and what ``sync`` does.
+        """
+        pause = PauseNote(self.store.folder)
+        found = pause.read()
+        if found is not None:
+            raise QueryPaused(
+                f"The source {self.definition.name} is paused {found}.",
+                fix=f"omnisupport-ingest source resume {self.definition.name}",
+            )
+        until = None if seconds is None else time.monotonic() + seconds
+        with (
+            Lease.take(self.run, self.definition.name),
+            closing(open_reader(self.definition.connection_text())) as reader,
+            QueryState(self.store.folder) as state,
+        ):
+            inlet = self.inlet(landed)
+            for table in self.tables:
+                if table.full_name in (no_further_than or {}):
+                    rewind(table, state, (no_further_than or {})[table.full_name])
+            if anew:
+                refresh(inlet, state, anew, reason)
+            return sync(
+                inlet,
+                reader,
+                state,
+                stopped=lambda: pause.present or (until is not None and time.monotonic() > until),
+            )
+
+    def compare(self, lake: Mapping[str, LakeKeys]) -> Comparison:
+        """Land what the keys of the source and of ``lake`` (by ``schema.table``) differ in; errors as in
+        ``compare``, and ``CaptureRunning``."""
+        with (
+            Lease.take(self.run, self.definition.name),
+            closing(open_reader(self.definition.connection_text())) as reader,
+        ):
+            return compare(self.inlet(), reader, lake)
+
+
+def open_reader(connection: str) -> Reader:
+    """A reader of the database that ``connection`` (libpq's form, or a URL of SQLAlchemy) leads to."""
+    scheme = connection.partition("//")[0]
+    if "://" not in connection or scheme in _POSTGRES:
+        return PostgresReader(connection.replace("postgresql+psycopg2:", "postgresql:", 1))
+    from omnisupport_ingest.sources.query.dialect import DialectReader
+
+    return DialectReader(connection)

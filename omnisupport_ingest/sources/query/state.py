@@ -1,0 +1,189 @@
+"""How far each table of a source has been read, and which rows a lookback will meet again.
+
+One small SQLite file in the landing folder. It is written only after what it speaks of has landed, so
+a process that dies in between reads that again and lands it again; the copies are dropped as duplicates.
+Lost as a whole it costs a full reading of every table, and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.foreign import Unreadable, parse_json
+from omnisupport_ingest.json_values import from_plain, to_plain
+from omnisupport_ingest.sources.query.cursor import Place
+
+FILE = "cursors.sqlite"
+
+
+class StateUnreadable(IngestError):
+    """The file with the cursors of a source cannot be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """A reading of a table that has begun. Texts are the source's.
+
+    ``started``: the source's clock as it began. ``low`` and ``high``: from which cursor and up to which it
+    reads (null: open; none has one). ``until``: the cursor when it is finished. ``full``: all of the
+    table. ``after``: the last place that has landed; ``nulls``: that is among the rows without a cursor.
+    """
+
+    started: datetime
+    low: str | None
+    high: str | None
+    until: str | None
+    full: bool
+    nulls: bool
+    after: Place | None
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a table stands. ``cursor``: everything up to it was read; null: never read to its end.
+
+    ``epoch``: in which it was last read whole. ``type``: the cursor column's type then. ``reading``: the one
+    that has begun. ``finished``: the source's clock at the start of the last finished one.
+    """
+
+    epoch: int
+    type: str
+    cursor: str | None = None
+    reading: Unfinished | None = None
+    finished: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A version of a row that has landed: key (JSON), cursor as a number, hash of its image."""
+
+    key: str
+    cursor: int
+    image: int
+
+
+class QueryState:
+    """The file in ``folder``. To be closed; a context manager."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / FILE
+        try:
+            with gate("query.state"):
+                self._base = sqlite3.connect(self.path, isolation_level=None)
+                self.path.chmod(0o600)
+                self._base.execute("PRAGMA synchronous = FULL")
+                self._base.execute(
+                    "CREATE TABLE IF NOT EXISTS progress (name TEXT PRIMARY KEY, told TEXT NOT NULL)"
+                )
+                self._base.execute(
+                    "CREATE TABLE IF NOT EXISTS seen (name TEXT, key TEXT, cursor INTEGER, image INTEGER,"
+                    " PRIMARY KEY (name, key, cursor, image)) WITHOUT ROWID"
+                )
+                self._base.execute(
+                    "CREATE TABLE IF NOT EXISTS source"
+                    " (one INTEGER PRIMARY KEY CHECK (one = 1), database TEXT)"
+                )
+        except sqlite3.DatabaseError as error:
+            raise self._unreadable(error) from None
+
+    def progress(self, table: str) -> Progress | None:
+        """That of the table ``schema.table``; null before its first reading."""
+        try:
+            found = self._base.execute("SELECT told FROM progress WHERE name = ?", (table,)).fetchone()
+            return None if found is None else from_plain(Progress, parse_json(found[0]))
+        except (sqlite3.DatabaseError, Unreadable) as error:
+            raise self._unreadable(error) from None
+
+    def database(self) -> str | None:
+        """Which database the cursors are of; null if that is not known."""
+        found = self._base.execute("SELECT database FROM source").fetchone()
+        return None if found is None else found[0]
+
+    def claim(self, database: str) -> None:
+        """Note which database the cursors are of."""
+        with gate("query.state"):
+            self._base.execute("INSERT OR REPLACE INTO source VALUES (1, ?)", (database,))
+
+    def save(
+        self, table: str, progress: Progress, seen: Iterable[Seen] = (), below: int | None = None
+    ) -> None:
+        """Note where ``table`` stands, and the versions that were ``seen``, in one step.
+
+        ``below``: versions with a lower cursor are forgotten.
+        """
+        with gate("query.state", table):
+            self._base.execute("BEGIN IMMEDIATE")
+            try:
+                self._base.execute(
+                    "INSERT OR REPLACE INTO progress VALUES (?, ?)", (table, json.dumps(to_plain(progress)))
+                )
+                self._base.executemany(
+                    "INSERT OR IGNORE INTO seen VALUES (?, ?, ?, ?)",
+                    ((table, each.key, each.cursor, each.image) for each in seen),
+                )
+                if below is not None:
+                    self._base.execute("DELETE FROM seen WHERE name = ? AND cursor < ?", (table, below))
+                self._base.execute("COMMIT")
+            except BaseException:
+                self._base.execute("ROLLBACK")
+                raise
+
+    def versions(self, table: str, keys: Sequence[str]) -> dict[str, list[Seen]]:
+        """The versions seen of each of ``keys`` that any was seen of."""
+        found: dict[str, list[Seen]] = {}
+        for key in keys:
+            rows = self._base.execute(
+                "SELECT key, cursor, image FROM seen WHERE name = ? AND key = ?", (table, key)
+            ).fetchall()
+            if rows:
+                found[key] = [Seen(*row) for row in rows]
+        return found
+
+    def highest_seen(self, table: str) -> int | None:
+        """The highest cursor of the versions of ``table`` that are remembered; null if none is."""
+        found = self._base.execute("SELECT max(cursor) FROM seen WHERE name = ?", (table,)).fetchone()
+        return None if found is None else found[0]
+
+    def forget(self, table: str) -> None:
+        """Have the next reading of ``table`` be its first."""
+        with gate("query.state", table):
+            self._base.execute("BEGIN IMMEDIATE")
+            self._base.execute("DELETE FROM progress WHERE name = ?", (table,))
+            self._base.execute("DELETE FROM seen WHERE name = ?", (table,))
+            self._base.execute("COMMIT")
+
+    def rewind(self, table: str, cursor: str | None) -> None:
+        """Have the next reading of ``table`` begin at ``cursor`` (null: at its beginning)."""
+        progress = self.progress(table)
+        if progress is not None:
+            self.save(table, replace(progress, cursor=cursor, reading=None))
+
+    def close(self) -> None:
+        self._base.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _unreadable(self, error: Exception) -> StateUnreadable:
+        return StateUnreadable(
+            f"{self.path} cannot be read: {type(error).__name__}.",
+            fix="Move it away: every table is then read once from its beginning, and what has landed before "
+            "is dropped as duplicates.",
+        )

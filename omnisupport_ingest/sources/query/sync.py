@@ -1,0 +1,330 @@
+"""One sync of a source by its cursors: every table from where it stands, in one transaction of the source.
+
+A table is read in pages of its index on (cursor, key), so rows with one cursor value are never parted.
+What a page holds lands as a batch before the cursor moves. A sync begins below its cursor by the contract's
+lookback, as a transaction may take its time first and commit later; what landed before is known
+again and does not land twice. The first reading, and one that was asked for, is of the whole table.
+
+A killed sync is continued from its last page, in a new transaction. The cursor it ends with is never above
+the clock, or the highest value, that its first transaction saw: whatever commits later lies above that
+less the lookback.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.landing.epochs import EpochRecord
+from omnisupport_ingest.sources.query.batches import Batches, Inlet
+from omnisupport_ingest.sources.query.cursor import NO_CURSOR, CursorColumn, CursorKind, Place, micros
+from omnisupport_ingest.sources.query.errors import AnotherDatabase, QueryRefused
+from omnisupport_ingest.sources.query.events import Known, RowEvents
+from omnisupport_ingest.sources.query.reader import Moment, Reader, Rows, Span
+from omnisupport_ingest.sources.query.state import Progress, QueryState, Unfinished
+
+FIRST_EPOCH = "first reading by cursor"
+
+
+@dataclass
+class TableSync:
+    """What a sync did with one table.
+
+    ``full``: it was read whole. ``read``, ``landed``: rows. ``again``: rows that the lookback met and that
+    were as they had landed. ``behind``: rows that came with a lower cursor than their key had before.
+    ``finished``: it was read to its end. ``went_back``: its highest cursor is below where it stood.
+    ``cursor``: where it stands now.
+    """
+
+    table: str
+    full: bool = False
+    read: int = 0
+    landed: int = 0
+    again: int = 0
+    behind: int = 0
+    finished: bool = False
+    went_back: bool = False
+    cursor: str | None = None
+
+
+@dataclass
+class SyncReport:
+    """What a sync did. ``clock``: of the source as it began."""
+
+    source: str
+    clock: datetime
+    tables: list[TableSync] = field(default_factory=list)
+    batches: list[str] = field(default_factory=list)
+
+    @property
+    def finished(self) -> bool:
+        return all(each.finished for each in self.tables)
+
+
+def sync(
+    inlet: Inlet, reader: Reader, state: QueryState, *, stopped: Callable[[], bool] = lambda: False
+) -> SyncReport:
+    """Land what is new in every table of ``inlet``; whoever calls holds the landing folder.
+
+    ``stopped`` is asked after each page: a sync that it ends goes on from there the next time. Raises
+    ``QueryRefused``, ``AnotherDatabase`` and what the reader raises; what landed before that stays.
+    """
+    moment = reader.begin()
+    try:
+        _claim(state, moment)
+        epoch = inlet.store.current_epoch() or inlet.store.begin_epoch(FIRST_EPOCH, None, now=inlet.clock())
+        one = _Sync(inlet, reader, state, moment, epoch, stopped)
+        for table in inlet.tables:
+            one.read(table)
+        one.finish()
+        return one.report
+    finally:
+        reader.end()
+
+
+def refresh(inlet: Inlet, state: QueryState, tables: Sequence[TableContract], reason: str) -> int:
+    """Begin an epoch in which the next sync reads ``tables`` whole; returns its number.
+
+    What only older epochs have of them is gone when that reading is finished.
+    """
+    epoch = inlet.store.begin_epoch(reason, None, now=inlet.clock()).number
+    again = {each.full_name for each in tables}
+    for table in inlet.tables:
+        progress = state.progress(table.full_name)
+        half_read = progress is not None and progress.reading is not None and progress.reading.full
+        if table.full_name in again or half_read:
+            state.forget(table.full_name)
+    return epoch
+
+
+def rewind(table: TableContract, state: QueryState, cursor: str | None) -> bool:
+    """Have the next reading of ``table`` begin at ``cursor`` (null: at its beginning), if it stands above.
+
+    Returns whether it did. A cursor that is no value of the column says nothing.
+    """
+    progress = state.progress(table.full_name)
+    if progress is None or progress.cursor is None:
+        return False
+    column = CursorColumn.of(table)
+    if cursor is not None:
+        try:
+            given = column.numbers(pa.array([cursor], pa.string()))[0].as_py()
+        except QueryRefused:
+            given = None
+        if given is None or given >= _number(column, progress.cursor):
+            return False
+    state.rewind(table.full_name, cursor)
+    return True
+
+
+def _claim(state: QueryState, moment: Moment) -> None:
+    known = state.database()
+    if moment.database is None:
+        return
+    if known is None:
+        state.claim(moment.database)
+    elif known != moment.database:
+        raise AnotherDatabase(
+            f"The connection leads to the database {moment.database}; the cursors are of {known}. What "
+            "committed in the one says nothing of the other.",
+            fix="Correct the connection. If the database was moved there or restored from a backup, read it "
+            'anew: sync NAME --full-refresh "restored from a backup"',
+        )
+
+
+class _Sync:
+    """One sync, in one transaction of the source."""
+
+    def __init__(
+        self,
+        inlet: Inlet,
+        reader: Reader,
+        state: QueryState,
+        moment: Moment,
+        epoch: EpochRecord,
+        stopped: Callable[[], bool],
+    ) -> None:
+        self.report = SyncReport(inlet.store.source, moment.clock)
+        self._inlet, self._reader, self._state = inlet, reader, state
+        self._moment, self._epoch, self._stopped = moment, epoch, stopped
+        self._batches = Batches(inlet, epoch.number, self.report.batches)
+        self._ended: list[tuple[TableContract, CursorColumn, Progress]] = []
+
+    def read(self, table: TableContract) -> None:
+        """Land what ``table`` has that is new, page by page."""
+        cursor = CursorColumn.of(table)
+        told = TableSync(table.full_name)
+        self.report.tables.append(told)
+        progress = self._progress(table, cursor, told)
+        reading = progress.reading
+        assert reading is not None
+        told.full, told.cursor = reading.full, progress.cursor
+        page = _Page(self, table, cursor, progress, told)
+        while not self._stopped():
+            if not reading.nulls and reading.high is None:
+                self._ended.append((table, cursor, page.progress))
+                told.finished = True
+                return
+            low = None if reading.nulls else reading.low
+            span = Span(reading.nulls, low, reading.high, reading.after, self._inlet.page_rows)
+            count = self._reader.rows(table, cursor, span, page.take)
+            page.land()
+            reading = page.reading
+            if count < span.limit:
+                # The rows without a cursor come first, then those with one.
+                done = not reading.nulls
+                reading = replace(reading, nulls=False, after=None, high=None if done else reading.high)
+                page.turn_to(reading)
+
+    def finish(self) -> None:
+        """Land what the end of the readings says, then move the cursors of the tables read to their end."""
+        self._land_end()
+        for table, cursor, progress in self._ended:
+            reading = progress.reading
+            assert reading is not None
+            until = reading.until
+            done = Progress(self._epoch_of(progress), progress.type, until, None, reading.started)
+            below = None if until is None else _number(cursor, until) - cursor.lookback
+            self._state.save(table.full_name, done, below=below)
+            next(each for each in self.report.tables if each.table == table.full_name).cursor = until
+
+    def land(self, table: TableContract, cursor: CursorColumn, parts: Sequence[pa.Table]) -> None:
+        """Land events of ``table`` as one batch, unless the same have landed."""
+        # By the cursor, its window is a function of its position, so no version can be in two.
+        self._batches.land(table, parts, free_windows=cursor.event_time is not None)
+
+    def _progress(self, table: TableContract, cursor: CursorColumn, told: TableSync) -> Progress:
+        """Where ``table`` stands, with the reading that is to go on or to begin."""
+        found = self._state.progress(table.full_name)
+        kind = self._reader.cursor_type(table, cursor)
+        progress = found or Progress(self._epoch.number, kind)
+        if progress.type != kind:
+            raise QueryRefused(
+                f"The cursor column {cursor.name} of {table.full_name} was {progress.type} and is now {kind}:"
+                " its values have another order or another text than those that landed.",
+                fix="Correct x-pg-type in the contract, then read the table anew: sync NAME --full-refresh "
+                '"type of the cursor changed"',
+            )
+        if progress.reading is not None:
+            return progress
+        newest = self._reader.newest(table, cursor)
+        until = self._until(cursor, newest)
+        low = None
+        if progress.cursor is not None:
+            low = cursor.text(_number(cursor, progress.cursor) - cursor.lookback)
+            told.went_back = newest is None or _number(cursor, newest) < _number(cursor, progress.cursor)
+        full = progress.cursor is None
+        reading = Unfinished(self._moment.clock, low, newest, until, full, cursor.nullable, None)
+        return replace(progress, reading=reading)
+
+    def _until(self, cursor: CursorColumn, newest: str | None) -> str | None:
+        """The cursor that a reading which begins now ends with."""
+        if newest is None or cursor.kind is not CursorKind.TIME:
+            return newest
+        clock = micros(self._moment.clock)
+        # A time ahead of the clock would hide all that commits until it has come.
+        return newest if _number(cursor, newest) <= clock else cursor.text(clock)
+
+    def _land_end(self) -> None:
+        """Land the boundaries of full readings, and how far the source is complete."""
+        inlet, events = self._inlet, []
+        for table, cursor, progress in self._ended:
+            if progress.reading is not None and progress.reading.full and self._epoch.number > 1:
+                rows = RowEvents(table, cursor, inlet.grid, self._epoch.number)
+                events.append(rows.boundary(max(self._epoch.began_at, inlet.grid.first)))
+        complete = self._complete() if self.report.finished else None
+        if not events and not self._passes_a_window(complete):
+            return
+        self._batches.land_end(events, complete)
+
+    def _complete(self) -> datetime | None:
+        """Up to when every table is known to have landed, but for what the lookback does not reach."""
+        found = []
+        for _, cursor, progress in self._ended:
+            assert progress.reading is not None
+            late = cursor.lookback if cursor.kind is CursorKind.TIME else 0
+            found.append(progress.reading.started - timedelta(microseconds=late))
+        return min(found, default=None)
+
+    def _passes_a_window(self, complete: datetime | None) -> bool:
+        """Whether ``complete`` lies in a later window than the watermark: else it is not worth a batch."""
+        if complete is None:
+            return False
+        last = self._inlet.store.last_file(self._epoch.number)
+        before = None if last is None else last.arrival.watermark
+        landed = bool(self.report.batches)
+        grid = self._inlet.grid
+        return landed or before is None or grid.truncate(complete) > grid.truncate(before)
+
+    def _epoch_of(self, progress: Progress) -> int:
+        return self._epoch.number if progress.reading and progress.reading.full else progress.epoch
+
+
+class _Page:
+    """Takes rows of one table, and lands them before the place of the reading moves on."""
+
+    def __init__(
+        self, one: _Sync, table: TableContract, cursor: CursorColumn, progress: Progress, told: TableSync
+    ) -> None:
+        assert progress.reading is not None
+        self.progress, self.reading = progress, progress.reading
+        self._one, self._table, self._cursor, self._told = one, table, cursor, told
+        self._makes = RowEvents(table, cursor, one._inlet.grid, one._epoch.number)
+        self._parts: list[pa.Table] = []
+        self._known = Known()
+        self._last: Place | None = None
+        until = self.reading.until
+        self._remember = NO_CURSOR if until is None else _number(cursor, until) - cursor.lookback
+        self._highest_seen = one._state.highest_seen(table.full_name)
+
+    def take(self, rows: Rows) -> None:
+        """Take in one block of rows; it lands with the next call of ``land``, or at once if it is large."""
+        before = self._one._state.versions(self._table.full_name, self._met(rows))
+        events = self._makes.of(rows, before, self._known, self._remember)
+        self._told.read += len(rows)
+        self._told.landed += events.num_rows
+        if events.num_rows:
+            self._parts.append(events)
+        self._last = rows.last
+        if sum(part.nbytes for part in self._parts) >= _BATCH_BYTES:
+            self.land()
+
+    def _met(self, rows: Rows) -> list[str]:
+        """The keys of the rows of which a version may have been seen: those that no seen one lies below."""
+        if self._highest_seen is None:
+            return []
+        near = pc.less_equal(rows.cursors, self._highest_seen)
+        found: list[str] = rows.keys.filter(pc.fill_null(near, False)).to_pylist()
+        return found
+
+    def land(self) -> None:
+        """Land what was taken in, then note where the reading stands."""
+        if self._last is None:
+            return
+        if self._parts:
+            self._one.land(self._table, self._cursor, self._parts)
+        self._told.again, self._told.behind = (
+            self._told.again + self._known.again,
+            self._told.behind + self._known.behind,
+        )
+        self.turn_to(replace(self.reading, after=self._last))
+        self._parts, self._known, self._last = [], Known(), None
+
+    def turn_to(self, reading: Unfinished) -> None:
+        """Note, for good, where the reading stands."""
+        self.reading, self.progress = reading, replace(self.progress, reading=reading)
+        self._one._state.save(self._table.full_name, self.progress, self._known.new)
+
+
+_BATCH_BYTES = 32 * 1024 * 1024
+
+
+def _number(cursor: CursorColumn, text: str) -> int:
+    number = cursor.numbers(pa.array([text], pa.string()))[0].as_py()
+    assert isinstance(number, int)
+    return number

@@ -1,0 +1,74 @@
+"""A sync is killed at its gates; the next one ends with every row landed, and none twice in the fold."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from omnisupport_ingest.failpoints import VARIABLE
+from omnisupport_ingest.settings import PREFIX
+from omnisupport_ingest.sources.query.dialect import DialectReader
+from omnisupport_ingest_tests.sources.query.tickets import Desk, lite_contract
+from omnisupport_ingest_tests.waiting import PATIENCE
+
+POINTS = (
+    "landing.epoch.before",
+    "landing.epoch.after",
+    "landing.data.before",
+    "landing.data.after",
+    "landing.manifest.before",
+    "landing.manifest.after",
+    "query.state.before",
+    "query.state.after",
+)
+
+_PROGRAM = """
+import sys
+from pathlib import Path
+from omnisupport_ingest.sources.query.dialect import DialectReader
+from omnisupport_ingest_tests.sources.query.tickets import Desk, lite_contract
+Desk(None, "", Path(sys.argv[1]), lite_contract(), 10).sync(reader=DialectReader(sys.argv[2]))
+"""
+
+_CASES = [
+    pytest.param(*case, marks=() if case == ("query.state.before", 4) else pytest.mark.crash)
+    for case in itertools.product(POINTS, (1, 4))
+    if not case[0].startswith("landing.epoch") or case[1] == 1
+]
+
+
+@pytest.mark.parametrize(("point", "at"), _CASES)
+def test_a_sync_that_is_killed_goes_on_where_it_was(tmp_path: Path, point: str, at: int) -> None:
+    landing, base = tmp_path / "landing", tmp_path / "desk.db"
+    landing.mkdir()
+    url = f"sqlite:///{base}"
+    with sqlite3.connect(base) as connection:
+        connection.execute("CREATE TABLE tickets (id INTEGER PRIMARY KEY, subject TEXT, updated_at DATETIME)")
+        rows = [(number, f"s{number}", f"2026-11-20 10:{number % 60:02}:00") for number in range(1, 46)]
+        connection.executemany("INSERT INTO tickets VALUES (?, ?, ?)", rows)
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith(PREFIX)}
+    ends = subprocess.run(
+        [sys.executable, "-c", _PROGRAM, str(landing), url],
+        env={**inherited, VARIABLE: f"{point}:{at}"},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert ends.returncode == -signal.SIGKILL, ends.stderr
+    desk = Desk(None, "", landing, lite_contract(), 10)
+    for _ in range(2):
+        assert desk.sync(reader=DialectReader(url)).finished
+    events = [each for each in desk.events() if each["op"] == "r"]
+    assert {json.loads(each["key"])[0] for each in events} == {str(number) for number in range(1, 46)}
+    # What landed twice is the same event twice.
+    places = {(each["ordinal"], each["identity"]) for each in events}
+    contents = {(each["ordinal"], each["identity"], each["after"], each["window"]) for each in events}
+    assert len(places) == len(contents) == 45

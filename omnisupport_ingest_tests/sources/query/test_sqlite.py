@@ -1,0 +1,120 @@
+"""The same reading of SQLite by SQLAlchemy: texts for times, no row values, its own order of keys."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from omnisupport_ingest.sources.query.dialect import DialectReader
+from omnisupport_ingest.sources.query.errors import QueryRefused
+from omnisupport_ingest.sources.query.reader import KeyBounds
+from omnisupport_ingest_tests.sources.query.tickets import Desk, lite_contract
+
+
+class Lite:
+    """A desk in a file of SQLite."""
+
+    def __init__(self, folder: Path) -> None:
+        (folder / "landing").mkdir()
+        self.url = f"sqlite:///{folder / 'desk.db'}"
+        self.base = sqlite3.connect(folder / "desk.db", isolation_level=None)
+        self.base.execute(
+            "CREATE TABLE tickets (id INTEGER PRIMARY KEY, subject TEXT,"
+            " updated_at DATETIME DEFAULT (datetime('now')), paid, done, raw)"
+        )
+        columns = {
+            name: {"type": [kind, "null"], "x-pg-type": pg_type, "description": "Column."}
+            for name, kind, pg_type in (
+                ("paid", "number", "numeric(12,2)"),
+                ("done", "boolean", "boolean"),
+                ("raw", "string", "bytea"),
+            )
+        }
+        self.desk = Desk(None, "", folder / "landing", lite_contract(**columns), 7)
+
+    def sync(self):
+        return self.desk.sync(reader=DialectReader(self.url)).tables[0]
+
+
+@pytest.fixture
+def lite(tmp_path: Path) -> Iterator[Lite]:
+    found = Lite(tmp_path)
+    yield found
+    found.base.close()
+
+
+def test_rows_land_once_with_the_texts_that_postgresql_would_write(lite: Lite):
+    lite.base.execute(
+        "INSERT INTO tickets VALUES (1, 'Größe \"x\"', '2026-11-20 10:00:00.250000', 12.5, 1, x'00ff')"
+    )
+    assert lite.sync().landed == 1
+    (event,) = (each for each in lite.desk.events() if each["op"] == "r")
+    assert json.loads(event["after"]) == {
+        "id": "1",
+        "subject": 'Größe "x"',
+        "updated_at": "2026-11-20 10:00:00.25+00",
+        "paid": "12.5",
+        "done": "t",
+        "raw": "\\x00ff",
+    }
+    assert event["window"] == "2026-11-20T1000"
+
+
+def test_a_second_reading_finds_what_is_new_and_lands_nothing_twice(lite: Lite):
+    lite.base.executemany(
+        "INSERT INTO tickets (id, subject, updated_at) VALUES (?, 's', ?)",
+        [(number, f"2026-11-2{number % 3} 10:00:0{number % 7}") for number in range(1, 51)],
+    )
+    assert lite.sync().landed == 50
+    lite.base.execute("INSERT INTO tickets (id, subject) VALUES (99, 'new')")
+    again = lite.sync()
+    assert (again.landed, again.again > 0) == (1, True)
+    assert lite.sync().landed == 0
+
+
+def test_a_time_with_a_fraction_is_not_below_the_bound_of_its_second(lite: Lite):
+    lite.base.execute("INSERT INTO tickets (id, updated_at) VALUES (1, '2026-11-20 10:00:00')")
+    lite.sync()
+    for number, moment in enumerate(("10:00:00", "10:00:00.5", "10:00:00.000000"), 2):
+        lite.base.execute(
+            "INSERT INTO tickets (id, updated_at) VALUES (?, ?)", (number, f"2026-11-20 {moment}")
+        )
+    assert lite.sync().landed == 3
+
+
+def test_all_of_a_sync_is_read_in_one_transaction(lite: Lite):
+    lite.base.execute("PRAGMA journal_mode = WAL")
+    lite.base.executemany(
+        "INSERT INTO tickets (id, subject, updated_at) VALUES (?, 's', '2026-11-20 10:00:00')",
+        [(number,) for number in range(1, 21)],
+    )
+    calls = []
+
+    def between_pages() -> bool:
+        # After the first page a row is changed that a later page has.
+        calls.append(1)
+        if len(calls) == 2:
+            lite.base.execute("UPDATE tickets SET subject = 'changed' WHERE id = 20")
+        return False
+
+    lite.desk.sync(reader=DialectReader(lite.url), stopped=between_pages)
+    assert lite.desk.subjects()[20] == "s"
+
+
+def test_a_table_that_is_not_there_is_named(lite: Lite):
+    lite.base.execute("DROP TABLE tickets")
+    with pytest.raises(QueryRefused, match=r"main\.tickets"):
+        lite.sync()
+
+
+def test_keys_are_given_by_range(lite: Lite):
+    lite.base.executemany("INSERT INTO tickets (id) VALUES (?)", [(number,) for number in range(1, 31)])
+    reader = DialectReader(lite.url)
+    reader.begin()
+    found = [key for keys in reader.keys(lite.desk.table, KeyBounds(("9",), ("12",))) for key in keys]
+    assert sorted(found) == ['["10"]', '["11"]', '["12"]']
+    reader.close()

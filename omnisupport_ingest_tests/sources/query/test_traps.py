@@ -1,0 +1,188 @@
+"""The traps of ``updated_at``, each on a real server: what a reading catches, and what it cannot."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+
+from omnisupport_ingest.sources.postgres.connection import connect
+from omnisupport_ingest.sources.query.errors import QueryRefused
+from omnisupport_ingest_tests.sources.query.tickets import Desk, contract
+
+NO_LOOKBACK = {"field": "updated_at", "lookback": "PT0S"}
+
+
+@pytest.mark.parametrize("lookback, caught", [("PT5M", True), ("PT0S", False)])
+def test_a_commit_that_comes_late_is_caught_by_the_lookback_alone(desk: Desk, lookback, caught):
+    desk.table = contract({"field": "updated_at", "lookback": lookback})
+    with closing(connect(desk.dsn)) as slow:
+        slow.autocommit = False
+        with slow.cursor() as cursor:
+            cursor.execute("INSERT INTO tickets VALUES (1, 'slow', clock_timestamp())")
+        desk.run("INSERT INTO tickets VALUES (2, 'quick')")
+        desk.sync()
+        slow.commit()
+    desk.sync()
+    assert (1 in desk.subjects()) is caught
+
+
+def test_no_row_is_missed_where_equal_times_lie_across_a_page(desk: Desk):
+    desk.page_rows = 7
+    desk.run("INSERT INTO tickets SELECT n, 'bulk', now() FROM generate_series(1, 100) AS n")
+    report = desk.sync()
+    assert set(desk.subjects()) == set(range(1, 101))
+    assert report.tables[0].landed == 100
+
+
+def test_a_tie_that_commits_after_its_time_was_read_is_read_without_a_lookback_too(desk: Desk):
+    desk.table = contract(NO_LOOKBACK)
+    desk.run("INSERT INTO tickets VALUES (5, 'first', '2026-11-20 10:00+00')")
+    desk.sync()
+    desk.run("INSERT INTO tickets VALUES (3, 'second', '2026-11-20 10:00+00')")
+    desk.sync()
+    assert set(desk.subjects()) == {3, 5}
+
+
+def test_an_update_that_does_not_touch_the_column_is_seen_within_the_lookback_and_is_a_contradiction(
+    desk: Desk,
+):
+    desk.run("INSERT INTO tickets VALUES (1, 'one', now()), (2, 'old', now() - interval '1 hour')")
+    desk.sync()
+    desk.run("UPDATE tickets SET subject = 'changed'")
+    desk.sync()
+    events = desk.events()
+    of_one = [each for each in events if each["key"] == '["1"]']
+    # One position with two contents: a collision, which a person decides. The other was not seen at all.
+    assert len({(each["ordinal"], each["identity"]) for each in of_one}) == 1 and len(of_one) == 2
+    assert len([each for each in events if each["key"] == '["2"]']) == 1
+
+
+def test_a_hard_delete_is_not_seen_by_a_reading(desk: Desk):
+    desk.run("INSERT INTO tickets VALUES (1, 'one'), (2, 'two')")
+    desk.sync()
+    desk.run("DELETE FROM tickets WHERE id = 1")
+    report = desk.sync()
+    assert set(desk.subjects()) == {1, 2}
+    assert not report.tables[0].went_back
+
+
+def test_a_clock_that_was_ahead_hides_no_later_row(desk: Desk):
+    desk.run("INSERT INTO tickets VALUES (1, 'from the future', now() + interval '2 hours')")
+    desk.sync()
+    desk.run("INSERT INTO tickets VALUES (2, 'after the clock was set right')")
+    again = desk.sync()
+    assert set(desk.subjects()) == {1, 2}
+    # The row ahead is met in every reading until its time has come, and lands once.
+    assert again.tables[0].again == 1
+
+
+def test_a_row_whose_clock_went_back_waits_for_a_person(desk: Desk):
+    desk.run("INSERT INTO tickets VALUES (1, 'new', now() - interval '10 s')")
+    desk.sync()
+    desk.run("UPDATE tickets SET subject = 'newer, by an older clock', updated_at = now() - interval '1 min'")
+    report = desk.sync()
+    assert report.tables[0].behind == 1
+    assert [each["misplaced"] for each in desk.events() if each["op"] == "r"] == [None, True]
+    # Met again, it is known, and does not land once more.
+    assert desk.sync().tables[0].landed == 0
+
+
+def test_a_restored_backup_is_told_and_a_full_refresh_makes_it_right(desk: Desk):
+    desk.run(
+        "INSERT INTO tickets SELECT n, 'backup', now() - interval '1 day' FROM generate_series(1, 3) AS n"
+    )
+    desk.sync()
+    desk.run("INSERT INTO tickets VALUES (4, 'lost'); UPDATE tickets SET subject = 'lost', updated_at = now()"
+             " WHERE id = 1")  # fmt: skip
+    desk.sync()
+    # What a restore of the backup leaves, then work goes on.
+    desk.run("DELETE FROM tickets WHERE id = 4")
+    desk.run("UPDATE tickets SET subject = 'backup', updated_at = now() - interval '1 day' WHERE id = 1")
+    report = desk.sync()
+    assert report.tables[0].went_back
+    assert desk.subjects()[1] == "lost"
+    desk.refresh("restored from a backup")
+    report = desk.sync()
+    assert report.tables[0].full
+    assert desk.subjects()[1] == "backup"
+    ends = [each for each in desk.events() if each["op"] == "b"]
+    assert [each["epoch"] for each in ends] == [2]
+    lowest = min(each["ordinal"] for each in desk.events() if each["epoch"] == 2)
+    assert ends[0]["ordinal"] == lowest
+
+
+def test_a_cursor_of_another_type_is_refused_until_the_table_is_read_anew(desk: Desk):
+    desk.run("INSERT INTO tickets VALUES (1, 'one')")
+    desk.sync()
+    desk.run("ALTER TABLE tickets ALTER updated_at TYPE timestamp USING updated_at AT TIME ZONE 'UTC'")
+    with pytest.raises(QueryRefused, match="was timestamp with time zone and is now timestamp without"):
+        desk.sync()
+    desk.refresh("type changed")
+    assert desk.sync().tables[0].landed == 1
+    desk.run("ALTER TABLE tickets ALTER updated_at TYPE text")
+    with pytest.raises(QueryRefused, match="is text now"):
+        desk.sync()
+
+
+def test_rows_without_a_cursor_are_read_in_every_sync_and_land_once(desk: Desk):
+    desk.page_rows = 2
+    desk.run("INSERT INTO tickets SELECT n, 'n', NULL FROM generate_series(1, 5) AS n")
+    assert desk.sync().tables[0].read == 5
+    desk.run("INSERT INTO tickets VALUES (6, 'six')")
+    again = desk.sync()
+    assert again.tables[0].read == 6
+    assert set(desk.subjects()) == {1, 2, 3, 4, 5, 6}
+    assert len([each for each in desk.events() if each["op"] == "r"]) == 6
+
+
+def test_a_type_of_a_coarse_precision_still_misses_nothing_within_its_second(desk: Desk):
+    coarse = {
+        "type": ["string", "null"],
+        "x-pg-type": "timestamp(0) with time zone",
+        "description": "Coarse.",
+    }
+    desk.table = contract(NO_LOOKBACK, updated_at=coarse)
+    desk.run("ALTER TABLE tickets ALTER updated_at TYPE timestamptz(0)")
+    for number in range(1, 4):
+        desk.run(f"INSERT INTO tickets VALUES ({number}, 'x', '2026-11-20 10:00:00.{number}+00')")
+        desk.sync()
+    assert set(desk.subjects()) == {1, 2, 3}
+
+
+def test_a_sync_that_is_stopped_after_each_page_ends_with_every_row_once(desk: Desk):
+    desk.page_rows = 10
+    desk.run("INSERT INTO tickets SELECT n, 'x', now() - n * interval '1 s' FROM generate_series(1, 95) AS n")
+    for _ in range(30):
+        calls = iter([False, True])
+        report = desk.sync(stopped=lambda calls=calls: next(calls))
+        if report.finished:
+            break
+    assert report.finished
+    rows = [each for each in desk.events() if each["op"] == "r"]
+    assert len(rows) == 95 and set(desk.subjects()) == set(range(1, 96))
+
+
+def test_what_commits_during_a_sync_of_many_transactions_is_found_by_the_next(desk: Desk):
+    desk.page_rows = 10
+    desk.run("INSERT INTO tickets SELECT n, 'x', now() - n * interval '1 s' FROM generate_series(1, 50) AS n")
+    calls = iter([False, False, True])
+    desk.sync(stopped=lambda: next(calls))
+    # Below what was read by now, as its transaction began before.
+    desk.run("INSERT INTO tickets VALUES (99, 'late', now() - interval '100 s')")
+    desk.sync()
+    desk.sync()
+    assert 99 in desk.subjects()
+
+
+def test_another_database_behind_the_connection_is_refused(desk: Desk, postgres):
+    desk.run("INSERT INTO tickets VALUES (1, 'one')")
+    desk.sync()
+    desk.run("CREATE DATABASE other_place TEMPLATE template0")
+    try:
+        elsewhere = replace(desk, dsn=postgres.dsn("other_place"))
+        with pytest.raises(Exception, match="leads to the database"):
+            elsewhere.sync()
+    finally:
+        desk.run("DROP DATABASE other_place")
