@@ -23,7 +23,7 @@ def name_of(path: Path) -> str:
     return path.stem
 
 
-@pytest.mark.parametrize("schema", ["contract", "seed_manifest"])
+@pytest.mark.parametrize("schema", ["contract", "seed_manifest", "source"])
 def test_our_own_schemas_are_json_schemas(schema: str) -> None:
     text = program_file(f"contracts/{schema}.schema.json").read_text()
     Draft202012Validator.check_schema(json.loads(text))

@@ -1,0 +1,154 @@
+"""Definitions of sources: what may be written, what is refused and why, and what needs none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from omnisupport_ingest.contracts.documents import program_file
+from omnisupport_ingest.contracts.load import load_contract, load_contracts
+from omnisupport_ingest.contracts.model import ContractError
+from omnisupport_ingest.contracts.sources import (
+    ConnectionMissing,
+    SourceKind,
+    SourceUnknown,
+    load_source,
+    load_sources,
+    source_of,
+    sources_in_force,
+)
+from omnisupport_ingest.settings import Settings
+
+QUERY = {
+    "$schema": "https://json-schema.org/draft/2020-12/schema",
+    "name": "shop",
+    "kind": "query",
+    "description": "A shop.",
+    "connection": {"env": "SHOP_URL"},
+    "schedule": {"sync_every": "PT30S", "compare_every": "P1D"},
+}
+
+
+def read(change: Callable[[dict[str, Any]], object], folder: Path = Path("sources")):
+    document = json.loads(json.dumps(QUERY))
+    change(document)
+    return source_of(document, folder / "shop.json")
+
+
+def test_a_query_source_says_how_often():
+    found = read(lambda document: None)
+    assert (found.kind, found.sync_every, found.compare_every) == (
+        SourceKind.QUERY,
+        timedelta(seconds=30),
+        timedelta(days=1),
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda it: it.update(name="other"), "the file is shop.json"),
+        (lambda it: it.update(kind="kafka"), "kind"),
+        (lambda it: it.pop("connection"), "needs a connection"),
+        (lambda it: it.update(connection={"embedded": True}), "followed by its log"),
+        (lambda it: it.update(connection={"env": "A", "file": "/b"}), "connection"),
+        (lambda it: it.update(connection={"url": "postgresql://u:secret@h/d"}), "connection"),
+        (lambda it: it.update(connection={"env": "postgresql://u@h/d"}), "env"),
+        (lambda it: it.update(schedule={"sync_every": "PT0S"}), "no length of time"),
+        (lambda it: it.update(schedule={"sync_every": "1 minute"}), "sync_every"),
+        (lambda it: it.update(tables={"orders": {"mode": "cdc"}}), "cannot be carried out"),
+        (lambda it: it.update(kind="files"), "takes no connection"),
+        (lambda it: it.update(kind="postgres_log"), "schedule"),
+        (lambda it: it.update(password="x"), "password"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_its_place(change: Callable[[dict[str, Any]], object], told: str):
+    with pytest.raises(ContractError, match=told) as refused:
+        read(change)
+    assert "secret" not in str(refused.value)
+
+
+def test_a_table_without_a_contract_is_named():
+    found = read(lambda it: it.update(tables={"orders": {"mode": "incremental_cursor"}}))
+    with pytest.raises(ContractError, match=r"tables\.orders"):
+        found.tables(load_contracts(program_file("contracts/data")))
+
+
+def test_a_connection_comes_from_a_variable_or_a_private_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    found = read(lambda document: None)
+    monkeypatch.delenv("SHOP_URL", raising=False)
+    with pytest.raises(ConnectionMissing, match="SHOP_URL"):
+        found.connection_text()
+    monkeypatch.setenv("SHOP_URL", "sqlite:///x")
+    assert found.connection_text() == "sqlite:///x"
+    secret = tmp_path / "shop"
+    secret.write_text("postgresql://u@h/d\n")
+    secret.chmod(0o644)
+    by_file = read(lambda it: it.update(connection={"file": str(secret)}))
+    with pytest.raises(ConnectionMissing, match="others than its owner"):
+        by_file.connection_text()
+    secret.chmod(0o600)
+    assert by_file.connection_text() == "postgresql://u@h/d"
+
+
+def test_every_source_that_contracts_name_has_a_definition_written_or_not(tmp_path: Path):
+    settings = Settings(home=tmp_path / "home", contracts_dir=program_file("contracts/data"))
+    there = sources_in_force(settings)
+    kinds = {each.name: each.kind.value for each in there.all}
+    assert kinds == {"partner_desk": "files", "support_desk": "postgres_log", "support_files": "files"}
+    with pytest.raises(SourceUnknown, match="no source 'shop'"):
+        there.find("shop")
+    bare = tmp_path / "bare" / "data"
+    bare.mkdir(parents=True)
+    for path in program_file("contracts/data").glob("*.json"):
+        (bare / path.name).write_text(path.read_text())
+    implied = sources_in_force(Settings(home=tmp_path / "home", contracts_dir=bare))
+    assert {each.name: each.kind.value for each in implied.all} == kinds
+
+
+@pytest.mark.parametrize(
+    "path", sorted(program_file("contracts/sources").glob("*.json")), ids=lambda p: p.stem
+)
+def test_the_definitions_that_come_with_the_program_are_valid(path: Path):
+    definition = load_source(path)
+    assert definition.tables(load_contracts(program_file("contracts/data")))
+    assert load_sources(path.parent)
+
+
+@pytest.mark.parametrize(
+    ("cursor", "told"),
+    [
+        ({"field": "nothing"}, "not a column"),
+        ({"field": "subject"}, "neither a time nor a whole number"),
+        ({"field": "updated_at", "event_time": "subject"}, "no time"),
+        ({"field": "updated_at", "lookback": "ten"}, "duration"),
+        ({"field": "id", "lookback": 5}, "says nothing of the time"),
+        ({"field": "id", "event_time": "updated_at"}, "must be a number"),
+    ],
+)
+def test_a_cursor_that_cannot_be_is_refused(tmp_path: Path, cursor: dict[str, Any], told: str):
+    document = json.loads(program_file("contracts/data/tickets.json").read_text())
+    document["x-cdc"]["cursor"] = cursor
+    path = tmp_path / "tickets.json"
+    path.write_text(json.dumps(document))
+    with pytest.raises(ContractError, match=told):
+        load_contract(path)
+
+
+def test_a_cursor_changes_nothing_that_has_landed(tmp_path: Path):
+    plain = load_contract(program_file("contracts/data/tickets.json"))
+    document = json.loads(program_file("contracts/data/tickets.json").read_text())
+    document["x-cdc"]["cursor"] = {"field": "updated_at", "candidates": []}
+    path = tmp_path / "tickets.json"
+    path.write_text(json.dumps(document))
+    found = load_contract(path)
+    assert found.cursor is not None
+    assert found.cursor.lookback == timedelta(minutes=10)
+    assert found.fingerprint == plain.fingerprint

@@ -1,0 +1,145 @@
+"""Comparing keys finds what no cursor shows: deleted rows, and rows that a lookback was too short for."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from omnisupport_ingest.sources.query import compare as comparing
+from omnisupport_ingest.sources.query.compare import compare
+from omnisupport_ingest.sources.query.cursor import GENERATIONS, corrected
+from omnisupport_ingest.sources.query.errors import QueryRefused
+from omnisupport_ingest.sources.query.postgres import PostgresReader
+from omnisupport_ingest.stages.lake_keys import PublishedKeys
+from omnisupport_ingest_tests.sources.query.tickets import Desk, contract
+
+TEXT_KEY = {"id": {"type": "string", "x-pg-type": "text", "description": "Key."}}
+
+
+def lake(desk: Desk, folder: Path) -> PublishedKeys:
+    """The published table of what has landed, by position: its newest versions, deletes left out."""
+    latest: dict[str, tuple[int, bool]] = {}
+    for event in sorted(desk.events(), key=lambda each: (each["epoch"], each["ordinal"])):
+        if event["key"] is not None:
+            latest[event["key"]] = event["ordinal"], event["op"] == "d"
+    rows = len(latest)
+    table = pa.table(
+        {
+            "id": pa.array([json.loads(key)[0] for key in latest]),
+            "subject": pa.nulls(rows, pa.string()),
+            "updated_at": pa.nulls(rows, pa.timestamp("us", "UTC")),
+            "_cdc_key": pa.array(list(latest)),
+            "_cdc_is_deleted": pa.array([gone for _, gone in latest.values()]),
+            "_cdc_unresolved": pa.array([[] for _ in latest], pa.list_(pa.string())),
+            "_cdc_exact": pa.array([{} for _ in latest], pa.map_(pa.string(), pa.string())),
+            "_cdc_ordinal": pa.array([ordinal for ordinal, _ in latest.values()]),
+        }
+    )
+    pq.write_table(table, folder / "published.parquet")
+    return PublishedKeys(desk.table, [str(folder / "published.parquet")])
+
+
+def compared(desk: Desk, folder: Path) -> comparing.TableComparison:
+    reader = PostgresReader(desk.dsn)
+    try:
+        (found,) = compare(desk.inlet(), reader, {"public.tickets": lake(desk, folder)}).tables
+    finally:
+        reader.close()
+    return found
+
+
+def alive(desk: Desk) -> set[str]:
+    last: dict[str, str] = {}
+    for event in sorted(desk.events(), key=lambda each: (each["epoch"], each["ordinal"])):
+        if event["key"] is not None:
+            last[json.loads(event["key"])[0]] = event["op"]
+    return {key for key, op in last.items() if op != "d"}
+
+
+def test_keys_that_are_the_same_are_settled_by_one_checksum(desk: Desk, tmp_path: Path):
+    desk.run("INSERT INTO tickets SELECT n, 'x' FROM generate_series(1, 500) AS n")
+    desk.sync()
+    found = compared(desk, tmp_path)
+    assert (found.checksums, found.keys_read, found.deleted, found.missed) == (1, 0, 0, 0)
+
+
+@pytest.mark.parametrize("by_text", [False, True])
+def test_deletes_are_noticed_and_only_ranges_that_differ_are_read(
+    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_text: bool
+):
+    monkeypatch.setattr(comparing, "LEAF_ROWS", 50)
+    if by_text:
+        # In another order than that of its bytes, as a collation has it.
+        desk.run("ALTER TABLE tickets ALTER id TYPE text USING chr(96 + (id % 26)::int) || id")
+        desk.table = contract(**TEXT_KEY)
+    name = "CASE n % 2 WHEN 0 THEN 'a' ELSE 'B' END || n" if by_text else "n"
+    desk.run(f"INSERT INTO tickets SELECT {name}, 'x' FROM generate_series(1, 2000) AS n")
+    desk.sync()
+    desk.run("DELETE FROM tickets WHERE id::text IN (SELECT id::text FROM tickets ORDER BY id LIMIT 3)")
+    found = compared(desk, tmp_path)
+    assert (found.deleted, found.missed) == (3, 0)
+    assert found.keys_read < 400
+    assert len(alive(desk)) == 1997
+    # Compared again, with what landed in the lake, nothing differs any more.
+    assert compared(desk, tmp_path).deleted == 0
+
+
+def test_a_row_that_was_missed_is_read_and_stands_where_its_cursor_says(desk: Desk, tmp_path: Path):
+    desk.table = contract({"field": "updated_at", "lookback": "PT0S"})
+    desk.run("INSERT INTO tickets VALUES (2, 'two')")
+    desk.sync()
+    desk.run("INSERT INTO tickets VALUES (1, 'committed late', now() - interval '1 hour')")
+    desk.sync()
+    assert alive(desk) == {"2"}
+    assert compared(desk, tmp_path).missed == 1
+    assert alive(desk) == {"1", "2"}
+
+
+def test_a_row_that_comes_again_after_its_delete_was_noticed_is_alive(desk: Desk, tmp_path: Path):
+    desk.run("INSERT INTO tickets VALUES (1, 'one')")
+    desk.sync()
+    desk.run("DELETE FROM tickets")
+    assert compared(desk, tmp_path).deleted == 1
+    assert alive(desk) == set()
+    desk.run("INSERT INTO tickets VALUES (1, 'again')")
+    desk.sync()
+    assert alive(desk) == {"1"}
+
+
+def test_nothing_is_compared_before_anything_has_landed(desk: Desk):
+    reader = PostgresReader(desk.dsn)
+    with pytest.raises(QueryRefused, match="nothing to compare"):
+        compare(desk.inlet(), reader, {})
+    reader.close()
+
+
+def test_a_version_can_be_corrected_a_number_of_times():
+    ordinal = 7 * GENERATIONS
+    for _ in range(GENERATIONS - 1):
+        ordinal = corrected(ordinal)
+    assert ordinal < 8 * GENERATIONS
+    with pytest.raises(QueryRefused, match="corrected"):
+        corrected(ordinal)
+
+
+def test_a_composite_key_is_compared_by_all_its_columns(desk: Desk, tmp_path: Path):
+    desk.run("ALTER TABLE tickets ADD part text NOT NULL DEFAULT 'p', DROP CONSTRAINT tickets_pkey")
+    desk.run("ALTER TABLE tickets ADD PRIMARY KEY (id, part)")
+    part = {"type": ["string", "null"], "x-pg-type": "text", "description": "Part."}
+    table = contract(part=part)
+    columns = tuple(replace(each, nullable=False) if each.name == "part" else each for each in table.columns)
+    desk.table = replace(table, key=("id", "part"), columns=columns)
+    desk.run("INSERT INTO tickets (id, part) SELECT n % 5, 'p' || n FROM generate_series(1, 40) AS n")
+    desk.sync()
+    desk.run("DELETE FROM tickets WHERE part = 'p7'")
+    reader = PostgresReader(desk.dsn)
+    keys = lake(desk, tmp_path)
+    (found,) = compare(desk.inlet(), reader, {"public.tickets": keys}).tables
+    reader.close()
+    assert found.deleted == 1
+    assert [each["key"] for each in desk.events() if each["op"] == "d"] == ['["2","p7"]']

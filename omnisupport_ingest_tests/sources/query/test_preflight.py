@@ -1,0 +1,91 @@
+"""What a source lacks is told with its SQL; which columns could be a cursor is told with the reason."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from datetime import timedelta
+
+import pytest
+
+from omnisupport_ingest.contracts.sources import SourceDefinition, SourceKind
+from omnisupport_ingest.sources.postgres.connection import connect
+from omnisupport_ingest.sources.postgres.cursor_candidates import cursor_candidates
+from omnisupport_ingest.sources.postgres.live_table import read_live_tables
+from omnisupport_ingest.sources.postgres.new_contract import draft
+from omnisupport_ingest.sources.query.preflight import preflight
+from omnisupport_ingest_tests.sources.query.tickets import SOURCE, Desk
+
+
+def definition(**given: object) -> SourceDefinition:
+    return SourceDefinition(SOURCE, SourceKind.QUERY, "A desk.", connection_env="DESK_DSN", **given)
+
+
+@pytest.fixture(autouse=True)
+def dsn(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DESK_DSN", desk.dsn)
+
+
+def test_a_missing_index_is_told_with_the_sql_that_adds_it(desk: Desk):
+    daily = definition(compare_every=timedelta(days=1))
+    assert {each.check for each in preflight(daily, [desk.table])} == {"cursor_null"}
+    desk.run("DROP INDEX tickets_cursor")
+    (found,) = (each for each in preflight(daily, [desk.table]) if each.check == "cursor_index")
+    desk.run(found.fix)
+    assert {each.check for each in preflight(daily, [desk.table])} == {"cursor_null"}
+    (null,) = preflight(daily, [desk.table])
+    desk.run(null.fix.partition(";")[0])
+
+
+def test_that_nothing_finds_deletes_is_told(desk: Desk):
+    assert "deletes" in {each.check for each in preflight(definition(), [desk.table])}
+
+
+def test_a_table_that_is_not_there_blocks(desk: Desk):
+    desk.run("DROP TABLE tickets")
+    (found,) = preflight(definition(), [desk.table])
+    assert (found.check, found.severity.value) == ("table", "blocks")
+
+
+def test_a_database_that_does_not_answer_is_the_only_finding(desk: Desk, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("DESK_DSN", "host=127.0.0.1 port=1 dbname=none connect_timeout=2")
+    (found,) = preflight(definition(), [desk.table])
+    assert found.check == "connection"
+
+
+def test_columns_are_proposed_with_who_sets_them(desk: Desk):
+    desk.run(
+        """
+        CREATE TABLE orders (
+            id bigint PRIMARY KEY, created_at timestamptz DEFAULT now(), touched timestamptz NOT NULL,
+            updated_at timestamptz DEFAULT now(), due date, amount bigint
+        );
+        CREATE FUNCTION touch() RETURNS trigger LANGUAGE plpgsql AS
+            $$ BEGIN NEW.touched := clock_timestamp(); RETURN NEW; END $$;
+        CREATE TRIGGER touch BEFORE INSERT OR UPDATE ON orders FOR EACH ROW EXECUTE FUNCTION touch();
+        CREATE INDEX ON orders (touched, id);
+        INSERT INTO orders (id) SELECT n FROM generate_series(1, 200) AS n;
+        ANALYZE orders;
+        """
+    )
+    with closing(connect(desk.dsn)) as connection:
+        found = cursor_candidates(connection)[("public", "orders")]
+        live = read_live_tables(connection)[("public", "orders")]
+    usable = {each.column: each.usable for each in found}
+    assert usable == {
+        "touched": True,
+        "updated_at": True,
+        "id": False,
+        "created_at": False,
+        "due": False,
+        "amount": False,
+    }
+    why = {each.column: each.why for each in found}
+    assert "the trigger touch sets it" in why["touched"]
+    assert "an index begins with it; NOT NULL; rises" in why["touched"]
+    assert "which the application has to do" in why["updated_at"]
+    assert "at the insert alone" in why["created_at"]
+    cursor = draft(live, source="shop", name="orders", owner="team:shop", candidates=found).document["x-cdc"][
+        "cursor"
+    ]
+    assert cursor["field"] == "touched"
+    assert len(cursor["candidates"]) == 6
