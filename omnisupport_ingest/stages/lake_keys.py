@@ -7,6 +7,7 @@ of the bytes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
 import duckdb
@@ -19,6 +20,9 @@ from omnisupport_ingest.stages.pending import pending_windows
 from omnisupport_ingest.stages.published_rows import LakeBehind
 from omnisupport_ingest.stages.row_equality import key_part, select_lake, text
 from omnisupport_ingest.stages.workspace import Workspace
+
+_MEMORY = "512MB"
+"""What DuckDB may take; beyond, it writes to the scratch folder."""
 
 
 class Bounds(Protocol):
@@ -37,35 +41,45 @@ class PublishedKeys:
     def __init__(self, contract: TableContract, files: Sequence[str]) -> None:
         """``files``: of the published table."""
         self._contract = contract
-        self._connection = duckdb.connect()
-        parts = [f"CAST({key_part(i)} AS BIGINT)" if self._counts(i) else key_part(i) for i in self._range]
-        self._order = f"({', '.join(parts)})"
-        rows = f"SELECT * FROM ({select_lake(contract, files)}) l WHERE {is_at_source(contract)}"
-        self._connection.execute(f"CREATE VIEW alive AS {rows}")
+        self._scratch = TemporaryDirectory(prefix="omnisupport-keys-")
+        self._connection = duckdb.connect(f"{self._scratch.name}/keys.duckdb")
+        self._connection.execute(f"SET memory_limit = '{_MEMORY}'")
+        self._order = f"({', '.join(_part(i) for i in self._range)})"
+        # Hashed once: a range is then a sum of numbers, however often it is halved.
+        texts = " || ".join(f"length({key_part(i)}) || ':' || {key_part(i)}" for i in self._range)
+        parts = [
+            f"{f'CAST({key_part(i)} AS BIGINT)' if self._counts(i) else key_part(i)} AS {_part(i)}"
+            for i in self._range
+        ]
+        numbers = [
+            f"('0x' || substr(digest, {start}, {DIGITS}))::BIGINT AS number_{n}"
+            for n, start in enumerate((1, 1 + DIGITS))
+        ]
+        rows = f"SELECT *, sha256({texts}) AS digest FROM ({select_lake(contract, files)}) l"
+        self._connection.execute(
+            f"CREATE TABLE alive AS SELECT _cdc_key, _cdc_ordinal, {', '.join(parts + numbers)}"
+            f" FROM ({rows}) l WHERE {is_at_source(contract)}"
+        )
 
     def checksum(self, bounds: Bounds, /) -> RowChecksum:
         """That of the keys in ``bounds``."""
-        row = " || ".join(f"length({key_part(i)}) || ':' || {key_part(i)}" for i in self._range)
-        sums = (
-            f"coalesce(sum(('0x' || substr(sha256({row}), {start}, {DIGITS}))::BIGINT::HUGEINT), 0)::VARCHAR"
-            for start in (1, 1 + DIGITS)
-        )
+        sums = (f"coalesce(sum(number_{n}::HUGEINT), 0)::VARCHAR" for n in range(2))
         found = self._one(f"SELECT count(*), {', '.join(sums)} FROM alive WHERE {self._within(bounds)}")
         return RowChecksum(*map(int, found))
 
-    def middle(self, bounds: Bounds, /) -> tuple[str, ...] | None:
-        """The key in the middle of those in ``bounds``; null if there are fewer than two."""
+    def cuts(self, bounds: Bounds, parts: int, /) -> list[tuple[str, ...]]:
+        """Keys that part those in ``bounds`` into about as many even ranges, rising; none if they are few."""
         within = self._within(bounds)
         (count,) = self._one(f"SELECT count(*) FROM alive WHERE {within}")
-        if count < 2:
-            return None
-        texts = ", ".join(key_part(i) for i in self._range)
-        return tuple(
-            self._one(
-                f"SELECT {texts} FROM alive WHERE {within} ORDER BY {self._order} LIMIT 1"
-                f" OFFSET {(count - 1) // 2}"
-            )
-        )
+        step = count // parts
+        if not step:
+            return []
+        texts = ", ".join(f"{_part(i)}::VARCHAR" for i in self._range)
+        found = self._connection.execute(
+            f"SELECT {texts} FROM (SELECT *, row_number() OVER (ORDER BY {self._order}) AS place FROM alive"
+            f" WHERE {within}) WHERE place % {step} = 0 AND place < {count} ORDER BY place"
+        ).fetchall()
+        return [tuple(each) for each in found]
 
     def places(self, bounds: Bounds, /) -> Mapping[str, int]:
         """The keys in ``bounds`` (JSON), each with the ordinal of the last event of its row."""
@@ -74,6 +88,7 @@ class PublishedKeys:
 
     def close(self) -> None:
         self._connection.close()
+        self._scratch.cleanup()
 
     @property
     def _range(self) -> range:
@@ -97,6 +112,10 @@ class PublishedKeys:
         found = self._connection.execute(query).fetchone()
         assert found is not None
         return found
+
+
+def _part(number: int) -> str:
+    return f"part_{number}"
 
 
 def published_keys(workspace: Workspace, source: str) -> dict[str, PublishedKeys]:

@@ -1,7 +1,7 @@
 """Comparing the keys of a source with those of the lake: what a reading by cursor cannot see.
 
 A row that was deleted leaves no cursor. So the keys of both sides are compared by checksums of ranges of
-the key, and a range that differs is cut in two until it is small; only then are keys read. A key that
+the key, and a range that differs is cut until it is small; only then are keys read. A key that
 only the lake has is a delete, noticed now: it stands just above the last version that the lake has of the
 row, so that whatever comes of the row later is above it. A row that only the source has was missed (its
 transaction took longer than the lookback); it is read and lands where its cursor says.
@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import pairwise
 from typing import Protocol
 
 import pyarrow as pa
@@ -29,6 +30,10 @@ from omnisupport_ingest.sources.query.reader import KeyBounds, Reader, Rows
 LEAF_ROWS = 20_000
 """A range of at most so many keys is not cut any more."""
 
+PARTS = 16
+"""Into so many a range that differs is cut: its checksums together read it once, and four such steps are
+enough for a thousand million rows."""
+
 MOST_MISSED = 100_000
 """Rows that one comparison reads because the lake has not got them; beyond, a full refresh costs less."""
 
@@ -39,8 +44,8 @@ class LakeKeys(Protocol):
     def checksum(self, bounds: KeyBounds, /) -> RowChecksum:
         """That of the keys in ``bounds``."""
 
-    def middle(self, bounds: KeyBounds, /) -> tuple[str, ...] | None:
-        """A key that parts those in ``bounds`` evenly; null if there are fewer than two."""
+    def cuts(self, bounds: KeyBounds, parts: int, /) -> list[tuple[str, ...]]:
+        """Keys that part those in ``bounds`` into about as many even ranges, rising; none if they are few."""
 
     def places(self, bounds: KeyBounds, /) -> Mapping[str, int]:
         """The keys in ``bounds`` (JSON), each with the ordinal of the last event of its row."""
@@ -111,7 +116,7 @@ class _OneTable:
         return told
 
     def _differing(self, told: TableComparison) -> Iterator[KeyBounds]:
-        """Small ranges that differ, by halving those that do."""
+        """Small ranges that differ, by cutting those that do."""
         waiting = [KeyBounds(None, None)]
         while waiting:
             bounds = waiting.pop()
@@ -120,11 +125,12 @@ class _OneTable:
             told.checksums += 1
             if theirs == ours:
                 continue
-            middle = None if ours.rows <= LEAF_ROWS else self.lake.middle(bounds)
-            if middle is None:
+            cuts = [] if ours.rows <= LEAF_ROWS else self.lake.cuts(bounds, PARTS)
+            if not cuts:
                 yield bounds
-            else:
-                waiting += [KeyBounds(middle, bounds.end), KeyBounds(bounds.start, middle)]
+                continue
+            edges = [bounds.start, *cuts, bounds.end]
+            waiting += [KeyBounds(start, end) for start, end in pairwise(edges)]
 
     def _settle(self, bounds: KeyBounds, told: TableComparison) -> None:
         """Land the deletes of a range, and the rows of it that the lake has not got."""
