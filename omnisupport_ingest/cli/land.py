@@ -18,7 +18,6 @@ from omnisupport_ingest.foreign import printable
 
 if TYPE_CHECKING:
     from omnisupport_ingest.settings import Settings
-    from omnisupport_ingest.sources.debezium.handling import Handling
     from omnisupport_ingest.sources.debezium.inbox import Inbox, Taken
     from omnisupport_ingest.sources.debezium.land import FileLanding
     from omnisupport_ingest.stages.workspace import Workspace
@@ -42,14 +41,19 @@ _RETRY_SECONDS = 30.0
 @click.option(
     "--decimals",
     type=click.Choice(["precise", "string"]),
-    default="precise",
-    show_default=True,
-    help="How the connector writes decimals (decimal.handling.mode); needed for files without schemas.",
+    help="How the connector writes decimals (decimal.handling.mode); needed for files without schemas.  "
+    "[default: as the source's definition says, else precise]",
 )
 @click.option(
     "--binary",
     type=click.Choice(["base64", "base64-url-safe", "hex"]),
     help="How the connector writes bytes (binary.handling.mode).  [default: its own, bytes]",
+)
+@click.option(
+    "--odd-lines",
+    type=click.Choice(["quarantine", "refuse"]),
+    help="What becomes of a line that cannot be read: it waits in quarantine, or its file is refused.  "
+    "[default: as the definition says, else quarantine]",
 )
 @click.option("--watch", is_flag=True, help="Land what is put into the inbox, until Ctrl-C.")
 @click.option("--once", is_flag=True, help="With --watch: take what is there now, and exit.")
@@ -63,8 +67,9 @@ def land(
     files: tuple[Path, ...],
     source: str | None,
     new_epoch: str | None,
-    decimals: str,
+    decimals: str | None,
     binary: str | None,
+    odd_lines: str | None,
     watch: bool,
     once: bool,
     inbox: Path | None,
@@ -72,8 +77,9 @@ def land(
 ) -> int | None:
     """Land files of Debezium events (JSON lines, plain or .gz), each as one batch of its source.
 
-    Files may be late, repeated, overlapping and in any order. A file lands whole or not at all; one
-    that has landed changes nothing. A refused file is told with its line, and the others land.
+    Files may be late, repeated, overlapping and in any order. One that has landed changes nothing. A line
+    that cannot be read waits in quarantine; a file without one that can is refused. How the events of a
+    source are written says its definition (contracts/sources/NAME.json), and over it these options.
 
     With --watch, files named *.jsonl, *.json, *.jsonl.gz or *.json.gz in INBOX/SOURCE are taken once
     they are left alone, and moved to landed/ or refused/ there. Write them under a name that begins with
@@ -86,10 +92,9 @@ def land(
 
     Exit code: 0 landed, 1 a file is refused, 2 usage, settings, or a source that takes no files.
     """
-    from omnisupport_ingest.sources.debezium.handling import Handling
-
     _check_usage(files, source, new_epoch, watch=watch, once=once, inbox=inbox, as_json=as_json)
-    settings, handling = open_settings(), Handling(decimals, binary)
+    told = {"decimals": decimals, "binary": binary, "odd_lines": odd_lines}
+    settings, handling = open_settings(), {name: value for name, value in told.items() if value is not None}
     if watch:
         return _watch(settings, handling, inbox, once=once)
     assert source is not None
@@ -118,7 +123,7 @@ def _check_usage(
 
 def _land_files(
     settings: Settings,
-    handling: Handling,
+    handling: dict[str, str],
     files: tuple[Path, ...],
     source: str,
     new_epoch: str | None,
@@ -152,7 +157,7 @@ def _land_files(
     return REFUSED if refused else None
 
 
-def _watch(settings: Settings, handling: Handling, folder: Path | None, *, once: bool) -> int | None:
+def _watch(settings: Settings, handling: dict[str, str], folder: Path | None, *, once: bool) -> int | None:
     from omnisupport_ingest.sources.debezium.inbox import Inbox
     from omnisupport_ingest.stages.workspace import Workspace
 
@@ -204,10 +209,12 @@ def _taken(settings: Settings, taken: Taken) -> list[str]:
 
 
 def _land(
-    workspace: Workspace, handling: Handling, path: Path, source: str, new_epoch: str | None
+    workspace: Workspace, handling: dict[str, str], path: Path, source: str, new_epoch: str | None
 ) -> FileLanding:
+    from dataclasses import replace
     from datetime import timedelta
 
+    from omnisupport_ingest.sources.debezium.definition import handling_in_force
     from omnisupport_ingest.sources.debezium.land import Inlet, check_source
     from omnisupport_ingest.sources.debezium.land import land as land_file
 
@@ -219,7 +226,7 @@ def _land(
         grid=workspace.grid,
         contracts=workspace.contracts,
         captured=captured,
-        handling=handling,
+        handling=replace(handling_in_force(workspace.settings, source), **handling),  # type: ignore[arg-type]
         max_clock_skew=timedelta(seconds=workspace.settings.max_clock_skew_seconds),
     )
     return land_file(path, inlet, new_epoch=new_epoch)
@@ -256,12 +263,21 @@ def _facts(workspace: Workspace, landing: FileLanding) -> dict[str, Any]:
         "late_windows": _late_windows(workspace, landing),
         "out_of_range": sum(file.rows for file in manifest.files if file.window == OUT_OF_RANGE),
         "duplicates": None,
+        "odd_lines": tally.odd if tally else None,
+        "first_odd_line": _first_odd(landing),
         "tombstones": tally.tombstones if tally else None,
         "skipped": dict(sorted(tally.passed.items())) if tally else None,
         "tables_without_contract": dict(sorted(tally.uncontracted.items())) if tally else None,
         "misplaced": tally.misplaced if tally else None,
         "in_first_window": tally.in_first_window if tally else None,
     }
+
+
+def _first_odd(landing: FileLanding) -> dict[str, Any] | None:
+    if landing.tally is None or not landing.tally.odd:
+        return None
+    number, fault = landing.tally.first_odd
+    return {"line": number, "problem": fault.problem, "fix": fault.fix}
 
 
 def _late_windows(workspace: Workspace, landing: FileLanding) -> list[str]:
@@ -312,6 +328,12 @@ def _lines(workspace: Workspace, facts: dict[str, Any]) -> list[str]:
         lines.append(
             f"  {counted(facts['in_first_window'], 'event')} at a position that landed before with another "
             "commit time: judging puts both into quarantine (collision)."
+        )
+    if facts["odd_lines"]:
+        first = facts["first_odd_line"]
+        lines.append(
+            f"  {counted(facts['odd_lines'], 'line')} that cannot be read: judging puts them into quarantine "
+            f"(malformed_image). The first is line {first['line']}: {first['problem']}. {first['fix']}"
         )
     if facts["tombstones"] or facts["skipped"]:
         skipped = [counted(number, kind) for kind, number in (facts["skipped"] or {}).items()]

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
 from pathlib import Path
@@ -68,7 +69,8 @@ class SourceDefinition:
 
     ``connection_env`` and ``connection_file``: what names its connection; both null: the embedded server, or
     none (files). ``modes``: contract name → mode; empty: every contract of the source, in its kind's first.
-    ``path``: its file, empty where the settings alone say what it is.
+    ``events``: of files of events, what they do not say of themselves, as the schema has it. ``path``: its
+    file, empty where the settings alone say what it is.
     """
 
     name: str
@@ -80,6 +82,7 @@ class SourceDefinition:
     sync_every: timedelta = DEFAULT_SYNC_EVERY
     compare_every: timedelta | None = None
     page_rows: int = DEFAULT_PAGE_ROWS
+    events: Mapping[str, Any] = field(default_factory=dict)
     path: str = ""
 
     @property
@@ -186,6 +189,8 @@ def source_of(document: dict[str, Any], path: Path) -> SourceDefinition:
         )
     if kind is not SourceKind.QUERY and ("schedule" in document or "page_rows" in document):
         raise refused(path, "schedule", f"a source of the kind {kind} has none", "Take it out.")
+    if kind is not SourceKind.FILES and "events" in document:
+        raise refused(path, "events", f"a source of the kind {kind} has none", "Take it out.")
     modes = tuple((name, each["mode"]) for name, each in document.get("tables", {}).items())
     for name, mode in modes:
         if mode not in MODES[kind]:
@@ -207,6 +212,7 @@ def source_of(document: dict[str, Any], path: Path) -> SourceDefinition:
         DEFAULT_SYNC_EVERY if every is None else every,
         _duration(path, "compare_every", schedule),
         document.get("page_rows", DEFAULT_PAGE_ROWS),
+        document.get("events", {}),
         str(path),
     )
 

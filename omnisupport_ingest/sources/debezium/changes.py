@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from omnisupport_ingest.sources.debezium.positions import order_of
+
 
 @dataclass(frozen=True, slots=True)
 class Change:
@@ -15,7 +17,8 @@ class Change:
     ``op``: ``c``, ``u``, ``d``, ``r`` or ``t``. ``before`` and ``after``: column → value. ``key``: the
     record's key, column → value; null if the file has none. ``fields`` and ``key_fields``: the Connect
     schemas of the columns by name, empty without a schema. ``old_key``: of a key change, on its ``c``.
-    ``ts``: commit time. ``commit_before``: ``sequence[0]``.
+    ``ts``: commit time. ``commit_before``: ``sequence[0]``. ``place``: commit and ordinal, where they are not
+    made of PostgreSQL's ``lsn``; then ``placed_by`` is the order that they are of.
     """
 
     op: str
@@ -32,6 +35,13 @@ class Change:
     commit_before: int | None
     tx_id: int | None
     total_order: int | None
+    place: tuple[int, int] | None = None
+    placed_by: str = ""
+
+    @property
+    def order(self) -> str:
+        """What orders it: one of ``positions``."""
+        return self.placed_by or order_of(self.lsn, self.total_order)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,3 +56,5 @@ MESSAGE = Passed("logical message")
 MARKER = Passed("transaction marker")
 HEARTBEAT = Passed("heartbeat")
 SCHEMA_CHANGE = Passed("schema change")
+SIGNAL = Passed("signal")
+NOTIFICATION = Passed("notification")

@@ -5,18 +5,22 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
 from omnisupport_ingest.contracts.load import TableContract
 from omnisupport_ingest.landing.rows import LandedEvent
 from omnisupport_ingest.sources.debezium.changes import Change
 from omnisupport_ingest.sources.debezium.faults import LineFault
-from omnisupport_ingest.sources.debezium.handling import Handling
-from omnisupport_ingest.sources.debezium.images import Images, Reader
-from omnisupport_ingest.sources.debezium.positions import SNAPSHOT_BASE, TIME, TRANSACTION, order_of, packed
+from omnisupport_ingest.sources.debezium.handling import Beside, Handling
+from omnisupport_ingest.sources.debezium.images import NO_IMAGES, Images, Reader
+from omnisupport_ingest.sources.debezium.positions import ARRIVAL, SNAPSHOT_BASE, TIME, TRANSACTION, packed
 
 DEFAULT_SCHEMA = "public"
 """The schema of a table that neither the event, its topic nor a contract places."""
+
+NOT_READ = "?"
+"""Schema and table of a line that cannot be read, where nothing else tells what table its file is of."""
 
 _START = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
@@ -44,25 +48,48 @@ class Events:
         """
         place = (self._schema_of(change), change.table)
         images = self._reader(place).read(change)
-        commit_lsn, ordinal = _position(change)
+        return _event(change, place, images, epoch, row)._replace(envelope=envelope)
+
+    def odd_event(self, change: Change, epoch: int, row: int, envelope: str) -> LandedEvent:
+        """``change``, of which ``event`` makes none, as an event that judging surely keeps out
+        (``malformed_image``). ``LineFault`` if not even its position can be read.
+
+        Where its key can be read it is of that row, and says which columns it carried; else of none.
+        """
+        place, images = (change.schema or DEFAULT_SCHEMA, change.table), NO_IMAGES
+        with suppress(LineFault):
+            place = (self._schema_of(change), change.table)
+            images = self._reader(place).read_oddly(change)
+        event = _event(change, place, images, epoch, row)
+        op = "u" if change.op == "t" else change.op
+        return event._replace(op=op, identity=_odd_identity(envelope), misplaced=None, envelope=envelope)
+
+    def unread_event(
+        self, moment: datetime | None, beside: Beside, epoch: int, row: int, envelope: str
+    ) -> LandedEvent:
+        """A line that is no change: an event of no row, which stands below all and waits in quarantine.
+
+        ``moment``: when it was, None if nothing says; then it is of no window.
+        """
+        named = self._handling.table_of(beside.name)
         return LandedEvent(
             epoch=epoch,
-            commit_lsn=commit_lsn,
-            ordinal=ordinal,
-            op=change.op,
-            source_ts=change.ts,
-            tx_id=change.tx_id,
-            lsn=change.lsn,
-            source_schema=place[0],
-            source_table=place[1],
-            key=images.key,
-            before=images.before,
-            after=images.after,
-            unchanged=images.unchanged,
-            moved_from_key=images.moved_from,
+            commit_lsn=0,
+            ordinal=SNAPSHOT_BASE,
+            op="u",
+            source_ts=moment or _START,
+            tx_id=None,
+            lsn=None,
+            source_schema=named.schema if named else NOT_READ,
+            source_table=named.table if named else NOT_READ,
+            key=None,
+            before=None,
+            after=None,
+            unchanged=None,
+            moved_from_key=None,
             chunk_id=None,
-            identity=_identity(change, place, images),
-            misplaced=False if change.lsn is None else None,
+            identity=_odd_identity(envelope),
+            misplaced=None,
             file_row=row,
             envelope=envelope,
         )
@@ -84,8 +111,34 @@ class Events:
         return next(iter(known), DEFAULT_SCHEMA)
 
 
+def _event(change: Change, place: tuple[str, str], images: Images, epoch: int, row: int) -> LandedEvent:
+    commit_lsn, ordinal = _position(change)
+    return LandedEvent(
+        epoch=epoch,
+        commit_lsn=commit_lsn,
+        ordinal=ordinal,
+        op=change.op,
+        source_ts=change.ts,
+        tx_id=change.tx_id,
+        lsn=change.lsn,
+        source_schema=place[0],
+        source_table=place[1],
+        key=images.key,
+        before=images.before,
+        after=images.after,
+        unchanged=images.unchanged,
+        moved_from_key=images.moved_from,
+        chunk_id=None,
+        identity=_identity(change, place, images),
+        misplaced=False if change.order == TIME else None,
+        file_row=row,
+    )
+
+
 def _position(change: Change) -> tuple[int, int]:
     """``commit_lsn`` and ``ordinal``; see ``positions``."""
+    if change.place is not None:
+        return change.place
     if change.lsn is None:
         return 0, packed((change.ts - _START) // _MILLISECOND, None)
     ordinal = packed(change.lsn, change.total_order)
@@ -96,8 +149,8 @@ def _position(change: Change) -> tuple[int, int]:
 
 def _identity(change: Change, place: tuple[str, str], images: Images) -> str | None:
     """What tells apart events at one position; null where a position has one event alone."""
-    order = order_of(change.lsn, change.total_order)
-    if order == TRANSACTION:
+    order = change.order
+    if order in (TRANSACTION, ARRIVAL):
         return None
     if order == TIME:
         # Without the content: two of them at one time are a contradiction that a person must see.
@@ -109,6 +162,11 @@ def _identity(change: Change, place: tuple[str, str], images: Images) -> str | N
         content = [images.before, images.after, images.unchanged, change.ts.isoformat()]
         told.append(hashlib.sha256(_compact(content).encode()).hexdigest()[:_HASH_DIGITS])
     return _compact(told)
+
+
+def _odd_identity(envelope: str) -> str:
+    """Its text is all that an odd line has of its own: the corrected one is another event."""
+    return _compact(["odd", hashlib.sha256(envelope.encode()).hexdigest()[:_HASH_DIGITS]])
 
 
 def _compact(value: object) -> str:

@@ -24,5 +24,10 @@ class LineFault(ValueError):
         self.fix = fix
 
 
+class AnotherLife(LineFault):
+    """A line that shows that its connector was set up anew, which a person must confirm: it is never an odd
+    line among others."""
+
+
 class ValueFault(ValueError):
     """A value that is no value of its column's type; the message says why, without the value."""

@@ -1,15 +1,71 @@
-"""How a connector writes values whose JSON does not tell: what a file without schemas leaves open."""
+"""How a source writes its events, as far as the events do not tell: what its definition says of them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from fnmatch import fnmatchcase
+
+QUARANTINE, REFUSE = "quarantine", "refuse"
+"""What becomes of a line that cannot be read: its event waits in quarantine, or its file does not land."""
+
+BY_POSITION, BY_ARRIVAL = "position", "arrival"
+"""What orders events: what they say themselves (log position, else a time); or how they stand one behind the
+other in their file (files as they land) or in their partition."""
+
+DROP, DELETE = "drop", "delete"
+"""What a tombstone with a key is: the end of what a delete has said already, or the delete itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedTable:
+    """A table whose events do not name it: ``pattern`` (``*``, ``?``) is of file names or topics."""
+
+    pattern: str
+    schema: str
+    table: str
 
 
 @dataclass(frozen=True, slots=True)
 class Handling:
-    """``decimals``: the connector's ``decimal.handling.mode`` (``double`` tells itself: it is a number).
-    ``binary``: its ``binary.handling.mode``; null is ``bytes``, which is base64 in JSON.
+    """How a source writes its events.
+
+    ``decimals``: the connector's ``decimal.handling.mode`` (``double`` tells itself: it is a number).
+    ``binary``: its ``binary.handling.mode``; None is ``bytes``, which is base64 in JSON. ``tables``: where
+    an event names no table, the first whose pattern fits. ``fields``: of the flat form, what a member is
+    called that has another name than Debezium's own (``op``, ``deleted``, ``source.ts_ms`` …): its name in
+    the row or among the headers. ``prefix``: its ``add.fields.prefix``. ``bare_rows``: a row may come without
+    a word about it. ``time_columns``: where no commit time is told, the first of them that is not null.
+    ``order``: ``BY_POSITION`` or ``BY_ARRIVAL``. ``tombstones``: ``DROP`` or ``DELETE``. ``odd_lines``:
+    ``QUARANTINE`` or ``REFUSE``.
     """
 
     decimals: str = "precise"
     binary: str | None = None
+    tables: tuple[NamedTable, ...] = ()
+    fields: Mapping[str, str] = field(default_factory=dict)
+    prefix: str = "__"
+    bare_rows: bool = False
+    time_columns: tuple[str, ...] = ()
+    order: str = BY_POSITION
+    tombstones: str = DROP
+    odd_lines: str = QUARANTINE
+
+    def table_of(self, name: str) -> NamedTable | None:
+        """The table whose events come in the file or topic ``name``; None where nothing says."""
+        return next((each for each in self.tables if fnmatchcase(name, each.pattern)), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What is known of a line beside its text.
+
+    ``name``: of its file or topic. ``moment``: its time where it tells none; None if there is no such time.
+    """
+
+    name: str = ""
+    moment: datetime | None = None
+
+
+PLAIN, ALONE = Handling(), Beside()

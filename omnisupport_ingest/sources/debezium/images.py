@@ -36,6 +36,12 @@ class Images:
     moved_from: str | None
 
 
+NO_IMAGES = Images(None, None, None, None, None)
+
+NOT_WHOLE = "[null]"
+"""As ``moved_from``: a key that is of no row. Judging keeps an event with it out, whatever else it holds."""
+
+
 class Reader:
     """Reads the images of one table. ``contract`` is null for a table without one."""
 
@@ -48,7 +54,7 @@ class Reader:
     def read(self, change: Change) -> Images:
         """The images of ``change``; ``LineFault`` names the column that cannot be read."""
         if change.op == "t":
-            return Images(None, None, None, None, None)
+            return NO_IMAGES
         sent = change.before if change.op == "d" else change.after
         if sent is None and change.op != "d":
             raise LineFault(f"it has no after, which an event of op {change.op} carries", "Correct the line.")
@@ -61,6 +67,21 @@ class Reader:
             after=None if after is None else _compact(after),
             unchanged=unchanged or None,
             moved_from=self._moved_from(change),
+        )
+
+    def read_oddly(self, change: Change) -> Images:
+        """The images of a change that ``read`` refuses, each value that cannot be read as the text it came
+        as, and marked so that none of it counts; ``LineFault`` if its key cannot be read."""
+        sent = change.before if change.op == "d" else change.after
+        key = self._key_of(change, sent or {})
+        row = {name: value for name, value in (change.after or {}).items() if not is_unavailable(value)}
+        after = {name: json_text(value) for name, value in row.items()}
+        return Images(
+            key=_compact(list(key.values())) if key else None,
+            before=_compact(key) if change.op == "d" and key else None,
+            after=None if change.op == "d" or change.after is None else _compact(after),
+            unchanged=None,
+            moved_from=NOT_WHOLE,
         )
 
     def _before(self, change: Change, key: Image) -> Image:

@@ -7,13 +7,12 @@ nothing; the same content again is found to have landed and changes nothing.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from omnisupport_ingest.contracts.load import Contracts, TableContract
+from omnisupport_ingest.contracts.load import Contracts
 from omnisupport_ingest.foreign import printable
 from omnisupport_ingest.landing.first_windows import FirstWindows
 from omnisupport_ingest.landing.folder_lock import one_at_a_time
@@ -23,34 +22,16 @@ from omnisupport_ingest.landing.rows import LandedEvent
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.landing.writer import BatchWriter
 from omnisupport_ingest.sources.contracted_relation import contracted_relation
-from omnisupport_ingest.sources.debezium.changes import TOMBSTONE, Passed
-from omnisupport_ingest.sources.debezium.events import Events
-from omnisupport_ingest.sources.debezium.faults import FileRefused, LineFault, SourceRefused
-from omnisupport_ingest.sources.debezium.handling import Handling
+from omnisupport_ingest.sources.debezium.faults import AnotherLife, FileRefused, LineFault, SourceRefused
+from omnisupport_ingest.sources.debezium.handling import BY_ARRIVAL, REFUSE, Beside, Handling
 from omnisupport_ingest.sources.debezium.latest_times import LatestTimes
+from omnisupport_ingest.sources.debezium.line_reader import LineReader, Tally, add, is_unread
 from omnisupport_ingest.sources.debezium.lines import Lines, content_hash
 from omnisupport_ingest.sources.debezium.orders import Orders
-from omnisupport_ingest.sources.debezium.records import read_line
 from omnisupport_ingest.windows import WindowGrid
 
 FIRST_EPOCH = "first file of events"
 """Why a source of files begins its first epoch."""
-
-
-@dataclass
-class Tally:
-    """What the lines of a file were, beside its events.
-
-    ``passed``: kind → lines that are no change of a row. ``uncontracted``: ``schema.table`` → events of
-    a table without a contract. ``misplaced``: events that come after one of their key with a later time.
-    ``in_first_window``: events that landed where another content of their position did, not by their time.
-    """
-
-    tombstones: int = 0
-    passed: Counter[str] = field(default_factory=Counter)
-    uncontracted: Counter[str] = field(default_factory=Counter)
-    misplaced: int = 0
-    in_first_window: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,13 +102,14 @@ def land(path: Path, inlet: Inlet, *, new_epoch: str | None = None) -> FileLandi
             return FileLanding(path, store.read(batch_id), None, None)
         current = store.current_epoch()
         begins = new_epoch if current is not None else new_epoch or FIRST_EPOCH
+        now = inlet.clock()
         if begins is not None:
             # An epoch begins for good, so not for a file that is refused.
-            for _ in _Reading(path, inlet, None, content).events(0):
+            for _ in _Reading(path, inlet, None, content, now).events(0):
                 pass
-            current = store.begin_epoch(begins, None, now=inlet.clock())
+            current = store.begin_epoch(begins, None, now=now)
         assert current is not None
-        manifest, tally = _landed(_Reading(path, inlet, current.number, content), inlet, current.number)
+        manifest, tally = _landed(_Reading(path, inlet, current.number, content, now), inlet, current.number)
     return FileLanding(path, manifest, tally, current.number if begins is not None else None)
 
 
@@ -136,7 +118,7 @@ def _landed(reading: _Reading, inlet: Inlet, epoch: int) -> tuple[Manifest, Tall
     shows when its data files are written."""
     with _writer(reading, inlet, epoch) as writer:
         for event in reading.events(epoch):
-            writer.add(event)
+            add(writer, event)
         with FirstWindows.of(inlet.store, epoch, writer.finish()) as first_windows:
             if not first_windows:
                 return reading.seal(writer), reading.tally
@@ -145,8 +127,8 @@ def _landed(reading: _Reading, inlet: Inlet, epoch: int) -> tuple[Manifest, Tall
             with _writer(again, inlet, epoch) as second:
                 for event in again.events(epoch):
                     window = first_windows.window_of(event)
-                    if window is None or window == second.window_of(event.source_ts):
-                        second.add(event)
+                    if window is None or is_unread(event) or window == second.window_of(event.source_ts):
+                        add(second, event)
                     else:
                         second.add_to(window, event)
                         again.tally.in_first_window += 1
@@ -160,67 +142,79 @@ def _writer(reading: _Reading, inlet: Inlet, epoch: int) -> BatchWriter:
 class _Reading:
     """One reading of a file, from its first line to its last."""
 
-    def __init__(self, path: Path, inlet: Inlet, epoch: int | None, content: str) -> None:
-        self.orders = Orders.of(inlet.store, epoch)
+    def __init__(
+        self, path: Path, inlet: Inlet, epoch: int | None, content: str, landed_at: datetime
+    ) -> None:
         self.tally = Tally()
         self.batch_id = file_batch_id(content)
-        self._path, self._inlet, self._content = path, inlet, content
-        self._events = Events(inlet.contracts.of_source(inlet.store.source), inlet.handling)
-        self._contracts: dict[str, TableContract] = {}
+        self._path, self._inlet, self._content, self._landed_at = path, inlet, content, landed_at
+        arrival = inlet.handling.order == BY_ARRIVAL
+        self._reader = LineReader(
+            Orders.of(inlet.store, epoch),
+            inlet.contracts.of_source(inlet.store.source),
+            inlet.handling,
+            self.tally,
+            next_place=_above_all(inlet.store, epoch) if arrival else None,
+        )
+        self._beside = Beside(_plain_name(path), landed_at if arrival else None)
 
     def events(self, epoch: int) -> Iterator[LandedEvent]:
-        """The events of the file, one after the other; ``FileRefused`` at the first that cannot land."""
+        """The events of the file, one after the other; ``FileRefused`` for a line that keeps it out."""
         lines = Lines(self._path)
+        refusing = self._inlet.handling.odd_lines == REFUSE
         with LatestTimes() as latest:
             for number, line in lines:
                 try:
-                    event = self._event(line, epoch, number)
-                except LineFault as fault:
-                    raise FileRefused(
-                        f"{printable(self._path)}, line {number}: {fault.problem}.", fix=fault.fix
-                    ) from None
-                if event is not None:
-                    if event.misplaced is not None and latest.comes_after_a_later_one(event):
-                        self.tally.misplaced += 1
-                        event = event._replace(misplaced=True)
-                    yield event
+                    event = self._reader.read(line, self._beside, epoch, number)
+                except AnotherLife as fault:
+                    raise self._refused(number, fault) from None
+                odd = self._reader.odd
+                if odd is not None and refusing:
+                    raise self._refused(number, odd)
+                if event is None:
+                    continue
+                if event.misplaced is not None and latest.comes_after_a_later_one(event):
+                    self.tally.misplaced += 1
+                    event = event._replace(misplaced=True)
+                yield event
         if lines.sha256 != self._content:
             raise FileRefused(
                 f"{printable(self._path)} has changed while it was read.",
                 fix="Land it when its writer has finished.",
             )
+        if self.tally.odd and not self.tally.read:
+            # What has not one line that can be read is no file of events.
+            number, first = self.tally.first_odd
+            raise self._refused(number, first)
 
     def again(self, epoch: int) -> _Reading:
         """Another reading of the same file, from its first line."""
-        return _Reading(self._path, self._inlet, epoch, self._content)
+        return _Reading(self._path, self._inlet, epoch, self._content, self._landed_at)
 
     def seal(self, writer: BatchWriter) -> Manifest:
         """Land what was read and given to ``writer``."""
         # The tables that the file has events of, as their contracts have them.
-        relations = tuple(contracted_relation(each) for _, each in sorted(self._contracts.items()))
-        name, order = self._path.name, self.orders.order
+        relations = tuple(contracted_relation(each) for each in self._reader.contracts())
+        name, order = self._path.name, self._reader.orders.order
         return writer.seal(
             file=FileSpan(sha256=self._content, name=name, manifest="", order=order),
             relations=relations,
             max_clock_skew=self._inlet.max_clock_skew,
         )
 
-    def _event(self, line: bytes, epoch: int, number: int) -> LandedEvent | None:
-        change = read_line(line)
-        if isinstance(change, Passed):
-            if change is TOMBSTONE:
-                self.tally.tombstones += 1
-            else:
-                self.tally.passed[change.kind] += 1
-            return None
-        self.orders.take(change)
-        event = self._events.event(change, epoch, number, line.decode())
-        contract = self._events.contract_of(event)
-        if contract is None:
-            self.tally.uncontracted[f"{event.source_schema}.{event.source_table}"] += 1
-        else:
-            self._contracts[contract.name] = contract
-        return event
+    def _refused(self, number: int, fault: LineFault) -> FileRefused:
+        return FileRefused(f"{printable(self._path)}, line {number}: {fault.problem}.", fix=fault.fix)
+
+
+def _above_all(store: LandingStore, epoch: int | None) -> int:
+    """Above every place that a file of ``epoch`` holds; manifests make it durable."""
+    last = (file.last for each in store.manifests() if each.epoch == epoch for file in each.files)
+    return max((position.ordinal + 1 for position in last), default=1)
+
+
+def _plain_name(path: Path) -> str:
+    """The name by which a definition maps a file: its own, without ``.gz``."""
+    return path.name.removesuffix(".gz")
 
 
 def _refuse_name(path: Path) -> None:

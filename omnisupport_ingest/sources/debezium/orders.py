@@ -12,13 +12,24 @@ from dataclasses import dataclass, field
 
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.sources.debezium.changes import Change
-from omnisupport_ingest.sources.debezium.faults import LineFault
-from omnisupport_ingest.sources.debezium.positions import LSN, TIME, TRANSACTION, lsn_in, order_of
+from omnisupport_ingest.sources.debezium.faults import AnotherLife, LineFault
+from omnisupport_ingest.sources.debezium.positions import (
+    ARRIVAL,
+    BINLOG,
+    CHANGE_LSN,
+    LSN,
+    TIME,
+    TRANSACTION,
+    lsn_in,
+)
 
 WORDS = {
     TRANSACTION: "the log position and transaction.total_order",
     LSN: "the log position alone (no transaction.total_order)",
     TIME: "the commit time alone (no source.lsn)",
+    BINLOG: "the place in MySQL's binary log",
+    CHANGE_LSN: "the place in SQL Server's log",
+    ARRIVAL: "how they arrived, as the definition of the source says",
 }
 """What orders the events, in words."""
 
@@ -44,7 +55,8 @@ class Orders:
         standings = store.epoch_standings()
         orders = cls(store.source, next((each.order for each in standings if each.order is not None), None))
         for each in standings:
-            if each.epoch == epoch:
+            # Lives of the connector are told apart where positions are LSNs.
+            if each.epoch == epoch and each.order in (None, LSN, TRANSACTION):
                 first_life = [lsn_in(top) for top in (each.read, each.changed) if top is not None]
                 orders.first_life, orders.later = max(first_life, default=None), each.commit
         return orders
@@ -57,7 +69,7 @@ class Orders:
 
     def take(self, change: Change) -> None:
         """Note one change; ``LineFault`` if it is of another order, or of another life, than the rest."""
-        order = order_of(change.lsn, change.total_order)
+        order = change.order
         neutral = change.op == "r" and order == LSN
         known = self._found or self.landed
         if neutral and known == TRANSACTION:
@@ -72,13 +84,20 @@ class Orders:
         if change.lsn is not None:
             self._note_sequence(change.lsn, change.commit_before or None)
 
+    def fits(self, change: Change) -> bool:
+        """Whether ``change`` is of the order that the others are of, so that it can stand among them."""
+        known = self._found or self.landed
+        if known is None:
+            return not (self._with_lsn and change.order == TIME)
+        return change.order == known or (change.op == "r" and (change.order, known) == (LSN, TRANSACTION))
+
     def _note_sequence(self, lsn: int, commit_before: int | None) -> None:
         if commit_before is None:
             self.first_life = lsn if self.first_life is None else max(self.first_life, lsn)
         else:
             self.later = commit_before if self.later is None else min(self.later, commit_before)
         if self.first_life is not None and self.later is not None and self.first_life >= self.later:
-            raise LineFault(
+            raise AnotherLife(
                 f"it and other events of {self.source} are from two lives of the connector: one without "
                 "source.sequence[0] lies at or above the sequence[0] of another",
                 "If the connector was set up anew (its offsets were lost, a new first snapshot was taken), "

@@ -28,6 +28,15 @@ TRANSACTION, LSN, TIME = "transaction", "lsn", "time"
 """What orders a source's events: log position and order in the transaction, log position alone, or
 the commit time alone."""
 
+BINLOG, CHANGE_LSN = "binlog", "change_lsn"
+"""The same of other connectors: MySQL's binary log, SQL Server's log."""
+
+ARRIVAL = "arrival"
+"""How the events stand one behind the other in their files or their partition; a definition says so."""
+
+FROM_THE_LOG = frozenset({TRANSACTION, LSN, BINLOG, CHANGE_LSN})
+"""Orders in which no two changes of a key stand at one place, but for the halves of a key change."""
+
 ORDER_BITS = 14
 LSN_LIMIT = 1 << 49
 SNAPSHOT_BASE = -(1 << 63)

@@ -6,23 +6,27 @@ A line is the value of a Kafka record, or the whole record (``topic``, ``key``, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from omnisupport_ingest.contracts.pg_values import whole_number
-from omnisupport_ingest.foreign import Unreadable, parse_row
+from omnisupport_ingest.foreign import Unreadable, parse_row, shortened
 from omnisupport_ingest.sources.debezium.changes import (
     HEARTBEAT,
     MARKER,
     MESSAGE,
+    NOTIFICATION,
     SCHEMA_CHANGE,
+    SIGNAL,
     TOMBSTONE,
     Change,
     Passed,
 )
 from omnisupport_ingest.sources.debezium.faults import LineFault
+from omnisupport_ingest.sources.debezium.handling import ALONE, DROP, PLAIN, Beside, Handling
+from omnisupport_ingest.sources.debezium.other_logs import MYSQL, place_of
 
 OPERATIONS = frozenset("crudt")
 
@@ -50,25 +54,44 @@ class _Record:
     headers: Document = field(default_factory=dict)
 
 
-def read_line(line: bytes) -> Change | Passed:
+def read_line(line: bytes, handling: Handling = PLAIN, beside: Beside = ALONE) -> Change | Passed:
     """The change in one line of JSON, or what else the line is; ``LineFault`` if it is neither."""
-    record = _record(_parse(line))
+    record = _record(_parse(line), handling)
+    beside = replace(beside, name=record.topic or beside.name)
     value = record.value
-    if value is None:
-        return TOMBSTONE
+    if value is None or value == "":
+        return _of_tombstone(record, handling, beside)
     if not isinstance(value, dict):
         raise _neither()
-    if "__op" in value or "__deleted" in value:
-        return _of_flat(record, value)
+    flat = _Flat(record, value, handling)
     if isinstance(value.get("source"), dict) and isinstance(value.get("op"), str):
-        return MESSAGE if value["op"] == "m" else _of_envelope(record, value)
+        return MESSAGE if value["op"] == "m" else _of_envelope(record, value, handling, beside)
+    if flat.told:
+        return _of_flat(record, flat, handling, beside)
+    # Of a topic that is one of rows, a row may look like anything.
+    if handling.bare_rows and handling.table_of(beside.name) is not None:
+        return _of_flat(record, flat, handling, beside)
+    passed = _beside_the_rows(record, value)
+    if passed is not None:
+        return passed
+    if handling.bare_rows:
+        return _of_flat(record, flat, handling, beside)
+    raise _neither()
+
+
+def _beside_the_rows(record: _Record, value: Document) -> Passed | None:
+    """What a line is that tells of no row; None where it may."""
     if record.topic.startswith("__debezium-heartbeat") or value.keys() == {"ts_ms"}:
         return HEARTBEAT
     if value.get("status") in ("BEGIN", "END") and "id" in value:
         return MARKER
     if "ddl" in value or "tableChanges" in value:
         return SCHEMA_CHANGE
-    raise _neither()
+    if isinstance(value.get("type"), str) and {"type", "data"} <= value.keys() <= {"id", "type", "data"}:
+        return SIGNAL
+    if {"aggregate_type", "type"} <= value.keys():
+        return NOTIFICATION
+    return None
 
 
 def _parse(line: bytes) -> Any:
@@ -91,17 +114,14 @@ def _neither() -> LineFault:
     )
 
 
-def _record(document: Any) -> _Record:
-    whole = (
-        isinstance(document, dict)
-        and "value" in document
-        and ("topic" in document or "key" in document)
-        and not document.keys() & {"op", "__op", "__deleted"}
-    )
-    if not whole:
+def _record(document: Any, handling: Handling) -> _Record:
+    if not _is_record(document, handling):
         value, schema = _unwrapped(document)
         return _Record("", None, {}, value, schema)
     key, key_schema = _unwrapped(document.get("key"))
+    if "key" not in document and "topic" not in document:
+        # The columns of the key stand beside a value that is null.
+        key = {name: held for name, held in document.items() if name != "value"}
     value, value_schema = _unwrapped(document["value"])
     topic = document.get("topic")
     return _Record(
@@ -114,10 +134,23 @@ def _record(document: Any) -> _Record:
     )
 
 
+def _is_record(document: Any, handling: Handling) -> bool:
+    if not isinstance(document, dict) or "value" not in document:
+        return False
+    if document.keys() & {"op", "__op", "__deleted", *handling.fields.values()}:
+        return False
+    value = document["value"]
+    if "topic" in document or "key" in document:
+        # A bare row may have columns of these names.
+        return not handling.bare_rows or value is None or value == "" or isinstance(value, dict)
+    return value is None and not handling.bare_rows
+
+
 def _unwrapped(document: Any) -> tuple[Any, Document]:
-    if isinstance(document, dict) and document.keys() == {"schema", "payload"}:
-        schema = document["schema"]
-        return document["payload"], schema if isinstance(schema, dict) else {}
+    if isinstance(document, dict) and "payload" in document and document.keys() <= {"schema", "payload"}:
+        schema, payload = document.get("schema"), document["payload"]
+        if "schema" in document or payload is None or isinstance(payload, dict):
+            return payload, schema if isinstance(schema, dict) else {}
     return document, {}
 
 
@@ -132,52 +165,90 @@ def _headers(headers: Any) -> Document:
     }
 
 
-def _of_envelope(record: _Record, value: Document) -> Change:
+def _of_envelope(record: _Record, value: Document, handling: Handling, beside: Beside) -> Change:
     source, op = value["source"], value["op"]
     if op not in OPERATIONS:
         raise LineFault("its op is none of c, r, u, d, t and m", "Take the line out, or correct its op.")
     transaction = value.get("transaction")
-    table = source.get("table")
-    if not isinstance(table, str) or not table:
-        raise LineFault("its source names no table", "Land events of PostgreSQL tables only.")
-    schema = source.get("schema")
+    schema, table = _table(source.get("schema"), source.get("table"), handling, beside)
+    if schema is None and source.get("connector") in MYSQL:
+        schema = _text(source.get("db"))
+    before, after = _image(value.get("before"), "before"), _image(value.get("after"), "after")
+    placed = place_of(source, op)
     return Change(
         op=op,
-        schema=schema if isinstance(schema, str) and schema else None,
+        schema=schema,
         table=table,
-        before=_image(value.get("before"), "before"),
-        after=_image(value.get("after"), "after"),
+        before=before,
+        after=after,
         key=record.key if isinstance(record.key, dict) else None,
         old_key=_old_key(record),
         fields=_row_fields(record.value_schema),
         key_fields=_fields(record.key_schema),
-        ts=_time(source, ""),
-        lsn=_whole(source.get("lsn"), "source.lsn"),
-        commit_before=_commit_before(source.get("sequence")),
+        ts=_time(source.get, "source.", after or before or {}, handling, beside),
+        lsn=None if placed else _whole(source.get("lsn"), "source.lsn"),
+        commit_before=_commit_before(source.get("sequence")) if placed is None else None,
         tx_id=_whole(source.get("txId"), "source.txId"),
         total_order=_whole(transaction.get("total_order"), "transaction.total_order")
         if isinstance(transaction, dict)
         else None,
+        place=placed[0] if placed else None,
+        placed_by=placed[1] if placed else "",
     )
 
 
-def _of_flat(record: _Record, value: Document) -> Change:
-    def about(name: str) -> Any:
-        return value.get(f"__source_{name}", value.get(f"__{name}"))
+class _Flat:
+    """A row of the flat form, taken apart: ``row`` are its columns, and ``about`` says what stands beside
+    them, in the row or among the headers. ``told``: whether anything says that it is of this form."""
 
-    row = {name: held for name, held in value.items() if not _is_about(name)}
-    op = "d" if _truth(value.get("__deleted")) else value.get("__op")
+    def __init__(self, record: _Record, value: Document, handling: Handling) -> None:
+        self._names, self._prefix = handling.fields, handling.prefix
+        self._held = {**record.headers, **value}
+        self._ours = frozenset(handling.fields.values())
+        self.row = {name: held for name, held in value.items() if not self.is_about(name)}
+        self.told = any(self._name(each) in self._held for each in ("op", "deleted"))
+
+    def about(self, name: str) -> Any:
+        """What is told as ``name``: of ``op`` and ``deleted``, else a member of Debezium's ``source``."""
+        if name in self._names or f"source.{name}" in self._names or name in ("op", "deleted"):
+            return self._held.get(self._names.get(f"source.{name}", self._name(name)))
+        return self._held.get(f"{self._prefix}source_{name}", self._held.get(f"{self._prefix}{name}"))
+
+    def of_transaction(self) -> Any:
+        name = self._names.get("transaction.total_order", f"{self._prefix}transaction_total_order")
+        return self._held.get(name)
+
+    def is_about(self, name: str) -> bool:
+        """Whether a member is no column but tells of the row."""
+        if name in self._ours:
+            return True
+        if self._prefix and name.startswith(self._prefix):
+            name = f"__{name.removeprefix(self._prefix)}"
+        return name in _FLAT_NAMES or name.startswith(_FLAT_PREFIXES)
+
+    def _name(self, name: str) -> str:
+        return self._names.get(name, f"{self._prefix}{name}")
+
+
+def _of_flat(record: _Record, flat: _Flat, handling: Handling, beside: Beside) -> Change:
+    row = flat.row
+    op = "d" if _truth(flat.about("deleted")) else flat.about("op")
+    if op is None and (handling.bare_rows or flat.about("deleted") is not None):
+        # A row that is there: it says everything of itself but how it came to be.
+        op = "u"
     if not isinstance(op, str) or op not in OPERATIONS:
         raise LineFault("it has no __op that is one of c, r, u, d and t", f"Set {_ADD_FIELDS}.")
     topic = record.topic.split(".")
-    table = about("table") or (topic[-1] if len(topic) > 1 else None)
-    if not isinstance(table, str) or not table:
-        raise LineFault("it does not say its table (__source_table)", f"Set {_ADD_FIELDS}.")
-    schema = about("schema") or (topic[-2] if len(topic) > 2 else None)
-    fields = {name: held for name, held in _fields(record.value_schema).items() if not _is_about(name)}
+    schema, table = _table(
+        flat.about("schema") or (topic[-2] if len(topic) > 2 else None),
+        flat.about("table") or (topic[-1] if len(topic) > 1 else None),
+        handling,
+        beside,
+    )
+    fields = {name: held for name, held in _fields(record.value_schema).items() if not flat.is_about(name)}
     return Change(
         op=op,
-        schema=schema if isinstance(schema, str) else None,
+        schema=schema,
         table=table,
         before=row if op == "d" else None,
         after=row if op in "cur" else None,
@@ -185,16 +256,58 @@ def _of_flat(record: _Record, value: Document) -> Change:
         old_key=_old_key(record),
         fields=fields,
         key_fields=_fields(record.key_schema),
-        ts=_time(value, "__source_"),
-        lsn=_whole(about("lsn"), "__source_lsn"),
-        commit_before=_commit_before(about("sequence")),
-        tx_id=_whole(about("txId"), "__source_txId"),
-        total_order=_whole(value.get("__transaction_total_order"), "__transaction_total_order"),
+        ts=_time(flat.about, "__source_", row, handling, beside),
+        lsn=_whole(flat.about("lsn"), "__source_lsn"),
+        commit_before=_commit_before(flat.about("sequence")),
+        tx_id=_whole(flat.about("txId"), "__source_txId"),
+        total_order=_whole(flat.of_transaction(), "__transaction_total_order"),
     )
 
 
-def _is_about(name: str) -> bool:
-    return name in _FLAT_NAMES or name.startswith(_FLAT_PREFIXES)
+def _of_tombstone(record: _Record, handling: Handling, beside: Beside) -> Change | Passed:
+    """A tombstone: it is dropped, as its delete came before it, but where nothing else tells of deletes."""
+    if handling.tombstones == DROP or not isinstance(record.key, dict):
+        return TOMBSTONE
+    topic = record.topic.split(".")
+    schema, table = _table(
+        topic[-2] if len(topic) > 2 else None, topic[-1] if len(topic) > 1 else None, handling, beside
+    )
+    return Change(
+        op="d",
+        schema=schema,
+        table=table,
+        before=record.key,
+        after=None,
+        key=record.key,
+        old_key=None,
+        fields={},
+        key_fields=_fields(record.key_schema),
+        ts=_time(lambda _: None, "source.", {}, handling, beside),
+        lsn=None,
+        commit_before=None,
+        tx_id=None,
+        total_order=None,
+    )
+
+
+def _table(schema: Any, table: Any, handling: Handling, beside: Beside) -> tuple[str | None, str]:
+    """The table as the event names it, else as the definition says of its file or topic."""
+    named = handling.table_of(beside.name)
+    # The definition goes first where the topic's name is all that names a table.
+    if named is not None and not (_text(table) and _text(schema)):
+        return named.schema, named.table
+    if (told := _text(table)) is not None:
+        return _text(schema), told
+    raise LineFault(
+        "it does not say its table (source.table, __source_table), and nothing says what table comes in "
+        f"{shortened(beside.name)}",
+        "Map the file or topic to its table in the definition of the source (events.tables), or for the flat "
+        f"form set {_ADD_FIELDS}.",
+    )
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) and value else None
 
 
 def _truth(value: Any) -> bool:
@@ -233,21 +346,47 @@ def _row_fields(schema: Document) -> dict[str, Document]:
     return _fields(fields.get("after") or fields.get("before") or {})
 
 
-def _time(holder: Document, prefix: str) -> datetime:
-    """The commit time, as finely as it is told."""
+def _time(
+    told: Callable[[str], Any], prefix: str, row: Document, handling: Handling, beside: Beside
+) -> datetime:
+    """The commit time, as finely as it is told; else that of a column, else what stands beside the line."""
     for name, divisor in (("ts_us", 1), ("ts_ns", 1000), ("ts_ms", None)):
-        told = _whole(holder.get(prefix + name), prefix + name)
-        if told is None:
-            continue
-        micros = told * 1000 if divisor is None else told // divisor
-        try:
-            return _START + timedelta(microseconds=micros)
-        except OverflowError:
-            raise LineFault(f"its {prefix}{name} is no time", "Correct it where it was made.") from None
+        found = _whole(told(name), prefix + name)
+        if found is not None:
+            return _moment(found * 1000 if divisor is None else found // divisor, prefix + name)
+    for name in handling.time_columns:
+        if row.get(name) is not None:
+            return _of_column(row[name], name)
+    if beside.moment is not None:
+        return beside.moment
     raise LineFault(
-        f"it has no commit time ({prefix or 'source.'}ts_ms)",
-        f"Set {_ADD_FIELDS}." if prefix else "Land events of Debezium's PostgreSQL connector.",
+        f"it has no commit time ({prefix}ts_ms)",
+        "Name the columns that say when in the definition of the source (events.time_columns), or for the "
+        f"flat form set {_ADD_FIELDS}.",
     )
+
+
+def _of_column(value: Any, name: str) -> datetime:
+    """A time in a column: ISO 8601 (UTC where it names no zone), or milliseconds since 1970."""
+    if isinstance(value, str):
+        try:
+            found = datetime.fromisoformat(value)
+            return (found if found.tzinfo else found.replace(tzinfo=UTC)).astimezone(UTC)
+        except (ValueError, OverflowError):
+            pass
+    elif isinstance(value, int) and not isinstance(value, bool):
+        return _moment(value * 1000, name)
+    raise LineFault(
+        f"its column {name!r}, which says when it was, is no time",
+        "Name a column of ISO 8601 times or of milliseconds as events.time_columns.",
+    )
+
+
+def _moment(micros: int, name: str) -> datetime:
+    try:
+        return _START + timedelta(microseconds=micros)
+    except OverflowError:
+        raise LineFault(f"its {name} is no time", "Correct it where it was made.") from None
 
 
 def _whole(value: Any, name: str) -> int | None:

@@ -10,9 +10,16 @@ from typing import Any
 import pytest
 
 from omnisupport_ingest.sources.debezium.faults import FileRefused, SourceRefused
+from omnisupport_ingest.sources.debezium.handling import REFUSE, Handling
 from omnisupport_ingest.sources.debezium.land import check_source
 from omnisupport_ingest_tests.sources.debezium.recorded import DEFAULTS, SOURCE, START, STRINGS, Recorder
 from omnisupport_ingest_tests.sources.debezium.told import TS, customer, envelope, flat
+
+
+@pytest.fixture
+def strict(tmp_path: Path) -> Recorder:
+    """A source whose definition says that one odd line keeps its file out."""
+    return Recorder(tmp_path / "strict", "customers", handling=Handling(odd_lines=REFUSE))
 
 
 @pytest.fixture
@@ -161,17 +168,17 @@ def test_a_file_of_snapshot_rows_alone_binds_its_source_to_no_order(recorder: Re
     ],
 )
 def test_one_source_has_one_order(
-    recorder: Recorder, first: dict[str, Any], second: dict[str, Any], words: str
+    strict: Recorder, first: dict[str, Any], second: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(FileRefused, match=rf"line 2: it is ordered by the {words}.*stands above it") as mixed:
-        recorder.land_values("mixed.jsonl", first, second)
+        strict.land_values("mixed.jsonl", first, second)
     assert "new epoch does not help" in mixed.value.fix
-    assert recorder.inlet.store.batch_ids() == []
+    assert strict.inlet.store.batch_ids() == []
     if first["op" if "op" in first else "__op"] != "r":
-        recorder.land_values("first.jsonl", first)
+        strict.land_values("first.jsonl", first)
         for new_epoch in (None, "another try"):
             with pytest.raises(FileRefused, match=f"what has landed of {SOURCE}"):
-                recorder.land_values("second.jsonl", second, new_epoch=new_epoch)
+                strict.land_values("second.jsonl", second, new_epoch=new_epoch)
 
 
 def test_a_connector_that_was_set_up_anew_needs_a_new_epoch(recorder: Recorder) -> None:
@@ -205,15 +212,15 @@ def test_a_redelivery_of_the_first_life_is_not_taken_for_a_new_one(recorder: Rec
     assert len(recorder.inlet.store.batch_ids()) == 3
 
 
-def test_a_refused_file_begins_no_epoch_and_leaves_nothing(recorder: Recorder) -> None:
+def test_a_refused_file_begins_no_epoch_and_leaves_nothing(strict: Recorder) -> None:
     with pytest.raises(FileRefused):
-        recorder.land_values("bad.jsonl", envelope("c", customer(1)), {"not": "an event"}, new_epoch="why")
-    assert recorder.inlet.store.current_epoch() is None
-    recorder.land_values("good.jsonl", envelope("c", customer(1)))
+        strict.land_values("bad.jsonl", envelope("c", customer(1)), {"not": "an event"}, new_epoch="why")
+    assert strict.inlet.store.current_epoch() is None
+    strict.land_values("good.jsonl", envelope("c", customer(1)))
     with pytest.raises(FileRefused):
-        recorder.land_values("bad.jsonl", envelope("c", customer(1)), {"not": "an event"})
-    assert len(recorder.inlet.store.batch_ids()) == 1
-    assert len(list((recorder.inlet.store.folder / "data").iterdir())) == 1
+        strict.land_values("bad.jsonl", envelope("c", customer(1)), {"not": "an event"})
+    assert len(strict.inlet.store.batch_ids()) == 1
+    assert len(list((strict.inlet.store.folder / "data").iterdir())) == 1
 
 
 @pytest.mark.parametrize(
@@ -232,13 +239,13 @@ def test_a_refused_file_begins_no_epoch_and_leaves_nothing(recorder: Recorder) -
     ],
 )
 def test_a_bad_line_is_told_with_file_line_and_fix_and_never_with_a_value(
-    recorder: Recorder, line: bytes | dict[str, Any], words: str
+    strict: Recorder, line: bytes | dict[str, Any], words: str
 ) -> None:
     text = line if isinstance(line, bytes) else json.dumps(line).encode()
     good = json.dumps(envelope("c", customer(1))).encode()
-    path = recorder.file("bad.jsonl", [good, b"", text])
+    path = strict.file("bad.jsonl", [good, b"", text])
     with pytest.raises(FileRefused, match=words) as refused:
-        recorder.land(path)
+        strict.land(path)
     assert f"{path}, line 3: " in refused.value.problem
     assert refused.value.fix
     assert "secret-value" not in str(refused.value)
@@ -298,7 +305,7 @@ def test_rows_of_a_table_without_a_key_are_told_apart_by_what_they_hold(recorder
 @pytest.mark.parametrize("op", ["c", "u", "d", "r"])
 @pytest.mark.parametrize("missing", ["a", "b"])
 def test_null_in_a_part_of_a_composite_key_refuses_the_file(tmp_path: Path, op: str, missing: str) -> None:
-    recorder = Recorder(tmp_path, "compkey")
+    recorder = Recorder(tmp_path, "compkey", handling=Handling(odd_lines=REFUSE))
     row = {"a": 1, "b": "x", "c": "y"} | {missing: None}
     with pytest.raises(FileRefused, match=f"key column '{missing}' has no value"):
         recorder.land_values("one.jsonl", envelope(op, row, table="compkey"))

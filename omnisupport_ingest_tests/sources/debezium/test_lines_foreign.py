@@ -21,7 +21,8 @@ from omnisupport_ingest.landing.rows import LandedEvent
 from omnisupport_ingest.sources.debezium.changes import Change
 from omnisupport_ingest.sources.debezium.events import Events
 from omnisupport_ingest.sources.debezium.faults import FileRefused, LineFault
-from omnisupport_ingest.sources.debezium.handling import Handling
+from omnisupport_ingest.sources.debezium.handling import REFUSE, Handling
+from omnisupport_ingest.sources.debezium.images import NOT_WHOLE
 from omnisupport_ingest.sources.debezium.land import land
 from omnisupport_ingest.sources.debezium.records import read_line
 from omnisupport_ingest_tests.foreign_bytes import (
@@ -154,13 +155,27 @@ FAULTS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("where", FAULTS)
-def test_a_file_with_it_is_refused_by_file_and_line(recorder: Recorder, where: str) -> None:
+def test_a_file_with_it_is_refused_by_file_and_line(tmp_path: Path, where: str) -> None:
+    recorder = Recorder(tmp_path, handling=Handling(odd_lines=REFUSE))
     good = json.dumps(envelope("c", customer(1), order=1)).encode()
     path = recorder.file("odd.jsonl", [good, text_of(FAULTS[where]).encode()])
     with in_time(), pytest.raises(FileRefused) as refused:
         recorder.land(path)
     assert f"{path}, line 2: " in refused.value.problem
     assert recorder.inlet.store.batch_ids() == []
+
+
+@pytest.mark.parametrize("where", FAULTS)
+def test_a_line_with_it_lands_for_quarantine_and_the_others_with_it(tmp_path: Path, where: str) -> None:
+    recorder = Recorder(tmp_path)
+    good = json.dumps(envelope("c", customer(1), order=1)).encode()
+    with in_time():
+        landing = recorder.land(recorder.file("odd.jsonl", [good, text_of(FAULTS[where]).encode()]))
+    assert landing.tally is not None and landing.tally.odd == 1
+    first, odd = recorder.events()
+    assert first["moved_from_key"] is None and first["key"]
+    assert odd["key"] is None or odd["moved_from_key"] == NOT_WHOLE
+    assert odd["envelope"] == text_of(FAULTS[where])
 
 
 def test_an_old_key_that_cannot_be_read_is_none(contracts: Contracts) -> None:

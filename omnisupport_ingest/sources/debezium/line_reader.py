@@ -1,0 +1,146 @@
+"""From lines to events: what a reader of files and one of topics have in common.
+
+A line that cannot be read is **odd**: its event lands all the same, and judging keeps it out. What it says of
+its place, its row and its time is kept as far as it can be read. So nothing is lost, nothing is guessed,
+and the lines around it land.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.landing.rows import LandedEvent
+from omnisupport_ingest.landing.writer import BatchWriter
+from omnisupport_ingest.sources.debezium.changes import TOMBSTONE, Change, Passed
+from omnisupport_ingest.sources.debezium.events import Events
+from omnisupport_ingest.sources.debezium.faults import AnotherLife, LineFault
+from omnisupport_ingest.sources.debezium.handling import Beside, Handling
+from omnisupport_ingest.sources.debezium.orders import Orders
+from omnisupport_ingest.sources.debezium.positions import ARRIVAL
+from omnisupport_ingest.sources.debezium.records import read_line
+from omnisupport_ingest.windows import OUT_OF_RANGE
+
+_NO_TIME = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass
+class Tally:
+    """What the lines of a file were, beside its events.
+
+    ``read``: lines that could be read. ``passed``: kind → lines that are no change of a row.
+    ``uncontracted``: ``schema.table`` → events of a table without a contract. ``misplaced``: events that come
+    after one of their key with a later time. ``in_first_window``: events that landed where another content of
+    their position did, not by their time. ``odd``: lines that could not be read. ``first_odd``: the number
+    of the first of them, and what is wrong with it.
+    """
+
+    read: int = 0
+    tombstones: int = 0
+    passed: Counter[str] = field(default_factory=Counter)
+    uncontracted: Counter[str] = field(default_factory=Counter)
+    misplaced: int = 0
+    in_first_window: int = 0
+    odd: int = 0
+    first_odd: tuple[int, LineFault] = field(default=(0, LineFault("", "")), repr=False)
+
+
+class LineReader:
+    """Reads the lines of one source. ``odd``: what was wrong with the last line; None if it was read.
+
+    ``next_place``: where the next event stands, of a source whose events are ordered by arrival; None of one
+    whose events say themselves.
+    """
+
+    def __init__(
+        self,
+        orders: Orders,
+        contracts: Sequence[TableContract],
+        handling: Handling,
+        tally: Tally,
+        *,
+        next_place: int | None = None,
+    ) -> None:
+        self.orders, self.tally = orders, tally
+        self.odd: LineFault | None = None
+        self._handling, self._next = handling, next_place
+        self._events = Events(contracts, handling)
+        self._contracts: dict[str, TableContract] = {}
+
+    def read(
+        self, line: bytes, beside: Beside, epoch: int, row: int, place: tuple[int, int] | None = None
+    ) -> LandedEvent | None:
+        """The event in ``line``; None if it is of no row. ``AnotherLife`` for what no source may mix.
+
+        ``place``: where it stands, of an event that is ordered by arrival and whose caller knows.
+        """
+        self.odd, change = None, None
+        try:
+            found = read_line(line, self._handling, beside)
+            if isinstance(found, Passed):
+                self._pass(found)
+                return None
+            change = self._placed(found, place)
+            self.orders.take(change)
+            event = self._events.event(change, epoch, row, line.decode())
+        except AnotherLife:
+            raise
+        except LineFault as fault:
+            return self._odd(fault, change, line, beside, epoch, row)
+        self.tally.read += 1
+        contract = self._events.contract_of(event)
+        if contract is None:
+            self.tally.uncontracted[f"{event.source_schema}.{event.source_table}"] += 1
+        else:
+            self._contracts[contract.name] = contract
+        return event
+
+    def contracts(self) -> list[TableContract]:
+        """Those of the tables that events were read of, by name."""
+        return [contract for _, contract in sorted(self._contracts.items())]
+
+    def _pass(self, found: Passed) -> None:
+        self.tally.read += 1
+        if found is TOMBSTONE:
+            self.tally.tombstones += 1
+        else:
+            self.tally.passed[found.kind] += 1
+
+    def _placed(self, change: Change, place: tuple[int, int] | None) -> Change:
+        if place is None and self._next is not None:
+            place, self._next = (0, self._next), self._next + 1
+        return change if place is None else replace(change, place=place, placed_by=ARRIVAL, lsn=None)
+
+    def _odd(
+        self, fault: LineFault, change: Change | None, line: bytes, beside: Beside, epoch: int, row: int
+    ) -> LandedEvent:
+        self.odd = fault
+        if not self.tally.odd:
+            self.tally.first_odd = row, fault
+        self.tally.odd += 1
+        text = line.decode(errors="backslashreplace").replace("\0", "\\0")
+        # Where it stands may be what is odd about it: then its place would be a guess.
+        if change is not None and self.orders.fits(change):
+            try:
+                return self._events.odd_event(change, epoch, row, text)
+            except LineFault:
+                pass
+        return self._events.unread_event(
+            change.ts if change is not None else beside.moment, beside, epoch, row, text
+        )
+
+
+def add(writer: BatchWriter, event: LandedEvent) -> None:
+    """Give ``event`` to ``writer``; one that no time is known of is of no window."""
+    if is_unread(event):
+        writer.add_to(OUT_OF_RANGE, event)
+    else:
+        writer.add(event)
+
+
+def is_unread(event: LandedEvent) -> bool:
+    """Whether ``event`` is of a line that told no time."""
+    return event.source_ts == _NO_TIME

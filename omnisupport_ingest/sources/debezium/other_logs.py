@@ -1,0 +1,80 @@
+"""Where an event stands that comes from another database than PostgreSQL: MySQL's or SQL Server's log.
+
+**MySQL, MariaDB**: ``source.file`` (the number at its end), ``source.pos`` and ``source.row``. A server
+writes transactions to its binary log as they commit, one after the other. The halves of a key change share
+a place, as they do in PostgreSQL: the identity tells them apart. A log that begins again (``RESET MASTER``,
+another server) begins at a lower number; that is a new epoch, which a person begins.
+
+**SQL Server**: ``source.change_lsn`` and ``source.event_serial_no``. A row stays locked from its change to
+the commit, so of two changes of one key the one that committed first has the lower ``change_lsn``.
+
+A row of the first snapshot stands below every change of its epoch. One that an incremental snapshot read says
+nothing of what it saw that could be compared with these logs, so it has no place.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, TypeGuard
+
+from omnisupport_ingest.sources.debezium.faults import LineFault
+from omnisupport_ingest.sources.debezium.positions import BINLOG, CHANGE_LSN, ORDER_BITS, SNAPSHOT_BASE
+
+MYSQL = frozenset({"mysql", "mariadb"})
+SQL_SERVER = "sqlserver"
+
+_FILE_NUMBER = re.compile(r"\.([0-9]{1,15})$")
+_LSN = re.compile(r"([0-9a-fA-F]{8}):([0-9a-fA-F]{8}):([0-9a-fA-F]{4})")
+_POS_LIMIT = 1 << 48
+
+Place = tuple[int, int]
+"""Commit and ordinal, as a position has them."""
+
+
+def place_of(source: Mapping[str, Any], op: str) -> tuple[Place, str] | None:
+    """Where the event of ``source`` stands and the order that this is of; None where its connector's log is
+    not known to be one. ``LineFault`` where it should say and does not."""
+    connector = source.get("connector")
+    if connector in MYSQL:
+        order = BINLOG
+    elif connector == SQL_SERVER:
+        order = CHANGE_LSN
+    else:
+        return None
+    if op == "r":
+        return _of_snapshot(source), order
+    return (_in_binlog(source) if order == BINLOG else _in_log(source)), order
+
+
+def _of_snapshot(source: Mapping[str, Any]) -> Place:
+    if source.get("snapshot") == "incremental":
+        raise _no_place("it was read by an incremental snapshot, which says nothing of what it saw")
+    return 0, SNAPSHOT_BASE + 1
+
+
+def _in_binlog(source: Mapping[str, Any]) -> Place:
+    name, pos, row = source.get("file"), source.get("pos"), source.get("row")
+    row = 0 if row is None else row
+    found = _FILE_NUMBER.search(name) if isinstance(name, str) else None
+    if found is None or not _within(pos, _POS_LIMIT) or not _within(row, 1 << ORDER_BITS):
+        raise _no_place("its source.file, source.pos and source.row are no place in a binary log")
+    return int(found[1]), pos << ORDER_BITS | row
+
+
+def _in_log(source: Mapping[str, Any]) -> Place:
+    told, serial = source.get("change_lsn"), source.get("event_serial_no")
+    serial = 0 if serial is None else serial
+    found = _LSN.fullmatch(told) if isinstance(told, str) else None
+    if found is None or not _within(serial, 1 << 32) or int(found[1], 16) >= 1 << 31:
+        raise _no_place("its source.change_lsn and source.event_serial_no are no place in a log")
+    file, block, slot = (int(each, 16) for each in found.groups())
+    return file << 32 | block, slot << 32 | serial
+
+
+def _within(value: Any, limit: int) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < limit
+
+
+def _no_place(problem: str) -> LineFault:
+    return LineFault(problem, "Land it with a definition of its source that orders events by arrival.")

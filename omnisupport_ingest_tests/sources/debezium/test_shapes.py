@@ -1,0 +1,362 @@
+"""Every shape that Debezium's events come in: what each becomes, and that one odd line stops no other."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from omnisupport_ingest.sources.debezium.changes import (
+    HEARTBEAT,
+    MARKER,
+    NOTIFICATION,
+    SCHEMA_CHANGE,
+    SIGNAL,
+    TOMBSTONE,
+    Change,
+    Passed,
+)
+from omnisupport_ingest.sources.debezium.faults import FileRefused, LineFault
+from omnisupport_ingest.sources.debezium.handling import (
+    BY_ARRIVAL,
+    DELETE,
+    PLAIN,
+    Beside,
+    Handling,
+    NamedTable,
+)
+from omnisupport_ingest.sources.debezium.images import NOT_WHOLE
+from omnisupport_ingest.sources.debezium.positions import BINLOG, CHANGE_LSN, SNAPSHOT_BASE
+from omnisupport_ingest.sources.debezium.records import read_line
+from omnisupport_ingest.windows import OUT_OF_RANGE
+from omnisupport_ingest_tests.sources.debezium.recorded import DATA, TABLES, Recorder
+from omnisupport_ingest_tests.sources.debezium.told import TS, customer, envelope, flat
+
+SOMEWHERE = Beside("x.users")
+USERS = NamedTable("*users*", "app", "users")
+MAPPED = Handling(tables=(NamedTable("*customers*", "public", "customers"),))
+TIMED = replace(MAPPED, time_columns=("updated_at",))
+
+
+@pytest.fixture
+def recorder(tmp_path: Path) -> Recorder:
+    return Recorder(tmp_path, "customers", "toasty", handling=TIMED)
+
+
+def read(document: object, handling: Handling = PLAIN, beside: Beside = SOMEWHERE) -> Change | Passed:
+    return read_line(json.dumps(document).encode(), handling, beside)
+
+
+def change(document: object, handling: Handling = PLAIN, beside: Beside = SOMEWHERE) -> Change:
+    found = read(document, handling, beside)
+    assert isinstance(found, Change)
+    return found
+
+
+# ---- The shapes that people meet first
+
+
+def test_every_line_of_the_collected_shapes_becomes_what_it_should() -> None:
+    lines = (DATA / "shapes.jsonl").read_bytes().splitlines()
+    handling = Handling(tables=(USERS,), time_columns=("deleted_at",))
+    read = [read_line(line, handling, Beside("app.users.jsonl")) for line in lines]
+    assert [each.op if isinstance(each, Change) else each.kind for each in read] == [
+        "u",
+        "c",
+        "c",
+        "u",
+        "tombstone",
+        "d",
+        "tombstone",
+        "tombstone",
+        "tombstone",
+    ]
+    changes = [each for each in read if isinstance(each, Change)]
+    assert {(each.schema, each.table) for each in changes} == {("app", "users")}
+    assert [each.lsn for each in changes] == [23405934, 23406100, None, None, None]
+    assert changes[3].ts == datetime(2024, 10, 18, 10, tzinfo=UTC)
+    assert changes[3].after == {"id": 123, "username": "former_user", "deleted_at": "2024-10-18T10:00:00Z"}
+
+
+@pytest.mark.parametrize("document", [None, {"payload": None}, {"schema": None, "payload": None}, ""])
+def test_nothing_is_a_tombstone_in_each_form(document: object) -> None:
+    assert read(document) is TOMBSTONE
+    assert read({"key": {"id": 1}, "value": document}) is TOMBSTONE
+    assert read({"topic": "a.b.c", "key": {"payload": {"id": 1}}, "value": document}) is TOMBSTONE
+    assert read({"id": 1, "value": None}) is TOMBSTONE
+
+
+def test_an_envelope_is_one_under_payload_alone_with_a_schema_and_without() -> None:
+    value = envelope("c", customer(1), order=1)
+    told = [change(each) for each in (value, {"payload": value}, {"schema": None, "payload": value})]
+    assert told[0] == told[1] == told[2]
+
+
+def test_what_is_no_row_is_known_for_what_it_is() -> None:
+    schema_change = {"source": {"table": "t"}, "databaseName": "d", "ddl": "ALTER …", "tableChanges": []}
+    assert read({"schema": {}, "payload": {"ts_ms": 5}}) is HEARTBEAT
+    assert read({"payload": {"status": "BEGIN", "id": "7:1", "event_count": None}}) is MARKER
+    assert read(schema_change) is read({"payload": schema_change}) is SCHEMA_CHANGE
+    assert read({"type": "execute-snapshot", "data": {"data-collections": ["public.t"]}}) is SIGNAL
+    assert read({"id": "1", "type": "log", "data": "{}"}) is SIGNAL
+    told = {"id": "1", "aggregate_type": "Initial Snapshot", "type": "STARTED", "additional_data": {}}
+    assert read(told) is NOTIFICATION
+
+
+def test_a_source_without_a_table_is_mapped_by_file_or_topic_or_is_odd() -> None:
+    value = envelope("c", customer(1))
+    del value["source"]["schema"], value["source"]["table"]
+    mapped = change(value, Handling(tables=(USERS,)))
+    assert (mapped.schema, mapped.table) == ("app", "users")
+    by_topic = change({"topic": "db.users.v2", "key": None, "value": value}, Handling(tables=(USERS,)))
+    assert (by_topic.schema, by_topic.table) == ("app", "users")
+    with pytest.raises(LineFault, match=r"does not say its table.*'x\.users'"):
+        change(value)
+
+
+def test_a_table_that_an_event_names_is_never_mapped() -> None:
+    told = change(envelope("c", customer(1)), Handling(tables=(NamedTable("*", "app", "users"),)))
+    assert (told.schema, told.table) == ("public", "customers")
+
+
+# ---- The flat form
+
+
+def test_fields_of_the_flat_form_may_have_other_names_another_prefix_or_be_headers() -> None:
+    plain = change(flat("u", customer(1), ts=TS, lsn=5, schema="public"))
+    about = {"_op": "u", "_source_ts_ms": TS, "_source_table": "customers", "_source_lsn": 5}
+    prefixed = change(customer(1) | about | {"_source_schema": "public"}, Handling(prefix="_"))
+    names = {
+        "op": "kind",
+        "source.ts_ms": "at",
+        "source.table": "of",
+        "source.schema": "in",
+        "source.lsn": "lsn",
+    }
+    renamed = change(
+        customer(1) | {"kind": "u", "at": TS, "of": "customers", "in": "public", "lsn": 5},
+        Handling(fields=names),
+    )
+    held = {
+        "__op": "u",
+        "__source_ts_ms": str(TS),
+        "__source_table": "customers",
+        "__source_schema": "public",
+    }
+    headers = [{"key": name, "value": told} for name, told in (held | {"__source_lsn": "5"}).items()]
+    in_headers = change({"topic": "x", "key": None, "value": customer(1), "headers": headers})
+    assert plain == prefixed == renamed == in_headers
+
+
+@pytest.mark.parametrize(
+    ("about", "op"),
+    [
+        ({"__deleted": "true"}, "d"),
+        ({"__deleted": True, "__op": "u"}, "d"),
+        ({"__deleted": "false"}, "u"),
+        ({"__deleted": False, "__op": "c"}, "c"),
+    ],
+)
+def test_a_flat_row_with_some_of_its_metadata_only(about: dict[str, Any], op: str) -> None:
+    row = customer(1, updated_at="2026-11-20T16:00:00Z")
+    told = change(row | about, TIMED, Beside("customers.jsonl"))
+    assert (told.op, told.ts, told.order) == (op, datetime(2026, 11, 20, 16, tzinfo=UTC), "time")
+
+
+def test_a_row_without_a_word_about_it_needs_a_definition_that_says_so() -> None:
+    row = customer(1, updated_at="2026-11-20T16:00:00+01:00")
+    with pytest.raises(LineFault, match="neither a Debezium"):
+        change(row, TIMED, Beside("customers.jsonl"))
+    told = change(row, replace(TIMED, bare_rows=True), Beside("customers.jsonl"))
+    assert (told.op, told.after, told.ts.hour) == ("u", row, 15)
+
+
+@pytest.mark.parametrize("row", [{"ts_ms": 5}, {"id": 1, "value": None}, {"key": "a", "value": "b"}])
+def test_a_bare_row_may_look_like_anything(row: dict[str, Any]) -> None:
+    handling = replace(MAPPED, bare_rows=True)
+    assert change(row, handling, Beside("customers.jsonl", datetime.now(UTC))).after == row
+
+
+def test_without_any_time_a_row_is_odd_and_never_of_now() -> None:
+    with pytest.raises(LineFault, match="no commit time"):
+        change({"id": 1, "__op": "u"}, MAPPED, Beside("customers.jsonl"))
+
+
+def test_a_tombstone_may_be_all_that_tells_of_a_delete() -> None:
+    handling = replace(MAPPED, tombstones=DELETE, order=BY_ARRIVAL)
+    beside = Beside("customers.jsonl", datetime(2026, 11, 20, 16, tzinfo=UTC))
+    for line in ({"key": {"id": 1}, "value": None}, {"id": 1, "value": None}):
+        told = change(line, handling, beside)
+        assert (told.op, told.key, told.table) == ("d", {"id": 1}, "customers")
+    assert read(None, handling, beside) is TOMBSTONE
+
+
+# ---- Other connectors
+
+
+def of_mysql(
+    op: str, file: object = "binlog.000007", pos: object = 1500, row: object = 2, **about: object
+) -> Any:
+    source = {"connector": "mysql", "db": "shop", "table": "users", "ts_ms": TS, "gtid": None}
+    return {
+        "op": op,
+        "before": None,
+        "after": {"id": 1},
+        "source": source | {"file": file, "pos": pos, "row": row} | about,
+    }
+
+
+def test_mysql_is_ordered_by_its_binary_log() -> None:
+    told = change(of_mysql("u"))
+    assert (told.schema, told.table, told.order) == ("shop", "users", BINLOG)
+    assert told.place == (7, 1500 << 14 | 2)
+    later = [change(of_mysql("u", *place)) for place in (("b.000007", 1501, 0), ("b.000008", 4, 0))]
+    assert told.place < later[0].place < later[1].place  # type: ignore[operator]
+    row = change(of_mysql("r", "binlog.000009", 4, 0, snapshot="true"))
+    assert row.place == (0, SNAPSHOT_BASE + 1)
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        of_mysql("u", file=None),
+        of_mysql("u", pos="1500"),
+        of_mysql("u", row=1 << 14),
+        of_mysql("r", snapshot="incremental"),
+    ],
+)
+def test_what_is_no_place_in_the_log_is_odd(document: Any) -> None:
+    with pytest.raises(LineFault):
+        change(document)
+
+
+def test_sql_server_is_ordered_by_the_lsn_of_the_change() -> None:
+    def told(lsn: str, serial: int) -> Change:
+        source = {"connector": "sqlserver", "schema": "dbo", "table": "users", "ts_ms": TS}
+        place = {"change_lsn": lsn, "commit_lsn": "00000027:00000758:0005", "event_serial_no": serial}
+        return change({"op": "u", "before": None, "after": {"id": 1}, "source": source | place})
+
+    places = [
+        told(*each).place
+        for each in (
+            ("00000027:00000758:0002", 1),
+            ("00000027:00000758:0002", 2),
+            ("00000027:00000758:0003", 1),
+            ("00000027:00000759:0001", 1),
+            ("00000028:00000001:0001", 1),
+        )
+    ]
+    assert places == sorted(set(places))  # type: ignore[type-var]
+    assert told("00000027:00000758:0002", 1).order == CHANGE_LSN
+
+
+def test_the_connector_of_another_postgres_is_read_by_its_lsn() -> None:
+    value = envelope("c", customer(1), order=1)
+    value["source"]["connector"] = "yugabytedb"
+    assert change(value).order == "transaction"
+
+
+# ---- One odd line among others
+
+ODD: dict[str, bytes] = {
+    "text": b"not json at all",
+    "bytes": b"\xff\xfe\x00\x01",
+    "an object of another kind": b'{"hello": "world"}',
+    "no key": json.dumps(envelope("u", {"email": "x"}, order=2)).encode(),
+    "a value of another type": json.dumps(envelope("u", customer(1, org_id="many"), order=2)).encode(),
+    "no row": json.dumps(envelope("u", None, order=2)).encode(),
+    "an unknown operation": json.dumps(envelope("z", customer(1), order=2)).encode(),
+    "another order": json.dumps(flat("u", customer(1))).encode(),
+    "no time": json.dumps({"id": 1, "__op": "u", "__source_table": "customers"}).encode(),
+}
+
+
+@pytest.mark.parametrize("which", ODD)
+def test_one_odd_line_refuses_nothing_and_is_kept(recorder: Recorder, which: str) -> None:
+    lines = [json.dumps(envelope("c", customer(number), order=number)).encode() for number in (1, 3)]
+    landing = recorder.land_lines("customers.jsonl", [lines[0], ODD[which], lines[1]])
+    assert landing.tally is not None and (landing.tally.odd, landing.tally.read) == (1, 2)
+    assert landing.tally.first_odd[0] == 2
+    first, odd, last = recorder.events()
+    assert (first["key"], last["key"], odd["file_row"]) == ('["1"]', '["3"]', 2)
+    assert odd["key"] is None or odd["moved_from_key"] == NOT_WHOLE
+    assert odd["identity"].startswith('["odd",')
+    readable = ODD[which].decode(errors="ignore").replace("\0", "")
+    assert readable in odd["envelope"].replace("\\xff\\xfe\\0", "") or which == "bytes"
+
+
+def test_what_is_known_of_an_odd_line_is_kept(recorder: Recorder) -> None:
+    good = json.dumps(envelope("c", customer(1), order=1)).encode()
+    recorder.land_lines("customers.jsonl", [good, ODD["a value of another type"], ODD["text"], ODD["no row"]])
+    _, value, text, no_row = recorder.events()
+    assert (value["key"], value["ordinal"]) == ('["1"]', 1000 << 14 | 2)
+    assert json.loads(value["after"])["org_id"] == "many"
+    assert (text["source_table"], text["commit_lsn"], text["ordinal"]) == ("customers", 0, SNAPSHOT_BASE)
+    assert (no_row["key"], no_row["after"]) == (None, None)
+    windows = {file.window: file.rows for each in recorder.inlet.store.manifests() for file in each.files}
+    assert windows[OUT_OF_RANGE] == 1, "of the text alone no time is known"
+
+
+def test_a_file_without_one_line_that_can_be_read_is_refused(recorder: Recorder) -> None:
+    with pytest.raises(FileRefused, match="line 1: it is not a JSON document"):
+        recorder.land_lines("customers.jsonl", [b"{", b'"op": "c"', b"}"])
+    assert recorder.inlet.store.batch_ids() == []
+    assert recorder.inlet.store.current_epoch() is None
+
+
+def test_the_same_odd_line_again_is_the_same_event_and_the_corrected_one_another(recorder: Recorder) -> None:
+    good = json.dumps(envelope("c", customer(1), order=1)).encode()
+    corrected = json.dumps(envelope("u", customer(1, org_id=5), order=2)).encode()
+    recorder.land_lines("customers-1.jsonl", [good, ODD["a value of another type"]])
+    recorder.land_lines("customers-2.jsonl", [ODD["a value of another type"], good])
+    recorder.land_lines("customers-3.jsonl", [corrected])
+    places = [(each["ordinal"], each["identity"]) for each in recorder.events() if each["op"] == "u"]
+    assert len(places) == 3 and len(set(places)) == 2
+
+
+# ---- Ordered by arrival
+
+
+def test_events_without_a_place_of_their_own_stand_as_they_arrived(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, "customers", handling=replace(MAPPED, order=BY_ARRIVAL, bare_rows=True))
+    first = recorder.land_values("customers-1.jsonl", customer(1, name="a"), customer(1, name="b"))
+    second = recorder.land_values("customers-2.jsonl", customer(1, name="c"))
+    assert first.manifest.file is not None and first.manifest.file.order == "arrival"
+    events = sorted(recorder.events(), key=lambda each: each["ordinal"])
+    assert [json.loads(each["after"])["name"] for each in events] == ["a", "b", "c"]
+    assert [each["ordinal"] for each in events] == [1, 2, 3]
+    assert second.manifest.windows == (f"{recorder.now:%Y-%m-%dT%H}00",)
+    again = recorder.land_values("customers-3.jsonl", customer(1, name="c"))
+    assert again.already_landed
+
+
+# ---- Through the layers
+
+
+def test_odd_lines_wait_in_quarantine_and_their_rows_are_not_known(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    columns = TABLES["customers"][1]
+    recorder = Recorder(tmp_path, "customers", handling=TIMED)
+    full = dict.fromkeys(columns) | customer(1, org_id=1)
+    lines = [
+        envelope("c", full, lsn=1000, order=1),
+        envelope("c", full | {"id": 2}, lsn=1001, order=1),
+        envelope("u", {"id": 1, "org_id": "many"}, lsn=1002, order=1),
+        envelope("u", full | {"id": 2, "org_id": 7}, lsn=1003, order=1),
+    ]
+    recorder.land_values("customers.jsonl", *lines, {"hello": "world"})
+    recorder.run(spark)
+    state = recorder.state(spark, "customers")
+    assert state[(1,)]["_cdc_unresolved"] == ["org_id"]
+    assert state[(1,)]["email"] == "a@example.com"
+    assert (state[(2,)]["org_id"], state[(2,)]["_cdc_unresolved"]) == (7, [])
+    recorder.land_values("corrected.jsonl", envelope("u", {"id": 1, "org_id": 9}, lsn=1002, order=1))
+    recorder.run(spark)
+    corrected = recorder.state(spark, "customers")[(1,)]
+    assert (corrected["org_id"], corrected["_cdc_unresolved"]) == (9, [])
