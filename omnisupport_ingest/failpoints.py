@@ -102,7 +102,12 @@ GATES: dict[str, Gate] = {
         _gate("lake.table", "a new Delta table", "lake/schema.py"),
         _gate("lake.columns", "columns added to a Delta table", "lake/schema.py"),
         _gate("lake.retype", "the note that a table is made again under other types", "stages/retyping.py"),
-        _gate("lake.write", "what Spark wrote, in the staging folder", "lake/staging.py"),
+        _gate(
+            "lake.write",
+            "what Spark wrote, in the staging folder",
+            "lake/staging.py",
+            "stages/updating_files.py",
+        ),
         _gate("lake.place", "the files of a window in their place", "lake/staging.py"),
         _gate("lake.state", "the file with the state of a window", "lake/state.py"),
         _gate("lake.ledger", "a file of decisions, before its commit", "lake/ledger.py"),

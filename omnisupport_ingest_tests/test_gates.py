@@ -57,6 +57,8 @@ _IN_INDEX = "inside the transaction that landing.index stands around; or of an i
 _MEMORY = "a database in memory, or a buffer: nothing of it outlives the process"
 _READS = "the statement is made elsewhere in the same room, from SELECT"
 
+_DRAFT = "a draft in the staging folder that no table names; lake.write stands around the job that writes it"
+
 WITHOUT_GATE: dict[tuple[str, str], str] = {
     ("durable.py", "create_exclusively"): _GATED_BY_CALLER,
     ("durable.py", "replace"): _GATED_BY_CALLER,
@@ -81,6 +83,11 @@ WITHOUT_GATE: dict[tuple[str, str], str] = {
     ("lake/schema.py", "open_with_schema"): _FOLDER,
     ("stages/retyping.py", "ask_for"): _FOLDER,
     ("lake/staging.py", "stage_frame"): "the staging folder, and a draft in it that no table names",
+    ("lake/staging.py", "place_files"): _DRAFT,
+    ("lake/key_files.py", "write_rows"): _DRAFT,
+    ("lake/key_files.py", "_write"): _DRAFT,
+    ("stages/updating_files.py", "_outcome"): _DRAFT,
+    ("stages/published.py", "_Update.commit"): _DRAFT,
     ("lake/staging.py", "_place"): "the step that lake.place stands around, where it is called",
     ("lake/state.py", "write_state"): _MEMORY,
     ("lake/ledger.py", "Ledger._write"): _MEMORY,

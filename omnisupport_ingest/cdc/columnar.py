@@ -28,7 +28,8 @@ def whole(batches: Iterable[pa.RecordBatch]) -> pa.Table | None:
     if not held:
         return None
     table = pa.Table.from_batches(held).combine_chunks()
-    return table.cast(pa.schema([field.with_nullable(True) for field in table.schema]))
+    nullable = pa.schema([field.with_nullable(True) for field in table.schema])
+    return pa.Table.from_arrays(table.columns, schema=nullable)
 
 
 def in_batches(table: pa.Table) -> list[pa.RecordBatch]:

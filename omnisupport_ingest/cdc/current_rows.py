@@ -46,7 +46,7 @@ def current_groups(
     table = columnar.whole(batches)
     if table is None:
         return
-    plain, rest = _split(table, groups_of(table, ("_cdc_key",)), ends)
+    plain, rest = _split(table, ends)
     standing = _plain_rows(table.take(pa.array(plain, pa.int64())), shape)
     yield from columnar.in_batches(standing)
     if rest:
@@ -60,9 +60,7 @@ def current_groups(
         yield from columnar.in_batches(lives.table().cast(standing.schema))
 
 
-def _split(
-    table: pa.Table, groups: dict[tuple[str | None, ...], list[int]], ends: TableEnds
-) -> tuple[list[int], list[list[int]]]:
+def _split(table: pa.Table, ends: TableEnds) -> tuple[np.ndarray, list[list[int]]]:
     """Rows that are a key's state as they stand, and the groups of rows that are not.
 
     A row stands for itself if it is its key's only one, is alive at its last event, owes nothing
@@ -80,13 +78,11 @@ def _split(
         below = np.flatnonzero(stands & _below(first, ends.last_ranged))
         keys = table["_cdc_key"].take(pa.array(below)).to_pylist()
         stands[[row for row, key in zip(below, keys, strict=True) if ends.reach(key)]] = False
-    plain, rest = [], []
-    for members in groups.values():
-        if len(members) == 1 and stands[members[0]]:
-            plain.append(members[0])
-        else:
-            rest.append(members)
-    return plain, rest
+    numbers = columnar.one_chunk(table["_cdc_key"]).dictionary_encode().indices.to_numpy()
+    stands &= np.bincount(numbers)[numbers] == 1
+    others = np.flatnonzero(~stands)
+    groups = groups_of(table.select(["_cdc_key"]).take(pa.array(others)), ("_cdc_key",))
+    return np.flatnonzero(stands), [[int(others[row]) for row in members] for members in groups.values()]
 
 
 def _below(column: pa.Array, last: Position) -> np.ndarray:

@@ -10,24 +10,62 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.cdc.event_fold import ENDED, KEY, ORDER, Shape
 from omnisupport_ingest.cdc.life import Cell, Life, Part, Position, merge, winner
+from omnisupport_ingest.cdc.ordinary import FEW
+from omnisupport_ingest.cdc.ordinary_merge import merge_ordinary
 
 _RANK = ("_cdc_op", "_cdc_source_ts", "_cdc_batch_id", "_cdc_ingested_at")
 
 
-def merge_groups(batches: Iterable[pa.RecordBatch], shape: Shape) -> Iterator[pa.RecordBatch]:
+def merge_groups(
+    batches: Iterable[pa.RecordBatch], shape: Shape, *, few: int = FEW
+) -> Iterator[pa.RecordBatch]:
     """Merge folded rows to one per window, kind, key and end.
 
     A life that a key change ended also takes in what other rows of that key hold below its end.
-    In and out: the columns of ``folded.folded_type``; the row hash of a row that changed is null.
+    In and out: the columns of ``folded.folded_type``; the row hash of a row that changed is null. ``few``: so
+    many rows, or fewer, are merged one group after another.
     """
     table = columnar.whole(batches)
     if table is None:
         return
+    if table.num_rows > few:
+        single, several, others = _keyed_alone(table)
+        yield from columnar.in_batches(single)
+        if several.num_rows:
+            done, several = merge_ordinary(several, shape.plain)
+            if done is not None:
+                yield from columnar.in_batches(done)
+        table = pa.concat_tables([several, others]).combine_chunks()
+    if table.num_rows:
+        yield from _merged_by_group(table, shape)
+
+
+def _keyed_alone(table: pa.Table) -> tuple[pa.Table, pa.Table, pa.Table]:
+    """Of keys of which no life was ended by a key change: the rows that are alone in their group, and those
+    that are not; then the rows of all other keys."""
+    keyed = pc.and_(pc.equal(table["_cdc_kind"], KEY), pc.is_valid(table["_cdc_key"]))
+    tied = pc.unique(table.filter(pc.invert(keyed))["_cdc_key"].drop_null())
+    mine = pc.and_(keyed, pc.invert(pc.is_in(table["_cdc_key"], value_set=tied)))
+    rows, others = table.filter(mine).combine_chunks(), table.filter(pc.invert(mine))
+    if not rows.num_rows:
+        return rows, rows, others
+    window, key = (
+        columnar.one_chunk(rows[name]).dictionary_encode().indices.to_numpy().astype(np.int64)
+        for name in ("window", "_cdc_key")
+    )
+    _, group, counts = np.unique(window * (int(key.max()) + 1) + key, return_inverse=True, return_counts=True)
+    alone = pa.array(counts[group] == 1)
+    return rows.filter(alone).combine_chunks(), rows.filter(pc.invert(alone)).combine_chunks(), others
+
+
+def _merged_by_group(table: pa.Table, shape: Shape) -> Iterator[pa.RecordBatch]:
     groups = groups_of(table, ("window", "_cdc_key"))
     alone = [members[0] for members in groups.values() if len(members) == 1]
     together = [members for (_, key), members in groups.items() if len(members) > 1 and key is not None]

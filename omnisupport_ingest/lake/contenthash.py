@@ -9,14 +9,17 @@ attacks: someone who may choose the rows can make two sets collide.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 _MODULUS = 1 << 64
+_ODD = 0x9E3779B97F4A7C15
+"""An odd number, so that multiplying by it loses nothing (2^64 divided by the golden ratio)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,12 @@ class ContentHash:
     def __add__(self, other: ContentHash) -> ContentHash:
         return ContentHash(
             self.count + other.count, (self.total + other.total) % _MODULUS, self.parity ^ other.parity
+        )
+
+    def __sub__(self, other: ContentHash) -> ContentHash:
+        """The hash of the rows without those of ``other``, which are among them."""
+        return ContentHash(
+            self.count - other.count, (self.total - other.total) % _MODULUS, self.parity ^ other.parity
         )
 
     def __str__(self) -> str:
@@ -69,4 +78,29 @@ def hash_of_files(files: Iterable[str | os.PathLike[str]], column: str) -> Conte
                 if hashes.null_count:
                     raise ValueError(f"{hashes.null_count} rows of {os.fspath(file)} have no {column}")
                 found += ContentHash.of(hashes.to_numpy(zero_copy_only=False))
+    return found
+
+
+def hash_of_rows(
+    files: Iterable[str | os.PathLike[str]],
+    column: str,
+    where: Mapping[str, str],
+    *,
+    withheld: bool = False,
+) -> ContentHash:
+    """The same of the rows that have the values of ``where`` in its columns.
+
+    ``withheld``: the rows are taken as withheld ones, which have another hash than the same ones accepted.
+    """
+    found = ContentHash()
+    for file in files:
+        with pq.ParquetFile(os.fspath(file)) as parquet:
+            for batch in parquet.iter_batches(columns=[column, *where]):
+                chosen = np.ones(batch.num_rows, np.bool_)
+                for name, value in where.items():
+                    chosen &= pc.fill_null(pc.equal(batch[name], value), False).to_numpy(zero_copy_only=False)
+                hashes = batch[column].to_numpy(zero_copy_only=False)[chosen]
+                if withheld:
+                    hashes = (hashes.view(np.uint64) * np.uint64(_ODD) + np.uint64(1)).view(np.int64)
+                found += ContentHash.of(hashes)
     return found

@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,6 +107,24 @@ def stage_frame(
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return StagedFiles(tuple(staged))
+
+
+def place_files(
+    table: LakeTable, draft: Path, names: Collection[str], *, unit: str, generation: int
+) -> list[str]:
+    """Put the files called ``names``, which tasks wrote to ``draft``, in their final place in a table without
+    partitions; whatever else is in ``draft`` is deleted.
+
+    Returns the paths of what is in that place then: if the same work was done before, its files.
+    ``unit`` and ``generation`` as in ``stage_frame``.
+    """
+    for file in list(draft.iterdir()):
+        if file.name not in names:
+            file.unlink()
+    place = layout.unit_folder(layout.WHOLE_TABLE, generation, unit)
+    with gate("lake.place", table.spec.path):
+        _place(draft, table.folder / place)
+    return sorted(f"{place}/{file.name}" for file in (table.folder / place).glob("*.parquet"))
 
 
 @contextmanager

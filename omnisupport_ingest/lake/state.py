@@ -63,7 +63,8 @@ class WindowState:
     second table that belong to this content (the quarantine of a window of deduped events).
     ``versions`` are those of the logic and contracts that made it: with others it is stale.
     ``compacted_units``: for each of its files that was made by folding others, the names of the files
-    that were folded into it; a layer below that took those has taken this one.
+    that were folded into it; a layer below that took those has taken this one. ``carried``: what the
+    layer must know for its next update and no row says (text of its own); empty where there is nothing.
     """
 
     generation: int
@@ -74,6 +75,7 @@ class WindowState:
     companions: tuple[str, ...] = ()
     versions: tuple[str, ...] = ()
     compacted_units: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    carried: str = ""
 
     @property
     def closed(self) -> bool:
@@ -98,6 +100,7 @@ class WindowState:
                 "companions": self.companions,
                 "versions": self.versions,
                 "compacted_units": self.compacted_units,
+                **({"carried": self.carried} if self.carried else {}),
             },
             sort_keys=True,
             separators=(",", ":"),

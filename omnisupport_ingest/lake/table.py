@@ -145,6 +145,11 @@ class TableSnapshot:
             found |= of_commit
         return frozenset(found)
 
+    @property
+    def handle(self) -> DeltaTable:
+        """This version, for looks at its log."""
+        return self._handle
+
     def windows(self) -> list[str]:
         """Every window that holds data or a state, sorted."""
         return sorted(self._rows_of)

@@ -55,7 +55,8 @@ class Counts:
 class Outcome:
     """What a plan comes to: the key of its work, the batches its content holds then, and the counts.
 
-    ``past_closing``: the watermark has closed the window by now.
+    ``past_closing``: the watermark has closed the window by now. ``content``: hash of the content that the
+    work adds, where the rows written do not say it.
     """
 
     idempotency_key: str
@@ -66,6 +67,7 @@ class Outcome:
     upstream_version: int | None = None
     found: Mapping[Finding, int] = field(default_factory=dict)
     past_closing: bool = False
+    content: ContentHash | None = None
 
 
 def change_for(
@@ -86,10 +88,15 @@ def change_for(
     """
     files = staged.of(plan.window)
     before = snapshot.state(plan.window)
-    content = hash_of_files((snapshot.table.folder / file.path for file in files), hash_column)
+    content = outcome.content
+    if content is None:
+        content = hash_of_files((snapshot.table.folder / file.path for file in files), hash_column)
     if plan.work is Work.APPEND and before is not None:
         content = ContentHash.parse(before.checkpoint.content_hash) + content
     checkpoint = checkpoint_of(snapshot, plan, outcome, identity, content)
+    if outcome.content is not None:
+        held = before.checkpoint.rows if plan.work is Work.APPEND and before is not None else 0
+        checkpoint = replace(checkpoint, rows=held + sum(file.rows for file in files))
     if replaced is not None:
         keys, why = replaced.explain(str(content))
         checkpoint = replace(

@@ -14,7 +14,6 @@ from omnisupport_ingest.cdc.judging import OPEN
 from omnisupport_ingest.contracts.decision_table import COLLISION, OLDER_EPOCH
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.lake.checkpoint import Checkpoint
-from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.landing.completeness import chunks_of, incomplete_now
 from omnisupport_ingest.landing.lost_changes import LostChanges, LostStretch
 from omnisupport_ingest.landing.manifest import Manifest
@@ -28,6 +27,7 @@ from omnisupport_ingest.stages.quarantine_stock import rises_of, stock_of
 from omnisupport_ingest.stages.quarantined import Filter, Quarantined, quarantined
 from omnisupport_ingest.stages.retyping import waits
 from omnisupport_ingest.stages.reviews import ReviewLedger
+from omnisupport_ingest.stages.shown import Shown
 from omnisupport_ingest.stages.workspace import Workspace
 from omnisupport_ingest.windows import OUT_OF_RANGE
 
@@ -117,7 +117,7 @@ def _not_published(
     """How many of the batches that the completeness of the table in ``epoch`` rests on the dimension, or of
     its chunks the published table, has not taken. ``batches``: those around the epoch's snapshots."""
     dimension, published = look(workspace.dimension(contract)), look(workspace.published(contract))
-    shown = published.state(WHOLE_TABLE) if published is not None else None
+    shown = Shown.of(dimension, published)
     chunks = chunks_of(batches, contract.name, epoch)
     high = max((each.chunk.high for each in chunks if each.chunk is not None), default=Lsn(0))
     names = {each.batch_id for each in chunks}
@@ -131,13 +131,8 @@ def _not_published(
     if dimension is None or published is None:
         return max(1, len(missing | names))
     # A batch of the stream may leave the content as it was; then nothing is published anew.
-    held = frozenset(shown.batches) if shown is not None else frozenset()
-    unshown = {each.batch_id for each in chunks if _is_of(each, contract)} - held
+    unshown = {each.batch_id for each in chunks if not shown.has(each, contract.full_name)}
     return len(missing | unshown)
-
-
-def _is_of(batch: Manifest, contract: TableContract) -> bool:
-    return any(contract.full_name in file.rows_per_table for file in batch.files)
 
 
 def watermark_fresh(workspace: Workspace, source: str, now: datetime) -> CheckFinding:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.lake.commit import WindowChange
@@ -76,10 +76,15 @@ def _open(snapshot: TableSnapshot, windows: Iterable[str]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """Writes one file per partition for windows that have several. ``hash_column``: the rows' own hash."""
+    """Writes one file per partition for windows that have several.
+
+    ``hash_column``: the rows' own hash, null where the content hash is not one of rows. ``merge``: makes the
+    rows fewer that say the same (called with them and their number); null: they stay as they are.
+    """
 
     spark: SparkSession
-    hash_column: str
+    hash_column: str | None
+    merge: Callable[[DataFrame, int], DataFrame] | None = None
 
     def files(self, snapshot: TableSnapshot, windows: Iterable[str]) -> Mapping[str, tuple[StagedFile, ...]]:
         """The new files, in their final place, of those of ``windows`` that have something to fold.
@@ -107,15 +112,17 @@ class Fold:
         )
         every = [file for held in files.values() for file in held]
         # Rows of one partition meet in one task, which writes one file for it.
-        rows = snapshot.read(self.spark, every).repartition(
-            len({file.partition for file in every}), *spec.partition_by
-        )
-        count = sum(file.rows for file in every)
+        count, rows = sum(file.rows for file in every), snapshot.read(self.spark, every)
+        if self.merge is not None:
+            rows = self.merge(rows, count).select(*(f"`{name}`" for name in spec.schema.names))
+        rows = rows.repartition(len({file.partition for file in every}), *spec.partition_by)
         return stage_frame(snapshot.table, rows, unit=unit, generation=generation, rows=count)
 
     def _refuse_other_rows(self, snapshot: TableSnapshot, window: str, staged: StagedFiles) -> None:
         folder = snapshot.table.folder
         expected = _state(snapshot, window).checkpoint
+        if self.hash_column is None:
+            return
         written = hash_of_files((folder / file.path for file in staged.of(window)), self.hash_column)
         if str(written) != expected.content_hash:
             raise FoldedDiffers(
@@ -130,6 +137,8 @@ def _change(snapshot: TableSnapshot, window: str, folded: tuple[StagedFile, ...]
     before = _state(snapshot, window)
     closed = replace(before, checkpoint=replace(before.checkpoint, closed=True))
     if folded:
+        rows = sum(file.rows for file in folded)
+        closed = replace(closed, checkpoint=replace(closed.checkpoint, rows=rows))
         closed = replace(closed, compacted_units=_stands_for(snapshot.files(window), before, folded))
     return WindowChange(window, folded, (), closed, replaces=bool(folded), same_rows=True)
 

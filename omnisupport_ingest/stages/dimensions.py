@@ -1,7 +1,10 @@
-"""``deduped_events`` and ``quarantine`` → ``dim_<table>``: the fold of each window, one row per key touched.
+"""``deduped_events`` and ``quarantine`` → ``dim_<table>``: the fold of each window, in parts.
 
-New events are folded and merged with what the window holds, so a run costs what is new plus the
-window's net change. Quarantined events are holes in the fold, never stepped over.
+A run adds the fold of its own events to the window, so it costs what is new, whatever the window holds; who
+reads the window folds the parts (``cdc.fold``). Closing leaves one row per key. Quarantined events are holes
+in the fold, never stepped over.
+
+The content hash of a window is that of the events folded into it, in however many parts.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from omnisupport_ingest.cdc.fold import fold_events, merge_rows, partitions_for
 from omnisupport_ingest.cdc.folded import folded_type
 from omnisupport_ingest.contracts.load import TableContract
 from omnisupport_ingest.lake.checkpoint import Checkpoint
+from omnisupport_ingest.lake.contenthash import ContentHash, hash_of_rows
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.staging import StagedFiles, stage_frame
 from omnisupport_ingest.lake.state import WindowState
@@ -33,7 +37,7 @@ from omnisupport_ingest.stages.progress import BatchFacts, facts_of
 from omnisupport_ingest.stages.quarantine_files import named_by
 from omnisupport_ingest.stages.retyping import require_types
 from omnisupport_ingest.stages.upstream_files import files_to_read, units_of
-from omnisupport_ingest.stages.versions import of_contract
+from omnisupport_ingest.stages.versions import RULES, of_contract
 from omnisupport_ingest.stages.workspace import Workspace
 from omnisupport_ingest.windows import OUT_OF_RANGE
 
@@ -42,21 +46,19 @@ LAYER = "dimension"
 
 @dataclass(frozen=True)
 class _Job:
-    """One window's work: its plan, the files of accepted and quarantined events to fold, and the files
-    of folded rows to merge them with."""
+    """One window's work: its plan, and the files of accepted and quarantined events to fold."""
 
     plan: WindowPlan
     upstream: Upstream
     accepted: tuple[LakeFile, ...]
     holes: tuple[LakeFile, ...]
-    held: tuple[LakeFile, ...]
     counts: Counts
     batches: tuple[str, ...]
 
     @property
     def replays(self) -> bool:
-        """Whether the window is made again from all its events, not merged with what it holds."""
-        return self.plan.work is Work.REPLACE and not self.held
+        """Whether the window is made again from all its events."""
+        return self.plan.work is Work.REPLACE
 
     @property
     def files(self) -> tuple[LakeFile, ...]:
@@ -126,6 +128,7 @@ def materialize(
                         counts=job.counts,
                         upstream_version=deduped.version,
                         past_closing=passed(job.plan.window),
+                        content=content_of(contract, job.accepted, job.holes),
                     ),
                     Identity(LAYER, contract.source, run_id),
                     staged,
@@ -137,7 +140,9 @@ def materialize(
         )
         return idle
 
-    closing.close(table, retrying(attempt, table), run_id)
+    closing.close(
+        table, retrying(attempt, table), run_id, closing.Fold(spark, None, partial(_once, contract))
+    )
     return report(table, windows, repeated)
 
 
@@ -154,10 +159,6 @@ def _job(
         plan = WindowPlan(window, Work.REPLACE, upstream.units, snapshot.version + 1)
     state = snapshot.state(window)
     batches = above.batches if above else ()
-    held = snapshot.files(window) if plan.work is Work.APPEND else ()
-    if held and plan.read:
-        # The window is written anew, one row per key, from what it holds and what is new.
-        plan = WindowPlan(window, Work.REPLACE, plan.read, snapshot.version + 1)
     if plan.work is Work.NOTHING and state is not None and set(state.batches) != set(batches):
         # Nothing for this table, but the checkpoint moves on with its source.
         plan = WindowPlan(window, Work.APPEND, frozenset(), state.generation)
@@ -167,7 +168,6 @@ def _job(
         upstream=upstream,
         accepted=tuple(file for file in accepted if file.path in read),
         holes=tuple(file for file in holes if f"quarantine/{file.path}" in plan.read),
-        held=held,
         counts=Counts(
             raw=sum(file.rows for file in accepted),
             deduped=sum(file.rows for file in accepted),
@@ -180,6 +180,21 @@ def units_above(accepted: Iterable[str], above: WindowState | None) -> frozenset
     """What a window is folded from: its ``accepted`` files, and the quarantine files that ``above`` names."""
     stands_for = above.compacted_units if above is not None else {}
     return units_of(accepted, stands_for) | frozenset(f"quarantine/{path}" for path in named_by(above))
+
+
+def content_of(
+    contract: TableContract, accepted: Iterable[LakeFile], withheld: Iterable[LakeFile]
+) -> ContentHash:
+    """The content hash of a window: of the table's events in its files of accepted and withheld events."""
+    of_table = {"source_schema": contract.schema}
+    known = hash_of_rows((file.uri for file in accepted), "event_hash", of_table)
+    of_table |= {"source_table": contract.table}
+    return known + hash_of_rows((file.uri for file in withheld), "event_hash", of_table, withheld=True)
+
+
+def _once(contract: TableContract, rows: DataFrame, count: int) -> DataFrame:
+    """The folded rows of windows that are closed, one per group."""
+    return merge_rows(rows, contract, partitions=partitions_for(count, 0))
 
 
 def _key(contract: TableContract, job: _Job) -> str:
@@ -223,6 +238,8 @@ class _Changed:
         written = [file for window in self._windows for file in self._staged.of(window)]
         after = snapshot.read_placed(self._spark, written)
         state = ("_cdc_kind", "_cdc_key", "_cdc_ended_at", "_cdc_row_hash")
+        # What a window holds may be in parts.
+        before, after = (merge_rows(rows, self._contract) for rows in (before, after))
         return keys_changed(before, after, self._windows, state, "_cdc_key")
 
 
@@ -241,7 +258,8 @@ def _replaced(
     batches = (landing.read(name) for name in job.batches if landing.exists(name))
     late = lateness.late_in(job.plan.window, batches)
     why = reasons(before, job.upstream, job.batches, late, deduped.state(job.plan.window))
-    return Replaced(before.checkpoint.content_hash, why, partial(changed.of, job.plan.window))
+    rules = tuple(each for each in why if each in RULES)
+    return Replaced(before.checkpoint.content_hash, why, partial(changed.of, job.plan.window), unseen=rules)
 
 
 def _stage(
@@ -252,23 +270,19 @@ def _stage(
     jobs: Sequence[_Job],
     unit: str,
 ) -> StagedFiles:
-    """Write the fold of the jobs' new events, merged with the rows their windows hold."""
+    """Write the fold of the jobs' new events."""
     working = [job for job in jobs if job.files]
     if not working:
         return StagedFiles(())
     events = [file for job in working for file in job.files]
     rows = fold_events(_events(spark, contract, files, working), contract, partitions=_parts(events))
-    held = [file for job in working for file in job.held]
-    if held:
-        rows = rows.unionByName(snapshot.read(spark, held))
-        rows = merge_rows(rows, contract, partitions=_parts([*events, *held]))
     generation = {job.plan.window: job.plan.generation for job in working}
     return stage_frame(
         snapshot.table,
         rows.select(*folded_type(contract).names),
         unit=unit,
         generation=generation,
-        rows=sum(file.rows for file in (*events, *held)),
+        rows=sum(file.rows for file in events),
     )
 
 

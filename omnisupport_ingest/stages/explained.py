@@ -26,7 +26,7 @@ UNEXPLAINED = "unexplained"
 class Replaced:
     """What a window held that is being made again, and what is known to have changed beneath it.
 
-    ``keys_changed`` counts the keys with another state; it is called only if the content differs,
+    ``keys_changed`` counts the keys with another state; it is called only if the content may differ,
     and null where a layer has no keys. ``unseen``: those of ``by`` that may have changed what no hash
     tells of (an erased event in quarantine keeps its hash, which is its name), but the layers below do.
     """
@@ -38,9 +38,11 @@ class Replaced:
 
     def explain(self, content_hash: str) -> tuple[int | None, tuple[str, ...]]:
         """Keys changed, and why, now that the window's content hashes to ``content_hash``."""
-        if content_hash == self.content_hash:
-            return None, self.unseen
+        if content_hash == self.content_hash and not self.unseen:
+            return None, ()
         keys = self.keys_changed() if self.keys_changed is not None else None
+        if content_hash == self.content_hash:
+            return keys or None, self.unseen
         return keys, self.by or (UNEXPLAINED,)
 
 

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from omnisupport_ingest.contracts.model import TableContract
-from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.lake.table import TableSnapshot
 from omnisupport_ingest.landing.standing import LandedPart
 from omnisupport_ingest.landing.store import LandingStore
-from omnisupport_ingest.stages.published import upstream_of
+from omnisupport_ingest.stages.shown import Shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +52,11 @@ def freshness(
 
     ``dimension`` and ``published``: None where they are not there.
     """
-    landed, shown = landing.landed(), _Shown(contract, dimension, published)
+    landed, shown = landing.landed(), Shown.of(dimension, published)
     unshown = {
         part.batch_id: part
         for window in landing.windows()
-        for part in landed.untaken(window, shown.of(window))
+        for part in landed.untaken(window, shown.in_window(window))
         if contract.full_name in part.rows_per_table
     }
     marked = [each.marked.mark for each in landed.epochs if each.marked is not None]
@@ -75,24 +74,3 @@ def _before(part: LandedPart, landing: LandingStore) -> datetime:
     # The first batch of all found no watermark.
     stream = landing.read(part.batch_id).stream
     return stream.first_commit_ts if stream and stream.first_commit_ts else part.landed_at
-
-
-class _Shown:
-    """Which batches a published table shows."""
-
-    def __init__(
-        self, contract: TableContract, dimension: TableSnapshot | None, published: TableSnapshot | None
-    ) -> None:
-        state = published.state(WHOLE_TABLE) if published is not None else None
-        self._published = frozenset(state.batches) if state else frozenset()
-        units = upstream_of(dimension, contract).units if dimension is not None else frozenset()
-        newer = units - frozenset(state.inputs if state else ())
-        # Windows whose content is another than the one that was published.
-        self._newer = {unit.partition("@")[0] for unit in newer}
-        self._dimension = dimension
-
-    def of(self, window: str) -> frozenset[str]:
-        """Those with events in ``window``."""
-        state = self._dimension.state(window) if self._dimension is not None else None
-        held = frozenset(state.batches) if state else frozenset()
-        return held & self._published if window in self._newer else held

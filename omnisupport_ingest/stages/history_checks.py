@@ -17,7 +17,7 @@ from omnisupport_ingest.stages.findings import CheckFinding
 from omnisupport_ingest.stages.history import upstream_of as events_in
 from omnisupport_ingest.stages.history import versions_of
 from omnisupport_ingest.stages.looking import look
-from omnisupport_ingest.stages.published import upstream_of
+from omnisupport_ingest.stages.published import newer_windows
 from omnisupport_ingest.stages.upstream_files import units_of
 from omnisupport_ingest.stages.versions import of_contract
 from omnisupport_ingest.stages.workspace import Workspace
@@ -126,7 +126,7 @@ def _shows(
     dimension, state = look(workspace.dimension(contract)), published.state(WHOLE_TABLE)
     if dimension is None or state is None:
         return False
-    if frozenset(state.inputs) != upstream_of(dimension, contract).units:
+    if newer_windows(state, dimension):
         return False
     if not set(of_contract(contract)) <= set(state.versions):
         return False

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from omnisupport_ingest.stages.plan import WindowPlan
 
-LOGIC_VERSION = 5
+LOGIC_VERSION = 6
 """Version of what the stages do with their input; raised when the same input gives another output."""
 
 

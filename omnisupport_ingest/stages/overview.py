@@ -11,7 +11,6 @@ from datetime import datetime
 
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.table import LakeTable, TableSnapshot
 from omnisupport_ingest.landing.chain import Hole
@@ -21,8 +20,8 @@ from omnisupport_ingest.stages import deduped, dimensions, quarantine, raw
 from omnisupport_ingest.stages.freshness import Freshness, freshness
 from omnisupport_ingest.stages.looking import look
 from omnisupport_ingest.stages.published import LAYER as PUBLISHED
-from omnisupport_ingest.stages.published import upstream_of
 from omnisupport_ingest.stages.quarantine_files import named_by
+from omnisupport_ingest.stages.shown import Shown
 from omnisupport_ingest.stages.versions import LawVersions, of_contract
 from omnisupport_ingest.stages.workspace import Workspace
 
@@ -207,11 +206,10 @@ def _unpublished(
 
     A batch without an event of the table changes no content, so it is not waited for.
     """
-    state = seen.states.get(WHOLE_TABLE)
-    units = upstream_of(folded.snapshot, contract).units if folded.snapshot else frozenset()
-    missing = {unit.partition("@")[0] for unit in units - frozenset(state.inputs if state else ())}
-    held = frozenset(state.batches if state else ())
-    unshown = batches.not_in(dict.fromkeys(missing, held), missing) if batches is not None else set()
+    shown = Shown.of(folded.snapshot, seen.snapshot)
+    missing = set(shown.newer)
+    held = {window: shown.in_window(window) for window in missing}
+    unshown = batches.not_in(held, missing) if batches is not None else set()
     pending = unshown | _pending(folded, _always(of_contract(contract)), batches)
     windows = missing | {window for window, _ in pending}
     return replace(

@@ -32,7 +32,7 @@ from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.stages import raw
 from omnisupport_ingest.stages.dimensions import units_above
 from omnisupport_ingest.stages.lateness import LateArrival, Lateness
-from omnisupport_ingest.stages.published import shows, upstream_of
+from omnisupport_ingest.stages.published import shows
 from omnisupport_ingest.stages.quarantine_files import QuarantineFiles, named_by
 from omnisupport_ingest.stages.retyping import waiting
 from omnisupport_ingest.stages.seen import Seen
@@ -360,7 +360,7 @@ def _unpublished(
         if any(waiting(workspace, contract, each) for each in (dimension, published) if each is not None):
             continue
         state = published.state(WHOLE_TABLE) if published else None
-        if state is None or not shows(state, upstream_of(dimension, contract)):
+        if state is None or not shows(state, dimension, contract):
             windows.add(dimension.windows()[-1])
     return windows
 

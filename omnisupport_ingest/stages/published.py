@@ -1,8 +1,11 @@
-"""``dim_<table>`` → the published table: the fold of all windows, one row per key, for any engine.
+"""``dim_<table>`` → the published table: the current state, one row per key, updated in place.
 
-Between writing the rows and committing them stands the contract's pandera gate: row rules have
-judged the events one by one, the gate judges what became of them, and a table that does not pass
-stays as it was.
+What the dimension has gained since the last update is merged into the rows of the keys it touches, and only
+the files that hold those are written anew: the cost follows the keys touched. Keys whose windows were made
+again, and those that depend on another key's life, are folded from the net changes of all windows.
+
+Between writing the rows and committing them stands the contract's pandera gate: row rules have judged the
+events one by one, the gate judges what became of them, and a table that does not pass stays as it was.
 
 A contract may say that deleted rows are purged after a time. They are left out here alone: the
 dimension keeps what ended them, so nothing that arrives below brings them back.
@@ -10,31 +13,61 @@ dimension keeps what ended them, so nothing that arrives below brings them back.
 
 from __future__ import annotations
 
-from datetime import datetime
+import shutil
+import uuid
+from datetime import datetime, timedelta
+from functools import cached_property
+from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from omnisupport_ingest.cdc.current import current_state, published_type
-from omnisupport_ingest.cdc.fold import partitions_for
+from omnisupport_ingest.cdc import columnar
+from omnisupport_ingest.cdc.current import published_type
+from omnisupport_ingest.cdc.fold import shape_of
+from omnisupport_ingest.cdc.folded import folded_type
+from omnisupport_ingest.cdc.stored import from_folded, stored_type
+from omnisupport_ingest.cdc.table_ends import TableEnds
+from omnisupport_ingest.cdc.updating import CHANGE, MERGE, UpdateRules
 from omnisupport_ingest.contracts.load import TableContract
+from omnisupport_ingest.contracts.pg_types import Kind
 from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.lake import layout
 from omnisupport_ingest.lake.checkpoint import Checkpoint
-from omnisupport_ingest.lake.layout import WHOLE_TABLE
-from omnisupport_ingest.lake.staging import StagedFiles, stage_frame
+from omnisupport_ingest.lake.commit import WindowChange
+from omnisupport_ingest.lake.contenthash import ContentHash
+from omnisupport_ingest.lake.key_files import (
+    ROWS_PER_FILE,
+    KeyFile,
+    KeyOrder,
+    WrittenFile,
+    key_files,
+    written_file,
+)
+from omnisupport_ingest.lake.layout import WHOLE_TABLE, LakeFile, StagedFile
+from omnisupport_ingest.lake.log import LogChanges, changes_since
+from omnisupport_ingest.lake.schema import arrow_schema
+from omnisupport_ingest.lake.staging import place_files
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.table import TableSnapshot, retrying
-from omnisupport_ingest.stages.checkpoints import Counts, Identity, Outcome, change_for, report
-from omnisupport_ingest.stages.plan import Upstream
+from omnisupport_ingest.stages.carried import Carried
+from omnisupport_ingest.stages.checkpoints import Counts, Identity, Outcome, checkpoint_of, report
+from omnisupport_ingest.stages.idempotency import idempotency_key
+from omnisupport_ingest.stages.odd_keys import keyless_in, keys_in, odd_files, odd_keys, refolded
+from omnisupport_ingest.stages.plan import WindowPlan, Work
+from omnisupport_ingest.stages.progress import BatchFacts
 from omnisupport_ingest.stages.retyping import require_types
+from omnisupport_ingest.stages.updating_files import FilesToUpdate, FilesUpdated, update_files
 from omnisupport_ingest.stages.versions import of_contract
-from omnisupport_ingest.stages.whole_table import WindowsAbove, plan_whole
+from omnisupport_ingest.stages.whole_table import facts_of
 from omnisupport_ingest.stages.workspace import Workspace
 
 LAYER = "published"
 
 _PURGE = "purge:"
 """Begins the version that says from when on deleted rows are shown."""
+
+_WHOLE_NUMBERS = frozenset({Kind.SHORT, Kind.INTEGER, Kind.LONG})
 
 
 class GateClosed(IngestError):
@@ -44,46 +77,226 @@ class GateClosed(IngestError):
 def materialize(
     workspace: Workspace, spark: SparkSession, contract: TableContract, run_id: str, *, replay: bool = False
 ) -> Checkpoint:
-    """Publish the current state, complete to the position and watermark that the checkpoint names.
+    """Bring the published table up to date with its dimension.
 
-    Nothing is written while the dimension's content is what was published last, unless ``replay``
-    asks for it.
+    Nothing is written while the table shows what the dimension holds. With ``replay`` all its rows are made
+    again.
     """
     table = workspace.published(contract)
 
     def attempt(snapshot: TableSnapshot) -> None:
         require_types(workspace, contract, snapshot)
-        dimension = workspace.dimension(contract).open()
-        upstream = upstream_of(dimension, contract)
-        plan = plan_whole(snapshot, upstream, layer=LAYER, table=contract.full_name, replay=replay)
-        if plan is None:
-            return
-        files = dimension.all_files()
-        rows = dimension.read(spark, files)
-        count = sum(file.rows for file in files)
-        parts = partitions_for(count, sum(file.bytes for file in files))
-        current = current_state(
-            rows, contract, partitions=parts, deleted_since=purged_before(dimension, contract)
-        )
-        state = current.sortWithinPartitions("_cdc_key")
-        generation = {WHOLE_TABLE: plan.work.generation}
-        staged = stage_frame(table, state, unit=plan.key, generation=generation, rows=count)
-        _gate(spark, snapshot, contract, staged)
-        above = WindowsAbove.of(dimension)
-        outcome = Outcome(
-            idempotency_key=plan.key,
-            batches=above.batches,
-            facts=above.facts,
-            counts=Counts(),
-            upstream_version=dimension.version,
-        )
-        identity = Identity(LAYER, contract.source, run_id)
-        snapshot.commit(
-            [change_for(snapshot, plan.work, upstream, outcome, identity, staged, "_cdc_row_hash")]
-        )
+        update = _Update(spark, contract, snapshot, workspace.dimension(contract).open(), replay=replay)
+        if update.is_due:
+            update.commit(Identity(LAYER, contract.source, run_id))
 
     retrying(attempt, table)
     return report(table, [WHOLE_TABLE])[0]
+
+
+class _Update:
+    """One update of a published table, planned on one version of it and of its dimension."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        contract: TableContract,
+        snapshot: TableSnapshot,
+        dimension: TableSnapshot,
+        *,
+        replay: bool,
+    ) -> None:
+        self._spark, self._contract = spark, contract
+        self._snapshot, self._dimension = snapshot, dimension
+        self._before = snapshot.state(WHOLE_TABLE)
+        self._carried = Carried.parse(self._before.carried) if self._before is not None else None
+        self._order = order_of(contract)
+        files = key_files(snapshot.handle, snapshot.table.folder, self._order)
+        changes = shown_since(self._before, dimension)
+        stale = (
+            replay
+            or bool(snapshot.retyped)
+            or self._before is None
+            or self._carried is None
+            or files is None
+            or _law(self._before.versions) != set(of_contract(contract))
+        )
+        if not stale and changes is not None and changes.gone:
+            # A truncate that is taken back, or came to a window that was made again, may reach any row.
+            again = [*changes.gone, *(f for w in changes.replaced for f in dimension.files(w))]
+            stale = any(True for _ in keyless_in(again)) or _most(again, snapshot)
+        self._whole = stale or changes is None
+        self._changes = changes
+        self._files: list[KeyFile] = [] if self._whole or files is None else files
+
+    @property
+    def is_due(self) -> bool:
+        if self._whole or self._changes is None:
+            return True
+        return bool(self._changes.windows) or self._purged != _purged_of(self._before)
+
+    @cached_property
+    def _facts(self) -> BatchFacts:
+        return _facts(None if self._whole else self._before, self._dimension, self._changes)
+
+    @cached_property
+    def _purged(self) -> datetime | None:
+        return purged_before(self._contract, self._facts.watermark)
+
+    @cached_property
+    def _added(self) -> tuple[LakeFile, ...]:
+        return self._dimension.all_files() if self._whole or self._changes is None else self._changes.added
+
+    def commit(self, identity: Identity) -> None:
+        """Update the files and commit what came of it."""
+        snapshot, contract = self._snapshot, self._contract
+        plan = WindowPlan(
+            WHOLE_TABLE,
+            Work.REPLACE if self._whole else Work.APPEND,
+            frozenset(),
+            snapshot.version + 1,
+        )
+        inputs = (f"version:{self._dimension.version}",)
+        versions = versions_of(contract, self._purged)
+        since = "" if self._whole or self._before is None else ":".join(self._before.inputs)
+        key = idempotency_key(
+            layer=LAYER,
+            table=contract.full_name,
+            window=WHOLE_TABLE,
+            inputs=[self._dimension.table_id, f"from:{since}", *inputs],
+            versions=versions,
+        )
+        told = tuple(keyless_in(self._added))
+        carried = (Carried() if self._whole or self._carried is None else self._carried).with_more(told)
+        draft = snapshot.table.folder / layout.STAGING / uuid.uuid4().hex
+        draft.mkdir(mode=0o700, parents=True)
+        try:
+            updated = self._updated(draft, carried)
+            add = self._placed(draft, updated, key, plan.generation)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+        content = updated.added
+        if not self._whole and self._before is not None:
+            content = ContentHash.parse(self._before.checkpoint.content_hash) - updated.removed + content
+        outcome = Outcome(
+            idempotency_key=key,
+            batches=(),
+            facts=self._facts,
+            counts=Counts(),
+            upstream_version=self._dimension.version,
+        )
+        state = WindowState(
+            generation=plan.generation,
+            inputs=inputs,
+            upstream_table_id=self._dimension.table_id,
+            checkpoint=checkpoint_of(snapshot, plan, outcome, identity, content),
+            versions=versions,
+            carried=carried.to_text(),
+        )
+        held = {file.path: file for file in snapshot.files(WHOLE_TABLE)}
+        leaving = () if self._whole else tuple(held[path] for path in updated.replaced)
+        snapshot.commit([WindowChange(WHOLE_TABLE, add, leaving, state, replaces=self._whole)])
+
+    def _updated(self, draft: Path, carried: Carried) -> FilesUpdated:
+        contract = self._contract
+        known = Carried() if self._whole or self._carried is None else self._carried
+        new_ends = TableEnds.told(carried.told - known.told)
+        gone_before = (
+            None
+            if self._purged is None
+            else ((self._purged - columnar.EPOCH_START) // timedelta(microseconds=1))
+        )
+        rules = UpdateRules(
+            shape=shape_of(contract),
+            schema=arrow_schema(stored_type(contract), without=()),
+            soft_delete_column=contract.soft_delete_column,
+            ends=carried.ends,
+            new_ends=new_ends,
+            gone_before=gone_before,
+            looks_back=contract.purge_deleted_after is not None and not self._whole,
+        )
+        target = FilesToUpdate(self._files, self._order, draft, rules, ROWS_PER_FILE)
+        look_at_all = bool(self._files) and (
+            carried.told != known.told or self._purged != _purged_of(self._before)
+        )
+        refold = self._odd()
+        doubted = bool(carried.ends.doubts or any(ends.doubts for _, ends in carried.ends.ranged))
+        while True:
+            sent, rows = self._sent(refold, doubted=doubted)
+            updated = update_files(sent, target, rows=rows, look_at_all=look_at_all)
+            if not updated.refold:
+                return updated
+            told = self._spark.read.parquet(*(f"file://{path}" for path in updated.refold))
+            # Read now: the folder is cleared when this is done.
+            told = told.localCheckpoint() if refold is None else refold.unionByName(told).localCheckpoint()
+            refold = told
+
+    def _odd(self) -> DataFrame | None:
+        """The keys that cannot be merged; null if there are none."""
+        found = []
+        odd = odd_files(self._added)
+        if odd:
+            found.append(odd_keys(self._dimension.read(self._spark, odd)))
+        if not self._whole and self._changes is not None and self._changes.gone:
+            again = [*self._changes.gone]
+            again += [file for window in self._changes.replaced for file in self._dimension.files(window)]
+            found.append(keys_in(self._dimension, self._spark, again))
+        if not found:
+            return None
+        keys = found[0]
+        for more in found[1:]:
+            keys = keys.unionByName(more)
+        return keys
+
+    def _sent(self, refold: DataFrame | None, *, doubted: bool) -> tuple[DataFrame, int]:
+        contract = self._contract
+        rows = self._dimension.read(self._spark, self._added)
+        plain = rows.where(F.col("_cdc_kind") == "key").select(
+            *(f"`{name}`" for name in folded_type(contract).names)
+        )
+        sent = from_folded(plain, contract).withColumn(CHANGE, F.lit(MERGE))
+        count = sum(file.rows for file in self._added)
+        if refold is not None:
+            again = refolded(
+                self._spark,
+                self._dimension,
+                contract,
+                refold,
+                deleted_since=self._purged,
+                doubted=doubted,
+            )
+            sent = sent.unionByName(again)
+        return sent, count
+
+    def _placed(
+        self, draft: Path, updated: FilesUpdated, unit: str, generation: int
+    ) -> tuple[StagedFile, ...]:
+        if not updated.written:
+            return ()
+        table = self._snapshot.table
+        known = {file.name: file for file in updated.written}
+        paths = place_files(table, draft, known, unit=unit, generation=generation)
+        staged = tuple(self._staged(path, known.get(Path(path).name)) for path in paths)
+        _gate(self._spark, self._snapshot, self._contract, staged)
+        return staged
+
+    def _staged(self, path: str, told: WrittenFile | None) -> StagedFile:
+        file = told or written_file(self._snapshot.table.folder / path, self._order)
+        return StagedFile(path, WHOLE_TABLE, (), file.rows, file.bytes, file.stats)
+
+
+def _most(files: list[LakeFile], snapshot: TableSnapshot) -> bool:
+    """Whether ``files`` have so many rows that making the whole table is less work."""
+    held = sum(file.rows for file in snapshot.files(WHOLE_TABLE))
+    return sum(file.rows for file in files) > max(held, 10_000)
+
+
+def order_of(contract: TableContract) -> KeyOrder:
+    """By what the files are ordered: the key if that is one whole number, else its text."""
+    columns = {column.name: column for column in contract.columns}
+    if len(contract.key) == 1 and columns[contract.key[0]].type.kind in _WHOLE_NUMBERS:
+        return KeyOrder(contract.key[0], whole_numbers=True)
+    return KeyOrder("_cdc_key", whole_numbers=False)
 
 
 def known_live_rows(rows: DataFrame) -> DataFrame:
@@ -92,14 +305,15 @@ def known_live_rows(rows: DataFrame) -> DataFrame:
     return rows.where(~F.col("_cdc_is_deleted") & (unresolved <= 0))
 
 
-def _gate(spark: SparkSession, snapshot: TableSnapshot, contract: TableContract, staged: StagedFiles) -> None:
+def _gate(
+    spark: SparkSession, snapshot: TableSnapshot, contract: TableContract, staged: tuple[StagedFile, ...]
+) -> None:
     # pandera takes seconds to import, so only who publishes pays for it.
     from omnisupport_ingest.contracts.pandera_schema import failures
 
-    paths = [f"file://{snapshot.table.folder / file.path}" for file in staged.files]
-    if not paths:
-        return
-    broken = failures(known_live_rows(spark.read.schema(published_type(contract)).parquet(*paths)), contract)
+    paths = [f"file://{snapshot.table.folder / file.path}" for file in staged]
+    rows = spark.read.schema(published_type(contract)).parquet(*paths)
+    broken = failures(known_live_rows(rows), contract)
     if broken:
         raise GateClosed(
             f"The current state of {contract.full_name} does not meet its contract: {', '.join(broken)}. "
@@ -109,31 +323,29 @@ def _gate(spark: SparkSession, snapshot: TableSnapshot, contract: TableContract,
         )
 
 
-def upstream_of(dimension: TableSnapshot, contract: TableContract) -> Upstream:
-    """What the published table is made from: the content of each window of the dimension.
-
-    Content, not files: a window that was replayed to the same rows leaves nothing to publish. From
-    when on deleted rows are shown is one of the versions.
-    """
-    states = {window: dimension.state(window) for window in dimension.windows()}
-    units = frozenset(
-        f"{window}@{state.checkpoint.content_hash}" if state else f"{window}@rewritten:{dimension.version}"
-        for window, state in states.items()
-        if dimension.files(window)
-    )
-    purged = purged_before(dimension, contract)
-    versions = () if purged is None else (f"{_PURGE}{purged.isoformat()}",)
-    return Upstream(units, dimension.table_id, (*of_contract(contract), *versions))
+def versions_of(contract: TableContract, purged: datetime | None) -> tuple[str, ...]:
+    """What the table is stale without: logic and contract, and from when on deleted rows are shown."""
+    return (*of_contract(contract), *(() if purged is None else (f"{_PURGE}{purged.isoformat()}",)))
 
 
-def purged_before(dimension: TableSnapshot, contract: TableContract) -> datetime | None:
+def _law(versions: tuple[str, ...]) -> set[str]:
+    return {each for each in versions if not each.startswith(_PURGE)}
+
+
+def _purged_of(state: WindowState | None) -> datetime | None:
+    for each in state.versions if state is not None else ():
+        if each.startswith(_PURGE):
+            return datetime.fromisoformat(each.removeprefix(_PURGE))
+    return None
+
+
+def purged_before(contract: TableContract, watermark: datetime | None) -> datetime | None:
     """Rows that were deleted before this moment are not published; null: all are.
 
     It follows from the watermark of the dimension's own states, so a rebuild purges the same rows. No
     row goes before its delete is older than anything that may still arrive to be judged in time.
     The moment moves by whole hours: each step of it is another version of the table.
     """
-    watermark = WindowsAbove.of(dimension).facts.watermark
     if contract.purge_deleted_after is None or watermark is None:
         return None
     kept = max(contract.purge_deleted_after, contract.max_lateness + contract.allowed_lateness)
@@ -143,12 +355,38 @@ def purged_before(dimension: TableSnapshot, contract: TableContract) -> datetime
         return None
 
 
-def shows(state: WindowState, upstream: Upstream) -> bool:
-    """Whether a table published with ``state`` shows what ``upstream`` has and leaves out what it purges.
+def shown_since(state: WindowState | None, dimension: TableSnapshot) -> LogChanges | None:
+    """What the dimension has that a table published with ``state`` does not show; null if that cannot be
+    told, so that it may be anything."""
+    if state is None or state.upstream_table_id != dimension.table_id or not state.carried:
+        return None
+    version = state.checkpoint.upstream_version
+    return None if version is None else changes_since(dimension, version)
+
+
+def _facts(state: WindowState | None, dimension: TableSnapshot, changes: LogChanges | None) -> BatchFacts:
+    """How far the dimension is, from what a table published with ``state`` knew and the windows that have
+    another state since; from all windows where there is nothing to begin with."""
+    if state is None or changes is None:
+        known, windows = [], dimension.windows()
+    else:
+        known, windows = [state.checkpoint], sorted(changes.noted)
+    states = (dimension.state(window) for window in windows)
+    return facts_of([*known, *(each.checkpoint for each in states if each is not None)])
+
+
+def newer_windows(state: WindowState | None, dimension: TableSnapshot) -> frozenset[str]:
+    """The windows whose rows a table published with ``state`` does not show as they are."""
+    changes = shown_since(state, dimension)
+    return frozenset(dimension.windows()) if changes is None else changes.windows
+
+
+def shows(state: WindowState, dimension: TableSnapshot, contract: TableContract) -> bool:
+    """Whether a table published with ``state`` shows what the dimension has and leaves out what it purges.
 
     Another contract alone is no question of this: its windows are made again first, or wait.
     """
-    if frozenset(state.inputs) != upstream.units:
+    changes = shown_since(state, dimension)
+    if changes is None or changes.windows:
         return False
-    held, wanted = set(state.versions), set(upstream.versions)
-    return held == wanted or not all(each.startswith(_PURGE) for each in held ^ wanted)
+    return _purged_of(state) == purged_before(contract, _facts(state, dimension, changes).watermark)

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from omnisupport_ingest.cdc import dedupe
-from omnisupport_ingest.cdc.fold import fold_events
+from omnisupport_ingest.cdc.fold import fold_events, merge_rows
 from omnisupport_ingest.cdc.folded import folded_type
 from omnisupport_ingest.cdc.judging import ACCEPTED, DUPLICATE, QUARANTINED
 from omnisupport_ingest.contracts.model import TableContract
@@ -99,7 +99,9 @@ def _table(
     held = spark.createDataFrame([], folded_type(contract))
     if workspace.dimension(contract).exists:
         dimension = workspace.dimension(contract).open()
-        held = dimension.read(spark, [file for window in windows for file in dimension.files(window)])
+        parts = dimension.read(spark, [file for window in windows for file in dimension.files(window)])
+        # What a window holds is folded in parts.
+        held = merge_rows(parts, contract)
     state = ("_cdc_kind", "_cdc_key", "_cdc_ended_at", "_cdc_row_hash")
     found = changed(held, folded, windows, state, "_cdc_key").cache()
     try:

@@ -10,14 +10,13 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError
-
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.table import TableSnapshot
+from omnisupport_ingest.stages.published import newer_windows
 from omnisupport_ingest.stages.quarantine_files import EventsGone
+from omnisupport_ingest.stages.shown import made_from
 from omnisupport_ingest.stages.upstream_files import files_to_read
 from omnisupport_ingest.stages.workspace import Workspace
 
@@ -82,24 +81,16 @@ def _inputs(
 ) -> Iterator[tuple[str, tuple[str, ...]]]:
     """For each window, the names of the files whose events are in the published table.
 
-    Where the dimension's window has the very content that was published, what it was made from last counts:
-    a replay may have replaced the files and changed no row.
+    Where the published table shows what the dimension holds now, what that was made from last counts: its
+    files may have been folded into others.
     """
     newest = workspace.dimension(contract).open()
-    then = newest
-    version = published.checkpoint.upstream_version if published is not None else None
-    if version is not None and version != newest.version:
-        try:
-            then = TableSnapshot(newest.table, DeltaTable(str(newest.table.folder), version=version))
-        except DeltaError:
-            then = newest
-    shown = frozenset(published.inputs) if published is not None else frozenset()
-    for window in sorted({*newest.windows(), *then.windows()}):
-        for snapshot in (newest, then):
-            state = snapshot.state(window)
-            if state is not None and f"{window}@{state.checkpoint.content_hash}" in shown:
-                yield window, state.inputs
-                break
+    newer, then = newer_windows(published, newest), made_from(newest, published)
+    for window in sorted({*newest.windows(), *(then.windows() if then is not None else ())}):
+        snapshot = then if window in newer else newest
+        state = snapshot.state(window) if snapshot is not None else None
+        if state is not None:
+            yield window, state.inputs
 
 
 def _gone(path: Path) -> EventsGone:

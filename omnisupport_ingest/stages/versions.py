@@ -40,6 +40,10 @@ _WORDS = {
 }
 
 
+RULES = frozenset({_WORDS["logic"], _WORDS["contract"]})
+"""What may change the fold of the same events."""
+
+
 class LawVersions:
     """Versions of what the events of a source are judged by: the same for all windows but for reviews and
     erasures."""

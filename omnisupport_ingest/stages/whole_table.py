@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from omnisupport_ingest.lake.checkpoint import Checkpoint
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.table import TableSnapshot
@@ -61,17 +62,22 @@ class WindowsAbove:
     @property
     def facts(self) -> BatchFacts:
         """The highest position and its batch, and the highest watermark; null where there is none."""
-        held = [state.checkpoint for state in self.states]
-        mark = max((each.watermark for each in held if each.watermark is not None), default=None)
-        newest = max(
-            (each for each in held if each.cursor),
-            key=lambda each: Position.parse(each.cursor),
-            default=None,
-        )
-        if newest is None:
-            return BatchFacts(None, None, None, mark)
-        last = Position.parse(newest.cursor)
-        return BatchFacts(last, last, newest.last_batch_id, mark)
+        return facts_of([state.checkpoint for state in self.states])
+
+
+def facts_of(checkpoints: Sequence[Checkpoint]) -> BatchFacts:
+    """The highest position of ``checkpoints`` and its batch, and the highest watermark; null where there is
+    none."""
+    mark = max((each.watermark for each in checkpoints if each.watermark is not None), default=None)
+    newest = max(
+        (each for each in checkpoints if each.cursor),
+        key=lambda each: Position.parse(each.cursor),
+        default=None,
+    )
+    if newest is None:
+        return BatchFacts(None, None, None, mark)
+    last = Position.parse(newest.cursor)
+    return BatchFacts(last, last, newest.last_batch_id, mark)
 
 
 def _states(snapshot: TableSnapshot) -> Iterable[WindowState]:

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from omnisupport_ingest.cdc.current import published_type
 from omnisupport_ingest.cdc.envelope import QUARANTINE_TYPE, RAW_TYPE
 from omnisupport_ingest.cdc.folded import folded_type
 from omnisupport_ingest.cdc.history import history_type
+from omnisupport_ingest.cdc.stored import stored_type
 from omnisupport_ingest.contracts.decision_table import (
     DecisionTable,
     default_decision_table,
@@ -107,7 +107,7 @@ class Workspace:
         return self._table(
             TableSpec(
                 path=f"{contract.source}/published/{contract.name}",
-                schema=published_type(contract),
+                schema=stored_type(contract),
                 partition_by=(),
                 description=f"Current state of {contract.full_name}, soft-deleted rows included.",
             )

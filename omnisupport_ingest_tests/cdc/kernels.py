@@ -120,7 +120,7 @@ def merged(parts: Sequence[pa.Table], table: Table, cut: Cut = Cut()) -> pa.Tabl
     """Folded rows merged to one per group."""
     together = pa.concat_tables(parts)
     groups = cut.parts(together, ("window", "_cdc_key"))
-    return _run(groups, lambda part: merge_groups(part, table.shape), together.schema)
+    return _run(groups, lambda part: merge_groups(part, table.shape, few=cut.few), together.schema)
 
 
 def current(rows: pa.Table, table: Table, cut: Cut = Cut()) -> Rows:

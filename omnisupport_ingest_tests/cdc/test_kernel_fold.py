@@ -15,7 +15,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from omnisupport_ingest.cdc import columnar, event_fold
+from omnisupport_ingest.cdc import columnar, event_fold, row_fold
 from omnisupport_ingest_tests.cdc import kernels
 from omnisupport_ingest_tests.cdc.kernels import Cut, State, Table
 from omnisupport_ingest_tests.oracle.histories import KEYS, SHAPE, simulate, soup
@@ -349,3 +349,40 @@ def test_a_delete_and_a_creation_of_one_key_at_one_lsn(holes: str, later: bool) 
     for rows in (kernels.merged(parts, TABLE), kernels.merged(parts[::-1], TABLE)):
         assert kernel_states(kernels.current(rows, TABLE), events) == due
         assert _without_batch(rows) == _without_batch(kernels.merged([whole], TABLE))
+
+
+@settings(max_examples=EXAMPLES)
+@given(randoms, st.booleans())
+def test_parts_merged_by_whole_columns_and_one_by_one_are_the_very_same_rows(
+    rng: Random, holes: bool
+) -> None:
+    events = drawn(rng, holes=holes)
+    parts = folded_parts(rng, events, Cut())
+    by_columns, by_group = (kernels.merged(parts, TABLE, Cut(few=few)) for few in (0, 1 << 20))
+    assert kernels.same_rows(by_columns) == kernels.same_rows(by_group)
+
+
+def test_ordinary_parts_are_merged_by_whole_columns_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    merged = 0
+    monkeypatch.setattr(row_fold, "_merge_key", None)
+    for seed in range(100):
+        rng = Random(seed)
+        events = [each for each in drawn(rng, holes=False) if each.op in "crud" and not each.moved_from]
+        places = [(event.at, event.key) for event in events]
+        alone = [event for event, place in zip(events, places, strict=True) if places.count(place) == 1]
+        # An exact text beside its typed column is left to the other path.
+        told = [replace(each, after=_fitting(each.after), before=None) for each in alone]
+        windows = in_windows(rng, told, 1)
+        halves = [part for part in (told[::2], told[1::2]) if part]
+        if halves:
+            tables = [kernels.fold(kernels.events_table(part, TABLE, windows), TABLE) for part in halves]
+            merged += kernels.merged(tables, TABLE).num_rows
+    assert merged > 150
+
+
+def _fitting(image: Image | None) -> Image | None:
+    if image is None:
+        return None
+    return {
+        name: "1.25" if name == "note" else None if name == "body" else text for name, text in image.items()
+    }

@@ -1,0 +1,198 @@
+"""Rows of the current state as they are stored: what people read, and the state of the fold beside it.
+
+A row keeps in one column, ``_cdc_state``, what a later merge needs and nobody reads. So new net changes are
+merged into the rows of the keys they touch, and nothing else is read. The same form carries net changes on
+their way to those rows (``from_folded``), where the columns that people read are not worked out yet.
+
+``_cdc_state`` has, as ``folded`` describes them: ``first``, ``alive``, ``life_start``, ``deletes``,
+``doubt``, ``vouched``, ``column_positions``, ``unresolved``; and ``refold``: the row depends on more than its
+own state (on another key's life, on a delete in quarantine), so it is folded from the net changes of all
+windows again.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import duckdb
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from omnisupport_ingest.cdc import columnar
+from omnisupport_ingest.cdc.current import published_type
+from omnisupport_ingest.cdc.envelope import POSITION_TYPE
+from omnisupport_ingest.cdc.event_fold import KEY
+from omnisupport_ingest.cdc.folded import DELETE_TYPE
+from omnisupport_ingest.contracts.load import TableContract
+
+STATE = "_cdc_state"
+
+_FOLD_STATE = (
+    ("first", POSITION_TYPE),
+    ("alive", POSITION_TYPE),
+    ("life_start", POSITION_TYPE),
+    ("deletes", T.ArrayType(DELETE_TYPE)),
+    ("doubt", POSITION_TYPE),
+    ("vouched", POSITION_TYPE),
+    ("column_positions", T.MapType(T.StringType(), POSITION_TYPE)),
+    ("unresolved", T.ArrayType(T.StringType())),
+)
+_REFOLD = "refold"
+
+STATE_TYPE = T.StructType(
+    [
+        *(T.StructField(name, of_type) for name, of_type in _FOLD_STATE),
+        T.StructField(_REFOLD, T.BooleanType()),
+    ]
+)
+
+_WHERE_FROM = frozenset({"_cdc_batch_id", "_cdc_ingested_at"})
+"""Columns that say where a row came from, not what it is: they are in no hash."""
+
+_SAME = ("_cdc_op", "_cdc_source_ts", "_cdc_updated_at", "_cdc_exact", "_cdc_batch_id", "_cdc_ingested_at")
+"""Columns of folded rows that stored rows have too."""
+
+
+def stored_type(contract: TableContract) -> T.StructType:
+    """Schema of the current state as it is stored: ``published_type`` and ``_cdc_state``."""
+    return T.StructType([*published_type(contract).fields, T.StructField(STATE, STATE_TYPE)])
+
+
+def from_folded(rows: DataFrame, contract: TableContract) -> DataFrame:
+    """Folded rows of kind ``key`` in the form of ``stored_type``, to be merged with the rows of their keys.
+
+    Whether a row is deleted, and its hash, are NULL: they follow from the merge.
+    """
+    last = F.col("_cdc_position")
+    values: dict[str, Column] = {
+        "_cdc_epoch": last.epoch,
+        "_cdc_commit_lsn": last.commit_lsn,
+        "_cdc_ordinal": last.ordinal,
+        STATE: state_of_fold(F.lit(False)),
+    }
+    columns = []
+    for field in stored_type(contract).fields:
+        if field.name in values:
+            columns.append(values[field.name].alias(field.name))
+        elif field.name in rows.columns and field.name not in ("_cdc_unresolved", "_cdc_row_hash"):
+            columns.append(F.col(f"`{field.name}`"))
+        else:
+            columns.append(F.lit(None).cast(field.dataType).alias(field.name))
+    return rows.select(*columns)
+
+
+def state_of_fold(refold: Column) -> Column:
+    """The ``_cdc_state`` of a folded row."""
+    return F.struct(
+        *(F.col(f"_cdc_{name}").cast(of_type).alias(name) for name, of_type in _FOLD_STATE),
+        refold.alias(_REFOLD),
+    )
+
+
+def to_folded(rows: pa.Table, columns: tuple[str, ...]) -> pa.Table:
+    """Stored rows as folded rows of no window: the columns of ``folded_type`` by name. ``columns``: the
+    contract's."""
+    count = rows.num_rows
+    state = columnar.one_chunk(rows[STATE])
+    told = {f"_cdc_{name}": _part(state, name) for name, _ in _FOLD_STATE}
+    return pa.table(
+        {
+            "window": pa.array([""]).take(pa.array(np.zeros(count, np.int64))),
+            **{name: rows[name] for name in columns},
+            "_cdc_kind": pa.array([KEY]).take(pa.array(np.zeros(count, np.int64))),
+            "_cdc_key": rows["_cdc_key"],
+            "_cdc_ended_at": pa.nulls(count, columnar.POSITION),
+            "_cdc_position": position_of(rows),
+            "_cdc_moved_from_key": pa.nulls(count, pa.string()),
+            "_cdc_scope": pa.nulls(count, pa.string()),
+            "_cdc_row_hash": pa.nulls(count, pa.int64()),
+            **{name: rows[name] for name in _SAME},
+            **told,
+        }
+    )
+
+
+def position_of(rows: pa.Table) -> pa.Array:
+    """The position of each row's last event."""
+    return columnar.position_column(rows["_cdc_epoch"], rows["_cdc_commit_lsn"], rows["_cdc_ordinal"])
+
+
+def state_column(folded: pa.Table, schema: pa.Schema) -> pa.Array:
+    """The ``_cdc_state`` of folded rows; ``schema``: that of stored rows."""
+    of_state = schema.field(STATE).type
+    arrays = [
+        columnar.one_chunk(folded[f"_cdc_{field.name}"]).cast(field.type)
+        if field.name != _REFOLD
+        else pa.array(np.zeros(folded.num_rows, np.bool_))
+        for field in of_state
+    ]
+    return pa.StructArray.from_arrays(arrays, fields=list(of_state))
+
+
+def first_of(rows: pa.Table) -> pa.Array:
+    """The lowest position folded into each row."""
+    return _part(columnar.one_chunk(rows[STATE]), "first")
+
+
+def life_start_of(rows: pa.Table) -> pa.Array:
+    return _part(columnar.one_chunk(rows[STATE]), "life_start")
+
+
+def must_refold(rows: pa.Table) -> pa.Array:
+    """Whether each row depends on more than its own state."""
+    return _part(columnar.one_chunk(rows[STATE]), _REFOLD)
+
+
+def _part(state: pa.StructArray, name: str) -> pa.Array:
+    return pc.struct_field(state, name)
+
+
+def with_hashes(rows: pa.Table) -> pa.Table:
+    """``rows`` with their hashes in ``_cdc_row_hash``."""
+    place = rows.schema.get_field_index("_cdc_row_hash")
+    return rows.set_column(place, rows.schema.field(place), pa.array(row_hashes(rows)))
+
+
+def row_hashes(rows: pa.Table) -> npt.NDArray[np.int64]:
+    """64-bit hash of what each row says: its columns but those that say where it came from, and its state.
+
+    The lower half of the MD5 sum (RFC 1321) of the columns' texts as one JSON array, so it is the same in
+    every version of every program. Times are microseconds since 1970, bytes hexadecimal.
+    """
+    told = [
+        field
+        for field in rows.schema
+        if field.name not in _WHERE_FROM and field.name not in (STATE, "_cdc_row_hash")
+    ]
+    texts = ", ".join(_text(field) for field in told)
+    query = (
+        f"SELECT (md5_number(to_json([{texts}])::VARCHAR) % 18446744073709551616)::UBIGINT AS hash FROM told"
+    )
+    asked = _connection().from_arrow(rows.select([field.name for field in told])).query("told", query)
+    assert asked is not None, "a SELECT has a result"
+    hashes: npt.NDArray[np.uint64] = columnar.one_chunk(asked.to_arrow_table()["hash"]).to_numpy()
+    return hashes.view(np.int64)
+
+
+def _text(field: pa.Field) -> str:
+    column = '"' + field.name.replace('"', '""') + '"'
+    if pa.types.is_timestamp(field.type):
+        return f"epoch_us({column})::VARCHAR"
+    if pa.types.is_binary(field.type) or pa.types.is_large_binary(field.type):
+        return f"hex({column})"
+    if pa.types.is_map(field.type):
+        return f"to_json(list_sort(map_entries({column})))::VARCHAR"
+    if pa.types.is_list(field.type) or pa.types.is_large_list(field.type):
+        return f"to_json({column})::VARCHAR"
+    return f"{column}::VARCHAR"
+
+
+@cache
+def _connection() -> duckdb.DuckDBPyConnection:
+    """One for each process, in memory. The processes that update rows have one thread."""
+    return duckdb.connect(config={"threads": 1})

@@ -1,0 +1,219 @@
+"""Updating rows of the current state in place: a file's rows and the net changes of some of their keys.
+
+A row is merged with the net changes of its key by the algebra of ``life``; a row that nothing touches is
+passed on as it is. What does not follow from the row and its net changes alone (``stored``: ``refold``) is
+not merged: its key is given back, to be folded from the net changes of all windows and sent again as it is to
+be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from omnisupport_ingest.cdc import columnar
+from omnisupport_ingest.cdc.current_rows import current_groups
+from omnisupport_ingest.cdc.event_fold import Shape
+from omnisupport_ingest.cdc.life import Micros, Position
+from omnisupport_ingest.cdc.ordinary import FEW
+from omnisupport_ingest.cdc.row_fold import merge_groups
+from omnisupport_ingest.cdc.stored import (
+    STATE,
+    first_of,
+    life_start_of,
+    must_refold,
+    state_column,
+    to_folded,
+    with_hashes,
+)
+from omnisupport_ingest.cdc.table_ends import TableEnds
+
+CHANGE = "_cdc_change"
+"""The column that says what a row sent to a file means; NULL on a row that only asks for a look at it."""
+
+MERGE, SET, GONE = "merge", "set", "gone"
+"""Merge the row with the key's row; put it in the place of the key's row; the key has no row any more."""
+
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class UpdateRules:
+    """What the rows of one table are updated by.
+
+    ``schema``: of stored rows. ``ends``: every truncate and boundary of the table; ``new_ends``: those of
+    them that the rows have not been held against yet. ``gone_before``: rows that the source deleted before
+    this moment (microseconds since 1970) are left out; null: none are. ``looks_back``: a key without a row
+    may have had one that was left out. ``few``: as of ``row_fold.merge_groups``.
+    """
+
+    shape: Shape
+    schema: pa.Schema
+    soft_delete_column: str | None = None
+    ends: TableEnds = field(default_factory=TableEnds)
+    new_ends: TableEnds = field(default_factory=TableEnds)
+    gone_before: Micros | None = None
+    looks_back: bool = False
+    few: int = FEW
+
+
+@dataclass(frozen=True)
+class Updated:
+    """The rows that the file has now, in no order, and what became of those it had.
+
+    ``changed`` is false where every row is as it was. ``removed`` and ``added``: hashes of the rows that
+    left and of those that came. ``refold``: keys that must be folded from all their net changes; as long as
+    there are any, the other members mean nothing.
+    """
+
+    rows: pa.Table
+    changed: bool
+    removed: npt.NDArray[np.int64]
+    added: npt.NDArray[np.int64]
+    refold: pa.Array
+
+
+def update_rows(held: pa.Table, sent: pa.Table, rules: UpdateRules) -> Updated:
+    """Update the rows ``held`` by the rows ``sent``.
+
+    ``held``: stored rows, one per key. ``sent``: the same with ``CHANGE``, in any order, any number per key;
+    rows to merge of a key that is set or gone too count for nothing.
+    """
+    change = sent[CHANGE]
+    settled = sent.filter(pc.is_in(change, pa.array([SET, GONE])))
+    merging = sent.filter(pc.equal(change, MERGE))
+    merging = merging.filter(pc.invert(_among(merging, settled)))
+    replaced, touched = _mask(_among(held, settled)), _mask(_among(held, merging))
+    looked_at = _reached(held, rules) & ~replaced & ~touched
+    old = held.filter(pa.array(touched | looked_at))
+    refold = _to_refold(old, merging, rules)
+    if len(refold):
+        nothing = np.zeros(0, np.int64)
+        return Updated(held.slice(0, 0), False, nothing, nothing, refold)
+    made = current_rows(old, merging, rules)
+    put = settled.filter(pc.equal(settled[CHANGE], SET)).select(rules.schema.names).cast(rules.schema)
+    made = pa.concat_tables([made, with_hashes(put)]).combine_chunks()
+    leaving = held.filter(pa.array(touched | looked_at | replaced))
+    if _same(leaving, made):
+        return Updated(held, False, np.zeros(0, np.int64), np.zeros(0, np.int64), refold)
+    kept = held.filter(pa.array(~(touched | looked_at | replaced)))
+    return Updated(
+        pa.concat_tables([kept, made]), True, _hashes(leaving), _hashes(made), pa.array([], pa.string())
+    )
+
+
+def current_rows(old: pa.Table, merging: pa.Table, rules: UpdateRules) -> pa.Table:
+    """``old`` rows and net changes of the same table, merged: one stored row per key that is not left out."""
+    columns = rules.shape.columns
+    parts = [to_folded(rows, columns) for rows in (old, merging) if rows.num_rows]
+    if not parts:
+        return rules.schema.empty_table()
+    folded = pa.concat_tables([parts[0], *(each.select(parts[0].column_names) for each in parts[1:])])
+    merged = _one_table(merge_groups(folded.combine_chunks().to_batches(), rules.shape, few=rules.few))
+    lives = _one_table(current_groups(merged.to_batches(), rules.shape, rules.ends))
+    places = pc.index_in(lives["_cdc_key"], value_set=columnar.one_chunk(merged["_cdc_key"]))
+    merged = merged.take(columnar.one_chunk(places)).combine_chunks()
+    rows = _shown(lives, merged, rules)
+    if rules.gone_before is not None:
+        ended_at = _number(lives["_ended_time"])
+        stays = ~(_mask(lives["_ended"]) & (ended_at < rules.gone_before))
+        rows = rows.filter(pa.array(stays))
+    return rows
+
+
+def _one_table(batches: Iterable[pa.RecordBatch]) -> pa.Table:
+    return pa.Table.from_batches(list(batches)).combine_chunks()
+
+
+def _shown(lives: pa.Table, merged: pa.Table, rules: UpdateRules) -> pa.Table:
+    """Stored rows of lives; ``merged``: the folded rows of the same keys, in the same order."""
+    gone, gone_at = columnar.one_chunk(lives["_ended"]), columnar.one_chunk(lives["_ended_time"])
+    if rules.soft_delete_column is not None:
+        mark = columnar.one_chunk(lives[rules.soft_delete_column])
+        exact = pc.map_lookup(columnar.one_chunk(lives["_cdc_exact"]), rules.soft_delete_column, "first")
+        marked = pc.or_(pc.is_valid(mark), pc.is_valid(exact))
+        updated = columnar.one_chunk(lives["_cdc_updated_at"])
+        marked_at = pc.coalesce(mark, updated) if pa.types.is_timestamp(mark.type) else updated
+        gone_at = pc.if_else(gone, gone_at, pc.if_else(marked, marked_at, pa.scalar(None, gone_at.type)))
+        gone = pc.or_(gone, marked)
+    last = columnar.one_chunk(lives["_cdc_position"])
+    values = {name: lives[name] for name in rules.schema.names if name in lives.column_names}
+    values |= {
+        "_cdc_epoch": pc.struct_field(last, 0),
+        "_cdc_commit_lsn": pc.struct_field(last, 1),
+        "_cdc_ordinal": pc.struct_field(last, 2),
+        "_cdc_is_deleted": gone,
+        "_cdc_deleted_at": gone_at,
+        "_cdc_row_hash": pa.nulls(lives.num_rows, pa.int64()),
+        STATE: state_column(merged, rules.schema),
+    }
+    return with_hashes(pa.table({name: values[name] for name in rules.schema.names}).cast(rules.schema))
+
+
+def _to_refold(old: pa.Table, merging: pa.Table, rules: UpdateRules) -> pa.Array:
+    keys = [pc.filter(columnar.one_chunk(old["_cdc_key"]), must_refold(old))]
+    if rules.looks_back and merging.num_rows:
+        # What a new life inherits nothing from needs no look back.
+        strange = pc.and_(pc.invert(_among(merging, old)), pc.is_null(life_start_of(merging)))
+        keys.append(pc.filter(columnar.one_chunk(merging["_cdc_key"]), strange))
+    return pc.unique(pa.chunked_array(keys))
+
+
+def _reached(held: pa.Table, rules: UpdateRules) -> Mask:
+    """The rows that new truncates and boundaries may end, and those that may be left out by now."""
+    reached = np.zeros(held.num_rows, np.bool_)
+    if not held.num_rows:
+        return reached
+    ends = rules.new_ends
+    if ends.last is not None:
+        reached |= _below(first_of(held), ends.last)
+    if ends.last_ranged is not None:
+        below = np.flatnonzero(~reached & _below(first_of(held), ends.last_ranged))
+        keys = held["_cdc_key"].take(pa.array(below)).to_pylist()
+        reached[[row for row, key in zip(below, keys, strict=True) if ends.reach(key)]] = True
+    if rules.gone_before is not None:
+        reached |= _mask(held["_cdc_is_deleted"]) & (_number(held["_cdc_deleted_at"]) < rules.gone_before)
+    return reached
+
+
+def _below(column: pa.Array, last: Position) -> Mask:
+    epoch, lsn, ordinal = (
+        pc.fill_null(pc.struct_field(column, index), 0).to_numpy(zero_copy_only=False) for index in range(3)
+    )
+    in_epoch = (lsn < last[1]) | ((lsn == last[1]) & (ordinal < last[2]))
+    below: Mask = (epoch < last[0]) | ((epoch == last[0]) & in_epoch)
+    return below
+
+
+def _among(rows: pa.Table, others: pa.Table) -> pa.Array:
+    """Whether the key of each row is one of those of ``others``."""
+    return pc.is_in(columnar.one_chunk(rows["_cdc_key"]), value_set=columnar.one_chunk(others["_cdc_key"]))
+
+
+def _same(one: pa.Table, other: pa.Table) -> bool:
+    if one.num_rows != other.num_rows:
+        return False
+    first, second = (each.take(pc.sort_indices(each["_cdc_key"])).combine_chunks() for each in (one, other))
+    return bool(first.equals(second))
+
+
+def _hashes(rows: pa.Table) -> npt.NDArray[np.int64]:
+    found: npt.NDArray[np.int64] = columnar.one_chunk(rows["_cdc_row_hash"]).to_numpy()
+    return found
+
+
+def _mask(column: pa.Array | pa.ChunkedArray) -> Mask:
+    found: Mask = columnar.one_chunk(pc.fill_null(column, False)).to_numpy(zero_copy_only=False)
+    return found
+
+
+def _number(column: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.int64]:
+    """Times as microseconds since 1970; those that are null are later than any."""
+    numbers = pc.fill_null(columnar.one_chunk(column).cast(pa.int64()), np.iinfo(np.int64).max)
+    found: npt.NDArray[np.int64] = numbers.to_numpy()
+    return found

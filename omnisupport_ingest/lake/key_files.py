@@ -1,0 +1,176 @@
+"""Files of a table that are ordered by key: each holds a range of keys, and no two ranges overlap.
+
+So the file that a key belongs to is found by a search among the lowest keys, and an update rewrites the files
+of the keys it touches, whatever the size of the table. A file has at most twice ``ROWS_PER_FILE`` rows; one
+that grows is split.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+
+from omnisupport_ingest.lake import layout
+from omnisupport_ingest.lake.stats import delta_stats
+
+ROWS_PER_FILE = 16_384
+"""Measured: an update of scattered keys costs least with files of about this size, and reading them all costs
+as much as reading large ones."""
+
+Bound = int | str
+
+_LOWEST = int(np.iinfo(np.int64).min)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyOrder:
+    """By what the files are ordered: the values of ``column``, whole numbers if ``whole_numbers``, else text
+    by its code points."""
+
+    column: str
+    whole_numbers: bool
+
+    def values(self, rows: pa.Table) -> npt.NDArray[Any]:
+        """The values of ``rows``; a key that is no number (of an event in quarantine) is the lowest."""
+        column = rows[self.column].combine_chunks()
+        if self.whole_numbers:
+            column = pc.fill_null(column.cast(pa.int64()), _LOWEST)
+        found: npt.NDArray[Any] = column.to_numpy(zero_copy_only=False)
+        return found
+
+    def sort(self, rows: pa.Table) -> pa.Table:
+        return rows.take(pa.array(np.argsort(self.values(rows), kind="stable"))).combine_chunks()
+
+
+@dataclass(frozen=True, slots=True)
+class KeyFile:
+    """A file of the table, with its lowest key."""
+
+    path: str
+    uri: str
+    lowest: Bound
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRange:
+    """Keys from ``start`` up to but not with ``end`` (null: open), and the file that holds them, if any."""
+
+    start: Bound | None
+    end: Bound | None
+    file: KeyFile | None
+
+
+def key_files(handle: DeltaTable, folder: Path, order: KeyOrder) -> list[KeyFile] | None:
+    """The data files of the table, by key; null if some file does not say its lowest key, or ranges overlap:
+    then another program has written to the table."""
+    found = []
+    for action in pa.table(handle.get_add_actions(flatten=False)).to_pylist():
+        path = unquote(action["path"])
+        if layout.is_state(path):
+            continue
+        low, high = ((action.get(name) or {}).get(order.column) for name in ("min", "max"))
+        if low is None or high is None:
+            return None
+        found.append((low, high, KeyFile(path, str(folder / path), low, action["num_records"])))
+    found.sort(key=lambda each: each[0])
+    if any(above[0] <= below[1] for below, above in pairwise(found)):
+        return None
+    return [file for _, _, file in found]
+
+
+def ranges_of(files: Sequence[KeyFile], cuts: Iterable[Bound] = ()) -> list[KeyRange]:
+    """The ranges of keys of ``files`` in order, cut once more at ``cuts``. One range without files."""
+    starts: dict[Bound, KeyFile | None] = {file.lowest: file for file in files[1:]}
+    bounds = sorted({*starts, *cuts})
+    file = files[0] if files else None
+    ranges, start = [], None
+    for bound in bounds:
+        ranges.append(KeyRange(start, bound, file))
+        start, file = bound, starts.get(bound, file)
+    return [*ranges, KeyRange(start, None, file)]
+
+
+def range_numbers(values: npt.NDArray[Any], ranges: Sequence[KeyRange]) -> npt.NDArray[np.int32]:
+    """For each value, the number of the range that it belongs to."""
+    starts = [each.start for each in ranges[1:]]
+    bounds = np.array(starts, dtype=values.dtype if values.dtype != object else object)
+    return np.searchsorted(bounds, values, side="right").astype(np.int32)
+
+
+def read_range(of: KeyRange, order: KeyOrder, schema: pa.Schema) -> pa.Table:
+    """The rows of the range, in the columns of ``schema``."""
+    if of.file is None:
+        return schema.empty_table()
+    rows = pq.ParquetFile(of.file.uri, pre_buffer=False).read().select(schema.names).cast(schema)
+    values = order.values(rows)
+    chosen = np.ones(len(values), np.bool_)
+    if of.start is not None:
+        chosen &= values >= of.start
+    if of.end is not None:
+        chosen &= values < of.end
+    return rows if chosen.all() else rows.filter(pa.array(chosen))
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenFile:
+    """A file that was written: its name, size in bytes, rows, and Delta statistics (JSON)."""
+
+    name: str
+    rows: int
+    bytes: int
+    stats: str
+
+
+def write_rows(
+    rows: pa.Table, order: KeyOrder, folder: Path, *, rows_per_file: int = ROWS_PER_FILE
+) -> list[WrittenFile]:
+    """Write ``rows`` to new files in ``folder``, ordered, with ``rows_per_file`` rows to twice as many."""
+    ordered = order.sort(rows)
+    values = order.values(ordered)
+    parts = round(len(values) / rows_per_file) if len(values) > 2 * rows_per_file else 1
+    cuts = np.linspace(0, len(values), parts + 1).astype(int)[1:-1]
+    # Rows of one value stay together: between files of which both have it no search could choose.
+    cuts = np.unique(np.searchsorted(values, values[cuts], side="left")) if len(cuts) else cuts
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    bounds = [0, *(int(cut) for cut in cuts if cut), len(values)]
+    return [
+        _write(ordered.slice(start, end - start), order, folder)
+        for start, end in pairwise(bounds)
+        if end > start
+    ]
+
+
+def written_file(path: Path, order: KeyOrder) -> WrittenFile:
+    """What ``write_rows`` says of a file that it wrote, from the file."""
+    return _described(path, pq.read_table(path, columns=[order.column]), order)
+
+
+def _write(rows: pa.Table, order: KeyOrder, folder: Path) -> WrittenFile:
+    path = folder / f"part-{uuid.uuid4().hex}.parquet"
+    pq.write_table(rows, path, compression="snappy")
+    return _described(path, rows, order)
+
+
+def _described(path: Path, rows: pa.Table, order: KeyOrder) -> WrittenFile:
+    count, text = delta_stats(path)
+    stats = json.loads(text)
+    values = order.values(rows)
+    # The bounds of text in the footer may be cut short; these are exact.
+    stats["minValues"][order.column] = values[:1].tolist()[0]
+    stats["maxValues"][order.column] = values[-1:].tolist()[0]
+    stats["nullCount"][order.column] = rows[order.column].null_count
+    return WrittenFile(path.name, count, path.stat().st_size, json.dumps(stats, separators=(",", ":")))

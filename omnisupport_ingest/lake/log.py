@@ -1,0 +1,94 @@
+"""What the log of a Delta table says changed between two versions, read entry by entry.
+
+So it costs as much as was committed in between, not as much as the table has files (Delta protocol, actions).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from omnisupport_ingest.lake import layout
+from omnisupport_ingest.lake.layout import WHOLE_TABLE, LakeFile
+from omnisupport_ingest.lake.table import TableSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class LogChanges:
+    """What became of a table's rows.
+
+    ``added``: files with rows that joined their window, by path; those that closing has folded into others
+    since are among them, and still on disk. ``replaced``: windows whose rows were taken out, or some of them;
+    of these windows no added file is told. ``gone``: the files that held those rows. ``noted``: every
+    window that has another state.
+    """
+
+    added: tuple[LakeFile, ...]
+    replaced: frozenset[str]
+    gone: tuple[LakeFile, ...]
+    noted: frozenset[str]
+
+    @property
+    def windows(self) -> frozenset[str]:
+        """The windows with other rows."""
+        return self.replaced | {file.window for file in self.added}
+
+
+def changes_since(snapshot: TableSnapshot, version: int) -> LogChanges | None:
+    """The changes after ``version``, up to the one of ``snapshot``.
+
+    Null if they cannot be told any more: an entry of the log is gone, or a file that has to be read.
+    """
+    if version > snapshot.version:
+        return None
+    added: dict[str, LakeFile] = {}
+    gone: dict[str, LakeFile] = {}
+    noted: set[str] = set()
+    for number in range(version + 1, snapshot.version + 1):
+        entry = snapshot.table.folder / "_delta_log" / f"{number:020d}.json"
+        try:
+            actions = [json.loads(line) for line in entry.read_text().splitlines() if line]
+        except FileNotFoundError:
+            return None
+        for kind, file, data_change in _files(snapshot, actions):
+            if layout.is_state(file.path):
+                noted.add(file.window)
+            elif not data_change:
+                # Closing folds files into others, and no row changes.
+                continue
+            elif kind == "add":
+                added[file.path] = file
+            elif added.pop(file.path, None) is None:
+                gone[file.path] = file
+    replaced = frozenset(file.window for file in gone.values())
+    told = tuple(file for file in added.values() if file.window not in replaced)
+    if not all(Path(file.uri).exists() for file in (*told, *gone.values())):
+        return None
+    return LogChanges(told, replaced, tuple(gone.values()), frozenset(noted))
+
+
+def _files(snapshot: TableSnapshot, actions: list[Mapping[str, Any]]) -> Iterator[tuple[str, LakeFile, bool]]:
+    for action in actions:
+        for kind in ("add", "remove"):
+            told = action.get(kind)
+            if told is not None:
+                yield kind, _lake_file(snapshot, told), told.get("dataChange", True)
+
+
+def _lake_file(snapshot: TableSnapshot, told: Mapping[str, Any]) -> LakeFile:
+    path = unquote(told["path"])
+    values = told.get("partitionValues") or {}
+    partition = tuple((name, values.get(name)) for name in snapshot.table.spec.partition_by)
+    rows = json.loads(told["stats"]).get("numRecords", 0) if told.get("stats") else 0
+    return LakeFile(
+        path=path,
+        uri=str(snapshot.table.folder / path),
+        window=partition[0][1] or "" if partition else WHOLE_TABLE,
+        partition=partition,
+        rows=rows,
+        bytes=told.get("size") or 0,
+    )

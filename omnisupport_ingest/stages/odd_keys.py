@@ -1,0 +1,171 @@
+"""Net changes that no single row's state can take in: of keys that depend on other keys, or on a person.
+
+A key change that left a column unsent ties two keys together, and a quarantined delete leaves open whether a
+row exists. Their rows are folded from the net changes of all windows, by the same fold as ever
+(``cdc.current``). They are rare, so most files need only a look at their footers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from omnisupport_ingest.cdc import columnar
+from omnisupport_ingest.cdc.current import current_state
+from omnisupport_ingest.cdc.event_fold import BOUNDARY, ENDED, KEY, TRUNCATE
+from omnisupport_ingest.cdc.fold import merge_rows, partitions_for
+from omnisupport_ingest.cdc.stored import STATE, state_of_fold, stored_type
+from omnisupport_ingest.cdc.table_ends import Told
+from omnisupport_ingest.cdc.updating import CHANGE, GONE, SET
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.lake.layout import LakeFile
+from omnisupport_ingest.lake.table import TableSnapshot
+
+_TOLD = ("_cdc_kind", "_cdc_position", "_cdc_source_ts", "_cdc_doubt", "_cdc_scope")
+
+
+def keyless_in(files: Iterable[LakeFile]) -> Iterator[Told]:
+    """The truncates and boundaries among the rows of ``files``."""
+    for file in files:
+        with pq.ParquetFile(file.uri) as parquet:
+            if _kinds(parquet) == {KEY}:
+                continue
+            rows = parquet.read(columns=list(_TOLD))
+        rows = rows.filter(pc.is_in(rows["_cdc_kind"], pa.array([TRUNCATE, BOUNDARY])))
+        yield from zip(
+            columnar.positions(rows["_cdc_position"]),
+            columnar.micros(rows["_cdc_source_ts"]),
+            columnar.positions(rows["_cdc_doubt"]),
+            rows["_cdc_scope"].to_pylist(),
+            strict=True,
+        )
+
+
+def odd_files(files: Iterable[LakeFile]) -> list[LakeFile]:
+    """Those of ``files`` in which some key's row depends on more than its own state."""
+    found = []
+    for file in files:
+        with pq.ParquetFile(file.uri) as parquet:
+            if ENDED in _kinds(parquet) or not all(
+                _only_nulls(parquet, leaf) for leaf in ("_cdc_moved_from_key", "_cdc_doubt.epoch")
+            ):
+                found.append(file)
+    return found
+
+
+def _kinds(parquet: pq.ParquetFile) -> set[str]:
+    """The kinds of the rows; more than one where the footer does not tell."""
+    place = _leaf(parquet, "_cdc_kind")
+    kinds: set[str] = set()
+    for number in range(parquet.metadata.num_row_groups):
+        found = parquet.metadata.row_group(number).column(place).statistics
+        if found is None or not found.has_min_max:
+            return {KEY, ENDED, TRUNCATE, BOUNDARY}
+        kinds |= {found.min} if found.min == found.max else {KEY, ENDED, TRUNCATE, BOUNDARY}
+    return kinds
+
+
+def _only_nulls(parquet: pq.ParquetFile, leaf: str) -> bool:
+    place = _leaf(parquet, leaf)
+    groups = (parquet.metadata.row_group(number) for number in range(parquet.metadata.num_row_groups))
+    told = (group.column(place).statistics for group in groups)
+    return all(found is not None and found.has_null_count and not found.num_values for found in told)
+
+
+def _leaf(parquet: pq.ParquetFile, name: str) -> int:
+    schema = parquet.schema
+    return next(place for place in range(len(schema)) if schema.column(place).path == name)
+
+
+def odd_keys(rows: DataFrame) -> DataFrame:
+    """The keys of the net changes ``rows`` that cannot be merged by their own state: ``_cdc_key``."""
+    return rows.where(_is_odd() & F.col("_cdc_key").isNotNull()).select("_cdc_key")
+
+
+def _is_odd() -> Column:
+    return (
+        (F.col("_cdc_kind") == ENDED)
+        | F.col("_cdc_moved_from_key").isNotNull()
+        | F.col("_cdc_doubt").isNotNull()
+    )
+
+
+def refolded(
+    spark: SparkSession,
+    dimension: TableSnapshot,
+    contract: TableContract,
+    keys: DataFrame,
+    *,
+    deleted_since: datetime | None,
+    doubted: bool,
+) -> DataFrame:
+    """The rows that ``keys`` should have, by the net changes of all windows: stored rows with ``CHANGE``.
+
+    ``keys``: ``_cdc_key``, repeats allowed. Keys that key changes tie together are folded together. A key
+    without a row is told as gone. ``doubted``: a truncate or boundary is in quarantine.
+    """
+    files = dimension.all_files()
+    rows = dimension.read(spark, files)
+    wanted = keys
+    odd = odd_files(files)
+    if odd:
+        tied = dimension.read(spark, odd).where(
+            (F.col("_cdc_kind") == ENDED) | F.col("_cdc_moved_from_key").isNotNull()
+        )
+        wanted = wanted.unionByName(tied.select("_cdc_key")).unionByName(
+            tied.where(F.col("_cdc_moved_from_key").isNotNull()).select(
+                F.col("_cdc_moved_from_key").alias("_cdc_key")
+            )
+        )
+    wanted = wanted.distinct()
+    parts = partitions_for(sum(file.rows for file in files), sum(file.bytes for file in files))
+    chosen = rows.join(wanted, "_cdc_key", "left_semi")
+    keyless = rows.where(F.col("_cdc_key").isNull())
+    current = current_state(
+        chosen.unionByName(keyless), contract, partitions=parts, deleted_since=deleted_since
+    )
+    once = chosen.withColumn("window", F.lit(""))
+    merged = merge_rows(once, contract, partitions=parts)
+    ended = (
+        chosen.where(F.col("_cdc_kind") == ENDED)
+        .select("_cdc_key")
+        .distinct()
+        .withColumn("_tied", F.lit(True))
+    )
+    refold = F.coalesce(F.col("_tied"), F.lit(doubted)) | _is_odd()
+    states = (
+        merged.where(F.col("_cdc_kind") == KEY)
+        .join(ended, "_cdc_key", "left")
+        .select("_cdc_key", state_of_fold(refold).alias(STATE))
+    )
+    there = current.join(states, "_cdc_key").withColumn(CHANGE, F.lit(SET))
+    names = [*stored_type(contract).names, CHANGE]
+    gone = wanted.join(current.select("_cdc_key"), "_cdc_key", "left_anti")
+    # The order of a table of whole numbers is by its key column.
+    absent = gone.select(*(_absent(contract, field) for field in there.select(*names).schema.fields))
+    return there.select(*(f"`{name}`" for name in names)).unionByName(absent)
+
+
+def _absent(contract: TableContract, field: T.StructField) -> Column:
+    """A column of a row that says that its key is gone."""
+    value = F.lit(None).cast(field.dataType)
+    if field.name in contract.key:
+        text = F.get(F.from_json("_cdc_key", "array<string>"), F.lit(contract.key.index(field.name)))
+        value = text.try_cast(field.dataType)
+    elif field.name == "_cdc_key":
+        value = F.col("_cdc_key")
+    elif field.name == CHANGE:
+        value = F.lit(GONE)
+    return value.alias(field.name)
+
+
+def keys_in(snapshot: TableSnapshot, spark: SparkSession, files: Sequence[LakeFile]) -> DataFrame:
+    """The keys of the net changes in ``files``: ``_cdc_key``, repeats allowed."""
+    return snapshot.read(spark, files).where(F.col("_cdc_key").isNotNull()).select("_cdc_key")
