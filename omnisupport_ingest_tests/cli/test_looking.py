@@ -105,7 +105,9 @@ def tables(seen: Any) -> dict[str, Any]:
 
 
 def files_in(folder: Path) -> set[Path]:
-    return {each.relative_to(folder) for each in folder.rglob("*")}
+    """All but what SQLite keeps beside the index of landing while somebody reads it."""
+    beside = ("index.sqlite-shm", "index.sqlite-wal")
+    return {each.relative_to(folder) for each in folder.rglob("*") if each.name not in beside}
 
 
 # --- status --------------------------------------------------------------------------------------
