@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from unittest import mock
@@ -26,7 +27,7 @@ from omnisupport_ingest.landing.writer import BatchWriter
 from omnisupport_ingest.position import Lsn, Position
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.stages import raw
-from omnisupport_ingest.stages.published import upstream_of
+from omnisupport_ingest.stages.carried import Carried
 from omnisupport_ingest.stages.versions import LawVersions, of_contract
 from omnisupport_ingest.stages.workspace import Workspace
 
@@ -207,9 +208,10 @@ class History:
             above = deduped.open().table_id
             _commit(dimension, {key: self._state(key, of_dimension, above) for key in keys})
         if layers > 3:
-            upstream = upstream_of(dimension.open(), self.contract)
-            units = tuple(sorted(upstream.units))
-            shown = self._state(WHOLE_TABLE, upstream.versions, upstream.table_id, units)
+            folded = dimension.open()
+            shown = self._state(WHOLE_TABLE, of_dimension, folded.table_id, (f"version:{folded.version}",))
+            made_of = replace(shown.checkpoint, upstream_version=folded.version)
+            shown = replace(shown, checkpoint=made_of, carried=Carried().to_text())
             _commit(workspace.published(self.contract), {WHOLE_TABLE: shown})
 
     def _commit(self, windows: int) -> None:

@@ -25,6 +25,7 @@ from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.staging import StagedFiles, stage_frame
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.table import TableSnapshot, retrying
+from omnisupport_ingest.landing.standing import LandedPart
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.stages import closing
 from omnisupport_ingest.stages.checkpoints import Counts, Identity, Outcome, change_for, report
@@ -33,7 +34,7 @@ from omnisupport_ingest.stages.explained import Replaced, keys_changed, reasons
 from omnisupport_ingest.stages.idempotency import idempotency_key, unit_key
 from omnisupport_ingest.stages.lateness import Lateness
 from omnisupport_ingest.stages.plan import Asked, Upstream, WindowPlan, Work, plan_window, repeats_writes
-from omnisupport_ingest.stages.progress import BatchFacts, facts_of
+from omnisupport_ingest.stages.progress import BatchFacts, facts_of_parts
 from omnisupport_ingest.stages.quarantine_files import named_by
 from omnisupport_ingest.stages.retyping import require_types
 from omnisupport_ingest.stages.upstream_files import files_to_read, units_of
@@ -208,7 +209,13 @@ def _key(contract: TableContract, job: _Job) -> str:
 
 
 def _facts(landing: LandingStore, job: _Job) -> BatchFacts:
-    return facts_of((landing.read(name) for name in job.batches if landing.exists(name)), job.plan.window)
+    return facts_of_parts(_parts_of(landing, job))
+
+
+def _parts_of(landing: LandingStore, job: _Job) -> list[LandedPart]:
+    """The landed files of the job's window, of the batches that it holds."""
+    held = frozenset(job.batches)
+    return [part for part in landing.parts(job.plan.window) if part.batch_id in held]
 
 
 class _Changed:
@@ -255,8 +262,7 @@ def _replaced(
     if before is None or not job.replays or snapshot.retyped:
         # Rows of other types are other rows, every one.
         return None
-    batches = (landing.read(name) for name in job.batches if landing.exists(name))
-    late = lateness.late_in(job.plan.window, batches)
+    late = {each.batch_id for each in lateness.late_parts(_parts_of(landing, job))}
     why = reasons(before, job.upstream, job.batches, late, deduped.state(job.plan.window))
     rules = tuple(each for each in why if each in RULES)
     return Replaced(before.checkpoint.content_hash, why, partial(changed.of, job.plan.window), unseen=rules)

@@ -12,7 +12,6 @@ from datetime import datetime, timedelta
 
 from omnisupport_ingest.cdc.lateness import allowed_of_source, closes_at, is_late
 from omnisupport_ingest.contracts.model import DEFAULT_ALLOWED_LATENESS, TableContract
-from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.landing.standing import LandedPart
 from omnisupport_ingest.stages.workspace import Workspace
 from omnisupport_ingest.windows import OUT_OF_RANGE, WindowGrid
@@ -51,12 +50,8 @@ class Lateness:
         """The watermark at which ``window`` closes."""
         return closes_at(self._grid.end_of(window), self._longest_allowed)
 
-    def arrivals(self, batch: Manifest) -> tuple[LateArrival, ...]:
-        """The late ones among the events of ``batch``, by window; counted by table, not one by one."""
-        return self.late_parts(LandedPart.of(batch, file) for file in batch.files)
-
     def late_parts(self, parts: Iterable[LandedPart]) -> tuple[LateArrival, ...]:
-        """The same of ``parts`` of one window, by batch."""
+        """The late ones among the events of ``parts``, by window and batch; not one by one."""
         found: dict[tuple[str, str], int] = {}
         for part in parts:
             late = self._late_events(part.mark_before, part.window, part.rows_per_table)
@@ -74,10 +69,4 @@ class Lateness:
             rows
             for table, rows in rows_per_table.items()
             if is_late(mark, end, self._allowed.get(table, DEFAULT_ALLOWED_LATENESS))
-        )
-
-    def late_in(self, window: str, batches: Iterable[Manifest]) -> frozenset[str]:
-        """The names of those of ``batches`` that have late events in ``window``."""
-        return frozenset(
-            batch.batch_id for batch in batches if any(each.window == window for each in self.arrivals(batch))
         )

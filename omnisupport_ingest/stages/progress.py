@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
-from omnisupport_ingest.landing.manifest import DataFile, Manifest
+from omnisupport_ingest.landing.manifest import DataFile
 from omnisupport_ingest.landing.standing import LandedPart
 from omnisupport_ingest.position import Position
 
@@ -25,15 +25,8 @@ class BatchFacts:
     watermark: datetime | None
 
 
-def facts_of(batches: Iterable[Manifest], window: str) -> BatchFacts:
-    """The facts of ``batches`` for ``window``; all null where none has events in it."""
-    return facts_of_parts(
-        LandedPart.of(batch, file) for batch in batches for file in batch.files if file.window == window
-    )
-
-
 def facts_of_parts(parts: Iterable[LandedPart]) -> BatchFacts:
-    """The same of the data files of one window."""
+    """The facts of landed files of one window; all null where there are none."""
     held = list(parts)
     if not held:
         return BatchFacts(None, None, None, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from omnisupport_ingest.stages.progress import facts_of
+from omnisupport_ingest.stages.progress import facts_of_parts
 from omnisupport_ingest_tests.stages.story import FIRST, Change, Commit, Story
 
 
@@ -12,6 +12,7 @@ def test_of_two_batches_with_the_same_events_the_later_one_is_named(tmp_path: Pa
     story = Story(tmp_path)
     insert = Commit(10, 1, [Change("c", 1, {"title": "one", "body": None})])
     batches = [story.land(insert), story.land_again(insert)]
-    facts = facts_of(batches, FIRST)
+    parts = story.store.parts(FIRST)
+    facts = facts_of_parts(parts)
     assert facts.last_batch_id == batches[1].batch_id
-    assert facts == facts_of(reversed(batches), FIRST)
+    assert facts == facts_of_parts(reversed(parts))
