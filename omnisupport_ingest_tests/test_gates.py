@@ -266,6 +266,8 @@ def test_a_gate_holds_something() -> None:
         ("landing/store.py", "landing.data"),
         ("lake/staging.py", "lake.place"),
         ("sources/postgres/slot.py", "source.slot"),
+        # It stands around the Spark job whose tasks write.
+        ("stages/updating_files.py", "lake.write"),
         # Dagster makes them durable when it has the answer.
         ("defs/sensors.py", "sensor.answer"),
         ("defs/query_sensors.py", "sensor.answer"),
