@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from unittest import mock
 
+from omnisupport_ingest.cdc.table_ends import Carried
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.lake.checkpoint import Checkpoint
 from omnisupport_ingest.lake.commit import WindowChange
@@ -27,7 +28,6 @@ from omnisupport_ingest.landing.writer import BatchWriter
 from omnisupport_ingest.position import Lsn, Position
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.stages import raw
-from omnisupport_ingest.stages.carried import Carried
 from omnisupport_ingest.stages.versions import LawVersions, of_contract
 from omnisupport_ingest.stages.workspace import Workspace
 

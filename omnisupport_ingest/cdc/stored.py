@@ -159,10 +159,10 @@ def with_hashes(rows: pa.Table) -> pa.Table:
 
 
 def row_hashes(rows: pa.Table) -> npt.NDArray[np.int64]:
-    """64-bit hash of what each row says: its columns but those that say where it came from, and its state.
+    """64-bit hash of what each row says: its columns but those that say where it came from.
 
-    The lower half of the MD5 sum (RFC 1321) of the columns' texts as one JSON array, so it is the same in
-    every version of every program. Times are microseconds since 1970, bytes hexadecimal.
+    The state is left out too. It is the lower half of the MD5 sum (RFC 1321) of the columns' texts, as DuckDB
+    writes them, in one JSON array. Times are microseconds since 1970, bytes hexadecimal.
     """
     told = [
         field

@@ -214,7 +214,7 @@ def _land(
     from dataclasses import replace
     from datetime import timedelta
 
-    from omnisupport_ingest.sources.debezium.definition import handling_in_force
+    from omnisupport_ingest.sources.debezium.handling import handling_in_force
     from omnisupport_ingest.sources.debezium.land import Inlet, check_source
     from omnisupport_ingest.sources.debezium.land import land as land_file
 

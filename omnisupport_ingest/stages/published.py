@@ -27,7 +27,7 @@ from omnisupport_ingest.cdc.current import published_type
 from omnisupport_ingest.cdc.fold import shape_of
 from omnisupport_ingest.cdc.folded import folded_type
 from omnisupport_ingest.cdc.stored import from_folded, stored_type
-from omnisupport_ingest.cdc.table_ends import TableEnds
+from omnisupport_ingest.cdc.table_ends import Carried, TableEnds
 from omnisupport_ingest.cdc.updating import CHANGE, MERGE, UpdateRules
 from omnisupport_ingest.contracts.load import TableContract
 from omnisupport_ingest.contracts.pg_types import Kind
@@ -50,7 +50,6 @@ from omnisupport_ingest.lake.schema import arrow_schema
 from omnisupport_ingest.lake.staging import place_files
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.table import TableSnapshot, retrying
-from omnisupport_ingest.stages.carried import Carried
 from omnisupport_ingest.stages.checkpoints import Counts, Identity, Outcome, checkpoint_of, report
 from omnisupport_ingest.stages.idempotency import idempotency_key
 from omnisupport_ingest.stages.odd_keys import keyless_in, keys_in, odd_files, odd_keys, refolded

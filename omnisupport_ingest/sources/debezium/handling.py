@@ -6,6 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from fnmatch import fnmatchcase
+from typing import Any
+
+from omnisupport_ingest.contracts.sources import load_source, sources_folder
+from omnisupport_ingest.settings import Settings
 
 QUARANTINE, REFUSE = "quarantine", "refuse"
 """What becomes of a line that cannot be read: its event waits in quarantine, or its file does not land."""
@@ -69,3 +73,17 @@ class Beside:
 
 
 PLAIN, ALONE = Handling(), Beside()
+
+
+def handling_in_force(settings: Settings, source: str) -> Handling:
+    """How the events of ``source`` are read in the home of ``settings``; without a definition, as Debezium
+    writes by default. ``ContractError`` if the definition is wrong."""
+    path = sources_folder(settings) / f"{source}.json"
+    return handling_of(load_source(path).events if path.exists() else {})
+
+
+def handling_of(told: Mapping[str, Any]) -> Handling:
+    """The member ``events`` of a definition, checked already."""
+    tables = tuple(NamedTable(**each) for each in told.get("tables", ()))
+    columns = tuple(told.get("time_columns", ()))
+    return Handling(**{**told, "tables": tables, "time_columns": columns})

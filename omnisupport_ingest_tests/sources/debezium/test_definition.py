@@ -12,8 +12,7 @@ from click.testing import CliRunner
 from omnisupport_ingest.cli.main import cli
 from omnisupport_ingest.contracts.model import ContractError
 from omnisupport_ingest.contracts.sources import load_source
-from omnisupport_ingest.sources.debezium.definition import handling_in_force, handling_of
-from omnisupport_ingest.sources.debezium.handling import Handling, NamedTable
+from omnisupport_ingest.sources.debezium.handling import Handling, NamedTable, handling_in_force, handling_of
 from omnisupport_ingest_tests.sources.debezium.recorded import SOURCE, Recorder
 from omnisupport_ingest_tests.sources.debezium.told import customer, envelope
 
