@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
+import pyarrow as pa
 from deltalake import DeltaTable
 
+from omnisupport_ingest.cdc.fold import shape_of
+from omnisupport_ingest.cdc.row_fold import merge_groups
+from omnisupport_ingest.contracts.load import TableContract
 from omnisupport_ingest.lake import layout
 from omnisupport_ingest.lake.checkpoint import Checkpoint
 from omnisupport_ingest.lake.table import LakeTable
@@ -101,16 +105,23 @@ class Content:
 
 def contents(workspace: Workspace) -> dict[str, Content]:
     """The content of every table; fails where a checkpoint counts other rows than the table has."""
-    return {name: _content(table) for name, table in tables(workspace)}
+    (contract,) = workspace.contracts.of_source(SOURCE)
+    return {name: _content(table, contract if name == "dim" else None) for name, table in tables(workspace)}
 
 
-def _content(table: LakeTable) -> Content:
+def _content(table: LakeTable, folded: TableContract | None) -> Content:
+    """``folded``: the contract, where the table holds what each run folded; its parts are merged here."""
     found = checkpoints.read([table])
-    rows = DeltaTable(str(table.folder)).to_pyarrow_table().to_pylist()
-    assert len(rows) == sum(each.rows for each in found)
+    held = DeltaTable(str(table.folder)).to_pyarrow_table()
+    assert len(held) == sum(each.rows for each in found)
+    if folded is not None:
+        found = tuple(replace(each, rows=0) for each in found)
+        merged = merge_groups(held.combine_chunks().to_batches(), shape_of(folded), few=held.num_rows)
+        # A merged row has no hash before Spark computes it.
+        held = pa.Table.from_batches(merged, held.schema).drop_columns("_cdc_row_hash")
     # Windows of the quarantine without rows may or may not have been committed.
     windows = frozenset(_facts(each) for each in found if each.rows or each.layer != "quarantine")
-    return Content(windows, tuple(sorted(repr(sorted(row.items())) for row in rows)))
+    return Content(windows, tuple(sorted(repr(sorted(row.items())) for row in held.to_pylist())))
 
 
 def _facts(each: Checkpoint) -> tuple[object, ...]:
