@@ -88,9 +88,10 @@ class Landed:
 
     @property
     def watermark(self) -> datetime | None:
-        """The highest commit time that has been brought, of whatever epoch, by what may be taken. A clock
-        that was behind holds it back."""
-        return max((each.watermark for each in self._taken if each.watermark is not None), default=None)
+        """The highest commit time that has been brought, of whatever epoch, by the batches with events that
+        may be taken. A clock that was behind holds it back."""
+        marks = (each.watermark for each in self._taken if each.batch.told)
+        return max((mark for mark in marks if mark is not None), default=None)
 
     @property
     def batches(self) -> list[Batch]:
