@@ -194,10 +194,10 @@ class History:
 
     def take_in(self, windows: Sequence[int], layers: int = 4) -> None:
         """Commit everything that has landed in ``windows`` to the first ``layers`` of raw, deduped events,
-        dimension and published table."""
+        dimension and dimension."""
         workspace, laws = self.workspace, LawVersions(self.workspace, SOURCE)
         workspace.quarantine(SOURCE).open()
-        deduped, dimension = workspace.deduped(SOURCE), workspace.dimension(self.contract)
+        deduped, dimension = workspace.deduped(SOURCE), workspace.net_changes(self.contract)
         of_dimension = of_contract(self.contract)
         keys = [self.window(each) for each in windows]
         _commit(workspace.raw(SOURCE), {key: self._state(key, raw.VERSIONS, None) for key in keys})
@@ -212,7 +212,7 @@ class History:
             shown = self._state(WHOLE_TABLE, of_dimension, folded.table_id, (f"version:{folded.version}",))
             made_of = replace(shown.checkpoint, upstream_version=folded.version)
             shown = replace(shown, checkpoint=made_of, carried=Carried().to_text())
-            _commit(workspace.published(self.contract), {WHOLE_TABLE: shown})
+            _commit(workspace.dimension(self.contract), {WHOLE_TABLE: shown})
 
     def _commit(self, windows: int) -> None:
         for first in range(self._committed, windows, _WINDOWS_AT_ONCE):

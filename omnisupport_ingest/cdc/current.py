@@ -29,8 +29,8 @@ _MOST_ROUNDS = 64
 a last round at all only keeps a damaged table from being followed for ever."""
 
 
-def published_type(contract: TableContract) -> T.StructType:
-    """Schema of the published table: the contract's columns, then what the platform knows of the row."""
+def current_type(contract: TableContract) -> T.StructType:
+    """Schema of the dimension: the contract's columns, then what the platform knows of the row."""
     return T.StructType(
         [
             *spark_schema(contract).fields,
@@ -90,7 +90,7 @@ def current_state(
 ) -> DataFrame:
     """Fold all windows into the current state.
 
-    In: ``folded_type(contract)`` rows of any windows. Out: ``published_type(contract)``, one row
+    In: ``folded_type(contract)`` rows of any windows. Out: ``current_type(contract)``, one row
     per key. ``_cdc_unresolved`` of a live row names the columns whose value is not known; they are
     NULL in their column, and ``current_rows.EXISTENCE`` among them says that the row itself may be
     gone. ``partitions``: as in ``fold.fold_events``. Rows that the source deleted before ``deleted_since``
@@ -109,7 +109,7 @@ def current_state(
         lives = filled(lives, followed(found.where(F.col("_cdc_kind") == ENDED), contract), contract)
     if deleted_since is not None:
         lives = lives.where(~F.coalesce(_ended_before(deleted_since), F.lit(False)))
-    return _published(lives, contract)
+    return _shown(lives, contract)
 
 
 def _ended_before(moment: datetime) -> Column:
@@ -195,7 +195,7 @@ def is_marked(contract: TableContract) -> Column:
     return F.col(f"`{contract.soft_delete_column}`").isNotNull() | exact.isNotNull()
 
 
-def _published(lives: DataFrame, contract: TableContract) -> DataFrame:
+def _shown(lives: DataFrame, contract: TableContract) -> DataFrame:
     gone, gone_at = F.col("_ended"), F.col("_ended_time")
     if contract.soft_delete_column is not None:
         mark = F.col(f"`{contract.soft_delete_column}`")
@@ -222,5 +222,5 @@ def _published(lives: DataFrame, contract: TableContract) -> DataFrame:
         "_cdc_ingested_at",
     )
     return state.withColumn("_cdc_row_hash", row_hash(state)).select(
-        *(f"`{name}`" for name in published_type(contract).names)
+        *(f"`{name}`" for name in current_type(contract).names)
     )

@@ -232,7 +232,7 @@ class _Judge:
         """The first scenario that keeps the event out; the broken rules of its row go to ``broken``.
 
         A release outweighs doubts about when and where an event came, never what it carries: a row that
-        cannot be read, or breaks its contract by now, would break the published table.
+        cannot be read, or breaks its contract by now, would break the dimension.
         """
         image, malformed = None, False
         if rows.op[row] in IMAGE_OPS:

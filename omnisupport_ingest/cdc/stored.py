@@ -24,7 +24,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from omnisupport_ingest.cdc import columnar
-from omnisupport_ingest.cdc.current import published_type
+from omnisupport_ingest.cdc.current import current_type
 from omnisupport_ingest.cdc.envelope import POSITION_TYPE
 from omnisupport_ingest.cdc.event_fold import KEY
 from omnisupport_ingest.cdc.folded import DELETE_TYPE
@@ -59,8 +59,8 @@ _SAME = ("_cdc_op", "_cdc_source_ts", "_cdc_updated_at", "_cdc_exact", "_cdc_bat
 
 
 def stored_type(contract: TableContract) -> T.StructType:
-    """Schema of the current state as it is stored: ``published_type`` and ``_cdc_state``."""
-    return T.StructType([*published_type(contract).fields, T.StructField(STATE, STATE_TYPE)])
+    """Schema of the current state as it is stored: ``current_type`` and ``_cdc_state``."""
+    return T.StructType([*current_type(contract).fields, T.StructField(STATE, STATE_TYPE)])
 
 
 def from_folded(rows: DataFrame, contract: TableContract) -> DataFrame:

@@ -153,7 +153,7 @@ def _rebuild(settings: Settings) -> int:
 
 
 def _names(table: str, path: str) -> bool:
-    """Whether ``table`` means the table at ``path``, or its end: ``tickets`` is a published table."""
+    """Whether ``table`` means the table at ``path``, or its end, as in ``dim_tickets``."""
     return path == table or path.endswith(f"/{table}")
 
 

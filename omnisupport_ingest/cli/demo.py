@@ -139,7 +139,7 @@ def run_the_workload(demo: Demo) -> None:
 
 def say_what_to_do_next(demo: Demo) -> None:
     """Where the lake is, how to see the graph, and one line that reads a dimension."""
-    table = demo.home.lake / demo.settings.source / "published" / "tickets"
+    table = demo.home.lake / demo.settings.source / "dim_tickets"
     query = f"import deltalake; print(deltalake.DeltaTable('{table}').to_pandas().head())"
     demo.console.print(f"\nLake:     {demo.home.lake}", soft_wrap=True)
     demo.console.print("See it:   make up   (or: omnisupport-ingest up)")

@@ -139,7 +139,7 @@ def _tables(workspace: Workspace, source: str) -> Iterator[LakeTable]:
     yield workspace.raw(source)
     yield workspace.deduped(source)
     for contract in workspace.contracts.of_source(source):
-        yield workspace.dimension(contract)
+        yield workspace.net_changes(contract)
 
 
 def _replayable(workspace: Workspace, source: str) -> list[Checkpoint]:

@@ -48,7 +48,7 @@ def erase(
 
     A ledger records who, when and why, and the SHA-256 of the key. Then the windows with events of the row
     are judged again, and its values leave the accepted and the quarantined events, the dimension, the
-    published table and the history; the key stays. Landing and raw_cdc_staging are the record that all of
+    dimension and the history; the key stays. Landing and raw_cdc_staging are the record that all of
     it is made from: they keep the values. So do older versions of the tables, until `sweep` deletes their
     files.
 

@@ -28,7 +28,7 @@ from omnisupport_ingest.cli.opening import existing_home, open_settings
 @click.option("--include-deleted", is_flag=True, help="Softly deleted rows too, marked by _cdc_is_deleted.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as one JSON document.")
 def export(table: str, form: str | None, out: Path, include_deleted: bool, as_json: bool) -> None:
-    """Write the current state of the published TABLE to a file that only you can read.
+    """Write the current state of TABLE, its dimension, to a file that only you can read.
 
     TABLE is its name in the lake or at the source, with source or schema where it alone is not enough.
 
@@ -44,7 +44,7 @@ def export(table: str, form: str | None, out: Path, include_deleted: bool, as_js
       omnisupport-ingest export 'public."Odd Table"' --out odd.csv
       omnisupport-ingest export support_desk.tickets --format parquet --out tickets.parquet
 
-    Exit code: 0 written, 1 not published yet or not writable, 2 usage, settings or no such table,
+    Exit code: 0 written, 1 not there yet or not writable, 2 usage, settings or no such table,
     3 no home.
     """
     from omnisupport_ingest.contracts.model import table_named

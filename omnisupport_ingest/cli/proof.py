@@ -1,8 +1,8 @@
 """The proof: source and dimensions at one LSN, compared row by row and column by column.
 
 A temporary slot exports a snapshot of the source and names the LSN it stands for. Once everything
-below that LSN has gone through every layer, the published rows must be those of the source. Where the
-source has moved on meanwhile, and the published table with it, its rows are still what is compared: with
+below that LSN has gone through every layer, the rows of the dimension must be those of the source. Where the
+source has moved on meanwhile, and the dimension with it, its rows are still what is compared: with
 the source's rows after the events that the table has taken in since.
 """
 
@@ -79,9 +79,9 @@ def prove(
     tables: Sequence[str] = (),
     sample: int | None = None,
 ) -> Proof:
-    """Compare tables of the PostgreSQL source with their published tables, at one LSN.
+    """Compare tables of the PostgreSQL source with their dimensions, at one LSN.
 
-    ``spark`` is asked for a session only where a published table has moved on: then the source's rows are
+    ``spark`` is asked for a session only where a dimension has moved on: then the source's rows are
     brought forward by the events since. ``advance`` is called with the LSN again and again while the lake
     is behind it; without it capture and pipeline must be running. ``tables``: names of contracts, none for
     all. ``sample``: about so many keys per table, None for every row. ``ProofNotReached`` after
@@ -164,21 +164,21 @@ def _compare(
 ) -> Comparison:
     from omnisupport_ingest.stages.brought_forward import MovedOn
     from omnisupport_ingest.stages.compare import Sample, changed_since, compare
-    from omnisupport_ingest.stages.taken_in import PublishedVersion
+    from omnisupport_ingest.stages.taken_in import DimensionVersion
 
     contract, rows = expected.contract, expected.rows
-    published = PublishedVersion.newest(workspace, contract)
-    # Once more, after what is published is fixed: rows of a snapshot that it has taken in have landed by now.
+    dimension = DimensionVersion.newest(workspace, contract)
+    # Once more, after what is compared is fixed: rows of a snapshot that it has taken in have landed by now.
     _require_complete(workspace, contract.source, [contract], lsn)
     epoch = workspace.landing(contract.source).current_epoch()
     assert epoch is not None
-    chosen = Sample(rows.below, published.accepted, published.withheld, epoch.number, lsn.value)
+    chosen = Sample(rows.below, dimension.accepted, dimension.withheld, epoch.number, lsn.value)
     by_key, of_the_table = changed_since(contract, chosen)
     if not of_the_table and (sample is not None or not by_key):
         # Of a sample, keys that have changed since are left out, instead of bringing them forward.
         live = rows.live if sample is not None else None
-        return compare(contract, expected.path, published.files, sample=chosen, source_live=live)
-    return MovedOn(contract, expected.path, published.files, chosen, of_the_table > 0).compare(spark())
+        return compare(contract, expected.path, dimension.files, sample=chosen, source_live=live)
+    return MovedOn(contract, expected.path, dimension.files, chosen, of_the_table > 0).compare(spark())
 
 
 def print_proof(proof: Proof, console: Console | None = None) -> None:
@@ -200,7 +200,7 @@ def print_proof(proof: Proof, console: Console | None = None) -> None:
             console.print(f"  {name}: the {few} has {abs(table.miscounted):,} live rows less than the {many}")
         if table.forwarded:
             console.print(
-                f"  {name}: {table.forwarded:,} keys have changed since that LSN; what is published of them "
+                f"  {name}: {table.forwarded:,} keys have changed since that LSN; what it shows of them "
                 "was compared with the source's rows after these changes"
             )
         for each in table.examples:

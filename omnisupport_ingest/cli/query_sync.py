@@ -38,10 +38,10 @@ def compare_query(
     the_pass: OnePass, workspace: Workspace, source: QuerySource
 ) -> tuple[Comparison, list[FinishedRun]]:
     """Compare the keys of ``source`` with the lake, which holds all that landed, and take in the rest."""
-    from omnisupport_ingest.stages.lake_keys import published_keys
+    from omnisupport_ingest.stages.lake_keys import dimension_keys
 
     the_pass.say(f"Comparing the keys of {source.definition.name} with the lake …")
-    lake = published_keys(workspace, source.definition.name)
+    lake = dimension_keys(workspace, source.definition.name)
     try:
         found = source.compare(lake)
     finally:

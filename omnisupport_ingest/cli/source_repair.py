@@ -91,12 +91,12 @@ def repair(mode: str, reason: str, by: str | None) -> None:
 
 def _recover(settings: Settings, capture: Capture, reason: str) -> None:
     from omnisupport_ingest.sources.postgres.slot_making import SlotNotMade
-    from omnisupport_ingest.stages.published_rows import PublishedLake
+    from omnisupport_ingest.stages.dimension_rows import PinnedDimensions
     from omnisupport_ingest.stages.workspace import Workspace
 
     with stop_on_signal() as stop:
         try:
-            epoch, done = capture.recover(reason, PublishedLake(Workspace.open(settings)), stop, _tell)
+            epoch, done = capture.recover(reason, PinnedDimensions(Workspace.open(settings)), stop, _tell)
         except SlotNotMade:
             raise KeyboardInterrupt from None
     click.echo(_begun(epoch.number, settings, reason))

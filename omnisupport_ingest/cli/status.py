@@ -32,7 +32,7 @@ def status(as_json: bool) -> int:
     Reads landing and the tables' own logs; changes nothing, and needs neither Spark nor a running
     platform. The source is asked for at most a second; the sensors are shown while the UI runs.
     Pending are windows and batches that have landed and that the table does not hold yet. Behind is how
-    long ago what a published table lacks was committed, or, where it shows all, the watermark. Times are UTC.
+    long ago what a dimension lacks was committed, or, where it shows all, the watermark. Times are UTC.
 
     \b
     Examples:

@@ -136,11 +136,11 @@ def _landing(name: str, landing: dict[str, Any]) -> None:
 
 
 def _read(source: str, tables: list[dict[str, Any]]) -> None:
-    """How far behind the published tables are: the oldest is named."""
-    published = [each for each in tables if each.get("complete_to") is not None]
-    if not published:
+    """How far behind the dimensions are: the oldest is named."""
+    shown = [each for each in tables if each.get("complete_to") is not None]
+    if not shown:
         return
-    oldest = min(published, key=lambda each: str(each["complete_to"]))
+    oldest = min(shown, key=lambda each: str(each["complete_to"]))
     moment = oldest["complete_to"][:19].replace("T", " ")
     _line(
         "  read",

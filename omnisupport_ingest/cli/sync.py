@@ -1,4 +1,4 @@
-"""``sync``: one whole pass from the source to the published tables, for cron and for a first try."""
+"""``sync``: one whole pass from the source to the dimensions, for cron and for a first try."""
 
 from __future__ import annotations
 

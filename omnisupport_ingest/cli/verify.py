@@ -34,12 +34,12 @@ SAMPLE = 1000
 @click.option("--full", is_flag=True, help="Compare every row and column. This is the default.")
 @click.option("--json", "as_json", is_flag=True, help="Print counts as one JSON document, without any key.")
 def verify(tables: tuple[str, ...], sample: int | None, full: bool, as_json: bool) -> int:
-    """Compare the source with the published tables at one LSN.
+    """Compare the source with the dimensions at one LSN.
 
     Takes an exact snapshot of the source and waits until the lake is there, so capture and pipeline
     must be running (`up`); `sync --verify` brings the lake there by itself. A temporary slot holds WAL
-    back while the snapshot is read, no longer. It is always the published files that are compared: where a
-    table has moved on meanwhile, with the source's rows after the events since.
+    back while the snapshot is read, no longer. It is always the dimensions' files that are compared: where
+    a table has moved on meanwhile, with the source's rows after the events since.
 
     --sample N chooses keys by their hash, on both sides alike: the same keys each time, so it finds
     a chosen row that is missing in the lake, is too many there, or has another value in any column;

@@ -85,7 +85,7 @@ class TableContract:
     are its name at the source, whatever that is. ``key`` lists the key columns in
     the order in which an event's key is written. ``soft_delete_column``: a non-null value in it
     means that the row is deleted. A window closes ``allowed_lateness`` after its end; an event
-    later than ``max_lateness`` waits for a person. ``purge_deleted_after``: how long the published table
+    later than ``max_lateness`` waits for a person. ``purge_deleted_after``: how long the dimension
     shows a row after its delete, null for ever. ``cursor``: how it is read where there is no log, null if
     only a log will do. ``path`` is the contract's file and ``fingerprint`` the SHA-256 of its canonical JSON
     without the cursor, which bears on nothing that has landed: another fingerprint is another contract.

@@ -1,4 +1,4 @@
-"""The pandera gate of a contract: the last look at accepted rows, typed, before they are published.
+"""The pandera gate of a contract: the last look at accepted rows, typed, before the dimension shows them.
 
 Rows are judged and quarantined by ``row_rules``, one by one; the gate says that nothing got past it.
 pandera runs a Spark job per check, so the checks of one frame share a single aggregate here, and
@@ -55,7 +55,7 @@ def failures(df: DataFrame, contract: model.TableContract) -> tuple[str, ...]:
             if reason == "CHECK_ERROR":
                 raise GateFailed(
                     f"The contract checks of {contract.full_name} could not be run.",
-                    fix="Look for the Spark job's own error above; nothing was published.",
+                    fix="Look for the Spark job's own error above; the dimension stays as it was.",
                 )
             names |= {_name(entry) for entry in entries}
     return tuple(sorted(names))

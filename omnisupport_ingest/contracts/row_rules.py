@@ -2,7 +2,7 @@
 
 A rule is named ``<column>:<rule>``, where the rule is one of ``not_null``, ``type``, ``enum``,
 ``minimum``, ``maximum``, ``max_length`` and ``pattern``. Rules read the row as PostgreSQL's text. The
-``gate`` asks those that bear on a typed value once more, of the whole table, before it is published.
+``gate`` asks those that bear on a typed value once more, of the whole table, before the dimension shows it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The asset graph: one landing, raw and deduped asset per source, a dimension and a published table
+"""The asset graph: one landing, raw and deduped asset per source, a dimension and a dimension
 per contract.
 
 The tables are data (``_LakeTable``), and one factory makes an asset of each. Its body calls the stage for
@@ -24,7 +24,7 @@ from omnisupport_ingest.lake.checkpoint import Checkpoint
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.lake.table import TableSpec
 from omnisupport_ingest.runtime.spark_errors import named_spark_errors
-from omnisupport_ingest.stages import deduped, dimensions, published, raw
+from omnisupport_ingest.stages import deduped, dimensions, net_changes, raw
 from omnisupport_ingest.stages.checkpoints import with_found
 from omnisupport_ingest.stages.idempotency import LOGIC_VERSION
 from omnisupport_ingest.stages.late_replay import BY_HAND, refuse_backfill
@@ -134,19 +134,19 @@ def _tables_of_contract(
     workspace: Workspace, contract: TableContract, partitions: dg.PartitionsDefinition[str]
 ) -> list[_LakeTable]:
     """``dim_<table>``, the net changes of each window, and the current state, for any engine."""
-    net_changes, current = workspace.dimension(contract).spec, workspace.published(contract).spec
+    changed, current = workspace.net_changes(contract).spec, workspace.dimension(contract).spec
     return [
         _LakeTable(
             key=keys.dimension_key(contract),
             above=keys.deduped_key(contract.source),
             group=keys.DIMENSIONS,
-            spec=net_changes,
-            description=f"{contract.description} {net_changes.description}",
+            spec=changed,
+            description=f"{contract.description} {changed.description}",
             code_version=_code_version([contract]),
             contracts=(contract,),
             contract=contract,
             partitions=partitions,
-            make=lambda asked: dimensions.materialize(
+            make=lambda asked: net_changes.materialize(
                 asked.workspace, asked.spark, contract, asked.windows, asked.run_id, replay=asked.replay
             ),
         ),
@@ -161,7 +161,7 @@ def _tables_of_contract(
             contract=contract,
             lineage=published_lineage(contract),
             make=lambda asked: [
-                published.materialize(
+                dimensions.materialize(
                     asked.workspace, asked.spark, contract, asked.run_id, replay=asked.replay
                 )
             ],

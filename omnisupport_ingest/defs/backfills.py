@@ -81,7 +81,7 @@ def launch_backfill(
             continue
         partitions = graph.get(key).partitions_def
         if partitions is None:
-            # Published tables follow by the sensor where the replay changed a window; in the
+            # Dimensions follow by the sensor where the replay changed a window; in the
             # backfill they would wait for a second round of the daemon.
             continue
         unknown = [window for window in asked if not partitions.has_partition_key(window)]

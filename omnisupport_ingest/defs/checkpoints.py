@@ -43,8 +43,8 @@ def _tables(workspace: Workspace) -> Iterator[tuple[dg.AssetKey, LakeTable, bool
         yield keys.raw_key(source), workspace.raw(source), True
         yield keys.deduped_key(source), workspace.deduped(source), True
     for contract in workspace.contracts:
-        yield keys.dimension_key(contract), workspace.dimension(contract), True
-        yield keys.published_key(contract), workspace.published(contract), False
+        yield keys.dimension_key(contract), workspace.net_changes(contract), True
+        yield keys.published_key(contract), workspace.dimension(contract), False
         yield keys.history_key(contract), workspace.history(contract), False
 
 

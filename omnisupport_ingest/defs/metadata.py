@@ -18,9 +18,9 @@ from omnisupport_ingest.contracts.decision_table import (
     REVIEW_DECISION,
 )
 from omnisupport_ingest.lake.checkpoint import Checkpoint
-from omnisupport_ingest.stages import deduped, dimensions, raw
+from omnisupport_ingest.stages import deduped, net_changes, raw
 
-RAW, DEDUPED, DIMENSION = raw.LAYER, deduped.LAYER, dimensions.LAYER
+RAW, DEDUPED, DIMENSION = raw.LAYER, deduped.LAYER, net_changes.LAYER
 
 _OF_EVERY_LAYER = (DUPLICATE_WRITE, MANUAL_BACKFILL)
 _COUNTED: Mapping[str, tuple[str, ...]] = {
@@ -67,7 +67,7 @@ def checkpoint_metadata(
         lag = (checkpoint.committed_at - checkpoint.watermark).total_seconds()
         entries["watermark_lag_seconds"] = MetadataValue.float(round(lag, 3))
     if checkpoint.window:
-        # A published table holds rows of many windows' events, and counts none.
+        # A dimension holds rows of many windows' events, and counts none.
         entries["events_raw"] = MetadataValue.int(checkpoint.raw)
         if checkpoint.layer != RAW:
             # Raw has judged nothing: a zero would be read as a count.

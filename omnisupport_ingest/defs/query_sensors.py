@@ -21,7 +21,7 @@ from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.foreign import Unreadable, parse_json
 from omnisupport_ingest.sources.query.run import QuerySource
 from omnisupport_ingest.sources.query.sync import SyncReport
-from omnisupport_ingest.stages.lake_keys import published_keys
+from omnisupport_ingest.stages.lake_keys import dimension_keys
 from omnisupport_ingest.stages.pending import pending_windows
 from omnisupport_ingest.stages.workspace import Workspace
 
@@ -69,7 +69,7 @@ def comparison(definition: SourceDefinition) -> tuple[dg.JobDefinition, dg.Senso
     @dg.op(name=f"{name}_keys", out=dg.Out(dg.Nothing))
     def compare_keys(context: dg.OpExecutionContext, workspace: dg.ResourceParam[Workspace]) -> None:
         source = QuerySource.of(definition, workspace.contracts, workspace.home)
-        lake = published_keys(workspace, definition.name)
+        lake = dimension_keys(workspace, definition.name)
         try:
             found = source.compare(lake)
         finally:

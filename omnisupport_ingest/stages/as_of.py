@@ -64,7 +64,7 @@ class Reading:
     files: EventFiles
 
     def table(self, spark: SparkSession, contract: TableContract) -> DataFrame:
-        """The state of one table: ``published_type`` rows, softly deleted ones included."""
+        """The state of one table: ``current_type`` rows, softly deleted ones included."""
         events = self.files.events(spark, contract).where(_below(self.below))
         parts = partitions_for(*self.files.size(contract))
         return current_state(fold_events(events, contract, partitions=parts), contract, partitions=parts)
@@ -78,7 +78,7 @@ def read_as_of(
     *,
     epoch: int | None = None,
 ) -> dict[str, DataFrame]:
-    """The state of tables of one source at one position, by name: ``published_type`` rows.
+    """The state of tables of one source at one position, by name: ``current_type`` rows.
 
     Arguments and errors as of ``open_reading``.
     """

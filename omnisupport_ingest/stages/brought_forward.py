@@ -1,8 +1,8 @@
-"""Comparing a published table that has moved on with rows that its source had before.
+"""Comparing a dimension that has moved on with rows that its source had before.
 
 The source's rows at an LSN are brought forward: each becomes a row that a snapshot read there, and what
-the published table has taken in at that LSN or above is folded onto them. The outcome must be what is
-published. The rows below come from the source, so a fault that stands in the published files is found,
+the dimension has taken in at that LSN or above is folded onto them. The outcome must be what
+the dimension shows. The rows below come from the source, so a fault that stands in its files is found,
 and so is one in the events below the LSN; only the events above are taken from the lake.
 """
 
@@ -58,7 +58,7 @@ _WINDOW = "since"
 
 @dataclass(frozen=True)
 class MovedOn:
-    """A published table with events above the LSN of ``sample``, and the source's rows at it.
+    """A dimension with events above the LSN of ``sample``, and the source's rows at it.
 
     ``expected`` is a file of the source's rows as text, in a folder of its owner. ``whole``: some event has
     no key, so that every row may have moved on; else the keys with events are those that have.
@@ -111,7 +111,7 @@ class MovedOn:
         )
 
     def _fold(self, spark: SparkSession) -> list[str]:
-        """The files of the rows that should be published by now."""
+        """The files of the rows that the dimension should show by now."""
         events, folder = self.expected.with_suffix(".events"), self.expected.with_suffix(".forward")
         with self._connect() as connection:
             connection.execute(f"CREATE VIEW source AS {select_source(self.contract, self.expected)}")
@@ -163,7 +163,7 @@ class MovedOn:
         )
 
     def _pairs(self) -> str:
-        """Keys of which something else is published than should be, and in what."""
+        """Keys of which the dimension shows something else than it should, and in what."""
         contract, mark = self.contract, self.contract.soft_delete_column
         here, there = "l._cdc_key IS NOT NULL", "f._cdc_key IS NOT NULL"
         both = f"{here} AND {there}"

@@ -32,7 +32,7 @@ from omnisupport_ingest.stages.workspace import Workspace
 from omnisupport_ingest.windows import OUT_OF_RANGE
 
 FRESH_WITHIN = timedelta(minutes=15)
-"""How far watermark and published tables may stay behind the clock before they count as stale."""
+"""How far watermark and dimensions may stay behind the clock before they count as stale."""
 
 RISES_WITHIN = timedelta(days=1)
 """What the quarantine of now is held against: the one of so long ago."""
@@ -66,9 +66,9 @@ def sentinel_empty(workspace: Workspace, source: str) -> CheckFinding:
 
 
 def tables_complete(workspace: Workspace, source: str) -> dict[str, CheckFinding]:
-    """Whether the stream has passed the table's snapshot, and the published table shows it.
+    """Whether the stream has passed the table's snapshot, and the dimension shows it.
 
-    By name of the contract. Until then the published table is no state that the source ever had.
+    By name of the contract. Until then the dimension is no state that the source ever had.
     """
     store = workspace.landing(source)
     landed = store.landed()
@@ -101,36 +101,36 @@ def _table_complete(
         behind = incomplete.bytes_behind
         numbers: dict[str, int | float] = {} if behind is None else {"bytes_behind": behind}
         return CheckFinding(False, f"{incomplete.problem} Fix: {incomplete.fix}", numbers)
-    missing = _not_published(workspace, contract, landed, batches, epoch)
+    missing = _not_shown(workspace, contract, landed, batches, epoch)
     if missing:
         summary = (
-            f"The published table does not show {missing} batches yet that belong to its snapshot or to the "
+            f"The dimension does not show {missing} batches yet that belong to its snapshot or to the "
             "stream below it. The sensor asks for their windows."
         )
         return CheckFinding(False, summary, {"batches_missing": missing})
     return CheckFinding(True, f"The stream has passed the snapshot of epoch {epoch}.", {"batches_missing": 0})
 
 
-def _not_published(
+def _not_shown(
     workspace: Workspace, contract: TableContract, landed: Landed, batches: Sequence[Manifest], epoch: int
 ) -> int:
-    """How many of the batches that the completeness of the table in ``epoch`` rests on the dimension, or of
-    its chunks the published table, has not taken. ``batches``: those around the epoch's snapshots."""
-    dimension, published = look(workspace.dimension(contract)), look(workspace.published(contract))
-    shown = Shown.of(dimension, published)
+    """How many of the batches that the completeness of the table in ``epoch`` rests on the net changes, or of
+    its chunks the dimension, have not taken. ``batches``: those around the epoch's snapshots."""
+    net_changes, dimension = look(workspace.net_changes(contract)), look(workspace.dimension(contract))
+    shown = Shown.of(net_changes, dimension)
     chunks = chunks_of(batches, contract.name, epoch)
     high = max((each.chunk.high for each in chunks if each.chunk is not None), default=Lsn(0))
     names = {each.batch_id for each in chunks}
     missing: set[str] = set()
     for window in workspace.landing(contract.source).windows():
-        state = dimension.state(window) if dimension is not None else None
+        state = net_changes.state(window) if net_changes is not None else None
         for part in landed.untaken(window, frozenset(state.batches if state is not None else ())):
             in_stream = part.epoch == epoch and part.begins is not None and part.begins < high
             if contract.full_name in part.rows_per_table and (in_stream or part.batch_id in names):
                 missing.add(part.batch_id)
-    if dimension is None or published is None:
+    if net_changes is None or dimension is None:
         return max(1, len(missing | names))
-    # A batch of the stream may leave the content as it was; then nothing is published anew.
+    # A batch of the stream may leave the content as it was; then the dimension stays as it is.
     unshown = {each.batch_id for each in chunks if not shown.has(each, contract.full_name)}
     return len(missing | unshown)
 
@@ -151,7 +151,7 @@ def watermark_fresh(workspace: Workspace, source: str, now: datetime) -> CheckFi
 
 
 def tables_fresh(workspace: Workspace, source: str, now: datetime) -> dict[str, CheckFinding]:
-    """Whether the published table shows what was committed until shortly before ``now`` (timezone-aware).
+    """Whether the dimension shows what was committed until shortly before ``now`` (timezone-aware).
 
     By name of the contract. Unlike ``watermark_fresh`` this is of what people read.
     """
@@ -159,7 +159,7 @@ def tables_fresh(workspace: Workspace, source: str, now: datetime) -> dict[str, 
     return {
         contract.name: _table_fresh(
             freshness(
-                contract, look(workspace.dimension(contract)), look(workspace.published(contract)), landing
+                contract, look(workspace.net_changes(contract)), look(workspace.dimension(contract)), landing
             ),
             now,
         )
@@ -182,8 +182,8 @@ def _table_fresh(found: Freshness, now: datetime) -> CheckFinding:
             if found.unshown_batches
             else "It shows all that has landed: is capture running?"
         )
-        return CheckFinding(False, f"The published table is {lag / 60:.0f} minutes behind. {why}", numbers)
-    return CheckFinding(True, f"The published table is {lag:.0f} seconds behind.", numbers)
+        return CheckFinding(False, f"The dimension is {lag / 60:.0f} minutes behind. {why}", numbers)
+    return CheckFinding(True, f"The dimension is {lag:.0f} seconds behind.", numbers)
 
 
 def counts_add_up(workspace: Workspace, source: str) -> CheckFinding:

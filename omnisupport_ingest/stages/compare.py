@@ -88,7 +88,7 @@ def compare(
     sample: Sample | None = None,
     source_live: int | None = None,
 ) -> Comparison:
-    """Compare the published rows in ``files`` with ``expected``, the source's rows as text.
+    """Compare the rows of the dimension in ``files`` with ``expected``, the source's rows as text.
 
     ``expected``: a Parquet file with the contract's columns as PostgreSQL's text, arrays also as
     JSON in ``json:<column>``. A row of the source must be in the lake with equal values, deleted

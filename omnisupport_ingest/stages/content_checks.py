@@ -1,4 +1,4 @@
-"""Checks on the rows of a published table, on Spark; numbers and names only, never row values."""
+"""Checks on the rows of a dimension, on Spark; numbers and names only, never row values."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pyspark.sql import functions as F
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.pandera_schema import failures
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
+from omnisupport_ingest.stages.dimensions import known_live_rows
 from omnisupport_ingest.stages.findings import CheckFinding
-from omnisupport_ingest.stages.published import known_live_rows
 from omnisupport_ingest.stages.workspace import Workspace
 
 
 def keys_unique(workspace: Workspace, spark: SparkSession, contract: TableContract) -> CheckFinding:
-    """Whether the published table has one row per key."""
-    rows = _published(workspace, spark, contract)
+    """Whether the dimension has one row per key."""
+    rows = _rows_of(workspace, spark, contract)
     per_key = rows.groupBy("_cdc_key").count().agg(F.sum("count"), F.count_if(F.col("count") > 1))
     total, repeated = per_key.collect()[0]
     numbers: dict[str, int | float] = {"rows": total or 0, "keys_repeated": repeated}
@@ -26,7 +26,7 @@ def keys_unique(workspace: Workspace, spark: SparkSession, contract: TableContra
 
 def no_unresolved_cells(workspace: Workspace, spark: SparkSession, contract: TableContract) -> CheckFinding:
     """Whether every cell of the live rows is known; an unknown one is never passed off as NULL."""
-    live = _live(_published(workspace, spark, contract))
+    live = _live(_rows_of(workspace, spark, contract))
     unresolved = F.coalesce(F.size("_cdc_unresolved"), F.lit(0))
     rows, cells = live.agg(F.count_if(unresolved > 0), F.sum(F.greatest(unresolved, F.lit(0)))).collect()[0]
     numbers: dict[str, int | float] = {"rows_unresolved": rows, "cells_unresolved": cells or 0}
@@ -37,15 +37,15 @@ def no_unresolved_cells(workspace: Workspace, spark: SparkSession, contract: Tab
 
 def meets_contract(workspace: Workspace, spark: SparkSession, contract: TableContract) -> CheckFinding:
     """Whether the live rows whose cells are all known pass the contract's pandera schema."""
-    broken = failures(known_live_rows(_published(workspace, spark, contract)), contract)
+    broken = failures(known_live_rows(_rows_of(workspace, spark, contract)), contract)
     numbers: dict[str, int | float] = {"checks_broken": len(broken)}
     if broken:
         return CheckFinding(False, f"Broken by some row: {', '.join(broken)}.", numbers)
     return CheckFinding(True, f"Live rows meet contract {contract.full_name} {contract.version}.", numbers)
 
 
-def _published(workspace: Workspace, spark: SparkSession, contract: TableContract) -> DataFrame:
-    snapshot = workspace.published(contract).open()
+def _rows_of(workspace: Workspace, spark: SparkSession, contract: TableContract) -> DataFrame:
+    snapshot = workspace.dimension(contract).open()
     return snapshot.read(spark, snapshot.files(WHOLE_TABLE))
 
 

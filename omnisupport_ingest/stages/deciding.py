@@ -252,7 +252,7 @@ def _unreleasable(row: Quarantined, values: dict[str, Any]) -> tuple[str, str] |
     if row.reason == ROW_RULE or row.rules:
         rules = ", ".join(row.rules) or "unknown"
         return (
-            f"It breaks its contract ({row.table}: {rules}), and so would the published table.",
+            f"It breaks its contract ({row.table}: {rules}), and so would the dimension.",
             f"Change the contract of {row.table} if the rule is wrong: its windows are then judged again by "
             "themselves. Else discard it.",
         )

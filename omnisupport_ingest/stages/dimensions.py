@@ -1,313 +1,391 @@
-"""``deduped_events`` and ``quarantine`` → ``dim_<table>``: the fold of each window, in parts.
+"""Net changes → ``dim_<table>``: the current state, one row per key, updated in place.
 
-A run adds the fold of its own events to the window, so it costs what is new, whatever the window holds; who
-reads the window folds the parts (``cdc.fold``). Closing leaves one row per key. Quarantined events are holes
-in the fold, never stepped over.
+Net changes that came since the last update are merged into the rows of the keys they touch, and only the
+files that hold those are written anew: the cost follows the keys touched. Keys whose windows were made
+again, and those that depend on another key's life, are folded from the net changes of all windows.
 
-The content hash of a window is that of the events folded into it, in however many parts.
+Between writing the rows and committing them stands the contract's pandera gate: row rules have judged the
+events one by one, the gate judges what became of them, and a table that does not pass stays as it was.
+
+A contract may say that deleted rows are purged after a time. They are left out here alone: the
+net changes keep what ended them, so nothing that arrives below brings them back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, partial, reduce
+import shutil
+import uuid
+from datetime import datetime, timedelta
+from functools import cached_property
+from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from omnisupport_ingest.cdc.fold import fold_events, merge_rows, partitions_for
+from omnisupport_ingest.cdc import columnar
+from omnisupport_ingest.cdc.current import current_type
+from omnisupport_ingest.cdc.fold import shape_of
 from omnisupport_ingest.cdc.folded import folded_type
+from omnisupport_ingest.cdc.stored import from_folded, stored_type
+from omnisupport_ingest.cdc.table_ends import Carried, TableEnds
+from omnisupport_ingest.cdc.updating import CHANGE, MERGE, UpdateRules
 from omnisupport_ingest.contracts.load import TableContract
+from omnisupport_ingest.contracts.pg_types import Kind
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.lake import layout
 from omnisupport_ingest.lake.checkpoint import Checkpoint
-from omnisupport_ingest.lake.contenthash import ContentHash, hash_of_rows
-from omnisupport_ingest.lake.layout import LakeFile
-from omnisupport_ingest.lake.staging import StagedFiles, stage_frame
+from omnisupport_ingest.lake.commit import WindowChange
+from omnisupport_ingest.lake.contenthash import ContentHash
+from omnisupport_ingest.lake.key_files import (
+    ROWS_PER_FILE,
+    KeyFile,
+    KeyOrder,
+    WrittenFile,
+    key_files,
+    written_file,
+)
+from omnisupport_ingest.lake.layout import WHOLE_TABLE, LakeFile, StagedFile
+from omnisupport_ingest.lake.log import LogChanges, changes_since
+from omnisupport_ingest.lake.schema import arrow_schema
+from omnisupport_ingest.lake.staging import place_files
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.table import TableSnapshot, retrying
-from omnisupport_ingest.landing.standing import LandedPart
-from omnisupport_ingest.landing.store import LandingStore
-from omnisupport_ingest.stages import closing
-from omnisupport_ingest.stages.checkpoints import Counts, Identity, Outcome, change_for, report
-from omnisupport_ingest.stages.event_files import EventFiles
-from omnisupport_ingest.stages.explained import Replaced, keys_changed, reasons
-from omnisupport_ingest.stages.idempotency import idempotency_key, unit_key
-from omnisupport_ingest.stages.lateness import Lateness
-from omnisupport_ingest.stages.plan import Asked, Upstream, WindowPlan, Work, plan_window, repeats_writes
-from omnisupport_ingest.stages.progress import BatchFacts, facts_of_parts
-from omnisupport_ingest.stages.quarantine_files import named_by
+from omnisupport_ingest.stages.checkpoints import Counts, Identity, Outcome, checkpoint_of, report
+from omnisupport_ingest.stages.idempotency import idempotency_key
+from omnisupport_ingest.stages.odd_keys import keyless_in, keys_in, odd_files, odd_keys, refolded
+from omnisupport_ingest.stages.plan import WindowPlan, Work
+from omnisupport_ingest.stages.progress import BatchFacts
 from omnisupport_ingest.stages.retyping import require_types
-from omnisupport_ingest.stages.upstream_files import files_to_read, units_of
-from omnisupport_ingest.stages.versions import RULES, of_contract
+from omnisupport_ingest.stages.updating_files import FilesToUpdate, FilesUpdated, update_files
+from omnisupport_ingest.stages.versions import of_contract
+from omnisupport_ingest.stages.whole_table import facts_of
 from omnisupport_ingest.stages.workspace import Workspace
-from omnisupport_ingest.windows import OUT_OF_RANGE
 
 LAYER = "dimension"
 
+_PURGE = "purge:"
+"""Begins the version that says from when on deleted rows are shown."""
 
-@dataclass(frozen=True)
-class _Job:
-    """One window's work: its plan, and the files of accepted and quarantined events to fold."""
+_WHOLE_NUMBERS = frozenset({Kind.SHORT, Kind.INTEGER, Kind.LONG})
 
-    plan: WindowPlan
-    upstream: Upstream
-    accepted: tuple[LakeFile, ...]
-    holes: tuple[LakeFile, ...]
-    counts: Counts
-    batches: tuple[str, ...]
 
-    @property
-    def replays(self) -> bool:
-        """Whether the window is made again from all its events."""
-        return self.plan.work is Work.REPLACE
-
-    @property
-    def files(self) -> tuple[LakeFile, ...]:
-        return self.accepted + self.holes
+class GateClosed(IngestError):
+    """Rows that the dimension would show break the contract."""
 
 
 def materialize(
-    workspace: Workspace,
-    spark: SparkSession,
-    contract: TableContract,
-    windows: Sequence[str],
-    run_id: str,
-    *,
-    replay: bool = False,
-) -> list[Checkpoint]:
-    """Fold the events of ``windows`` that the dimension has not folded yet.
+    workspace: Workspace, spark: SparkSession, contract: TableContract, run_id: str, *, replay: bool = False
+) -> Checkpoint:
+    """Bring the dimension up to date with its net changes.
 
-    With ``replay`` the windows are folded again from all their events. A second call changes
-    nothing. Windows that are closed in the layer above are marked so: they are one row per key already.
-    Returns one checkpoint per window asked for, in order.
+    Nothing is written while the table shows what the net changes hold. With ``replay`` all its rows are made
+    again.
     """
-    table, asked_as = workspace.dimension(contract), Asked(replay, repeats_writes(workspace.decisions))
-    repeated: list[str] = []
+    table = workspace.dimension(contract)
 
-    def attempt(snapshot: TableSnapshot) -> list[str]:
-        files = EventFiles.opened(workspace, contract.source)
-        deduped = files.deduped
-        passed = closing.passed_with(deduped)
+    def attempt(snapshot: TableSnapshot) -> None:
         require_types(workspace, contract, snapshot)
-        asked = list(dict.fromkeys(windows))
-        if snapshot.retyped:
-            # All in one commit: no reader ever finds files of both types, or a part of the table.
-            asked = sorted({*asked, *snapshot.windows(), *deduped.windows()})
-        if deduped.state(OUT_OF_RANGE) is not None and OUT_OF_RANGE not in asked:
-            # Events whose time cannot be right are holes in the fold like any other.
-            asked.append(OUT_OF_RANGE)
-        anew = replace(asked_as, replay=replay or bool(snapshot.retyped))
-        jobs = [_job(snapshot, files, contract, window, anew) for window in asked]
-        done = [job.plan.window for job in jobs if job.plan.repeated]
-        jobs = [job for job in jobs if job.plan.work is not Work.NOTHING]
-        idle = closing.due(snapshot, set(asked) - {job.plan.window for job in jobs}, passed)
-        repeated[:] = [window for window in done if window not in idle]
-        if not jobs:
-            return idle
-        keys = {job.plan.window: _key(contract, job) for job in jobs}
-        staged = _stage(
-            spark,
-            contract,
-            snapshot,
-            files,
-            jobs,
-            unit_key((keys[job.plan.window], job.plan) for job in jobs),
-        )
-        landing = workspace.landing(contract.source)
-        lateness = Lateness.of(workspace, contract.source)
-        changed = _Changed(spark, snapshot, contract, [job for job in jobs if job.replays], staged)
-        snapshot.commit(
-            [
-                change_for(
-                    snapshot,
-                    job.plan,
-                    job.upstream,
-                    Outcome(
-                        idempotency_key=keys[job.plan.window],
-                        batches=job.batches,
-                        facts=_facts(landing, job),
-                        counts=job.counts,
-                        upstream_version=deduped.version,
-                        past_closing=passed(job.plan.window),
-                        content=content_of(contract, job.accepted, job.holes),
-                    ),
-                    Identity(LAYER, contract.source, run_id),
-                    staged,
-                    "_cdc_row_hash",
-                    _replaced(snapshot, deduped, job, landing, lateness, changed),
-                )
-                for job in jobs
-            ]
-        )
-        return idle
+        update = _Update(spark, contract, snapshot, workspace.net_changes(contract).open(), replay=replay)
+        if update.is_due:
+            update.commit(Identity(LAYER, contract.source, run_id))
 
-    closing.close(
-        table, retrying(attempt, table), run_id, closing.Fold(spark, None, partial(_once, contract))
-    )
-    return report(table, windows, repeated)
+    retrying(attempt, table)
+    return report(table, [WHOLE_TABLE])[0]
 
 
-def _job(
-    snapshot: TableSnapshot, files: EventFiles, contract: TableContract, window: str, asked: Asked
-) -> _Job:
-    deduped = files.deduped
-    above = deduped.state(window)
-    accepted, holes = files.accepted(contract, window), files.holes_of(window)
-    paths, stands_for = [file.path for file in accepted], above.compacted_units if above else {}
-    upstream = Upstream(units_above(paths, above), deduped.table_id, of_contract(contract))
-    plan = plan_window(snapshot, window, upstream, asked)
-    if files_to_read(paths, stands_for, plan.read) is None:
-        plan = WindowPlan(window, Work.REPLACE, upstream.units, snapshot.version + 1)
-    state = snapshot.state(window)
-    batches = above.batches if above else ()
-    if plan.work is Work.NOTHING and state is not None and set(state.batches) != set(batches):
-        # Nothing for this table, but the checkpoint moves on with its source.
-        plan = WindowPlan(window, Work.APPEND, frozenset(), state.generation)
-    read = files_to_read(paths, stands_for, plan.read) or ()
-    return _Job(
-        plan=plan,
-        upstream=upstream,
-        accepted=tuple(file for file in accepted if file.path in read),
-        holes=tuple(file for file in holes if f"quarantine/{file.path}" in plan.read),
-        counts=Counts(
-            raw=sum(file.rows for file in accepted),
-            deduped=sum(file.rows for file in accepted),
-        ),
-        batches=batches,
-    )
-
-
-def units_above(accepted: Iterable[str], above: WindowState | None) -> frozenset[str]:
-    """What a window is folded from: its ``accepted`` files, and the quarantine files that ``above`` names."""
-    stands_for = above.compacted_units if above is not None else {}
-    return units_of(accepted, stands_for) | frozenset(f"quarantine/{path}" for path in named_by(above))
-
-
-def content_of(
-    contract: TableContract, accepted: Iterable[LakeFile], withheld: Iterable[LakeFile]
-) -> ContentHash:
-    """The content hash of a window: of the table's events in its files of accepted and withheld events."""
-    of_table = {"source_schema": contract.schema}
-    known = hash_of_rows((file.uri for file in accepted), "event_hash", of_table)
-    of_table |= {"source_table": contract.table}
-    return known + hash_of_rows((file.uri for file in withheld), "event_hash", of_table, withheld=True)
-
-
-def _once(contract: TableContract, rows: DataFrame, count: int) -> DataFrame:
-    """The folded rows of windows that are closed, one per group."""
-    return merge_rows(rows, contract, partitions=partitions_for(count, 0))
-
-
-def _key(contract: TableContract, job: _Job) -> str:
-    return idempotency_key(
-        layer=LAYER,
-        table=contract.full_name,
-        window=job.plan.window,
-        inputs=job.upstream.units,
-        versions=job.upstream.versions,
-    )
-
-
-def _facts(landing: LandingStore, job: _Job) -> BatchFacts:
-    return facts_of_parts(_parts_of(landing, job))
-
-
-def _parts_of(landing: LandingStore, job: _Job) -> list[LandedPart]:
-    """The landed files of the job's window, of the batches that it holds."""
-    held = frozenset(job.batches)
-    return [part for part in landing.parts(job.plan.window) if part.batch_id in held]
-
-
-class _Changed:
-    """How many keys of the replayed windows have another state; counted once, and only if asked."""
+class _Update:
+    """One update of a dimension, planned on one version of it and of its net changes."""
 
     def __init__(
         self,
         spark: SparkSession,
-        snapshot: TableSnapshot,
         contract: TableContract,
-        jobs: Sequence[_Job],
-        staged: StagedFiles,
+        snapshot: TableSnapshot,
+        net_changes: TableSnapshot,
+        *,
+        replay: bool,
     ) -> None:
-        self._spark, self._snapshot, self._contract = spark, snapshot, contract
-        self._windows = [job.plan.window for job in jobs]
-        self._staged = staged
+        self._spark, self._contract = spark, contract
+        self._snapshot, self._net_changes = snapshot, net_changes
+        self._before = snapshot.state(WHOLE_TABLE)
+        self._carried = Carried.parse(self._before.carried) if self._before is not None else None
+        self._order = order_of(contract)
+        files = key_files(snapshot.handle, snapshot.table.folder, self._order)
+        changes = shown_since(self._before, net_changes)
+        stale = (
+            replay
+            or bool(snapshot.retyped)
+            or self._before is None
+            or self._carried is None
+            or files is None
+            or _law(self._before.versions) != set(of_contract(contract))
+        )
+        if not stale and changes is not None and changes.gone:
+            # A truncate that is taken back, or came to a window that was made again, may reach any row.
+            again = [*changes.gone, *(f for w in changes.replaced for f in net_changes.files(w))]
+            stale = any(True for _ in keyless_in(again)) or _most(again, snapshot)
+        self._whole = stale or changes is None
+        self._changes = changes
+        self._files: list[KeyFile] = [] if self._whole or files is None else files
 
-    def of(self, window: str) -> int:
-        return self._keys.get(window, 0)
+    @property
+    def is_due(self) -> bool:
+        if self._whole or self._changes is None:
+            return True
+        return bool(self._changes.windows) or self._purged != _purged_of(self._before)
 
     @cached_property
-    def _keys(self) -> Mapping[str, int]:
-        snapshot = self._snapshot
-        before = snapshot.read(
-            self._spark, [file for window in self._windows for file in snapshot.files(window)]
+    def _facts(self) -> BatchFacts:
+        return _facts(None if self._whole else self._before, self._net_changes, self._changes)
+
+    @cached_property
+    def _purged(self) -> datetime | None:
+        return purged_before(self._contract, self._facts.watermark)
+
+    @cached_property
+    def _added(self) -> tuple[LakeFile, ...]:
+        return self._net_changes.all_files() if self._whole or self._changes is None else self._changes.added
+
+    def commit(self, identity: Identity) -> None:
+        """Update the files and commit what came of it."""
+        snapshot, contract = self._snapshot, self._contract
+        plan = WindowPlan(
+            WHOLE_TABLE,
+            Work.REPLACE if self._whole else Work.APPEND,
+            frozenset(),
+            snapshot.version + 1,
         )
-        written = [file for window in self._windows for file in self._staged.of(window)]
-        after = snapshot.read_placed(self._spark, written)
-        state = ("_cdc_kind", "_cdc_key", "_cdc_ended_at", "_cdc_row_hash")
-        # What a window holds may be in parts.
-        before, after = (merge_rows(rows, self._contract) for rows in (before, after))
-        return keys_changed(before, after, self._windows, state, "_cdc_key")
+        inputs = (f"version:{self._net_changes.version}",)
+        versions = versions_of(contract, self._purged)
+        since = "" if self._whole or self._before is None else ":".join(self._before.inputs)
+        key = idempotency_key(
+            layer=LAYER,
+            table=contract.full_name,
+            window=WHOLE_TABLE,
+            inputs=[self._net_changes.table_id, f"from:{since}", *inputs],
+            versions=versions,
+        )
+        told = tuple(keyless_in(self._added))
+        carried = (Carried() if self._whole or self._carried is None else self._carried).with_more(told)
+        draft = snapshot.table.folder / layout.STAGING / uuid.uuid4().hex
+        draft.mkdir(mode=0o700, parents=True)
+        try:
+            updated = self._updated(draft, carried)
+            add = self._placed(draft, updated, key, plan.generation)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+        content = updated.added
+        if not self._whole and self._before is not None:
+            content = ContentHash.parse(self._before.checkpoint.content_hash) - updated.removed + content
+        outcome = Outcome(
+            idempotency_key=key,
+            batches=(),
+            facts=self._facts,
+            counts=Counts(),
+            upstream_version=self._net_changes.version,
+        )
+        state = WindowState(
+            generation=plan.generation,
+            inputs=inputs,
+            upstream_table_id=self._net_changes.table_id,
+            checkpoint=checkpoint_of(snapshot, plan, outcome, identity, content),
+            versions=versions,
+            carried=carried.to_text(),
+        )
+        held = {file.path: file for file in snapshot.files(WHOLE_TABLE)}
+        leaving = () if self._whole else tuple(held[path] for path in updated.replaced)
+        snapshot.commit([WindowChange(WHOLE_TABLE, add, leaving, state, replaces=self._whole)])
+
+    def _updated(self, draft: Path, carried: Carried) -> FilesUpdated:
+        contract = self._contract
+        known = Carried() if self._whole or self._carried is None else self._carried
+        new_ends = TableEnds.told(carried.told - known.told)
+        gone_before = (
+            None
+            if self._purged is None
+            else ((self._purged - columnar.EPOCH_START) // timedelta(microseconds=1))
+        )
+        rules = UpdateRules(
+            shape=shape_of(contract),
+            schema=arrow_schema(stored_type(contract), without=()),
+            soft_delete_column=contract.soft_delete_column,
+            ends=carried.ends,
+            new_ends=new_ends,
+            gone_before=gone_before,
+            looks_back=contract.purge_deleted_after is not None and not self._whole,
+        )
+        target = FilesToUpdate(self._files, self._order, draft, rules, ROWS_PER_FILE)
+        look_at_all = bool(self._files) and (
+            carried.told != known.told or self._purged != _purged_of(self._before)
+        )
+        refold = self._odd()
+        doubted = bool(carried.ends.doubts or any(ends.doubts for _, ends in carried.ends.ranged))
+        while True:
+            sent, rows = self._sent(refold, doubted=doubted)
+            updated = update_files(sent, target, rows=rows, look_at_all=look_at_all)
+            if not updated.refold:
+                return updated
+            told = self._spark.read.parquet(*(f"file://{path}" for path in updated.refold))
+            # Read now: the folder is cleared when this is done.
+            told = told.localCheckpoint() if refold is None else refold.unionByName(told).localCheckpoint()
+            refold = told
+
+    def _odd(self) -> DataFrame | None:
+        """The keys that cannot be merged; null if there are none."""
+        found = []
+        odd = odd_files(self._added)
+        if odd:
+            found.append(odd_keys(self._net_changes.read(self._spark, odd)))
+        if not self._whole and self._changes is not None and self._changes.gone:
+            again = [*self._changes.gone]
+            again += [file for window in self._changes.replaced for file in self._net_changes.files(window)]
+            found.append(keys_in(self._net_changes, self._spark, again))
+        if not found:
+            return None
+        keys = found[0]
+        for more in found[1:]:
+            keys = keys.unionByName(more)
+        return keys
+
+    def _sent(self, refold: DataFrame | None, *, doubted: bool) -> tuple[DataFrame, int]:
+        contract = self._contract
+        rows = self._net_changes.read(self._spark, self._added)
+        plain = rows.where(F.col("_cdc_kind") == "key").select(
+            *(f"`{name}`" for name in folded_type(contract).names)
+        )
+        sent = from_folded(plain, contract).withColumn(CHANGE, F.lit(MERGE))
+        count = sum(file.rows for file in self._added)
+        if refold is not None:
+            again = refolded(
+                self._spark,
+                self._net_changes,
+                contract,
+                refold,
+                deleted_since=self._purged,
+                doubted=doubted,
+            )
+            sent = sent.unionByName(again)
+        return sent, count
+
+    def _placed(
+        self, draft: Path, updated: FilesUpdated, unit: str, generation: int
+    ) -> tuple[StagedFile, ...]:
+        if not updated.written:
+            return ()
+        table = self._snapshot.table
+        known = {file.name: file for file in updated.written}
+        paths = place_files(table, draft, known, unit=unit, generation=generation)
+        staged = tuple(self._staged(path, known.get(Path(path).name)) for path in paths)
+        _gate(self._spark, self._snapshot, self._contract, staged)
+        return staged
+
+    def _staged(self, path: str, told: WrittenFile | None) -> StagedFile:
+        file = told or written_file(self._snapshot.table.folder / path, self._order)
+        return StagedFile(path, WHOLE_TABLE, (), file.rows, file.bytes, file.stats)
 
 
-def _replaced(
-    snapshot: TableSnapshot,
-    deduped: TableSnapshot,
-    job: _Job,
-    landing: LandingStore,
-    lateness: Lateness,
-    changed: _Changed,
-) -> Replaced | None:
-    before = snapshot.state(job.plan.window)
-    if before is None or not job.replays or snapshot.retyped:
-        # Rows of other types are other rows, every one.
+def _most(files: list[LakeFile], snapshot: TableSnapshot) -> bool:
+    """Whether ``files`` have so many rows that making the whole table is less work."""
+    held = sum(file.rows for file in snapshot.files(WHOLE_TABLE))
+    return sum(file.rows for file in files) > max(held, 10_000)
+
+
+def order_of(contract: TableContract) -> KeyOrder:
+    """By what the files are ordered: the key if that is one whole number, else its text."""
+    columns = {column.name: column for column in contract.columns}
+    if len(contract.key) == 1 and columns[contract.key[0]].type.kind in _WHOLE_NUMBERS:
+        return KeyOrder(contract.key[0], whole_numbers=True)
+    return KeyOrder("_cdc_key", whole_numbers=False)
+
+
+def known_live_rows(rows: DataFrame) -> DataFrame:
+    """The rows that the contract's rules are about: alive, and every cell known."""
+    unresolved = F.coalesce(F.size("_cdc_unresolved"), F.lit(0))
+    return rows.where(~F.col("_cdc_is_deleted") & (unresolved <= 0))
+
+
+def _gate(
+    spark: SparkSession, snapshot: TableSnapshot, contract: TableContract, staged: tuple[StagedFile, ...]
+) -> None:
+    # pandera takes seconds to import, so only who updates a dimension pays for it.
+    from omnisupport_ingest.contracts.pandera_schema import failures
+
+    paths = [f"file://{snapshot.table.folder / file.path}" for file in staged]
+    rows = spark.read.schema(current_type(contract)).parquet(*paths)
+    broken = failures(known_live_rows(rows), contract)
+    if broken:
+        raise GateClosed(
+            f"The current state of {contract.full_name} does not meet its contract: {', '.join(broken)}. "
+            "The dimension stays as it was.",
+            fix=f"Look at the rows of net_changes/{contract.name} that break it; correct the contract or its "
+            "source, and run the windows again.",
+        )
+
+
+def versions_of(contract: TableContract, purged: datetime | None) -> tuple[str, ...]:
+    """What the table is stale without: logic and contract, and from when on deleted rows are shown."""
+    return (*of_contract(contract), *(() if purged is None else (f"{_PURGE}{purged.isoformat()}",)))
+
+
+def _law(versions: tuple[str, ...]) -> set[str]:
+    return {each for each in versions if not each.startswith(_PURGE)}
+
+
+def _purged_of(state: WindowState | None) -> datetime | None:
+    for each in state.versions if state is not None else ():
+        if each.startswith(_PURGE):
+            return datetime.fromisoformat(each.removeprefix(_PURGE))
+    return None
+
+
+def purged_before(contract: TableContract, watermark: datetime | None) -> datetime | None:
+    """Rows that were deleted before this moment are not shown; null: all are.
+
+    It follows from the watermark of the states of the net changes, so a rebuild purges the same rows. No
+    row goes before its delete is older than anything that may still arrive to be judged in time.
+    The moment moves by whole hours: each step of it is another version of the table.
+    """
+    if contract.purge_deleted_after is None or watermark is None:
         return None
-    late = {each.batch_id for each in lateness.late_parts(_parts_of(landing, job))}
-    why = reasons(before, job.upstream, job.batches, late, deduped.state(job.plan.window))
-    rules = tuple(each for each in why if each in RULES)
-    return Replaced(before.checkpoint.content_hash, why, partial(changed.of, job.plan.window), unseen=rules)
+    kept = max(contract.purge_deleted_after, contract.max_lateness + contract.allowed_lateness)
+    try:
+        return (watermark - kept).replace(minute=0, second=0, microsecond=0)
+    except OverflowError:
+        return None
 
 
-def _stage(
-    spark: SparkSession,
-    contract: TableContract,
-    snapshot: TableSnapshot,
-    files: EventFiles,
-    jobs: Sequence[_Job],
-    unit: str,
-) -> StagedFiles:
-    """Write the fold of the jobs' new events."""
-    working = [job for job in jobs if job.files]
-    if not working:
-        return StagedFiles(())
-    events = [file for job in working for file in job.files]
-    rows = fold_events(_events(spark, contract, files, working), contract, partitions=_parts(events))
-    generation = {job.plan.window: job.plan.generation for job in working}
-    return stage_frame(
-        snapshot.table,
-        rows.select(*folded_type(contract).names),
-        unit=unit,
-        generation=generation,
-        rows=sum(file.rows for file in events),
-    )
+def shown_since(state: WindowState | None, net_changes: TableSnapshot) -> LogChanges | None:
+    """What the net changes have that a dimension with ``state`` does not show; null if that cannot be
+    told, so that it may be anything."""
+    if state is None or state.upstream_table_id != net_changes.table_id or not state.carried:
+        return None
+    version = state.checkpoint.upstream_version
+    return None if version is None else changes_since(net_changes, version)
 
 
-def _parts(files: Sequence[LakeFile]) -> int:
-    return partitions_for(sum(file.rows for file in files), sum(file.bytes for file in files))
+def _facts(state: WindowState | None, net_changes: TableSnapshot, changes: LogChanges | None) -> BatchFacts:
+    """How far the net changes are, from what a dimension with ``state`` knew and the windows that have
+    another state since; from all windows where there is nothing to begin with."""
+    if state is None or changes is None:
+        known, windows = [], net_changes.windows()
+    else:
+        known, windows = [state.checkpoint], sorted(changes.noted)
+    states = (net_changes.state(window) for window in windows)
+    return facts_of([*known, *(each.checkpoint for each in states if each is not None)])
 
 
-def _events(
-    spark: SparkSession,
-    contract: TableContract,
-    files: EventFiles,
-    jobs: Sequence[_Job],
-) -> DataFrame:
-    """The jobs' events of the table; ``hole`` tells the quarantined ones."""
-    accepted = files.deduped.read(spark, [file for job in jobs for file in job.accepted])
-    frames = [accepted.withColumn("hole", F.lit(False))]
-    withheld = [file for job in jobs for file in job.holes]
-    if withheld:
-        holes = files.quarantine.read(spark, withheld).select(*accepted.columns)
-        frames.append(holes.withColumn("hole", F.lit(True)))
-    of_table = (F.col("source_schema") == contract.schema) & (F.col("source_table") == contract.table)
-    return reduce(DataFrame.unionByName, frames).where(of_table)
+def newer_windows(state: WindowState | None, net_changes: TableSnapshot) -> frozenset[str]:
+    """The windows whose rows a dimension with ``state`` does not show as they are."""
+    changes = shown_since(state, net_changes)
+    return frozenset(net_changes.windows()) if changes is None else changes.windows
+
+
+def shows(state: WindowState, net_changes: TableSnapshot, contract: TableContract) -> bool:
+    """Whether a dimension with ``state`` shows what the net changes have and leaves out what it purges.
+
+    Another contract alone is no question of this: its windows are made again first, or wait.
+    """
+    changes = shown_since(state, net_changes)
+    if changes is None or changes.windows:
+        return False
+    return _purged_of(state) == purged_before(contract, _facts(state, net_changes, changes).watermark)

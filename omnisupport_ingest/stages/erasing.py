@@ -1,4 +1,4 @@
-"""Having a row erased: its values leave the events, the folded rows, the published table and the history.
+"""Having a row erased: its values leave the events, the folded rows, the dimension and the history.
 
 Only a row that has ended at its source is erased, so nothing that people look up loses a cell, and no
 later event builds on what is gone. What is recorded is checked, and looked at once more afterwards: an

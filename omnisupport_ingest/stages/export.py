@@ -1,4 +1,4 @@
-"""A published table as one file for other programs, with nothing lost on the way and nothing made up.
+"""A dimension as one file for other programs, with nothing lost on the way and nothing made up.
 
 DuckDB reads the files that one version of the table names; neither Spark nor the source is needed.
 
@@ -40,8 +40,8 @@ class Format(Enum):
     JSON_LINES = "jsonl"
 
 
-class NotPublished(IngestError):
-    """The table has not been published yet, or not since its contract named another column."""
+class NoDimension(IngestError):
+    """The dimension has not been made yet, or not since its contract named another column."""
 
 
 class ExportFailed(IngestError):
@@ -76,15 +76,15 @@ def export(
 
     The file is complete or not there: it is written under another name and renamed, and takes the
     place of a file of that name. With ``deleted`` the softly deleted rows are in it too, told apart
-    by ``_cdc_is_deleted``. ``NotPublished`` if there is nothing to write.
+    by ``_cdc_is_deleted``. ``NoDimension`` if there is nothing to write.
     """
     # Before the table is opened: what is complete now is complete in what is read afterwards.
     progress = _progress(workspace, contract)
-    snapshot = look(workspace.published(contract))
+    snapshot = look(workspace.dimension(contract))
     state = snapshot.state(WHOLE_TABLE) if snapshot is not None else None
     if snapshot is None or state is None:
-        raise NotPublished(
-            f"{contract.source}.{contract.name} has not been published yet.",
+        raise NoDimension(
+            f"{contract.source}.{contract.name} has no dimension yet.",
             fix="Let the pipeline take in what has landed (omnisupport-ingest up), then export again.",
         )
     files = [file.uri for file in snapshot.all_files()]
@@ -115,7 +115,7 @@ class Written:
 def write_file(
     contract: TableContract, files: Sequence[str], path: Path, form: Format, *, deleted: bool
 ) -> Written:
-    """Write rows of ``published_type`` in the Parquet ``files`` to ``path``, as ``export`` does."""
+    """Write rows of ``current_type`` in the Parquet ``files`` to ``path``, as ``export`` does."""
     _require_files(contract, files)
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
@@ -167,11 +167,11 @@ class _Progress:
 
 
 def _progress(workspace: Workspace, contract: TableContract) -> _Progress:
-    """How far the published table is behind landing."""
+    """How far the dimension is behind landing."""
     seen = overview(workspace, contract.source)
     if seen.landing.problem is not None:
         raise seen.landing.problem
-    paths = (workspace.dimension(contract).spec.path, workspace.published(contract).spec.path)
+    paths = (workspace.net_changes(contract).spec.path, workspace.dimension(contract).spec.path)
     pending = max(table.pending_batches or 0 for table in seen.tables if table.table in paths)
     if pending:
         return _Progress(None, pending, None)
@@ -182,7 +182,7 @@ def _progress(workspace: Workspace, contract: TableContract) -> _Progress:
 def write_rows(
     contract: TableContract, files: Sequence[str], draft: Path, form: Format, *, deleted: bool
 ) -> tuple[int, int]:
-    """Write the published rows in ``files`` to ``draft``, which may be there already.
+    """Write the rows of the dimension in ``files`` to ``draft``, which may be there already.
 
     Returns how many rows it has, and how many of them have a value that is not known.
     """
@@ -213,8 +213,8 @@ def _require_columns(connection: duckdb.DuckDBPyConnection, contract: TableContr
     there = {name for name, *_ in connection.execute("DESCRIBE lake").fetchall()}
     missing = [name for name in contract.column_names if name not in there]
     if missing:
-        raise NotPublished(
-            f"{contract.source}.{contract.name} was published before its contract named the column "
+        raise NoDimension(
+            f"{contract.source}.{contract.name} was last updated before its contract named the column "
             f"{missing[0]!r}.",
             fix="Let the pipeline take in the changed contract (omnisupport-ingest up), then export again.",
         )

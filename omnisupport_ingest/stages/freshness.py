@@ -1,4 +1,4 @@
-"""How far behind is what people read: per published table, not per source.
+"""How far behind is what people read: per dimension, not per source.
 
 A source may have landed a second ago while a table still shows what it showed ten minutes ago: its run
 failed, waits, or takes long. So a table's lag is counted from the oldest landed change of it that it does
@@ -44,15 +44,15 @@ class Freshness:
 
 def freshness(
     contract: TableContract,
+    net_changes: TableSnapshot | None,
     dimension: TableSnapshot | None,
-    published: TableSnapshot | None,
     landing: LandingStore,
 ) -> Freshness:
-    """The freshness of the published table of ``contract``.
+    """The freshness of the dimension of ``contract``.
 
-    ``dimension`` and ``published``: None where they are not there.
+    ``net_changes`` and ``dimension``: None where they are not there.
     """
-    landed, shown = landing.landed(), Shown.of(dimension, published)
+    landed, shown = landing.landed(), Shown.of(net_changes, dimension)
     unshown = {
         part.batch_id: part
         for window in landing.windows()

@@ -12,12 +12,12 @@ from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.table import TableSnapshot
+from omnisupport_ingest.stages.dimensions import newer_windows
 from omnisupport_ingest.stages.event_files import EventFiles
 from omnisupport_ingest.stages.findings import CheckFinding
 from omnisupport_ingest.stages.history import upstream_of as events_in
 from omnisupport_ingest.stages.history import versions_of
 from omnisupport_ingest.stages.looking import look
-from omnisupport_ingest.stages.published import newer_windows
 from omnisupport_ingest.stages.upstream_files import units_of
 from omnisupport_ingest.stages.versions import of_contract
 from omnisupport_ingest.stages.workspace import Workspace
@@ -30,7 +30,7 @@ _NOT_YET = CheckFinding(
 def open_rows_are_current_state(
     workspace: Workspace, spark: SparkSession, contract: TableContract
 ) -> CheckFinding:
-    """Whether the open versions are the rows of the published table that have not ended, cell by cell.
+    """Whether the open versions are the rows of the dimension that have not ended, cell by cell.
 
     If the two were made from different events, the events that the history was made from are folded
     and compared instead.
@@ -43,7 +43,7 @@ def open_rows_are_current_state(
     if current is None:
         return CheckFinding(
             True,
-            "Not compared: the published table was made from other events, and those of the history are "
+            "Not compared: the dimension was made from other events, and those of the history are "
             "swept away. The next history will be compared.",
             {"compared": 0},
         )
@@ -91,16 +91,16 @@ def _current(
     """The current state of the events that the history was made from, and what it was taken from."""
     state = history.state(WHOLE_TABLE)
     assert state is not None, "the history has been made"
-    published = look(workspace.published(contract))
+    dimension = look(workspace.dimension(contract))
     newest = EventFiles.newest(workspace, contract.source)
     of_newest = newest is not None and (
         newest.deduped.version == state.checkpoint.upstream_version
         or events_in(newest, contract).units == frozenset(state.inputs)
     )
-    if newest is not None and of_newest and published is not None:
+    if newest is not None and of_newest and dimension is not None:
         made_from: EventFiles | None = newest
-        if _shows(workspace, contract, published, newest):
-            return published.read(spark, published.files(WHOLE_TABLE)), "the published rows"
+        if _shows(workspace, contract, dimension, newest):
+            return dimension.read(spark, dimension.files(WHOLE_TABLE)), "the rows of the dimension"
     else:
         made_from = _made_from(workspace, contract, state)
     if made_from is None:
@@ -109,7 +109,7 @@ def _current(
     folded = fold_events(made_from.events(spark, contract), contract, partitions=parts)
     return (
         current_state(folded, contract, partitions=parts),
-        "the fold of its events (the published table was made from others)",
+        "the fold of its events (the dimension was made from others)",
     )
 
 
@@ -120,18 +120,18 @@ def _made_from(workspace: Workspace, contract: TableContract, state: WindowState
 
 
 def _shows(
-    workspace: Workspace, contract: TableContract, published: TableSnapshot, files: EventFiles
+    workspace: Workspace, contract: TableContract, dimension: TableSnapshot, files: EventFiles
 ) -> bool:
-    """Whether the published table was made from exactly the events in ``files``."""
-    dimension, state = look(workspace.dimension(contract)), published.state(WHOLE_TABLE)
-    if dimension is None or state is None:
+    """Whether the dimension was made from exactly the events in ``files``."""
+    net_changes, state = look(workspace.net_changes(contract)), dimension.state(WHOLE_TABLE)
+    if net_changes is None or state is None:
         return False
-    if newer_windows(state, dimension):
+    if newer_windows(state, net_changes):
         return False
     if not set(of_contract(contract)) <= set(state.versions):
         return False
-    for window in {*files.deduped.windows(), *dimension.windows()}:
-        above, taken = files.deduped.state(window), dimension.state(window)
+    for window in {*files.deduped.windows(), *net_changes.windows()}:
+        above, taken = files.deduped.state(window), net_changes.state(window)
         accepted = (file.path for file in files.accepted(contract, window))
         inputs = units_of(accepted, above.compacted_units if above is not None else {})
         inputs |= {f"quarantine/{file.path}" for file in files.holes_of(window)}
@@ -156,7 +156,7 @@ def _side_by_side(rows: DataFrame, current: DataFrame, contract: TableContract) 
 def _differs(contract: TableContract) -> Column:
     """Whether the two rows of a key say different things.
 
-    Where a key change was folded across windows whose times run against the log, the published row may
+    Where a key change was folded across windows whose times run against the log, the row of the dimension may
     leave a column unresolved that the history, which has every event, knows.
     """
     unknown = F.coalesce(F.col("there._cdc_unresolved"), F.array().cast("array<string>"))

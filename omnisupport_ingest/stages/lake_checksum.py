@@ -1,4 +1,4 @@
-"""The checksum of rows (``row_checksum``) of a published table: SQL of DuckDB, for rows of relation ``l``."""
+"""The checksum of rows (``row_checksum``) of a dimension: SQL of DuckDB, for rows of relation ``l``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The keys of a published table, held as they are, for comparing them with those of the source.
+"""The keys of a dimension, held as they are, for comparing them with those of the source.
 
 Keys are compared as the texts that the source sent: whole numbers in their order, everything else in that
 of the bytes.
@@ -15,9 +15,9 @@ import duckdb
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.pg_types import INTEGERS
 from omnisupport_ingest.contracts.row_checksum import DIGITS, RowChecksum
+from omnisupport_ingest.stages.dimension_rows import LakeBehind
 from omnisupport_ingest.stages.lake_checksum import is_at_source
 from omnisupport_ingest.stages.pending import pending_windows
-from omnisupport_ingest.stages.published_rows import LakeBehind
 from omnisupport_ingest.stages.row_equality import key_part, select_lake, text
 from omnisupport_ingest.stages.workspace import Workspace
 
@@ -35,11 +35,11 @@ class Bounds(Protocol):
     def end(self) -> tuple[str, ...] | None: ...
 
 
-class PublishedKeys:
-    """The keys of the rows of one published table that the source has, by what the lake knows."""
+class DimensionKeys:
+    """The keys of the rows of one dimension that the source has, by what the lake knows."""
 
     def __init__(self, contract: TableContract, files: Sequence[str]) -> None:
-        """``files``: of the published table."""
+        """``files``: of the dimension."""
         self._contract = contract
         self._scratch = TemporaryDirectory(prefix="omnisupport-keys-")
         self._connection = duckdb.connect(f"{self._scratch.name}/keys.duckdb")
@@ -118,7 +118,7 @@ def _part(number: int) -> str:
     return f"part_{number}"
 
 
-def published_keys(workspace: Workspace, source: str) -> dict[str, PublishedKeys]:
+def dimension_keys(workspace: Workspace, source: str) -> dict[str, DimensionKeys]:
     """The keys of every table of ``source``, by ``schema.table``; ``LakeBehind`` if the lake is behind.
 
     To be called where nothing lands meanwhile.
@@ -132,7 +132,7 @@ def published_keys(workspace: Workspace, source: str) -> dict[str, PublishedKeys
         )
     found = {}
     for contract in workspace.contracts.of_source(source):
-        table = workspace.published(contract)
+        table = workspace.dimension(contract)
         files = table.open().all_files() if table.exists else ()
-        found[contract.full_name] = PublishedKeys(contract, tuple(file.uri for file in files))
+        found[contract.full_name] = DimensionKeys(contract, tuple(file.uri for file in files))
     return found

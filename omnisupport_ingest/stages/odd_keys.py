@@ -99,7 +99,7 @@ def _is_odd() -> Column:
 
 def refolded(
     spark: SparkSession,
-    dimension: TableSnapshot,
+    net_changes: TableSnapshot,
     contract: TableContract,
     keys: DataFrame,
     *,
@@ -111,12 +111,12 @@ def refolded(
     ``keys``: ``_cdc_key``, repeats allowed. Keys that key changes tie together are folded together. A key
     without a row is told as gone. ``doubted``: a truncate or boundary is in quarantine.
     """
-    files = dimension.all_files()
-    rows = dimension.read(spark, files)
+    files = net_changes.all_files()
+    rows = net_changes.read(spark, files)
     wanted = keys
     odd = odd_files(files)
     if odd:
-        tied = dimension.read(spark, odd).where(
+        tied = net_changes.read(spark, odd).where(
             (F.col("_cdc_kind") == ENDED) | F.col("_cdc_moved_from_key").isNotNull()
         )
         wanted = wanted.unionByName(tied.select("_cdc_key")).unionByName(

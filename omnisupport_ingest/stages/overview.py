@@ -16,10 +16,10 @@ from omnisupport_ingest.lake.table import LakeTable, TableSnapshot
 from omnisupport_ingest.landing.chain import Hole
 from omnisupport_ingest.landing.store import Landed, LandingStore
 from omnisupport_ingest.position import Lsn, Position
-from omnisupport_ingest.stages import deduped, dimensions, quarantine, raw
+from omnisupport_ingest.stages import deduped, net_changes, quarantine, raw
+from omnisupport_ingest.stages.dimensions import LAYER as DIMENSION
 from omnisupport_ingest.stages.freshness import Freshness, freshness
 from omnisupport_ingest.stages.looking import look
-from omnisupport_ingest.stages.published import LAYER as PUBLISHED
 from omnisupport_ingest.stages.quarantine_files import named_by
 from omnisupport_ingest.stages.shown import Shown
 from omnisupport_ingest.stages.versions import LawVersions, of_contract
@@ -59,7 +59,7 @@ class TableOverview:
 
     Both are null for the quarantine, which is committed with the deduped events, and where landing
     cannot be read. ``cursor`` is the highest position taken; ``watermark`` the highest of any window.
-    ``freshness`` is of published tables alone.
+    ``freshness`` is of dimensions alone.
     """
 
     table: str
@@ -141,9 +141,9 @@ def _tables(
     yield _behind(judged, LawVersions(workspace, source).of, batches)
     yield _quarantined(_look(quarantine.LAYER, workspace.quarantine(source)), judged)
     for contract in contracts:
-        folded = _look(dimensions.LAYER, workspace.dimension(contract))
+        folded = _look(net_changes.LAYER, workspace.net_changes(contract))
         yield _behind(folded, _always(of_contract(contract)), batches)
-        yield _unpublished(_look(PUBLISHED, workspace.published(contract)), folded, contract, batches)
+        yield _unmerged(_look(DIMENSION, workspace.dimension(contract)), folded, contract, batches)
 
 
 def _always(versions: tuple[str, ...]) -> _Versions:
@@ -199,10 +199,8 @@ def _quarantined(seen: _Look, judged: _Look) -> TableOverview:
     return replace(_overview(seen, None), windows=len(windows), rows=sum(file.rows for file in files))
 
 
-def _unpublished(
-    seen: _Look, folded: _Look, contract: TableContract, batches: _Batches | None
-) -> TableOverview:
-    """A published table: pending is what its dimension waits for, and what that has and this does not show.
+def _unmerged(seen: _Look, folded: _Look, contract: TableContract, batches: _Batches | None) -> TableOverview:
+    """A dimension: pending is what its net changes wait for, and what they have and it does not show.
 
     A batch without an event of the table changes no content, so it is not waited for.
     """

@@ -30,9 +30,9 @@ from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.landing.standing import Place
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.stages import raw
-from omnisupport_ingest.stages.dimensions import units_above
+from omnisupport_ingest.stages.dimensions import shows
 from omnisupport_ingest.stages.lateness import LateArrival, Lateness
-from omnisupport_ingest.stages.published import shows
+from omnisupport_ingest.stages.net_changes import units_above
 from omnisupport_ingest.stages.quarantine_files import QuarantineFiles, named_by
 from omnisupport_ingest.stages.retyping import waiting
 from omnisupport_ingest.stages.seen import Seen
@@ -179,12 +179,12 @@ class _Look:
             and self._lateness.closed(window, self.landed.watermark)
         ]
 
-    def unpublished(self) -> set[str]:
-        """For each dimension that its published table does not show whole, one window to run again."""
+    def unmerged(self) -> set[str]:
+        """For each table whose net changes the dimension does not show whole, one window to run again."""
         for contract in self._contracts:
-            self._seen.newest(self._workspace.published(contract))
+            self._seen.newest(self._workspace.dimension(contract))
         return self._seen.once(
-            "unpublished", lambda: _unpublished(self._workspace, self._contracts, self._seen.newest)
+            "unmerged", lambda: _unmerged(self._workspace, self._contracts, self._seen.newest)
         )
 
     def _event_files(self, source: str) -> QuarantineFiles | None:
@@ -197,10 +197,10 @@ class _Look:
 
     def _open_layers(self, source: str) -> list[_Layer]:
         workspace, newest, decisions = self._workspace, self._seen.newest, self._workspace.decisions
-        self._dimensions = {
+        self._net_changes = {
             each: snapshot
             for each in self._contracts
-            if (snapshot := newest(workspace.dimension(each))) is None
+            if (snapshot := newest(workspace.net_changes(each))) is None
             or not waiting(workspace, each, snapshot)
         }
         return [
@@ -212,14 +212,14 @@ class _Look:
             ),
             *(
                 _Layer(snapshot, partial(_of_any_window, of_contract(each)), decisions)
-                for each, snapshot in self._dimensions.items()
+                for each, snapshot in self._net_changes.items()
             ),
         ]
 
     def _judged_by(self) -> tuple[tuple[object, ...], Mapping[str, tuple[str, ...]]]:
         """What every window is judged by, and what some windows are besides."""
         contracts = tuple(each.fingerprint for each in self._contracts)
-        taking = tuple(each.name for each in self._dimensions)
+        taking = tuple(each.name for each in self._net_changes)
         laws = raw.VERSIONS, self._laws.common(), contracts, self._workspace.decisions.fingerprint
         return (*laws, taking, self._apart), self._laws.apart()
 
@@ -263,8 +263,8 @@ class _Look:
         accepted: dict[str | None, list[str]] = {}
         for file in files.deduped.files(window):
             accepted.setdefault(dict(file.partition)["source_table"], []).append(file.path)
-        for contract, dimension in self._dimensions.items():
-            state = dimension.state(window) if dimension is not None else None
+        for contract, net_changes in self._net_changes.items():
+            state = net_changes.state(window) if net_changes is not None else None
             if state is not None:
                 units = units_above(accepted.get(contract.table, ()), above)
                 if frozenset(state.inputs) != units or state.upstream_table_id != files.deduped.table_id:
@@ -294,7 +294,7 @@ def pending_windows(workspace: Workspace, source: str, *, limit: int = 500) -> P
         )
         windows = {window for batch_id in first for window in untaken[batch_id]}
         if not untaken:
-            windows |= look.unpublished()
+            windows |= look.unmerged()
         late_windows = {each.window for each in late}
         busy = late_windows.union(*untaken.values())
         windows |= set(look.closing(busy)[:limit])
@@ -347,21 +347,24 @@ def pending_soon(workspace: Workspace, source: str, *, limit: int = 500, patienc
             time.sleep(_LOOK_SECONDS)
 
 
-def _unpublished(
+def _unmerged(
     workspace: Workspace,
     contracts: tuple[TableContract, ...],
     newest: Callable[[LakeTable], TableSnapshot | None],
 ) -> set[str]:
     windows = set()
     for contract in contracts:
-        dimension, published = newest(workspace.dimension(contract)), newest(workspace.published(contract))
-        if dimension is None or not dimension.windows():
+        net_changes, dimension = (
+            newest(workspace.net_changes(contract)),
+            newest(workspace.dimension(contract)),
+        )
+        if net_changes is None or not net_changes.windows():
             continue
-        if any(waiting(workspace, contract, each) for each in (dimension, published) if each is not None):
+        if any(waiting(workspace, contract, each) for each in (net_changes, dimension) if each is not None):
             continue
-        state = published.state(WHOLE_TABLE) if published else None
-        if state is None or not shows(state, dimension, contract):
-            windows.add(dimension.windows()[-1])
+        state = dimension.state(WHOLE_TABLE) if dimension else None
+        if state is None or not shows(state, net_changes, contract):
+            windows.add(net_changes.windows()[-1])
     return windows
 
 

@@ -1,7 +1,7 @@
 """What a replay of windows would come to, without committing anything.
 
 Everything that has landed for the windows, and what raw holds of batches that landing has forgotten, is
-judged and folded as a replay would do it; the result is compared with what the dimensions hold.
+judged and folded as a replay would do it; the result is compared with what the net changes hold.
 """
 
 from __future__ import annotations
@@ -97,9 +97,9 @@ def _table(
     events = judged.where((F.col("verdict") != DUPLICATE) & of_table)
     folded = fold_events(events.withColumn("hole", F.col("verdict") == QUARANTINED), contract)
     held = spark.createDataFrame([], folded_type(contract))
-    if workspace.dimension(contract).exists:
-        dimension = workspace.dimension(contract).open()
-        parts = dimension.read(spark, [file for window in windows for file in dimension.files(window)])
+    if workspace.net_changes(contract).exists:
+        net_changes = workspace.net_changes(contract).open()
+        parts = net_changes.read(spark, [file for window in windows for file in net_changes.files(window)])
         # What a window holds is folded in parts.
         held = merge_rows(parts, contract)
     state = ("_cdc_kind", "_cdc_key", "_cdc_ended_at", "_cdc_row_hash")

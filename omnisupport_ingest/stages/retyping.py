@@ -1,6 +1,6 @@
 """Changed column types: when the tables of a contract are made again under its types, and who decides it.
 
-Values stay the text that the source sent until the dimension, so a table can be made again under any types.
+Values stay the text that the source sent until they are folded, so a table can be made again under any types.
 Where the new type holds every value of the old one that happens by itself, with the next run. Any other
 change of type may be a mistake, and changes what readers of the table see: it waits until a person asks for
 it, and holds up no other table. What is there stays as it was meanwhile, and counts as incomplete.
@@ -48,7 +48,7 @@ def waits(workspace: Workspace, contract: TableContract) -> SchemaChanged | None
 
 def tables_of(workspace: Workspace, contract: TableContract) -> tuple[LakeTable, ...]:
     """The tables that have the contract's columns, in the order the data takes."""
-    return workspace.dimension(contract), workspace.published(contract), workspace.history(contract)
+    return workspace.net_changes(contract), workspace.dimension(contract), workspace.history(contract)
 
 
 def other_types(workspace: Workspace, contract: TableContract) -> dict[str, tuple[Retyped, ...]]:
@@ -89,6 +89,6 @@ def _asks(contract: TableContract, table: LakeTable, found: tuple[Retyped, ...])
     return SchemaChanged(
         f"{table.spec.path} has columns of another type than {contract.path} says: "
         f"{', '.join(map(str, found))}. It stays as it is, and takes in nothing more.",
-        fix="Restore the type in the contract; or have dimension, published table and history made again "
+        fix="Restore the type in the contract; or have net changes, dimension and history made again "
         f"under the new types, from the events: omnisupport-ingest contracts retype {contract.name}",
     )

@@ -1,7 +1,7 @@
 """When a row of the source and one of the lake are the same: SQL of DuckDB, key by key, column by column.
 
 A source's row is its columns as PostgreSQL's text, arrays also as JSON in ``json:<column>``; the lake's are
-those of a published table. Shares no code with the pipeline that made the table.
+those of a dimension. Shares no code with the pipeline that made the table.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def select_source(contract: TableContract, rows: Path) -> str:
 
 
 def select_lake(contract: TableContract, files: Sequence[str]) -> str:
-    """The rows of ``files`` of a published table (none: it has no rows), with the parts of their keys."""
+    """The rows of ``files`` of a dimension (none: it has no rows), with the parts of their keys."""
     state = f"read_parquet({listed(files)}, union_by_name = true)" if files else _nothing(contract)
     return f"SELECT *, {parts_of('_cdc_key', contract)} FROM {state}"
 

@@ -146,10 +146,10 @@ def _row_state(found: dict[str, Any], contract: TableContract, ends: TableEnds) 
 def _folded(workspace: Workspace, contract: TableContract, key: str) -> pa.Table:
     """The folded rows of ``key`` in every window, and those without a key."""
     schema = arrow_schema(folded_type(contract), without=(WINDOW,))
-    dimension = look(workspace.dimension(contract))
+    net_changes = look(workspace.net_changes(contract))
     where = (pc.field("_cdc_key") == key) | pc.field("_cdc_kind").isin([TRUNCATE, BOUNDARY])
     parts = []
-    for file in dimension.all_files() if dimension is not None else ():
+    for file in net_changes.all_files() if net_changes is not None else ():
         rows = pq.read_table(file.uri, schema=schema, filters=where, partitioning=None)
         parts.append(rows.append_column(WINDOW, pa.array([file.window] * rows.num_rows, pa.string())))
     empty = schema.append(pa.field(WINDOW, pa.string())).empty_table()

@@ -1,4 +1,4 @@
-"""What a published table shows of its dimension: by window, the batches that it was made from."""
+"""What a dimension shows of its net changes: by window, the batches that it was made from."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.table import TableSnapshot
 from omnisupport_ingest.landing.manifest import Manifest
-from omnisupport_ingest.stages.published import newer_windows
+from omnisupport_ingest.stages.dimensions import newer_windows
 
 
 @dataclass(frozen=True)
 class Shown:
-    """``newer``: windows of whose rows the published table does not show what the dimension holds now."""
+    """``newer``: windows of whose rows the dimension does not show what the net changes hold now."""
 
-    dimension: TableSnapshot | None
+    net_changes: TableSnapshot | None
     newer: frozenset[str]
     then: TableSnapshot | None
     _held: dict[tuple[str, bool], frozenset[str]] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
-    def of(cls, dimension: TableSnapshot | None, published: TableSnapshot | None) -> Shown:
-        """``dimension`` and ``published``: null where they are not there."""
-        if dimension is None:
+    def of(cls, net_changes: TableSnapshot | None, dimension: TableSnapshot | None) -> Shown:
+        """``net_changes`` and ``dimension``: null where they are not there."""
+        if net_changes is None:
             return cls(None, frozenset(), None)
-        state = published.state(WHOLE_TABLE) if published is not None else None
-        newer = newer_windows(state, dimension)
-        return cls(dimension, newer, made_from(dimension, state) if newer else dimension)
+        state = dimension.state(WHOLE_TABLE) if dimension is not None else None
+        newer = newer_windows(state, net_changes)
+        return cls(net_changes, newer, made_from(net_changes, state) if newer else net_changes)
 
     def in_window(self, window: str) -> frozenset[str]:
         """The batches of ``window`` that are shown."""
@@ -43,21 +43,21 @@ class Shown:
         return all(batch.batch_id in self.in_window(window) for window in windows)
 
     def _batches(self, window: str, *, now: bool) -> frozenset[str]:
-        snapshot = self.dimension if now else self.then
+        snapshot = self.net_changes if now else self.then
         if (window, now) not in self._held:
             state = snapshot.state(window) if snapshot is not None else None
             self._held[window, now] = frozenset(state.batches) if state is not None else frozenset()
         return self._held[window, now]
 
 
-def made_from(dimension: TableSnapshot, published: WindowState | None) -> TableSnapshot | None:
-    """The version of the dimension that was published last; null if there is none any more."""
-    version = published.checkpoint.upstream_version if published is not None else None
-    if published is None or version is None or published.upstream_table_id != dimension.table_id:
+def made_from(net_changes: TableSnapshot, dimension: WindowState | None) -> TableSnapshot | None:
+    """The version of the net changes that the dimension shows; null if there is none any more."""
+    version = dimension.checkpoint.upstream_version if dimension is not None else None
+    if dimension is None or version is None or dimension.upstream_table_id != net_changes.table_id:
         return None
-    if version == dimension.version:
-        return dimension
+    if version == net_changes.version:
+        return net_changes
     try:
-        return TableSnapshot(dimension.table, DeltaTable(str(dimension.table.folder), version=version))
+        return TableSnapshot(net_changes.table, DeltaTable(str(net_changes.table.folder), version=version))
     except DeltaError:
         return None

@@ -14,7 +14,7 @@ from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.table import TableSnapshot
-from omnisupport_ingest.stages.published import newer_windows
+from omnisupport_ingest.stages.dimensions import newer_windows
 from omnisupport_ingest.stages.quarantine_files import EventsGone
 from omnisupport_ingest.stages.shown import made_from
 from omnisupport_ingest.stages.upstream_files import files_to_read
@@ -24,8 +24,8 @@ _WITHHELD = "quarantine/"
 
 
 @dataclass(frozen=True, slots=True)
-class PublishedVersion:
-    """One version of a published table: its ``files``, and the files of the events that it was made from.
+class DimensionVersion:
+    """One version of a dimension: its ``files``, and the files of the events that it was made from.
 
     ``accepted``: of the table's accepted events. ``withheld``: of its source's quarantine, of all tables.
     """
@@ -35,10 +35,10 @@ class PublishedVersion:
     withheld: tuple[str, ...]
 
     @classmethod
-    def newest(cls, workspace: Workspace, contract: TableContract) -> PublishedVersion:
+    def newest(cls, workspace: Workspace, contract: TableContract) -> DimensionVersion:
         """The newest version. ``EventsGone`` if a file of its events is not there any more."""
-        published = workspace.published(contract).open()
-        state = published.state(WHOLE_TABLE)
+        dimension = workspace.dimension(contract).open()
+        state = dimension.state(WHOLE_TABLE)
         deduped = workspace.deduped(contract.source).open()
         quarantine = workspace.quarantine(contract.source).folder
         accepted: list[Path] = []
@@ -51,7 +51,7 @@ class PublishedVersion:
         if gone:
             raise _gone(gone[0])
         return cls(
-            tuple(file.uri for file in published.all_files()),
+            tuple(file.uri for file in dimension.all_files()),
             tuple(sorted(map(str, accepted))),
             tuple(sorted(map(str, withheld))),
         )
@@ -77,15 +77,15 @@ def files_named(above: TableSnapshot, window: str, names: Collection[str]) -> li
 
 
 def _inputs(
-    workspace: Workspace, contract: TableContract, published: WindowState | None
+    workspace: Workspace, contract: TableContract, dimension: WindowState | None
 ) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """For each window, the names of the files whose events are in the published table.
+    """For each window, the names of the files whose events are in the dimension.
 
-    Where the published table shows what the dimension holds now, what that was made from last counts: its
+    Where the dimension shows what the net changes hold now, what that was made from last counts: its
     files may have been folded into others.
     """
-    newest = workspace.dimension(contract).open()
-    newer, then = newer_windows(published, newest), made_from(newest, published)
+    newest = workspace.net_changes(contract).open()
+    newer, then = newer_windows(dimension, newest), made_from(newest, dimension)
     for window in sorted({*newest.windows(), *(then.windows() if then is not None else ())}):
         snapshot = then if window in newer else newest
         state = snapshot.state(window) if snapshot is not None else None

@@ -64,7 +64,7 @@ def _partitioned(workspace: Workspace, source: str) -> Iterator[LakeTable]:
     yield workspace.raw(source)
     yield workspace.deduped(source)
     for contract in workspace.contracts.of_source(source):
-        yield workspace.dimension(contract)
+        yield workspace.net_changes(contract)
 
 
 def _named(names: Iterable[str]) -> str:

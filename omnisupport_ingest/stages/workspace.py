@@ -93,20 +93,20 @@ class Workspace:
             )
         )
 
-    def dimension(self, contract: TableContract) -> LakeTable:
+    def net_changes(self, contract: TableContract) -> LakeTable:
         return self._table(
             TableSpec(
-                path=f"{contract.source}/dim_{contract.name}",
+                path=f"{contract.source}/net_changes/{contract.name}",
                 schema=folded_type(contract),
                 partition_by=("window",),
                 description=f"Net change of {contract.full_name} per window: one folded row per key touched.",
             )
         )
 
-    def published(self, contract: TableContract) -> LakeTable:
+    def dimension(self, contract: TableContract) -> LakeTable:
         return self._table(
             TableSpec(
-                path=f"{contract.source}/published/{contract.name}",
+                path=f"{contract.source}/dim_{contract.name}",
                 schema=stored_type(contract),
                 partition_by=(),
                 description=f"Current state of {contract.full_name}, soft-deleted rows included.",
@@ -156,8 +156,8 @@ class Workspace:
             yield self.deduped(source)
             yield self.quarantine(source)
             for contract in self.contracts.of_source(source):
+                yield self.net_changes(contract)
                 yield self.dimension(contract)
-                yield self.published(contract)
                 yield self.history(contract)
 
     def _table(self, spec: TableSpec) -> LakeTable:

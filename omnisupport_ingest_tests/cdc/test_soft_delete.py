@@ -1,4 +1,4 @@
-"""A row that its source only marks as deleted: in the published state and in its history."""
+"""A row that its source only marks as deleted: in the current state and in its history."""
 
 from __future__ import annotations
 

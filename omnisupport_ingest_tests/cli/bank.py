@@ -188,8 +188,8 @@ def rows_of_source(dsn: str, table: str) -> list[tuple[Any, ...]]:
 
 
 def rows_of_lake(home: Path, table: str) -> list[tuple[Any, ...]]:
-    """Every live row of the published table, by delta-rs and DuckDB alone; sorted."""
-    files = DeltaTable(str(home / "lake" / SOURCE / "published" / table)).file_uris()
+    """Every live row of the dimension, by delta-rs and DuckDB alone; sorted."""
+    files = DeltaTable(str(home / "lake" / SOURCE / f"dim_{table}")).file_uris()
     listed: Sequence[str] = [f"'{file}'" for file in files]
     found = duckdb.sql(
         f"SELECT {', '.join(COLUMNS[table])} FROM read_parquet([{', '.join(listed)}])"

@@ -31,7 +31,7 @@ from omnisupport_ingest.runtime.running import record_ui_port, ui_port
 from omnisupport_ingest.sources.postgres.capture_record import CaptureRecords, recorded
 from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
 from omnisupport_ingest.stages.checkpoint_file import CheckpointFileUnreadable, HomeContradicts
-from omnisupport_ingest.stages.export import NotPublished
+from omnisupport_ingest.stages.export import NoDimension
 from omnisupport_ingest_tests.recovery.pipeline import open_workspace, run_stages
 from omnisupport_ingest_tests.stages.story import FIRST, SOURCE, START, Change, Commit, Story, events
 
@@ -125,36 +125,42 @@ def test_status_of_a_home_that_is_not_there_makes_none(
 def test_status_of_a_home_that_is_up_to_date_has_nothing_pending(told: Told) -> None:
     seen = document(status)
     found = tables(seen)
-    assert list(found) == ["raw_cdc_staging", "deduped_events", "quarantine", "dim_notes", "published/notes"]
+    assert list(found) == [
+        "raw_cdc_staging",
+        "deduped_events",
+        "quarantine",
+        "net_changes/notes",
+        "dim_notes",
+    ]
     assert {each["pending_batches"] for each in found.values()} == {0, None}
     assert {name: each["rows"] for name, each in found.items()} == {
         "raw_cdc_staging": 4,
         "deduped_events": 4,
         "quarantine": 0,
+        "net_changes/notes": 3,
         "dim_notes": 3,
-        "published/notes": 3,
     }
     assert seen["sources"][0]["landing"]["stream_end"] == "0/14"
-    assert found["published/notes"]["cursor"] == "1:0/14:2"
+    assert found["dim_notes"]["cursor"] == "1:0/14:2"
 
 
 def test_status_names_what_landed_and_is_not_in_the_tables_yet_and_changes_nothing(told: Told) -> None:
     land_another(told)
     before = files_in(told.home)
     found = tables(document(status))
-    for name in ("raw_cdc_staging", "deduped_events", "dim_notes"):
+    for name in ("raw_cdc_staging", "deduped_events", "net_changes/notes"):
         assert (found[name]["pending_windows"], found[name]["pending_batches"]) == (1, 1), name
     assert files_in(told.home) == before
 
 
 def test_status_tells_how_far_what_people_read_is_behind(told: Told) -> None:
     seen = document(status)
-    landing, notes = seen["sources"][0]["landing"], tables(seen)["published/notes"]
+    landing, notes = seen["sources"][0]["landing"], tables(seen)["dim_notes"]
     assert notes["complete_to"] == landing["watermark"]
     assert (notes["behind_landing_seconds"], notes["unshown_batches"]) == (0.0, 0)
     land_another(told)
     seen = document(status)
-    landing, notes = seen["sources"][0]["landing"], tables(seen)["published/notes"]
+    landing, notes = seen["sources"][0]["landing"], tables(seen)["dim_notes"]
     assert notes["complete_to"] == (START + timedelta(seconds=2)).isoformat()
     assert (notes["behind_landing_seconds"], notes["unshown_batches"]) == (59.0, 1)
     assert notes["lag_seconds"] == pytest.approx(landing["watermark_lag_seconds"] + 59, abs=1)
@@ -170,7 +176,7 @@ def test_a_table_without_new_events_is_as_fresh_as_landing_is(told: Told) -> Non
     with BatchWriter(workspace.landing(SOURCE), workspace.grid, 1, name, clock=lambda: at) as writer:
         writer.add(other)
         writer.seal(stream=span)
-    notes = tables(document(status))["published/notes"]
+    notes = tables(document(status))["dim_notes"]
     assert (notes["behind_landing_seconds"], notes["unshown_batches"]) == (0.0, 0)
 
 
@@ -193,7 +199,7 @@ def test_status_of_a_home_where_a_contract_changed_has_its_windows_pending_again
     found = tables(document(status))
     assert found["raw_cdc_staging"]["pending_windows"] == 0
     assert found["deduped_events"]["pending_windows"] == 1
-    assert found["dim_notes"]["pending_windows"] == 1
+    assert found["net_changes/notes"]["pending_windows"] == 1
 
 
 def test_a_hole_is_told_with_its_fix_and_by_the_exit_code(told: Told) -> None:
@@ -227,7 +233,7 @@ def test_a_manifest_that_cannot_be_read_is_told_and_hides_no_table(told: Told) -
     assert done.return_value == 1
     assert str(manifest) in seen["sources"][0]["landing"]["problem"]["problem"]
     found = tables(seen)
-    assert (found["dim_notes"]["rows"], found["dim_notes"]["pending_batches"]) == (3, None)
+    assert (found["net_changes/notes"]["rows"], found["net_changes/notes"]["pending_batches"]) == (3, None)
     assert "Restore this file" in run(status).stdout
 
 
@@ -316,9 +322,9 @@ def test_export_of_a_table_that_nobody_knows_lists_the_tables(told: Told, tmp_pa
     assert not (tmp_path / "tickets.csv").exists()
 
 
-def test_export_of_a_table_that_was_never_published(told: Told, tmp_path: Path) -> None:
-    shutil.rmtree(told.home / "lake" / SOURCE / "published")
-    with pytest.raises(NotPublished):
+def test_export_of_a_table_without_a_dimension(told: Told, tmp_path: Path) -> None:
+    shutil.rmtree(told.home / "lake" / SOURCE / "dim_notes")
+    with pytest.raises(NoDimension):
         run(export, "notes", "--out", str(tmp_path / "notes.csv"))
 
 
@@ -326,8 +332,8 @@ def test_export_of_a_table_that_was_never_published(told: Told, tmp_path: Path) 
 
 
 def test_checkpoints_of_one_table_as_json(told: Told) -> None:
-    (one,) = document(checkpoint, "show", "--table", "dim_notes")
-    assert (one["table"], one["rows"], one["cursor"]) == ("desk/dim_notes", 3, "1:0/14:2")
+    (one,) = document(checkpoint, "show", "--table", "net_changes/notes")
+    assert (one["table"], one["rows"], one["cursor"]) == ("desk/net_changes/notes", 3, "1:0/14:2")
 
 
 def exported(told: Told) -> tuple[Path, dict[str, Any]]:

@@ -21,7 +21,7 @@ REPAIR = ("source", "repair", "--mode", "recovery", "--reason", "the slot was dr
 
 def epochs_of_accounts(home: Path) -> dict[int, int]:
     """How many live accounts have their last event in which epoch."""
-    files = DeltaTable(str(home / "lake" / bank.SOURCE / "published" / "pgbench_accounts")).file_uris()
+    files = DeltaTable(str(home / "lake" / bank.SOURCE / "dim_pgbench_accounts")).file_uris()
     listed = ", ".join(f"'{file}'" for file in files)
     found = duckdb.sql(
         f"SELECT _cdc_epoch, count(*) FROM read_parquet([{listed}]) WHERE NOT _cdc_is_deleted GROUP BY 1"

@@ -1,4 +1,4 @@
-"""``sync NAME`` of a source without a log: from its tables to the published ones, deletes by comparison."""
+"""``sync NAME`` of a source without a log: from its tables to the dimensions, deletes by comparison."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from deltalake import DeltaTable
 from omnisupport_ingest_tests.cli import bank
 from omnisupport_ingest_tests.sources.query.tickets import contract_document
 
-PUBLISHED = "home/lake/desk/published/tickets"
+DIMENSION = "home/lake/desk/dim_tickets"
 
 
-def published(folder: Path) -> dict[int, tuple[str, bool]]:
-    files = DeltaTable(folder / PUBLISHED).file_uris()
+def shown(folder: Path) -> dict[int, tuple[str, bool]]:
+    files = DeltaTable(folder / DIMENSION).file_uris()
     rows = duckdb.sql(f"SELECT id, subject, _cdc_is_deleted FROM read_parquet({files})").fetchall()
     return {number: (subject, gone) for number, subject, gone in rows}
 
@@ -55,7 +55,7 @@ def test_a_table_of_sqlite_is_in_the_lake_after_a_sync_and_deletes_after_a_compa
     (table,) = json.loads(first.stdout)["tables"]
     assert (table["full"], table["landed"], table["finished"]) == (True, 200, True)
     # Rows older than the home's first window are there too.
-    assert published(tmp_path) == dict.fromkeys(range(1, 201), ("old", False))
+    assert shown(tmp_path) == dict.fromkeys(range(1, 201), ("old", False))
 
     base.execute("UPDATE tickets SET subject = 'new', updated_at = datetime('now', '+1 second') WHERE id = 7")
     base.execute("DELETE FROM tickets WHERE id IN (3, 150)")
@@ -63,7 +63,7 @@ def test_a_table_of_sqlite_is_in_the_lake_after_a_sync_and_deletes_after_a_compa
     assert second.returncode == 0, second.stderr
     told = json.loads(second.stdout)
     assert told["compared"][0]["deleted"] == 2
-    found = published(tmp_path)
+    found = shown(tmp_path)
     assert found[7] == ("new", False)
     assert {number for number, (_, gone) in found.items() if gone} == {3, 150}
     base.close()

@@ -81,8 +81,8 @@ def compared(
 
 
 def spoil(story: Story, id: int, column: str, value: Any) -> None:
-    """Change one cell of the newest published files; their log stays as it is."""
-    (file,) = story.workspace.published(story.contract).open().all_files()
+    """Change one cell of the newest files of the dimension; their log stays as it is."""
+    (file,) = story.workspace.dimension(story.contract).open().all_files()
     table = pq.read_table(file.uri, partitioning=None)
     rows = table.to_pylist()
     assert any(row["id"] == id for row in rows)
@@ -149,7 +149,9 @@ def test_a_truncate_since_is_no_difference_and_a_row_that_outlives_it_is(
     assert named(compared(story, spark, below="ffffffff", sample=5)) == {"6": ("not in the source",)}
 
 
-def test_what_is_judged_and_not_published_yet_is_no_difference(story: Story, spark: SparkSession) -> None:
+def test_what_is_judged_and_not_in_the_dimension_yet_is_no_difference(
+    story: Story, spark: SparkSession
+) -> None:
     publish(story, spark, SINCE[0])
     story.land(*SINCE[1:])
     for stage in (raw, deduped):

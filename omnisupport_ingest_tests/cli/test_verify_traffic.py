@@ -73,7 +73,7 @@ def test_verify_under_traffic_finds_a_wrong_row_and_nothing_else(
             run_stages(workspace, spark, windows, SOURCE)
 
     def proved(*, spoiled: bool = False) -> Proof:
-        """Compare while the source goes on: what is published is beyond the LSN by then."""
+        """Compare while the source goes on: what the dimension shows is beyond the LSN by then."""
         moved = False
 
         def advance(_lsn: Lsn) -> None:
@@ -107,9 +107,9 @@ def test_verify_under_traffic_finds_a_wrong_row_and_nothing_else(
 
 
 def _spoil(workspace: Workspace) -> None:
-    """Change the text of two rows in the published files, one that has moved on and one that has not."""
+    """Change the text of two rows of the dimension, one that has moved on and one that has not."""
     (contract,) = workspace.contracts.of_source(SOURCE)
-    for file in workspace.published(contract).open().all_files():
+    for file in workspace.dimension(contract).open().all_files():
         table = pq.read_table(file.uri, partitioning=None)
         rows = [row | ({"body": "spoiled"} if row["id"] >= 100 else {}) for row in table.to_pylist()]
         pq.write_table(pa.Table.from_pylist(rows, table.schema), Path(file.uri))

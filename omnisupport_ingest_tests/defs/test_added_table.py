@@ -54,10 +54,10 @@ def ingest(workspace: Workspace, window: str, instance: dg.DagsterInstance) -> d
 
 
 def published(workspace: Workspace) -> dict[str, list[tuple[int, str]]]:
-    """The rows of each published table that is there, by table."""
+    """The rows of each dimension that is there, by table."""
     found = {}
     for contract in workspace.contracts.of_source(SOURCE):
-        rows = DeltaTable(str(workspace.published(contract).folder)).to_pyarrow_table().to_pylist()
+        rows = DeltaTable(str(workspace.dimension(contract).folder)).to_pyarrow_table().to_pylist()
         found[contract.name] = sorted((row["id"], row["title"]) for row in rows)
     return found
 

@@ -49,7 +49,7 @@ def by_window_and_table(root: Path) -> LakeTable:
 
 def unpartitioned(root: Path) -> LakeTable:
     schema = StructType([field for field in SCHEMA if field.name not in ("window", "source_table")])
-    return LakeTable(root, TableSpec("desk/published", schema, (), "rows"))
+    return LakeTable(root, TableSpec("desk/dimension", schema, (), "rows"))
 
 
 def frame_of(spark: SparkSession, table: LakeTable, rows: Sequence[Row]) -> DataFrame:

@@ -16,8 +16,8 @@ from omnisupport_ingest.cdc.ordinary_fold import fold_ordinary
 from omnisupport_ingest.lake.contenthash import content_hash
 from omnisupport_ingest.lake.layout import WINDOW, LakeFile
 from omnisupport_ingest.lake.table import LakeTable
-from omnisupport_ingest.stages.dimensions import content_of
 from omnisupport_ingest.stages.event_files import EventFiles
+from omnisupport_ingest.stages.net_changes import content_of
 from omnisupport_ingest.stages.workspace import Workspace
 from omnisupport_ingest_tests.cdc.kernels import EVENTS
 from omnisupport_ingest_tests.cdc.lanes import scope_text
@@ -32,10 +32,10 @@ from omnisupport_ingest_tests.oracle.judging import (
 )
 from omnisupport_ingest_tests.oracle.model import Event, Image, Key, Position, TableShape
 from omnisupport_ingest_tests.proof.expected import (
+    Current,
     Expected,
     KeyInWindow,
     Latest,
-    Published,
     Values,
 )
 from omnisupport_ingest_tests.proof.history import tx_id_of
@@ -67,8 +67,8 @@ def differences(workspace: Workspace, expected: Expected) -> Iterator[Difference
     yield from _quarantine(workspace, expected)
     yield from _ledger(workspace, expected)
     for shape in expected.shapes:
+        yield from _net_changes(workspace, expected, shape)
         yield from _dimension(workspace, expected, shape)
-        yield from _published(workspace, expected, shape)
         yield from _history(workspace, expected, shape)
     yield from _hashes(workspace)
 
@@ -336,12 +336,12 @@ def _ledger(workspace: Workspace, expected: Expected) -> Iterator[Difference]:
             yield Difference("counts", window, held.get(window), wanted.get(window))
 
 
-def _dimension(workspace: Workspace, expected: Expected, shape: TableShape) -> Iterator[Difference]:
-    layer = f"dim_{shape.name}"
+def _net_changes(workspace: Workspace, expected: Expected, shape: TableShape) -> Iterator[Difference]:
+    layer = f"net_changes/{shape.name}"
     keyed: dict[tuple[str, Key], KeyInWindow] = {}
     ended, whole = set(), set()
-    wanted = expected.dimension(shape)
-    for row in _rows(workspace.dimension(_contract(workspace, shape))):
+    wanted = expected.net_changes(shape)
+    for row in _rows(workspace.net_changes(_contract(workspace, shape))):
         window, kind = row["window"], row["_cdc_kind"]
         if kind == "key":
             place = window, _key(row)
@@ -385,11 +385,11 @@ def _latest(row: Mapping[str, Any], last: Position) -> Latest:
     return Latest(last, row["_cdc_op"], row["_cdc_source_ts"].astimezone(UTC), _utc(row["_cdc_updated_at"]))
 
 
-def _published(workspace: Workspace, expected: Expected, shape: TableShape) -> Iterator[Difference]:
-    layer = f"published/{shape.name}"
-    wanted = expected.published(shape)
-    rows = _rows(workspace.published(_contract(workspace, shape)))
-    held = {_key(row): _published_row(row, shape, wanted.get(_key(row))) for row in rows}
+def _dimension(workspace: Workspace, expected: Expected, shape: TableShape) -> Iterator[Difference]:
+    layer = f"dim_{shape.name}"
+    wanted = expected.dimension(shape)
+    rows = _rows(workspace.dimension(_contract(workspace, shape)))
+    held = {_key(row): _dimension_row(row, shape, wanted.get(_key(row))) for row in rows}
     if len(held) != len(rows):
         yield Difference(layer, "rows", len(rows), len(held))
     for key in sorted(held.keys() | wanted.keys()):
@@ -397,10 +397,10 @@ def _published(workspace: Workspace, expected: Expected, shape: TableShape) -> I
             yield Difference(layer, str(key), held.get(key), wanted.get(key), _lane(key))
 
 
-def _published_row(row: Mapping[str, Any], shape: TableShape, wanted: Published | None) -> Published:
+def _dimension_row(row: Mapping[str, Any], shape: TableShape, wanted: Current | None) -> Current:
     hidden = wanted is not None and wanted.values is None
     last = Position(row["_cdc_epoch"], row["_cdc_commit_lsn"], row["_cdc_ordinal"])
-    return Published(
+    return Current(
         latest=_latest(row, last),
         deleted=row["_cdc_is_deleted"],
         deleted_at=_utc(row["_cdc_deleted_at"]),
@@ -445,7 +445,7 @@ def _version(row: Mapping[str, Any], shape: TableShape) -> Version:
 def _hashes(workspace: Workspace) -> Iterator[Difference]:
     """The content hashes that checkpoints name are those of the rows that are there."""
     files = EventFiles.newest(workspace, SOURCE)
-    folds = {workspace.dimension(each).spec.path: each for each in workspace.contracts.of_source(SOURCE)}
+    folds = {workspace.net_changes(each).spec.path: each for each in workspace.contracts.of_source(SOURCE)}
     for table in workspace.tables():
         if not table.exists:
             continue

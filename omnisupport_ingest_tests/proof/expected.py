@@ -65,8 +65,8 @@ class KeyInWindow:
 
 
 @dataclass(frozen=True)
-class Published:
-    """A row of the published table. ``values`` are null where nobody may rely on them."""
+class Current:
+    """A row of the dimension. ``values`` are null where nobody may rely on them."""
 
     latest: Latest
     deleted: bool
@@ -79,7 +79,7 @@ class Expected:
     """What the layers must hold once everything of ``landed`` that may be taken is judged by ``law``.
 
     ``shapes``: the tables as their contracts have them. ``shown_since``: by table, when a row must have been
-    deleted at the earliest to be published; null: any row is.
+    deleted at the earliest to be shown; null: any row is.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class Expected:
                 f"{each.verdict} {each.reason or ''}"
             )
 
-    def dimension(self, shape: TableShape) -> dict[tuple[str, Key], KeyInWindow]:
+    def net_changes(self, shape: TableShape) -> dict[tuple[str, Key], KeyInWindow]:
         """By window and key."""
         groups: dict[tuple[str, Key], list[Event]] = defaultdict(list)
         for window, event in self.events(shape.name):
@@ -164,12 +164,12 @@ class Expected:
             and not set(shape.columns) <= set(event.carried_before) | set(event.after or {})
         }
 
-    def published(self, shape: TableShape) -> dict[Key, Published]:
+    def dimension(self, shape: TableShape) -> dict[Key, Current]:
         purged = self.purged(shape)
         return {key: row for key, row in self._rows(shape).items() if key not in purged}
 
     def purged(self, shape: TableShape) -> dict[Key, Position]:
-        """The rows that are not published any more, each with the position of its delete."""
+        """The rows that are not shown any more, each with the position of its delete."""
         since = self._shown_since[shape.name]
         times = {event.at: event.source_ts for _, event in self.events(shape.name)}
         return {
@@ -192,7 +192,7 @@ class Expected:
         return self._versions[shape.name]
 
     def left_open(self, shape: TableShape) -> dict[Key, frozenset[str]]:
-        """The columns of published rows that stay unresolved though they are known.
+        """The columns of current rows that stay unresolved though they are known.
 
         They were not sent by the key change that they came along, and a window of the old key, other
         than that of the change, holds events from both sides of it: it kept the later state only.
@@ -219,7 +219,7 @@ class Expected:
         for window, key, end in self.ended_lives(shape):
             windows[key, end].add(window)
         spans = defaultdict(list)
-        for (window, key), told in self.dimension(shape).items():
+        for (window, key), told in self.net_changes(shape).items():
             spans[key].append((window, told.first, told.latest.at))
         return {
             (key, end)
@@ -228,7 +228,7 @@ class Expected:
             if first < end <= last and of_change - {window}
         }
 
-    def _rows(self, shape: TableShape) -> dict[Key, Published]:
+    def _rows(self, shape: TableShape) -> dict[Key, Current]:
         events = [event for _, event in self.events(shape.name)]
         doubted = _lanes_with_holes(events)
         times = {event.at: event.source_ts for event in events}
@@ -240,7 +240,7 @@ class Expected:
         found = {}
         for key, row in self.state(shape).items():
             values = {n: text for n, text in row.values.items() if n not in left_open.get(key, ())}
-            found[key] = _published(
+            found[key] = _current(
                 row, values, Latest.of(of_key[key]), times, in_doubt=bool({key[0], "*"} & doubted)
             )
         return found
@@ -290,9 +290,9 @@ def _in_window(events: list[Event], shape: TableShape) -> KeyInWindow:
     )
 
 
-def _published(
+def _current(
     row: Row, values: Image, latest: Latest, times: Mapping[Position, datetime], *, in_doubt: bool
-) -> Published:
+) -> Current:
     mark = values.get(row.shape.soft_delete_column or "")
     deleted_at = None
     if row.deleted_at is not None:
@@ -301,7 +301,7 @@ def _published(
         deleted_at = marked_at(row.shape, mark) or latest.updated_at
     deleted = row.ended or mark is not None
     known = not row.existence_unresolved and not (deleted and in_doubt)
-    return Published(
+    return Current(
         latest=latest,
         deleted=deleted,
         deleted_at=deleted_at,

@@ -25,12 +25,12 @@ from omnisupport_ingest.landing.rows import LandedEvent
 from omnisupport_ingest.landing.writer import BatchWriter
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.settings import Settings
-from omnisupport_ingest.stages import deduped, dimensions, history, published, raw
+from omnisupport_ingest.stages import deduped, dimensions, history, net_changes, raw
 from omnisupport_ingest.stages.deciding import decide
+from omnisupport_ingest.stages.dimensions import GateClosed
 from omnisupport_ingest.stages.erasing import Erased, erase
 from omnisupport_ingest.stages.event_ref import EventRef
 from omnisupport_ingest.stages.pending import pending_windows
-from omnisupport_ingest.stages.published import GateClosed
 from omnisupport_ingest.stages.retyping import ask_for, tables_of, waits
 from omnisupport_ingest.stages.workspace import Workspace
 from omnisupport_ingest.windows import WindowSize, without_sentinel
@@ -157,7 +157,7 @@ class Platform:
         return writer.seal(stream=span, confirmed_clock=batch.clock)
 
     def run(self, windows: Sequence[str], *, replay: bool = False, layers: int = 4) -> None:
-        """Run the first ``layers`` of raw, deduped, dimensions and published."""
+        """Run the first ``layers`` of raw, deduped, net changes and dimensions."""
         if replay:
             self.watch.replays(self.workspace, windows)
             self.replays += 1
@@ -177,10 +177,10 @@ class Platform:
             _at_once(works)
 
     def _run_table(self, contract: TableContract, windows: Sequence[str], replay: bool, layers: int) -> None:
-        dimensions.materialize(self.workspace, self._spark, contract, windows, "proof", replay=replay)
+        net_changes.materialize(self.workspace, self._spark, contract, windows, "proof", replay=replay)
         if layers > 3:
             try:
-                published.materialize(self.workspace, self._spark, contract, "proof", replay=replay)
+                dimensions.materialize(self.workspace, self._spark, contract, "proof", replay=replay)
             except GateClosed as closed:
                 # Right while some windows are still judged by the contract before; wrong when none is.
                 self._closed = closed

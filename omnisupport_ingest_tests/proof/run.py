@@ -369,7 +369,7 @@ class _Home:
     def _tell_otherwise(self) -> None:
         """The same copies in other batches, in any order: the same content in every window and layer.
 
-        But for published tables that purge, where the clocks of the two leave them at other watermarks.
+        But for dimensions that purge, where the clocks of the two leave them at other watermarks.
         """
         self._say("  the same told otherwise")
         other, landed = (
@@ -386,7 +386,7 @@ class _Home:
         other.make_histories()
         self.tally.did("told otherwise")
         here, there = (self._shown_since(each.watermark) for each in (self._landed, landed))
-        apart = {f"{SOURCE}/published/{table}" for table in here if here[table] != there[table]}
+        apart = {f"{SOURCE}/dim_{table}" for table in here if here[table] != there[table]}
         found = _contents_differ(_without(other.content(), apart), _without(self._platform.content(), apart))
         self._require("the same copies in other batches", found)
         self.tally.comparisons += 1

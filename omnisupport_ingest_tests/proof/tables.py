@@ -155,7 +155,7 @@ def marked_at(shape: TableShape, mark: str) -> datetime | None:
 class Terms:
     """What the contract of a table says: the most characters per column, and its lateness in hours.
 
-    ``purge``: for how many hours rows are still published after their delete; null: for ever. ``without``:
+    ``purge``: for how many hours rows are still shown after their delete; null: for ever. ``without``:
     columns that this version does not have; ``beside``: columns that it has beside those of other versions.
     ``retyped``: columns that have another type in this version.
     """
@@ -182,7 +182,7 @@ class Terms:
     def shown_since(self, watermark: datetime | None) -> datetime | None:
         """Rows deleted before this are purged: so long ago that nothing in time can arrive below.
 
-        To the hour, so that a published table is not another one with every event.
+        To the hour, so that a dimension is not another one with every event.
         """
         if self.purge is None or watermark is None:
             return None

@@ -225,7 +225,7 @@ FOLDED = {
     "a life that a key change ended": (lambda row: row["_cdc_kind"] == "ended", gone),
     "a truncate": (lambda row: row["_cdc_kind"] == "truncate", gone),
 }
-PUBLISHED = {
+CURRENT = {
     "the position": (anything, lambda row: [{**row, "_cdc_commit_lsn": row["_cdc_commit_lsn"] + 1}]),
     "whether it is deleted": (plainly_alive, with_(_cdc_is_deleted=True)),
     "when it was deleted": (lambda row: row["_cdc_deleted_at"], later("_cdc_deleted_at")),
@@ -252,8 +252,8 @@ LAYERS = {
     "raw_cdc_staging": EVENTS,
     "deduped_events": EVENTS,
     "quarantine": EVENTS | QUARANTINED,
-    "dim_tickets": STATE | FOLDED,
-    "published/tickets": STATE | PUBLISHED,
+    "net_changes/tickets": STATE | FOLDED,
+    "dim_tickets": STATE | CURRENT,
     "history": VERSIONS,
 }
 
@@ -266,8 +266,8 @@ _LOOKS: Mapping[str, Callable[..., Iterator[Difference]]] = {
     "raw_cdc_staging": compare._raw,
     "deduped_events": compare._deduped,
     "quarantine": compare._quarantine,
+    "net_changes/tickets": _tickets(compare._net_changes),
     "dim_tickets": _tickets(compare._dimension),
-    "published/tickets": _tickets(compare._published),
     "history": _tickets(compare._history),
 }
 

@@ -117,4 +117,4 @@ def _watched(workspace: Workspace, source: str) -> Iterator[LakeTable]:
     yield workspace.raw(source)
     yield workspace.deduped(source)
     for contract in workspace.contracts.of_source(source):
-        yield workspace.dimension(contract)
+        yield workspace.net_changes(contract)

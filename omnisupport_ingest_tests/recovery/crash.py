@@ -195,7 +195,7 @@ class CrashDesk:
     def ends_well(self) -> None:
         """Run everything to its end; source, counts, chain and folders must say that nothing is wrong.
 
-        The published tables are the source's, but for the cells that only a quarantined event carried:
+        The dimensions are the source's, but for the cells that only a quarantined event carried:
         those, and no others, are unresolved. Every landed event is in raw once for each time it
         landed, and was accepted, a duplicate, or quarantined. No hole, nothing pending, and nothing
         is left in a folder that a sweep does not take away.

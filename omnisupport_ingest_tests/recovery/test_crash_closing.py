@@ -35,7 +35,7 @@ DEATHS = [
     ("lake.commit.after@raw", "raw"),
     ("lake.place.after@deduped", "raw"),
     ("lake.commit.after@deduped", "raw deduped"),
-    ("lake.state.after@dim_", "raw deduped"),
+    ("lake.state.after@net_changes", "raw deduped"),
 ]
 
 
@@ -43,7 +43,7 @@ def closed_layers(workspace: Workspace) -> set[str]:
     """The layers that have closed both windows; fails where one is closed and the other is not."""
     found = set()
     for name, table in tables(workspace):
-        if name in ("raw", "deduped", "dim"):
+        if name in ("raw", "deduped", "net_changes"):
             snapshot = table.open()
             states = [snapshot.state(window) for window in (FIRST, SECOND)]
             (is_closed,) = {state is not None and state.closed for state in states}
@@ -75,7 +75,7 @@ def test_a_run_killed_while_it_closes_windows_leaves_them_as_before_or_closed(
     process = start(folder, remote=warm)
     assert finish(process) == 0, (folder / "pipeline.log").read_text()[-2000:]
     workspace = open_workspace(folder)
-    assert closed_layers(workspace) == {"raw", "deduped", "dim"}
+    assert closed_layers(workspace) == {"raw", "deduped", "net_changes"}
     assert pending_windows(workspace, SOURCE).windows == ()
     for name, table in tables(workspace):
         sweep(table, timedelta(0))

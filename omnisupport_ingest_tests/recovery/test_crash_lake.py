@@ -13,8 +13,8 @@ LAYERS = (
     # The quarantine is committed before the events it was told apart from.
     "support_desk/quarantine",
     "support_desk/deduped_events",
+    "support_desk/net_changes/tickets",
     "support_desk/dim_tickets",
-    "support_desk/published/tickets",
 )
 GATES = ("lake.write", "lake.place", "lake.state", "lake.commit")
 """Passed by every unit of work of every layer."""
@@ -56,7 +56,7 @@ def test_stages_killed_while_a_table_is_made_end_as_the_source(
     desk = crash_desk
     desk.change()
     finished(desk.capture())
-    made = ("raw_cdc_staging", "deduped_events", "quarantine", "dim_tickets", "published/tickets")
+    made = ("raw_cdc_staging", "deduped_events", "quarantine", "net_changes/tickets", "dim_tickets")
     for table in made:
         point = Point("lake.table", moment, f"support_desk/{table}")
         for _ in range(times):
@@ -65,7 +65,7 @@ def test_stages_killed_while_a_table_is_made_end_as_the_source(
 
 
 @pytest.mark.crash
-@pytest.mark.parametrize("table", ["support_desk/dim_tickets", "support_desk/published/tickets"])
+@pytest.mark.parametrize("table", ["support_desk/net_changes/tickets", "support_desk/dim_tickets"])
 @pytest.mark.parametrize(("moment", "times"), [("before", 1), ("before", 3), ("after", 1), ("after", 3)])
 def test_stages_killed_while_a_table_gets_columns_end_as_the_source(
     crash_desk: CrashDesk, table: str, moment: str, times: int

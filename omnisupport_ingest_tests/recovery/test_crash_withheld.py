@@ -70,10 +70,10 @@ def run(folder: Path, warm: str, *, replay: bool = False) -> None:
 
 
 def rows(folder: Path) -> list[tuple[Any, ...]]:
-    """The published rows: id, title, body, unresolved columns."""
+    """The rows of the dimension: id, title, body, unresolved columns."""
     workspace = open_workspace(folder)
     (contract,) = workspace.contracts.of_source(SOURCE)
-    files = [file.uri for file in workspace.published(contract).open().all_files()]
+    files = [file.uri for file in workspace.dimension(contract).open().all_files()]
     with duckdb.connect() as connection:
         return connection.execute(
             "SELECT id, title, body, coalesce(_cdc_unresolved, []) FROM read_parquet(?) ORDER BY id", [files]

@@ -78,6 +78,6 @@ def test_without_its_folder_dagster_shows_every_partition_again_and_takes_new_ba
         assert ingest(story, folder, instance) == (second, second)
         assert not evaluate(folder, instance, FORWARD).requests
     after = contents(story.workspace)
-    assert [len(after[name].rows) for name in ("raw", "deduped", "published")] == [3, 3, 2]
+    assert [len(after[name].rows) for name in ("raw", "deduped", "dim")] == [3, 3, 2]
     assert set(held["raw"].rows) < set(after["raw"].rows)
-    assert any("'three'" in row for row in after["published"].rows)
+    assert any("'three'" in row for row in after["dim"].rows)

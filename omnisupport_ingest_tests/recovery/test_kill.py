@@ -59,13 +59,13 @@ FIRST_HALF = [
     Death(None, "deduped", Moment.WRITING),
     Death("lake.place.after@quarantine", "quarantine", Moment.PLACED),
     Death("lake.commit.after@quarantine", "quarantine", Moment.COMMITTED),
-    Death(None, "dim", Moment.WRITING),
-    Death("lake.write.after@dim_", "dim", Moment.STAGED),
-    Death("lake.commit.after@published", "published", Moment.COMMITTED),
+    Death(None, "net_changes", Moment.WRITING),
+    Death("lake.write.after@net_changes", "net_changes", Moment.STAGED),
+    Death("lake.commit.after@dim_", "dim", Moment.COMMITTED),
 ]
 SECOND_HALF = [
     Death("lake.commit.after@quarantine", "quarantine", Moment.COMMITTED),
-    Death("lake.place.after@dim_", "dim", Moment.PLACED),
+    Death("lake.place.after@net_changes", "net_changes", Moment.PLACED),
 ]
 OTHERS_OF_FIRST_HALF = [
     Death("lake.write.after@raw", "raw", Moment.STAGED),
@@ -77,10 +77,10 @@ OTHERS_OF_FIRST_HALF = [
     Death("lake.commit.after@deduped", "deduped", Moment.COMMITTED),
 ]
 OTHERS_OF_SECOND_HALF = [
-    Death("lake.commit.after@dim_", "dim", Moment.COMMITTED),
+    Death("lake.commit.after@net_changes", "net_changes", Moment.COMMITTED),
     # Its tasks write their files themselves, and nothing in the draft says that all are there.
-    Death("lake.write.after@published", "published", Moment.WRITING),
-    Death("lake.place.after@published", "published", Moment.PLACED),
+    Death("lake.write.after@dim_", "dim", Moment.WRITING),
+    Death("lake.place.after@dim_", "dim", Moment.PLACED),
 ]
 
 

@@ -1,4 +1,4 @@
-"""Capture and PostgreSQL are killed under traffic; the source and the published tables end the same."""
+"""Capture and PostgreSQL are killed under traffic; the source and the dimensions end the same."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def desk(source: SourceUnderTest, tmp_path: Path) -> SourceUnderTest:
 
 
 @pytest.mark.slow
-def test_source_and_published_tables_are_the_same_after_capture_and_postgresql_were_killed(
+def test_source_and_dimensions_are_the_same_after_capture_and_postgresql_were_killed(
     desk: SourceUnderTest, postgres: EmbeddedPostgres, spark: SparkSession
 ) -> None:
     workspace = Workspace.open(desk.settings)

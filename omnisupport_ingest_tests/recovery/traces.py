@@ -83,8 +83,8 @@ def tables(workspace: Workspace) -> Iterator[tuple[str, LakeTable]]:
     yield "raw", workspace.raw(SOURCE)
     yield "quarantine", workspace.quarantine(SOURCE)
     yield "deduped", workspace.deduped(SOURCE)
+    yield "net_changes", workspace.net_changes(contract)
     yield "dim", workspace.dimension(contract)
-    yield "published", workspace.published(contract)
 
 
 def traces(workspace: Workspace) -> dict[str, Trace]:
@@ -106,7 +106,10 @@ class Content:
 def contents(workspace: Workspace) -> dict[str, Content]:
     """The content of every table; fails where a checkpoint counts other rows than the table has."""
     (contract,) = workspace.contracts.of_source(SOURCE)
-    return {name: _content(table, contract if name == "dim" else None) for name, table in tables(workspace)}
+    return {
+        name: _content(table, contract if name == "net_changes" else None)
+        for name, table in tables(workspace)
+    }
 
 
 def _content(table: LakeTable, folded: TableContract | None) -> Content:

@@ -84,6 +84,6 @@ def write_source(file: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
 
 
 def write_lake(file: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
-    """A file of the published table."""
+    """A file of the dimension."""
     pq.write_table(pa.Table.from_pylist(list(rows), LAKE_SCHEMA), file)
     return file

@@ -10,7 +10,7 @@ import pytest
 from omnisupport_ingest.landing.lost_changes import LostChanges
 from omnisupport_ingest.landing.manifest import StreamSpan
 from omnisupport_ingest.position import Lsn
-from omnisupport_ingest.stages import checks, content_checks, deduped, dimensions, published, raw
+from omnisupport_ingest.stages import checks, content_checks, deduped, dimensions, net_changes, raw
 from omnisupport_ingest_tests.stages.story import FIRST, SOURCE, START, Change, Commit, Story, events
 
 INSERT = Commit(10, 1, [Change("c", 1, {"title": "one", "body": "text"})])
@@ -60,9 +60,9 @@ def test_what_people_read_is_stale_where_it_is_far_behind_a_landing_that_is_fres
     assert not fresh(16).passed
     for stage in (raw, deduped):
         stage.materialize(story.workspace, spark, SOURCE, [FIRST], "run")
-    dimensions.materialize(story.workspace, spark, story.contract, [FIRST], "run")
-    assert fresh(1).numbers["unshown_batches"] == 1, "nothing is published yet"
-    published.materialize(story.workspace, spark, story.contract, "run")
+    net_changes.materialize(story.workspace, spark, story.contract, [FIRST], "run")
+    assert fresh(1).numbers["unshown_batches"] == 1, "the dimension is not made yet"
+    dimensions.materialize(story.workspace, spark, story.contract, "run")
     assert fresh(1).passed
     assert fresh(1).numbers["unshown_batches"] == 0
 
@@ -89,7 +89,7 @@ def test_checks_of_tables_that_are_not_there_yet_pass(story: Story):
     assert checks.no_collisions(story.workspace, SOURCE).passed
 
 
-def test_a_table_is_incomplete_until_stream_and_published_table_are_past_its_snapshot(story: Story, spark):
+def test_a_table_is_incomplete_until_stream_and_dimension_are_past_its_snapshot(story: Story, spark):
     def complete() -> tuple[bool, str]:
         found = checks.tables_complete(story.workspace, SOURCE)[story.contract.name]
         return found.passed, found.summary
@@ -105,12 +105,12 @@ def test_a_table_is_incomplete_until_stream_and_published_table_are_past_its_sna
     assert "has landed up to 0/A and must pass 0/F. Fix: Wait, capture is still behind: 5 bytes" in summary
 
     story.land(Commit(15, 2, [Change("u", 1, {"title": "two"}, unchanged=("body",))]))
-    assert complete()[1].startswith("The published table does not show 4 batches yet")
+    assert complete()[1].startswith("The dimension does not show 4 batches yet")
     for stage in (raw, deduped):
         stage.materialize(story.workspace, spark, SOURCE, [FIRST], "run")
-    dimensions.materialize(story.workspace, spark, story.contract, [FIRST], "run")
+    net_changes.materialize(story.workspace, spark, story.contract, [FIRST], "run")
     assert complete()[0] is False
-    published.materialize(story.workspace, spark, story.contract, "run")
+    dimensions.materialize(story.workspace, spark, story.contract, "run")
     assert complete() == (True, "The stream has passed the snapshot of epoch 1.")
 
     LostChanges(story.store.folder, 1).found(story.contract.name, "was out", Lsn(12))
@@ -127,8 +127,8 @@ def test_a_collision_turns_red_and_its_unknown_cells_do_too(story: Story, spark)
     story.land(Commit(20, 2, [Change("u", 1, {"title": "three"}, unchanged=("body",))]))
     for stage in (raw, deduped):
         stage.materialize(story.workspace, spark, SOURCE, [FIRST], "run")
-    dimensions.materialize(story.workspace, spark, story.contract, [FIRST], "run")
-    published.materialize(story.workspace, spark, story.contract, "run")
+    net_changes.materialize(story.workspace, spark, story.contract, [FIRST], "run")
+    dimensions.materialize(story.workspace, spark, story.contract, "run")
 
     found = checks.no_collisions(story.workspace, SOURCE)
     assert (found.passed, found.numbers) == (

@@ -18,7 +18,7 @@ from deltalake import DeltaTable
 
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.table import LakeTable
-from omnisupport_ingest.stages import deduped, dimensions, published, raw
+from omnisupport_ingest.stages import deduped, dimensions, net_changes, raw
 from omnisupport_ingest.stages.closing import FoldedDiffers
 from omnisupport_ingest.stages.pending import pending_windows
 from omnisupport_ingest.stages.workspace import Workspace
@@ -61,15 +61,15 @@ def run(story: Story, spark, *windows: str, replay: bool = False) -> None:
 
 def below_raw(story: Story, spark, *windows: str, replay: bool = False) -> None:
     deduped.materialize(story.workspace, spark, SOURCE, windows, "run", replay=replay)
-    dimensions.materialize(story.workspace, spark, story.contract, windows, "run", replay=replay)
+    net_changes.materialize(story.workspace, spark, story.contract, windows, "run", replay=replay)
 
 
 def publish(story: Story, spark) -> None:
-    published.materialize(story.workspace, spark, story.contract, "run")
+    dimensions.materialize(story.workspace, spark, story.contract, "run")
 
 
 def pending(story: Story, spark) -> tuple[str, ...]:
-    """The windows to ask for, once the published table shows what the dimension has."""
+    """The windows to ask for, once the dimension shows what the dimension has."""
     publish(story, spark)
     return pending_windows(story.workspace, SOURCE).windows
 
@@ -78,7 +78,7 @@ def layers(story: Story) -> dict[str, LakeTable]:
     return {
         "raw": story.workspace.raw(SOURCE),
         "deduped": story.workspace.deduped(SOURCE),
-        "dim": story.workspace.dimension(story.contract),
+        "net_changes": story.workspace.net_changes(story.contract),
     }
 
 
@@ -96,8 +96,8 @@ def closed(story: Story, window: str = FIRST) -> dict[str, bool]:
     return {name: state.closed for name, state in states(story, window).items()}
 
 
-OPEN = {"raw": False, "deduped": False, "dim": False}
-CLOSED = {"raw": True, "deduped": True, "dim": True}
+OPEN = {"raw": False, "deduped": False, "net_changes": False}
+CLOSED = {"raw": True, "deduped": True, "net_changes": True}
 
 
 def three_appends(story: Story, spark) -> None:

@@ -9,7 +9,7 @@ from deltalake import DeltaTable
 
 from omnisupport_ingest.lake import layout
 from omnisupport_ingest.lake.table import LakeTable
-from omnisupport_ingest.stages import deduped, dimensions, published, raw
+from omnisupport_ingest.stages import deduped, dimensions, net_changes, raw
 from omnisupport_ingest.stages.pending import pending_windows
 from omnisupport_ingest_tests.stages.story import FIRST, SECOND, SOURCE, Change, Commit, Story
 
@@ -21,8 +21,8 @@ def run(story: Story, spark) -> dict[str, str]:
     found = [
         *raw.materialize(story.workspace, spark, SOURCE, WINDOWS, "run"),
         *deduped.materialize(story.workspace, spark, SOURCE, WINDOWS, "run"),
-        *dimensions.materialize(story.workspace, spark, story.contract, WINDOWS, "run"),
-        published.materialize(story.workspace, spark, story.contract, "run"),
+        *net_changes.materialize(story.workspace, spark, story.contract, WINDOWS, "run"),
+        dimensions.materialize(story.workspace, spark, story.contract, "run"),
     ]
     return {f"{each.table} {each.window}": each.content_hash for each in found}
 
@@ -32,7 +32,7 @@ def states(table: LakeTable) -> list[Path]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layer", ["raw", "deduped", "dimension", "published"])
+@pytest.mark.parametrize("layer", ["raw", "deduped", "net_changes", "dimension"])
 def test_the_next_run_makes_a_window_with_a_damaged_state_again(tmp_path: Path, spark, layer: str) -> None:
     story = Story(tmp_path)
     story.land(Commit(10, 1, [Change("c", 1, {"title": "one", "body": "long"})]))

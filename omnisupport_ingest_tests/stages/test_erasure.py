@@ -123,7 +123,7 @@ def on_disk(story: Story, text: str = PERSON) -> list[Path]:
 
 
 def shown(story: Story, spark: SparkSession) -> dict[int, tuple[Any, ...]]:
-    table = story.workspace.published(story.contract).open()
+    table = story.workspace.dimension(story.contract).open()
     rows = table.read(spark, table.all_files()).collect()
     return {
         row["id"]: (row["title"], row["body"], row["_cdc_is_deleted"], sorted(row["_cdc_unresolved"] or ()))
@@ -169,8 +169,8 @@ def test_the_values_of_an_erased_row_are_in_no_file_that_people_query(deleted: S
     assert everywhere == {
         "raw_cdc_staging",
         "deduped_events",
+        "net_changes/notes",
         "dim_notes",
-        "published/notes",
         "history/dim_notes_history",
     }
     done = erased(deleted)
@@ -194,7 +194,7 @@ def test_the_values_of_an_erased_row_are_in_no_file_that_people_query(deleted: S
         sweep(table, timedelta(0))
     assert not on_disk(deleted)
     for window in (FIRST, SECOND):
-        state = deleted.workspace.dimension(deleted.contract).open().state(window)
+        state = deleted.workspace.net_changes(deleted.contract).open().state(window)
         assert state is not None
         assert (state.checkpoint.changed_by, state.checkpoint.keys_changed) == (("erasure",), 1)
         judged = deleted.workspace.deduped(SOURCE).open().state(window)

@@ -1,4 +1,4 @@
-"""Published rows as a file: every value survives, and nothing that is not known looks like NULL."""
+"""Rows of a dimension as a file: every value survives, and nothing that is not known looks like NULL."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from omnisupport_ingest.contracts.load import load_contracts
 from omnisupport_ingest.contracts.model import TableContract
-from omnisupport_ingest.stages.export import Format, NotPublished, write_rows
+from omnisupport_ingest.stages.export import Format, NoDimension, write_rows
 
 COLUMNS: dict[str, tuple[str, str, pa.DataType]] = {
     "id": ("integer", "bigint", pa.int64()),
@@ -168,12 +168,12 @@ def test_parquet_keeps_the_types_and_the_exact_texts_beside_them(
     assert unresolved["_cdc_unresolved"] == ["name", "price"]
 
 
-def test_a_column_that_was_not_published_yet_is_named_and_not_written_as_null(
+def test_a_column_that_is_not_in_the_dimension_yet_is_named_and_not_written_as_null(
     contract: TableContract, tmp_path: Path
 ) -> None:
     older = tmp_path / "older.parquet"
     pq.write_table(pa.table({"id": [1]}), older)
-    with pytest.raises(NotPublished, match="'name'"):
+    with pytest.raises(NoDimension, match="'name'"):
         write_rows(contract, [str(older)], tmp_path / "out", Format.CSV, deleted=False)
 
 

@@ -1,4 +1,4 @@
-"""Published files that something has damaged: ``export`` writes them or names what it cannot read."""
+"""Files of a dimension that something has damaged: ``export`` writes them or names what it cannot read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from omnisupport_ingest.contracts.model import TableContract
-from omnisupport_ingest.stages.export import ExportFailed, Format, NotPublished, write_file
+from omnisupport_ingest.stages.export import ExportFailed, Format, NoDimension, write_file
 from omnisupport_ingest_tests.foreign_bytes import IN_THE_PLACE, in_time
 from omnisupport_ingest_tests.stages.test_export import COLUMNS, ROWS, SYSTEM
 from omnisupport_ingest_tests.stages.test_export import contract as contract
@@ -27,7 +27,7 @@ def written_or_named(contract: TableContract, file: Path, out: Path, form: Forma
     with in_time():
         try:
             done = write_file(contract, [str(file)], out, form, deleted=True)
-        except (ExportFailed, NotPublished) as refused:
+        except (ExportFailed, NoDimension) as refused:
             assert "desk.things" in refused.problem and refused.fix
             assert 'a "quoted"' not in refused.problem + refused.fix, "no value of a row"
             assert out.read_text() == "before"
@@ -43,7 +43,7 @@ def written_or_named(contract: TableContract, file: Path, out: Path, form: Forma
     cut=st.booleans(),
     form=st.sampled_from(Format),
 )
-def test_any_bytes_in_a_published_file_are_exported_or_named(
+def test_any_bytes_in_a_file_of_a_dimension_are_exported_or_named(
     contract: TableContract, lake_file: str, tmp_path: Path, at: float, what: bytes, cut: bool, form: Format
 ) -> None:
     content = Path(lake_file).read_bytes()
@@ -55,7 +55,7 @@ def test_any_bytes_in_a_published_file_are_exported_or_named(
 
 
 @pytest.mark.parametrize("what", [*IN_THE_PLACE, "nothing"])
-def test_what_stands_in_the_place_of_a_published_file_is_named_and_not_waited_for(
+def test_what_stands_in_the_place_of_a_file_of_a_dimension_is_named_and_not_waited_for(
     contract: TableContract, tmp_path: Path, what: str
 ) -> None:
     file = tmp_path / "part.parquet"
@@ -73,7 +73,7 @@ def test_what_stands_in_the_place_of_a_published_file_is_named_and_not_waited_fo
     other=st.none() | st.sampled_from(OTHER_TYPES),
     form=st.sampled_from(Format),
 )
-def test_a_published_file_that_lacks_a_column_or_has_it_of_another_type_is_exported_or_named(
+def test_a_file_of_a_dimension_that_lacks_a_column_or_has_it_of_another_type_is_exported_or_named(
     contract: TableContract, tmp_path: Path, name: str, other: pa.DataType | None, form: Format
 ) -> None:
     schema = pa.schema([*((each, kind) for each, (_, _, kind) in COLUMNS.items()), *SYSTEM])

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from omnisupport_ingest.landing.errors import LandingFailed
 from omnisupport_ingest.landing.store import LandingStore
-from omnisupport_ingest.stages import deduped, dimensions, published, raw
+from omnisupport_ingest.stages import deduped, dimensions, net_changes, raw
 from omnisupport_ingest.stages.pending import pending_windows
 from omnisupport_ingest_tests.landing.batches import land
 from omnisupport_ingest_tests.small_disk import Disk, small_disk
@@ -28,19 +28,19 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
 
 
 def rows(story: Story, spark: SparkSession) -> list[tuple[str, str]]:
-    """What the published table holds; every other table is opened too."""
+    """What the dimension holds; every other table is opened too."""
     workspace = story.workspace
-    for table in (workspace.raw(SOURCE), workspace.deduped(SOURCE), workspace.dimension(story.contract)):
+    for table in (workspace.raw(SOURCE), workspace.deduped(SOURCE), workspace.net_changes(story.contract)):
         assert table.open().state(FIRST) is not None
-    current = workspace.published(story.contract).open()
+    current = workspace.dimension(story.contract).open()
     return [(row["title"], row["body"]) for row in current.read(spark, current.all_files()).collect()]
 
 
 def run(story: Story, spark: SparkSession) -> None:
     for stage in (raw, deduped):
         stage.materialize(story.workspace, spark, SOURCE, [FIRST], "run")
-    dimensions.materialize(story.workspace, spark, story.contract, [FIRST], "run")
-    published.materialize(story.workspace, spark, story.contract, "run")
+    net_changes.materialize(story.workspace, spark, story.contract, [FIRST], "run")
+    dimensions.materialize(story.workspace, spark, story.contract, "run")
 
 
 def test_a_batch_that_does_not_fit_lands_whole_once_there_is_room(disk: Disk):

@@ -15,7 +15,7 @@ from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.lake.checkpoint import Checkpoint
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.position import Position as Place
-from omnisupport_ingest.stages import deduped, dimensions, history, published, raw
+from omnisupport_ingest.stages import deduped, dimensions, history, net_changes, raw
 from omnisupport_ingest.stages.as_of import (
     At,
     CannotRead,
@@ -56,8 +56,8 @@ def land(story: Story, commits: Iterable[Commit] = TOLD) -> None:
 def take_in(story: Story, spark: SparkSession, *windows: str, replay: bool = False) -> None:
     for stage in (raw, deduped):
         stage.materialize(story.workspace, spark, SOURCE, windows, "run", replay=replay)
-    dimensions.materialize(story.workspace, spark, story.contract, windows, "run", replay=replay)
-    published.materialize(story.workspace, spark, story.contract, "run", replay=replay)
+    net_changes.materialize(story.workspace, spark, story.contract, windows, "run", replay=replay)
+    dimensions.materialize(story.workspace, spark, story.contract, "run", replay=replay)
 
 
 def make(story: Story, spark: SparkSession) -> Checkpoint:
@@ -107,7 +107,7 @@ def _values(values: Image) -> tuple[tuple[str, str | None], ...]:
 
 
 def shown(rows: Sequence[Row]) -> Live:
-    """Live rows of a published or history table, by id, with their known values."""
+    """Live rows of a dimension or its history, by id, with their known values."""
     found = {}
     for row in (each for each in rows if not each["_cdc_is_deleted"]):
         assert row["id"] not in found
@@ -149,7 +149,7 @@ class TestHistory:
             read = read_as_of(story.workspace, spark, [story.contract], place)
             assert shown(read["notes"].collect()) == expected(at)
 
-    def test_its_open_versions_are_the_published_rows_and_none_overlaps(
+    def test_its_open_versions_are_the_rows_of_the_dimension_and_none_overlaps(
         self, story: Story, spark: SparkSession
     ) -> None:
         found = open_rows_are_current_state(story.workspace, spark, story.contract)
@@ -157,7 +157,7 @@ class TestHistory:
             True,
             {"open_versions": 1, "keys_different": 0, "compared": 1},
         )
-        assert "the published rows" in found.summary
+        assert "the rows of the dimension" in found.summary
         found = versions_do_not_overlap(story.workspace, spark, story.contract)
         assert (found.passed, found.numbers) == (True, {"versions": 8, "versions_wrong": 0})
 
@@ -177,7 +177,7 @@ class TestHistory:
         late.land(EMPTY, *TOLD[3:5])
         take_in(late, spark, FIRST, SECOND)
         first = make(late, spark)
-        # As a second delivery would: below what has been folded and published.
+        # As a second delivery would: below what has been folded and merged.
         for commit in (TOLD[2], TOLD[0], TOLD[5], TOLD[1], TOLD[0]):
             late.land_again(commit)
         late.land_chunk(EMPTY)
@@ -190,7 +190,7 @@ class TestHistory:
         assert open_rows_are_current_state(late.workspace, spark, late.contract).passed
 
     @pytest.mark.slow
-    def test_a_published_table_of_other_events_is_not_what_it_is_held_against(
+    def test_a_dimension_of_other_events_is_not_what_it_is_held_against(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
         ahead = Story(tmp_path / "ahead")
@@ -202,13 +202,13 @@ class TestHistory:
         make(ahead, spark)
         behind = open_rows_are_current_state(ahead.workspace, spark, ahead.contract)
         assert behind.passed
-        assert "the published table was made from others" in behind.summary
+        assert "the dimension was made from others" in behind.summary
         # Now it is the other way round: the history is the older one.
         ahead.land(Commit(90, 66, [Change("d", 1)]))
         take_in(ahead, spark, SECOND)
         older = open_rows_are_current_state(ahead.workspace, spark, ahead.contract)
         assert older.passed
-        assert "the published table was made from others" in older.summary
+        assert "the dimension was made from others" in older.summary
         assert older.numbers == {"open_versions": 2, "keys_different": 0, "compared": 1}
 
 

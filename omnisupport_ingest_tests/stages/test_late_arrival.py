@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from omnisupport_ingest.contracts.decision_table import load_decision_table
-from omnisupport_ingest.stages import deduped, dimensions, published, raw
+from omnisupport_ingest.stages import deduped, dimensions, net_changes, raw
 from omnisupport_ingest.stages.lateness import Lateness
 from omnisupport_ingest.stages.pending import pending_windows
 from omnisupport_ingest.stages.scenarios import Stopped
@@ -41,8 +41,8 @@ def decide(story: Story, scenario: str, action: str, *, review: str = "true") ->
 def take(story: Story, spark: SparkSession, windows: tuple[str, ...], *, replay: bool = False) -> None:
     raw.materialize(story.workspace, spark, SOURCE, windows, "run", replay=replay)
     deduped.materialize(story.workspace, spark, SOURCE, windows, "run", replay=replay)
-    dimensions.materialize(story.workspace, spark, story.contract, windows, "run", replay=replay)
-    published.materialize(story.workspace, spark, story.contract, "run")
+    net_changes.materialize(story.workspace, spark, story.contract, windows, "run", replay=replay)
+    dimensions.materialize(story.workspace, spark, story.contract, "run")
 
 
 def take_all(story: Story, spark: SparkSession) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -56,7 +56,7 @@ def take_all(story: Story, spark: SparkSession) -> tuple[tuple[str, ...], tuple[
 
 
 def titles(story: Story, spark: SparkSession) -> dict[int, str]:
-    table = story.workspace.published(story.contract).open()
+    table = story.workspace.dimension(story.contract).open()
     return {row["id"]: row["title"] for row in table.read(spark, table.all_files()).collect()}
 
 
@@ -89,13 +89,13 @@ def test_late_event_is_found_by_the_watermark_and_its_window_is_replayed_apart(s
     assert pending_windows(story.workspace, SOURCE).nothing
     assert titles(story, spark) == {1: "newest", 2: "between"}
     assert scenarios(story, FIRST) == {"late_arrival": 1}
-    state = story.workspace.dimension(story.contract).open().state(FIRST)
+    state = story.workspace.net_changes(story.contract).open().state(FIRST)
     assert (state.checkpoint.keys_changed, state.checkpoint.changed_by) == (1, ("late events",))
     assert state.checkpoint.replaced_hash not in (None, state.checkpoint.content_hash)
 
 
 @pytest.mark.slow
-def test_late_event_that_lies_below_a_newer_one_of_its_key_changes_no_published_row(story, spark):
+def test_late_event_that_lies_below_a_newer_one_of_its_key_changes_no_row_of_the_dimension(story, spark):
     story.land_file(put(10, 1, "first", op="c"), put(90, 3 * HOUR, "newest"))
     take_all(story, spark)
     story.land_file(put(15, 30, "between"))
@@ -107,7 +107,7 @@ def test_replay_that_finds_the_same_is_a_no_op_and_says_so(story, spark):
     story.land_file(put(10, 1, "first", op="c"))
     take_all(story, spark)
     take(story, spark, (FIRST,), replay=True)
-    for table in (story.workspace.raw(SOURCE), story.workspace.dimension(story.contract)):
+    for table in (story.workspace.raw(SOURCE), story.workspace.net_changes(story.contract)):
         checkpoint = table.open().state(FIRST).checkpoint
         assert checkpoint.replaced_hash == checkpoint.content_hash
         assert (checkpoint.keys_changed, checkpoint.changed_by) == (None, ())
@@ -134,7 +134,7 @@ def test_copy_in_a_closed_window_counts_as_a_copy_not_as_late(story, spark):
     story.land_file(put(10, 1, "first", op="c"))
     assert take_all(story, spark)[1] == (FIRST,)
     assert scenarios(story, FIRST) == {"duplicate_position": 1}
-    assert story.workspace.dimension(story.contract).open().state(FIRST).checkpoint.changed_by == ()
+    assert story.workspace.net_changes(story.contract).open().state(FIRST).checkpoint.changed_by == ()
 
 
 @pytest.mark.slow
@@ -294,7 +294,7 @@ def test_window_closes_when_the_watermark_has_passed_its_end_by_what_is_allowed(
 
 def _hashes(story: Story) -> dict[tuple[str, str], str]:
     tables = (story.workspace.raw, story.workspace.deduped)
-    opened = [table(SOURCE).open() for table in tables] + [story.workspace.dimension(story.contract).open()]
+    opened = [table(SOURCE).open() for table in tables] + [story.workspace.net_changes(story.contract).open()]
     return {
         (each.table.spec.path, window): each.state(window).checkpoint.content_hash
         for each in opened

@@ -1,4 +1,4 @@
-"""From landed batches to the published table, on real Spark and real Delta tables."""
+"""From landed batches to the dimension, on real Spark and real Delta tables."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from omnisupport_ingest.lake import staging
 from omnisupport_ingest.landing.errors import DamagedBatch
 from omnisupport_ingest.landing.lost_changes import LostChanges
 from omnisupport_ingest.position import Lsn, Position
-from omnisupport_ingest.stages import deduped, dimensions, published, raw
+from omnisupport_ingest.stages import deduped, dimensions, net_changes, raw
 from omnisupport_ingest.stages.as_of import TableIncomplete, read_as_of, require_complete
+from omnisupport_ingest.stages.dimensions import GateClosed
 from omnisupport_ingest.stages.pending import pending_soon, pending_windows
-from omnisupport_ingest.stages.published import GateClosed
 from omnisupport_ingest_tests.stages.story import FIRST, SECOND, SOURCE, Change, Commit, Story
 
 pytestmark = pytest.mark.usefixtures("spark")
@@ -43,14 +43,18 @@ def run(story: Story, spark: SparkSession, *windows: str, replay: bool = False) 
     found = {
         "raw": raw.materialize(*arguments, replay=replay),
         "deduped": deduped.materialize(*arguments, replay=replay),
-        "dim": dimensions.materialize(story.workspace, spark, story.contract, windows, "run", replay=replay),
+        "net_changes": net_changes.materialize(
+            story.workspace, spark, story.contract, windows, "run", replay=replay
+        ),
     }
-    found["published"] = [published.materialize(story.workspace, spark, story.contract, "run", replay=replay)]
+    found["dimension"] = [
+        dimensions.materialize(story.workspace, spark, story.contract, "run", replay=replay)
+    ]
     return found
 
 
 def state(story: Story, spark: SparkSession) -> dict[int, tuple]:
-    snapshot = story.workspace.published(story.contract).open()
+    snapshot = story.workspace.dimension(story.contract).open()
     rows = snapshot.read(spark, snapshot.files("")).collect()
     return {
         row["id"]: (row["title"], row["body"], row["_cdc_is_deleted"], row["_cdc_unresolved"]) for row in rows
@@ -90,7 +94,7 @@ def test_running_again_commits_nothing_and_a_replay_gives_the_same_hash_in_a_new
     for layer, checkpoints in again.items():
         # A run that was asked for again says so, and nothing else of it is new.
         assert [each.scenarios.get(DUPLICATE_WRITE, 0) for each in checkpoints] == (
-            [0] if layer == "published" else [1, 1]
+            [0] if layer == "dimension" else [1, 1]
         ), layer
         told = [replace(each, scenarios={}, detectors={}) for each in checkpoints]
         assert told == [replace(each, scenarios={}, detectors={}) for each in first[layer]]
@@ -130,7 +134,7 @@ def test_a_second_delivery_is_kept_in_raw_and_dropped_as_duplicate_downstream(st
         3,
         0,
     )
-    assert second["dim"][0].content_hash == first["dim"][0].content_hash
+    assert second["net_changes"][0].content_hash == first["net_changes"][0].content_hash
 
 
 def test_two_contents_at_one_position_are_both_quarantined_and_leave_a_hole(story, spark):
@@ -238,7 +242,7 @@ def story_contract() -> dict:
 
 
 @pytest.mark.slow
-def test_the_state_as_of_a_position_is_what_was_published_when_the_stream_stood_there(story, spark):
+def test_the_state_as_of_a_position_is_what_was_shown_when_the_stream_stood_there(story, spark):
     story.land_chunk(EMPTY)
     story.land_boundary(EMPTY)
     story.land(INSERT, UPDATE)
@@ -290,14 +294,14 @@ def test_a_state_behind_a_hole_is_refused_with_the_repair_of_the_hole(story):
     assert hole.value.fix.startswith("Restore the manifest")
 
 
-def test_rows_that_do_not_meet_the_contract_are_not_published(story, spark):
+def test_rows_that_do_not_meet_the_contract_are_not_shown(story, spark):
     story.land(INSERT)
     run(story, spark, FIRST)
     before = state(story, spark)
     title = replace(story.contract.column("title"), max_length=2)
     columns = tuple(title if each.name == "title" else each for each in story.contract.columns)
-    # The dimension was made by another contract, so its row rules have let these rows through.
+    # The net changes were made by another contract, so its row rules have let these rows through.
     stricter = replace(story.contract, columns=columns, fingerprint="stricter")
     with pytest.raises(GateClosed, match="title:max_length"):
-        published.materialize(story.workspace, spark, stricter, "run")
+        dimensions.materialize(story.workspace, spark, stricter, "run")
     assert state(story, spark) == before

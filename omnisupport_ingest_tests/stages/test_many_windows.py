@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from omnisupport_ingest.runtime.spark import session_conf
 from omnisupport_ingest.settings import Settings
-from omnisupport_ingest.stages import deduped, dimensions, raw
+from omnisupport_ingest.stages import deduped, net_changes, raw
 from omnisupport_ingest_tests.stages.story import SOURCE, START, Change, Commit, Story
 
 FEW, MANY = 3, 40
@@ -44,10 +44,10 @@ def jobs_of_late_replay(folder: Path, spark: SparkSession, count: int) -> int:
         spark.sparkContext.setJobGroup(group, "many windows")
         done = raw.materialize(story.workspace, spark, SOURCE, asked, "run", replay=replay)
         done += deduped.materialize(story.workspace, spark, SOURCE, asked, "run", replay=replay)
-        done += dimensions.materialize(story.workspace, spark, story.contract, asked, "run", replay=replay)
+        done += net_changes.materialize(story.workspace, spark, story.contract, asked, "run", replay=replay)
         jobs = spark.sparkContext.statusTracker().getJobIdsForGroup(group)
         assert all(each.closed for each in done)
-    assert {each.keys_changed for each in done if each.layer == dimensions.LAYER} == {1}
+    assert {each.keys_changed for each in done if each.layer == net_changes.LAYER} == {1}
     return len(jobs)
 
 

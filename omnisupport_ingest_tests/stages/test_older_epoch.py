@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from omnisupport_ingest.landing.manifest import StreamSpan
 from omnisupport_ingest.landing.rows import LandedEvent
 from omnisupport_ingest.position import Lsn
-from omnisupport_ingest.stages import checks, deduped, dimensions, published, raw
+from omnisupport_ingest.stages import checks, deduped, dimensions, net_changes, raw
 from omnisupport_ingest_tests.stages.story import (
     FIRST,
     SECOND,
@@ -101,9 +101,9 @@ def test_what_lands_first_after_a_newer_epoch_began_waits_for_a_person(story, sp
     assert (found.passed, found.numbers) == (False, {"events": 1})
     assert FIRST in found.summary
 
-    dimensions.materialize(story.workspace, spark, story.contract, WINDOWS, "run")
-    published.materialize(story.workspace, spark, story.contract, "run")
-    shown = story.workspace.published(story.contract).open()
+    net_changes.materialize(story.workspace, spark, story.contract, WINDOWS, "run")
+    dimensions.materialize(story.workspace, spark, story.contract, "run")
+    shown = story.workspace.dimension(story.contract).open()
     live = shown.read(spark, shown.all_files()).where("NOT _cdc_is_deleted").collect()
     assert [(row["id"], row["title"], row["body"]) for row in live] == [(1, "uno", "text")]
 

@@ -1,4 +1,4 @@
-"""Values that no type holds, in files: their rows go to quarantine, the rest of the window is published."""
+"""Values that no type holds, in files: their rows go to quarantine, the rest goes on."""
 
 from __future__ import annotations
 
@@ -101,5 +101,5 @@ def test_poison_in_a_seed_file_goes_to_quarantine_row_by_row(tmp_path: Path, spa
     (judged,) = recorder.run(spark)
     assert judged.quarantined == 2
     assert set(reasons(recorder, spark)) == {'["1"]', '["2"]'}
-    published = recorder.state(spark, "all_types")
-    assert (published[3,]["n"], published[4,]["t"]) == (NUMERIC, "x")
+    dimension = recorder.state(spark, "all_types")
+    assert (dimension[3,]["n"], dimension[4,]["t"]) == (NUMERIC, "x")

@@ -1,4 +1,4 @@
-"""Deleted rows leave the published table after a time, and nothing that arrives below brings them back."""
+"""Deleted rows leave the dimension after a time, and nothing that arrives below brings them back."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from omnisupport_ingest.contracts.load import contract_of
 from omnisupport_ingest.contracts.model import ContractError
-from omnisupport_ingest.stages import deduped, dimensions, published, raw
+from omnisupport_ingest.stages import deduped, dimensions, net_changes, raw
 from omnisupport_ingest.stages.pending import pending_windows
 from omnisupport_ingest.stages.workspace import Workspace
 from omnisupport_ingest_tests.recovery.traces import contents
@@ -46,13 +46,13 @@ def told(folder: Path, document: dict) -> Story:
 def run(story: Story, spark, *windows: str, replay: bool = False) -> None:
     for stage in (raw, deduped):
         stage.materialize(story.workspace, spark, SOURCE, windows, "run", replay=replay)
-    dimensions.materialize(story.workspace, spark, story.contract, windows, "run", replay=replay)
-    published.materialize(story.workspace, spark, story.contract, "run", replay=replay)
+    net_changes.materialize(story.workspace, spark, story.contract, windows, "run", replay=replay)
+    dimensions.materialize(story.workspace, spark, story.contract, "run", replay=replay)
 
 
 def shown(story: Story, spark) -> dict[int, bool]:
-    """The keys that the published table has, and whether each is deleted."""
-    snapshot = story.workspace.published(story.contract).open()
+    """The keys that the dimension has, and whether each is deleted."""
+    snapshot = story.workspace.dimension(story.contract).open()
     rows = snapshot.read(spark, snapshot.all_files()).collect()
     return {row["id"]: row["_cdc_is_deleted"] for row in rows}
 
@@ -122,7 +122,7 @@ def test_a_row_that_its_source_only_marks_as_deleted_stays(tmp_path, spark):
 
 
 @pytest.mark.slow
-def test_a_run_that_died_before_it_published_leaves_the_purge_pending(tmp_path, spark):
+def test_a_run_that_died_before_its_dimension_leaves_the_purge_pending(tmp_path, spark):
     story = told(tmp_path / "told", policy("P30D"))
     story.land(INSERT, DELETE, A_MONTH_ON)
     run(story, spark, FIRST, MONTH_END)
@@ -131,7 +131,7 @@ def test_a_run_that_died_before_it_published_leaves_the_purge_pending(tmp_path, 
     story.land(Commit(2000, 32 * DAY, [Change("m")]))
     for stage in (raw, deduped):
         stage.materialize(story.workspace, spark, SOURCE, [MONTH_END, AFTER], "run")
-    dimensions.materialize(story.workspace, spark, story.contract, [MONTH_END, AFTER], "run")
+    net_changes.materialize(story.workspace, spark, story.contract, [MONTH_END, AFTER], "run")
     assert shown(story, spark) == {1: True, 2: False, 3: False}
     windows = pending_windows(story.workspace, SOURCE).windows
     assert AFTER in windows

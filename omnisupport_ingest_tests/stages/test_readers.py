@@ -11,7 +11,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from omnisupport_ingest.lake.table import LakeTable
-from omnisupport_ingest.stages import deduped, dimensions, published, raw
+from omnisupport_ingest.stages import deduped, dimensions, net_changes, raw
 from omnisupport_ingest_tests.stages.story import FIRST, SECOND, SOURCE, Change, Commit, Story
 
 TEXT = "naïve – „quoted“, 日本 🦉\nnew line"
@@ -34,8 +34,8 @@ def story(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Stor
     )
     for stage in (raw, deduped):
         stage.materialize(told.workspace, spark, SOURCE, [FIRST, SECOND], "run")
-    dimensions.materialize(told.workspace, spark, told.contract, [FIRST, SECOND], "run")
-    published.materialize(told.workspace, spark, told.contract, "run")
+    net_changes.materialize(told.workspace, spark, told.contract, [FIRST, SECOND], "run")
+    dimensions.materialize(told.workspace, spark, told.contract, "run")
     return told
 
 
@@ -105,9 +105,9 @@ def test_quarantine_holds_the_others_with_their_reason(story: Story):
     )
 
 
-def test_a_dimension_holds_the_net_change_of_each_window(story: Story):
+def test_net_changes_hold_the_change_of_each_window(story: Story):
     check(
-        story.workspace.dimension(story.contract),
+        story.workspace.net_changes(story.contract),
         ["window", "_cdc_key", "_cdc_kind", "_cdc_moved_from_key"],
         [
             (FIRST, '["1"]', "key", None),
@@ -120,9 +120,9 @@ def test_a_dimension_holds_the_net_change_of_each_window(story: Story):
     )
 
 
-def test_the_published_table_holds_the_current_row_of_each_key(story: Story):
+def test_the_dimension_holds_the_current_row_of_each_key(story: Story):
     check(
-        story.workspace.published(story.contract),
+        story.workspace.dimension(story.contract),
         ["id", "body", "_cdc_is_deleted", "_cdc_unresolved"],
         [
             (1, TEXT, True, ["title"]),

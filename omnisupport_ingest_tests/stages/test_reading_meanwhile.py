@@ -1,4 +1,4 @@
-"""Readers of other engines while tables are published, closed and replayed: whole versions only."""
+"""Readers of other engines while dimensions are updated, closed and replayed: whole versions only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from omnisupport_ingest.lake.table import LakeTable
-from omnisupport_ingest.stages import deduped, dimensions, published, raw
+from omnisupport_ingest.stages import deduped, dimensions, net_changes, raw
 from omnisupport_ingest_tests.stages.story import FIRST, SOURCE, START, Change, Commit, Story
 
 KEYS = range(1, 9)
@@ -74,21 +74,21 @@ def story(tmp_path: Path) -> Story:
 
 
 @pytest.mark.slow
-def test_readers_see_one_published_version_or_the_next_while_windows_close_and_are_replayed(
+def test_readers_see_one_version_of_a_dimension_or_the_next_while_windows_close_and_are_replayed(
     story: Story, spark: SparkSession
 ) -> None:
     def take(*windows: str, replay: bool = False) -> None:
         for stage in (raw, deduped):
             stage.materialize(story.workspace, spark, SOURCE, windows, "run", replay=replay)
-        dimensions.materialize(story.workspace, spark, story.contract, windows, "run", replay=replay)
-        published.materialize(story.workspace, spark, story.contract, "run", replay=replay)
+        net_changes.materialize(story.workspace, spark, story.contract, windows, "run", replay=replay)
+        dimensions.materialize(story.workspace, spark, story.contract, "run", replay=replay)
 
     def put(lsn: int, op: str, title: str, hour: int = 0) -> Commit:
         return Commit(lsn, hour * 3600, [Change(op, key, {"title": title, "body": None}) for key in KEYS])
 
     story.land(put(10, "c", "round 0"))
     take(FIRST)
-    with Reader(story.workspace.published(story.contract)).at_work() as reader:
+    with Reader(story.workspace.dimension(story.contract)).at_work() as reader:
         for number in range(1, ROUNDS + 1):
             story.land(put(10 + number, "u", f"round {number}"))
             take(FIRST)

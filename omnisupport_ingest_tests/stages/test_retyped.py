@@ -21,7 +21,7 @@ from omnisupport_ingest.cli.main import cli
 from omnisupport_ingest.contracts.model import Column, UnknownTable
 from omnisupport_ingest.contracts.spark_types import spark_type
 from omnisupport_ingest.lake.schema import Retyped, SchemaChanged, delta_schema
-from omnisupport_ingest.stages import deduped, dimensions, history, published, raw
+from omnisupport_ingest.stages import deduped, dimensions, history, net_changes, raw
 from omnisupport_ingest.stages.checks import tables_complete
 from omnisupport_ingest.stages.pending import pending_windows
 from omnisupport_ingest.stages.retyping import ask_for, other_types, waits
@@ -56,21 +56,21 @@ def run(story: Story, spark, *windows: str) -> None:
     """One run of every layer over ``windows``, as a job makes it."""
     for stage in (raw, deduped):
         stage.materialize(story.workspace, spark, SOURCE, windows, "run")
-    dimensions.materialize(story.workspace, spark, story.contract, windows, "run")
-    published.materialize(story.workspace, spark, story.contract, "run")
+    net_changes.materialize(story.workspace, spark, story.contract, windows, "run")
+    dimensions.materialize(story.workspace, spark, story.contract, "run")
     history.materialize(story.workspace, spark, story.contract, "run")
 
 
 def shown(story: Story, spark) -> dict[int, object]:
-    snapshot = story.workspace.published(story.contract).open()
+    snapshot = story.workspace.dimension(story.contract).open()
     rows = snapshot.read(spark, snapshot.all_files()).where("NOT _cdc_is_deleted").collect()
     return {row["id"]: row["n"] for row in rows}
 
 
 def hashes(story: Story) -> list[str]:
-    """The content of every window of the dimension, and of the published table and the history."""
+    """The content of every window of the dimension, and of the dimension and the history."""
     found = []
-    for table in (story.workspace.dimension, story.workspace.published, story.workspace.history):
+    for table in (story.workspace.net_changes, story.workspace.dimension, story.workspace.history):
         snapshot = table(story.contract).open()
         found += [snapshot.state(window).checkpoint.content_hash for window in snapshot.windows()]
     return found
@@ -83,7 +83,7 @@ def test_wider_type_is_taken_by_the_next_run_and_is_what_a_lake_made_under_it_is
     story.land(FIRST_ROWS)
     story.land(ANOTHER_WINDOW)
     run(story, spark, FIRST, SECOND)
-    before = DeltaTable(str(story.workspace.published(story.contract).folder))
+    before = DeltaTable(str(story.workspace.dimension(story.contract).folder))
     under(story, of_type("bigint"))
     assert waits(story.workspace, story.contract) is None
     assert set(pending_windows(story.workspace, SOURCE).windows) == {FIRST, SECOND}
@@ -115,15 +115,15 @@ def test_other_type_waits_for_a_person_stays_as_it_was_and_is_asked_for_by_nobod
     run(story, spark, FIRST)
     assert shown(story, spark) == {1: "1", 2: "2", 3: "3"}
     under(story, of_type("integer"))
-    files = DeltaTable(str(story.workspace.published(story.contract).folder)).file_uris()
-    for stage in (dimensions, history):
-        arguments = ([FIRST], "run") if stage is dimensions else ("run",)
+    files = DeltaTable(str(story.workspace.dimension(story.contract).folder)).file_uris()
+    for stage in (net_changes, history):
+        arguments = ([FIRST], "run") if stage is net_changes else ("run",)
         with pytest.raises(SchemaChanged, match=r"n \(string on disk, integer by its contract\)") as waiting:
             stage.materialize(story.workspace, spark, story.contract, *arguments)
         assert "contracts retype notes" in waiting.value.fix
     with pytest.raises(SchemaChanged):
-        published.materialize(story.workspace, spark, story.contract, "run")
-    assert DeltaTable(str(story.workspace.published(story.contract).folder)).file_uris() == files
+        dimensions.materialize(story.workspace, spark, story.contract, "run")
+    assert DeltaTable(str(story.workspace.dimension(story.contract).folder)).file_uris() == files
     # The layers above have the other tables' events to take, so they are asked for, and it is not.
     for stage in (raw, deduped):
         stage.materialize(story.workspace, spark, SOURCE, [FIRST], "run")
@@ -144,7 +144,7 @@ def test_other_type_waits_for_a_person_stays_as_it_was_and_is_asked_for_by_nobod
 @pytest.mark.parametrize("content", [b"", b"[" * 100_000, b'{"contract": 1}', b"[1]"])
 def test_record_that_cannot_be_read_asks_for_nothing(tmp_path: Path, content: bytes) -> None:
     story = told(tmp_path, of_type("text", "string"))
-    story.workspace.dimension(story.contract).open()
+    story.workspace.net_changes(story.contract).open()
     under(story, of_type("integer"))
     ask_for(story.workspace, story.contract)
     assert waits(story.workspace, story.contract) is None
@@ -156,7 +156,7 @@ def test_command_names_what_is_made_again_and_asks_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     story = told(tmp_path, of_type("text", "string"))
-    story.workspace.dimension(story.contract).open()
+    story.workspace.net_changes(story.contract).open()
     monkeypatch.setenv("OMNISUPPORT_HOME", str(story.workspace.home.path))
     monkeypatch.setenv("OMNISUPPORT_CONTRACTS_DIR", str(story.contracts))
     monkeypatch.setenv("OMNISUPPORT_WINDOW", "minutes:1")
@@ -170,7 +170,9 @@ def test_command_names_what_is_made_again_and_asks_for_it(
     assert isinstance(retype("notes").exception, click.Abort), "nobody has said yes"
     assert waits(story.workspace, story.contract) is not None
     done = retype("notes", "--yes")
-    assert "desk/dim_notes: n (string on disk, integer by its contract)" in done.output, done.exception
+    assert "desk/net_changes/notes: n (string on disk, integer by its contract)" in done.output, (
+        done.exception
+    )
     assert waits(story.workspace, story.contract) is None
     assert isinstance(retype("nots").exception, UnknownTable)
 

@@ -58,7 +58,7 @@ def review(
 
 
 def live(story: Story, spark: SparkSession) -> list[tuple[Any, ...]]:
-    shown = story.workspace.published(story.contract).open()
+    shown = story.workspace.dimension(story.contract).open()
     rows = shown.read(spark, shown.all_files()).where("NOT _cdc_is_deleted").orderBy("id").collect()
     return [(row["id"], row["title"], row["body"], list(row["_cdc_unresolved"] or ())) for row in rows]
 
@@ -143,7 +143,7 @@ def test_what_is_no_id_is_refused(text: str):
         EventRef.parse(text)
 
 
-# --- from quarantine to the published table ------------------------------------------------------
+# --- from quarantine to the dimension ------------------------------------------------------
 
 
 def test_a_released_event_makes_its_window_stale_and_is_accepted_by_the_replay(story, spark, collision):
@@ -268,7 +268,7 @@ def test_a_rebuild_of_the_window_from_landing_keeps_the_decision(story, spark, c
     run(story, spark)
     shown = live(story, spark)
     lake = story.workspace.home.lake / SOURCE
-    for table in ("raw_cdc_staging", "deduped_events", "quarantine", "dim_notes", "published"):
+    for table in ("raw_cdc_staging", "deduped_events", "quarantine", "net_changes", "dim_notes"):
         shutil.rmtree(lake / table)
     run(story, spark)
     assert live(story, spark) == shown

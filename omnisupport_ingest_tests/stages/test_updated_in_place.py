@@ -1,4 +1,4 @@
-"""What an update of a published table reads and writes: files of the keys it touches, and no others."""
+"""What an update of a dimension reads and writes: files of the keys it touches, and no others."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from omnisupport_ingest.lake.contenthash import hash_of_files
-from omnisupport_ingest.stages import dimensions, published
+from omnisupport_ingest.stages import dimensions, net_changes
 from omnisupport_ingest_tests.stages.story import FIRST, SECOND, Change, Commit, Story
 from omnisupport_ingest_tests.stages.test_layers import run, state
 
@@ -19,7 +19,7 @@ MANY = Commit(10, 1, [Change("c", number, {"title": f"t{number}", "body": "b"}) 
 @pytest.fixture
 def story(tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Story:
     """Forty rows in files of four to eight."""
-    monkeypatch.setattr(published, "ROWS_PER_FILE", 4)
+    monkeypatch.setattr(dimensions, "ROWS_PER_FILE", 4)
     story = Story(tmp_path)
     story.land(MANY)
     run(story, spark, FIRST)
@@ -27,7 +27,7 @@ def story(tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) 
 
 
 def files_of(story: Story) -> set[str]:
-    return {file.path for file in story.workspace.published(story.contract).open().all_files()}
+    return {file.path for file in story.workspace.dimension(story.contract).open().all_files()}
 
 
 def test_an_update_of_one_key_replaces_one_file(story: Story, spark: SparkSession) -> None:
@@ -54,7 +54,7 @@ def test_new_keys_at_the_end_touch_the_last_file_alone_which_is_split(
 
 
 def test_a_run_adds_to_its_window_and_rewrites_nothing_there(story: Story, spark: SparkSession) -> None:
-    dimension = story.workspace.dimension(story.contract)
+    dimension = story.workspace.net_changes(story.contract)
     before = {file.path for file in dimension.open().files(FIRST)}
     story.land(Commit(20, 2, [Change("u", 3, {"title": "new"}, unchanged=("body",))]))
     run(story, spark, FIRST)
@@ -65,8 +65,8 @@ def test_a_run_adds_to_its_window_and_rewrites_nothing_there(story: Story, spark
 
 def test_what_changes_no_row_replaces_no_file(story: Story, spark: SparkSession) -> None:
     before = files_of(story)
-    dimensions.materialize(story.workspace, spark, story.contract, [FIRST], "again", replay=True)
-    published.materialize(story.workspace, spark, story.contract, "again")
+    net_changes.materialize(story.workspace, spark, story.contract, [FIRST], "again", replay=True)
+    dimensions.materialize(story.workspace, spark, story.contract, "again")
     assert files_of(story) == before
 
 
@@ -84,8 +84,8 @@ def test_updates_and_one_rebuild_give_the_same_content(story: Story, spark: Spar
         changes = [Change("u", number, {"title": f"{second}"}, unchanged=("body",)) for number in (3, 11, 29)]
         story.land(Commit(10 * second, second, [*changes, Change("d", 30 + second)]))
         run(story, spark, FIRST)
-    table = story.workspace.published(story.contract)
+    table = story.workspace.dimension(story.contract)
     content = table.open().state("").checkpoint.content_hash
     assert content == str(hash_of_files([file.uri for file in table.open().all_files()], "_cdc_row_hash"))
-    again = published.materialize(story.workspace, spark, story.contract, "rebuild", replay=True)
+    again = dimensions.materialize(story.workspace, spark, story.contract, "rebuild", replay=True)
     assert again.content_hash == content

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from omnisupport_ingest import failpoints
 from omnisupport_ingest.lake.commit import commit_actions, remove
 from omnisupport_ingest.lake.sweep import sweep
-from omnisupport_ingest.stages import checks, deduped, dimensions, published, raw
+from omnisupport_ingest.stages import checks, deduped, dimensions, net_changes, raw
 from omnisupport_ingest.stages.deciding import decide
 from omnisupport_ingest.stages.pending import pending_windows
 from omnisupport_ingest.stages.quarantine_files import EventsGone, named_anywhere
@@ -74,8 +74,8 @@ def story(told: Story, tmp_path: Path) -> Iterator[Story]:
 
 
 def rows(story: Story, spark: SparkSession) -> list[tuple[Any, ...]]:
-    """The published rows: id, title, body, unresolved columns."""
-    shown = story.workspace.published(story.contract).open()
+    """The rows of the dimension: id, title, body, unresolved columns."""
+    shown = story.workspace.dimension(story.contract).open()
     found = shown.read(spark, shown.all_files()).orderBy("id").collect()
     return [(row["id"], row["title"], row["body"], list(row["_cdc_unresolved"] or ())) for row in found]
 
@@ -85,8 +85,8 @@ def replay(story: Story, spark: SparkSession) -> None:
 
 
 def publish(story: Story, spark: SparkSession, *, replay: bool = False) -> None:
-    dimensions.materialize(story.workspace, spark, story.contract, [FIRST], "run", replay=replay)
-    published.materialize(story.workspace, spark, story.contract, "run")
+    net_changes.materialize(story.workspace, spark, story.contract, [FIRST], "run", replay=replay)
+    dimensions.materialize(story.workspace, spark, story.contract, "run")
 
 
 def append(story: Story, spark: SparkSession, lsn: int, body: str) -> None:

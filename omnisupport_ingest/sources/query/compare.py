@@ -39,7 +39,7 @@ MOST_MISSED = 100_000
 
 
 class LakeKeys(Protocol):
-    """The keys of one published table, alive."""
+    """The keys of one dimension, alive."""
 
     def checksum(self, bounds: KeyBounds, /) -> RowChecksum:
         """That of the keys in ``bounds``."""

@@ -19,7 +19,7 @@ from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.debezium.handling import Handling
 from omnisupport_ingest.sources.debezium.land import FileLanding, Inlet, land
-from omnisupport_ingest.stages import deduped, dimensions, published, raw
+from omnisupport_ingest.stages import deduped, dimensions, net_changes, raw
 from omnisupport_ingest.stages.workspace import Workspace
 from omnisupport_ingest.windows import WindowSize, without_sentinel
 
@@ -202,14 +202,14 @@ class Recorder:
         raw.materialize(self.workspace, spark, SOURCE, windows, "run")
         judged = deduped.materialize(self.workspace, spark, SOURCE, windows, "run")
         for each in self.workspace.contracts:
-            dimensions.materialize(self.workspace, spark, each, windows, "run")
-            published.materialize(self.workspace, spark, each, "run")
+            net_changes.materialize(self.workspace, spark, each, windows, "run")
+            dimensions.materialize(self.workspace, spark, each, "run")
         return judged
 
     def state(self, spark: SparkSession, table: str) -> dict[tuple[Any, ...], dict[str, Any]]:
-        """The published rows of ``table`` by their key, without what depends on when they landed."""
+        """The rows of the dimension of ``table`` by their key, without what depends on when they landed."""
         of_table = self.contract(table)
-        snapshot = self.workspace.published(of_table).open()
+        snapshot = self.workspace.dimension(of_table).open()
         names = [*of_table.column_names, "_cdc_is_deleted", "_cdc_unresolved"]
         frame = snapshot.read(spark, snapshot.files("")).select(*names)
         # Python has no time before year 1.

@@ -1,4 +1,4 @@
-"""Recorded files through every layer: what is published is what the recorded SQL left, as far as told."""
+"""Recorded files through every layer: the dimensions are what the recorded SQL left, as far as told."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def alive(rows: dict[tuple[Any, ...], dict[str, Any]]) -> set[tuple[Any, ...]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("order", ["transaction", "lsn"])
-def test_what_is_published_is_what_the_sql_left(whole: Whole, spark: SparkSession, order: str) -> None:
+def test_the_dimensions_are_what_the_sql_left(whole: Whole, spark: SparkSession, order: str) -> None:
     recorder, judged = whole(order)
     (manifest,) = recorder.inlet.store.manifests()
     assert (judged.raw, judged.duplicates, judged.quarantined) == (manifest.rows, 0, WITHOUT_KEY)

@@ -1,4 +1,4 @@
-"""A lake as the plainest fold leaves it of the landed events, in the form of published tables."""
+"""A lake as the plainest fold leaves it of the landed events, in the form of dimensions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.pg_types import Kind
-from omnisupport_ingest.stages.published_rows import PublishedRows
+from omnisupport_ingest.stages.dimension_rows import DimensionRows
 from omnisupport_ingest_tests.sources.postgres.source_under_test import UNRESOLVED, SourceUnderTest, folded
 
 
@@ -48,10 +48,10 @@ class FoldedLake:
             pq.write_table(pa.table(made), self._file(table))
 
     @contextmanager
-    def rows(self, table: TableContract) -> Iterator[PublishedRows]:
+    def rows(self, table: TableContract) -> Iterator[DimensionRows]:
         scratch = self._scratch / f"{table.name}-{random.random()}"
         scratch.mkdir()
-        rows = PublishedRows(table, [str(self._file(table))], scratch)
+        rows = DimensionRows(table, [str(self._file(table))], scratch)
         yield rows
         rows.close()
 

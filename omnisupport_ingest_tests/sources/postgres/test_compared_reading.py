@@ -19,7 +19,7 @@ from omnisupport_ingest.landing.snapshot_plans import SnapshotPlans
 from omnisupport_ingest.sources.postgres.compared_reading import Recovered
 from omnisupport_ingest.sources.postgres.errors import CaptureRunning, HoleInSource
 from omnisupport_ingest.sources.postgres.lease import Lease
-from omnisupport_ingest.stages.published_rows import PublishedRows
+from omnisupport_ingest.stages.dimension_rows import DimensionRows
 from omnisupport_ingest_tests.sources.postgres.folded_lake import FoldedLake
 from omnisupport_ingest_tests.sources.postgres.source_under_test import (
     SourceUnderTest,
@@ -192,7 +192,7 @@ def test_recovery_that_is_stopped_leaves_its_table_to_a_whole_snapshot(
 
     class Stopping(FoldedLake):
         @contextmanager
-        def rows(self, table: TableContract) -> Iterator[PublishedRows]:
+        def rows(self, table: TableContract) -> Iterator[DimensionRows]:
             with super().rows(table) as rows:
                 compared = 0
                 has = rows.has

@@ -15,7 +15,7 @@ from omnisupport_ingest.contracts.model import Column, TableContract
 from omnisupport_ingest.contracts.row_checksum import RowChecksum, has_checksum
 from omnisupport_ingest.sources.postgres.connection import connect
 from omnisupport_ingest.sources.postgres.server_checksum import server_checksum
-from omnisupport_ingest.stages.published_rows import PublishedRows
+from omnisupport_ingest.stages.dimension_rows import DimensionRows
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract
 
 TYPES = {
@@ -74,7 +74,7 @@ def things(source: SourceUnderTest) -> SourceUnderTest:
     return source
 
 
-def lake_of(source: SourceUnderTest, folder: Path, change: str = "SELECT * FROM rows") -> PublishedRows:
+def lake_of(source: SourceUnderTest, folder: Path, change: str = "SELECT * FROM rows") -> DimensionRows:
     """A lake with the rows of the source, typed, after ``change``."""
     shown = [
         f"{name}::text" if "[]" not in of_type else f"to_json({name})::text"
@@ -104,7 +104,7 @@ def lake_of(source: SourceUnderTest, folder: Path, change: str = "SELECT * FROM 
             " MAP {}::MAP(VARCHAR, VARCHAR) AS _cdc_exact FROM shown"
         )
         connection.execute(f"COPY ({change}) TO '{file}' (FORMAT parquet)")
-    return PublishedRows(CONTRACT, [str(file)], folder)
+    return DimensionRows(CONTRACT, [str(file)], folder)
 
 
 def checksum(source: SourceUnderTest, where: str = "true") -> RowChecksum:
@@ -113,7 +113,7 @@ def checksum(source: SourceUnderTest, where: str = "true") -> RowChecksum:
 
 
 def has(
-    rows: PublishedRows, found: RowChecksum, start: Sequence[str] | None, end: Sequence[str] | None
+    rows: DimensionRows, found: RowChecksum, start: Sequence[str] | None, end: Sequence[str] | None
 ) -> bool:
     return rows.has(found, ("id",), start, end)
 
@@ -207,7 +207,7 @@ def test_ranges_of_keys_are_the_same_rows_on_both_sides_and_count_as_met(
         assert has(rows, inside, [str(first)], [str(last)])
         assert not has(rows, inside, [str(first)], [str(last + 100)]) or last >= ROWS - 20
     (tmp_path / "again").mkdir()
-    again = PublishedRows(CONTRACT, [str(tmp_path / "lake.parquet")], tmp_path / "again")
+    again = DimensionRows(CONTRACT, [str(tmp_path / "lake.parquet")], tmp_path / "again")
     assert has(again, checksum(things, "id <= 0"), None, ["0"])
     assert len(again.unmet()) == ROWS - 20
 

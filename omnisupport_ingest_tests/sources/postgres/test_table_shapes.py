@@ -17,7 +17,7 @@ from omnisupport_ingest.sources.postgres.live_table import read_live_tables
 from omnisupport_ingest.sources.postgres.new_contract import draft
 from omnisupport_ingest.sources.postgres.rows_at import write_rows_at
 from omnisupport_ingest.sources.postgres.slot import consistent_snapshot
-from omnisupport_ingest.stages import deduped, dimensions, published, raw
+from omnisupport_ingest.stages import deduped, dimensions, net_changes, raw
 from omnisupport_ingest.stages.compare import compare
 from omnisupport_ingest.stages.workspace import Workspace
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SOURCE, SourceUnderTest, folded
@@ -177,19 +177,19 @@ def test_keyless_table_is_the_same_in_the_lake_under_a_declared_key_and_another_
 
 
 def is_the_same_in_the_lake(source: SourceUnderTest, spark: SparkSession) -> Workspace:
-    """Take what has landed through every layer; every published table is the source's."""
+    """Take what has landed through every layer; every dimension is the source's."""
     workspace = Workspace(source.settings, source.home, Contracts(tuple(source.tables)))
     windows = sorted({file.window for batch in source.manifests() for file in batch.files})
     raw.materialize(workspace, spark, SOURCE, windows, "run")
     deduped.materialize(workspace, spark, SOURCE, windows, "run")
     for contract in source.tables:
-        dimensions.materialize(workspace, spark, contract, windows, "run")
-        published.materialize(workspace, spark, contract, "run")
+        net_changes.materialize(workspace, spark, contract, windows, "run")
+        dimensions.materialize(workspace, spark, contract, "run")
     with consistent_snapshot(source.dsn) as (_, snapshot):
         for contract in source.tables:
             expected = source.home_folder / f"{contract.name}.parquet"
             write_rows_at(source.dsn, source.slot, snapshot, contract, expected, sample=None)
-            files = [file.uri for file in workspace.published(contract).open().all_files()]
+            files = [file.uri for file in workspace.dimension(contract).open().all_files()]
             compared = compare(contract, expected, files)
             assert compared.holds, (contract.full_name, compared)
             assert compared.source_rows == compared.current_rows > 0

@@ -1,4 +1,4 @@
-"""The longest numbers and the deepest documents of PostgreSQL, from its tables to the published ones."""
+"""The longest numbers and the deepest documents of PostgreSQL, from its tables to the dimensions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from omnisupport_ingest.contracts.model import Column, Contracts, TableContract
 from omnisupport_ingest.lake.checkpoint import Checkpoint
-from omnisupport_ingest.stages import deduped, dimensions, published, raw
+from omnisupport_ingest.stages import deduped, dimensions, net_changes, raw
 from omnisupport_ingest.stages.workspace import Workspace
 from omnisupport_ingest.windows import without_sentinel
 from omnisupport_ingest_tests.foreign_bytes import DEEP
@@ -32,16 +32,16 @@ def typed(**columns: str) -> TableContract:
 def through_all_layers(
     source: SourceUnderTest, spark: SparkSession
 ) -> tuple[list[Checkpoint], dict[str, Any]]:
-    """What judging said of each window, and the published rows by their ids."""
+    """What judging said of each window, and the rows of the dimension by their ids."""
     source.catch_up()
     workspace = Workspace(source.settings, source.home, Contracts(tuple(source.tables)))
     windows = sorted({w for each in source.store.manifests() for w in without_sentinel(each.windows)})
     raw.materialize(workspace, spark, SOURCE, windows, "run")
     judged = deduped.materialize(workspace, spark, SOURCE, windows, "run")
     (table,) = source.tables
-    dimensions.materialize(workspace, spark, table, windows, "run")
-    published.materialize(workspace, spark, table, "run")
-    snapshot = workspace.published(table).open()
+    net_changes.materialize(workspace, spark, table, windows, "run")
+    dimensions.materialize(workspace, spark, table, "run")
+    snapshot = workspace.dimension(table).open()
     rows = snapshot.read(spark, snapshot.files("")).collect()
     return judged, {str(row["id"]): row.asDict() for row in rows}
 

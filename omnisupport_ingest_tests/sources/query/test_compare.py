@@ -15,14 +15,14 @@ from omnisupport_ingest.sources.query.compare import compare
 from omnisupport_ingest.sources.query.cursor import GENERATIONS, corrected
 from omnisupport_ingest.sources.query.errors import QueryRefused
 from omnisupport_ingest.sources.query.postgres import PostgresReader
-from omnisupport_ingest.stages.lake_keys import PublishedKeys
+from omnisupport_ingest.stages.lake_keys import DimensionKeys
 from omnisupport_ingest_tests.sources.query.tickets import Desk, contract
 
 TEXT_KEY = {"id": {"type": "string", "x-pg-type": "text", "description": "Key."}}
 
 
-def lake(desk: Desk, folder: Path) -> PublishedKeys:
-    """The published table of what has landed, by position: its newest versions, deletes left out."""
+def lake(desk: Desk, folder: Path) -> DimensionKeys:
+    """The dimension of what has landed, by position: its newest versions, deletes left out."""
     latest: dict[str, tuple[int, bool]] = {}
     for event in sorted(desk.events(), key=lambda each: (each["epoch"], each["ordinal"])):
         if event["key"] is not None:
@@ -40,8 +40,8 @@ def lake(desk: Desk, folder: Path) -> PublishedKeys:
             "_cdc_ordinal": pa.array([ordinal for ordinal, _ in latest.values()]),
         }
     )
-    pq.write_table(table, folder / "published.parquet")
-    return PublishedKeys(desk.table, [str(folder / "published.parquet")])
+    pq.write_table(table, folder / "dimension.parquet")
+    return DimensionKeys(desk.table, [str(folder / "dimension.parquet")])
 
 
 def compared(desk: Desk, folder: Path) -> comparing.TableComparison:

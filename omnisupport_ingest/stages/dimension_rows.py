@@ -1,4 +1,4 @@
-"""The published rows of a source, held as they are, for finding what the source has otherwise by now."""
+"""Rows of dimensions, held as they are, for finding what the source has otherwise by now."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ _SCRATCH = "repair-"
 
 
 class LakeBehind(IngestError):
-    """The published tables are not what has landed, so comparing them with the source means nothing."""
+    """The dimensions are not what has landed, so comparing them with the source means nothing."""
 
 
-class PublishedRows:
+class DimensionRows:
     """The rows of one table, compared with rows of the source one file at a time; as a context.
 
     Which rows of the lake were met is remembered: what no file had is gone from the source.
     """
 
     def __init__(self, contract: TableContract, files: Sequence[str], scratch: Path) -> None:
-        """``files``: of the published table. ``scratch``: a folder for what memory has no room for."""
+        """``files``: of the dimension. ``scratch``: a folder for what memory has no room for."""
         self._contract, self._scratch = contract, scratch
         self._connection = duckdb.connect(str(scratch / "met.duckdb"))
         self._connection.execute("SET TimeZone = 'UTC'")
@@ -107,8 +107,8 @@ class PublishedRows:
         self._connection.close()
 
 
-class PublishedLake:
-    """The published tables of the configured source, at the versions that ``pin`` found."""
+class PinnedDimensions:
+    """The dimensions of the configured source, at the versions that ``pin`` found."""
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
@@ -136,15 +136,15 @@ class PublishedLake:
                 fix="Let the pipeline run (omnisupport-ingest up, or materialize), and try again.",
             )
         for contract in workspace.contracts.of_source(source):
-            table = workspace.published(contract)
+            table = workspace.dimension(contract)
             files = table.open().all_files() if table.exists else ()
             self._files[contract.name] = tuple(file.uri for file in files)
 
     @contextmanager
-    def rows(self, contract: TableContract) -> Iterator[PublishedRows]:
+    def rows(self, contract: TableContract) -> Iterator[DimensionRows]:
         """The rows of one table, as ``pin`` found it."""
         with TemporaryDirectory(prefix=_SCRATCH, dir=self._workspace.home.run) as scratch:
-            rows = PublishedRows(contract, self._files[contract.name], Path(scratch))
+            rows = DimensionRows(contract, self._files[contract.name], Path(scratch))
             try:
                 yield rows
             finally:

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from omnisupport_ingest.stages.published_rows import PublishedRows
+from omnisupport_ingest.stages.dimension_rows import DimensionRows
 from omnisupport_ingest_tests.stages.notes import CONTRACT, LAKE, SOURCE, write_lake, write_source
 
 
-def rows_of(folder: Path, *lake: dict[str, Any]) -> PublishedRows:
+def rows_of(folder: Path, *lake: dict[str, Any]) -> DimensionRows:
     files = [str(write_lake(folder / "lake.parquet", lake))] if lake else []
-    return PublishedRows(CONTRACT, files, folder)
+    return DimensionRows(CONTRACT, files, folder)
 
 
-def same(rows: PublishedRows, *source: dict[str, Any]) -> bool:
+def same(rows: DimensionRows, *source: dict[str, Any]) -> bool:
     return rows.same(write_source(rows.scratch / "source.parquet", source))
 
 
