@@ -16,14 +16,18 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from omnisupport_ingest.durable import create_exclusively
+from omnisupport_ingest.durable import replace as replace_file
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.foreign import parse_json, read_file
 from omnisupport_ingest.json_values import from_note
 from omnisupport_ingest.windows import WindowGrid, WindowSize
 
-FORMAT_VERSION = 1
-"""Version of the layout of a home; raised when older code could not read a newer one."""
+FORMAT_VERSION = 2
+"""Version of the layout of a home; raised when older code could not read a newer one.
+
+1: ``dim_<table>`` was the net changes, ``published/<table>`` the current state.
+"""
 
 _GRACE_BEFORE_CREATION = timedelta(hours=1)
 """Windows start this long before the home: every window since the start is a Dagster partition."""
@@ -50,12 +54,19 @@ class Home:
 
     @classmethod
     def open(
-        cls, path: Path, window: WindowSize, *, now: datetime | None = None, first: datetime | None = None
+        cls,
+        path: Path,
+        window: WindowSize,
+        *,
+        now: datetime | None = None,
+        first: datetime | None = None,
+        earlier: bool = False,
     ) -> Home:
         """Open the home at ``path``, making it if it is not there; ``HomeMismatch`` if it differs.
 
         ``first`` (UTC): windows begin with the one that this time falls in; null: an hour before the
-        home is made. ``now`` (timezone-aware) is the time of creation, for tests.
+        home is made. ``now`` (timezone-aware) is the time of creation, for tests. ``earlier``: a home of an
+        earlier format is opened, too, for who removes it or makes it one of this format (``adopt``).
         """
         path = path.expanduser().absolute()
         with _writable(path):
@@ -73,7 +84,7 @@ class Home:
             # Another process may be making the same home: the first marker counts, for both.
             with gate("home.marker"), _writable(path):
                 create_exclusively(marker, json.dumps(record, indent=2).encode() + b"\n")
-        grid = _read_marker(marker, window)
+        grid = _read_marker(marker, window, earlier=earlier)
         if first is not None and _truncated(window, first) != grid.first:
             raise HomeMismatch(
                 f"The windows of {path} begin at {grid.first:%Y-%m-%dT%H%M}, but OMNISUPPORT_FIRST_WINDOW is "
@@ -82,6 +93,21 @@ class Home:
                 "another home (OMNISUPPORT_HOME).",
             )
         return cls(path, grid)
+
+    @property
+    def is_earlier(self) -> bool:
+        """Whether the home has an earlier format than this program writes."""
+        return from_note(_Version, parse_json(read_file(self._marker))).format_version < FORMAT_VERSION
+
+    def adopt(self) -> None:
+        """Note that the home has the format of this program."""
+        record = parse_json(read_file(self._marker)) | {"format_version": FORMAT_VERSION}
+        with gate("home.marker"), _writable(self.path):
+            replace_file(self._marker, json.dumps(record, indent=2).encode() + b"\n")
+
+    @property
+    def _marker(self) -> Path:
+        return self.path / "home.json"
 
     @property
     def landing(self) -> Path:
@@ -149,7 +175,7 @@ class _Marker:
     first_window: datetime
 
 
-def _read_marker(marker: Path, window: WindowSize) -> WindowGrid:
+def _read_marker(marker: Path, window: WindowSize, *, earlier: bool) -> WindowGrid:
     try:
         record = parse_json(read_file(marker))
         version = from_note(_Version, record).format_version
@@ -168,6 +194,13 @@ def _read_marker(marker: Path, window: WindowSize) -> WindowGrid:
             f"{os.fspath(marker.parent)} has format version {version}; this program reads up to "
             f"{FORMAT_VERSION}.",
             fix="Use the newer omnisupport_ingest that made it, or another OMNISUPPORT_HOME.",
+        )
+    if version < FORMAT_VERSION and not earlier:
+        raise HomeMismatch(
+            f"{os.fspath(marker.parent)} has format version {version}, whose dimensions are stored otherwise "
+            f"than in version {FORMAT_VERSION}, which this program reads and writes.",
+            fix="Stop what runs on it and make its dimensions again from what has landed: "
+            "omnisupport-ingest rebuild",
         )
     if grid.size != window:
         raise HomeMismatch(

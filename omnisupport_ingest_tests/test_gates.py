@@ -44,6 +44,7 @@ ELSEWHERE = {
     "source.snapshot_request_clear": "sources/postgres/test_snapshot_command.py",
     "source.partitions": "sources/postgres/test_partitions.py",
     "query.state": "sources/query/test_killed.py",
+    "lake.earlier": "cli/test_rebuild.py",
 }
 """Gates that a test of their own part dies at."""
 

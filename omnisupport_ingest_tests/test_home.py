@@ -52,8 +52,23 @@ def test_another_window_size_is_refused_with_the_one_it_has(tmp_path: Path) -> N
 
 def test_newer_home_is_refused_whatever_else_it_says(tmp_path: Path) -> None:
     (tmp_path / "home.json").write_text(json.dumps({"format_version": 99}))
-    with pytest.raises(HomeMismatch, match="format version 99; this program reads up to 1"):
+    with pytest.raises(HomeMismatch, match="format version 99; this program reads up to 2"):
         Home.open(tmp_path, HOURLY)
+
+
+def test_home_of_an_earlier_format_is_refused_with_the_command_that_makes_it_one_of_this(
+    tmp_path: Path,
+) -> None:
+    grid = Home.open(tmp_path, HOURLY).grid
+    marker = tmp_path / "home.json"
+    marker.write_text(json.dumps(json.loads(marker.read_text()) | {"format_version": 1}))
+    with pytest.raises(HomeMismatch, match="has format version 1") as raised:
+        Home.open(tmp_path, HOURLY)
+    assert raised.value.fix.endswith("omnisupport-ingest rebuild")
+    home = Home.open(tmp_path, HOURLY, earlier=True)
+    assert home.is_earlier
+    home.adopt()
+    assert not home.is_earlier and Home.open(tmp_path, HOURLY).grid == grid
 
 
 @pytest.mark.parametrize(
@@ -62,9 +77,9 @@ def test_newer_home_is_refused_whatever_else_it_says(tmp_path: Path) -> None:
         "",
         "[]",
         "{}",
-        '{"format_version": 1}',
-        '{"format_version": 1, "window": "weekly", "first_window": "2026-03-01T00:00:00+00:00"}',
-        '{"format_version": 1, "window": "hourly", "first_window": "2026-03-01T00:30:00+00:00"}',
+        '{"format_version": 2}',
+        '{"format_version": 2, "window": "weekly", "first_window": "2026-03-01T00:00:00+00:00"}',
+        '{"format_version": 2, "window": "hourly", "first_window": "2026-03-01T00:30:00+00:00"}',
     ],
 )
 def test_damaged_marker_is_named(tmp_path: Path, content: str) -> None:

@@ -34,7 +34,7 @@ def clean() -> None:
             f"{folder} is not a home of this program (it has no home.json), so it is left alone.",
             fix="Point OMNISUPPORT_HOME at the home to remove, or remove the folder yourself.",
         )
-    remove_home(Home.open(folder, settings.window_size))
+    remove_home(Home.open(folder, settings.window_size, earlier=True))
     click.echo(f"{folder} is removed.")
 
 

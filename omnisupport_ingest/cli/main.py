@@ -30,6 +30,7 @@ from omnisupport_ingest.cli.materialize import materialize
 from omnisupport_ingest.cli.postgres import postgres
 from omnisupport_ingest.cli.preflight import preflight
 from omnisupport_ingest.cli.quarantine import quarantine
+from omnisupport_ingest.cli.rebuild import rebuild
 from omnisupport_ingest.cli.replay import replay
 from omnisupport_ingest.cli.settings import settings
 from omnisupport_ingest.cli.source import source
@@ -59,6 +60,7 @@ _COMMANDS = (
     sync,
     capture,
     materialize,
+    rebuild,
     verify,
     preflight,
     source,

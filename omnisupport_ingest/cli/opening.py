@@ -33,8 +33,11 @@ class HomeMissing(IngestError):
     exit_code = 3
 
 
-def existing_home(settings: Settings) -> Home:
-    """The home of ``settings`` for a command that only looks; ``HomeMissing`` if it is not there."""
+def existing_home(settings: Settings, *, earlier: bool = False) -> Home:
+    """The home of ``settings`` for a command that makes none; ``HomeMissing`` if it is not there.
+
+    ``earlier``: one of an earlier format is opened, too.
+    """
     folder = settings.home.expanduser().absolute()
     if not (folder / "home.json").exists():
         raise HomeMissing(
@@ -42,4 +45,4 @@ def existing_home(settings: Settings) -> Home:
             fix="Make one with `omnisupport-ingest up` or `omnisupport-ingest demo`, or point "
             "OMNISUPPORT_HOME at the home to look at.",
         )
-    return Home.open(folder, settings.window_size)
+    return Home.open(folder, settings.window_size, earlier=earlier)
