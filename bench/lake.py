@@ -55,7 +55,7 @@ class Lake:
             "net_changes": lambda: net_changes.materialize(
                 self.workspace, spark, contract, [window], "bench"
             ),
-            "dimension": lambda: dimensions.materialize(self.workspace, spark, contract, "bench"),
+            "dimension": lambda: dimensions.update(self.workspace, spark, contract, "bench"),
         }
         if not publish:
             del steps["dimension"]

@@ -29,27 +29,43 @@ _MOST_ROUNDS = 64
 a last round at all only keeps a damaged table from being followed for ever."""
 
 
+_SYSTEM_COLUMNS: tuple[tuple[str, T.DataType, str], ...] = (
+    ("_cdc_key", T.StringType(), "The key, its parts as one JSON array."),
+    ("_cdc_op", T.StringType(), "Operation of the last event: c, u, d, r (snapshot row) or t (truncate)."),
+    ("_cdc_epoch", T.IntegerType(), "Epoch of the last event: with the next two its position."),
+    ("_cdc_commit_lsn", T.LongType(), "LSN of the last event's commit, as a number."),
+    ("_cdc_ordinal", T.LongType(), "Place of the last event in its transaction."),
+    ("_cdc_source_ts", T.TimestampType(), "When the last event was committed at the source."),
+    ("_cdc_updated_at", T.TimestampType(), "When the latest event that left the row alive was committed."),
+    (
+        "_cdc_is_deleted",
+        T.BooleanType(),
+        "Deleted at the source, or marked so there; the last known values stay.",
+    ),
+    ("_cdc_deleted_at", T.TimestampType(), "When it was deleted, or marked so; NULL while it is alive."),
+    (
+        "_cdc_unresolved",
+        T.ArrayType(T.StringType()),
+        "Columns whose value is not known: their NULL is not the source's. *: the row itself may be gone.",
+    ),
+    (
+        "_cdc_exact",
+        T.MapType(T.StringType(), T.StringType()),
+        "Exact text of values that the type of their column cannot hold, by column.",
+    ),
+    ("_cdc_batch_id", T.StringType(), "Batch that the last event landed with."),
+    ("_cdc_ingested_at", T.TimestampType(), "When that batch landed."),
+    ("_cdc_row_hash", T.LongType(), "Hash of what the row says, but batch and landing time."),
+)
+
+SYSTEM_COLUMNS = {name: described for name, _, described in _SYSTEM_COLUMNS}
+"""What the platform knows of a row of a dimension, for people: description by column."""
+
+
 def current_type(contract: TableContract) -> T.StructType:
-    """Schema of the dimension: the contract's columns, then what the platform knows of the row."""
-    return T.StructType(
-        [
-            *spark_schema(contract).fields,
-            T.StructField("_cdc_key", T.StringType()),
-            T.StructField("_cdc_op", T.StringType()),
-            T.StructField("_cdc_epoch", T.IntegerType()),
-            T.StructField("_cdc_commit_lsn", T.LongType()),
-            T.StructField("_cdc_ordinal", T.LongType()),
-            T.StructField("_cdc_source_ts", T.TimestampType()),
-            T.StructField("_cdc_updated_at", T.TimestampType()),
-            T.StructField("_cdc_is_deleted", T.BooleanType()),
-            T.StructField("_cdc_deleted_at", T.TimestampType()),
-            T.StructField("_cdc_unresolved", T.ArrayType(T.StringType())),
-            T.StructField("_cdc_exact", T.MapType(T.StringType(), T.StringType())),
-            T.StructField("_cdc_batch_id", T.StringType()),
-            T.StructField("_cdc_ingested_at", T.TimestampType()),
-            T.StructField("_cdc_row_hash", T.LongType()),
-        ]
-    )
+    """Schema of the current state: the contract's columns, then what the platform knows of the row."""
+    known = (T.StructField(name, of_type) for name, of_type, _ in _SYSTEM_COLUMNS)
+    return T.StructType([*spark_schema(contract).fields, *known])
 
 
 def lives_type(contract: TableContract) -> T.StructType:

@@ -1,5 +1,4 @@
-"""The asset graph: one landing, raw and deduped asset per source, a dimension and a dimension
-per contract.
+"""The asset graph: one landing, raw and deduped asset per source, a dimension per contract.
 
 The tables are data (``_LakeTable``), and one factory makes an asset of each. Its body calls the stage for
 the windows of the run, however many, and mirrors the checkpoints into Dagster. A stage that finds nothing
@@ -18,13 +17,12 @@ from pyspark.sql import SparkSession
 
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.defs import keys
-from omnisupport_ingest.defs.metadata import checkpoint_metadata
-from omnisupport_ingest.defs.tables import published_lineage, table_metadata
+from omnisupport_ingest.defs.metadata import checkpoint_metadata, dimension_metadata
+from omnisupport_ingest.defs.tables import dimension_lineage, table_metadata
 from omnisupport_ingest.lake.checkpoint import Checkpoint
-from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.lake.table import TableSpec
 from omnisupport_ingest.runtime.spark_errors import named_spark_errors
-from omnisupport_ingest.stages import deduped, dimensions, net_changes, raw
+from omnisupport_ingest.stages import deduped, dimensions, raw
 from omnisupport_ingest.stages.checkpoints import with_found
 from omnisupport_ingest.stages.idempotency import LOGIC_VERSION
 from omnisupport_ingest.stages.late_replay import BY_HAND, refuse_backfill
@@ -41,7 +39,6 @@ class _Asked:
     workspace: Workspace
     spark: SparkSession
     windows: Sequence[str]
-    """Empty for a table that has no windows."""
     run_id: str
     replay: bool
 
@@ -61,9 +58,11 @@ class _LakeTable:
     code_version: str
     contracts: Sequence[TableContract]
     contract: TableContract | None = None
-    partitions: dg.PartitionsDefinition[str] | None = None
+    partitions: dg.PartitionsDefinition[str]
     lineage: Mapping[str, Any] = field(default_factory=dict)
     make: Callable[[_Asked], Sequence[Checkpoint]]
+    told: Callable[[Workspace], Mapping[str, dg.MetadataValue]] = lambda _: {}
+    """What every materialization says besides its window's checkpoint."""
 
 
 def build_assets(
@@ -75,7 +74,7 @@ def build_assets(
         found.append(landing_asset(workspace=workspace, source=source))
         tables = _tables_of_source(workspace, source, partitions)
         for contract in workspace.contracts.of_source(source):
-            tables += _tables_of_contract(workspace, contract, partitions)
+            tables.append(_dimension(workspace, contract, partitions))
         found += map(lake_asset, tables)
     return found
 
@@ -130,48 +129,32 @@ def _tables_of_source(
     ]
 
 
-def _tables_of_contract(
+def _dimension(
     workspace: Workspace, contract: TableContract, partitions: dg.PartitionsDefinition[str]
-) -> list[_LakeTable]:
-    """``dim_<table>``, the net changes of each window, and the current state, for any engine."""
-    changed, current = workspace.net_changes(contract).spec, workspace.dimension(contract).spec
-    return [
-        _LakeTable(
-            key=keys.dimension_key(contract),
-            above=keys.deduped_key(contract.source),
-            group=keys.DIMENSIONS,
-            spec=changed,
-            description=f"{contract.description} {changed.description}",
-            code_version=_code_version([contract]),
-            contracts=(contract,),
-            contract=contract,
-            partitions=partitions,
-            make=lambda asked: net_changes.materialize(
-                asked.workspace, asked.spark, contract, asked.windows, asked.run_id, replay=asked.replay
-            ),
+) -> _LakeTable:
+    """``dim_<table>``, the current state: a window is in it once its net changes are merged in."""
+    spec = workspace.dimension(contract).spec
+    return _LakeTable(
+        key=keys.dimension_key(contract),
+        above=keys.deduped_key(contract.source),
+        group=keys.DIMENSIONS,
+        spec=spec,
+        description=f"{contract.description} {spec.description}",
+        code_version=_code_version([contract]),
+        contracts=(contract,),
+        contract=contract,
+        partitions=partitions,
+        lineage=dimension_lineage(contract),
+        make=lambda asked: dimensions.materialize(
+            asked.workspace, asked.spark, contract, asked.windows, asked.run_id, replay=asked.replay
         ),
-        _LakeTable(
-            key=keys.published_key(contract),
-            above=keys.dimension_key(contract),
-            group=keys.PUBLISHED,
-            spec=current,
-            description=f"{contract.description} {current.description}",
-            code_version=_code_version([contract]),
-            contracts=(contract,),
-            contract=contract,
-            lineage=published_lineage(contract),
-            make=lambda asked: [
-                dimensions.materialize(
-                    asked.workspace, asked.spark, contract, asked.run_id, replay=asked.replay
-                )
-            ],
-        ),
-    ]
+        told=lambda opened: dimension_metadata(opened, contract),
+    )
 
 
 def lake_asset(table: _LakeTable) -> dg.AssetsDefinition:
     """The asset of one table of the lake."""
-    contract, windowed = table.contract, table.partitions is not None
+    contract = table.contract
 
     @dg.asset(
         key=table.key,
@@ -180,7 +163,7 @@ def lake_asset(table: _LakeTable) -> dg.AssetsDefinition:
         dagster_type=keys.NO_VALUE,
         deps=[table.above],
         partitions_def=table.partitions,
-        backfill_policy=dg.BackfillPolicy.single_run() if windowed else None,
+        backfill_policy=dg.BackfillPolicy.single_run(),
         description=table.description,
         group_name=table.group,
         kinds=_LAKE_KINDS,
@@ -204,12 +187,12 @@ def lake_asset(table: _LakeTable) -> dg.AssetsDefinition:
                 _Asked(
                     workspace=workspace,
                     spark=pyspark.spark_session,
-                    windows=context.partition_keys if windowed else (),
+                    windows=context.partition_keys,
                     run_id=context.run_id,
                     replay=replay,
                 )
             )
-        _mirror(context, done, started)
+        _mirror(context, done, started, table.told(workspace))
         yield dg.Output(None)
 
     return materialize
@@ -224,7 +207,7 @@ def _waits(context: dg.AssetExecutionContext, workspace: Workspace, contract: Ta
     # A check that follows what is not made is skipped in this run.
     context.instance.report_runless_asset_event(
         dg.AssetCheckEvaluation(
-            asset_key=keys.published_key(contract),
+            asset_key=keys.dimension_key(contract),
             check_name=keys.COMPLETE,
             passed=False,
             severity=dg.AssetCheckSeverity.WARN,
@@ -234,15 +217,19 @@ def _waits(context: dg.AssetExecutionContext, workspace: Workspace, contract: Ta
     return True
 
 
-def _mirror(context: dg.AssetExecutionContext, done: Sequence[Checkpoint], started: float) -> None:
+def _mirror(
+    context: dg.AssetExecutionContext,
+    done: Sequence[Checkpoint],
+    started: float,
+    told: Mapping[str, dg.MetadataValue],
+) -> None:
     duration = time.monotonic() - started
     for checkpoint in done:
-        windowed = checkpoint.window != WHOLE_TABLE
-        if windowed and _by_hand(context):
+        if _by_hand(context):
             checkpoint = with_found(checkpoint, BY_HAND)
         context.add_asset_metadata(
-            checkpoint_metadata(checkpoint, duration_seconds=duration),
-            partition_key=checkpoint.window if windowed else None,
+            {**checkpoint_metadata(checkpoint, duration_seconds=duration), **told},
+            partition_key=checkpoint.window,
         )
 
 

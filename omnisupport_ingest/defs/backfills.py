@@ -81,8 +81,7 @@ def launch_backfill(
             continue
         partitions = graph.get(key).partitions_def
         if partitions is None:
-            # Dimensions follow by the sensor where the replay changed a window; in the
-            # backfill they would wait for a second round of the daemon.
+            # Histories have no windows, and a job of their own.
             continue
         unknown = [window for window in asked if not partitions.has_partition_key(window)]
         if unknown:

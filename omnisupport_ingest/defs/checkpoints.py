@@ -6,16 +6,18 @@ was purged or deleted loses nothing but the history of runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 import dagster as dg
 
 from omnisupport_ingest.defs import keys
-from omnisupport_ingest.defs.metadata import checkpoint_metadata
+from omnisupport_ingest.defs.metadata import checkpoint_metadata, dimension_metadata
 from omnisupport_ingest.failpoints import gate
-from omnisupport_ingest.lake.checkpoint import Checkpoint
 from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.stages import checkpoints as lake_checkpoints
+from omnisupport_ingest.stages.looking import look
+from omnisupport_ingest.stages.shown import Shown
 from omnisupport_ingest.stages.workspace import Workspace
 from omnisupport_ingest.windows import OUT_OF_RANGE
 
@@ -26,40 +28,56 @@ def rebuild_materializations(instance: dg.DagsterInstance, workspace: Workspace)
     The sentinel window is left out: it is no partition.
     """
     reported = 0
-    for key, table, partitioned in _tables(workspace):
-        known = _known(instance, key, partitioned=partitioned)
-        for checkpoint in lake_checkpoints.read([table]):
-            partition = checkpoint.window if partitioned else None
-            if partition in known or partition == OUT_OF_RANGE:
+    for each in _assets(workspace):
+        known = _known(instance, each.key, partitioned=each.partitioned)
+        for checkpoint in lake_checkpoints.read([each.table]):
+            partition = checkpoint.window if each.partitioned else None
+            if partition in known or partition == OUT_OF_RANGE or checkpoint.window in each.without:
                 continue
-            with gate("dagster.materialization", key.to_user_string()):
-                instance.report_runless_asset_event(_materialization(key, checkpoint, partition))
+            with gate("dagster.materialization", each.key.to_user_string()):
+                instance.report_runless_asset_event(
+                    dg.AssetMaterialization(
+                        each.key,
+                        partition=partition,
+                        description="Read from the table's own log.",
+                        metadata={**checkpoint_metadata(checkpoint), **each.told},
+                    )
+                )
             reported += 1
     return reported
 
 
-def _tables(workspace: Workspace) -> Iterator[tuple[dg.AssetKey, LakeTable, bool]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asset:
+    """An asset and the table that has its checkpoints. ``without``: windows that are not in it yet.
+
+    ``told``: what every materialization says besides its checkpoint.
+    """
+
+    key: dg.AssetKey
+    table: LakeTable
+    partitioned: bool = True
+    without: frozenset[str] = frozenset()
+    told: Mapping[str, dg.MetadataValue] = field(default_factory=dict)
+
+
+def _assets(workspace: Workspace) -> Iterator[_Asset]:
     for source in workspace.contracts.sources():
-        yield keys.raw_key(source), workspace.raw(source), True
-        yield keys.deduped_key(source), workspace.deduped(source), True
+        yield _Asset(key=keys.raw_key(source), table=workspace.raw(source))
+        yield _Asset(key=keys.deduped_key(source), table=workspace.deduped(source))
     for contract in workspace.contracts:
-        yield keys.dimension_key(contract), workspace.net_changes(contract), True
-        yield keys.published_key(contract), workspace.dimension(contract), False
-        yield keys.history_key(contract), workspace.history(contract), False
+        net_changes = workspace.net_changes(contract)
+        shown = Shown.of(look(net_changes), look(workspace.dimension(contract)))
+        yield _Asset(
+            key=keys.dimension_key(contract),
+            table=net_changes,
+            without=shown.newer,
+            told=dimension_metadata(workspace, contract),
+        )
+        yield _Asset(key=keys.history_key(contract), table=workspace.history(contract), partitioned=False)
 
 
 def _known(instance: dg.DagsterInstance, key: dg.AssetKey, *, partitioned: bool) -> set[str | None]:
     if partitioned:
         return {*instance.get_materialized_partitions(key)}
     return {None} if instance.get_latest_materialization_event(key) is not None else set()
-
-
-def _materialization(
-    key: dg.AssetKey, checkpoint: Checkpoint, partition: str | None
-) -> dg.AssetMaterialization:
-    return dg.AssetMaterialization(
-        key,
-        partition=partition,
-        description="Read from the table's own log.",
-        metadata=checkpoint_metadata(checkpoint),
-    )

@@ -49,7 +49,7 @@ def build_log_checks(source: str, contracts: Sequence[TableContract]) -> list[dg
 
 
 def build_content_checks(contract: TableContract) -> list[dg.AssetChecksDefinition]:
-    """The checks of one published table that read its rows with Spark."""
+    """The checks of one dimension that read its rows with Spark."""
     return [
         _content_check(contract=contract, name=name, finding=finding)
         for name, finding in (
@@ -80,8 +80,8 @@ def _log_check(
 
 
 def _table_checks(source: str, contracts: Sequence[TableContract]) -> dg.AssetChecksDefinition:
-    """Two checks per published table; landing is read once for all of them."""
-    asset_of = {contract.name: keys.published_key(contract) for contract in contracts}
+    """Two checks per dimension; landing is read once for all of them."""
+    asset_of = {contract.name: keys.dimension_key(contract) for contract in contracts}
 
     @dg.multi_asset_check(
         name=f"complete_{source}",
@@ -108,7 +108,7 @@ def _content_check(
     name: str,
     finding: Callable[[Workspace, SparkSession, TableContract], CheckFinding],
 ) -> dg.AssetChecksDefinition:
-    @dg.asset_check(asset=keys.published_key(contract), name=name, description=_description(finding))
+    @dg.asset_check(asset=keys.dimension_key(contract), name=name, description=_description(finding))
     def check(workspace: dg.ResourceParam[Workspace], pyspark: LazyPySparkResource) -> dg.AssetCheckResult:
         with named_spark_errors(workspace.settings):
             return _result(finding(workspace, pyspark.spark_session, contract), _ERROR)
@@ -122,7 +122,7 @@ def _watermark_fresh_now(workspace: Workspace, source: str) -> CheckFinding:
 
 
 def _tables_fresh_now(workspace: Workspace, source: str) -> dict[str, CheckFinding]:
-    """Whether the published table shows what was committed until shortly before the clock."""
+    """Whether the dimension shows what was committed until shortly before the clock."""
     return checks.tables_fresh(workspace, source, datetime.now(UTC))
 
 

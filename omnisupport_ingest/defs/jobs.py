@@ -1,8 +1,8 @@
 """Jobs: ``ingest_<source>`` takes new batches through every layer, ``replay_<source>`` makes windows
 again, ``audit_<source>`` runs every check.
 
-Each runs in one process, so that a run opens Spark once. Windows and unpartitioned published tables
-stand in one job: a run over a range of windows materializes the published tables once, at its end.
+Each runs in one process, so that a run opens Spark once. A run over a range of windows updates each
+dimension once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ def table_keys(contracts: Contracts, source: str) -> list[dg.AssetKey]:
         keys.raw_key(source),
         keys.deduped_key(source),
         *(keys.dimension_key(contract) for contract in of_source),
-        *(keys.published_key(contract) for contract in of_source),
     ]
 
 
@@ -43,7 +42,7 @@ def build_jobs(
     ingest = dg.define_asset_job(
         keys.ingest_job_name(source),
         selection=tables | dg.AssetSelection.checks(*log_checks),
-        description=f"New batches of {source}, from landing to the published tables.",
+        description=f"New batches of {source}, from landing to the dimensions.",
         executor_def=run_executor,
         tags={keys.TAKE_NEW_TAG: "true", keys.SOURCE_TAG: source},
     )
@@ -58,7 +57,7 @@ def build_jobs(
     audit = dg.define_asset_job(
         keys.audit_job_name(source),
         selection=dg.AssetSelection.checks(*log_checks, *audit_checks),
-        description=f"Every check of {source}: the logs, the rows of the published tables, the server.",
+        description=f"Every check of {source}: the logs, the rows of the dimensions, the server.",
         executor_def=run_executor,
         tags={keys.SOURCE_TAG: source},
     )

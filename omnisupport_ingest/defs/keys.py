@@ -22,7 +22,7 @@ LATE_BATCHES_TAG = "omnisupport/late-batches"
 PROCESS_TAG = "omnisupport/process"
 """Run tag: the process of this machine that executes the run (`processes.ProcessIdentity`)."""
 
-LANDING, RAW, DEDUPED, DIMENSIONS, PUBLISHED = "landing", "raw", "deduped", "dimensions", "published"
+LANDING, RAW, DEDUPED, DIMENSIONS = "landing", "raw", "deduped", "dimensions"
 HISTORY = "history"
 """Asset groups, one per layer."""
 
@@ -30,7 +30,7 @@ NO_VALUE: Any = dg.Nothing
 """Type of an asset that yields its output by hand: it has no value, so no IO manager is asked to keep one."""
 
 COMPLETE = "complete"
-"""Check of a published table: whether it is a state that the source had."""
+"""Check of a dimension: whether it is a state that the source had."""
 
 
 def landing_key(source: str) -> dg.AssetKey:
@@ -49,14 +49,9 @@ def dimension_key(contract: TableContract) -> dg.AssetKey:
     return dg.AssetKey([contract.source, f"dim_{contract.name}"])
 
 
-def published_key(contract: TableContract) -> dg.AssetKey:
-    return dg.AssetKey([contract.source, "published", contract.name])
-
-
 def path_to_table(source: str, name: str) -> list[dg.AssetKey]:
-    """The assets that the rows of one contract's table go through, published table included."""
-    own = [dg.AssetKey([source, f"dim_{name}"]), dg.AssetKey([source, "published", name])]
-    return [raw_key(source), deduped_key(source), *own]
+    """The assets that the rows of one contract's table go through, dimension included."""
+    return [raw_key(source), deduped_key(source), dg.AssetKey([source, f"dim_{name}"])]
 
 
 def history_key(contract: TableContract) -> dg.AssetKey:

@@ -17,16 +17,20 @@ from omnisupport_ingest.contracts.decision_table import (
     MANUAL_BACKFILL,
     REVIEW_DECISION,
 )
+from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.lake.checkpoint import Checkpoint
+from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.stages import deduped, net_changes, raw
+from omnisupport_ingest.stages.looking import look
+from omnisupport_ingest.stages.workspace import Workspace
 
-RAW, DEDUPED, DIMENSION = raw.LAYER, deduped.LAYER, net_changes.LAYER
+RAW, DEDUPED, NET_CHANGES = raw.LAYER, deduped.LAYER, net_changes.LAYER
 
 _OF_EVERY_LAYER = (DUPLICATE_WRITE, MANUAL_BACKFILL)
 _COUNTED: Mapping[str, tuple[str, ...]] = {
     RAW: _OF_EVERY_LAYER,
     DEDUPED: (*JUDGED, CONTRACT_CHANGE, REVIEW_DECISION, *_OF_EVERY_LAYER),
-    DIMENSION: _OF_EVERY_LAYER,
+    NET_CHANGES: _OF_EVERY_LAYER,
 }
 """The scenarios that a layer counts: of its events, and of what made its windows again."""
 
@@ -67,7 +71,7 @@ def checkpoint_metadata(
         lag = (checkpoint.committed_at - checkpoint.watermark).total_seconds()
         entries["watermark_lag_seconds"] = MetadataValue.float(round(lag, 3))
     if checkpoint.window:
-        # A dimension holds rows of many windows' events, and counts none.
+        # A history holds rows of many windows' events, and counts none.
         entries["events_raw"] = MetadataValue.int(checkpoint.raw)
         if checkpoint.layer != RAW:
             # Raw has judged nothing: a zero would be read as a count.
@@ -97,6 +101,28 @@ def checkpoint_metadata(
     return entries
 
 
+def dimension_metadata(workspace: Workspace, contract: TableContract) -> Mapping[str, dg.MetadataValue]:
+    """What every materialization of a dimension says of the whole table: up to where it is complete.
+
+    Nothing where the table is not there. A window's own entries, its content hash among them, are of its net
+    changes.
+    """
+    snapshot = look(workspace.dimension(contract))
+    state = snapshot.state(WHOLE_TABLE) if snapshot is not None else None
+    if snapshot is None or state is None:
+        return {}
+    shown = state.checkpoint
+    entries: dict[str, dg.MetadataValue] = {
+        "complete_to": MetadataValue.text(shown.cursor or "none: no event yet"),
+        "dimension_version": MetadataValue.int(snapshot.version),
+        "dimension_rows": MetadataValue.int(shown.rows),
+        "dimension_content_hash": MetadataValue.text(shown.content_hash),
+    }
+    if shown.watermark is not None:
+        entries["complete_to_time"] = MetadataValue.timestamp(shown.watermark)
+    return entries
+
+
 def _replay(checkpoint: Checkpoint) -> Mapping[str, dg.MetadataValue]:
     """What a replay did to the window: nothing, or how many keys changed and why."""
     if checkpoint.replaced_hash is None:
@@ -107,6 +133,6 @@ def _replay(checkpoint: Checkpoint) -> Mapping[str, dg.MetadataValue]:
             f"changed by {', '.join(checkpoint.changed_by)}" if checkpoint.changed_by else "no change"
         ),
     }
-    if checkpoint.layer == DIMENSION:
+    if checkpoint.layer == NET_CHANGES:
         entries["keys_changed"] = MetadataValue.int(checkpoint.keys_changed or 0)
     return entries

@@ -6,14 +6,17 @@ from typing import Any
 
 import dagster as dg
 
+from omnisupport_ingest.cdc.stored import DESCRIPTIONS, STATE
 from omnisupport_ingest.contracts.model import TableContract
-from omnisupport_ingest.defs.keys import dimension_key
+from omnisupport_ingest.defs.keys import deduped_key
 from omnisupport_ingest.lake.table import TableSpec
 
 
 def table_metadata(spec: TableSpec, contract: TableContract | None = None) -> dict[str, Any]:
-    """Definition metadata of a table: its columns, described by ``contract`` where it knows them."""
+    """Definition metadata of a table: its columns, described by ``contract`` where it knows them; of a
+    dimension those of the platform, too."""
     described = {column.name: column for column in contract.columns} if contract else {}
+    system = DESCRIPTIONS if STATE in spec.schema.names else {}
     columns = []
     for field in spec.schema.fields:
         column = described.get(field.name)
@@ -21,7 +24,7 @@ def table_metadata(spec: TableSpec, contract: TableContract | None = None) -> di
             dg.TableColumn(
                 field.name,
                 field.dataType.simpleString(),
-                description=column.description if column else None,
+                description=column.description if column else system.get(field.name),
                 constraints=dg.TableColumnConstraints(nullable=column.nullable if column else field.nullable),
                 tags={"personal-data": ""} if column and column.personal else None,
             )
@@ -33,11 +36,14 @@ def table_metadata(spec: TableSpec, contract: TableContract | None = None) -> di
     }
 
 
-def published_lineage(contract: TableContract) -> dict[str, Any]:
-    """Each column of the published table comes from the column of that name in the dimension."""
-    upstream = dimension_key(contract)
+def dimension_lineage(contract: TableContract) -> dict[str, Any]:
+    """Each column of a dimension comes from the images of the events, before and after the change."""
+    upstream = deduped_key(contract.source)
     return {
         "dagster/column_lineage": dg.TableColumnLineage(
-            {name: [dg.TableColumnDep(upstream, name)] for name in contract.column_names}
+            {
+                name: [dg.TableColumnDep(upstream, image) for image in ("after", "before")]
+                for name in contract.column_names
+            }
         )
     }

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import shutil
 import uuid
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from functools import cached_property
 from pathlib import Path
@@ -45,26 +46,31 @@ from omnisupport_ingest.lake.key_files import (
     written_file,
 )
 from omnisupport_ingest.lake.layout import WHOLE_TABLE, LakeFile, StagedFile
-from omnisupport_ingest.lake.log import LogChanges, changes_since
 from omnisupport_ingest.lake.schema import arrow_schema
 from omnisupport_ingest.lake.staging import place_files
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.table import TableSnapshot, retrying
+from omnisupport_ingest.stages import net_changes
 from omnisupport_ingest.stages.checkpoints import Counts, Identity, Outcome, checkpoint_of, report
 from omnisupport_ingest.stages.idempotency import idempotency_key
 from omnisupport_ingest.stages.odd_keys import keyless_in, keys_in, odd_files, odd_keys, refolded
 from omnisupport_ingest.stages.plan import WindowPlan, Work
 from omnisupport_ingest.stages.progress import BatchFacts
 from omnisupport_ingest.stages.retyping import require_types
+from omnisupport_ingest.stages.shown import (
+    law_of,
+    net_facts,
+    purged_before,
+    purged_of,
+    shown_since,
+    versions_of,
+)
 from omnisupport_ingest.stages.updating_files import FilesToUpdate, FilesUpdated, update_files
 from omnisupport_ingest.stages.versions import of_contract
-from omnisupport_ingest.stages.whole_table import facts_of
 from omnisupport_ingest.stages.workspace import Workspace
+from omnisupport_ingest.windows import OUT_OF_RANGE
 
 LAYER = "dimension"
-
-_PURGE = "purge:"
-"""Begins the version that says from when on deleted rows are shown."""
 
 _WHOLE_NUMBERS = frozenset({Kind.SHORT, Kind.INTEGER, Kind.LONG})
 
@@ -74,18 +80,39 @@ class GateClosed(IngestError):
 
 
 def materialize(
-    workspace: Workspace, spark: SparkSession, contract: TableContract, run_id: str, *, replay: bool = False
+    workspace: Workspace,
+    spark: SparkSession,
+    contract: TableContract,
+    windows: Sequence[str],
+    run_id: str,
+    *,
+    replay: bool = False,
+) -> list[Checkpoint]:
+    """Fold the events of ``windows`` into net changes, then merge these into the dimension.
+
+    Two commits; who dies between them leaves net changes that are ahead, and the next call merges them. With
+    ``replay`` the windows are folded again, and what that changes is merged; where they are all that there
+    are, so are all rows of the dimension. Returns the checkpoint of each window's net changes, in order.
+    """
+    done = net_changes.materialize(workspace, spark, contract, windows, run_id, replay=replay)
+    held = set(workspace.net_changes(contract).open().windows()) - {OUT_OF_RANGE}
+    update(workspace, spark, contract, run_id, whole=replay and held <= set(windows))
+    return done
+
+
+def update(
+    workspace: Workspace, spark: SparkSession, contract: TableContract, run_id: str, *, whole: bool = False
 ) -> Checkpoint:
     """Bring the dimension up to date with its net changes.
 
-    Nothing is written while the table shows what the net changes hold. With ``replay`` all its rows are made
+    Nothing is written while the table shows what the net changes hold. With ``whole`` all its rows are made
     again.
     """
     table = workspace.dimension(contract)
 
     def attempt(snapshot: TableSnapshot) -> None:
         require_types(workspace, contract, snapshot)
-        update = _Update(spark, contract, snapshot, workspace.net_changes(contract).open(), replay=replay)
+        update = _Update(spark, contract, snapshot, workspace.net_changes(contract).open(), whole=whole)
         if update.is_due:
             update.commit(Identity(LAYER, contract.source, run_id))
 
@@ -103,7 +130,7 @@ class _Update:
         snapshot: TableSnapshot,
         net_changes: TableSnapshot,
         *,
-        replay: bool,
+        whole: bool,
     ) -> None:
         self._spark, self._contract = spark, contract
         self._snapshot, self._net_changes = snapshot, net_changes
@@ -113,12 +140,12 @@ class _Update:
         files = key_files(snapshot.handle, snapshot.table.folder, self._order)
         changes = shown_since(self._before, net_changes)
         stale = (
-            replay
+            whole
             or bool(snapshot.retyped)
             or self._before is None
             or self._carried is None
             or files is None
-            or _law(self._before.versions) != set(of_contract(contract))
+            or law_of(self._before.versions) != set(of_contract(contract))
         )
         if not stale and changes is not None and changes.gone:
             # A truncate that is taken back, or came to a window that was made again, may reach any row.
@@ -132,11 +159,11 @@ class _Update:
     def is_due(self) -> bool:
         if self._whole or self._changes is None:
             return True
-        return bool(self._changes.windows) or self._purged != _purged_of(self._before)
+        return bool(self._changes.windows) or self._purged != purged_of(self._before)
 
     @cached_property
     def _facts(self) -> BatchFacts:
-        return _facts(None if self._whole else self._before, self._net_changes, self._changes)
+        return net_facts(None if self._whole else self._before, self._net_changes, self._changes)
 
     @cached_property
     def _purged(self) -> datetime | None:
@@ -216,7 +243,7 @@ class _Update:
         )
         target = FilesToUpdate(self._files, self._order, draft, rules, ROWS_PER_FILE)
         look_at_all = bool(self._files) and (
-            carried.told != known.told or self._purged != _purged_of(self._before)
+            carried.told != known.told or self._purged != purged_of(self._before)
         )
         refold = self._odd()
         doubted = bool(carried.ends.doubts or any(ends.doubts for _, ends in carried.ends.ranged))
@@ -320,72 +347,3 @@ def _gate(
             fix=f"Look at the rows of net_changes/{contract.name} that break it; correct the contract or its "
             "source, and run the windows again.",
         )
-
-
-def versions_of(contract: TableContract, purged: datetime | None) -> tuple[str, ...]:
-    """What the table is stale without: logic and contract, and from when on deleted rows are shown."""
-    return (*of_contract(contract), *(() if purged is None else (f"{_PURGE}{purged.isoformat()}",)))
-
-
-def _law(versions: tuple[str, ...]) -> set[str]:
-    return {each for each in versions if not each.startswith(_PURGE)}
-
-
-def _purged_of(state: WindowState | None) -> datetime | None:
-    for each in state.versions if state is not None else ():
-        if each.startswith(_PURGE):
-            return datetime.fromisoformat(each.removeprefix(_PURGE))
-    return None
-
-
-def purged_before(contract: TableContract, watermark: datetime | None) -> datetime | None:
-    """Rows that were deleted before this moment are not shown; null: all are.
-
-    It follows from the watermark of the states of the net changes, so a rebuild purges the same rows. No
-    row goes before its delete is older than anything that may still arrive to be judged in time.
-    The moment moves by whole hours: each step of it is another version of the table.
-    """
-    if contract.purge_deleted_after is None or watermark is None:
-        return None
-    kept = max(contract.purge_deleted_after, contract.max_lateness + contract.allowed_lateness)
-    try:
-        return (watermark - kept).replace(minute=0, second=0, microsecond=0)
-    except OverflowError:
-        return None
-
-
-def shown_since(state: WindowState | None, net_changes: TableSnapshot) -> LogChanges | None:
-    """What the net changes have that a dimension with ``state`` does not show; null if that cannot be
-    told, so that it may be anything."""
-    if state is None or state.upstream_table_id != net_changes.table_id or not state.carried:
-        return None
-    version = state.checkpoint.upstream_version
-    return None if version is None else changes_since(net_changes, version)
-
-
-def _facts(state: WindowState | None, net_changes: TableSnapshot, changes: LogChanges | None) -> BatchFacts:
-    """How far the net changes are, from what a dimension with ``state`` knew and the windows that have
-    another state since; from all windows where there is nothing to begin with."""
-    if state is None or changes is None:
-        known, windows = [], net_changes.windows()
-    else:
-        known, windows = [state.checkpoint], sorted(changes.noted)
-    states = (net_changes.state(window) for window in windows)
-    return facts_of([*known, *(each.checkpoint for each in states if each is not None)])
-
-
-def newer_windows(state: WindowState | None, net_changes: TableSnapshot) -> frozenset[str]:
-    """The windows whose rows a dimension with ``state`` does not show as they are."""
-    changes = shown_since(state, net_changes)
-    return frozenset(net_changes.windows()) if changes is None else changes.windows
-
-
-def shows(state: WindowState, net_changes: TableSnapshot, contract: TableContract) -> bool:
-    """Whether a dimension with ``state`` shows what the net changes have and leaves out what it purges.
-
-    Another contract alone is no question of this: its windows are made again first, or wait.
-    """
-    changes = shown_since(state, net_changes)
-    if changes is None or changes.windows:
-        return False
-    return _purged_of(state) == purged_before(contract, _facts(state, net_changes, changes).watermark)

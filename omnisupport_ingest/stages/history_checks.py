@@ -12,12 +12,12 @@ from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.table import TableSnapshot
-from omnisupport_ingest.stages.dimensions import newer_windows
 from omnisupport_ingest.stages.event_files import EventFiles
 from omnisupport_ingest.stages.findings import CheckFinding
 from omnisupport_ingest.stages.history import upstream_of as events_in
 from omnisupport_ingest.stages.history import versions_of
 from omnisupport_ingest.stages.looking import look
+from omnisupport_ingest.stages.shown import newer_windows
 from omnisupport_ingest.stages.upstream_files import units_of
 from omnisupport_ingest.stages.versions import of_contract
 from omnisupport_ingest.stages.workspace import Workspace

@@ -73,10 +73,16 @@ class TableOverview:
     pending_batches: int | None
     freshness: Freshness | None = None
 
+    @property
+    def pending(self) -> tuple[int | None, int | None]:
+        """Windows and batches."""
+        return self.pending_windows, self.pending_batches
+
 
 @dataclass(frozen=True, slots=True)
 class SourceOverview:
-    """A source: its landing, and every table of every layer in the order the data takes."""
+    """A source: its landing, and every table in the order the data takes; net changes are one where their
+    dimension does not show them whole."""
 
     source: str
     landing: LandingOverview
@@ -142,8 +148,12 @@ def _tables(
     yield _quarantined(_look(quarantine.LAYER, workspace.quarantine(source)), judged)
     for contract in contracts:
         folded = _look(net_changes.LAYER, workspace.net_changes(contract))
-        yield _behind(folded, _always(of_contract(contract)), batches)
-        yield _unmerged(_look(DIMENSION, workspace.dimension(contract)), folded, contract, batches)
+        net = _behind(folded, _always(of_contract(contract)), batches)
+        dimension = _unmerged(_look(DIMENSION, workspace.dimension(contract)), folded, contract, batches)
+        if net.pending != dimension.pending:
+            # A run that died between the two, or a dimension that a person has to look at.
+            yield net
+        yield dimension
 
 
 def _always(versions: tuple[str, ...]) -> _Versions:
@@ -212,6 +222,7 @@ def _unmerged(seen: _Look, folded: _Look, contract: TableContract, batches: _Bat
     windows = missing | {window for window, _ in pending}
     return replace(
         _overview(seen, pending),
+        windows=len(folded.states),
         pending_windows=len(windows),
         freshness=freshness(contract, folded.snapshot, seen.snapshot, batches.store) if batches else None,
     )

@@ -30,12 +30,12 @@ from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.landing.standing import Place
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.stages import raw
-from omnisupport_ingest.stages.dimensions import shows
 from omnisupport_ingest.stages.lateness import LateArrival, Lateness
 from omnisupport_ingest.stages.net_changes import units_above
 from omnisupport_ingest.stages.quarantine_files import QuarantineFiles, named_by
 from omnisupport_ingest.stages.retyping import waiting
 from omnisupport_ingest.stages.seen import Seen
+from omnisupport_ingest.stages.shown import shows
 from omnisupport_ingest.stages.versions import LawVersions, is_current, of_contract
 from omnisupport_ingest.stages.workspace import Workspace
 

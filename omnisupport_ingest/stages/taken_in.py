@@ -14,9 +14,8 @@ from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.table import TableSnapshot
-from omnisupport_ingest.stages.dimensions import newer_windows
 from omnisupport_ingest.stages.quarantine_files import EventsGone
-from omnisupport_ingest.stages.shown import made_from
+from omnisupport_ingest.stages.shown import made_from, newer_windows
 from omnisupport_ingest.stages.upstream_files import files_to_read
 from omnisupport_ingest.stages.workspace import Workspace
 

@@ -129,7 +129,6 @@ def test_status_of_a_home_that_is_up_to_date_has_nothing_pending(told: Told) -> 
         "raw_cdc_staging",
         "deduped_events",
         "quarantine",
-        "net_changes/notes",
         "dim_notes",
     ]
     assert {each["pending_batches"] for each in found.values()} == {0, None}
@@ -137,7 +136,6 @@ def test_status_of_a_home_that_is_up_to_date_has_nothing_pending(told: Told) -> 
         "raw_cdc_staging": 4,
         "deduped_events": 4,
         "quarantine": 0,
-        "net_changes/notes": 3,
         "dim_notes": 3,
     }
     assert seen["sources"][0]["landing"]["stream_end"] == "0/14"
@@ -148,9 +146,16 @@ def test_status_names_what_landed_and_is_not_in_the_tables_yet_and_changes_nothi
     land_another(told)
     before = files_in(told.home)
     found = tables(document(status))
-    for name in ("raw_cdc_staging", "deduped_events", "net_changes/notes"):
+    for name in ("raw_cdc_staging", "deduped_events", "dim_notes"):
         assert (found[name]["pending_windows"], found[name]["pending_batches"]) == (1, 1), name
     assert files_in(told.home) == before
+
+
+def test_status_names_net_changes_that_the_dimension_does_not_show(told: Told) -> None:
+    shutil.rmtree(told.home / "lake" / SOURCE / "dim_notes")
+    found = tables(document(status))
+    assert (found["net_changes/notes"]["rows"], found["net_changes/notes"]["pending_windows"]) == (3, 0)
+    assert found["dim_notes"]["pending_windows"] == 1
 
 
 def test_status_tells_how_far_what_people_read_is_behind(told: Told) -> None:
@@ -199,7 +204,7 @@ def test_status_of_a_home_where_a_contract_changed_has_its_windows_pending_again
     found = tables(document(status))
     assert found["raw_cdc_staging"]["pending_windows"] == 0
     assert found["deduped_events"]["pending_windows"] == 1
-    assert found["net_changes/notes"]["pending_windows"] == 1
+    assert found["dim_notes"]["pending_windows"] == 1
 
 
 def test_a_hole_is_told_with_its_fix_and_by_the_exit_code(told: Told) -> None:
@@ -233,7 +238,7 @@ def test_a_manifest_that_cannot_be_read_is_told_and_hides_no_table(told: Told) -
     assert done.return_value == 1
     assert str(manifest) in seen["sources"][0]["landing"]["problem"]["problem"]
     found = tables(seen)
-    assert (found["net_changes/notes"]["rows"], found["net_changes/notes"]["pending_batches"]) == (3, None)
+    assert (found["dim_notes"]["rows"], found["dim_notes"]["pending_batches"]) == (3, None)
     assert "Restore this file" in run(status).stdout
 
 
@@ -352,7 +357,7 @@ def test_a_home_holds_what_its_own_file_says_and_more_after_it_went_on(told: Tol
 
 def test_importing_tells_dagster_of_partitions_it_does_not_know_and_once_only(told: Told) -> None:
     path, _ = exported(told)
-    assert "4 partitions are reported" in run(checkpoint, "import", str(path)).stdout
+    assert "3 partitions are reported" in run(checkpoint, "import", str(path)).stdout
     assert "0 partitions are reported" in run(checkpoint, "import", str(path)).stdout
 
 

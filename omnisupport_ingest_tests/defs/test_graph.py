@@ -43,20 +43,17 @@ def test_the_graph_of_the_shipped_contracts(tmp_path):
         "support_files/raw_cdc_staging": ("raw", lake),
         "support_files/deduped_events": ("deduped", lake),
         "support_files/dim_legacy_tickets": ("dimensions", lake),
-        "support_files/published/legacy_tickets": ("published", lake),
         "support_files/history/dim_legacy_tickets_history": ("history", lake),
         "partner_desk/landing": ("landing", ("file", "parquet")),
         "partner_desk/raw_cdc_staging": ("raw", lake),
         "partner_desk/deduped_events": ("deduped", lake),
         "partner_desk/dim_partner_tickets": ("dimensions", lake),
-        "partner_desk/published/partner_tickets": ("published", lake),
         "partner_desk/history/dim_partner_tickets_history": ("history", lake),
         "support_desk/raw_cdc_staging": ("raw", lake),
         "support_desk/deduped_events": ("deduped", lake),
     }
     for table in ("agents", "customers", "organizations", "ticket_comments", "tickets"):
         expected[f"support_desk/dim_{table}"] = ("dimensions", lake)
-        expected[f"support_desk/published/{table}"] = ("published", lake)
         expected[f"support_desk/history/dim_{table}_history"] = ("history", lake)
     assert graph_of(workspace) == expected
 
@@ -64,7 +61,7 @@ def test_the_graph_of_the_shipped_contracts(tmp_path):
 def test_every_layer_reads_the_one_above_it(definitions):
     graph = definitions.resolve_asset_graph()
     chain = ["landing", "raw_cdc_staging", "deduped_events", "dim_notes"]
-    keys = [dg.AssetKey(["desk", name]) for name in chain] + [dg.AssetKey(["desk", "published", "notes"])]
+    keys = [dg.AssetKey(["desk", name]) for name in chain]
     for upstream, downstream in itertools.pairwise(keys):
         assert graph.get(downstream).parent_keys == {upstream}
 
@@ -79,15 +76,14 @@ def test_a_contract_file_adds_assets_checks_and_pools(story: Story):
     after = build_definitions(workspace).resolve_asset_graph()
     assert {key.to_user_string() for key in after.get_all_asset_keys() - before.get_all_asset_keys()} == {
         "desk/dim_labels",
-        "desk/published/labels",
         "desk/history/dim_labels_history",
     }
     assert {key.to_user_string() for key in after.asset_check_keys - before.asset_check_keys} == {
-        "desk/published/labels:complete",
-        "desk/published/labels:fresh",
-        "desk/published/labels:keys_unique",
-        "desk/published/labels:no_unresolved_cells",
-        "desk/published/labels:meets_contract",
+        "desk/dim_labels:complete",
+        "desk/dim_labels:fresh",
+        "desk/dim_labels:keys_unique",
+        "desk/dim_labels:no_unresolved_cells",
+        "desk/dim_labels:meets_contract",
         "desk/history/dim_labels_history:open_rows_are_current_state",
         "desk/history/dim_labels_history:versions_do_not_overlap",
     }
@@ -103,12 +99,15 @@ def test_the_partition_of_the_open_window_is_there(story: Story, definitions):
 
 
 def test_a_table_describes_its_columns(story: Story, definitions):
-    schema = definitions.resolve_asset_graph().get(dg.AssetKey(["desk", "published", "notes"])).metadata
+    schema = definitions.resolve_asset_graph().get(dg.AssetKey(["desk", "dim_notes"])).metadata
     columns = {column.name: column for column in schema["dagster/column_schema"].columns}
     assert columns["title"].type == "string"
     assert columns["title"].description == "Title."
     assert columns["id"].type == "bigint"
     assert not columns["id"].constraints.nullable
+    system = [each for each in columns.values() if each.name.startswith("_cdc_")]
+    assert len(system) == 15 and all(each.description for each in system)
+    assert [each.name for each in system if each.type.startswith("struct")] == ["_cdc_state"]
 
 
 def test_a_broken_contract_names_its_file(tmp_path):

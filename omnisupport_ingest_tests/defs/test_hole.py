@@ -22,7 +22,7 @@ def evaluate(story: Story, definitions: dg.Definitions, instance: dg.DagsterInst
 def chain_check(story: Story, instance: dg.DagsterInstance) -> dg.AssetCheckEvaluation:
     """The verdict of ``chain_unbroken`` in a run of the checks that need no Spark."""
     checks = build_log_checks(SOURCE, [story.contract])
-    checked = [keys.landing_key(SOURCE), keys.deduped_key(SOURCE), keys.published_key(story.contract)]
+    checked = [keys.landing_key(SOURCE), keys.deduped_key(SOURCE), keys.dimension_key(story.contract)]
     definitions = dg.Definitions(
         assets=[dg.AssetSpec(key) for key in checked],
         asset_checks=checks,

@@ -11,13 +11,13 @@ import pytest
 from omnisupport_ingest.stages.pending import pending_windows
 from omnisupport_ingest.stages.retyping import ask_for
 from omnisupport_ingest.stages.workspace import Workspace
-from omnisupport_ingest_tests.defs.test_added_table import add_labels, ingest, land_of_both_tables, published
+from omnisupport_ingest_tests.defs.test_added_table import add_labels, ingest, land_of_both_tables, shown
 from omnisupport_ingest_tests.stages.story import CONTRACT, SOURCE, Story
 
 pytestmark = pytest.mark.usefixtures("spark")
 
-WAITS = {dg.AssetKey([SOURCE, "dim_notes"]), dg.AssetKey([SOURCE, "published", "notes"])}
-GOES_ON = {dg.AssetKey([SOURCE, "dim_labels"]), dg.AssetKey([SOURCE, "published", "labels"])}
+WAITS = {dg.AssetKey([SOURCE, "dim_notes"])}
+GOES_ON = {dg.AssetKey([SOURCE, "dim_labels"])}
 
 
 def materialized(run: dg.ExecuteInProcessResult) -> set[dg.AssetKey]:
@@ -40,9 +40,9 @@ def test_table_that_waits_fails_no_run_and_is_taken_by_the_next_one_that_a_perso
         assert pending_windows(workspace, SOURCE).windows == (window,)
         run = ingest(workspace, window, instance)
         assert materialized(run) & (WAITS | GOES_ON) == GOES_ON
-        assert published(workspace)["labels"] == [(1, "bug"), (2, "idea")]
-        assert published(workspace)["notes"] == [(1, "note")], "as it was"
-        complete = dg.AssetCheckKey(dg.AssetKey([SOURCE, "published", "notes"]), "complete")
+        assert shown(workspace)["labels"] == [(1, "bug"), (2, "idea")]
+        assert shown(workspace)["notes"] == [(1, "note")], "as it was"
+        complete = dg.AssetCheckKey(dg.AssetKey([SOURCE, "dim_notes"]), "complete")
         (told,) = instance.event_log_storage.get_latest_asset_check_execution_by_key([complete]).values()
         verdict = told.event.dagster_event.asset_check_evaluation_data
         assert not verdict.passed and "retype" in verdict.description

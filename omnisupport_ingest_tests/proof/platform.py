@@ -177,13 +177,12 @@ class Platform:
             _at_once(works)
 
     def _run_table(self, contract: TableContract, windows: Sequence[str], replay: bool, layers: int) -> None:
-        net_changes.materialize(self.workspace, self._spark, contract, windows, "proof", replay=replay)
-        if layers > 3:
-            try:
-                dimensions.materialize(self.workspace, self._spark, contract, "proof", replay=replay)
-            except GateClosed as closed:
-                # Right while some windows are still judged by the contract before; wrong when none is.
-                self._closed = closed
+        stage = dimensions if layers > 3 else net_changes
+        try:
+            stage.materialize(self.workspace, self._spark, contract, windows, "proof", replay=replay)
+        except GateClosed as closed:
+            # Right while some windows are still judged by the contract before; wrong when none is.
+            self._closed = closed
 
     def run_together(self, runs: Sequence[tuple[Sequence[str], bool]]) -> None:
         """Several runs at once: of which windows, and whether to replay them."""

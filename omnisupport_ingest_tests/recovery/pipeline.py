@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 from omnisupport_ingest.failpoints import VARIABLE
 from omnisupport_ingest.runtime.spark import session
 from omnisupport_ingest.settings import PREFIX, Settings
-from omnisupport_ingest.stages import deduped, dimensions, net_changes, raw
+from omnisupport_ingest.stages import deduped, dimensions, raw
 from omnisupport_ingest.stages.workspace import Workspace
 from omnisupport_ingest_tests.stages.story import FIRST, SECOND, SOURCE
 
@@ -57,9 +57,7 @@ def run_stages(
     raw.materialize(workspace, spark, source, windows, "run", replay=replay)
     deduped.materialize(workspace, spark, source, windows, "run", replay=replay or judge)
     for contract in workspace.contracts.of_source(source):
-        net_changes.materialize(workspace, spark, contract, windows, "run", replay=replay)
-    for contract in workspace.contracts.of_source(source):
-        dimensions.materialize(workspace, spark, contract, "run")
+        dimensions.materialize(workspace, spark, contract, windows, "run", replay=replay)
 
 
 def start(

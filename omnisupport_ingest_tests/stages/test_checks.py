@@ -62,7 +62,7 @@ def test_what_people_read_is_stale_where_it_is_far_behind_a_landing_that_is_fres
         stage.materialize(story.workspace, spark, SOURCE, [FIRST], "run")
     net_changes.materialize(story.workspace, spark, story.contract, [FIRST], "run")
     assert fresh(1).numbers["unshown_batches"] == 1, "the dimension is not made yet"
-    dimensions.materialize(story.workspace, spark, story.contract, "run")
+    dimensions.update(story.workspace, spark, story.contract, "run")
     assert fresh(1).passed
     assert fresh(1).numbers["unshown_batches"] == 0
 
@@ -110,7 +110,7 @@ def test_a_table_is_incomplete_until_stream_and_dimension_are_past_its_snapshot(
         stage.materialize(story.workspace, spark, SOURCE, [FIRST], "run")
     net_changes.materialize(story.workspace, spark, story.contract, [FIRST], "run")
     assert complete()[0] is False
-    dimensions.materialize(story.workspace, spark, story.contract, "run")
+    dimensions.update(story.workspace, spark, story.contract, "run")
     assert complete() == (True, "The stream has passed the snapshot of epoch 1.")
 
     LostChanges(story.store.folder, 1).found(story.contract.name, "was out", Lsn(12))
@@ -128,7 +128,7 @@ def test_a_collision_turns_red_and_its_unknown_cells_do_too(story: Story, spark)
     for stage in (raw, deduped):
         stage.materialize(story.workspace, spark, SOURCE, [FIRST], "run")
     net_changes.materialize(story.workspace, spark, story.contract, [FIRST], "run")
-    dimensions.materialize(story.workspace, spark, story.contract, "run")
+    dimensions.update(story.workspace, spark, story.contract, "run")
 
     found = checks.no_collisions(story.workspace, SOURCE)
     assert (found.passed, found.numbers) == (

@@ -65,7 +65,7 @@ def below_raw(story: Story, spark, *windows: str, replay: bool = False) -> None:
 
 
 def publish(story: Story, spark) -> None:
-    dimensions.materialize(story.workspace, spark, story.contract, "run")
+    dimensions.update(story.workspace, spark, story.contract, "run")
 
 
 def pending(story: Story, spark) -> tuple[str, ...]:

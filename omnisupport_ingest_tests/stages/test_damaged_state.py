@@ -22,7 +22,7 @@ def run(story: Story, spark) -> dict[str, str]:
         *raw.materialize(story.workspace, spark, SOURCE, WINDOWS, "run"),
         *deduped.materialize(story.workspace, spark, SOURCE, WINDOWS, "run"),
         *net_changes.materialize(story.workspace, spark, story.contract, WINDOWS, "run"),
-        dimensions.materialize(story.workspace, spark, story.contract, "run"),
+        dimensions.update(story.workspace, spark, story.contract, "run"),
     ]
     return {f"{each.table} {each.window}": each.content_hash for each in found}
 

@@ -40,7 +40,7 @@ def run(story: Story, spark: SparkSession) -> None:
     for stage in (raw, deduped):
         stage.materialize(story.workspace, spark, SOURCE, [FIRST], "run")
     net_changes.materialize(story.workspace, spark, story.contract, [FIRST], "run")
-    dimensions.materialize(story.workspace, spark, story.contract, "run")
+    dimensions.update(story.workspace, spark, story.contract, "run")
 
 
 def test_a_batch_that_does_not_fit_lands_whole_once_there_is_room(disk: Disk):

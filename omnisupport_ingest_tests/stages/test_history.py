@@ -57,7 +57,7 @@ def take_in(story: Story, spark: SparkSession, *windows: str, replay: bool = Fal
     for stage in (raw, deduped):
         stage.materialize(story.workspace, spark, SOURCE, windows, "run", replay=replay)
     net_changes.materialize(story.workspace, spark, story.contract, windows, "run", replay=replay)
-    dimensions.materialize(story.workspace, spark, story.contract, "run", replay=replay)
+    dimensions.update(story.workspace, spark, story.contract, "run", whole=replay)
 
 
 def make(story: Story, spark: SparkSession) -> Checkpoint:

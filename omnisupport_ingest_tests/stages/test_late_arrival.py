@@ -42,7 +42,7 @@ def take(story: Story, spark: SparkSession, windows: tuple[str, ...], *, replay:
     raw.materialize(story.workspace, spark, SOURCE, windows, "run", replay=replay)
     deduped.materialize(story.workspace, spark, SOURCE, windows, "run", replay=replay)
     net_changes.materialize(story.workspace, spark, story.contract, windows, "run", replay=replay)
-    dimensions.materialize(story.workspace, spark, story.contract, "run")
+    dimensions.update(story.workspace, spark, story.contract, "run")
 
 
 def take_all(story: Story, spark: SparkSession) -> tuple[tuple[str, ...], tuple[str, ...]]:

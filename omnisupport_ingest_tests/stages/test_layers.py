@@ -47,9 +47,7 @@ def run(story: Story, spark: SparkSession, *windows: str, replay: bool = False) 
             story.workspace, spark, story.contract, windows, "run", replay=replay
         ),
     }
-    found["dimension"] = [
-        dimensions.materialize(story.workspace, spark, story.contract, "run", replay=replay)
-    ]
+    found["dimension"] = [dimensions.update(story.workspace, spark, story.contract, "run", whole=replay)]
     return found
 
 
@@ -303,5 +301,5 @@ def test_rows_that_do_not_meet_the_contract_are_not_shown(story, spark):
     # The net changes were made by another contract, so its row rules have let these rows through.
     stricter = replace(story.contract, columns=columns, fingerprint="stricter")
     with pytest.raises(GateClosed, match="title:max_length"):
-        dimensions.materialize(story.workspace, spark, stricter, "run")
+        dimensions.update(story.workspace, spark, stricter, "run")
     assert state(story, spark) == before

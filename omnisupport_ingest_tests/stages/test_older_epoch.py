@@ -102,7 +102,7 @@ def test_what_lands_first_after_a_newer_epoch_began_waits_for_a_person(story, sp
     assert FIRST in found.summary
 
     net_changes.materialize(story.workspace, spark, story.contract, WINDOWS, "run")
-    dimensions.materialize(story.workspace, spark, story.contract, "run")
+    dimensions.update(story.workspace, spark, story.contract, "run")
     shown = story.workspace.dimension(story.contract).open()
     live = shown.read(spark, shown.all_files()).where("NOT _cdc_is_deleted").collect()
     assert [(row["id"], row["title"], row["body"]) for row in live] == [(1, "uno", "text")]

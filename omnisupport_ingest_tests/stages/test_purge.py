@@ -47,7 +47,7 @@ def run(story: Story, spark, *windows: str, replay: bool = False) -> None:
     for stage in (raw, deduped):
         stage.materialize(story.workspace, spark, SOURCE, windows, "run", replay=replay)
     net_changes.materialize(story.workspace, spark, story.contract, windows, "run", replay=replay)
-    dimensions.materialize(story.workspace, spark, story.contract, "run", replay=replay)
+    dimensions.update(story.workspace, spark, story.contract, "run", whole=replay)
 
 
 def shown(story: Story, spark) -> dict[int, bool]:

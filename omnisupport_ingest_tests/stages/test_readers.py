@@ -35,7 +35,7 @@ def story(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Stor
     for stage in (raw, deduped):
         stage.materialize(told.workspace, spark, SOURCE, [FIRST, SECOND], "run")
     net_changes.materialize(told.workspace, spark, told.contract, [FIRST, SECOND], "run")
-    dimensions.materialize(told.workspace, spark, told.contract, "run")
+    dimensions.update(told.workspace, spark, told.contract, "run")
     return told
 
 

@@ -81,7 +81,7 @@ def test_readers_see_one_version_of_a_dimension_or_the_next_while_windows_close_
         for stage in (raw, deduped):
             stage.materialize(story.workspace, spark, SOURCE, windows, "run", replay=replay)
         net_changes.materialize(story.workspace, spark, story.contract, windows, "run", replay=replay)
-        dimensions.materialize(story.workspace, spark, story.contract, "run", replay=replay)
+        dimensions.update(story.workspace, spark, story.contract, "run", whole=replay)
 
     def put(lsn: int, op: str, title: str, hour: int = 0) -> Commit:
         return Commit(lsn, hour * 3600, [Change(op, key, {"title": title, "body": None}) for key in KEYS])

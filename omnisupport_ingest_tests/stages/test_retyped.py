@@ -57,7 +57,7 @@ def run(story: Story, spark, *windows: str) -> None:
     for stage in (raw, deduped):
         stage.materialize(story.workspace, spark, SOURCE, windows, "run")
     net_changes.materialize(story.workspace, spark, story.contract, windows, "run")
-    dimensions.materialize(story.workspace, spark, story.contract, "run")
+    dimensions.update(story.workspace, spark, story.contract, "run")
     history.materialize(story.workspace, spark, story.contract, "run")
 
 
@@ -122,7 +122,7 @@ def test_other_type_waits_for_a_person_stays_as_it_was_and_is_asked_for_by_nobod
             stage.materialize(story.workspace, spark, story.contract, *arguments)
         assert "contracts retype notes" in waiting.value.fix
     with pytest.raises(SchemaChanged):
-        dimensions.materialize(story.workspace, spark, story.contract, "run")
+        dimensions.update(story.workspace, spark, story.contract, "run")
     assert DeltaTable(str(story.workspace.dimension(story.contract).folder)).file_uris() == files
     # The layers above have the other tables' events to take, so they are asked for, and it is not.
     for stage in (raw, deduped):

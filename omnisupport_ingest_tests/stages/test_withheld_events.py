@@ -86,7 +86,7 @@ def replay(story: Story, spark: SparkSession) -> None:
 
 def publish(story: Story, spark: SparkSession, *, replay: bool = False) -> None:
     net_changes.materialize(story.workspace, spark, story.contract, [FIRST], "run", replay=replay)
-    dimensions.materialize(story.workspace, spark, story.contract, "run")
+    dimensions.update(story.workspace, spark, story.contract, "run")
 
 
 def append(story: Story, spark: SparkSession, lsn: int, body: str) -> None:

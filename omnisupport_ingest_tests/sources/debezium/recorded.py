@@ -203,7 +203,7 @@ class Recorder:
         judged = deduped.materialize(self.workspace, spark, SOURCE, windows, "run")
         for each in self.workspace.contracts:
             net_changes.materialize(self.workspace, spark, each, windows, "run")
-            dimensions.materialize(self.workspace, spark, each, "run")
+            dimensions.update(self.workspace, spark, each, "run")
         return judged
 
     def state(self, spark: SparkSession, table: str) -> dict[tuple[Any, ...], dict[str, Any]]:

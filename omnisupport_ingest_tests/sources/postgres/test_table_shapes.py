@@ -184,7 +184,7 @@ def is_the_same_in_the_lake(source: SourceUnderTest, spark: SparkSession) -> Wor
     deduped.materialize(workspace, spark, SOURCE, windows, "run")
     for contract in source.tables:
         net_changes.materialize(workspace, spark, contract, windows, "run")
-        dimensions.materialize(workspace, spark, contract, "run")
+        dimensions.update(workspace, spark, contract, "run")
     with consistent_snapshot(source.dsn) as (_, snapshot):
         for contract in source.tables:
             expected = source.home_folder / f"{contract.name}.parquet"

@@ -40,7 +40,7 @@ def through_all_layers(
     judged = deduped.materialize(workspace, spark, SOURCE, windows, "run")
     (table,) = source.tables
     net_changes.materialize(workspace, spark, table, windows, "run")
-    dimensions.materialize(workspace, spark, table, "run")
+    dimensions.update(workspace, spark, table, "run")
     snapshot = workspace.dimension(table).open()
     rows = snapshot.read(spark, snapshot.files("")).collect()
     return judged, {str(row["id"]): row.asDict() for row in rows}
