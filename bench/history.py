@@ -194,11 +194,11 @@ class History:
 
     def take_in(self, windows: Sequence[int], layers: int = 4) -> None:
         """Commit everything that has landed in ``windows`` to the first ``layers`` of raw, deduped events,
-        dimension and dimension."""
+        net changes and dimension."""
         workspace, laws = self.workspace, LawVersions(self.workspace, SOURCE)
         workspace.quarantine(SOURCE).open()
-        deduped, dimension = workspace.deduped(SOURCE), workspace.net_changes(self.contract)
-        of_dimension = of_contract(self.contract)
+        deduped, net_changes = workspace.deduped(SOURCE), workspace.net_changes(self.contract)
+        of_table = of_contract(self.contract)
         keys = [self.window(each) for each in windows]
         _commit(workspace.raw(SOURCE), {key: self._state(key, raw.VERSIONS, None) for key in keys})
         if layers > 1:
@@ -206,10 +206,10 @@ class History:
             _commit(deduped, {key: self._state(key, laws.of(key), raw_id) for key in keys})
         if layers > 2:
             above = deduped.open().table_id
-            _commit(dimension, {key: self._state(key, of_dimension, above) for key in keys})
+            _commit(net_changes, {key: self._state(key, of_table, above) for key in keys})
         if layers > 3:
-            folded = dimension.open()
-            shown = self._state(WHOLE_TABLE, of_dimension, folded.table_id, (f"version:{folded.version}",))
+            folded = net_changes.open()
+            shown = self._state(WHOLE_TABLE, of_table, folded.table_id, (f"version:{folded.version}",))
             made_of = replace(shown.checkpoint, upstream_version=folded.version)
             shown = replace(shown, checkpoint=made_of, carried=Carried().to_text())
             _commit(workspace.dimension(self.contract), {WHOLE_TABLE: shown})

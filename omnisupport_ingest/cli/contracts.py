@@ -165,8 +165,8 @@ def retype(name: str, yes: bool) -> int:
     """Have the tables of the contract NAME made again under its types, where theirs are others.
 
     A type that holds every value of the old one needs nothing: the next run takes it. Any other change waits
-    for this command, as it changes what readers of the tables see. The dimension, the dimension and
-    the history are made again from the events in deduped_events, each in one commit: until then readers find
+    for this command, as it changes what readers of the tables see. Net changes, dimension and
+    history are made again from the events in deduped_events, each in one commit: until then readers find
     the old one whole. The source is not asked. The next run does it: that of `up`, or of `materialize`.
 
     \b

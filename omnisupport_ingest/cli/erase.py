@@ -47,7 +47,7 @@ def erase(
     first. What a later row of the same key holds is not touched.
 
     A ledger records who, when and why, and the SHA-256 of the key. Then the windows with events of the row
-    are judged again, and its values leave the accepted and the quarantined events, the dimension, the
+    are judged again, and its values leave the accepted and the quarantined events, the net changes, the
     dimension and the history; the key stays. Landing and raw_cdc_staging are the record that all of
     it is made from: they keep the values. So do older versions of the tables, until `sweep` deletes their
     files.
