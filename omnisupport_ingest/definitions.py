@@ -10,6 +10,7 @@ from omnisupport_ingest.defs.assets import build_assets
 from omnisupport_ingest.defs.checks import build_content_checks, build_log_checks
 from omnisupport_ingest.defs.history import build_history
 from omnisupport_ingest.defs.jobs import build_jobs
+from omnisupport_ingest.defs.kafka_sensors import topics_sensor
 from omnisupport_ingest.defs.late_arrivals import late_arrivals_sensor
 from omnisupport_ingest.defs.lost_runs import run_executor
 from omnisupport_ingest.defs.partitions import window_partitions
@@ -63,6 +64,8 @@ def build_definitions(workspace: Workspace) -> dg.Definitions:
             compare, due = comparison(definition)
             due_sensors = [due] if due is not None else []
             parts.append(dg.Definitions(jobs=[compare], sensors=[cursor_sensor(definition), *due_sensors]))
+        if definition.kind is SourceKind.KAFKA:
+            parts.append(dg.Definitions(sensors=[topics_sensor(definition)]))
     return dg.Definitions.merge(*parts)
 
 

@@ -97,6 +97,7 @@ GATES: dict[str, Gate] = {
         _gate("inbox.link", "a file taken from the inbox, beside the others", "sources/debezium/inbox.py"),
         _gate("inbox.unlink", "that file is gone from where it waited", "sources/debezium/inbox.py"),
         _gate("inbox.reason", "why a file was refused", "sources/debezium/inbox.py"),
+        _gate("kafka.mirror", "the offsets told to the consumer group", "sources/kafka/sync.py"),
         _gate("query.state", "how far a source has been read by its cursors", "sources/query/state.py"),
         _gate("landing.clear", "what a dead writer left is gone", "landing/folder_lock.py"),
         _gate("lake.table", "a new Delta table", "lake/schema.py"),
@@ -123,6 +124,7 @@ GATES: dict[str, Gate] = {
         _gate(
             "sensor.answer",
             "a tick's requests and cursor, handed to Dagster",
+            "defs/kafka_sensors.py",
             "defs/late_arrivals.py",
             "defs/query_sensors.py",
             "defs/sensors.py",

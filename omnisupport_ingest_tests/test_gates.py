@@ -43,6 +43,7 @@ ELSEWHERE = {
     "source.snapshot_request": "sources/postgres/test_snapshot_command.py",
     "source.snapshot_request_clear": "sources/postgres/test_snapshot_command.py",
     "source.partitions": "sources/postgres/test_partitions.py",
+    "kafka.mirror": "sources/kafka/test_killed.py",
     "query.state": "sources/query/test_killed.py",
     "lake.earlier": "cli/test_rebuild.py",
 }
@@ -269,9 +270,12 @@ def test_a_gate_holds_something() -> None:
         ("sources/postgres/slot.py", "source.slot"),
         # It stands around the Spark job whose tasks write.
         ("stages/updating_files.py", "lake.write"),
+        # The cluster does.
+        ("sources/kafka/sync.py", "kafka.mirror"),
         # Dagster makes them durable when it has the answer.
         ("defs/sensors.py", "sensor.answer"),
         ("defs/query_sensors.py", "sensor.answer"),
+        ("defs/kafka_sensors.py", "sensor.answer"),
         ("defs/late_arrivals.py", "sensor.answer"),
     }
 

@@ -220,7 +220,7 @@ def _land(
 
     captured = workspace.settings.source
     check_source(source, captured, workspace.contracts)
-    _refuse_query(workspace, source)
+    _refuse_other_positions(workspace, source)
     inlet = Inlet(
         store=workspace.landing(source),
         grid=workspace.grid,
@@ -232,15 +232,18 @@ def _land(
     return land_file(path, inlet, new_epoch=new_epoch)
 
 
-def _refuse_query(workspace: Workspace, source: str) -> None:
-    """Files are not mixed into a source that is read by cursors: their positions are others."""
+def _refuse_other_positions(workspace: Workspace, source: str) -> None:
+    """Files are not mixed into a source whose positions are others: one that is read by cursors, or topics
+    that are ordered by arrival."""
     from omnisupport_ingest.contracts.sources import SourceKind, sources_in_force
     from omnisupport_ingest.sources.debezium.faults import SourceRefused
 
-    if sources_in_force(workspace.settings, workspace.contracts).find(source).kind is SourceKind.QUERY:
+    definition = sources_in_force(workspace.settings, workspace.contracts).find(source)
+    by_arrival = definition.kind is SourceKind.KAFKA and definition.events.get("order") == "arrival"
+    if definition.kind is SourceKind.QUERY or by_arrival:
+        how = "ordered by the offsets of its topics" if by_arrival else "read by its cursors"
         raise SourceRefused(
-            f"{source} is read by its cursors; files of events are not mixed into it, as their positions are "
-            "others.",
+            f"{source} is {how}; files of events are not mixed into it, as their positions are others.",
             fix="Land them as a source of their own, with contracts that name it as x-cdc.source.",
         )
 

@@ -17,7 +17,7 @@ def kind_of(batch: Manifest) -> str:
     if batch.chunk is not None:
         return "boundary" if batch.chunk.boundary else "snapshot"
     if batch.file is not None:
-        return "file"
+        return "file" if batch.file.offsets is None else "kafka"
     return "stream" if batch.rows else "idle"
 
 
@@ -87,7 +87,8 @@ def _what(batch: Manifest) -> str:
         of = f"the snapshot of {batch.chunk.table}{scope}"
         return f"the boundary that ends {of}" if batch.chunk.boundary else f"{batch.rows:,} rows of {of}"
     if batch.file is not None:
-        return f"a delivery of files, {batch.rows:,} events"
+        what = "a delivery of files" if batch.file.offsets is None else "records of Kafka topics"
+        return f"{what}, {batch.rows:,} events"
     return f"a span of the stream, {batch.rows:,} events" if batch.rows else "an idle stretch of the stream"
 
 
@@ -102,6 +103,13 @@ def _span(batch: Manifest) -> Iterator[str]:
         chunk = batch.chunk
         yield f"  snapshot         {chunk.snapshot_id}, chunk {chunk.chunk}, attempt {chunk.attempt}"
         yield f"  stands at        {chunk.low} to {chunk.high}, server's clock {_time(chunk.clock)}"
+    elif batch.file is not None and batch.file.offsets is not None:
+        for each in batch.file.offsets:
+            if each.next > each.start:
+                where = f"{each.topic}[{each.partition}] {each.start} to {each.next - 1}"
+                yield f"  offsets          {where}, {each.records:,} records"
+            if each.gone:
+                yield f"  gap              {each.gone:,} of them were deleted before: {each.accepted}"
     elif batch.file is not None:
         yield f"  delivery         {batch.file.name}, described by {batch.file.manifest}"
         yield f"  content          SHA-256 {batch.file.sha256}"

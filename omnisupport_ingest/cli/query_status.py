@@ -1,4 +1,5 @@
-"""``source status NAME`` of a source that is read by cursors: where each table stands."""
+"""``source status NAME`` of a source without a log of ours: of one that is read by cursors, where each table
+stands."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ def named_source(settings: Settings, name: str | None) -> Settings:
 
 
 def query_status(settings: Settings, name: str, *, as_json: bool) -> int:
-    """Print where each table of the source ``name`` stands; returns the exit code."""
+    """Print where each table, or partition, of the source ``name`` stands; returns the exit code."""
+    from omnisupport_ingest.cli.kafka import kafka_status
     from omnisupport_ingest.contracts.in_force import contracts_in_force
     from omnisupport_ingest.contracts.sources import SourceKind, SourceUnknown, sources_in_force
     from omnisupport_ingest.landing.store import LandingStore
@@ -32,6 +34,8 @@ def query_status(settings: Settings, name: str, *, as_json: bool) -> int:
     from omnisupport_ingest.sources.query.state import QueryState
 
     definition = sources_in_force(settings).find(name)
+    if definition.kind is SourceKind.KAFKA:
+        return kafka_status(settings, definition, existing_home(settings), as_json=as_json)
     if definition.kind is not SourceKind.QUERY:
         raise SourceUnknown(
             f"{name} is a source of the kind {definition.kind}: nothing reads it, its files are landed.",

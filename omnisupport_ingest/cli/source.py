@@ -72,7 +72,7 @@ def status(name: str | None, as_json: bool) -> int:
     """Show the state of capture, its last error and lag, the slot and its kept WAL.
 
     NAME is a source of the home (`sources list`); without it, the one that the settings name. Of one that is
-    read by cursors, where each table stands is shown.
+    read by cursors, where each table stands is shown; of Kafka topics, how far behind each partition is.
 
     RUNNING: a process captures; its host and process id are shown. PAUSED: by `source pause`. FAILED:
     the last start ended by an error or was killed, and none since has gone well; it may be trying

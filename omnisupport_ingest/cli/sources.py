@@ -52,13 +52,21 @@ def list_(as_json: bool) -> None:
 @click.argument("name")
 @click.option(
     "--kind",
-    type=click.Choice(["postgres_log", "query", "files"]),
+    type=click.Choice(["postgres_log", "query", "files", "kafka"]),
     required=True,
-    help="How it tells what happened: by its log, by being asked, or by files.",
+    help="How it tells what happened: by its log, by being asked, by files, or by topics.",
 )
 @click.option("--env", metavar="VARIABLE", help="The variable that holds the connection string.")
 @click.option("--file", "file", metavar="PATH", help="The file that holds it.")
-@click.option("--every", default="PT1M", show_default=True, help="How often a query source is read.")
+@click.option("--servers", metavar="HOST:PORT,…", help="Of kafka: where its brokers are (bootstrap.servers).")
+@click.option(
+    "--topic",
+    "topics",
+    multiple=True,
+    metavar="NAME",
+    help="Of kafka: a topic, or ^ and a regular expression; repeatable.",
+)
+@click.option("--every", default="PT1M", show_default=True, help="How often a query or kafka source is read.")
 @click.option("--compare-every", help="How often its keys are compared with the lake (P1D).")
 @click.option("--description", help="What it is, in a sentence.")
 def new(
@@ -66,6 +74,8 @@ def new(
     kind: str,
     env: str | None,
     file: str | None,
+    servers: str | None,
+    topics: tuple[str, ...],
     every: str,
     compare_every: str | None,
     description: str | None,
@@ -75,6 +85,7 @@ def new(
     \b
     Example:
       omnisupport-ingest sources new shop_replica --kind query --env SHOP_REPLICA_URL
+      omnisupport-ingest sources new nova --kind kafka --servers kafka:9092 --topic '^nova\\.public\\.'
     """
     from omnisupport_ingest.contracts.document_text import document_text
     from omnisupport_ingest.contracts.sources import source_of, sources_folder
@@ -83,6 +94,8 @@ def new(
 
     if env is not None and file is not None:
         raise click.UsageError("Say one of --env and --file.")
+    if (kind == "kafka") != bool(servers and topics) or (kind != "kafka" and (servers or topics)):
+        raise click.UsageError("--kind kafka needs --servers and --topic, which no other kind has.")
     path = sources_folder(open_settings()) / f"{name}.json"
     document: dict[str, Any] = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -97,6 +110,9 @@ def new(
     if kind == "query":
         compared = {"compare_every": compare_every} if compare_every is not None else {}
         document["schedule"] = {"sync_every": every, **compared}
+    if kind == "kafka":
+        document["schedule"] = {"sync_every": every}
+        document["kafka"] = {"topics": list(topics), "settings": {"bootstrap.servers": servers}}
     source_of(document, path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with gate("contract.file", path):
@@ -198,6 +214,7 @@ def _problem(settings: Settings, definition: SourceDefinition) -> str | None:
     from omnisupport_ingest.contracts.in_force import contracts_in_force
     from omnisupport_ingest.contracts.sources import SourceKind
     from omnisupport_ingest.errors import IngestError
+    from omnisupport_ingest.sources.kafka.client import check_settings
     from omnisupport_ingest.sources.query.cursor import CursorColumn
 
     try:
@@ -208,6 +225,8 @@ def _problem(settings: Settings, definition: SourceDefinition) -> str | None:
             for table in tables:
                 CursorColumn.of(table)
             definition.connection_text()
+        if definition.kafka is not None:
+            check_settings(definition.name, definition.kafka)
     except IngestError as error:
         return f"{error.problem} Fix: {error.fix}"
     return None

@@ -80,6 +80,16 @@ class Synced:
     is_flag=True,
     help="Of a source read by cursors: then compare its keys with the lake, which finds deletes.",
 )
+@click.option(
+    "--accept-gap",
+    metavar="WHY",
+    help="Of Kafka topics: go on behind records that were deleted before they were read.",
+)
+@click.option(
+    "--new-epoch",
+    metavar="WHY",
+    help="Of Kafka topics: begin an epoch; what comes now is later than all that has landed.",
+)
 def sync(
     name: str | None,
     verify: str | None,
@@ -87,6 +97,8 @@ def sync(
     refresh: str | None,
     tables: tuple[str, ...],
     compare: bool,
+    accept_gap: str | None,
+    new_epoch: str | None,
 ) -> int:
     """Take everything from a source into the lake once, prove it, and exit. For cron.
 
@@ -103,7 +115,8 @@ def sync(
     failed is continued by the next one; what is in the lake is whole windows, never a part of one.
 
     A source of the kind query is read by the cursors of its contracts: the first time whole, then from where
-    each table stands. There is nothing to compare by then, as rows may change while they are read.
+    each table stands. There is nothing to compare by then, as rows may change while they are read. One of the
+    kind kafka is read from the offsets that its last manifest has, to the end of every partition.
 
     `verify --help` says what a sample can find and what it cannot. To be exact, comparing waits for every
     transaction of the server that has written and is not over, in any database: after some seconds they are
@@ -125,12 +138,16 @@ def sync(
     home = open_home(settings)
     workspace = Workspace.open(settings)
     definition = _definition(workspace, name)
+    if definition.kind is not SourceKind.LOG and verify is not None:
+        raise click.UsageError("--verify is for a source that is captured.")
+    if definition.kind is not SourceKind.KAFKA and (accept_gap is not None or new_epoch is not None):
+        raise click.UsageError("--accept-gap and --new-epoch are for a source of Kafka topics.")
     if definition.kind is SourceKind.QUERY:
-        if verify is not None:
-            raise click.UsageError("--verify is for a source that is captured.")
         return _sync_query(workspace, definition, refresh, tables, compare=compare, as_json=as_json)
     if refresh is not None or tables or compare:
         raise click.UsageError("--full-refresh, --table and --compare are for a source read by cursors.")
+    if definition.kind is SourceKind.KAFKA:
+        return _sync_kafka(workspace, definition, accept_gap, new_epoch, as_json=as_json)
     mode = verify or ("sample" if settings.source_dsn is not None else "full")
 
     with (
@@ -205,6 +222,41 @@ def _sync_query(
     query_sync.show(report, runs)
     if compared is not None:
         query_sync.show_comparison(compared)
+    return 0
+
+
+def _sync_kafka(
+    workspace: Workspace,
+    definition: SourceDefinition,
+    accept_gap: str | None,
+    new_epoch: str | None,
+    *,
+    as_json: bool,
+) -> int:
+    from omnisupport_ingest.cli import kafka
+    from omnisupport_ingest.sources.kafka.offsets import Ways
+    from omnisupport_ingest.sources.kafka.run import KafkaSource
+
+    for option, why in (("--accept-gap", accept_gap), ("--new-epoch", new_epoch)):
+        if why is not None and not why.strip():
+            raise click.UsageError(f"{option} needs the reason, which is recorded.")
+    settings = workspace.settings
+    source = KafkaSource.of(definition, workspace.contracts, workspace.home, settings)
+    with (
+        interrupt_on_terminate(),
+        one_pass(settings, workspace.home, "sync", lambda line: click.echo(line, err=True)) as the_pass,
+    ):
+        ways = Ways(accept_gap or "", new_epoch or "")
+        report, runs = kafka.sync_kafka(the_pass, workspace, source, ways)
+    if as_json:
+        click.echo(json.dumps(kafka.document(report, runs), indent=2))
+    else:
+        kafka.show(report, runs)
+    for fault in report.faults[1:]:
+        click.echo(str(fault), err=True)
+    if report.faults:
+        # All other partitions are in the lake by now.
+        raise report.faults[0]
     return 0
 
 

@@ -10,8 +10,6 @@ other comes as files. ``Sources`` says so, and so every source has a definition.
 
 from __future__ import annotations
 
-import os
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -20,12 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from omnisupport_ingest.contracts.columns import refused
-from omnisupport_ingest.contracts.documents import check_document, read_bytes, read_document
+from omnisupport_ingest.contracts.documents import check_document, read_document
 from omnisupport_ingest.contracts.durations import parse_duration
 from omnisupport_ingest.contracts.in_force import contracts_in_force, in_force
+from omnisupport_ingest.contracts.kafka_topics import KafkaTopics
 from omnisupport_ingest.contracts.model import ContractError, Contracts, TableContract
+from omnisupport_ingest.contracts.named_secrets import secret_in
 from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.settings import Settings, named_variable
+from omnisupport_ingest.settings import Settings
 
 SCHEMA = "contracts/source.schema.json"
 
@@ -41,24 +41,29 @@ class SourceKind(StrEnum):
     LOG = "postgres_log"
     QUERY = "query"
     FILES = "files"
+    KAFKA = "kafka"
 
 
 MODES = {
     SourceKind.LOG: ("cdc",),
     SourceKind.QUERY: ("incremental_cursor",),
     SourceKind.FILES: ("cdc", "full_snapshot"),
+    SourceKind.KAFKA: ("cdc",),
 }
 """The modes in which tables of a kind of source can be read."""
 
 
+_MEMBERS = {
+    "schedule": (SourceKind.QUERY, SourceKind.KAFKA),
+    "page_rows": (SourceKind.QUERY,),
+    "events": (SourceKind.FILES, SourceKind.KAFKA),
+    "kafka": (SourceKind.KAFKA,),
+}
+"""Members of a definition that only some kinds have."""
+
+
 class SourceUnknown(IngestError):
     """A name is that of no source."""
-
-    exit_code = 2
-
-
-class ConnectionMissing(IngestError):
-    """The variable or file that a definition names for its connection is not there."""
 
     exit_code = 2
 
@@ -68,9 +73,10 @@ class SourceDefinition:
     """One source.
 
     ``connection_env`` and ``connection_file``: what names its connection; both null: the embedded server, or
-    none (files). ``modes``: contract name → mode; empty: every contract of the source, in its kind's first.
-    ``events``: of files of events, what they do not say of themselves, as the schema has it. ``path``: its
-    file, empty where the settings alone say what it is.
+    none (files, topics). ``modes``: contract name → mode; empty: every contract of the source, in its kind's
+    first. ``events``: of files and topics of events, what these do not say of themselves, as the schema has
+    it. ``kafka``: of the kind kafka, which topics. ``path``: its file, empty where the settings alone say
+    what it is.
     """
 
     name: str
@@ -84,6 +90,7 @@ class SourceDefinition:
     page_rows: int = DEFAULT_PAGE_ROWS
     events: Mapping[str, Any] = field(default_factory=dict)
     path: str = ""
+    kafka: KafkaTopics | None = None
 
     @property
     def connection(self) -> str:
@@ -92,6 +99,8 @@ class SourceDefinition:
             return f"variable {self.connection_env}"
         if self.connection_file is not None:
             return f"file {self.connection_file}"
+        if self.kafka is not None:
+            return f"Kafka at {self.kafka.settings['bootstrap.servers']}"
         return "none" if self.kind is SourceKind.FILES else "the embedded PostgreSQL"
 
     def tables(self, contracts: Contracts) -> tuple[TableContract, ...]:
@@ -109,17 +118,10 @@ class SourceDefinition:
 
     def connection_text(self) -> str:
         """The connection string, from the variable or the file; ``ConnectionMissing``."""
-        if self.connection_file is not None:
-            return _from_file(Path(self.connection_file), self.path)
-        assert self.connection_env is not None
-        text = named_variable(self.connection_env)
-        if not text:
-            raise ConnectionMissing(
-                f"The variable {self.connection_env}, which {self.path} names for its connection, is "
-                "not set.",
-                fix=f"Set {self.connection_env} to the connection string, in the environment or in .env.",
-            )
-        return text
+        how = "env" if self.connection_file is None else "file"
+        name = self.connection_env if self.connection_file is None else self.connection_file
+        assert name is not None
+        return secret_in(how, name, self.path, "connection string")
 
 
 @dataclass(frozen=True)
@@ -180,17 +182,23 @@ def source_of(document: dict[str, Any], path: Path) -> SourceDefinition:
         raise refused(
             path, "name", f"is {document['name']!r}, and the file is {path.name}", "Let both be the same."
         )
-    if (kind is SourceKind.FILES) != (not connection):
-        needs = "takes no connection" if kind is SourceKind.FILES else "needs a connection"
+    without = kind in (SourceKind.FILES, SourceKind.KAFKA)
+    if without != (not connection):
+        needs = "takes no connection" if without else "needs a connection"
         raise refused(path, "connection", f"a source of the kind {kind} {needs}", "See kind in the schema.")
     if kind is SourceKind.QUERY and "embedded" in connection:
         raise refused(
             path, "connection", "the embedded server is followed by its log", "Name a variable or a file."
         )
-    if kind is not SourceKind.QUERY and ("schedule" in document or "page_rows" in document):
-        raise refused(path, "schedule", f"a source of the kind {kind} has none", "Take it out.")
-    if kind is not SourceKind.FILES and "events" in document:
-        raise refused(path, "events", f"a source of the kind {kind} has none", "Take it out.")
+    for member, kinds in _MEMBERS.items():
+        if member in document and kind not in kinds:
+            raise refused(path, member, f"a source of the kind {kind} has none", "Take it out.")
+    if kind is SourceKind.KAFKA and (
+        "kafka" not in document or "compare_every" in document.get("schedule", {})
+    ):
+        raise refused(
+            path, "kafka", "topics are needed, and keys are not compared", "See kafka in the schema."
+        )
     modes = tuple((name, each["mode"]) for name, each in document.get("tables", {}).items())
     for name, mode in modes:
         if mode not in MODES[kind]:
@@ -214,6 +222,7 @@ def source_of(document: dict[str, Any], path: Path) -> SourceDefinition:
         document.get("page_rows", DEFAULT_PAGE_ROWS),
         document.get("events", {}),
         str(path),
+        KafkaTopics.of(document["kafka"], path) if "kafka" in document else None,
     )
 
 
@@ -237,19 +246,3 @@ def _duration(path: Path, name: str, schedule: dict[str, str]) -> timedelta | No
             path, f"schedule.{name}", str(problem), "Write an ISO 8601 duration such as PT1M."
         ) from None
     return found
-
-
-def _from_file(path: Path, named_by: str) -> str:
-    try:
-        mode = os.stat(path).st_mode
-    except OSError as problem:
-        raise ConnectionMissing(
-            f"{path}, which {named_by} names for its connection, cannot be read: {problem.strerror}.",
-            fix="Put the connection string there, in a file that only its owner may read.",
-        ) from None
-    if stat.S_ISREG(mode) and mode & 0o077:
-        raise ConnectionMissing(
-            f"{path} holds a connection string, and others than its owner may read it.",
-            fix=f"chmod 600 {path}",
-        )
-    return read_bytes(path, ConnectionMissing).decode("utf-8", "replace").strip()

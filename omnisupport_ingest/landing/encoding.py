@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from omnisupport_ingest.foreign import Unreadable, parse_json, read_file, shortened
 from omnisupport_ingest.json_values import FieldProblem, from_plain, to_plain
 from omnisupport_ingest.landing.errors import ManifestFromNewerVersion, ManifestUnreadable
-from omnisupport_ingest.landing.manifest import FORMAT_VERSION, Manifest, StreamSpan, upgraded
+from omnisupport_ingest.landing.manifest import FORMAT_VERSION, Manifest, OffsetSpan, StreamSpan, upgraded
 from omnisupport_ingest.landing.names import batch_id_of
 
 T = TypeVar("T")
@@ -95,6 +95,8 @@ def check_manifest(manifest: Manifest) -> None:
         raise FieldProblem("batch_id", problem)
     if manifest.stream is not None:
         _check_span(manifest.stream)
+    if manifest.file is not None and manifest.file.offsets is not None:
+        _check_offsets(manifest.file.offsets)
     for number, file in enumerate(manifest.files):
         path = PurePosixPath(file.path)
         if "\0" in file.path or path.is_absolute() or ".." in path.parts or path.parts[:1] != ("data",):
@@ -119,6 +121,18 @@ def _check_span(span: StreamSpan) -> None:
         value is not None for value in of_transactions
     ):
         raise FieldProblem("stream", "describes its transactions in part: set all of their fields or none")
+
+
+def _check_offsets(spans: tuple[OffsetSpan, ...]) -> None:
+    places = [(each.topic, each.partition) for each in spans]
+    if not places or places != sorted(set(places)):
+        raise FieldProblem("file.offsets", "are not in order" if places else "are of no partition")
+    for each in spans:
+        where = f"{shortened(each.topic)}[{each.partition}]"
+        if not 0 <= each.start <= each.next:
+            raise FieldProblem("file.offsets", f"of {where} ends below its start")
+        if not 0 <= each.records + each.gone <= each.next - each.start:
+            raise FieldProblem("file.offsets", f"of {where} has more records than offsets")
 
 
 def _check_version(document: Any, file: Path, newest: int) -> None:

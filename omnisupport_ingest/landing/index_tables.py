@@ -13,7 +13,7 @@ from pathlib import Path
 
 from omnisupport_ingest.json_values import from_plain, to_plain
 from omnisupport_ingest.landing.manifest import Manifest
-from omnisupport_ingest.landing.names import chunk_prefix, stream_prefix
+from omnisupport_ingest.landing.names import chunk_prefix, offsets_prefix, stream_prefix
 from omnisupport_ingest.landing.standing import BatchLine, EpochStanding, LandedPart
 from omnisupport_ingest.position import Lsn, Position
 
@@ -189,7 +189,7 @@ def standing_in(text: str) -> EpochStanding:
 
 def _lines(db: sqlite3.Connection, epoch: int) -> Iterator[BatchLine]:
     """The batches of an epoch; names of the stream are in the order of the stream."""
-    for prefix in (chunk_prefix(epoch), stream_prefix(epoch), "f-"):
+    for prefix in (chunk_prefix(epoch), stream_prefix(epoch), offsets_prefix(epoch), "f-"):
         for batch_id, line, windows, crc in db.execute(
             "SELECT id, line, windows, crc FROM batch WHERE id >= ? AND id < ? ORDER BY id",
             (prefix, prefix + BEHIND),

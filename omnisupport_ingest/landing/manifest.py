@@ -17,11 +17,11 @@ from omnisupport_ingest.position import Lsn, Position
 CURSOR_ORDER = "cursor"
 """``FileSpan.order`` of rows that were read by a cursor column."""
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 """Version of the manifest's form; raised when older code could not read a newer one.
 
 Version 2 added ``arrival.newest_epoch_before``, version 3 ``file.order`` and
-``stream.recovered_from``, version 4 ``chunk.scope``.
+``stream.recovered_from``, version 4 ``chunk.scope``, version 5 ``file.offsets``.
 """
 
 
@@ -92,6 +92,27 @@ class ChunkSpan:
 
 
 @dataclass(frozen=True, slots=True)
+class OffsetSpan:
+    """What a batch covers of one Kafka partition: the offsets from ``start`` on, below ``next``, where the
+    next batch goes on.
+
+    ``records``: how many of them held a record; compaction, and the ends of transactions, leave offsets
+    without one. ``topic_id``: which topic of this name it was; null where the cluster does not tell.
+    ``gone``: so many offsets from ``start`` on had been deleted before they were read, and ``accepted`` is
+    why a person went on behind them.
+    """
+
+    topic: str
+    partition: int
+    start: int
+    next: int
+    records: int
+    topic_id: str | None = None
+    gone: int = 0
+    accepted: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class FileSpan:
     """An input file landed as a whole, named by its content.
 
@@ -100,12 +121,16 @@ class FileSpan:
     position alone), ``time`` (commit time alone) or ``CURSOR_ORDER`` (rows read by a cursor, ``name`` is
     their table); null for a delivery of rows, not of events.
     A source has one such order.
+
+    ``offsets``: of records of Kafka, which land as a file does, but are named by their offsets: every
+    partition of the epoch, by topic and number, also those of which the batch holds nothing. Null else.
     """
 
     sha256: str
     name: str
     manifest: str
     order: str | None = None
+    offsets: tuple[OffsetSpan, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +204,8 @@ def upgraded(document: dict[str, Any]) -> dict[str, Any]:
         document = _with_new_field(document, "stream", "recovered_from")
     if version < 4:
         document = _with_new_field(document, "chunk", "scope")
+    if version < 5:
+        document = _with_new_field(document, "file", "offsets")
     return document | {"format_version": FORMAT_VERSION}
 
 

@@ -1,8 +1,8 @@
 """The name of a batch, derived from what the batch continues.
 
 Two writers that continue the same thing choose the same name, and only one of them can create its
-manifest. Names sort by epoch, then snapshot chunks (``r``) before the stream (``s``), then by
-position, so the last name of a stream is its newest batch.
+manifest. Names sort by epoch, then Kafka records (``k``), snapshot chunks (``r``), the stream (``s``), then
+by offsets or position, so the last name of a stream is its newest batch.
 """
 
 from __future__ import annotations
@@ -36,6 +36,12 @@ def file_batch_id(sha256: str) -> str:
     return f"f-{sha256[:32]}"
 
 
+def offsets_batch_id(epoch: int, starts: int) -> str:
+    """The name of the batch of Kafka records that goes on where ``starts``, the sum of all partitions'
+    offsets, is: every batch raises it."""
+    return f"{offsets_prefix(epoch)}{starts:019d}"
+
+
 def batch_id_of(manifest: Manifest) -> str:
     """The name that the content of ``manifest`` asks for."""
     if manifest.stream is not None:
@@ -50,6 +56,8 @@ def batch_id_of(manifest: Manifest) -> str:
             chunk.attempt,
             boundary=chunk.boundary,
         )
+    if manifest.file is not None and manifest.file.offsets is not None:
+        return offsets_batch_id(manifest.epoch, sum(each.start for each in manifest.file.offsets))
     if manifest.file is not None:
         return file_batch_id(manifest.file.sha256)
     raise ValueError("a manifest has a stream, a chunk or a file")
@@ -65,6 +73,11 @@ def stream_prefix(epoch: int) -> str:
     return f"e{epoch:06d}-s-"
 
 
+def offsets_prefix(epoch: int) -> str:
+    """What every name of a batch of Kafka records of ``epoch`` starts with."""
+    return f"e{epoch:06d}-k-"
+
+
 def is_stream(batch_id: str) -> bool:
     """Whether ``batch_id`` names a batch of the stream."""
     match = _IN_EPOCH.match(batch_id)
@@ -72,7 +85,7 @@ def is_stream(batch_id: str) -> bool:
 
 
 def epoch_in(batch_id: str) -> int | None:
-    """The epoch a stream or chunk name holds; none for the name of a file batch."""
+    """The epoch a stream or chunk name holds; none for the name of a batch of a file or of Kafka records."""
     match = _IN_EPOCH.match(batch_id)
     return int(match.group(1)) if match else None
 

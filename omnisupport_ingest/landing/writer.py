@@ -361,8 +361,8 @@ class BatchWriter:
             times += (stream.first_commit_ts, stream.last_commit_ts)
         elif file is not None and file.order is not None:
             previous = self._store.last_file(self._epoch)
-            if file.order == CURSOR_ORDER:
-                # Several tables are read one after the other: only the end of a sync says how far all are.
+            if file.order == CURSOR_ORDER or file.offsets is not None:
+                # Tables, or partitions, are read one after the other: the caller says how far all are.
                 times = ()
         else:
             return unchanged_facts(self._store.last_stream_until(self._epoch), landed_at)

@@ -13,8 +13,8 @@ import pytest
 from omnisupport_ingest.contracts.documents import program_file
 from omnisupport_ingest.contracts.load import load_contract, load_contracts
 from omnisupport_ingest.contracts.model import ContractError
+from omnisupport_ingest.contracts.named_secrets import ConnectionMissing
 from omnisupport_ingest.contracts.sources import (
-    ConnectionMissing,
     SourceKind,
     SourceUnknown,
     load_source,
@@ -53,7 +53,9 @@ def test_a_query_source_says_how_often():
     ("change", "told"),
     [
         (lambda it: it.update(name="other"), "the file is shop.json"),
-        (lambda it: it.update(kind="kafka"), "kind"),
+        (lambda it: it.update(kind="pulsar"), "kind"),
+        (lambda it: it.update(kind="kafka"), "takes no connection"),
+        (lambda it: it.update(kafka={"topics": ["t"], "settings": {"bootstrap.servers": "k:1"}}), "has none"),
         (lambda it: it.pop("connection"), "needs a connection"),
         (lambda it: it.update(connection={"embedded": True}), "followed by its log"),
         (lambda it: it.update(connection={"env": "A", "file": "/b"}), "connection"),
@@ -71,6 +73,70 @@ def test_what_cannot_be_is_refused_with_its_place(change: Callable[[dict[str, An
     with pytest.raises(ContractError, match=told) as refused:
         read(change)
     assert "secret" not in str(refused.value)
+
+
+KAFKA = {
+    "$schema": "https://json-schema.org/draft/2020-12/schema",
+    "name": "nova",
+    "kind": "kafka",
+    "description": "Topics.",
+    "kafka": {
+        "topics": ["orders", "^nova\\."],
+        "settings": {"bootstrap.servers": "k:9092", "sasl.username": "me", "ssl.ca.location": "/ca.pem"},
+        "secrets": {"sasl.password": {"env": "NOVA_PASSWORD"}},
+    },
+}
+
+
+def read_kafka(change: Callable[[dict[str, Any]], object]):
+    document = json.loads(json.dumps(KAFKA))
+    change(document)
+    return source_of(document, Path("sources") / "nova.json")
+
+
+def test_topics_are_chosen_by_name_or_pattern_and_secrets_come_by_name(monkeypatch: pytest.MonkeyPatch):
+    found = read_kafka(lambda document: document.update(events={"order": "arrival"}))
+    assert (found.kind, found.connection, found.events) == (
+        SourceKind.KAFKA,
+        "Kafka at k:9092",
+        {"order": "arrival"},
+    )
+    topics = found.kafka
+    assert topics is not None
+    chosen = [each for each in ("orders", "orders2", "nova.a", "novaxa", "my.nova.a") if topics.chooses(each)]
+    assert chosen == ["orders", "nova.a"]
+    monkeypatch.delenv("NOVA_PASSWORD", raising=False)
+    with pytest.raises(ConnectionMissing, match=r"NOVA_PASSWORD, which .* setting sasl\.password"):
+        topics.client_settings()
+    monkeypatch.setenv("NOVA_PASSWORD", "hunter2")
+    settings = topics.client_settings()
+    assert (settings["sasl.password"], settings["isolation.level"]) == ("hunter2", "read_committed")
+    assert "hunter2" not in repr(found)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda it: it.pop("kafka"), "topics are needed"),
+        (lambda it: it["kafka"]["settings"].pop("bootstrap.servers"), "bootstrap.servers"),
+        (lambda it: it["kafka"].update(topics=[]), "topics"),
+        (lambda it: it["kafka"].update(topics=["^("]), "no regular expression"),
+        (lambda it: it["kafka"]["settings"].update({"sasl.password": "x"}), "is a secret"),
+        (lambda it: it["kafka"]["settings"].update({"ssl.key.pem": "x"}), "is a secret"),
+        (
+            lambda it: it["kafka"]["settings"].update({"isolation.level": "read_uncommitted"}),
+            "always read_comm",
+        ),
+        (lambda it: it["kafka"]["settings"].update({"auto.offset.reset": "latest"}), "always error"),
+        (lambda it: it["kafka"]["secrets"].update({"sasl.password": {"text": "x"}}), "sasl.password"),
+        (lambda it: it.update(schedule={"compare_every": "P1D"}), "not compared"),
+        (lambda it: it.update(page_rows=5), "page_rows"),
+        (lambda it: it.update(tables={"orders": {"mode": "full_snapshot"}}), "cannot be carried out"),
+    ],
+)
+def test_what_a_source_of_topics_cannot_be(change: Callable[[dict[str, Any]], object], told: str):
+    with pytest.raises(ContractError, match=told):
+        read_kafka(change)
 
 
 def test_a_table_without_a_contract_is_named():

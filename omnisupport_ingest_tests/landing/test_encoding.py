@@ -22,6 +22,7 @@ from omnisupport_ingest.landing.manifest import (
     DataFile,
     FileSpan,
     Manifest,
+    OffsetSpan,
     RelationVersion,
     StreamSpan,
 )
@@ -87,17 +88,28 @@ chunks = st.builds(
     st.booleans(),
     st.none() | st.builds(KeyRange, st.just((TEXT, TEXT)), bounds, bounds),
 )
+
+
+@st.composite
+def offset_spans(draw: st.DrawFn) -> tuple[OffsetSpan, ...]:
+    places = draw(st.sets(st.tuples(text, st.integers(0, 9)), min_size=1, max_size=3))
+    found = []
+    for topic, partition in sorted(places):
+        start, gone, records = (draw(st.integers(0, 1 << 40)) for _ in range(3))
+        topic_id = draw(st.none() | text)
+        end = start + gone + records
+        found.append(OffsetSpan(topic, partition, start, end, records, topic_id, gone, draw(text)))
+    return tuple(found)
+
+
+files = st.builds(FileSpan, hashes, text, text, offsets=st.none() | offset_spans())
 texts = st.lists(text, max_size=3).map(tuple)
 relations = st.builds(RelationVersion, text, text, texts, texts, texts, text)
 
 
 @st.composite
 def manifests(draw: st.DrawFn) -> Manifest:
-    kind, spans = draw(
-        st.sampled_from(
-            [("stream", streams()), ("chunk", chunks), ("file", st.builds(FileSpan, hashes, text, text))]
-        )
-    )
+    kind, spans = draw(st.sampled_from([("stream", streams()), ("chunk", chunks), ("file", files)]))
     fields: dict[str, Any] = {
         "source": draw(text),
         "epoch": draw(st.integers(1, 10**7)),
@@ -124,10 +136,10 @@ def test_name_is_a_plain_file_name(manifest: Manifest) -> None:
 def test_newer_format_version_is_named_before_its_unknown_fields(store: LandingStore) -> None:
     batch = land(store, 8, 20)
     file = store.folder / "manifests" / f"{batch.batch_id}.json"
-    document = json.loads(file.read_bytes()) | {"format_version": 5, "compressed": True}
+    document = json.loads(file.read_bytes()) | {"format_version": 6, "compressed": True}
     file.unlink()
     file.write_text(json.dumps(document))
-    with pytest.raises(ManifestFromNewerVersion, match="format version 5; this program reads up to 4"):
+    with pytest.raises(ManifestFromNewerVersion, match="format version 6; this program reads up to 5"):
         LandingStore(store.folder.parent, store.source).landed()
 
 
@@ -144,16 +156,20 @@ def _without_version_3(manifest: Manifest) -> Manifest:
 
 
 def _without_version_4(manifest: Manifest) -> Manifest:
-    return replace(
-        manifest, chunk=replace(manifest.chunk, scope=None) if manifest.chunk is not None else None
-    )
+    chunk = replace(manifest.chunk, scope=None) if manifest.chunk is not None else None
+    return replace(manifest, chunk=chunk)
 
 
-VERSION_4 = (("chunk", "scope"),)
+VERSION_5 = (("file", "offsets"),)
+VERSION_4 = (("chunk", "scope"), *VERSION_5)
 VERSION_3 = (("file", "order"), ("stream", "recovered_from"), *VERSION_4)
 
 
-@given(manifests())
+without_offsets = manifests().filter(lambda each: each.file is None or each.file.offsets is None)
+"""Older versions had none, and named such a batch otherwise."""
+
+
+@given(without_offsets)
 def test_manifest_of_version_1_reads_as_one_that_did_not_record_the_newest_epoch(manifest: Manifest) -> None:
     document = json.loads(encode_manifest(manifest)) | {"format_version": 1}
     del document["arrival"]["newest_epoch_before"]
@@ -164,7 +180,7 @@ def test_manifest_of_version_1_reads_as_one_that_did_not_record_the_newest_epoch
     assert decode_manifest(encode_manifest(read), Path(f"{manifest.batch_id}.json")) == read
 
 
-@given(manifests())
+@given(without_offsets)
 def test_manifest_of_version_2_reads_as_one_that_did_not_record_an_order(manifest: Manifest) -> None:
     document = json.loads(encode_manifest(manifest)) | {"format_version": 2}
     _forget(document, *VERSION_3)
@@ -172,12 +188,36 @@ def test_manifest_of_version_2_reads_as_one_that_did_not_record_an_order(manifes
     assert read == _without_version_3(manifest)
 
 
-@given(manifests())
+@given(without_offsets)
 def test_manifest_of_version_3_reads_as_one_of_whole_tables(manifest: Manifest) -> None:
     document = json.loads(encode_manifest(manifest)) | {"format_version": 3}
     _forget(document, *VERSION_4)
     read = decode_manifest(json.dumps(document).encode(), Path(f"{manifest.batch_id}.json"))
     assert read == _without_version_4(manifest)
+
+
+@given(without_offsets)
+def test_manifest_of_version_4_reads_as_one_of_no_topics(manifest: Manifest) -> None:
+    document = json.loads(encode_manifest(manifest)) | {"format_version": 4}
+    _forget(document, *VERSION_5)
+    assert decode_manifest(json.dumps(document).encode(), Path(f"{manifest.batch_id}.json")) == manifest
+
+
+@pytest.mark.parametrize(
+    ("spans", "named"),
+    [
+        ([], "are of no partition"),
+        ([OffsetSpan("t", 0, 5, 4, 0)], r"\[0\] ends below its start"),
+        ([OffsetSpan("t", 0, 5, 9, 3, gone=2)], r"\[0\] has more records than offsets"),
+        ([OffsetSpan("t", 1, 0, 1, 1), OffsetSpan("t", 0, 0, 1, 1)], "are not in order"),
+    ],
+)
+def test_offsets_that_contradict_themselves_are_refused(spans: list[OffsetSpan], named: str) -> None:
+    whole = manifest(8, 20)
+    span = FileSpan("0" * 64, "t", "", "lsn", tuple(spans))
+    made = replace(whole, stream=None, file=span)
+    with pytest.raises(FieldProblem, match=named):
+        encode_manifest(replace(made, batch_id=batch_id_of(made)))
 
 
 @pytest.mark.parametrize(

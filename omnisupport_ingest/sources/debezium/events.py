@@ -41,8 +41,9 @@ class Events:
     def contract_of(self, event: LandedEvent) -> TableContract | None:
         return self._contracts.get((event.source_schema, event.source_table))
 
-    def event(self, change: Change, epoch: int, row: int, envelope: str) -> LandedEvent:
-        """``change`` of line ``row`` as an event of ``epoch``; ``LineFault`` if it cannot land.
+    def event(self, change: Change, epoch: int, row: int | None, envelope: str) -> LandedEvent:
+        """``change`` of line ``row`` (None: of no file) as an event of ``epoch``; ``LineFault`` if it cannot
+        land.
 
         ``misplaced`` is left to the caller, who knows the events before it.
         """
@@ -50,7 +51,7 @@ class Events:
         images = self._reader(place).read(change)
         return _event(change, place, images, epoch, row)._replace(envelope=envelope)
 
-    def odd_event(self, change: Change, epoch: int, row: int, envelope: str) -> LandedEvent:
+    def odd_event(self, change: Change, epoch: int, row: int | None, envelope: str) -> LandedEvent:
         """``change``, of which ``event`` makes none, as an event that judging surely keeps out
         (``malformed_image``). ``LineFault`` if not even its position can be read.
 
@@ -65,7 +66,7 @@ class Events:
         return event._replace(op=op, identity=_odd_identity(envelope), misplaced=None, envelope=envelope)
 
     def unread_event(
-        self, moment: datetime | None, beside: Beside, epoch: int, row: int, envelope: str
+        self, moment: datetime | None, beside: Beside, epoch: int, row: int | None, envelope: str
     ) -> LandedEvent:
         """A line that is no change: an event of no row, which stands below all and waits in quarantine.
 
@@ -111,7 +112,9 @@ class Events:
         return next(iter(known), DEFAULT_SCHEMA)
 
 
-def _event(change: Change, place: tuple[str, str], images: Images, epoch: int, row: int) -> LandedEvent:
+def _event(
+    change: Change, place: tuple[str, str], images: Images, epoch: int, row: int | None
+) -> LandedEvent:
     commit_lsn, ordinal = _position(change)
     return LandedEvent(
         epoch=epoch,

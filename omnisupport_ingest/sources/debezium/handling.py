@@ -66,10 +66,12 @@ class Beside:
     """What is known of a line beside its text.
 
     ``name``: of its file or topic. ``moment``: its time where it tells none; None if there is no such time.
+    ``noted``: when it was written down, for a line that cannot be read: its event stands in that window.
     """
 
     name: str = ""
     moment: datetime | None = None
+    noted: datetime | None = None
 
 
 PLAIN, ALONE = Handling(), Beside()

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Protocol, Self
 
 from omnisupport_ingest.contracts.load import Contracts
 from omnisupport_ingest.foreign import printable
@@ -97,7 +98,7 @@ def land(path: Path, inlet: Inlet, *, new_epoch: str | None = None) -> FileLandi
     content = content_hash(path)
     batch_id = file_batch_id(content)
     with one_at_a_time(store.folder):
-        _refuse_other_deliveries(store)
+        refuse_other_deliveries(store)
         if store.exists(batch_id):
             return FileLanding(path, store.read(batch_id), None, None)
         current = store.current_epoch()
@@ -109,12 +110,33 @@ def land(path: Path, inlet: Inlet, *, new_epoch: str | None = None) -> FileLandi
                 pass
             current = store.begin_epoch(begins, None, now=now)
         assert current is not None
-        manifest, tally = _landed(_Reading(path, inlet, current.number, content, now), inlet, current.number)
+        manifest, tally = land_reading(
+            _Reading(path, inlet, current.number, content, now), inlet, current.number
+        )
     return FileLanding(path, manifest, tally, current.number if begins is not None else None)
 
 
-def _landed(reading: _Reading, inlet: Inlet, epoch: int) -> tuple[Manifest, Tally]:
-    """Land the file that ``reading`` reads. It is read again if a position of it is in two windows, which
+class Reading(Protocol):
+    """One reading of what becomes a batch, from its first event to its last."""
+
+    @property
+    def batch_id(self) -> str: ...
+
+    @property
+    def tally(self) -> Tally: ...
+
+    def events(self, epoch: int) -> Iterator[LandedEvent]:
+        """Its events, one after the other."""
+
+    def again(self, epoch: int) -> Self:
+        """Another reading of the same."""
+
+    def seal(self, writer: BatchWriter) -> Manifest:
+        """Land what was read and given to ``writer``."""
+
+
+def land_reading(reading: Reading, inlet: Inlet, epoch: int) -> tuple[Manifest, Tally]:
+    """Land what ``reading`` reads. It is read again if a position of it is in two windows, which
     shows when its data files are written."""
     with _writer(reading, inlet, epoch) as writer:
         for event in reading.events(epoch):
@@ -135,7 +157,7 @@ def _landed(reading: _Reading, inlet: Inlet, epoch: int) -> tuple[Manifest, Tall
                 return again.seal(second), again.tally
 
 
-def _writer(reading: _Reading, inlet: Inlet, epoch: int) -> BatchWriter:
+def _writer(reading: Reading, inlet: Inlet, epoch: int) -> BatchWriter:
     return BatchWriter(inlet.store, inlet.grid, epoch, reading.batch_id, clock=inlet.clock)
 
 
@@ -223,7 +245,7 @@ def _refuse_name(path: Path) -> None:
         raise FileRefused(f"The name of {printable(path)} is not UTF-8.", fix="Rename the file.")
 
 
-def _refuse_other_deliveries(store: LandingStore) -> None:
+def refuse_other_deliveries(store: LandingStore) -> None:
     """Refuse a source whose landing came another way: its positions are of another kind."""
     for each in store.epoch_standings():
         captured = bool(each.chunks or each.last_stream)

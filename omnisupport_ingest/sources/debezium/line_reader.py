@@ -8,7 +8,7 @@ and the lines around it land.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
@@ -35,7 +35,7 @@ class Tally:
     ``uncontracted``: ``schema.table`` → events of a table without a contract. ``misplaced``: events that come
     after one of their key with a later time. ``in_first_window``: events that landed where another content of
     their position did, not by their time. ``odd``: lines that could not be read. ``first_odd``: the number
-    of the first of them, and what is wrong with it.
+    of the first of them (0: of a record, which has none), and what is wrong with it.
     """
 
     read: int = 0
@@ -46,6 +46,20 @@ class Tally:
     in_first_window: int = 0
     odd: int = 0
     first_odd: tuple[int, LineFault] = field(default=(0, LineFault("", "")), repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A line or a record, not read yet. ``text``: what was delivered, which is kept with its event.
+
+    ``change``: reads it, as ``read_line`` does. ``place``: where it stands, of an event that is ordered by
+    arrival and whose caller knows.
+    """
+
+    text: bytes
+    change: Callable[[], Change | Passed]
+    beside: Beside
+    place: tuple[int, int] | None = None
 
 
 class LineReader:
@@ -70,26 +84,25 @@ class LineReader:
         self._events = Events(contracts, handling)
         self._contracts: dict[str, TableContract] = {}
 
-    def read(
-        self, line: bytes, beside: Beside, epoch: int, row: int, place: tuple[int, int] | None = None
-    ) -> LandedEvent | None:
-        """The event in ``line``; None if it is of no row. ``AnotherLife`` for what no source may mix.
+    def read(self, line: bytes, beside: Beside, epoch: int, row: int) -> LandedEvent | None:
+        """The event in ``line``; None if it is of no row. ``AnotherLife`` for what no source may mix."""
+        return self.take(Told(line, lambda: read_line(line, self._handling, beside), beside), epoch, row)
 
-        ``place``: where it stands, of an event that is ordered by arrival and whose caller knows.
-        """
+    def take(self, told: Told, epoch: int, row: int | None) -> LandedEvent | None:
+        """The event that ``told`` tells, as ``read`` of a line; ``row`` is None where it is of no file."""
         self.odd, change = None, None
         try:
-            found = read_line(line, self._handling, beside)
+            found = told.change()
             if isinstance(found, Passed):
                 self._pass(found)
                 return None
-            change = self._placed(found, place)
+            change = self._placed(found, told.place)
             self.orders.take(change)
-            event = self._events.event(change, epoch, row, line.decode())
+            event = self._events.event(change, epoch, row, told.text.decode())
         except AnotherLife:
             raise
         except LineFault as fault:
-            return self._odd(fault, change, line, beside, epoch, row)
+            return self._odd(fault, change, told, epoch, row)
         self.tally.read += 1
         contract = self._events.contract_of(event)
         if contract is None:
@@ -115,21 +128,22 @@ class LineReader:
         return change if place is None else replace(change, place=place, placed_by=ARRIVAL, lsn=None)
 
     def _odd(
-        self, fault: LineFault, change: Change | None, line: bytes, beside: Beside, epoch: int, row: int
+        self, fault: LineFault, change: Change | None, told: Told, epoch: int, row: int | None
     ) -> LandedEvent:
         self.odd = fault
         if not self.tally.odd:
-            self.tally.first_odd = row, fault
+            self.tally.first_odd = row or 0, fault
         self.tally.odd += 1
-        text = line.decode(errors="backslashreplace").replace("\0", "\\0")
+        text = told.text.decode(errors="backslashreplace").replace("\0", "\\0")
         # Where it stands may be what is odd about it: then its place would be a guess.
         if change is not None and self.orders.fits(change):
             try:
                 return self._events.odd_event(change, epoch, row, text)
             except LineFault:
                 pass
+        known = told.beside.moment or told.beside.noted
         return self._events.unread_event(
-            change.ts if change is not None else beside.moment, beside, epoch, row, text
+            change.ts if change is not None else known, told.beside, epoch, row, text
         )
 
 

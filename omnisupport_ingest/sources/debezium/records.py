@@ -43,8 +43,9 @@ Document = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class _Record:
-    """A record taken apart: values without their schemas, which stand beside them."""
+class Record:
+    """A record taken apart: values without their schemas, which stand beside them. ``topic`` is empty, and
+    ``key`` None, where nothing says."""
 
     topic: str
     key: Any
@@ -56,7 +57,23 @@ class _Record:
 
 def read_line(line: bytes, handling: Handling = PLAIN, beside: Beside = ALONE) -> Change | Passed:
     """The change in one line of JSON, or what else the line is; ``LineFault`` if it is neither."""
-    record = _record(_parse(line), handling)
+    return read_record(_record(_parse(line), handling), handling, beside)
+
+
+def record_of(topic: str, key: bytes | None, value: bytes | None, headers: Document) -> Record:
+    """The record whose key and value came apart, as Kafka has them; ``LineFault`` if the value is no JSON.
+
+    A key that is no JSON is none. An empty value is a tombstone.
+    """
+    try:
+        key_document = parse_row(key) if key else None
+    except Unreadable:
+        key_document = None
+    return Record(topic, *unwrapped(key_document), *unwrapped(_parse(value) if value else None), headers)
+
+
+def read_record(record: Record, handling: Handling, beside: Beside) -> Change | Passed:
+    """The change in ``record``, or what else it is; ``LineFault`` if it is neither."""
     beside = replace(beside, name=record.topic or beside.name)
     value = record.value
     if value is None or value == "":
@@ -79,7 +96,7 @@ def read_line(line: bytes, handling: Handling = PLAIN, beside: Beside = ALONE) -
     raise _neither()
 
 
-def _beside_the_rows(record: _Record, value: Document) -> Passed | None:
+def _beside_the_rows(record: Record, value: Document) -> Passed | None:
     """What a line is that tells of no row; None where it may."""
     if record.topic.startswith("__debezium-heartbeat") or value.keys() == {"ts_ms"}:
         return HEARTBEAT
@@ -114,17 +131,17 @@ def _neither() -> LineFault:
     )
 
 
-def _record(document: Any, handling: Handling) -> _Record:
+def _record(document: Any, handling: Handling) -> Record:
     if not _is_record(document, handling):
-        value, schema = _unwrapped(document)
-        return _Record("", None, {}, value, schema)
-    key, key_schema = _unwrapped(document.get("key"))
+        value, schema = unwrapped(document)
+        return Record("", None, {}, value, schema)
+    key, key_schema = unwrapped(document.get("key"))
     if "key" not in document and "topic" not in document:
         # The columns of the key stand beside a value that is null.
         key = {name: held for name, held in document.items() if name != "value"}
-    value, value_schema = _unwrapped(document["value"])
+    value, value_schema = unwrapped(document["value"])
     topic = document.get("topic")
-    return _Record(
+    return Record(
         topic if isinstance(topic, str) else "",
         key,
         key_schema,
@@ -146,7 +163,8 @@ def _is_record(document: Any, handling: Handling) -> bool:
     return value is None and not handling.bare_rows
 
 
-def _unwrapped(document: Any) -> tuple[Any, Document]:
+def unwrapped(document: Any) -> tuple[Any, Document]:
+    """``document`` without the schema around it, and that schema; empty if there is none."""
     if isinstance(document, dict) and "payload" in document and document.keys() <= {"schema", "payload"}:
         schema, payload = document.get("schema"), document["payload"]
         if "schema" in document or payload is None or isinstance(payload, dict):
@@ -165,7 +183,7 @@ def _headers(headers: Any) -> Document:
     }
 
 
-def _of_envelope(record: _Record, value: Document, handling: Handling, beside: Beside) -> Change:
+def _of_envelope(record: Record, value: Document, handling: Handling, beside: Beside) -> Change:
     source, op = value["source"], value["op"]
     if op not in OPERATIONS:
         raise LineFault("its op is none of c, r, u, d, t and m", "Take the line out, or correct its op.")
@@ -201,7 +219,7 @@ class _Flat:
     """A row of the flat form, taken apart: ``row`` are its columns, and ``about`` says what stands beside
     them, in the row or among the headers. ``told``: whether anything says that it is of this form."""
 
-    def __init__(self, record: _Record, value: Document, handling: Handling) -> None:
+    def __init__(self, record: Record, value: Document, handling: Handling) -> None:
         self._names, self._prefix = handling.fields, handling.prefix
         self._held = {**record.headers, **value}
         self._ours = frozenset(handling.fields.values())
@@ -230,7 +248,7 @@ class _Flat:
         return self._names.get(name, f"{self._prefix}{name}")
 
 
-def _of_flat(record: _Record, flat: _Flat, handling: Handling, beside: Beside) -> Change:
+def _of_flat(record: Record, flat: _Flat, handling: Handling, beside: Beside) -> Change:
     row = flat.row
     op = "d" if _truth(flat.about("deleted")) else flat.about("op")
     if op is None and (handling.bare_rows or flat.about("deleted") is not None):
@@ -264,7 +282,7 @@ def _of_flat(record: _Record, flat: _Flat, handling: Handling, beside: Beside) -
     )
 
 
-def _of_tombstone(record: _Record, handling: Handling, beside: Beside) -> Change | Passed:
+def _of_tombstone(record: Record, handling: Handling, beside: Beside) -> Change | Passed:
     """A tombstone: it is dropped, as its delete came before it, but where nothing else tells of deletes."""
     if handling.tombstones == DROP or not isinstance(record.key, dict):
         return TOMBSTONE
@@ -320,7 +338,7 @@ def _image(value: Any, name: str) -> Document | None:
     return value
 
 
-def _old_key(record: _Record) -> Document | None:
+def _old_key(record: Record) -> Document | None:
     """The key that a row had before its key changed: Debezium's header on the ``c`` of the new key."""
     held = record.headers.get("__debezium.oldkey")
     if isinstance(held, str):
@@ -328,7 +346,7 @@ def _old_key(record: _Record) -> Document | None:
             held = parse_row(held)
         except Unreadable:
             return None
-    key, _ = _unwrapped(held)
+    key, _ = unwrapped(held)
     return key if isinstance(key, dict) else None
 
 

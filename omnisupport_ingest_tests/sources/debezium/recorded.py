@@ -148,7 +148,7 @@ class Recorder:
     def __init__(self, folder: Path, *tables: str, handling: Handling | None = None) -> None:
         self.folder = folder
         contracts = folder / "contracts"
-        contracts.mkdir(parents=True)
+        contracts.mkdir(parents=True, exist_ok=True)
         for table in tables or TABLES:
             (contracts / f"{table}.json").write_text(json.dumps(contract(table, *TABLES[table])))
         settings = Settings(home=folder / "home", contracts_dir=contracts, _env_file=None)

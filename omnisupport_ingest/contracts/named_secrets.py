@@ -1,0 +1,51 @@
+"""Secrets that a file of definitions names: by a variable, or by a private file; never in it."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from omnisupport_ingest.contracts.documents import read_bytes
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.settings import named_variable
+
+
+class ConnectionMissing(IngestError):
+    """The variable or file that a definition names for its connection, or for a secret, is not there."""
+
+    exit_code = 2
+
+
+def secret_in(how: str, name: str, named_by: str, what: str) -> str:
+    """The text in the variable (``how`` is ``env``) or the file (``file``) called ``name``.
+
+    ``named_by``: the definition; ``what``: the text is, in a few words. ``ConnectionMissing`` without one.
+    """
+    return _of_file(Path(name), named_by, what) if how == "file" else _of_variable(name, named_by, what)
+
+
+def _of_variable(name: str, named_by: str, what: str) -> str:
+    text = named_variable(name)
+    if not text:
+        raise ConnectionMissing(
+            f"The variable {name}, which {named_by} names for its {what}, is not set.",
+            fix=f"Set {name} to the {what}, in the environment or in .env.",
+        )
+    return text
+
+
+def _of_file(path: Path, named_by: str, what: str) -> str:
+    try:
+        mode = os.stat(path).st_mode
+    except OSError as problem:
+        raise ConnectionMissing(
+            f"{path}, which {named_by} names for its {what}, cannot be read: {problem.strerror}.",
+            fix=f"Put the {what} there, in a file that only its owner may read.",
+        ) from None
+    if stat.S_ISREG(mode) and mode & 0o077:
+        raise ConnectionMissing(
+            f"{path} holds a {what}, and others than its owner may read it.",
+            fix=f"chmod 600 {path}",
+        )
+    return read_bytes(path, ConnectionMissing).decode("utf-8", "replace").strip()

@@ -1,0 +1,1 @@
+"""Kafka topics of Debezium events as a way in."""

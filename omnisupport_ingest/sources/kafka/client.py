@@ -1,0 +1,189 @@
+"""The client of a Kafka cluster, and what the cluster says: its topics, their ids, their offsets.
+
+The library (``confluent-kafka``, librdkafka) is an extra. We assign partitions to ourselves and join no
+group, so nothing is rebalanced.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from omnisupport_ingest.contracts.kafka_topics import OURS, KafkaTopics
+from omnisupport_ingest.sources.kafka.errors import KafkaRefused, KafkaUnreachable
+from omnisupport_ingest.sources.kafka.offsets import Held
+
+if TYPE_CHECKING:
+    from confluent_kafka import KafkaError, Message
+
+ANSWER_SECONDS = 10.0
+"""How long one answer of the cluster is waited for."""
+
+_ID_SECONDS = 3.0
+"""The same of topics' ids, which an old cluster does not tell."""
+
+_DEFAULTS = {
+    "client.id": "omnisupport-ingest",
+    "queued.max.messages.kbytes": "65536",
+    "reconnect.backoff.max.ms": "2000",
+}
+
+_LOG = logging.getLogger(__name__)
+_LOG.addHandler(logging.NullHandler())
+
+
+class Cluster:
+    """A connection to the cluster of one source. To be closed; a context manager."""
+
+    def __init__(self, source: str, topics: KafkaTopics) -> None:
+        """``KafkaRefused`` without the library, or for settings that it refuses; ``ConnectionMissing``."""
+        self._source, self._topics = source, topics
+        self._problem = ""
+        self._lock = threading.Lock()
+        self._told = topics.client_settings()
+        self.consumer = make_consumer(source, topics, self._told, on_error=self._note)
+
+    def held(self) -> list[Held]:
+        """What the cluster holds of every partition of the topics, in order; ``KafkaUnreachable``, and
+        ``KafkaRefused`` if it has none of the topics."""
+        from confluent_kafka import KafkaException, TopicPartition
+
+        try:
+            there = self.consumer.list_topics(timeout=ANSWER_SECONDS).topics
+            names = sorted(name for name in there if self._topics.chooses(name))
+            if not names:
+                raise KafkaRefused(
+                    f"The cluster of {self._source} has no topic that is {' or '.join(self._topics.topics)}.",
+                    fix="Correct kafka.topics in its definition, start the connector, or grant its user to "
+                    "describe the topics.",
+                )
+            ids = self._ids(names)
+            found = []
+            for name in names:
+                if there[name].error is not None:
+                    raise KafkaException(there[name].error)
+                for number in sorted(there[name].partitions):
+                    place = TopicPartition(name, number)
+                    low, end = self.consumer.get_watermark_offsets(place, timeout=ANSWER_SECONDS)
+                    found.append(Held(name, number, low, end, ids.get(name)))
+        except KafkaException as problem:
+            raise self.unreachable(problem.args[0]) from None
+        return found
+
+    def now(self, held: Held) -> Held:
+        """What the cluster holds of the same partition now."""
+        from confluent_kafka import KafkaException, TopicPartition
+
+        place = TopicPartition(held.topic, held.partition)
+        try:
+            low, end = self.consumer.get_watermark_offsets(place, timeout=ANSWER_SECONDS)
+        except KafkaException as problem:
+            raise self.unreachable(problem.args[0]) from None
+        return Held(held.topic, held.partition, low, end, held.topic_id)
+
+    def consume(self, count: int, seconds: float) -> Sequence[Message]:
+        """Up to ``count`` messages, errors and ends of partitions among them."""
+        from confluent_kafka import KafkaException
+
+        try:
+            found: Sequence[Message] = self.consumer.consume(count, seconds)
+            return found
+        except KafkaException as problem:
+            raise self.unreachable(problem.args[0]) from None
+
+    def unreachable(self, problem: object) -> KafkaUnreachable:
+        """The error for a cluster that does not answer as it should."""
+        code = getattr(problem, "str", None)
+        told = [str(code() if callable(code) else problem)]
+        # Why it is so comes by a callback. A message that comes with it is read again by the next sync.
+        self.consumer.poll(0)
+        with self._lock:
+            if self._problem and self._problem not in told:
+                told.append(self._problem)
+        servers = self._topics.settings["bootstrap.servers"]
+        return KafkaUnreachable(
+            f"The Kafka cluster of {self._source} (bootstrap.servers {servers}) cannot be read: "
+            f"{self._without_secrets('; '.join(told))[:400]}.",
+            fix="Check that it is up, and kafka.settings in the definition (bootstrap.servers, "
+            "security.protocol, sasl.…, ssl.…). The next sync goes on where this one stood.",
+        )
+
+    def close(self) -> None:
+        self.consumer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _ids(self, names: list[str]) -> dict[str, str]:
+        """The id of each topic, as far as the cluster tells."""
+        from concurrent.futures import TimeoutError as NoAnswer
+
+        from confluent_kafka import KafkaException, TopicCollection, Uuid
+        from confluent_kafka.admin import AdminClient
+
+        settings = {name: value for name, value in self._told.items() if name not in OURS}
+        admin = AdminClient({**_DEFAULTS, **settings}, logger=_LOG)
+        nothing = str(Uuid(0, 0))
+        found: dict[str, str] = {}
+        asked = admin.describe_topics(TopicCollection(names), request_timeout=_ID_SECONDS)
+        for name, answer in asked.items():
+            try:
+                told = str(answer.result(_ID_SECONDS).topic_id)
+            except (KafkaException, NoAnswer):
+                continue
+            if told != nothing:
+                found[name] = told
+        return found
+
+    def _note(self, error: KafkaError) -> None:
+        # Called on the thread that waits for messages, and on that of an answer.
+        with self._lock:
+            self._problem = error.str()
+
+    def _without_secrets(self, text: str) -> str:
+        for name in self._topics.secrets:
+            text = text.replace(self._told[name], "…")
+        return text
+
+
+def make_consumer(source: str, topics: KafkaTopics, settings: dict[str, str], **how: Any) -> Any:
+    """A consumer with ``settings``; ``how``: ``on_error``. ``KafkaRefused`` as ``Cluster`` does."""
+    try:
+        from confluent_kafka import Consumer, KafkaException
+    except ImportError:
+        raise KafkaRefused(
+            f"{source} comes from Kafka, and the library for that is not installed.",
+            fix="pip install 'omnisupport-ingest[kafka]'",
+        ) from None
+    given = {"group.id": f"omnisupport-{source}", **_DEFAULTS, **settings}
+    if "on_error" in how:
+        given["error_cb"] = how["on_error"]
+    try:
+        return Consumer(given, logger=_LOG)
+    except (KafkaException, TypeError, ValueError) as problem:
+        text = str(problem)
+        for name in topics.secrets:
+            text = text.replace(settings[name], "…")
+        raise KafkaRefused(
+            f"The Kafka client refuses the settings of {source}: {text[:300]}.",
+            fix=f"Correct kafka.settings in {topics.path or 'its definition'}; they are those of librdkafka.",
+        ) from None
+
+
+def check_settings(source: str, topics: KafkaTopics) -> None:
+    """Have the library check the settings, connecting to nothing; ``KafkaRefused``, ``ConnectionMissing``."""
+    settings = {
+        name: value for name, value in topics.client_settings().items() if name != "bootstrap.servers"
+    }
+    make_consumer(source, topics, settings).close()

@@ -1,0 +1,127 @@
+"""Where each partition goes on: what the last manifest says, held against what the cluster holds.
+
+Every manifest of an epoch has the offsets of all partitions, so the last one alone says where to go on. What
+the consumer group says decides nothing. A new epoch goes on where the one before it stood, but for topics
+that were made anew: these are read from their beginning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.landing.manifest import OffsetSpan
+from omnisupport_ingest.landing.names import offsets_prefix
+from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.sources.kafka.errors import RecordsGone, TopicReplaced
+
+Partition = tuple[str, int]
+"""A topic and the number of one of its partitions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What the cluster holds of a partition: offsets from ``low`` on, below ``end``.
+
+    ``topic_id``: of the topic, which is another one after it was deleted and made anew; None where the
+    cluster does not tell (Kafka before 2.8).
+    """
+
+    topic: str
+    partition: int
+    low: int
+    end: int
+    topic_id: str | None = None
+
+    @property
+    def place(self) -> Partition:
+        return self.topic, self.partition
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """What a person has decided, with the reason; empty: nothing. ``accept_gap``: go on behind records that
+    were deleted before they were read. ``new_epoch``: what comes now is later than all that has landed."""
+
+    accept_gap: str = ""
+    new_epoch: str = ""
+
+
+UNDECIDED = Ways()
+"""Nobody has decided anything: what is in doubt stops."""
+
+
+def landed_offsets(store: LandingStore) -> dict[Partition, OffsetSpan]:
+    """What has landed last of every partition; of the newest epoch that has any."""
+    for record in sorted(store.epochs(), key=lambda each: each.number, reverse=True):
+        for name in store.newest_first(offsets_prefix(record.number)):
+            file = store.read(name).file
+            assert file is not None and file.offsets is not None, "its name says so"
+            return {(each.topic, each.partition): each for each in file.offsets}
+    return {}
+
+
+def going_on(source: str, held: Held, landed: OffsetSpan | None, ways: Ways) -> OffsetSpan:
+    """The empty span that ``held`` goes on with; ``landed`` is None where nothing of it has landed.
+
+    ``RecordsGone`` or ``TopicReplaced`` where nobody can know what lies between.
+    """
+    start = held.low if landed is None else landed.next
+    span = OffsetSpan(held.topic, held.partition, start, start, 0, held.topic_id)
+    if landed is None:
+        return span
+    known = landed.topic_id or held.topic_id
+    another = known != (held.topic_id or known)
+    if another and not ways.new_epoch:
+        raise replaced(source, held, landed)
+    if another or (ways.new_epoch and held.end < start):
+        return replace(span, start=held.low, next=held.low)
+    span = replace(span, topic_id=known)
+    if held.low <= start:
+        return span
+    if not ways.accept_gap:
+        raise gone(source, held, start)
+    return replace(span, next=held.low, gone=held.low - start, accepted=ways.accept_gap)
+
+
+def out_of_range(source: str, held: Held, span: OffsetSpan) -> IngestError:
+    """Why the cluster does not hold the offset where ``span`` goes on, as it says itself."""
+    if held.low > span.next:
+        return gone(source, held, span.next)
+    return replaced(source, held, span)
+
+
+def gone(source: str, held: Held, start: int) -> RecordsGone:
+    """The gap between ``start``, where reading goes on, and what is held."""
+    return RecordsGone(
+        f"Partition {held.partition} of the topic {held.topic} begins at offset {held.low}, and of {source} "
+        f"those below {start} have landed: offsets {start} to {held.low - 1} were deleted (retention) before "
+        "they were read.",
+        fix="Nobody knows what changed in them. Have the connector read its tables again (an incremental "
+        f'snapshot), then go on behind the gap: omnisupport-ingest sync {source} --accept-gap "why"',
+    )
+
+
+def replaced(source: str, held: Held, landed: OffsetSpan) -> TopicReplaced:
+    """A topic of the same name, that is another one."""
+    how = (
+        f"its id was {landed.topic_id} and is {held.topic_id}"
+        if landed.topic_id and held.topic_id and landed.topic_id != held.topic_id
+        else f"the cluster has no offset {landed.next} of partition {held.partition}, where reading goes on"
+    )
+    return TopicReplaced(
+        f"The topic {held.topic} of {source} was made anew, or the cluster was put back: {how}.",
+        fix="If what it holds now is later than what has landed, begin an epoch with it: omnisupport-ingest "
+        f'sync {source} --new-epoch "what happened"',
+    )
+
+
+def joined(landed: Mapping[Partition, OffsetSpan], spans: Iterable[OffsetSpan]) -> tuple[OffsetSpan, ...]:
+    """``spans``, and of all other partitions that nothing is new, in order."""
+    unchanged = {
+        place: replace(each, start=each.next, records=0, gone=0, accepted="")
+        for place, each in landed.items()
+    }
+    now = unchanged | {(each.topic, each.partition): each for each in spans}
+    return tuple(now[place] for place in sorted(now))

@@ -1,0 +1,229 @@
+"""Records of Kafka as events: what is read of one round becomes one batch, whose manifest has the offsets.
+
+A record is read as a line of a file is, key and value apart. What is kept with its event is one line of JSON:
+topic, partition, offset, timestamp, key, value and headers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from omnisupport_ingest.foreign import Unreadable, parse_row
+from omnisupport_ingest.landing.manifest import FileSpan, Manifest, OffsetSpan
+from omnisupport_ingest.landing.names import offsets_batch_id
+from omnisupport_ingest.landing.rows import LandedEvent
+from omnisupport_ingest.landing.writer import BatchWriter
+from omnisupport_ingest.sources.contracted_relation import contracted_relation
+from omnisupport_ingest.sources.debezium.changes import Change, Passed
+from omnisupport_ingest.sources.debezium.faults import AnotherLife, LineFault
+from omnisupport_ingest.sources.debezium.handling import BY_ARRIVAL, REFUSE, Beside, Handling
+from omnisupport_ingest.sources.debezium.land import Inlet
+from omnisupport_ingest.sources.debezium.latest_times import LatestTimes
+from omnisupport_ingest.sources.debezium.line_reader import LineReader, Tally, Told
+from omnisupport_ingest.sources.debezium.orders import Orders
+from omnisupport_ingest.sources.debezium.records import read_record, record_of, unwrapped
+from omnisupport_ingest.sources.kafka.offsets import Partition, joined
+from omnisupport_ingest.windows import MAX_AHEAD
+
+if TYPE_CHECKING:
+    from confluent_kafka import Message
+
+_START = datetime(1970, 1, 1, tzinfo=UTC)
+_PARTITION_BITS = 20
+_NAMED = 3
+"""Topics of a batch that its manifest names for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A record of a partition. ``moment``: what the cluster or its producer says when it was; None if
+    neither does."""
+
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | str | None], ...]
+    moment: datetime | None
+
+    @classmethod
+    def of(cls, message: Message) -> Record:
+        """The record in a ``message`` without an error."""
+        millis = message.timestamp()[1]
+        moment = _START + timedelta(milliseconds=millis) if 0 <= millis < 1 << 47 else None
+        headers: Any = message.headers() or ()
+        return cls(message.offset() or 0, message.key(), message.value(), tuple(headers), moment)
+
+    @property
+    def size(self) -> int:
+        return len(self.key or b"") + len(self.value or b"")
+
+    def line(self, place: Partition) -> bytes:
+        """It as one line of JSON. Key and value stand as they are, or as a text where they are no JSON."""
+        parts = {
+            "topic": json.dumps(place[0]).encode(),
+            "partition": b"%d" % place[1],
+            "offset": b"%d" % self.offset,
+            "timestamp": b"null" if self.moment is None else b"%d" % ((self.moment - _START) / _MILLISECOND),
+            "key": _as_json(self.key),
+            "value": _as_json(self.value),
+            "headers": json.dumps(
+                [{"key": name, "value": _text(held)} for name, held in self.headers]
+            ).encode(),
+        }
+        return b"{" + b",".join(b'"%s":%s' % (name.encode(), text) for name, text in parts.items()) + b"}"
+
+    def read(self, place: Partition, handling: Handling, beside: Beside) -> Change | Passed:
+        """What it tells; ``LineFault`` if that cannot be read."""
+        headers = {name: _header(held) for name, held in self.headers}
+        return read_record(record_of(place[0], self.key, self.value, headers), handling, beside)
+
+
+_MILLISECOND = timedelta(milliseconds=1)
+
+
+@dataclass
+class Round:
+    """What was read of every partition and is to land next: ``spans`` and their ``records``, by partition.
+
+    ``landed``: of the partitions that have landed before. ``highest``: the highest commit time known of a
+    partition; ``at_end``: those that were read to their end. ``stopped``: some partition cannot be read.
+    """
+
+    spans: dict[Partition, OffsetSpan]
+    records: dict[Partition, Sequence[Record]]
+    landed: dict[Partition, OffsetSpan]
+    at_end: frozenset[Partition]
+    stopped: bool
+    highest: dict[Partition, datetime] = field(default_factory=dict)
+
+    def complete(self, landed_at: datetime) -> datetime | None:
+        """Up to when all partitions have landed: the lowest of their highest times; None if not known. One
+        that was read to its end holds nothing back, and no time that cannot be right counts."""
+        known = {place: min(time, landed_at) for place, time in self.highest.items()}
+        behind = [known.get(place) for place in self.spans if place not in self.at_end]
+        if self.stopped or None in behind:
+            return None
+        return min((each for each in behind if each is not None), default=max(known.values(), default=None))
+
+
+class StopsHere(Exception):
+    """A record that does not land: its partition ends before it. ``fault``: why."""
+
+    def __init__(self, place: Partition, offset: int, fault: LineFault) -> None:
+        super().__init__(fault.problem)
+        self.place, self.offset, self.fault = place, offset, fault
+
+
+class RoundReading:
+    """One reading of a ``Round``. ``first_odd``: the place of the first record that cannot be read, and what
+    is wrong with it; None if all can be."""
+
+    def __init__(self, of: Round, inlet: Inlet, epoch: int) -> None:
+        self.offsets = joined(of.landed, of.spans.values())
+        self.batch_id = offsets_batch_id(epoch, sum(each.start for each in self.offsets))
+        self.tally = Tally()
+        self.first_odd: tuple[Partition, int, LineFault] | None = None
+        self._round, self._inlet, self._epoch = of, inlet, epoch
+        contracts = inlet.contracts.of_source(inlet.store.source)
+        orders = Orders.of(inlet.store, epoch)
+        self._reader = LineReader(orders, contracts, inlet.handling, self.tally)
+        self._content = hashlib.sha256()
+
+    def events(self, epoch: int) -> Iterator[LandedEvent]:
+        """Its events, partition by partition, in the order of their offsets; ``StopsHere``."""
+        arrival = self._inlet.handling.order == BY_ARRIVAL
+        with LatestTimes() as latest:
+            for place in sorted(self._round.records):
+                number = _number(place)
+                for record in self._round.records[place]:
+                    line = record.line(place)
+                    self._content.update(line)
+                    beside = Beside(place[0], record.moment if arrival else None, record.moment)
+                    told = Told(
+                        line,
+                        partial(record.read, place, self._inlet.handling, beside),
+                        beside,
+                        (record.offset, number) if arrival else None,
+                    )
+                    event = self._event(told, place, record.offset, epoch)
+                    if event is None:
+                        continue
+                    if event.misplaced is not None and latest.comes_after_a_later_one(event):
+                        self.tally.misplaced += 1
+                        event = event._replace(misplaced=True)
+                    yield event
+
+    def _event(self, told: Told, place: Partition, offset: int, epoch: int) -> LandedEvent | None:
+        try:
+            # Without a row of a file: what goes on where the last batch stood is never too late.
+            event = self._reader.take(told, epoch, None)
+        except AnotherLife as fault:
+            raise StopsHere(place, offset, fault) from None
+        odd = self._reader.odd
+        if odd is not None:
+            if self._inlet.handling.odd_lines == REFUSE:
+                raise StopsHere(place, offset, odd)
+            self.first_odd = self.first_odd or (place, offset, odd)
+        elif event is not None and event.source_ts <= self._inlet.clock() + MAX_AHEAD:
+            highest = self._round.highest
+            highest[place] = max(event.source_ts, highest.get(place, event.source_ts))
+        return event
+
+    def again(self, epoch: int) -> RoundReading:
+        """Another reading of the same records."""
+        return RoundReading(self._round, self._inlet, epoch)
+
+    def seal(self, writer: BatchWriter) -> Manifest:
+        """Land what was read and given to ``writer``."""
+        topics = sorted({topic for topic, _ in self._round.records})
+        return writer.seal(
+            file=FileSpan(
+                self._content.hexdigest(),
+                ", ".join(topics) if len(topics) <= _NAMED else f"{len(topics)} topics",
+                "",
+                self._reader.orders.order,
+                self.offsets,
+            ),
+            relations=tuple(contracted_relation(each) for each in self._reader.contracts()),
+            confirmed_clock=self._round.complete(self._inlet.clock()),
+            max_clock_skew=self._inlet.max_clock_skew,
+        )
+
+
+def _number(place: Partition) -> int:
+    """A number for the partition, another one for each: events of two partitions never share a position."""
+    topic = int.from_bytes(hashlib.sha256(place[0].encode()).digest()[:5])
+    return (topic << _PARTITION_BITS) | place[1]
+
+
+def _text(value: bytes | str | None) -> str | None:
+    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else value
+
+
+def _header(value: bytes | str | None) -> Any:
+    """A header's value: what it says if it is JSON's object or text, as the JSON converter writes it."""
+    text = _text(value)
+    if text is not None and text[:1] in ("{", '"'):
+        try:
+            return unwrapped(parse_row(text))[0]
+        except Unreadable:
+            pass
+    return text
+
+
+def _as_json(value: bytes | None) -> bytes:
+    if not value:
+        return b"null" if value is None else b'""'
+    try:
+        orjson.loads(value)
+    except orjson.JSONDecodeError:
+        return json.dumps(_text(value)).encode()
+    return value.replace(b"\n", b" ").replace(b"\r", b" ")

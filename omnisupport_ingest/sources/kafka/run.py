@@ -1,0 +1,106 @@
+"""A sync of a defined source of topics: its definition, the lease that keeps others out, and the pause."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Self
+
+from omnisupport_ingest.contracts.model import Contracts
+from omnisupport_ingest.contracts.sources import SourceDefinition
+from omnisupport_ingest.home import Home
+from omnisupport_ingest.landing.manifest import Manifest
+from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.settings import Settings
+from omnisupport_ingest.sources.debezium.handling import handling_of
+from omnisupport_ingest.sources.debezium.land import Inlet, refuse_other_deliveries
+from omnisupport_ingest.sources.kafka.client import Cluster
+from omnisupport_ingest.sources.kafka.errors import KafkaPaused, KafkaRefused
+from omnisupport_ingest.sources.kafka.offsets import UNDECIDED, Held, Ways, landed_offsets
+from omnisupport_ingest.sources.kafka.sync import KafkaInlet, KafkaReport, sync_topics
+from omnisupport_ingest.sources.postgres.lease import Lease
+from omnisupport_ingest.sources.postgres.pause import PauseNote
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """How far a partition has landed. ``landed``: the next offset to read, None before the first record."""
+
+    held: Held
+    landed: int | None
+
+    @property
+    def behind(self) -> int:
+        """Offsets that have not landed yet; not all of them need hold a record."""
+        return max(0, self.held.end - max(self.held.low, self.landed or 0))
+
+    @property
+    def gone(self) -> int:
+        """Offsets that were deleted before they landed."""
+        return 0 if self.landed is None else max(0, self.held.low - self.landed)
+
+
+@dataclass(frozen=True)
+class KafkaSource:
+    """A source of the kind ``kafka`` in a home: ``run`` is the home's folder of locks."""
+
+    definition: SourceDefinition
+    inlet: Inlet
+    run: Path
+
+    @classmethod
+    def of(cls, definition: SourceDefinition, contracts: Contracts, home: Home, settings: Settings) -> Self:
+        """The source of ``definition`` in ``home``; ``KafkaRefused`` if no contract names it."""
+        if not definition.tables(contracts):
+            raise KafkaRefused(
+                f"No contract names the source {definition.name}, so nothing says what its tables are.",
+                fix=f"Write contracts with that x-cdc.source {definition.name} (contracts/data).",
+            )
+        store = LandingStore(home.landing, definition.name)
+        skew = timedelta(seconds=settings.max_clock_skew_seconds)
+        handling = handling_of(definition.events)
+        return cls(definition, Inlet(store, home.grid, contracts, settings.source, handling, skew), home.run)
+
+    def sync(
+        self,
+        *,
+        seconds: float | None = None,
+        ways: Ways = UNDECIDED,
+        stopped: Callable[[], bool] = lambda: False,
+        landed: Callable[[Manifest], None] = lambda _batch: None,
+    ) -> KafkaReport:
+        """Land what is new, for about ``seconds`` (null: to the end of every partition).
+
+        Raises ``CaptureRunning`` where another process reads the source, ``KafkaPaused``, and what
+        ``sync_topics`` does.
+        """
+        name, topics = self.definition.name, self.definition.kafka
+        assert topics is not None
+        pause = PauseNote(self.inlet.store.folder)
+        found = pause.read()
+        if found is not None:
+            raise KafkaPaused(
+                f"The source {name} is paused {found}.", fix=f"omnisupport-ingest source resume {name}"
+            )
+        until = None if seconds is None else time.monotonic() + seconds
+
+        def over() -> bool:
+            return pause.present or stopped() or (until is not None and time.monotonic() > until)
+
+        with Lease.take(self.run, name), Cluster(name, topics) as cluster:
+            refuse_other_deliveries(self.inlet.store)
+            return sync_topics(cluster, KafkaInlet(self.inlet, topics.batch_rows, ways, over, landed))
+
+    def lags(self) -> list[Lag]:
+        """How far every partition has landed, and what the cluster holds; ``KafkaUnreachable``."""
+        assert self.definition.kafka is not None
+        landed = landed_offsets(self.inlet.store)
+        with Cluster(self.definition.name, self.definition.kafka) as cluster:
+            found = []
+            for held in cluster.held():
+                span = landed.get(held.place)
+                found.append(Lag(held, None if span is None else span.next))
+            return found

@@ -1,0 +1,330 @@
+"""One sync of topics: every partition from where it stands to its end, in rounds that land as batches.
+
+A round is what was read until it was large enough or everything was at its end. It lands as one batch, so the
+offsets of all partitions move in one step: when the manifest is there. A partition that cannot be read (a
+gap, another topic, a record that must not land) stops alone; the others go on, and the report says so.
+
+Memory: the records of one round (``batch_rows``, 64 MiB) and the client's own queue.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.landing.folder_lock import one_at_a_time
+from omnisupport_ingest.landing.manifest import Manifest, OffsetSpan
+from omnisupport_ingest.sources.debezium.faults import AnotherLife, LineFault
+from omnisupport_ingest.sources.debezium.handling import BY_ARRIVAL
+from omnisupport_ingest.sources.debezium.land import Inlet, land_reading
+from omnisupport_ingest.sources.kafka.client import Cluster
+from omnisupport_ingest.sources.kafka.errors import KafkaRefused, KafkaUnreachable, RecordRefused
+from omnisupport_ingest.sources.kafka.offsets import (
+    UNDECIDED,
+    Held,
+    Partition,
+    Ways,
+    going_on,
+    landed_offsets,
+    out_of_range,
+)
+from omnisupport_ingest.sources.kafka.records import Record, Round, RoundReading, StopsHere
+
+if TYPE_CHECKING:
+    from confluent_kafka import KafkaError, Message
+
+FIRST_EPOCH = "first records of topics"
+
+ROUND_BYTES = 64 * 1024 * 1024
+"""Bytes of records that are held at most before they land."""
+
+_AT_ONCE = 5_000
+_POLL_SECONDS = 0.5
+
+
+@dataclass
+class KafkaReport:
+    """What a sync did. ``spans``: where every partition stands that is read. ``records``, ``events``: landed.
+
+    ``finished``: every partition was read to its end. ``odd``: records that cannot be read, which wait in
+    quarantine; ``first_odd`` says which was the first, and what is wrong with it. ``faults``: why partitions
+    have stopped. ``missing``: topics of which records have landed and that the cluster does not have.
+    """
+
+    source: str
+    spans: dict[Partition, OffsetSpan] = field(default_factory=dict)
+    batches: list[Manifest] = field(default_factory=list)
+    records: int = 0
+    events: int = 0
+    finished: bool = False
+    odd: int = 0
+    first_odd: tuple[Partition, int, LineFault] | None = None
+    faults: list[IngestError] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class KafkaInlet:
+    """Where records land, and how: ``landed`` is told each batch, ``stopped`` asked between rounds.
+
+    ``patience_seconds``: how long the cluster may say nothing before it counts as unreachable.
+    """
+
+    inlet: Inlet
+    batch_rows: int
+    ways: Ways = UNDECIDED
+    stopped: Callable[[], bool] = lambda: False
+    landed: Callable[[Manifest], None] = lambda _batch: None
+    patience_seconds: float = 20.0
+
+
+def sync_topics(cluster: Cluster, into: KafkaInlet) -> KafkaReport:
+    """Land what is new in the topics of ``cluster``; whoever calls holds the source's lease.
+
+    Raises ``KafkaUnreachable`` and ``KafkaRefused``; what was read before that has landed, as it has where
+    the report has ``faults``.
+    """
+    return _Sync(cluster, into).run()
+
+
+@dataclass
+class _Open:
+    """A partition that is read: the span that lands next with its records.
+
+    ``ended``: its end was seen in this sync, or it has ``stopped`` for a fault; ``at_end``: nothing came
+    since.
+    """
+
+    held: Held
+    span: OffsetSpan
+    records: list[Record] = field(default_factory=list)
+    ended: bool = False
+    at_end: bool = False
+    stopped: bool = False
+
+
+class _Sync:
+    def __init__(self, cluster: Cluster, into: KafkaInlet) -> None:
+        self._cluster, self._into, self._inlet = cluster, into, into.inlet
+        self._source = into.inlet.store.source
+        self._report = KafkaReport(self._source)
+        self._open: dict[Partition, _Open] = {}
+        self._landed = landed_offsets(into.inlet.store)
+        self._highest: dict[Partition, datetime] = {}
+        self._epoch: int | None = None
+        self._rows = self._bytes = 0
+        self._heard = time.monotonic()
+
+    def run(self) -> KafkaReport:
+        self._assign(self._cluster.held())
+        try:
+            while not self._into.stopped():
+                self._take(self._cluster.consume(min(_AT_ONCE, self._into.batch_rows), _POLL_SECONDS))
+                if all(each.ended for each in self._open.values()):
+                    self._report.finished = not self._report.faults
+                    break
+                if self._rows >= self._into.batch_rows or self._bytes >= ROUND_BYTES:
+                    self._land()
+                self._check_patience()
+        except KafkaUnreachable:
+            self._land()
+            raise
+        self._land()
+        return self._report
+
+    def _assign(self, held: Sequence[Held]) -> None:
+        from confluent_kafka import TopicPartition
+
+        if self._inlet.handling.order == BY_ARRIVAL:
+            self._check_arrival(held)
+        for each in held:
+            try:
+                span = going_on(self._source, each, self._landed.get(each.place), self._into.ways)
+            except IngestError as fault:
+                self._report.faults.append(fault)
+                continue
+            self._open[each.place] = _Open(each, span)
+        there = {each.topic for each in held}
+        self._report.missing = sorted({topic for topic, _ in self._landed} - there)
+        self._cluster.consumer.assign(
+            [TopicPartition(*place, each.span.next) for place, each in self._open.items()]
+        )
+
+    def _check_arrival(self, held: Sequence[Held]) -> None:
+        """Refuse what has no order by arrival: a table of two topics, a key that has moved to another
+        partition."""
+        known = {topic for topic, _ in self._landed}
+        of_table: dict[tuple[str, str], str] = {}
+        for each in held:
+            if each.topic in known and each.place not in self._landed:
+                raise KafkaRefused(
+                    f"The topic {each.topic} has a partition {each.partition} that it did not have, and its "
+                    "records are ordered by arrival: a key may have moved there, and nothing says which of "
+                    "its records is later.",
+                    fix="Land it as a new source whose records carry a position or a commit time "
+                    "(events.order position), or make the topic anew with all its partitions, and: "
+                    f'omnisupport-ingest sync {self._source} --new-epoch "partitions added"',
+                )
+            table = self._inlet.handling.table_of(each.topic)
+            if table is None:
+                continue
+            other = of_table.setdefault((table.schema, table.table), each.topic)
+            if other != each.topic:
+                raise KafkaRefused(
+                    f"The topics {other} and {each.topic} are both of {table.schema}.{table.table}, and "
+                    "their records are ordered by arrival, which two topics have not in common.",
+                    fix="Take one of them in (kafka.topics), or map them to two tables (events.tables).",
+                )
+
+    # ---- What comes
+
+    def _take(self, messages: Sequence[Message]) -> None:
+        if messages:
+            self._heard = time.monotonic()
+        for message in messages:
+            error = message.error()
+            place = (message.topic() or "", message.partition() or 0)
+            of = self._open.get(place)
+            if error is not None:
+                self._note(error, message, of)
+            elif of is not None and not of.stopped and (message.offset() or 0) >= of.span.next:
+                record = Record.of(message)
+                of.records.append(record)
+                of.span = replace(of.span, next=record.offset + 1, records=of.span.records + 1)
+                of.at_end = False
+                self._rows += 1
+                self._bytes += record.size
+
+    def _note(self, error: KafkaError, message: Message, of: _Open | None) -> None:
+        from confluent_kafka import KafkaError as Codes
+
+        code = error.code()
+        if of is None or of.stopped:
+            if error.fatal():
+                raise self._cluster.unreachable(error)
+        elif code == Codes._PARTITION_EOF:
+            # Behind the last record there may be offsets without one, which nothing will ever fill.
+            of.span = replace(of.span, next=max(of.span.next, message.offset() or 0))
+            of.ended = of.at_end = True
+        elif code in (Codes._AUTO_OFFSET_RESET, Codes.OFFSET_OUT_OF_RANGE):
+            held = self._cluster.now(of.held)
+            self._stop(held.place, out_of_range(self._source, held, of.span))
+        elif code in (Codes.UNKNOWN_TOPIC_OR_PART, Codes._UNKNOWN_TOPIC, Codes._UNKNOWN_PARTITION):
+            self._stop(of.held.place, self._cluster.unreachable(error))
+        else:
+            raise self._cluster.unreachable(error)
+
+    def _stop(self, place: Partition, fault: IngestError) -> None:
+        """Read no more of ``place``. What was read of it before still lands."""
+        from confluent_kafka import TopicPartition
+
+        self._report.faults.append(fault)
+        of = self._open[place]
+        of.ended, of.stopped, of.at_end = True, True, False
+        self._cluster.consumer.pause([TopicPartition(*place)])
+
+    def _check_patience(self) -> None:
+        waited = time.monotonic() - self._heard
+        if waited > self._into.patience_seconds:
+            silent = [each.held for each in self._open.values() if not each.ended]
+            where = f"{silent[0].topic}[{silent[0].partition}]"
+            raise self._cluster.unreachable(f"nothing came of {where} for {waited:.0f} seconds")
+
+    # ---- Landing
+
+    def _land(self) -> None:
+        """Land the round, if anything is new; then tell the group."""
+        new = {place: each for place, each in self._open.items() if each.span.next > each.span.start}
+        if new:
+            with one_at_a_time(self._inlet.store.folder):
+                self._land_round()
+            self._mirror(new)
+        self._rows = self._bytes = 0
+
+    def _land_round(self) -> None:
+        epoch = self._begin()
+        while True:
+            reading = RoundReading(self._round(), self._inlet, epoch)
+            try:
+                manifest, tally = land_reading(reading, self._inlet, epoch)
+                break
+            except StopsHere as stop:
+                if not self._cut(stop):
+                    return
+        assert manifest.file is not None and manifest.file.offsets is not None
+        report = self._report
+        report.batches.append(manifest)
+        report.records += sum(each.span.records for each in self._open.values())
+        report.events += manifest.rows
+        report.odd += tally.odd
+        report.first_odd = report.first_odd or reading.first_odd
+        for span in manifest.file.offsets:
+            place = (span.topic, span.partition)
+            self._landed[place] = span
+            if place in self._open:
+                following = replace(span, start=span.next, records=0, gone=0, accepted="")
+                self._open[place].span, self._open[place].records = following, []
+                report.spans[place] = span
+        self._into.landed(manifest)
+
+    def _round(self) -> Round:
+        return Round(
+            {place: each.span for place, each in self._open.items()},
+            {place: each.records for place, each in self._open.items() if each.records},
+            self._landed,
+            frozenset(place for place, each in self._open.items() if each.at_end),
+            bool(self._report.faults),
+            self._highest,
+        )
+
+    def _cut(self, stop: StopsHere) -> bool:
+        """Stop a partition before a record that does not land; returns whether anything is left to land."""
+        of = self._open[stop.place]
+        kept = [each for each in of.records if each.offset < stop.offset]
+        of.records = kept
+        of.span = replace(of.span, next=stop.offset, records=len(kept))
+        topic, partition = stop.place
+        self._stop(
+            stop.place,
+            RecordRefused(
+                f"{topic}[{partition}], offset {stop.offset}: {stop.fault.problem}.",
+                fix=self._fix(stop.fault),
+            ),
+        )
+        return any(each.span.next > each.span.start for each in self._open.values())
+
+    def _fix(self, fault: LineFault) -> str:
+        if isinstance(fault, AnotherLife):
+            return (
+                "If the connector was set up anew (its offsets were lost, a new first snapshot was taken), "
+                f"go on with what it wrote since then: omnisupport-ingest sync {self._source} --new-epoch "
+                '"what happened". If only some records carry source.sequence, have all of them carry it.'
+            )
+        return (
+            f"{fault.fix} Or let such records wait in quarantine: events.odd_lines in the definition. What "
+            "stands behind it lands then."
+        )
+
+    def _begin(self) -> int:
+        """The epoch to land in. It begins with its first batch, not where no cluster answers."""
+        if self._epoch is None:
+            store, why = self._inlet.store, self._into.ways.new_epoch
+            current = store.current_epoch()
+            if current is None or why:
+                current = store.begin_epoch(why or FIRST_EPOCH, None, now=self._inlet.clock())
+            self._epoch = current.number
+        return self._epoch
+
+    def _mirror(self, new: dict[Partition, _Open]) -> None:
+        """Tell the consumer group how far we are; nothing here depends on whether it listens."""
+        from confluent_kafka import KafkaException, TopicPartition
+
+        offsets = [TopicPartition(*place, each.span.next) for place, each in new.items()]
+        with gate("kafka.mirror"), suppress(KafkaException):
+            self._cluster.consumer.commit(offsets=offsets, asynchronous=True)

@@ -1,0 +1,61 @@
+"""A home that topics land in, and what a test says of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from omnisupport_ingest.contracts.kafka_topics import KafkaTopics
+from omnisupport_ingest.contracts.sources import SourceDefinition, SourceKind
+from omnisupport_ingest.landing.manifest import OffsetSpan
+from omnisupport_ingest.sources.debezium.handling import Handling
+from omnisupport_ingest.sources.kafka.offsets import UNDECIDED, Ways
+from omnisupport_ingest.sources.kafka.run import KafkaSource
+from omnisupport_ingest.sources.kafka.sync import KafkaReport
+from omnisupport_ingest_tests.sources.debezium.recorded import SOURCE, Recorder
+from omnisupport_ingest_tests.sources.debezium.told import customer, envelope
+
+
+class Reader:
+    """Syncs the topics whose names begin with ``prefix`` into a home of its own."""
+
+    def __init__(
+        self,
+        folder: Path,
+        address: str,
+        prefix: str,
+        handling: Handling | None = None,
+        batch_rows: int = 50_000,
+    ) -> None:
+        self.recorder = Recorder(folder, "customers", "toasty", handling=handling)
+        settings = {"bootstrap.servers": address, "fetch.wait.max.ms": "50"}
+        topics = KafkaTopics((f"^{prefix}",), settings, batch_rows=batch_rows)
+        definition = SourceDefinition(SOURCE, SourceKind.KAFKA, "Topics.", kafka=topics)
+        (folder / "run").mkdir(exist_ok=True)
+        self.source = KafkaSource(definition, self.recorder.inlet, folder / "run")
+        self.store = self.recorder.inlet.store
+
+    def sync(self, ways: Ways = UNDECIDED, **how: Any) -> KafkaReport:
+        return self.source.sync(ways=ways, **how)
+
+    def spans(self) -> list[OffsetSpan]:
+        """What every batch covers, in order, without the partitions of which it has nothing new."""
+        found = [each.file.offsets or () for each in self.store.manifests() if each.file is not None]
+        return [span for spans in found for span in spans if span.next > span.start]
+
+    def rows(self) -> list[dict[str, Any]]:
+        import pyarrow.parquet as pq
+
+        files = [self.store.path_of(file) for each in self.store.manifests() for file in each.files]
+        return [row for file in files for row in pq.ParquetFile(file).read().to_pylist()]
+
+    def keys(self) -> list[int]:
+        return sorted(int(json.loads(row["key"])[0]) for row in self.rows() if row["key"] is not None)
+
+
+def changes(first: int, count: int) -> Iterator[tuple[Any, Any]]:
+    """``count`` creates of customers, keys from ``first`` on, each with a position of its own."""
+    for number in range(first, first + count):
+        yield {"id": number}, envelope("c", customer(number), lsn=1000 + number, order=1)
