@@ -147,7 +147,7 @@ class _Sync:
             try:
                 span = going_on(self._source, each, self._landed.get(each.place), self._into.ways)
             except IngestError as fault:
-                self._report.faults.append(fault)
+                self._add_fault(fault)
                 continue
             self._open[each.place] = _Open(each, span)
         there = {each.topic for each in held}
@@ -159,10 +159,11 @@ class _Sync:
     def _check_arrival(self, held: Sequence[Held]) -> None:
         """Refuse what has no order by arrival: a table of two topics, a key that has moved to another
         partition."""
-        known = {topic for topic, _ in self._landed}
+        known = {topic: each.topic_id for (topic, _), each in self._landed.items()}
         of_table: dict[tuple[str, str], str] = {}
         for each in held:
-            if each.topic in known and each.place not in self._landed:
+            same = each.topic in known and known[each.topic] in (None, each.topic_id)
+            if same and each.place not in self._landed:
                 raise KafkaRefused(
                     f"The topic {each.topic} has a partition {each.partition} that it did not have, and its "
                     "records are ordered by arrival: a key may have moved there, and nothing says which of "
@@ -224,10 +225,15 @@ class _Sync:
         """Read no more of ``place``. What was read of it before still lands."""
         from confluent_kafka import TopicPartition
 
-        self._report.faults.append(fault)
+        self._add_fault(fault)
         of = self._open[place]
         of.ended, of.stopped, of.at_end = True, True, False
         self._cluster.consumer.pause([TopicPartition(*place)])
+
+    def _add_fault(self, fault: IngestError) -> None:
+        # That a topic is another one is told once, not for each of its partitions.
+        if str(fault) not in map(str, self._report.faults):
+            self._report.faults.append(fault)
 
     def _check_patience(self) -> None:
         waited = time.monotonic() - self._heard

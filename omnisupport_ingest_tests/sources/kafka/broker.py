@@ -32,9 +32,9 @@ class Broker:
     def make_topic(self, name: str, partitions: int = 1) -> None:
         self._do(lambda admin: admin.create_topics([NewTopic(name, partitions, 1)]))
 
-    def make_anew(self, name: str) -> None:
+    def make_anew(self, name: str, partitions: int = 1) -> None:
         self.delete(name)
-        self.make_topic(name)
+        self.make_topic(name, partitions)
 
     def delete(self, name: str) -> None:
         self._do(lambda admin: admin.delete_topics([name]))

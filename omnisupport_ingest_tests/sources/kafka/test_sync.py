@@ -15,7 +15,7 @@ from omnisupport_ingest.sources.debezium.handling import Handling, NamedTable
 from omnisupport_ingest.sources.kafka import sync as sync_module
 from omnisupport_ingest.sources.kafka.client import Cluster
 from omnisupport_ingest.sources.kafka.errors import KafkaPaused, KafkaRefused, RecordRefused, TopicReplaced
-from omnisupport_ingest.sources.kafka.offsets import Ways
+from omnisupport_ingest.sources.kafka.offsets import Ways, landed_offsets
 from omnisupport_ingest.sources.postgres.errors import CaptureRunning
 from omnisupport_ingest.sources.postgres.lease import Lease
 from omnisupport_ingest.sources.postgres.pause import PauseNote
@@ -86,6 +86,24 @@ def test_what_the_group_says_decides_nothing_and_is_told(broker: Broker, prefix:
     reader.sync()
     assert reader.keys() == [1, 2, 3, 4]
     until(lambda: broker.committed(name, topic) == 4)
+
+
+def test_the_group_is_told_of_nothing_that_is_not_durable(
+    broker: Broker, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = Reader(tmp_path, broker.address, prefix, batch_rows=4)
+    broker.make_topic(f"{prefix}a")
+    broker.produce(f"{prefix}a", changes(1, 12))
+    tell, told = sync_module._Sync._mirror, []
+
+    def watched(self: Any, new: dict[Any, Any]) -> None:
+        durable = {place: span.next for place, span in landed_offsets(reader.store).items()}
+        told.append({place: each.span.next for place, each in new.items()} == durable)
+        tell(self, new)
+
+    monkeypatch.setattr(sync_module._Sync, "_mirror", watched)
+    reader.sync()
+    assert len(told) >= 2 and all(told)
 
 
 def test_the_same_events_are_the_same_by_file_and_by_topic(
@@ -204,6 +222,14 @@ def test_what_arrival_cannot_order_is_refused(
     one_partition.undo()
     with pytest.raises(KafkaRefused, match="has a partition 1 that it did not have"):
         reader.sync()
+    with pytest.raises(KafkaRefused):
+        reader.sync(MADE_ANEW)
+    broker.make_anew(f"{prefix}a", 2)
+    broker.produce(f"{prefix}a", [({"id": 2}, customer(2))], 1)
+    (fault,) = reader.sync().faults
+    assert isinstance(fault, TopicReplaced), "told once, not for each partition"
+    reader.sync(MADE_ANEW)
+    assert reader.keys() == [1, 2]
     other = Reader(tmp_path / "other", broker.address, f"{prefix}x", handling)
     for name in ("x1", "x2"):
         broker.make_topic(f"{prefix}{name}")
