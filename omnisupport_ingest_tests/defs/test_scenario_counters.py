@@ -36,7 +36,7 @@ def mirrored(tags: dict[str, str]) -> dict[str, Any]:
     context = SimpleNamespace(
         run=SimpleNamespace(tags=tags), add_asset_metadata=lambda entries, **_: given.update(entries)
     )
-    _mirror(context, [CHECKPOINT], 0.0)  # type: ignore[arg-type]
+    _mirror(context, [CHECKPOINT], 0.0, {})  # type: ignore[arg-type]
     return given
 
 
