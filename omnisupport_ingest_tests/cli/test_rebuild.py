@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import duckdb
@@ -19,17 +20,22 @@ from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest_tests.cli.command import command
 from omnisupport_ingest_tests.cli.told_home import enter_copy
 from omnisupport_ingest_tests.recovery.pipeline import open_workspace, run_stages
-from omnisupport_ingest_tests.stages.story import FIRST, SOURCE, Change, Commit, Story
+from omnisupport_ingest_tests.stages import story as stories
+from omnisupport_ingest_tests.stages.story import SOURCE, Change, Commit, Story
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Path:
+    """A story that begins ten minutes ago: Dagster counts every window since the first one."""
     folder = tmp_path_factory.mktemp("rebuilt") / "told"
-    Story(folder).land(
-        Commit(10, 1, [Change("c", 1, {"title": "one", "body": "text"}), Change("c", 2, {"title": "two"})]),
-        Commit(20, 2, [Change("u", 1, {"title": "eins"}, unchanged=("body",)), Change("d", 2)]),
-    )
-    run_stages(open_workspace(folder), spark, [FIRST])
+    with pytest.MonkeyPatch.context() as patch:
+        start = datetime.now(UTC).replace(second=0, microsecond=0) - timedelta(minutes=10)
+        patch.setattr(stories, "START", start)
+        batch = Story(folder).land(
+            Commit(10, 1, [Change("c", 1, {"title": "one", "body": "b"}), Change("c", 2, {"title": "two"})]),
+            Commit(20, 2, [Change("u", 1, {"title": "eins"}, unchanged=("body",)), Change("d", 2)]),
+        )
+    run_stages(open_workspace(folder), spark, sorted(batch.windows))
     return folder
 
 
