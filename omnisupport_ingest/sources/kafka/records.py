@@ -67,18 +67,23 @@ class Record:
 
     def line(self, place: Partition) -> bytes:
         """It as one line of JSON. Key and value stand as they are, or as a text where they are no JSON."""
-        parts = {
-            "topic": json.dumps(place[0]).encode(),
-            "partition": b"%d" % place[1],
-            "offset": b"%d" % self.offset,
-            "timestamp": b"null" if self.moment is None else b"%d" % ((self.moment - _START) / _MILLISECOND),
-            "key": _as_json(self.key),
-            "value": _as_json(self.value),
-            "headers": json.dumps(
+        moment = b"null" if self.moment is None else b"%d" % ((self.moment - _START) // _MILLISECOND)
+        headers = b"[]"
+        if self.headers:
+            headers = json.dumps(
                 [{"key": name, "value": _text(held)} for name, held in self.headers]
-            ).encode(),
-        }
-        return b"{" + b",".join(b'"%s":%s' % (name.encode(), text) for name, text in parts.items()) + b"}"
+            ).encode()
+        return (
+            b'{"topic":%s,"partition":%d,"offset":%d,"timestamp":%s,"key":%s,"value":%s,"headers":%s}'
+        ) % (
+            json.dumps(place[0]).encode(),
+            place[1],
+            self.offset,
+            moment,
+            _as_json(self.key),
+            _as_json(self.value),
+            headers,
+        )
 
     def read(self, place: Partition, handling: Handling, beside: Beside) -> Change | Passed:
         """What it tells; ``LineFault`` if that cannot be read."""

@@ -97,16 +97,27 @@ def sync_topics(cluster: Cluster, into: KafkaInlet) -> KafkaReport:
 class _Open:
     """A partition that is read: the span that lands next with its records.
 
-    ``ended``: its end was seen in this sync, or it has ``stopped`` for a fault; ``at_end``: nothing came
-    since.
+    ``begun``: that span as it was before any was read; ``next``: behind what was read. ``ended``: its end was
+    seen in this sync, or it has ``stopped`` for a fault; ``at_end``: nothing came since.
     """
 
     held: Held
-    span: OffsetSpan
+    begun: OffsetSpan
+    next: int
     records: list[Record] = field(default_factory=list)
     ended: bool = False
     at_end: bool = False
     stopped: bool = False
+
+    @property
+    def span(self) -> OffsetSpan:
+        """What lands next of it."""
+        return replace(self.begun, next=self.next, records=len(self.records))
+
+    @property
+    def is_new(self) -> bool:
+        """Whether that is anything."""
+        return self.next > self.begun.start
 
 
 class _Sync:
@@ -149,11 +160,11 @@ class _Sync:
             except IngestError as fault:
                 self._add_fault(fault)
                 continue
-            self._open[each.place] = _Open(each, span)
+            self._open[each.place] = _Open(each, span, span.next)
         there = {each.topic for each in held}
         self._report.missing = sorted({topic for topic, _ in self._landed} - there)
         self._cluster.consumer.assign(
-            [TopicPartition(*place, each.span.next) for place, each in self._open.items()]
+            [TopicPartition(*place, each.next) for place, each in self._open.items()]
         )
 
     def _check_arrival(self, held: Sequence[Held]) -> None:
@@ -194,10 +205,10 @@ class _Sync:
             of = self._open.get(place)
             if error is not None:
                 self._note(error, message, of)
-            elif of is not None and not of.stopped and (message.offset() or 0) >= of.span.next:
+            elif of is not None and not of.stopped and (message.offset() or 0) >= of.next:
                 record = Record.of(message)
                 of.records.append(record)
-                of.span = replace(of.span, next=record.offset + 1, records=of.span.records + 1)
+                of.next = record.offset + 1
                 of.at_end = False
                 self._rows += 1
                 self._bytes += record.size
@@ -211,7 +222,7 @@ class _Sync:
                 raise self._cluster.unreachable(error)
         elif code == Codes._PARTITION_EOF:
             # Behind the last record there may be offsets without one, which nothing will ever fill.
-            of.span = replace(of.span, next=max(of.span.next, message.offset() or 0))
+            of.next = max(of.next, message.offset() or 0)
             of.ended = of.at_end = True
         elif code in (Codes._AUTO_OFFSET_RESET, Codes.OFFSET_OUT_OF_RANGE):
             held = self._cluster.now(of.held)
@@ -246,11 +257,10 @@ class _Sync:
 
     def _land(self) -> None:
         """Land the round, if anything is new; then tell the group."""
-        new = {place: each for place, each in self._open.items() if each.span.next > each.span.start}
-        if new:
+        if any(each.is_new for each in self._open.values()):
             with one_at_a_time(self._inlet.store.folder):
                 self._land_round()
-            self._mirror(new)
+            self._mirror()
         self._rows = self._bytes = 0
 
     def _land_round(self) -> None:
@@ -266,7 +276,7 @@ class _Sync:
         assert manifest.file is not None and manifest.file.offsets is not None
         report = self._report
         report.batches.append(manifest)
-        report.records += sum(each.span.records for each in self._open.values())
+        report.records += sum(len(each.records) for each in self._open.values())
         report.events += manifest.rows
         report.odd += tally.odd
         report.first_odd = report.first_odd or reading.first_odd
@@ -274,8 +284,9 @@ class _Sync:
             place = (span.topic, span.partition)
             self._landed[place] = span
             if place in self._open:
-                following = replace(span, start=span.next, records=0, gone=0, accepted="")
-                self._open[place].span, self._open[place].records = following, []
+                of = self._open[place]
+                of.begun = replace(span, start=span.next, records=0, gone=0, accepted="")
+                of.records = []
                 report.spans[place] = span
         self._into.landed(manifest)
 
@@ -292,9 +303,8 @@ class _Sync:
     def _cut(self, stop: StopsHere) -> bool:
         """Stop a partition before a record that does not land; returns whether anything is left to land."""
         of = self._open[stop.place]
-        kept = [each for each in of.records if each.offset < stop.offset]
-        of.records = kept
-        of.span = replace(of.span, next=stop.offset, records=len(kept))
+        of.records = [each for each in of.records if each.offset < stop.offset]
+        of.next = stop.offset
         topic, partition = stop.place
         self._stop(
             stop.place,
@@ -303,7 +313,7 @@ class _Sync:
                 fix=self._fix(stop.fault),
             ),
         )
-        return any(each.span.next > each.span.start for each in self._open.values())
+        return any(each.is_new for each in self._open.values())
 
     def _fix(self, fault: LineFault) -> str:
         if isinstance(fault, AnotherLife):
@@ -327,10 +337,10 @@ class _Sync:
             self._epoch = current.number
         return self._epoch
 
-    def _mirror(self, new: dict[Partition, _Open]) -> None:
+    def _mirror(self) -> None:
         """Tell the consumer group how far we are; nothing here depends on whether it listens."""
         from confluent_kafka import KafkaException, TopicPartition
 
-        offsets = [TopicPartition(*place, each.span.next) for place, each in new.items()]
+        offsets = [TopicPartition(*place, each.next) for place, each in self._open.items()]
         with gate("kafka.mirror"), suppress(KafkaException):
             self._cluster.consumer.commit(offsets=offsets, asynchronous=True)
