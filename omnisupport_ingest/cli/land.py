@@ -19,7 +19,7 @@ from omnisupport_ingest.foreign import printable
 if TYPE_CHECKING:
     from omnisupport_ingest.settings import Settings
     from omnisupport_ingest.sources.debezium.inbox import Inbox, Taken
-    from omnisupport_ingest.sources.debezium.land import FileLanding
+    from omnisupport_ingest.sources.debezium.land import FileLanding, Inlet
     from omnisupport_ingest.stages.workspace import Workspace
 
 REFUSED = 1
@@ -75,14 +75,14 @@ def land(
     inbox: Path | None,
     as_json: bool,
 ) -> int | None:
-    """Land files of Debezium events (JSON lines, plain or .gz), each as one batch of its source.
+    """Land files of Debezium events (JSON lines, plain, .gz or .zst), each as one batch of its source.
 
     Files may be late, repeated, overlapping and in any order. One that has landed changes nothing. A line
     that cannot be read waits in quarantine; a file without one that can is refused. How the events of a
     source are written says its definition (contracts/sources/NAME.json), and over it these options.
 
-    With --watch, files named *.jsonl, *.json, *.jsonl.gz or *.json.gz in INBOX/SOURCE are taken once
-    they are left alone, and moved to landed/ or refused/ there. Write them under a name that begins with
+    With --watch, files named *.jsonl or *.json, also with .gz or .zst behind it, in INBOX/SOURCE are taken
+    once they are left alone, and moved to landed/ or refused/ there. Write them under a name that begins with
     a dot, and rename them when they are complete.
 
     \b
@@ -211,17 +211,24 @@ def _taken(settings: Settings, taken: Taken) -> list[str]:
 def _land(
     workspace: Workspace, handling: dict[str, str], path: Path, source: str, new_epoch: str | None
 ) -> FileLanding:
+    from omnisupport_ingest.sources.debezium.land import land as land_file
+
+    return land_file(path, inlet_of(workspace, source, handling), new_epoch=new_epoch)
+
+
+def inlet_of(workspace: Workspace, source: str, handling: dict[str, str]) -> Inlet:
+    """Where the events of ``source`` land; ``SourceRefused`` for one that takes none. ``handling``: what is
+    told beside its definition."""
     from dataclasses import replace
     from datetime import timedelta
 
     from omnisupport_ingest.sources.debezium.handling import handling_in_force
     from omnisupport_ingest.sources.debezium.land import Inlet, check_source
-    from omnisupport_ingest.sources.debezium.land import land as land_file
 
     captured = workspace.settings.source
     check_source(source, captured, workspace.contracts)
     _refuse_other_positions(workspace, source)
-    inlet = Inlet(
+    return Inlet(
         store=workspace.landing(source),
         grid=workspace.grid,
         contracts=workspace.contracts,
@@ -229,7 +236,6 @@ def _land(
         handling=replace(handling_in_force(workspace.settings, source), **handling),  # type: ignore[arg-type]
         max_clock_skew=timedelta(seconds=workspace.settings.max_clock_skew_seconds),
     )
-    return land_file(path, inlet, new_epoch=new_epoch)
 
 
 def _refuse_other_positions(workspace: Workspace, source: str) -> None:

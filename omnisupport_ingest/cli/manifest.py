@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from omnisupport_ingest.cli.counted import counted
 from omnisupport_ingest.cli.opening import open_home, open_settings
+
+if TYPE_CHECKING:
+    from omnisupport_ingest.sources.manifests.examine import Examined
+    from omnisupport_ingest.sources.manifests.land import Delivery
+    from omnisupport_ingest.sources.manifests.seed_manifest import ReplayOf, SeedManifest
+    from omnisupport_ingest.stages.workspace import Workspace
+
+REFUSED = 1
+"""Exit code of a dry run that finds what a gate rejects."""
+
+_MOST_SHOWN = 20
 
 
 @click.group()
@@ -38,16 +53,24 @@ def validate(path: Path | None) -> None:
 
 @manifest.command()
 @click.argument("path", type=click.Path(path_type=Path))
-def load(path: Path) -> None:
-    """Land the files that the manifest at PATH describes as one batch; a second time does nothing.
+@click.option("--dry-run", is_flag=True, help="Say what would land and what would not, and land nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def load(path: Path, dry_run: bool, as_json: bool) -> int | None:
+    """Land the files that the manifest at PATH describes; a second time does nothing.
+
+    The load mode says what they are: full_snapshot (the whole table), incremental_cursor (new versions of
+    rows), backfill (rows of past windows), cdc (Debezium's events) or replay (no files: windows are folded
+    again, as `replay` does). The gates say what becomes of each kind of fault; what a gate rejects, lands
+    nothing. --dry-run reads all of it and tells the faults by file and line.
 
     \b
     Example:
-      omnisupport-ingest manifest load data/seed_manifests/legacy_tickets_2025.json
+      omnisupport-ingest manifest load data/seed_manifests/omnisupport_tickets_full.json --dry-run
+      omnisupport-ingest manifest load data/seed_manifests/omnisupport_tickets_full.json
 
-    Exit code: 0 landed, 1 a file is not as described, 2 usage, settings or manifest.
+    Exit code: 0 landed, 1 a gate rejects it, 2 usage, settings or manifest.
     """
-    from omnisupport_ingest.sources.manifests.land import land
+    from omnisupport_ingest.sources.manifests.policies import CDC
     from omnisupport_ingest.sources.manifests.seed_manifest import load_manifest
     from omnisupport_ingest.stages.workspace import Workspace
 
@@ -55,8 +78,110 @@ def load(path: Path) -> None:
     open_home(settings)
     workspace = Workspace.open(settings)
     seed = load_manifest(path, workspace.contracts)
-    store = workspace.landing(seed.contract.source)
-    epoch = store.current_epoch() or store.begin_epoch("first delivery", None)
-    landed = land(seed, store, workspace.grid, epoch.number)
-    done = "had landed before" if landed.already_landed else "landed"
-    click.echo(f"{seed.rows} rows of {seed.contract.full_name} {done} as {landed.manifest.batch_id}.")
+    if seed.replay is not None:
+        _replay(workspace, seed, seed.replay, dry_run=dry_run, as_json=as_json)
+        return None
+    examine, land = (_events if seed.load_mode == CDC else _rows)(workspace, seed)
+    if not dry_run:
+        delivery = land()
+        _tell(seed, delivery.examined, delivery, as_json=as_json)
+        return None
+    examined = examine()
+    _tell(seed, examined, None, as_json=as_json)
+    return REFUSED if examined.first_rejected is not None else None
+
+
+_Steps = tuple["Callable[[], Examined]", "Callable[[], Delivery]"]
+
+
+def _rows(workspace: Workspace, seed: SeedManifest) -> _Steps:
+    from omnisupport_ingest.contracts.sources import SourceKind, sources_in_force
+    from omnisupport_ingest.sources.manifests.examine import SeedRefused
+    from omnisupport_ingest.sources.manifests.land import Inlet, land, look_through
+
+    source = seed.contract.source
+    definition = sources_in_force(workspace.settings, workspace.contracts).find(source)
+    if definition.kind is not SourceKind.FILES:
+        raise SeedRefused(
+            f"{source} is a source of the kind {definition.kind}; deliveries are not mixed into it.",
+            fix="Land them as a source of their own: contracts with another x-cdc.source.",
+        )
+    alone = len(workspace.contracts.of_source(source)) == 1
+    inlet = Inlet(workspace.landing(source), workspace.grid, definition.licenses, alone)
+    return lambda: look_through(seed, inlet), lambda: land(seed, inlet)
+
+
+def _events(workspace: Workspace, seed: SeedManifest) -> _Steps:
+    from omnisupport_ingest.cli.land import inlet_of
+    from omnisupport_ingest.contracts.sources import sources_in_force
+    from omnisupport_ingest.sources.manifests.events import examine_events, land_events
+
+    source = seed.contract.source
+    inlet = inlet_of(workspace, source, {})
+    taken = sources_in_force(workspace.settings, workspace.contracts).find(source).licenses
+    return lambda: examine_events(seed, inlet, taken), lambda: land_events(seed, inlet, taken)
+
+
+def _replay(
+    workspace: Workspace, seed: SeedManifest, what: ReplayOf, *, dry_run: bool, as_json: bool
+) -> None:
+    from omnisupport_ingest.cli.replay import replay_windows, windows_between
+    from omnisupport_ingest.sources.manifests.examine import windows_of_batches
+
+    source = seed.contract.source
+    if what.first is not None:
+        windows = windows_between(workspace, source, what.first, what.last or what.first)
+    else:
+        windows, faults = windows_of_batches(seed, workspace.landing(source))
+        for fault in faults:
+            click.echo(f"{fault.action}: {fault.problem}. {fault.fix}", err=True)
+    reason = None if dry_run else what.reason
+    replay_windows(workspace, source, seed.contract.full_name, windows, reason, as_json=as_json)
+
+
+def _tell(seed: SeedManifest, examined: Examined, delivery: Delivery | None, *, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(_document(seed, examined, delivery), indent=2, ensure_ascii=False))
+        return
+    of_all = delivery is None
+    for fault in [each for each in examined.faults if of_all or each.action != "accept"][:_MOST_SHOWN]:
+        click.echo(f"{fault.action}: {fault.where}: {fault.problem} (gate {fault.kind}).", err=not of_all)
+    total = sum(examined.counts.values())
+    if of_all and total > _MOST_SHOWN:
+        click.echo(f"… {total} faults in all; --json tells the first thousand.")
+    if examined.kept_out:
+        click.echo(f"{counted(examined.kept_out, 'row')} for quarantine, by a gate.")
+    table, rows = seed.contract.full_name, counted(examined.rows, "row")
+    if delivery is None:
+        rejected = examined.first_rejected
+        would = "would land" if rejected is None else f"would not land: gate {rejected.kind} rejects it"
+        would = "had landed before" if _all_before(examined) and rejected is None else would
+        click.echo(f"{rows} of {table} {would}.")
+        return
+    names = ", ".join(each.batch_id for each in delivery.batches)
+    done = "had landed before" if delivery.already_landed else "landed"
+    click.echo(f"{rows} of {table} {done} as {names}.")
+
+
+def _all_before(examined: Examined) -> bool:
+    found = sum(count for (kind, _), count in examined.counts.items() if kind == "duplicate_delivery")
+    return found > 0 and found >= examined.batches
+
+
+def _document(seed: SeedManifest, examined: Examined, delivery: Delivery | None) -> dict[str, Any]:
+    return {
+        "manifest": str(seed.path),
+        "load_mode": seed.load_mode,
+        "table": seed.contract.full_name,
+        "rows": examined.rows,
+        "for_quarantine": examined.kept_out,
+        "faults": [
+            {"gate": each.kind, "action": each.action, "file": each.file, "line": each.line}
+            | {"problem": each.problem, "fix": each.fix}
+            for each in examined.faults
+        ],
+        "counts": {f"{kind} {action}": count for (kind, action), count in sorted(examined.counts.items())},
+        "rejected": examined.first_rejected is not None,
+        "batches": None if delivery is None else [each.batch_id for each in delivery.batches],
+        "already_landed": None if delivery is None else delivery.already_landed,
+    }

@@ -76,25 +76,42 @@ def replay(
     Exit code: 0 done, 1 a run failed or nothing to replay, 2 usage or settings, 3 no home, 6 another pass
     runs on this home.
     """
-    from omnisupport_ingest.stages.late_replay import refuse_backfill
     from omnisupport_ingest.stages.workspace import Workspace
 
     if reason is None and not dry_run:
         raise click.UsageError("Say why with --reason, or add --dry-run.")
     settings = open_settings()
-    home = existing_home(settings)
+    existing_home(settings)
     workspace = Workspace.open(settings)
     source = source or settings.source
+    _contracts(workspace, source, table)
+    windows = windows_between(workspace, source, first, last or first)
+    replay_windows(workspace, source, table, windows, None if dry_run else reason, as_json=as_json)
+
+
+def replay_windows(
+    workspace: Workspace,
+    source: str,
+    table: str | None,
+    windows: list[str],
+    reason: str | None,
+    *,
+    as_json: bool = False,
+) -> None:
+    """Fold ``windows`` of ``source`` again and say what changed; without a ``reason``, what would.
+
+    ``table``: that one alone; null for all.
+    """
+    from omnisupport_ingest.stages.late_replay import refuse_backfill
+
+    settings, home = workspace.settings, workspace.home
     contracts = _contracts(workspace, source, table)
-    only = contracts[0] if table is not None else None
-    windows = _windows(workspace, source, first, last or first)
-    if dry_run:
+    if reason is None:
         _show(_preview(settings, home, workspace, source, windows, contracts), as_json=as_json)
         return
     refuse_backfill(workspace.decisions)
-    assert reason is not None
-    asked = _Asked(settings, home, workspace, source, windows, reason, contracts, only)
-    _replay(asked, as_json=as_json)
+    only = contracts[0] if table is not None else None
+    _replay(_Asked(settings, home, workspace, source, windows, reason, contracts, only), as_json=as_json)
 
 
 @dataclass(frozen=True)
@@ -123,7 +140,7 @@ def _contracts(workspace: Workspace, source: str, table: str | None) -> tuple[Ta
     return (table_named(table, found),)
 
 
-def _windows(workspace: Workspace, source: str, first: str, last: str) -> list[str]:
+def windows_between(workspace: Workspace, source: str, first: str, last: str) -> list[str]:
     """The windows of the range that anything landed in; the others have nothing to make again."""
     from omnisupport_ingest.stages.window_list import window_list
     from omnisupport_ingest.windows import OUT_OF_RANGE

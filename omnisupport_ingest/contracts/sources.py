@@ -47,7 +47,7 @@ class SourceKind(StrEnum):
 MODES = {
     SourceKind.LOG: ("cdc",),
     SourceKind.QUERY: ("incremental_cursor",),
-    SourceKind.FILES: ("cdc", "full_snapshot"),
+    SourceKind.FILES: ("cdc", "full_snapshot", "incremental_cursor", "backfill"),
     SourceKind.KAFKA: ("cdc",),
 }
 """The modes in which tables of a kind of source can be read."""
@@ -58,6 +58,7 @@ _MEMBERS = {
     "page_rows": (SourceKind.QUERY,),
     "events": (SourceKind.FILES, SourceKind.KAFKA),
     "kafka": (SourceKind.KAFKA,),
+    "licenses": (SourceKind.FILES,),
 }
 """Members of a definition that only some kinds have."""
 
@@ -76,7 +77,7 @@ class SourceDefinition:
     none (files, topics). ``modes``: contract name → mode; empty: every contract of the source, in its kind's
     first. ``events``: of files and topics of events, what these do not say of themselves, as the schema has
     it. ``kafka``: of the kind kafka, which topics. ``path``: its file, empty where the settings alone say
-    what it is.
+    what it is. ``licenses``: of deliveries, those that are taken; empty: any.
     """
 
     name: str
@@ -91,6 +92,7 @@ class SourceDefinition:
     events: Mapping[str, Any] = field(default_factory=dict)
     path: str = ""
     kafka: KafkaTopics | None = None
+    licenses: tuple[str, ...] = ()
 
     @property
     def connection(self) -> str:
@@ -223,6 +225,7 @@ def source_of(document: dict[str, Any], path: Path) -> SourceDefinition:
         document.get("events", {}),
         str(path),
         KafkaTopics.of(document["kafka"], path) if "kafka" in document else None,
+        tuple(document.get("licenses", ())),
     )
 
 

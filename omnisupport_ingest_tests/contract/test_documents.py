@@ -1,4 +1,4 @@
-"""Every contract and every seed manifest of the repository is valid and describes its data."""
+"""Every contract, source and manifest of the repository is valid and describes its data."""
 
 from __future__ import annotations
 
@@ -11,11 +11,18 @@ from jsonschema import Draft202012Validator
 
 from omnisupport_ingest.contracts.documents import program_file
 from omnisupport_ingest.contracts.load import load_contract, load_contracts
-from omnisupport_ingest.sources.manifests.row_text import read_row
+from omnisupport_ingest.contracts.row_rules import RowRules
+from omnisupport_ingest.contracts.sources import load_source
+from omnisupport_ingest.sources.debezium.lines import Lines
+from omnisupport_ingest.sources.manifests.examine import examine
+from omnisupport_ingest.sources.manifests.formats import records
+from omnisupport_ingest.sources.manifests.policies import CDC, MODES, ROW_MODES
 from omnisupport_ingest.sources.manifests.seed_manifest import load_manifest
 
 CONTRACTS = program_file("contracts/data")
 CONTRACT_FILES = sorted(CONTRACTS.glob("*.json"))
+SOURCES = program_file("contracts/sources")
+SOURCE_FILES = sorted(SOURCES.glob("*.json"))
 MANIFEST_FILES = sorted(program_file("data/seed_manifests").glob("*.json"))
 
 
@@ -47,6 +54,18 @@ def test_the_contracts_stand_together() -> None:
     }
     assert [contract.name for contract in contracts.of_source("support_files")] == ["legacy_tickets"]
     assert [contract.name for contract in contracts.of_source("partner_desk")] == ["partner_tickets"]
+    assert [contract.name for contract in contracts.of_source("omnisupport_files")] == ["omnisupport_tickets"]
+
+
+@pytest.mark.parametrize("path", SOURCE_FILES, ids=name_of)
+def test_source_definition_is_valid_and_has_its_contracts(path: Path) -> None:
+    definition = load_source(path)
+    assert definition.name == path.stem
+    assert definition.tables(load_contracts(CONTRACTS))
+
+
+def test_the_manifests_show_every_load_mode() -> None:
+    assert {load_manifest(path, load_contracts(CONTRACTS)).load_mode for path in MANIFEST_FILES} == set(MODES)
 
 
 @pytest.mark.parametrize("path", CONTRACT_FILES, ids=name_of)
@@ -61,20 +80,54 @@ def test_seed_manifest_describes_its_files(path: Path) -> None:
     seed = load_manifest(path, load_contracts(CONTRACTS))
     assert seed.name == path.stem
     for file in seed.files:
-        content = file.path.read_bytes()
-        assert hashlib.sha256(content).hexdigest() == file.sha256
-        assert content.count(b"\n") == file.rows
+        assert hashlib.sha256(file.path.read_bytes()).hexdigest() == file.sha256
+        if seed.load_mode == CDC:
+            assert sum(1 for _ in Lines(file.path)) == file.rows
+        else:
+            assert sum(1 for _ in records(file.path, seed.contract)) == file.rows
 
 
 @pytest.mark.parametrize("path", MANIFEST_FILES, ids=name_of)
-def test_seed_rows_keep_the_contract_that_their_manifest_names(path: Path) -> None:
+def test_seed_rows_keep_the_contract_and_no_gate_finds_a_fault(path: Path) -> None:
     seed = load_manifest(path, load_contracts(CONTRACTS))
-    contract = seed.contract
-    row_schema = Draft202012Validator(json.loads(Path(contract.path).read_text()))
-    keys = set()
-    for file in seed.files:
-        for line in file.path.read_bytes().splitlines():
-            row_schema.validate(json.loads(line))
-            row = read_row(line, contract)
-            keys.add(tuple(row[name] for name in contract.key))
+    if seed.load_mode not in ROW_MODES:
+        return
+    taken = load_source(SOURCES / f"{seed.contract.source}.json").licenses
+    assert examine(seed, taken).faults == []
+    keys = {
+        tuple(record.row[name] for name in seed.contract.key)
+        for file in seed.files
+        for record in records(file.path, seed.contract)
+        if record.row is not None
+    }
     assert len(keys) == seed.rows
+
+
+@pytest.mark.parametrize("path", MANIFEST_FILES, ids=name_of)
+def test_json_rows_are_rows_of_the_contract_as_a_json_schema(path: Path) -> None:
+    seed = load_manifest(path, load_contracts(CONTRACTS))
+    row_schema = Draft202012Validator(json.loads(Path(seed.contract.path).read_text()))
+    for file in seed.files:
+        if seed.load_mode in ROW_MODES and file.path.suffix == ".jsonl":
+            for line in file.path.read_bytes().splitlines():
+                row_schema.validate(json.loads(line))
+
+
+def test_a_ticket_of_omnisupport_is_what_was_agreed() -> None:
+    contract = load_contract(CONTRACTS / "omnisupport_tickets.json")
+    rules = RowRules(contract)
+    path = program_file("data/seed_manifests/omnisupport_tickets_changes.json")
+    seed = load_manifest(path, load_contracts(CONTRACTS))
+    good = next(records(seed.files[0].path, contract)).row
+    assert good is not None and rules.broken(good) == []
+    wrong = {
+        "ticket_id": "TKT-2026-1",
+        "status": "solved",
+        "priority": "p5_none",
+        "product_line": "other",
+        "sla_tier": "gold",
+        "pii_level": "some",
+        "quality_gate": "maybe",
+    }
+    for name, value in wrong.items():
+        assert [each.partition(":")[0] for each in rules.broken(good | {name: value})] == [name]

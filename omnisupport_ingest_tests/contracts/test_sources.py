@@ -168,7 +168,12 @@ def test_every_source_that_contracts_name_has_a_definition_written_or_not(tmp_pa
     settings = Settings(home=tmp_path / "home", contracts_dir=program_file("contracts/data"))
     there = sources_in_force(settings)
     kinds = {each.name: each.kind.value for each in there.all}
-    assert kinds == {"partner_desk": "files", "support_desk": "postgres_log", "support_files": "files"}
+    assert kinds == {
+        "omnisupport_files": "files",
+        "partner_desk": "files",
+        "support_desk": "postgres_log",
+        "support_files": "files",
+    }
     with pytest.raises(SourceUnknown, match="no source 'shop'"):
         there.find("shop")
     bare = tmp_path / "bare" / "data"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from omnisupport_ingest.sources.manifests.land import land
+from omnisupport_ingest.sources.manifests.land import Inlet, land
 from omnisupport_ingest.sources.manifests.seed_manifest import load_manifest
 from omnisupport_ingest_tests.foreign_bytes import DEEP, Raw, text_of
 from omnisupport_ingest_tests.sources.debezium.recorded import SOURCE, START, Recorder
@@ -95,9 +95,8 @@ def test_poison_in_a_seed_file_goes_to_quarantine_row_by_row(tmp_path: Path, spa
     path = tmp_path / "seed.json"
     path.write_text(json.dumps(document))
     store, grid = recorder.workspace.landing(SOURCE), recorder.workspace.grid
-    epoch = store.begin_epoch("seed", None, now=START).number
     seed = load_manifest(path, recorder.workspace.contracts)
-    land(seed, store, grid, epoch, lambda: START + timedelta(hours=1))
+    land(seed, Inlet(store, grid, clock=lambda: START + timedelta(hours=1)))
     (judged,) = recorder.run(spark)
     assert judged.quarantined == 2
     assert set(reasons(recorder, spark)) == {'["1"]', '["2"]'}

@@ -19,8 +19,9 @@ from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.foreign import printable
 from omnisupport_ingest.sources.debezium.faults import FileRefused
 from omnisupport_ingest.sources.debezium.land import FileLanding
+from omnisupport_ingest.sources.packed import PACKED
 
-ENDINGS = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
+ENDINGS = tuple(plain + packed for plain in (".jsonl", ".json") for packed in ("", *PACKED))
 LANDED, REFUSED = "landed", "refused"
 SETTLED_SECONDS = 2.0
 """How long a file must have been left alone to count as complete."""

@@ -8,7 +8,7 @@ nothing; the same content again is found to have landed and changes nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Protocol, Self
@@ -17,7 +17,7 @@ from omnisupport_ingest.contracts.load import Contracts
 from omnisupport_ingest.foreign import printable
 from omnisupport_ingest.landing.first_windows import FirstWindows
 from omnisupport_ingest.landing.folder_lock import one_at_a_time
-from omnisupport_ingest.landing.manifest import FileSpan, Manifest
+from omnisupport_ingest.landing.manifest import CURSOR_ORDER, FileSpan, Manifest
 from omnisupport_ingest.landing.names import file_batch_id
 from omnisupport_ingest.landing.rows import LandedEvent
 from omnisupport_ingest.landing.store import LandingStore
@@ -29,6 +29,7 @@ from omnisupport_ingest.sources.debezium.latest_times import LatestTimes
 from omnisupport_ingest.sources.debezium.line_reader import LineReader, Tally, add, is_unread
 from omnisupport_ingest.sources.debezium.lines import Lines, content_hash
 from omnisupport_ingest.sources.debezium.orders import Orders
+from omnisupport_ingest.sources.packed import plain_name
 from omnisupport_ingest.windows import WindowGrid
 
 FIRST_EPOCH = "first file of events"
@@ -116,6 +117,25 @@ def land(path: Path, inlet: Inlet, *, new_epoch: str | None = None) -> FileLandi
     return FileLanding(path, manifest, tally, current.number if begins is not None else None)
 
 
+def look_through(path: Path, inlet: Inlet, *, refusing: bool = False) -> Tally:
+    """What the lines of ``path`` are, read to the end and not landed; ``FileRefused`` as of ``land``.
+
+    ``refusing``: also for a line that would wait in quarantine.
+    """
+    store = inlet.store
+    check_source(store.source, inlet.captured, inlet.contracts)
+    _refuse_name(path)
+    refuse_other_deliveries(store)
+    current = store.current_epoch()
+    inlet = replace(inlet, handling=replace(inlet.handling, odd_lines=REFUSE)) if refusing else inlet
+    reading = _Reading(
+        path, inlet, None if current is None else current.number, content_hash(path), inlet.clock()
+    )
+    for _ in reading.events(0):
+        pass
+    return reading.tally
+
+
 class Reading(Protocol):
     """One reading of what becomes a batch, from its first event to its last."""
 
@@ -178,7 +198,7 @@ class _Reading:
             self.tally,
             next_place=_above_all(inlet.store, epoch) if arrival else None,
         )
-        self._beside = Beside(_plain_name(path), landed_at if arrival else None)
+        self._beside = Beside(plain_name(path), landed_at if arrival else None)
 
     def events(self, epoch: int) -> Iterator[LandedEvent]:
         """The events of the file, one after the other; ``FileRefused`` for a line that keeps it out."""
@@ -234,11 +254,6 @@ def _above_all(store: LandingStore, epoch: int | None) -> int:
     return max((position.ordinal + 1 for position in last), default=1)
 
 
-def _plain_name(path: Path) -> str:
-    """The name by which a definition maps a file: its own, without ``.gz``."""
-    return path.name.removesuffix(".gz")
-
-
 def _refuse_name(path: Path) -> None:
     """Refuse a file whose name is not UTF-8: the batch keeps the name, and its manifest is UTF-8."""
     if printable(path) != str(path):
@@ -249,7 +264,7 @@ def refuse_other_deliveries(store: LandingStore) -> None:
     """Refuse a source whose landing came another way: its positions are of another kind."""
     for each in store.epoch_standings():
         captured = bool(each.chunks or each.last_stream)
-        if captured or each.deliveries:
+        if captured or each.deliveries or each.order == CURSOR_ORDER:
             way = "a captured stream" if captured else "deliveries of a seed manifest"
             names = store.batch_ids(f"e{each.epoch:06d}-" if captured else "f-")
             of_the_way = (name for name in names if captured or _is_of_rows(store.read(name)))
@@ -262,4 +277,4 @@ def refuse_other_deliveries(store: LandingStore) -> None:
 
 
 def _is_of_rows(manifest: Manifest) -> bool:
-    return manifest.file is not None and manifest.file.order is None
+    return manifest.file is not None and manifest.file.order in (None, CURSOR_ORDER)

@@ -1,21 +1,20 @@
 """The lines of a file of events, one at a time: memory holds one line, however large the file.
 
-The content is what counts: a file and its gzipped copy have the same lines and the same hash.
+The content is what counts: a file and its packed copy have the same lines and the same hash.
 """
 
 from __future__ import annotations
 
-import gzip
 import hashlib
-import os
-import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from omnisupport_ingest.foreign import Unreadable, open_file, printable
+from omnisupport_ingest.foreign import Unreadable, printable
 from omnisupport_ingest.sources.debezium.faults import FileRefused
+from omnisupport_ingest.sources.packed import PackedWrong, unpacked
 
 MAX_LINE_BYTES = 256 * 1024 * 1024
 """An event as large as this is taken for a file that is not one event per line."""
@@ -61,37 +60,20 @@ def content_hash(path: Path) -> str:
     return found.hexdigest()
 
 
-class _reading:
-    """``path`` opened and, if its name ends so, unpacked; what the system or gzip says is told plainly."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __enter__(self) -> IO[bytes]:
-        try:
-            self._plain = os.fdopen(open_file(self._path), "rb")
-        except (OSError, Unreadable) as problem:
-            raise self._unreadable(problem) from None
-        self._file: IO[bytes] = (
-            gzip.GzipFile(fileobj=self._plain)  # type: ignore[assignment]
-            if self._path.suffix == ".gz"
-            else self._plain
-        )
-        return self._file
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self._plain.close()
-        if isinstance(error, OSError | EOFError | zlib.error):
-            raise self._unreadable(error) from None
-
-    def _unreadable(self, problem: BaseException) -> FileRefused:
-        if isinstance(problem, gzip.BadGzipFile | EOFError | zlib.error):
-            return FileRefused(
-                f"{printable(self._path)} is not a whole gzip file.",
-                fix="Copy it again, or name it without .gz.",
-            )
+@contextmanager
+def _reading(path: Path) -> Iterator[IO[bytes]]:
+    """``path`` opened and, if its name ends so, unpacked; what is wrong is told plainly."""
+    try:
+        with unpacked(path) as content:
+            yield content
+    except PackedWrong as problem:
+        raise FileRefused(
+            f"{printable(path)} cannot be read: {problem}.",
+            fix="Copy it again, or name it without .gz or .zst.",
+        ) from None
+    except (OSError, Unreadable) as problem:
         told = problem.strerror if isinstance(problem, OSError) else problem
-        return FileRefused(
-            f"{printable(self._path)} cannot be read: {told or type(problem).__name__}.",
+        raise FileRefused(
+            f"{printable(path)} cannot be read: {told or type(problem).__name__}.",
             fix="Check the path and its permissions.",
-        )
+        ) from None

@@ -1,191 +1,391 @@
-"""Landing a seed delivery: its rows become one file batch, named by the hash of their content.
+"""Landing a delivery: its rows become batches, each named by the hash of its content.
 
-The rows are a finished snapshot of their table: a boundary event, then one ``r`` event per row. So a
-later delivery replaces an earlier one, rows that are gone from it included. The same content again
-is found to have landed and changes nothing.
+A ``full_snapshot`` is one batch: a boundary, then one ``r`` event per row, so a later one replaces an earlier
+one, rows that are gone from it included. Of ``incremental_cursor`` and ``backfill`` each file is a batch, and
+a row stands where its cursor says, as in ``sources/query``: whatever order files come in, a newer version
+is never overwritten. Of a table with a cursor, a snapshot stands where its moment says, above what was
+changed before it and below what was later. The same content again changes nothing.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.foreign import Unreadable, open_file, printable
+import pyarrow as pa
+
+from omnisupport_ingest.landing.first_windows import FirstWindows
 from omnisupport_ingest.landing.folder_lock import one_at_a_time
-from omnisupport_ingest.landing.manifest import FileSpan, Manifest
+from omnisupport_ingest.landing.manifest import CURSOR_ORDER, FileSpan, Manifest
 from omnisupport_ingest.landing.names import file_batch_id
 from omnisupport_ingest.landing.rows import LandedEvent
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.landing.writer import BatchWriter
 from omnisupport_ingest.sources.contracted_relation import contracted_relation
-from omnisupport_ingest.sources.manifests.row_text import RowFault, read_row
-from omnisupport_ingest.sources.manifests.seed_manifest import SeedFile, SeedManifest
+from omnisupport_ingest.sources.manifests.examine import (
+    Examined,
+    ExaminedFile,
+    Fault,
+    RowGates,
+    SeedRefused,
+    examine,
+)
+from omnisupport_ingest.sources.manifests.formats import Record, Row, digests, records
+from omnisupport_ingest.sources.manifests.policies import FULL_SNAPSHOT, INCREMENTAL
+from omnisupport_ingest.sources.manifests.seed_manifest import SeedManifest
+from omnisupport_ingest.sources.postgres.row_events import row_key
+from omnisupport_ingest.sources.query.cursor import (
+    BOUNDARY_ORDINAL,
+    GENERATIONS,
+    CursorColumn,
+    Place,
+    micros,
+    micros_of,
+)
+from omnisupport_ingest.sources.query.events import Known, RowEvents, identity_start
+from omnisupport_ingest.sources.query.reader import Rows
 from omnisupport_ingest.windows import OUT_OF_RANGE, WindowGrid
 
 FIRST_ORDINAL = -(1 << 62)
-"""Ordinal of the first event that a file lands. Each further one is higher, across all deliveries
+"""Ordinal of the first event of a table without a cursor. Each further one is higher, across all deliveries
 of a source, and all stay negative: a row that comes again is a later event, never a collision."""
 
-MAX_LINE_BYTES = 256 * 1024 * 1024
-"""A row as large as this is taken for a file that is not one row per line."""
+FIRST_EPOCH = "first delivery"
+"""Why a source of deliveries begins its epoch."""
 
-_BLOCK = 1 << 20
-
-
-class SeedRefused(IngestError):
-    """A delivery that is not what its manifest says, or not fit to land. Nothing of it landed."""
+_BLOCK_ROWS = 5_000
 
 
 @dataclass(frozen=True, slots=True)
-class SeedLanding:
-    """The batch that holds a delivery; ``already_landed``: it was there before and nothing was done."""
+class Delivery:
+    """What became of a delivery. ``batches`` hold it, those that had landed before included: they are
+    ``before``. ``examined``: what it was found to be."""
 
-    manifest: Manifest
-    already_landed: bool
+    batches: tuple[Manifest, ...]
+    before: frozenset[str]
+    examined: Examined
+
+    @property
+    def already_landed(self) -> bool:
+        """Whether nothing was new."""
+        return len(self.before) == len(self.batches)
 
 
-def land(
-    seed: SeedManifest,
-    store: LandingStore,
-    grid: WindowGrid,
-    epoch: int,
-    clock: Callable[[], datetime] = lambda: datetime.now(UTC),
-) -> SeedLanding:
-    """Check the files of ``seed`` and land their rows in ``store`` as one batch of ``epoch``.
+@dataclass(frozen=True)
+class Inlet:
+    """Where the deliveries of a source land. ``licenses``: those that it takes; empty: any. ``alone``: the
+    source has one table, so a delivery says how far all of it is complete. ``clock``: timezone-aware."""
 
-    ``clock`` gives the landing clock's time, timezone-aware; it is the events' time where ``seed``
-    has no ``as_of``. ``SeedRefused`` for a fault that the gates reject: then nothing has landed.
+    store: LandingStore
+    grid: WindowGrid
+    licenses: Collection[str] = ()
+    alone: bool = True
+    clock: Callable[[], datetime] = lambda: datetime.now(UTC)
+
+
+def land(seed: SeedManifest, inlet: Inlet) -> Delivery:
+    """Check the files of ``seed``, whose mode is one of rows, and land them.
+
+    ``SeedRefused`` for a fault that a gate rejects: then nothing has landed.
     """
-    contract = seed.contract
-    if store.source != contract.source:
-        raise ValueError(f"rows of {contract.source} do not belong to the landing of {store.source}")
-    content = _content_hash(seed)
-    batch_id = file_batch_id(content)
-    moment = seed.as_of or clock()
-    if grid.key_of(moment, clock()) == OUT_OF_RANGE:
+    moment = _moment_of(seed, inlet)
+    examined = examine(seed, inlet.licenses)
+    examined.refuse_rejected()
+    if not examined.files:
+        raise SeedRefused(f"No file of {seed.path} is there.", fix="Deliver at least one, or none of it.")
+    store = inlet.store
+    with one_at_a_time(store.folder):
+        _refuse_other_order(seed, store)
+        before = note_duplicates(seed, store, examined)
+        examined.refuse_rejected()
+        batches = []
+        for identity, files in _units(seed, examined):
+            if file_batch_id(identity) in before:
+                batches.append(_of_same_table(store.read(file_batch_id(identity)), seed))
+            else:
+                batches.append(_Unit(seed, inlet, files, identity, moment, ends=examined.whole).land())
+    return Delivery(tuple(batches), before, examined)
+
+
+def look_through(seed: SeedManifest, inlet: Inlet) -> Examined:
+    """What ``land`` would find, for a dry run; ``SeedRefused`` as of it, but for what a gate rejects."""
+    _moment_of(seed, inlet)
+    examined = examine(seed, inlet.licenses)
+    _refuse_other_order(seed, inlet.store)
+    note_duplicates(seed, inlet.store, examined)
+    return examined
+
+
+def _moment_of(seed: SeedManifest, inlet: Inlet) -> datetime:
+    """The moment of ``seed``; ``SeedRefused`` where it can have no place in the home."""
+    contract, now = seed.contract, inlet.clock()
+    if inlet.store.source != contract.source:
+        raise ValueError(f"rows of {contract.source} do not belong to the landing of {inlet.store.source}")
+    moment = seed.as_of or now
+    earliest = moment if contract.cursor is None else max(moment, inlet.grid.first)
+    if inlet.grid.key_of(earliest, now) == OUT_OF_RANGE:
         raise SeedRefused(
             f"{seed.path} at $.as_of: {moment.isoformat()} is in no window of this home, which begins at "
-            f"{grid.first.isoformat()}; every row would be quarantined.",
+            f"{inlet.grid.first.isoformat()}; every row would be quarantined.",
             fix="Leave as_of out, so that the rows count from the moment they land.",
         )
-    with one_at_a_time(store.folder):
-        if store.exists(batch_id):
-            return SeedLanding(_of_same_table(store.read(batch_id), seed), already_landed=True)
-        with BatchWriter(store, grid, epoch, batch_id, clock=clock) as writer:
-            for event in _events(seed, epoch, moment, _next_ordinal(store, epoch)):
-                writer.add(event)
-            landed = writer.seal(
-                file=FileSpan(sha256=content, name=seed.files[0].path.name, manifest=seed.path.name),
-                relations=(contracted_relation(contract),),
-            )
-    return SeedLanding(landed, already_landed=False)
+    return moment
 
 
-def _content_hash(seed: SeedManifest) -> str:
-    """SHA-256 of the files' bytes, one after the other; ``SeedRefused`` if one is not as described."""
-    together = hashlib.sha256()
-    for file in seed.files:
-        alone = hashlib.sha256()
-        try:
-            with os.fdopen(open_file(file.path), "rb") as source:
-                while block := source.read(_BLOCK):
-                    alone.update(block)
-                    together.update(block)
-        except (OSError, Unreadable) as problem:
-            told = problem.strerror if isinstance(problem, OSError) else problem
-            raise SeedRefused(
-                f"{printable(file.path)}, named by {seed.path}, cannot be read: {told}.",
-                fix="Put the file there, or correct the path; it is relative to the manifest.",
-            ) from None
-        _check_hash(seed, file, alone.hexdigest())
-    return together.hexdigest()
+def note_duplicates(seed: SeedManifest, store: LandingStore, examined: Examined) -> frozenset[str]:
+    """Note in ``examined`` what of it has landed before; returns those batches."""
+    ids = [file_batch_id(identity) for identity, _ in _units(seed, examined)]
+    examined.batches = len(ids)
+    before = [batch_id for batch_id in ids if store.exists(batch_id)]
+    for batch_id in before:
+        note_duplicate(seed, batch_id, examined)
+    return frozenset(before)
 
 
-def _events(seed: SeedManifest, epoch: int, moment: datetime, ordinal: int) -> Iterator[LandedEvent]:
-    contract = seed.contract
+def note_duplicate(seed: SeedManifest, batch_id: str, examined: Examined) -> None:
+    """Note that content of ``seed`` has landed before, as ``batch_id``."""
+    examined.note(
+        Fault(
+            "duplicate_delivery",
+            seed.gates.duplicate_delivery,
+            str(seed.path),
+            None,
+            f"its content has landed before, as {batch_id}, and does not land twice",
+            "Nothing is to be done. To have a snapshot count again, give it the as_of that it is of.",
+        )
+    )
 
-    def event(op: str, key: str | None, after: str | None) -> LandedEvent:
+
+def _units(seed: SeedManifest, examined: Examined) -> list[tuple[str, list[ExaminedFile]]]:
+    """The files that become one batch each, and what the batch is named by."""
+    files = examined.files
+    units = [files] if seed.load_mode == FULL_SNAPSHOT else [[file] for file in files]
+    found: dict[str, list[ExaminedFile]] = {}
+    for unit in units:
+        if unit:
+            # Files of one content are one batch.
+            found.setdefault(_identity(seed, unit, examined), unit)
+    return list(found.items())
+
+
+def _identity(seed: SeedManifest, files: Sequence[ExaminedFile], examined: Examined) -> str:
+    """What makes a batch the same: the content, and what else decides what it says.
+
+    A plain snapshot is its content alone. Rows that wait by a gate are another batch once they may land.
+    """
+    content = files[0].content if len(files) == 1 else _sha256("".join(each.content for each in files))
+    marks: list[str] = [each.waiting for each in files if each.waiting]
+    if seed.load_mode != FULL_SNAPSHOT:
+        marks.append(f"rows of {seed.contract.full_name}")
+    else:
+        marks += [f"as of {seed.as_of.isoformat()}"] if seed.as_of is not None else []
+        marks += [] if examined.whole else ["not whole"]
+    return _sha256(_compact([content, *marks])) if marks else content
+
+
+class _Unit:
+    """One batch of a delivery. ``ends``: a snapshot is whole, so what it lacks is gone."""
+
+    def __init__(
+        self,
+        seed: SeedManifest,
+        inlet: Inlet,
+        files: Sequence[ExaminedFile],
+        identity: str,
+        moment: datetime,
+        *,
+        ends: bool,
+    ) -> None:
+        store = inlet.store
+        epoch = store.current_epoch() or store.begin_epoch(FIRST_EPOCH, None, now=inlet.clock())
+        self._seed, self._inlet, self._files, self._identity = seed, inlet, files, identity
+        self._moment, self._ends, self._epoch = moment, ends, epoch.number
+        self._gates = RowGates(seed)
+        self._cursor = CursorColumn.of(seed.contract) if seed.contract.cursor is not None else None
+        # Rows that each stand where their own cursor says; those of a snapshot stand together.
+        self._by_cursor = self._cursor is not None and seed.load_mode != FULL_SNAPSHOT
+
+    def land(self) -> Manifest:
+        """Write the batch. It is read again if a position of it is in two windows, which shows when its data
+        files are written."""
+        with self._writer() as writer:
+            for event in self._events():
+                self._add(writer, event)
+            if self._cursor is None:
+                return self._seal(writer)
+            with FirstWindows.of(self._inlet.store, self._epoch, writer.finish()) as first_windows:
+                if not first_windows:
+                    return self._seal(writer)
+                writer.abandon()
+                with self._writer() as second:
+                    for event in self._events():
+                        self._add(second, event, first_windows.window_of(event))
+                    return self._seal(second)
+
+    def _writer(self) -> BatchWriter:
+        inlet = self._inlet
+        batch_id = file_batch_id(self._identity)
+        return BatchWriter(inlet.store, inlet.grid, self._epoch, batch_id, clock=inlet.clock)
+
+    def _add(self, writer: BatchWriter, event: LandedEvent, window: str | None = None) -> None:
+        if self._cursor is not None:
+            # As in a reading by cursor: what is older than the home stands in its first window.
+            grid = self._inlet.grid
+            at = max(event.source_ts, grid.first)
+            writer.add_to(window or grid.key_of(at, self._inlet.clock()), event)
+        else:
+            writer.add(event)
+
+    def _seal(self, writer: BatchWriter) -> Manifest:
+        for each in self._files:
+            # A file may have changed since it was looked through.
+            if digests(each.file.path).content != each.content:
+                raise SeedRefused(
+                    f"{each.file.path} has changed while it was read.",
+                    fix="Deliver it when its writer has finished.",
+                )
+        seed = self._seed
+        complete = seed.as_of if seed.load_mode == INCREMENTAL and self._inlet.alone else None
+        return writer.seal(
+            file=FileSpan(
+                sha256=self._identity,
+                name=", ".join(each.file.path.name for each in self._files),
+                manifest=seed.path.name,
+                order=CURSOR_ORDER if self._cursor is not None else None,
+            ),
+            relations=(contracted_relation(seed.contract),),
+            confirmed_clock=complete,
+        )
+
+    def _events(self) -> Iterator[LandedEvent]:
+        ordinal = self._first_ordinal()
+        if self._seed.load_mode == FULL_SNAPSHOT and self._ends:
+            yield self._event("b", ordinal, None, None)
+        before = 0
+        for each in self._files:
+            block: list[Record] = []
+            for record in records(each.file.path, self._seed.contract):
+                block.append(record)
+                if len(block) == _BLOCK_ROWS:
+                    yield from self._of_block(each, block, before, ordinal)
+                    ordinal, block = self._after(ordinal, block), []
+            yield from self._of_block(each, block, before, ordinal)
+            ordinal = self._after(ordinal, block)
+            before += each.rows
+
+    def _of_block(
+        self, file: ExaminedFile, block: Sequence[Record], before: int, ordinal: int
+    ) -> Iterator[LandedEvent]:
+        """Events of ``block``; ``before``: rows of the files before this one, so that no line is in two."""
+        waits = [file.waits or self._gates.kept_out_by(record) for record in block]
+        placed = self._placed(block)
+        for number, (record, gate) in enumerate(zip(block, waits, strict=True)):
+            event = placed[number]
+            if event is None:
+                event = self._snapshot_row(record, ordinal + 1 + (0 if self._cursor else number))
+            if gate is not None:
+                event = event._replace(
+                    after=None, envelope=record.text, identity=self._kept_out(gate, record)
+                )
+                if event.key is None:
+                    # Of no row: nothing but judging looks at it.
+                    event = event._replace(op="u")
+            yield event._replace(file_row=before + record.number)
+
+    def _placed(self, block: Sequence[Record]) -> list[LandedEvent | None]:
+        """The events of rows that stand by their cursors, as in ``sources/query``; null for others."""
+        found: list[LandedEvent | None] = [None] * len(block)
+        cursor, contract = self._cursor, self._seed.contract
+        if not self._by_cursor or cursor is None:
+            return found
+        rows = {number: record.row for number, record in enumerate(block) if record.row is not None}
+        good = {number: row for number, row in rows.items() if self._gates.has_place(row)}
+        if good:
+            makes = RowEvents(contract, cursor, self._inlet.grid, self._epoch)
+            table = makes.of(_columns(list(good.values()), self._seed, cursor), {}, Known(), 1 << 62)
+            for number, values in zip(good, table.to_pylist(), strict=True):
+                found[number] = LandedEvent(*values.values())
+        return [
+            each if each is not None else self._event("u", BOUNDARY_ORDINAL, None, None) for each in found
+        ]
+
+    def _snapshot_row(self, record: Record, ordinal: int) -> LandedEvent:
+        row = record.row
+        if row is None:
+            return self._event("r", ordinal, None, None)
+        return self._event("r", ordinal, _key_of(row, self._seed), _compact(row))
+
+    def _event(self, op: str, ordinal: int, key: str | None, after: str | None) -> LandedEvent:
+        contract = self._seed.contract
+        identity = None
+        if self._cursor is not None:
+            start = identity_start(contract)
+            identity = f"{start}{key}]" if key is not None else f"{start[:-1]}]"
         return LandedEvent(
-            epoch=epoch,
-            commit_lsn=0,
-            ordinal=ordinal,
-            op=op,
-            source_ts=moment,
-            tx_id=None,
-            lsn=None,
-            source_schema=contract.schema,
-            source_table=contract.table,
-            key=key,
-            before=None,
-            after=after,
-            unchanged=None,
-            moved_from_key=None,
-            chunk_id=None,
+            self._epoch, 0, ordinal, op, self._moment, None, None, contract.schema, contract.table,
+            key, None, after, None, None, None, identity,
+        )  # fmt: skip
+
+    def _kept_out(self, gate: str, record: Record) -> str:
+        digest = _sha256(f"{self._identity} {record.number} {record.text}")[:16]
+        return _compact(["kept out", gate, record.number, digest])
+
+    def _first_ordinal(self) -> int:
+        if self._cursor is not None:
+            # A row that was changed in the moment of the snapshot stands just below it.
+            return micros(self._moment) * GENERATIONS + 1
+        used = (
+            each.file_ordinal for each in self._inlet.store.epoch_standings() if each.epoch == self._epoch
         )
+        return max((each + 1 for each in used if each is not None), default=FIRST_ORDINAL)
 
-    yield event("b", None, None)
-    for file in seed.files:
-        for row in _rows(seed, file):
-            ordinal += 1
-            yield event("r", _compact([row[name] for name in contract.key]), _compact(row))
+    def _after(self, ordinal: int, block: Sequence[Record]) -> int:
+        return ordinal if self._cursor is not None else ordinal + len(block)
 
 
-def _rows(seed: SeedManifest, file: SeedFile) -> Iterator[dict[str, str | None]]:
-    known = set(seed.contract.column_names)
-    read = hashlib.sha256()
-    count = 0
-    with os.fdopen(open_file(file.path), "rb") as lines:
-        while line := lines.readline(MAX_LINE_BYTES + 1):
-            count += 1
-            if len(line) > MAX_LINE_BYTES:
-                raise SeedRefused(
-                    f"{file.path}, line {count} is longer than {MAX_LINE_BYTES >> 20} MiB "
-                    f"(gate schema: {seed.gates.schema}).",
-                    fix="Write one row per line.",
-                )
-            read.update(line)
-            try:
-                row = read_row(line, seed.contract)
-            except RowFault as fault:
-                raise SeedRefused(
-                    f"{file.path}, line {count}: {fault} (gate schema: {seed.gates.schema}).",
-                    fix="Correct the line, then sha256 in the manifest.",
-                ) from None
-            if seed.gates.unknown_column == "reject" and not known.issuperset(row):
-                raise SeedRefused(
-                    f"{file.path}, line {count}: {seed.contract.path} does not name the column "
-                    f"{sorted(row.keys() - known)[0]!r} (gate unknown_column: reject).",
-                    fix="Add the column to the contract, or accept unknown columns.",
-                )
-            yield row
-    # The file may have changed since it was hashed.
-    _check_hash(seed, file, read.hexdigest())
-    if count != file.rows:
-        raise SeedRefused(
-            f"{file.path} has {count} rows; {seed.path} says {file.rows} "
-            f"(gate row_count: {seed.gates.row_count}).",
-            fix="Ask the owner which is right, then correct the file or the manifest.",
-        )
+def _columns(rows: Sequence[Row], seed: SeedManifest, cursor: CursorColumn) -> Rows:
+    """``rows``, all with a cursor, as a reading by queries gives them."""
+    keys = [_key_of(row, seed) for row in rows]
+    images = [_compact(row) for row in rows]
+    times = pa.nulls(len(rows), pa.int64())
+    if cursor.event_time is not None:
+        times = micros_of(pa.array([row[cursor.event_time] for row in rows], pa.string()))
+    return Rows(
+        pa.array(keys, pa.string()),
+        pa.array(images, pa.string()),
+        cursor.numbers(pa.array([row[cursor.name] for row in rows], pa.string())),
+        times,
+        Place(None, ()),
+        sum(map(len, images)),
+    )
 
 
-def _check_hash(seed: SeedManifest, file: SeedFile, found: str) -> None:
-    if found != file.sha256:
-        raise SeedRefused(
-            f"{file.path} is not the file that {seed.path} describes: its SHA-256 is {found}, not "
-            f"{file.sha256} (gate checksum: {seed.gates.checksum}).",
-            fix="Get the file again from its owner, or correct sha256 if the new file is meant.",
-        )
+def _key_of(row: Row, seed: SeedManifest) -> str:
+    return row_key([row[name] for name in seed.contract.key])
 
 
-def _next_ordinal(store: LandingStore, epoch: int) -> int:
-    """Above every ordinal that a file batch of the epoch holds; manifests make it durable."""
-    used = (each.file_ordinal for each in store.epoch_standings() if each.epoch == epoch)
-    return max((each + 1 for each in used if each is not None), default=FIRST_ORDINAL)
+def _refuse_other_order(seed: SeedManifest, store: LandingStore) -> None:
+    """Refuse a source whose landing came another way: its positions are of another kind."""
+    by_cursor = seed.contract.cursor is not None
+    for each in store.epoch_standings():
+        way = None
+        if each.chunks or each.last_stream:
+            way = "a captured stream"
+        elif each.order not in (None, CURSOR_ORDER):
+            way = "events of Debezium"
+        elif by_cursor and each.deliveries:
+            way = "deliveries of a table without a cursor"
+        elif not by_cursor and each.files > each.deliveries:
+            way = "rows that stand by their cursors"
+        if way is not None:
+            raise SeedRefused(
+                f"{store.source} has {way}; rows of {seed.contract.full_name} are not mixed into it, "
+                "as their positions are others.",
+                fix="Land them as a source of their own: contracts with another x-cdc.source.",
+            )
 
 
 def _of_same_table(landed: Manifest, seed: SeedManifest) -> Manifest:
@@ -196,6 +396,10 @@ def _of_same_table(landed: Manifest, seed: SeedManifest) -> Manifest:
             fix="One content is one batch of one table: correct the contract that the manifest names.",
         )
     return landed
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _compact(value: object) -> str:

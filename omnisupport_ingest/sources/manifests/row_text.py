@@ -7,6 +7,7 @@ Numbers keep every digit they were written with.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
@@ -28,11 +29,17 @@ def read_row(line: bytes, contract: TableContract) -> dict[str, str | None]:
     Every column of ``contract`` is in the result, NULL if the line leaves it out, and after them
     those that only the line has. The key's columns are not NULL.
     """
-    values = _parse(line)
+    return row_of(_parse(line), contract)
+
+
+def row_of(values: Mapping[str, Any], contract: TableContract) -> dict[str, str | None]:
+    """The row with ``values`` (as of JSON), as ``read_row`` gives it; ``RowFault``."""
     arrays = {column.name for column in contract.columns if column.type.kind in ARRAYS}
     row: dict[str, str | None] = dict.fromkeys(contract.column_names)
     for name, value in values.items():
         row[name] = array_literal(value) if name in arrays and isinstance(value, list) else text(value)
+    if any(value is not None and "\0" in value for value in row.values()):
+        raise RowFault("it holds a NUL character, which no text of PostgreSQL does")
     for name in contract.key:
         if row[name] is None:
             raise RowFault(f"the key column {name!r} has no value")

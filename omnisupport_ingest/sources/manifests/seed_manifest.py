@@ -1,7 +1,8 @@
 """Seed manifests: what a delivery of data files holds, read into values and held to its contract.
 
-The form is ``contracts/seed_manifest.schema.json``. A manifest may ask only for what this version
-does: a load mode or a gate action that would not be carried out is refused here, by name.
+The form is ``contracts/seed_manifest.schema.json``, which refuses what is not carried out and says why
+(``policies``). What only the contract tells, whether a table has the cursor that a mode needs, is
+refused here.
 """
 
 from __future__ import annotations
@@ -16,22 +17,19 @@ from omnisupport_ingest.contracts.documents import check_document, program_file,
 from omnisupport_ingest.contracts.load import Contracts, TableContract
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.foreign import shortened
+from omnisupport_ingest.sources.manifests.formats import FORMATS, format_of
+from omnisupport_ingest.sources.manifests.policies import (
+    BACKFILL,
+    CDC,
+    FULL_SNAPSHOT,
+    INCREMENTAL,
+    OPTIONAL,
+    REJECT,
+)
+from omnisupport_ingest.sources.packed import PACKED
+from omnisupport_ingest.sources.query.cursor import CursorColumn, CursorKind
 
 SCHEMA = "contracts/seed_manifest.schema.json"
-
-LOAD_MODES = frozenset({"full_snapshot"})
-"""The load modes that are carried out; the schema knows the names of the others."""
-
-GATES = {
-    "checksum": ("reject",),
-    "row_count": ("reject",),
-    "schema": ("reject",),
-    "unknown_column": ("accept", "reject"),
-    "row": ("quarantine",),
-}
-"""Per kind of fault the actions that are carried out. ``reject`` refuses the whole delivery;
-``quarantine`` is what the pipeline does with a row that breaks a rule; an accepted unknown column
-stays in the raw layers."""
 
 
 class SeedManifestError(IngestError):
@@ -42,7 +40,7 @@ class SeedManifestError(IngestError):
 
 @dataclass(frozen=True, slots=True)
 class SeedFile:
-    """One data file, JSON Lines: where it is and what it must be. ``rows`` counts lines."""
+    """One data file: where it is and what it must be. ``rows`` counts records, without a header."""
 
     path: Path
     sha256: str
@@ -51,21 +49,39 @@ class SeedFile:
 
 @dataclass(frozen=True, slots=True)
 class Gates:
-    """What to do about each kind of fault; the values are those of ``GATES``."""
+    """What to do about each kind of fault; the values are ``policies.ACTIONS``."""
 
-    checksum: str
-    row_count: str
-    schema: str
-    unknown_column: str
-    row: str
+    checksum: str = REJECT
+    row_count: str = REJECT
+    schema: str = REJECT
+    unknown_column: str = REJECT
+    row: str = REJECT
+    license: str = OPTIONAL["license"]
+    duplicate_delivery: str = OPTIONAL["duplicate_delivery"]
+    missing_file: str = OPTIONAL["missing_file"]
+
+    def action(self, fault: str) -> str:
+        """The policy for a kind of fault."""
+        return str(getattr(self, fault))
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayOf:
+    """What a replay folds again: the windows ``first`` to ``last``, or those that ``batches`` reached."""
+
+    reason: str
+    first: str | None = None
+    last: str | None = None
+    batches: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class SeedManifest:
     """A checked seed manifest.
 
-    ``as_of`` is the moment its data describes (timezone-aware; null: the moment it lands).
-    ``path`` is its file and ``sha256`` the hash of that file.
+    ``as_of`` is the moment its data describes (timezone-aware; null: the moment it lands). ``replay``: what
+    is folded again; null but in that mode, which has no ``files``. ``path`` is its file and
+    ``sha256`` the hash of that file.
     """
 
     name: str
@@ -79,6 +95,7 @@ class SeedManifest:
     gates: Gates
     path: Path
     sha256: str
+    replay: ReplayOf | None = None
 
     @property
     def rows(self) -> int:
@@ -99,37 +116,57 @@ def load_manifest(path: Path, contracts: Contracts) -> SeedManifest:
     """
     document = read_document(path, SeedManifestError)
     check_document(document, path, SCHEMA, SeedManifestError)
-    mode = document["load_mode"]
-    if mode not in LOAD_MODES:
+    mode, contract = document["load_mode"], _contract(path, document["contract"], contracts)
+    if mode in (INCREMENTAL, BACKFILL) and contract.cursor is None:
         raise _refused(
             path,
             "load_mode",
-            f"the load mode {mode!r} is not carried out by this version",
-            f"Use {' or '.join(sorted(LOAD_MODES))}; changes of a PostgreSQL source come by its capture.",
+            f"{mode} needs a column that orders the versions of a row, and {contract.path} names none",
+            "Add x-cdc.cursor to the contract, or deliver the table as a full_snapshot.",
         )
-    for fault, action in document["gates"].items():
-        if action not in GATES[fault]:
-            raise _refused(
-                path,
-                f"gates.{fault}",
-                f"{action!r} is not carried out for faults of this kind",
-                f"Use {' or '.join(GATES[fault])}.",
-            )
+    counted = contract.cursor is not None and CursorColumn.of(contract).kind is CursorKind.NUMBER
+    if mode == FULL_SNAPSHOT and counted:
+        raise _refused(
+            path,
+            "load_mode",
+            f"a full_snapshot stands where its moment says, and the cursor in {contract.path} is a number",
+            "Deliver it as incremental_cursor, or name a time as x-cdc.cursor.field.",
+        )
+    replay = document.get("replay")
     return SeedManifest(
         name=document["name"],
         description=document["description"],
         owner=document["owner"],
         license=document["license"],
         load_mode=mode,
-        contract=_contract(path, document["contract"], contracts),
+        contract=contract,
         as_of=_moment(path, document.get("as_of")),
-        files=tuple(
-            SeedFile(path.parent / each["path"], each["sha256"], each["rows"]) for each in document["files"]
-        ),
-        gates=Gates(**document["gates"]),
+        files=tuple(_file(path, mode, number, each) for number, each in enumerate(document.get("files", ()))),
+        gates=Gates(**document.get("gates", {})),
         path=path,
         sha256=hashlib.sha256(read_bytes(path, SeedManifestError)).hexdigest(),
+        replay=None if replay is None else _replay_of(replay),
     )
+
+
+def _file(path: Path, mode: str, number: int, told: dict[str, Any]) -> SeedFile:
+    file = SeedFile(path.parent / told["path"], told["sha256"], told["rows"])
+    known = (".jsonl", ".ndjson", ".json") if mode == CDC else FORMATS
+    if format_of(file.path) not in known:
+        packed = " or ".join(PACKED)
+        raise _refused(
+            path,
+            f"files[{number}].path",
+            f"{shortened(told['path'])} does not say a format that {mode} reads",
+            f"Let the name end with {', '.join(known)}; a text format may have {packed} behind it.",
+        )
+    return file
+
+
+def _replay_of(told: dict[str, Any]) -> ReplayOf:
+    windows = told.get("windows", {})
+    first = windows.get("from")
+    return ReplayOf(told["reason"], first, windows.get("to", first), tuple(told.get("batches", ())))
 
 
 def _contract(path: Path, named: dict[str, Any], contracts: Contracts) -> TableContract:

@@ -9,25 +9,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, date, datetime, time
-from decimal import Decimal
+from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
 import sqlalchemy as sa
 
 from omnisupport_ingest.contracts.model import Column, TableContract
-from omnisupport_ingest.contracts.pg_types import FLOATS, INTEGERS, Kind
+from omnisupport_ingest.contracts.pg_types import INTEGERS
 from omnisupport_ingest.contracts.row_checksum import RowChecksum
 from omnisupport_ingest.sources.postgres.row_events import row_image, row_key
 from omnisupport_ingest.sources.query.cursor import CursorColumn, CursorKind, Place, micros_of
 from omnisupport_ingest.sources.query.errors import QueryRefused
 from omnisupport_ingest.sources.query.reader import KeyBounds, Moment, Rows, Span
+from omnisupport_ingest.sources.value_text import value_text
 
 _BLOCK_ROWS = 10_000
 _KEYS_AT_ONCE = 500
 _OVERHEAD = 100
-_TIMES = frozenset({Kind.TIMESTAMP, Kind.TIMESTAMPTZ})
 
 
 class DialectReader:
@@ -247,42 +246,9 @@ def _writer(table: TableContract, name: str) -> Callable[[Any], str | None]:
     kind = column.type.kind if column is not None else None
 
     def write(value: Any) -> str | None:
-        return None if value is None else _text(value, kind)
+        return None if value is None else value_text(value, kind)
 
     return write
-
-
-def _text(value: Any, kind: Kind | None) -> str:
-    if kind is Kind.BOOLEAN and isinstance(value, bool | int):
-        return "t" if value else "f"
-    if kind in _TIMES and isinstance(value, str | datetime):
-        return _time_text(value, zoned=kind is Kind.TIMESTAMPTZ)
-    if isinstance(value, bytes | bytearray | memoryview):
-        return "\\x" + bytes(value).hex()
-    if isinstance(value, bool):
-        return "t" if value else "f"
-    if isinstance(value, datetime):
-        return _time_text(value, zoned=value.tzinfo is not None)
-    if isinstance(value, date | time):
-        return value.isoformat()
-    if isinstance(value, float) and kind not in FLOATS:
-        # A number that is none of binary digits: SQLite has no decimals.
-        return format(Decimal(repr(value)), "f")
-    return str(value)
-
-
-def _time_text(value: str | datetime, *, zoned: bool) -> str:
-    try:
-        moment = datetime.fromisoformat(value) if isinstance(value, str) else value
-    except ValueError:
-        # No time: as the contract's rule for the type will say.
-        return str(value)
-    if moment.tzinfo is not None:
-        moment = moment.astimezone(UTC).replace(tzinfo=None)
-    text = moment.isoformat(sep=" ")
-    # PostgreSQL leaves out the zeros at the end of a fraction.
-    text = text.rstrip("0") if "." in text else text
-    return f"{text}+00" if zoned else text
 
 
 def _driver_begins_nothing(connection: Any, _record: Any) -> None:

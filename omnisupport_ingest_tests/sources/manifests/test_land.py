@@ -15,7 +15,7 @@ import pytest
 from omnisupport_ingest.contracts.documents import program_file
 from omnisupport_ingest.contracts.load import load_contracts
 from omnisupport_ingest.landing.store import LandingStore
-from omnisupport_ingest.sources.manifests.land import FIRST_ORDINAL, SeedLanding, SeedRefused, land
+from omnisupport_ingest.sources.manifests.land import FIRST_ORDINAL, Delivery, Inlet, SeedRefused, land
 from omnisupport_ingest.sources.manifests.seed_manifest import SeedManifest, load_manifest
 from omnisupport_ingest.windows import WindowGrid, WindowSize
 
@@ -51,13 +51,13 @@ def delivery(
     return load_manifest(path, CONTRACTS)
 
 
-def landed(seed: SeedManifest, store: LandingStore, now: datetime = NOW) -> SeedLanding:
-    return land(seed, store, GRID, 1, lambda: now)
+def landed(seed: SeedManifest, store: LandingStore, now: datetime = NOW) -> Delivery:
+    return land(seed, Inlet(store, GRID, clock=lambda: now))
 
 
-def events_of(store: LandingStore, landing: SeedLanding) -> list[dict[str, Any]]:
+def events_of(store: LandingStore, landing: Delivery) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
-    for file in landing.manifest.files:
+    for file in landing.batches[0].files:
         rows += pq.ParquetFile(store.path_of(file)).read().to_pylist()
     return rows
 
@@ -73,25 +73,25 @@ def test_rows_land_as_a_finished_snapshot_of_their_table(tmp_path: Path, store: 
     after = json.loads(first["after"])
     assert (after["tags"], after["escalated"], after["body"]) == ('{"a b"}', "f", None)
     assert json.loads(second["after"])["novel"] == "1"
-    assert landing.manifest.windows == ("2026-11-21T0900",)
-    store.verify(landing.manifest)
+    assert landing.batches[0].windows == ("2026-11-21T0900",)
+    store.verify(landing.batches[0])
 
 
 def test_the_same_content_again_changes_nothing_and_says_so(tmp_path: Path, store: LandingStore) -> None:
     seed = delivery(tmp_path, [row(1)])
     first = landed(seed, store)
     again = landed(seed, store, NOW + timedelta(hours=3))
-    assert again == SeedLanding(first.manifest, already_landed=True)
-    assert store.batch_ids() == [first.manifest.batch_id]
-    assert first.manifest.file is not None
-    assert first.manifest.batch_id == f"f-{seed.files[0].sha256[:32]}"
+    assert again.batches == first.batches and again.already_landed and not first.already_landed
+    assert store.batch_ids() == [first.batches[0].batch_id]
+    assert first.batches[0].file is not None
+    assert first.batches[0].batch_id == f"f-{seed.files[0].sha256[:32]}"
 
 
 def test_a_later_delivery_stands_above_the_earlier_one(tmp_path: Path, store: LandingStore) -> None:
     first = landed(delivery(tmp_path, [row(1), row(2)]), store)
     second = landed(delivery(tmp_path, [row(2), row(3)], name="later"), store)
-    assert second.manifest.files[0].first > first.manifest.files[0].last
-    assert second.manifest.files[0].last.ordinal < 0
+    assert second.batches[0].files[0].first > first.batches[0].files[0].last
+    assert second.batches[0].files[0].last.ordinal < 0
 
 
 def test_a_snapshot_may_come_in_several_files(tmp_path: Path, store: LandingStore) -> None:
@@ -115,7 +115,7 @@ def test_an_empty_delivery_empties_the_table(tmp_path: Path, store: LandingStore
 
 def test_the_moment_the_data_describes_decides_the_window(tmp_path: Path, store: LandingStore) -> None:
     seed = delivery(tmp_path, [row(1)], lambda d: d.update(as_of="2026-11-21T03:20:00+00:00"))
-    assert landed(seed, store).manifest.windows == ("2026-11-21T0300",)
+    assert landed(seed, store).batches[0].windows == ("2026-11-21T0300",)
 
 
 @pytest.mark.parametrize(
@@ -148,5 +148,5 @@ def test_a_line_that_is_no_row_refuses_the_whole_delivery(tmp_path: Path, store:
 def test_the_delivery_of_the_repository_lands(store: LandingStore) -> None:
     seed = load_manifest(program_file("data/seed_manifests/legacy_tickets_2025.json"), CONTRACTS)
     landing = landed(seed, store)
-    assert landing.manifest.rows == seed.rows + 1
-    assert landing.manifest.files[0].ordered
+    assert landing.batches[0].rows == seed.rows + 1
+    assert landing.batches[0].files[0].ordered

@@ -1,0 +1,87 @@
+"""Deliveries in the mode ``cdc``: their files hold Debezium's events, and land as ``land`` has them land.
+
+The manifest adds what an event's file does not say itself: hash, number of lines, licence, and what is done
+where they are not so. Each file is a batch; the gate ``schema`` decides about lines that cannot be read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from omnisupport_ingest.foreign import printable
+from omnisupport_ingest.landing.names import file_batch_id
+from omnisupport_ingest.sources.debezium.faults import FileRefused, SourceRefused
+from omnisupport_ingest.sources.debezium.handling import QUARANTINE as ODD_WAIT
+from omnisupport_ingest.sources.debezium.handling import REFUSE as ODD_REFUSED
+from omnisupport_ingest.sources.debezium.land import Inlet, look_through
+from omnisupport_ingest.sources.debezium.land import land as land_file
+from omnisupport_ingest.sources.debezium.lines import Lines
+from omnisupport_ingest.sources.manifests.examine import (
+    Examined,
+    ExaminedFile,
+    Fault,
+    SeedRefused,
+    check_file,
+    check_license,
+    note_missing,
+)
+from omnisupport_ingest.sources.manifests.formats import FileUnreadable, digests
+from omnisupport_ingest.sources.manifests.land import Delivery, note_duplicate
+from omnisupport_ingest.sources.manifests.policies import QUARANTINE, REJECT
+from omnisupport_ingest.sources.manifests.seed_manifest import SeedFile, SeedManifest
+
+
+def examine_events(seed: SeedManifest, inlet: Inlet, licenses: Collection[str] = ()) -> Examined:
+    """Look through the events of ``seed``. ``licenses``: those that its source takes; empty: any."""
+    found = Examined()
+    check_license(seed, licenses, found)
+    for file in seed.files:
+        _examine_file(seed, file, inlet, found)
+    return found
+
+
+def land_events(seed: SeedManifest, inlet: Inlet, licenses: Collection[str] = ()) -> Delivery:
+    """Land the files of ``seed``; ``SeedRefused`` for a fault that a gate rejects: then nothing landed."""
+    examined = examine_events(seed, inlet, licenses)
+    examined.refuse_rejected()
+    if not examined.files:
+        raise SeedRefused(f"No file of {seed.path} is there.", fix="Deliver at least one, or none of it.")
+    odd = ODD_WAIT if seed.gates.schema == QUARANTINE else ODD_REFUSED
+    inlet = replace(inlet, handling=replace(inlet.handling, odd_lines=odd))
+    batches, before = {}, set()
+    for each in examined.files:
+        landing = land_file(each.file.path, inlet)
+        name = landing.manifest.batch_id
+        if landing.already_landed and name not in batches:
+            before.add(name)
+        batches[name] = landing.manifest
+    return Delivery(tuple(batches.values()), frozenset(before), examined)
+
+
+def _examine_file(seed: SeedManifest, file: SeedFile, inlet: Inlet, found: Examined) -> None:
+    path = printable(file.path)
+    try:
+        known = digests(file.path)
+    except FileUnreadable as why:
+        note_missing(seed, file, why, found)
+        return
+    found.batches += 1
+    batch_id = file_batch_id(known.content)
+    if inlet.store.exists(batch_id):
+        note_duplicate(seed, batch_id, found)
+    rows = sum(1 for _ in Lines(file.path))
+    check_file(seed, file, known.file, rows, found)
+    found.files.append(ExaminedFile(file, known.content, rows))
+    try:
+        tally = look_through(file.path, inlet, refusing=seed.gates.schema == REJECT)
+    except SourceRefused:
+        raise
+    except FileRefused as refused:
+        found.note(Fault("schema", REJECT, path, None, refused.problem.rstrip("."), refused.fix))
+        return
+    if tally.odd:
+        number, fault = tally.first_odd
+        found.kept_out += tally.odd
+        problem = f"{tally.odd} lines cannot be read, of which this is the first: {fault.problem}"
+        found.note(Fault("schema", seed.gates.schema, path, number, problem, fault.fix))

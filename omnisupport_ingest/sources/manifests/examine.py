@@ -1,0 +1,275 @@
+"""Looking through a delivery before anything of it lands: each fault by file and line, and what it leads to.
+
+All is read once, so a delivery that a gate rejects is rejected before the first row lands, and a dry run
+tells exactly what landing would do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from omnisupport_ingest.contracts.row_rules import RowRules
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.foreign import printable, shortened
+from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.sources.manifests.formats import FileUnreadable, Record, Row, digests, records
+from omnisupport_ingest.sources.manifests.policies import BACKFILL, INCREMENTAL, QUARANTINE, REJECT
+from omnisupport_ingest.sources.manifests.seed_manifest import SeedFile, SeedManifest
+from omnisupport_ingest.sources.query.cursor import CursorColumn
+from omnisupport_ingest.sources.query.errors import QueryRefused
+from omnisupport_ingest.windows import without_sentinel
+
+MOST_TOLD = 1000
+"""Faults that are told one by one; all are counted."""
+
+
+class SeedRefused(IngestError):
+    """A delivery that is not what its manifest says, or not fit to land. Nothing of it landed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A fault of a delivery and the policy for it. ``line`` is null where it is of a whole file, ``file`` is
+    empty where it is of the whole delivery. ``problem`` and ``fix`` are sentences, without any value."""
+
+    kind: str
+    action: str
+    file: str
+    line: int | None
+    problem: str
+    fix: str
+
+    @property
+    def where(self) -> str:
+        """File and line, for people."""
+        return self.file if self.line is None else f"{self.file}, line {self.line}"
+
+    def refusal(self) -> SeedRefused:
+        """The fault as an error."""
+        place = f"{self.where}: " if self.file else ""
+        return SeedRefused(f"{place}{self.problem} (gate {self.kind}: {self.action}).", fix=self.fix)
+
+
+@dataclass(frozen=True, slots=True)
+class ExaminedFile:
+    """A file that is there. ``content``: SHA-256 of its content, unpacked. ``rows``: records that it has.
+
+    ``waits``: the gate that keeps all of its rows in quarantine; null if none does. ``waiting``: what tells
+    the rows that will wait by a gate from those that would land, empty if all land.
+    """
+
+    file: SeedFile
+    content: str
+    rows: int
+    waits: str | None = None
+    waiting: str = ""
+
+
+@dataclass
+class Examined:
+    """What a delivery is. ``faults``: the first of them, at most ``MOST_TOLD``. ``counts``: all, by kind and
+    policy. ``kept_out``: rows that a gate will keep in quarantine. ``whole``: every row's key is known.
+    ``batches``: how many it becomes."""
+
+    files: list[ExaminedFile] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+    counts: Counter[tuple[str, str]] = field(default_factory=Counter)
+    kept_out: int = 0
+    whole: bool = True
+    batches: int = 0
+    first_rejected: Fault | None = None
+
+    def note(self, fault: Fault) -> None:
+        """Take ``fault`` in."""
+        self.counts[fault.kind, fault.action] += 1
+        if fault.action == REJECT and self.first_rejected is None:
+            self.first_rejected = fault
+        if len(self.faults) < MOST_TOLD:
+            self.faults.append(fault)
+
+    def refuse_rejected(self) -> None:
+        """``SeedRefused`` for the first fault that a gate rejects."""
+        if self.first_rejected is not None:
+            raise self.first_rejected.refusal()
+
+    @property
+    def rows(self) -> int:
+        """Records of all files that are there."""
+        return sum(each.rows for each in self.files)
+
+
+class RowGates:
+    """What the gates for single rows say of a record of ``seed``."""
+
+    def __init__(self, seed: SeedManifest) -> None:
+        self._gates, self._contract = seed.gates, seed.contract
+        self._known = frozenset(seed.contract.column_names)
+        self._rules = RowRules(seed.contract)
+        by_cursor = seed.load_mode in (INCREMENTAL, BACKFILL)
+        self._cursor = CursorColumn.of(seed.contract) if by_cursor else None
+
+    def faults(self, record: Record) -> list[tuple[str, str, str]]:
+        """The faults of ``record``: kind, problem, fix."""
+        found = self._of_form(record)
+        if record.row is not None:
+            broken = self._rules.broken(record.row)
+            if broken:
+                found.append(("row", f"breaks {', '.join(broken)}", "Correct the row at its owner's."))
+        return found
+
+    def kept_out_by(self, record: Record) -> str | None:
+        """The gate that keeps ``record`` in quarantine, before judging looks at it; null if none does."""
+        for kind, _, _ in self._of_form(record):
+            if self._gates.action(kind) == QUARANTINE:
+                return kind
+        return None
+
+    def has_place(self, row: Row) -> bool:
+        """Whether the cursor of ``row`` says where it stands."""
+        return self._cursor is None or cursor_number(self._cursor, row) is not None
+
+    def _of_form(self, record: Record) -> list[tuple[str, str, str]]:
+        if record.row is None:
+            return [("schema", str(record.fault), "Correct the line, then sha256 in the manifest.")]
+        found = []
+        if self._cursor is not None and cursor_number(self._cursor, record.row) is None:
+            found.append(
+                (
+                    "schema",
+                    f"the cursor column {self._cursor.name!r} has no value that orders the row",
+                    "Give every row its cursor, then correct sha256 in the manifest.",
+                )
+            )
+        if not self._known.issuperset(record.row):
+            unknown = sorted(record.row.keys() - self._known)[0]
+            found.append(
+                (
+                    "unknown_column",
+                    f"{self._contract.path} does not name the column {unknown!r}",
+                    "Add the column to the contract, or accept unknown columns.",
+                )
+            )
+        return found
+
+
+def cursor_number(cursor: CursorColumn, row: Row) -> int | None:
+    """The cursor of ``row`` as a number; null where it has none that can be read."""
+    try:
+        found: int | None = cursor.numbers(pa.array([row[cursor.name]], pa.string()))[0].as_py()
+    except QueryRefused:
+        return None
+    return found
+
+
+def examine(seed: SeedManifest, licenses: Collection[str] = ()) -> Examined:
+    """Look through the rows of ``seed``. ``licenses``: those that its source takes; empty: any."""
+    found, gates = Examined(), RowGates(seed)
+    check_license(seed, licenses, found)
+    for file in seed.files:
+        examined = _examine_file(seed, file, gates, found)
+        if examined is not None:
+            found.files.append(examined)
+    return found
+
+
+def check_license(seed: SeedManifest, licenses: Collection[str], found: Examined) -> None:
+    """Note in ``found`` a licence that is none of ``licenses``."""
+    if licenses and seed.license not in licenses:
+        found.note(
+            Fault(
+                "license",
+                seed.gates.license,
+                "",
+                None,
+                f"{seed.path} at $.license: {seed.license} is none of those that "
+                f"{seed.contract.source} takes: {', '.join(sorted(licenses))}",
+                "Ask the owner for another licence, or add it to licenses in the source's definition.",
+            )
+        )
+
+
+def note_missing(seed: SeedManifest, file: SeedFile, why: object, found: Examined) -> None:
+    """Note in ``found`` that ``file`` is not there, or not whole."""
+    found.whole = False
+    found.note(
+        Fault(
+            "missing_file",
+            seed.gates.missing_file,
+            printable(file.path),
+            None,
+            f"named by {seed.path}, it cannot be read: {why}",
+            "Put the file there, or correct the path; it is relative to the manifest.",
+        )
+    )
+
+
+def check_file(seed: SeedManifest, file: SeedFile, sha256: str, rows: int, found: Examined) -> str | None:
+    """Note in ``found`` where ``file`` is not as described; returns the gate that keeps all of it out."""
+    told = {
+        "checksum": (
+            sha256 != file.sha256,
+            f"is not the file that {seed.path} describes: its SHA-256 is {sha256}, not {file.sha256}",
+            "Get the file again from its owner, or correct sha256 if the new file is meant.",
+        ),
+        "row_count": (
+            rows != file.rows,
+            f"has {rows} rows; {seed.path} says {file.rows}",
+            "Ask the owner which is right, then correct the file or the manifest.",
+        ),
+    }
+    waits = None
+    for kind, (is_so, problem, fix) in told.items():
+        if is_so:
+            action = seed.gates.action(kind)
+            found.note(Fault(kind, action, printable(file.path), None, problem, fix))
+            waits = waits or (kind if action == QUARANTINE else None)
+    return waits
+
+
+def windows_of_batches(seed: SeedManifest, store: LandingStore) -> tuple[list[str], list[Fault]]:
+    """The windows that the batches of a replay reached, and a fault for each batch that has not landed.
+
+    ``SeedRefused`` where the gate ``missing_file`` rejects that, or none of them has landed.
+    """
+    assert seed.replay is not None
+    found, windows = Examined(), set[str]()
+    for number, name in enumerate(seed.replay.batches):
+        if store.exists(name):
+            windows.update(without_sentinel(store.read(name).windows))
+            continue
+        problem = f"at $.replay.batches[{number}]: {store.source} has no batch {shortened(name)}"
+        fix = "Correct the name: omnisupport-ingest landing list"
+        found.note(Fault("missing_file", seed.gates.missing_file, str(seed.path), None, problem, fix))
+    found.refuse_rejected()
+    if not windows:
+        raise SeedRefused(f"No batch of {seed.path} has a window.", fix="Name batches, or windows.")
+    return sorted(windows), found.faults
+
+
+def _examine_file(
+    seed: SeedManifest, file: SeedFile, gates: RowGates, found: Examined
+) -> ExaminedFile | None:
+    waiting, kept_out, rows = hashlib.sha256(), 0, 0
+    path = printable(file.path)
+    try:
+        known = digests(file.path)
+        for record in records(file.path, seed.contract):
+            rows += 1
+            for kind, problem, fix in gates.faults(record):
+                found.note(Fault(kind, seed.gates.action(kind), path, record.number, problem, fix))
+            if kind_kept := gates.kept_out_by(record):
+                waiting.update(f"{record.number} {kind_kept}\n".encode())
+                kept_out += 1
+            found.whole &= record.row is not None
+    except FileUnreadable as why:
+        note_missing(seed, file, why, found)
+        return None
+    waits = check_file(seed, file, known.file, rows, found)
+    found.kept_out += rows if waits else kept_out
+    marks: Iterable[str] = ([waits] if waits else []) + ([waiting.hexdigest()] if kept_out else [])
+    return ExaminedFile(file, known.content, rows, waits, " ".join(marks))

@@ -1,0 +1,239 @@
+"""The rows of a data file, whatever its format: the same values, numbered the same way.
+
+What PostgreSQL would write of a value is what every format gives, so a row is judged, typed and folded
+alike. A record that is no row comes with what is wrong with it, and those behind it are read all the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import pyarrow as pa
+import pyarrow.csv as arrow_csv
+import pyarrow.parquet as pq
+
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.foreign import Unreadable, open_file, printable
+from omnisupport_ingest.sources.manifests.row_text import RowFault, read_row, row_of
+from omnisupport_ingest.sources.packed import PACKED, PackedWrong, plain_name, unpacked
+from omnisupport_ingest.sources.value_text import value_text
+
+MAX_LINE_BYTES = 256 * 1024 * 1024
+"""A row as large as this is taken for a file that is not one row per line."""
+
+_BLOCK = 1 << 20
+_MOST_COLUMNS = 1600
+"""As many as a table of PostgreSQL has at the most."""
+
+Row = dict[str, str | None]
+
+
+class FileUnreadable(ValueError):
+    """A data file that is not there, not whole, or none of its format; the text is the end of a sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One record of a file. ``number``: its line; of CSV and Parquet the record's number, a header counted.
+
+    ``row``: column → text, null where it is none, and ``fault`` says why. ``text``: as it was delivered.
+    """
+
+    number: int
+    row: Row | None
+    text: str
+    fault: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Digests:
+    """SHA-256 of a file as it is, and of its content, which packing does not change."""
+
+    file: str
+    content: str
+
+
+def digests(path: Path) -> Digests:
+    """Those of ``path``; ``FileUnreadable``."""
+    with _told(path):
+        with unpacked(path) as content:
+            of_content = _sha256(content)
+        if path.suffix not in PACKED:
+            return Digests(of_content, of_content)
+        with os.fdopen(open_file(path), "rb") as plain:
+            return Digests(_sha256(plain), of_content)
+
+
+def records(path: Path, contract: TableContract) -> Iterator[Record]:
+    """The records of ``path``, read one after the other; ``FileUnreadable`` where it cannot be read on."""
+    with _told(path):
+        yield from _READERS[format_of(path) or ".jsonl"](path, contract)
+
+
+def format_of(path: Path) -> str | None:
+    """How the name of ``path`` ends, without how it is packed, if that is a format; else null."""
+    suffix = Path(plain_name(path)).suffix
+    return suffix if suffix in _READERS and not (suffix == ".parquet" and path.suffix in PACKED) else None
+
+
+def _json_lines(path: Path, contract: TableContract) -> Iterator[Record]:
+    with unpacked(path) as lines:
+        number = 0
+        while line := lines.readline(MAX_LINE_BYTES + 1):
+            number += 1
+            if len(line) > MAX_LINE_BYTES:
+                raise FileUnreadable(f"line {number} is longer than {MAX_LINE_BYTES >> 20} MiB")
+            told = line.decode(errors="backslashreplace").rstrip("\r\n")
+            yield _record(number, told, lambda line=line: read_row(line, contract))  # type: ignore[misc]
+
+
+def _csv(path: Path, contract: TableContract) -> Iterator[Record]:
+    """An empty value is NULL, a quoted empty one is empty text. The header is record 1."""
+    wrong: list[Any] = []
+
+    def skip(row: Any) -> str:
+        wrong.append(row)
+        return "skip"
+
+    names: list[str] | None = None
+    number = 0
+    with unpacked(path) as content:
+        for batch in _csv_batches(content, skip):
+            for values in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+                number += 1
+                while wrong and wrong[0].number <= number:
+                    yield _of_another_width(wrong.pop(0))
+                    number += 1
+                if names is None:
+                    names = _header(values)
+                    continue
+                yield _csv_record(number, names, values, contract)
+        yield from map(_of_another_width, wrong)
+
+
+def _csv_batches(content: IO[bytes], skip: Callable[[Any], str]) -> Iterator[pa.RecordBatch]:
+    kinds = {f"f{number}": pa.binary() for number in range(_MOST_COLUMNS)}
+    try:
+        yield from arrow_csv.open_csv(
+            content,
+            arrow_csv.ReadOptions(use_threads=False, autogenerate_column_names=True, block_size=_BLOCK * 4),
+            arrow_csv.ParseOptions(
+                newlines_in_values=True, ignore_empty_lines=False, invalid_row_handler=skip
+            ),
+            arrow_csv.ConvertOptions(
+                column_types=kinds,
+                null_values=[""],
+                strings_can_be_null=True,
+                quoted_strings_can_be_null=False,
+            ),
+        )
+    except pa.ArrowInvalid:
+        raise FileUnreadable("it is no CSV with a header") from None
+
+
+def _header(values: tuple[bytes | None, ...]) -> list[str]:
+    try:
+        names = [(value or b"").decode("utf-8-sig") for value in values]
+    except UnicodeDecodeError:
+        raise FileUnreadable("its header is not UTF-8") from None
+    if "" in names or len(set(names)) != len(names):
+        raise FileUnreadable("its header names a column twice, or one not at all")
+    return names
+
+
+def _csv_record(
+    number: int, names: list[str], values: tuple[bytes | None, ...], contract: TableContract
+) -> Record:
+    decoded = [None if value is None else value.decode(errors="backslashreplace") for value in values]
+    told = json.dumps(dict(zip(names, decoded, strict=True)), ensure_ascii=False)
+
+    def read() -> Row:
+        found: dict[str, Any] = {}
+        for name, value in zip(names, values, strict=True):
+            try:
+                found[name] = None if value is None else value.decode()
+            except UnicodeDecodeError:
+                raise RowFault(f"the value of {name!r} is not UTF-8") from None
+        return row_of(found, contract)
+
+    return _record(number, told, read)
+
+
+def _of_another_width(row: Any) -> Record:
+    fault = f"it has {row.actual_columns} values, and the header names {row.expected_columns} columns"
+    return Record(row.number, None, _no_nul(row.text), fault)
+
+
+def _parquet(path: Path, contract: TableContract) -> Iterator[Record]:
+    kinds = {column.name: column.type.kind for column in contract.columns}
+    number = 0
+    with unpacked(path) as content, pq.ParquetFile(content) as file:
+        if len(set(file.schema_arrow.names)) != len(file.schema_arrow.names):
+            raise FileUnreadable("it names a column twice")
+        for batch in file.iter_batches(batch_size=10_000):
+            for values in batch.to_pylist():
+                number += 1
+                found = {name: _parquet_value(value, kinds.get(name)) for name, value in values.items()}
+                told = json.dumps(found, ensure_ascii=False, default=str)
+                yield _record(number, told, lambda found=found: row_of(found, contract))  # type: ignore[misc]
+
+
+def _parquet_value(value: Any, kind: Any) -> Any:
+    """``value`` as text, lists and objects of texts as what they are."""
+    if isinstance(value, list):
+        return [_parquet_value(each, None) for each in value]
+    if isinstance(value, dict):
+        return {name: _parquet_value(each, None) for name, each in value.items()}
+    if value is None or isinstance(value, str) or (isinstance(value, int) and kind is None):
+        return value
+    return value_text(value, kind)
+
+
+_READERS: Mapping[str, Callable[[Path, TableContract], Iterator[Record]]] = {
+    ".jsonl": _json_lines,
+    ".ndjson": _json_lines,
+    ".json": _json_lines,
+    ".csv": _csv,
+    ".parquet": _parquet,
+}
+"""How a name ends → what reads the file."""
+
+FORMATS = tuple(_READERS)
+"""How the names of data files may end; the text formats may be packed (``PACKED``)."""
+
+
+def _record(number: int, told: str, read: Callable[[], Row]) -> Record:
+    try:
+        return Record(number, read(), told)
+    except RowFault as fault:
+        return Record(number, None, _no_nul(told), str(fault))
+
+
+def _no_nul(told: str) -> str:
+    return told.replace("\0", "\\0")
+
+
+def _sha256(content: IO[bytes]) -> str:
+    found = hashlib.sha256()
+    while block := content.read(_BLOCK):
+        found.update(block)
+    return found.hexdigest()
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (PackedWrong, Unreadable) as problem:
+        raise FileUnreadable(str(problem)) from None
+    except pa.ArrowInvalid:
+        raise FileUnreadable(f"it is no {plain_name(path).rpartition('.')[2]} file") from None
+    except OSError as problem:
+        raise FileUnreadable(problem.strerror or f"{printable(path)} cannot be read") from None

@@ -1,0 +1,45 @@
+"""A value of a driver or a columnar file as the text that PostgreSQL would write."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime, time
+from decimal import Decimal
+from typing import Any
+
+from omnisupport_ingest.contracts.pg_types import FLOATS, Kind
+
+_TIMES = frozenset({Kind.TIMESTAMP, Kind.TIMESTAMPTZ})
+
+
+def value_text(value: Any, kind: Kind | None) -> str:
+    """``value``, not null, as the text of a column of ``kind`` (null: of no contract)."""
+    if kind is Kind.BOOLEAN and isinstance(value, bool | int):
+        return "t" if value else "f"
+    if kind in _TIMES and isinstance(value, str | datetime):
+        return _time_text(value, zoned=kind is Kind.TIMESTAMPTZ)
+    if isinstance(value, bytes | bytearray | memoryview):
+        return "\\x" + bytes(value).hex()
+    if isinstance(value, bool):
+        return "t" if value else "f"
+    if isinstance(value, datetime):
+        return _time_text(value, zoned=value.tzinfo is not None)
+    if isinstance(value, date | time):
+        return value.isoformat()
+    if isinstance(value, float) and kind not in FLOATS:
+        # A number that is none of binary digits: SQLite has no decimals.
+        return format(Decimal(repr(value)), "f")
+    return str(value)
+
+
+def _time_text(value: str | datetime, *, zoned: bool) -> str:
+    try:
+        moment = datetime.fromisoformat(value) if isinstance(value, str) else value
+    except ValueError:
+        # No time: as the contract's rule for the type will say.
+        return str(value)
+    if moment.tzinfo is not None:
+        moment = moment.astimezone(UTC).replace(tzinfo=None)
+    text = moment.isoformat(sep=" ")
+    # PostgreSQL leaves out the zeros at the end of a fraction.
+    text = text.rstrip("0") if "." in text else text
+    return f"{text}+00" if zoned else text
