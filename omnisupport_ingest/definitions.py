@@ -19,6 +19,7 @@ from omnisupport_ingest.defs.resources import build_resources
 from omnisupport_ingest.defs.review_job import build_review_job
 from omnisupport_ingest.defs.sensors import wal_batches_sensor
 from omnisupport_ingest.defs.source_health import source_health_check, source_health_sensor
+from omnisupport_ingest.defs.targets import build_targets
 from omnisupport_ingest.settings import Settings, require_known_variables
 from omnisupport_ingest.stages.workspace import Workspace
 
@@ -51,6 +52,7 @@ def build_definitions(workspace: Workspace) -> dg.Definitions:
                 audit_checks=[*content_checks, *asking_checks],
             ),
             build_history(workspace, source),
+            build_targets(workspace, source),
             dg.Definitions(jobs=[build_review_job(source)]),
             dg.Definitions(
                 sensors=[

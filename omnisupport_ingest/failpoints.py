@@ -128,6 +128,10 @@ GATES: dict[str, Gate] = {
             "defs/late_arrivals.py",
             "defs/query_sensors.py",
             "defs/sensors.py",
+            "defs/targets.py",
+        ),
+        _gate(
+            "target.commit", "rows of a target, with the version of the lake they are of", "targets/sync.py"
         ),
         _gate("export.file", "the file of an export", "stages/export.py"),
         _gate("checkpoint.file", "the file of `checkpoint export`", "cli/checkpoint.py"),

@@ -22,8 +22,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cdc": FLOOR_1 | {"contracts"},
     "sources": FLOOR_1 | {"contracts", "landing"},
     "stages": FLOOR_1 | {"contracts", "landing", "lake", "cdc"},
+    "targets": FLOOR_1 | {"contracts", "lake", "sources", "stages"},
     "runtime": FLOOR_1,
-    "defs": FLOOR_1 | {"contracts", "landing", "lake", "cdc", "stages", "sources", "runtime"},
+    "defs": FLOOR_1 | {"contracts", "landing", "lake", "cdc", "stages", "sources", "targets", "runtime"},
     "definitions": FLOOR_1 | {"contracts", "stages", "defs", "runtime"},
 }
 """Room → rooms it may import besides itself. ``cli`` may import everything."""

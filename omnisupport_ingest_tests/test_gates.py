@@ -46,6 +46,7 @@ ELSEWHERE = {
     "kafka.mirror": "sources/kafka/test_killed.py",
     "query.state": "sources/query/test_killed.py",
     "lake.earlier": "cli/test_rebuild.py",
+    "target.commit": "targets/test_target.py",
 }
 """Gates that a test of their own part dies at."""
 
@@ -57,6 +58,7 @@ _RUN_FILE = "tells what runs now; nothing in it outlives a restart"
 _SCRATCH = "scratch that is removed, also that of a killed process, before it is made again"
 _IN_INDEX = "inside the transaction that landing.index stands around; or of an index in memory"
 _MEMORY = "a database in memory, or a buffer: nothing of it outlives the process"
+_IN_TARGET = "inside the transaction of the target, whose commit target.commit stands around"
 _READS = "the statement is made elsewhere in the same room, from SELECT"
 
 _DRAFT = "a draft in the staging folder that no table names; lake.write stands around the job that writes it"
@@ -184,6 +186,10 @@ WITHOUT_GATE: dict[tuple[str, str], str] = {
     ("stages/event_counts.py", "_ask"): _MEMORY,
     ("stages/export.py", "write_file"): "the draft of an export, before export.file",
     ("stages/export.py", "write_rows"): "the same draft, written by a database in memory",
+    **{("targets/sync.py", f"_Sync.{name}"): _IN_TARGET for name in ("_shape", "_merge")},
+    ("targets/sync.py", "_Sync._of_target"): _SCRATCH,
+    ("targets/sync.py", "_scratch"): _SCRATCH,
+    ("targets/lake_rows.py", "Difference.__init__"): _MEMORY,
     ("cli/as_of.py", "as_of"): _FOLDER,
     (
         "cli/clean.py",
@@ -276,6 +282,7 @@ def test_a_gate_holds_something() -> None:
         ("defs/sensors.py", "sensor.answer"),
         ("defs/query_sensors.py", "sensor.answer"),
         ("defs/kafka_sensors.py", "sensor.answer"),
+        ("defs/targets.py", "sensor.answer"),
         ("defs/late_arrivals.py", "sensor.answer"),
     }
 

@@ -38,6 +38,7 @@ from omnisupport_ingest.cli.sources import sources
 from omnisupport_ingest.cli.status import status
 from omnisupport_ingest.cli.sweep import sweep
 from omnisupport_ingest.cli.sync import sync
+from omnisupport_ingest.cli.target import target
 from omnisupport_ingest.cli.up import up
 from omnisupport_ingest.cli.verify import verify
 from omnisupport_ingest.cli.windows import windows
@@ -76,6 +77,7 @@ _COMMANDS = (
     quarantine,
     erase,
     export,
+    target,
     as_of,
     manifest,
     contracts,

@@ -23,6 +23,7 @@ from omnisupport_ingest.contracts.model import (
     ContractError,
     Contracts,
     TableContract,
+    TargetPolicy,
 )
 from omnisupport_ingest.contracts.names import PLAIN_NAME
 
@@ -116,12 +117,14 @@ def contract_of(document: dict[str, Any], path: Path) -> TableContract:
             path, "events.purge_deleted_after", policy["events"].get("purge_deleted_after")
         ),
         cursor=read_cursor(path, policy.get("cursor"), columns),
+        target=_target(path, policy),
     )
 
 
 def _fingerprint(document: dict[str, Any]) -> str:
-    """The SHA-256 of ``document``, but for what bears on reading alone: that changes nothing that landed."""
-    policy = {name: value for name, value in document["x-cdc"].items() if name != "cursor"}
+    """The SHA-256 of ``document``, but for what bears on reading or on a target alone: that changes nothing
+    that landed."""
+    policy = {name: value for name, value in document["x-cdc"].items() if name not in ("cursor", "target")}
     judged = document | {"x-cdc": policy}
     text = json.dumps(judged, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()
@@ -139,6 +142,15 @@ def _name(path: Path, policy: dict[str, Any]) -> str:
             "and underscores, not beginning with a digit.",
         )
     return name
+
+
+def _target(path: Path, policy: dict[str, Any]) -> TargetPolicy | None:
+    target = policy.get("target")
+    if target is None:
+        return None
+    connection = target["connection"]
+    schema, table = target.get("schema", "public"), target.get("table", _name(path, policy))
+    return TargetPolicy(connection.get("env"), connection.get("file"), schema, table)
 
 
 def _check_key(path: Path, key: list[str], columns: tuple[Column, ...]) -> None:

@@ -78,6 +78,17 @@ class CursorPolicy:
 
 
 @dataclass(frozen=True, slots=True)
+class TargetPolicy:
+    """A PostgreSQL table that follows the current state: ``schema`` and ``table``, reached by the connection
+    string that the variable ``connection_env`` or the file ``connection_file`` holds; the other is null."""
+
+    connection_env: str | None
+    connection_file: str | None
+    schema: str
+    table: str
+
+
+@dataclass(frozen=True, slots=True)
 class TableContract:
     """What is agreed about one source table: its columns, its key and how its events are judged.
 
@@ -87,8 +98,9 @@ class TableContract:
     means that the row is deleted. A window closes ``allowed_lateness`` after its end; an event
     later than ``max_lateness`` waits for a person. ``purge_deleted_after``: how long the dimension
     shows a row after its delete, null for ever. ``cursor``: how it is read where there is no log, null if
-    only a log will do. ``path`` is the contract's file and ``fingerprint`` the SHA-256 of its canonical JSON
-    without the cursor, which bears on nothing that has landed: another fingerprint is another contract.
+    only a log will do. ``target``: the table of a warehouse that follows the current state, null if none.
+    ``path`` is the contract's file and ``fingerprint`` the SHA-256 of its canonical JSON without cursor and
+    target, which bear on nothing that has landed: another fingerprint is another contract.
     """
 
     name: str
@@ -108,6 +120,7 @@ class TableContract:
     fingerprint: str
     purge_deleted_after: timedelta | None = None
     cursor: CursorPolicy | None = None
+    target: TargetPolicy | None = None
 
     @property
     def full_name(self) -> str:

@@ -23,7 +23,7 @@ PROCESS_TAG = "omnisupport/process"
 """Run tag: the process of this machine that executes the run (`processes.ProcessIdentity`)."""
 
 LANDING, RAW, DEDUPED, DIMENSIONS = "landing", "raw", "deduped", "dimensions"
-HISTORY = "history"
+HISTORY, TARGETS = "history", "targets"
 """Asset groups, one per layer."""
 
 NO_VALUE: Any = dg.Nothing
@@ -56,6 +56,10 @@ def path_to_table(source: str, name: str) -> list[dg.AssetKey]:
 
 def history_key(contract: TableContract) -> dg.AssetKey:
     return dg.AssetKey([contract.source, "history", f"dim_{contract.name}_history"])
+
+
+def target_key(contract: TableContract) -> dg.AssetKey:
+    return dg.AssetKey([contract.source, "target", contract.name])
 
 
 def pool_of(key: dg.AssetKey) -> str:

@@ -43,6 +43,28 @@ def changes_since(snapshot: TableSnapshot, version: int) -> LogChanges | None:
 
     Null if they cannot be told any more: an entry of the log is gone, or a file that has to be read.
     """
+    files = files_since(snapshot, version)
+    if files is None:
+        return None
+    replaced = frozenset(file.window for file in files.gone)
+    told = tuple(file for file in files.added if file.window not in replaced)
+    if not all(Path(file.uri).exists() for file in (*told, *files.gone)):
+        return None
+    return LogChanges(told, replaced, files.gone, files.noted)
+
+
+@dataclass(frozen=True, slots=True)
+class FileChanges:
+    """``added`` files have rows now and had none, of ``gone`` ones it is the other way round; ``noted`` as in
+    ``LogChanges``. A file may have been swept since."""
+
+    added: tuple[LakeFile, ...]
+    gone: tuple[LakeFile, ...]
+    noted: frozenset[str]
+
+
+def files_since(snapshot: TableSnapshot, version: int) -> FileChanges | None:
+    """Which files hold other rows than at ``version``; null if an entry of the log is gone."""
     if version > snapshot.version:
         return None
     added: dict[str, LakeFile] = {}
@@ -64,11 +86,7 @@ def changes_since(snapshot: TableSnapshot, version: int) -> LogChanges | None:
                 added[file.path] = file
             elif added.pop(file.path, None) is None:
                 gone[file.path] = file
-    replaced = frozenset(file.window for file in gone.values())
-    told = tuple(file for file in added.values() if file.window not in replaced)
-    if not all(Path(file.uri).exists() for file in (*told, *gone.values())):
-        return None
-    return LogChanges(told, replaced, tuple(gone.values()), frozenset(noted))
+    return FileChanges(tuple(added.values()), tuple(gone.values()), frozenset(noted))
 
 
 def _files(snapshot: TableSnapshot, actions: list[Mapping[str, Any]]) -> Iterator[tuple[str, LakeFile, bool]]:

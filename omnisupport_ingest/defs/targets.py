@@ -1,0 +1,112 @@
+"""Targets in Dagster: an asset per table of a warehouse, and the sensor that asks for it when its current
+state has changed.
+
+No ingest run does it: a warehouse that does not answer fails its own run, and the lake goes on. The sensor
+asks again every few minutes while the target is not at the version of the lake.
+"""
+
+import time
+from datetime import UTC, datetime
+
+import dagster as dg
+
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.defs import keys
+from omnisupport_ingest.defs.lost_runs import run_executor
+from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.stages.looking import look
+from omnisupport_ingest.stages.workspace import Workspace
+from omnisupport_ingest.targets.sync import sync_target
+
+RETRY_SECONDS = 300
+"""How long after a run another one is asked for that has the same to do."""
+
+_INTERVAL_SECONDS = 15
+_VERSION = "delta_version"
+
+
+def build_targets(workspace: Workspace, source: str) -> dg.Definitions:
+    """The target assets of ``source``, their job and sensor; nothing where no contract names a target."""
+    contracts = [each for each in workspace.contracts.of_source(source) if each.target is not None]
+    if not contracts:
+        return dg.Definitions()
+    name = f"targets_{source}"
+    job = dg.define_asset_job(
+        name,
+        selection=dg.AssetSelection.assets(*map(keys.target_key, contracts)),
+        description=f"Writes to the targets of {source} what they lack.",
+        executor_def=run_executor,
+        tags={keys.SOURCE_TAG: source},
+    )
+
+    @dg.sensor(
+        name=name,
+        job=job,
+        minimum_interval_seconds=_INTERVAL_SECONDS,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description=f"Asks for a target of {source} when the current state of its table has changed.",
+    )
+    def due(
+        context: dg.SensorEvaluationContext, workspace: dg.ResourceParam[Workspace]
+    ) -> dg.SensorResult | dg.SkipReason:
+        found = [_request(context.instance, workspace, contract) for contract in contracts]
+        requests = [each for each in found if each is not None]
+        if not requests:
+            return dg.SkipReason("Every target was synced at the version of its current state.")
+        with gate("sensor.answer"):
+            return dg.SensorResult(run_requests=requests)
+
+    return dg.Definitions(
+        assets=[target_asset(contract) for contract in contracts], jobs=[job], sensors=[due]
+    )
+
+
+def target_asset(contract: TableContract) -> dg.AssetsDefinition:
+    """The table of a warehouse that follows the current state of ``contract``."""
+    assert contract.target is not None
+    key = keys.target_key(contract)
+
+    @dg.asset(
+        key=key,
+        dagster_type=keys.NO_VALUE,
+        deps=[keys.dimension_key(contract)],
+        description=f"{contract.description} Its current state in another PostgreSQL, as "
+        f"{contract.target.schema}.{contract.target.table}.",
+        group_name=keys.TARGETS,
+        kinds={"postgres"},
+        owners=[contract.owner],
+        pool=keys.pool_of(key),
+    )
+    def sync(context: dg.AssetExecutionContext, workspace: dg.ResourceParam[Workspace]) -> dg.Output[None]:
+        started = time.monotonic()
+        done = sync_target(workspace, contract)
+        context.add_asset_metadata(
+            {
+                _VERSION: dg.MetadataValue.int(done.delta_version),
+                "rows_written": dg.MetadataValue.int(done.written),
+                "rows_deleted": dg.MetadataValue.int(done.deleted),
+                "seconds": dg.MetadataValue.float(round(time.monotonic() - started, 3)),
+            }
+        )
+        return dg.Output(None)
+
+    return sync
+
+
+def _request(
+    instance: dg.DagsterInstance, workspace: Workspace, contract: TableContract
+) -> dg.RunRequest | None:
+    snapshot = look(workspace.dimension(contract))
+    if snapshot is None:
+        return None
+    key = keys.target_key(contract)
+    event = instance.get_latest_materialization_event(key)
+    done = event.asset_materialization if event is not None else None
+    held = done.metadata[_VERSION].value if done is not None and _VERSION in done.metadata else None
+    if held == snapshot.version:
+        return None
+    attempt = int(datetime.now(UTC).timestamp()) // RETRY_SECONDS
+    return dg.RunRequest(
+        run_key=f"{'/'.join(key.path)}/{snapshot.table_id}/{snapshot.version}/{attempt}",
+        asset_selection=[key],
+    )

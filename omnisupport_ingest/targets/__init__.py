@@ -1,0 +1,1 @@
+"""The current state of tables in another PostgreSQL: a warehouse that follows the lake."""

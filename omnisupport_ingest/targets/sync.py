@@ -1,0 +1,423 @@
+"""Bringing a target up to the current state of its table, in one transaction of the target.
+
+In the transaction stand the rows, the deletes, new columns, and a row of ``_omnisupport_targets`` that
+names the version of the lake's table that the target has then. So a sync that dies has done nothing, and one
+that is repeated finds nothing to do.
+
+**What is newer.** A row is written where its position is above that of the row that is there, or the same
+with another content (a replay or another contract may change a row without a newer event). Where the lake
+has taken events back (discarded, erased, rebuilt), so that a row stands at an earlier position than before,
+the old row is deleted first, in the same transaction. That is done only from a version of the lake's table
+above the one that the target names: ``TargetAhead`` refuses an older one. The lake stays the truth.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import psycopg2
+from psycopg2.extensions import connection as Connection
+
+from omnisupport_ingest.contracts.model import TableContract, TargetPolicy
+from omnisupport_ingest.contracts.named_secrets import secret_in
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.processes import ProcessIdentity
+from omnisupport_ingest.sources.postgres.connect_errors import first_line
+from omnisupport_ingest.sources.postgres.connection import connect
+from omnisupport_ingest.sources.postgres.quoting import identifier, literal, qualified
+from omnisupport_ingest.stages.workspace import Workspace
+from omnisupport_ingest.targets.columns import (
+    POSITION,
+    TargetRefused,
+    create_sql,
+    missing_columns,
+    target_columns,
+)
+from omnisupport_ingest.targets.lake_rows import CurrentState, Difference, entry_of
+
+NOTES = "_omnisupport_targets"
+"""The table in the schema of a target that says which version of the lake each target has."""
+
+_NOTE_COLUMNS = (
+    "table_name text PRIMARY KEY, source text NOT NULL, contract text NOT NULL, table_id text NOT NULL,"
+    " delta_version bigint NOT NULL, entry text NOT NULL, position text NOT NULL,"
+    " watermark timestamp with time zone, synced_at timestamp with time zone NOT NULL"
+)
+_SCRATCH = "target-"
+_BLOCK_BYTES = 1024 * 1024
+
+
+class NoTarget(IngestError):
+    """The contract names no target."""
+
+    exit_code = 2
+
+
+class TargetUnavailable(IngestError):
+    """The target cannot be reached, refuses us, or went away."""
+
+    exit_code = 4
+
+
+class TargetAhead(IngestError):
+    """The target has a later state than the lake, which was restored or made again from less."""
+
+    exit_code = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a target says that it has: a version of the lake's table, and how far that was."""
+
+    table_id: str
+    version: int
+    entry: str
+    position: str
+    watermark: datetime | None
+    synced_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class TargetSynced:
+    """What a sync did. ``written`` rows were inserted or updated, ``taken_back`` of them to an earlier
+    position; ``deleted`` rows were gone from the current state. ``whole``: all rows were compared, not only
+    those of replaced files. ``added``: columns that the target got."""
+
+    table: str
+    target: str
+    delta_version: int
+    written: int
+    taken_back: int
+    deleted: int
+    whole: bool
+    added: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TargetLag:
+    """How far a target is behind. Null: not known, or nothing to compare with. ``problem``: why nothing is.
+
+    ``rows``: those that a sync would write or delete. ``seconds`` between the watermarks.
+    """
+
+    table: str
+    target: str
+    versions: int | None = None
+    rows: int | None = None
+    seconds: float | None = None
+    synced_at: datetime | None = None
+    position: str | None = None
+    problem: str | None = None
+    fix: str | None = None
+
+
+def sync_target(
+    workspace: Workspace, contract: TableContract, *, compare: bool = False, anew: bool = False
+) -> TargetSynced:
+    """Write to the target of ``contract`` what it lacks.
+
+    ``compare``: look at all rows, also where the versions say that nothing is missing. ``anew``: take the
+    lake as it is, though the target has a later state. Raises ``NoTarget``, ``TargetUnavailable``,
+    ``TargetRefused``, ``TargetAhead``, ``NotThereYet`` and ``ConnectionMissing``.
+    """
+    policy = _policy(contract)
+    CurrentState.of(workspace, contract)
+    with closing(_connect(contract, policy)) as connection, _errors(contract, policy):
+        return _Sync(workspace, contract, policy, connection).run(compare=compare, anew=anew)
+
+
+def target_lag(workspace: Workspace, contract: TableContract) -> TargetLag:
+    """How far the target of ``contract`` is behind the lake; a problem is told, not raised."""
+    policy = _policy(contract)
+    table, name = f"{contract.source}.{contract.name}", f"{policy.schema}.{policy.table}"
+    try:
+        state = CurrentState.of(workspace, contract)
+        with closing(_connect(contract, policy)) as connection, _errors(contract, policy):
+            with connection.cursor() as cursor:
+                held = _held(cursor, policy)
+            connection.rollback()
+    except IngestError as error:
+        return TargetLag(table, name, problem=error.problem, fix=error.fix)
+    if held is None:
+        return TargetLag(table, name, rows=sum(file.rows for file in state.snapshot.all_files()))
+    since = _since(state, held)
+    rows = None
+    if since is not None:
+        with _scratch(workspace) as scratch, Difference(contract, *since, scratch) as difference:
+            rows = sum(difference.counts())
+    same = held.table_id == state.snapshot.table_id
+    seconds = None
+    if state.watermark is not None and held.watermark is not None:
+        seconds = max(0.0, (state.watermark - held.watermark).total_seconds())
+    versions = state.snapshot.version - held.version if same else None
+    return TargetLag(table, name, versions, rows, seconds, held.synced_at, held.position)
+
+
+class _Sync:
+    """One sync, in one transaction of ``connection``."""
+
+    def __init__(
+        self, workspace: Workspace, contract: TableContract, policy: TargetPolicy, connection: Connection
+    ) -> None:
+        self._workspace, self._contract, self._policy = workspace, contract, policy
+        self._connection = connection
+        self._columns = target_columns(contract)
+        self._name = qualified(policy.schema, policy.table)
+
+    def run(self, *, compare: bool, anew: bool) -> TargetSynced:
+        with self._connection.cursor() as cursor, _scratch(self._workspace) as scratch:
+            # Two syncs of one target wait for one another; the second then sees what the first has done.
+            lock = literal(f"omnisupport {self._policy.schema}.{self._policy.table}")
+            cursor.execute(f"SELECT pg_advisory_xact_lock(hashtextextended({lock}, 0))")
+            held = _held(cursor, self._policy)
+            # Opened under the lock: nobody has written a later version.
+            state = CurrentState.of(self._workspace, self._contract)
+            new, added = self._shape(cursor, held)
+            if held is not None and not anew:
+                self._refuse_older(state, held)
+            since = None if held is None or new or added or compare or anew else _since(state, held)
+            if since == ((), ()) and held is not None and held.version == state.snapshot.version:
+                self._connection.rollback()
+                return self._done(state, (0, 0, 0), whole=False)
+            known: Any = () if new else self._of_target(cursor, scratch)
+            came, before = since if since is not None else (state.files, known)
+            with Difference(self._contract, came, before, scratch, again=bool(added)) as difference:
+                if since is None and held is not None and not anew:
+                    self._refuse_behind(state, held, difference)
+                counts = self._merge(cursor, difference, again=bool(added))
+            self._commit(cursor, state)
+            return self._done(state, counts, whole=since is None, added=added)
+
+    def _shape(self, cursor: Any, held: Held | None) -> tuple[bool, tuple[str, ...]]:
+        """Make or widen the table; whether it is new, and the columns it got."""
+        policy = self._policy
+        cursor.execute(f"SELECT 1 FROM pg_namespace WHERE nspname = {literal(policy.schema)}")
+        if cursor.fetchone() is None:
+            cursor.execute(f"CREATE SCHEMA {identifier(policy.schema)}")
+        notes = qualified(policy.schema, NOTES)
+        cursor.execute(f"SELECT to_regclass({literal(notes)})")
+        if cursor.fetchone()[0] is None:
+            cursor.execute(f"CREATE TABLE IF NOT EXISTS {notes} ({_NOTE_COLUMNS})")
+        cursor.execute(
+            "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute WHERE attrelid ="
+            f" to_regclass({literal(self._name)}) AND attnum > 0 AND NOT attisdropped"
+        )
+        there = dict(cursor.fetchall())
+        if not there:
+            cursor.execute(create_sql(policy.schema, policy.table, self._columns))
+            return True, ()
+        if held is None:
+            raise TargetRefused(
+                f"The target {policy.schema}.{policy.table} is there already, and was not made by a sync.",
+                fix=f"Name another table in x-cdc.target of {self._contract.path}, or, if nobody needs it: "
+                f"DROP TABLE {self._name};",
+            )
+        added = missing_columns(policy.schema, policy.table, self._columns, there)
+        for column in added:
+            cursor.execute(f"ALTER TABLE {self._name} ADD COLUMN {identifier(column.name)} {column.pg_type}")
+        return False, tuple(column.name for column in added)
+
+    def _refuse_older(self, state: CurrentState, held: Held) -> None:
+        if held.table_id == state.snapshot.table_id and state.snapshot.version < held.version:
+            raise self._ahead(f"version {held.version}, and the lake is at {state.snapshot.version}")
+
+    def _refuse_behind(self, state: CurrentState, held: Held, difference: Difference) -> None:
+        """Of a table that was made anew, or has another past, the position must not be an earlier one."""
+        same = held.table_id == state.snapshot.table_id
+        if same and entry_of(state.snapshot, held.version) in (held.entry, None):
+            return
+        here, there = difference.highest()
+        if there is not None and (here is None or here < there):
+            raise self._ahead("later events than the current state of the lake, which was made anew")
+
+    def _ahead(self, what: str) -> TargetAhead:
+        return TargetAhead(
+            f"The target {self._policy.schema}.{self._policy.table} has {what}.",
+            fix="Let the pipeline catch up. If the lake is right as it is: omnisupport-ingest target sync "
+            f"{self._contract.source}.{self._contract.name} --anew",
+        )
+
+    def _of_target(self, cursor: Any, scratch: Path) -> Path:
+        """The keys, positions and hashes that the target has, as a file."""
+        path = scratch / "known.csv"
+        columns = ", ".join(("_cdc_key", *POSITION, "_cdc_row_hash"))
+        with path.open("wb") as file:
+            cursor.copy_expert(f"COPY (SELECT {columns} FROM {self._name}) TO STDOUT (FORMAT csv)", file)
+        return path
+
+    def _merge(self, cursor: Any, difference: Difference, *, again: bool) -> tuple[int, int, int]:
+        """Write the difference; rows written, taken back and deleted."""
+        names = [identifier(column.name) for column in self._columns]
+        cursor.execute("CREATE TEMP TABLE leaving (_cdc_key text, gone boolean) ON COMMIT DROP")
+        _copy(cursor, "COPY leaving FROM STDIN", difference.leaving())
+        cursor.execute(
+            f"WITH left_ AS (DELETE FROM {self._name} t USING leaving l WHERE t._cdc_key = l._cdc_key"
+            " RETURNING l.gone) SELECT count(*) FILTER (WHERE gone), count(*) FILTER (WHERE NOT gone)"
+            " FROM left_"
+        )
+        deleted, taken_back = cursor.fetchone()
+        cursor.execute(f"CREATE TEMP TABLE coming ON COMMIT DROP AS SELECT * FROM {self._name} WITH NO DATA")
+        _copy(cursor, f"COPY coming ({', '.join(names)}) FROM STDIN", difference.lines())
+        new, old = (", ".join(f"{side}.{name}" for name in POSITION) for side in ("excluded", "t"))
+        sets = ", ".join(f"{name} = excluded.{name}" for name in names)
+        other = "true" if again else "excluded._cdc_row_hash IS DISTINCT FROM t._cdc_row_hash"
+        cursor.execute(
+            f"INSERT INTO {self._name} AS t ({', '.join(names)}) SELECT {', '.join(names)} FROM coming"
+            f" ON CONFLICT (_cdc_key) DO UPDATE SET {sets}"
+            f" WHERE ({new}) > ({old}) OR (({new}) = ({old}) AND {other})"
+        )
+        return cursor.rowcount, taken_back, deleted
+
+    def _commit(self, cursor: Any, state: CurrentState) -> None:
+        policy, contract = self._policy, self._contract
+        with gate("target.commit", f"{policy.schema}.{policy.table}"):
+            cursor.execute(
+                f"INSERT INTO {qualified(policy.schema, NOTES)} AS t VALUES (%s, %s, %s, %s, %s, %s, %s, %s,"
+                " now()) ON CONFLICT (table_name) DO UPDATE SET (source, contract, table_id, delta_version,"
+                " entry, position, watermark, synced_at) = ROW (excluded.source, excluded.contract,"
+                " excluded.table_id, excluded.delta_version, excluded.entry, excluded.position,"
+                " excluded.watermark, excluded.synced_at)",
+                (
+                    policy.table,
+                    contract.source,
+                    contract.name,
+                    state.snapshot.table_id,
+                    state.snapshot.version,
+                    state.entry,
+                    state.position,
+                    state.watermark,
+                ),
+            )
+            self._connection.commit()
+
+    def _done(
+        self, state: CurrentState, counts: tuple[int, int, int], *, whole: bool, added: tuple[str, ...] = ()
+    ) -> TargetSynced:
+        contract, policy = self._contract, self._policy
+        return TargetSynced(
+            f"{contract.source}.{contract.name}",
+            f"{policy.schema}.{policy.table}",
+            state.snapshot.version,
+            *counts,
+            whole=whole,
+            added=added,
+        )
+
+
+def _since(state: CurrentState, held: Held) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+    """The files that came and went since what the target has; null if that is of another past."""
+    if held.table_id != state.snapshot.table_id or entry_of(state.snapshot, held.version) != held.entry:
+        return None
+    return state.since(held.version)
+
+
+def _held(cursor: Any, policy: TargetPolicy) -> Held | None:
+    """What the target says that it has; null where there is none."""
+    notes = qualified(policy.schema, NOTES)
+    cursor.execute(f"SELECT to_regclass({literal(notes)}), to_regclass({literal(_table(policy))})")
+    if None in cursor.fetchone():
+        return None
+    cursor.execute(
+        f"SELECT table_id, delta_version, entry, position, watermark, synced_at FROM {notes}"
+        f" WHERE table_name = {literal(policy.table)}"
+    )
+    row = cursor.fetchone()
+    return None if row is None else Held(*row)
+
+
+def _table(policy: TargetPolicy) -> str:
+    return qualified(policy.schema, policy.table)
+
+
+class _Stream:
+    """Blocks of bytes, read as a file is."""
+
+    def __init__(self, blocks: Iterator[bytes]) -> None:
+        self._blocks, self._rest = blocks, b""
+
+    def read(self, size: int) -> bytes:
+        if not self._rest:
+            self._rest = next(self._blocks, b"")
+        taken, self._rest = self._rest[:size], self._rest[size:]
+        return taken
+
+
+def _copy(cursor: Any, statement: str, blocks: Iterator[bytes]) -> None:
+    cursor.copy_expert(statement, _Stream(blocks), size=_BLOCK_BYTES)
+
+
+def _policy(contract: TableContract) -> TargetPolicy:
+    if contract.target is None:
+        raise NoTarget(
+            f"The contract of {contract.source}.{contract.name} names no target.",
+            fix=f"Name one in x-cdc of {contract.path}: "
+            '"target": {"connection": {"env": "WAREHOUSE_DSN"}}',
+        )
+    return contract.target
+
+
+def _connect(contract: TableContract, policy: TargetPolicy) -> Connection:
+    how, name = ("env", policy.connection_env) if policy.connection_env else ("file", policy.connection_file)
+    assert name is not None
+    dsn = secret_in(how, name, contract.path, "connection string")
+    try:
+        connection = connect(dsn, application_name="omnisupport-ingest target")
+    except IngestError as error:
+        # Its words are those for a source; of the connection string they repeat nothing but the place.
+        problem = error.problem.replace("the source at", f"the target {policy.schema}.{policy.table} at")
+        problem = problem.replace("of the source (OMNISUPPORT_SOURCE_DSN)", f"of the target ({name})")
+        raise TargetUnavailable(problem, fix=error.fix.replace("OMNISUPPORT_SOURCE_DSN", name)) from None
+    connection.autocommit = False
+    return connection
+
+
+@contextmanager
+def _errors(contract: TableContract, policy: TargetPolicy) -> Iterator[None]:
+    """What the target refuses, said without a value of a row."""
+    name = f"{policy.schema}.{policy.table}"
+    try:
+        yield
+    except psycopg2.errors.LockNotAvailable:
+        raise TargetUnavailable(
+            f"The target {name} is held by somebody else: another sync, or a session that has locked it.",
+            fix="Try again when that has ended; pg_locks there says who it is.",
+        ) from None
+    except psycopg2.errors.InsufficientPrivilege as error:
+        raise TargetRefused(
+            f"The role may not write the target {name}: {first_line(error)}.",
+            fix="Run there: GRANT USAGE, CREATE ON SCHEMA … TO the role of the connection; it must own the "
+            "tables that it made.",
+        ) from None
+    except (psycopg2.OperationalError, psycopg2.InterfaceError) as error:
+        raise TargetUnavailable(
+            f"The target {name} failed: {first_line(error)}.",
+            fix="Start it again if it is down, or act on its message; the next sync begins anew.",
+        ) from None
+    except psycopg2.Error as error:
+        column = getattr(error.diag, "column_name", None)
+        raise TargetRefused(
+            f"The target {name} refuses rows of {contract.source}.{contract.name}: {type(error).__name__} "
+            f"({error.pgcode}{', column ' + column if column else ''}).",
+            fix="Its log has the statement. A column added there by hand must take NULL, and a constraint "
+            "or trigger there must take every row of the current state.",
+        ) from None
+
+
+@contextmanager
+def _scratch(workspace: Workspace) -> Iterator[Path]:
+    """A folder for what memory has no room for, gone afterwards; what killed syncs left goes now."""
+    for left in workspace.home.run.glob(f"{_SCRATCH}*"):
+        process = ProcessIdentity.parse(left.name.removeprefix(_SCRATCH).partition("-")[0])
+        if process is None or not process.lives():
+            shutil.rmtree(left, ignore_errors=True)
+    own = f"{_SCRATCH}{ProcessIdentity.current().text}-"
+    with TemporaryDirectory(prefix=own, dir=workspace.home.run) as scratch:
+        yield Path(scratch)
