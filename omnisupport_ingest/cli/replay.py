@@ -259,7 +259,7 @@ def _carry_out(the_pass: OnePass, asked: _Asked) -> dict[str, Any]:
     ]
     lines = []
     for contract in asked.contracts:
-        snapshot = asked.workspace.dimension(contract).open()
+        snapshot = asked.workspace.net_changes(contract).open()
         for window in asked.windows:
             state = snapshot.state(window)
             if state is not None and state.checkpoint.run_id in runs:
