@@ -11,6 +11,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -19,8 +20,13 @@ from omnisupport_ingest.cli.one_pass import one_pass
 from omnisupport_ingest.cli.opening import existing_home, open_settings
 from omnisupport_ingest.cli.stopping import interrupt_on_terminate
 from omnisupport_ingest.durable import sync_folder
+from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.home import Home
+from omnisupport_ingest.lake.layout import WHOLE_TABLE
+
+if TYPE_CHECKING:
+    from omnisupport_ingest.stages.workspace import Workspace
 
 _NET_CHANGES, _CURRENT_STATE = "dim_*", "published"
 """Folders of a source in the lake, before format version 2."""
@@ -52,11 +58,36 @@ def rebuild() -> None:
         if home.is_earlier:
             _remove(home, _NET_CHANGES)
             home.adopt()
-        runs = the_pass.materialize(Workspace.open(settings))
+        workspace = Workspace.open(settings)
+        runs = the_pass.materialize(workspace)
+        _require_dimensions(home, workspace)
         removed = _remove(home, _CURRENT_STATE)
     click.echo(f"{counted(len(runs), 'run')}. Every dimension is there.")
     if removed:
         click.echo("The folders of the earlier version are removed.")
+
+
+class NotRebuilt(IngestError):
+    """A table of the earlier version has no dimension in its place."""
+
+
+def _require_dimensions(home: Home, workspace: Workspace) -> None:
+    """``NotRebuilt`` if a table that the earlier version published has no dimension: its only copy stays."""
+    from omnisupport_ingest.stages.looking import look
+
+    contracts = {(each.source, each.name): each for each in workspace.contracts}
+    for source in _folders(home.lake, _CURRENT_STATE):
+        for table in sorted(each for each in source.iterdir() if each.is_dir()):
+            contract = contracts.get((source.parent.name, table.name))
+            made = look(workspace.dimension(contract)) if contract is not None else None
+            if made is None or made.state(WHOLE_TABLE) is None:
+                raise NotRebuilt(
+                    f"{table} stays, and all tables of the earlier version with it: "
+                    + ("no contract names it." if contract is None else f"dim_{table.name} was not made."),
+                    fix="Put its contract back, or move the folder away; then rebuild again."
+                    if contract is None
+                    else "`omnisupport-ingest status` says what holds it up; then rebuild again.",
+                )
 
 
 def _remove(home: Home, pattern: str) -> int:

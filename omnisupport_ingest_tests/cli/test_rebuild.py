@@ -108,6 +108,12 @@ def test_rebuild_that_is_killed_is_finished_by_the_next_and_the_rows_are_the_sam
 def test_rebuild_makes_the_dimensions_again_with_the_same_rows_and_removes_the_earlier_folders(lake: Path):
     before = rows(lake / "published" / "notes")
     assert len(before) == 2
+    retired = lake / "published" / "retired"
+    retired.mkdir()
+    refused = command("rebuild")
+    assert refused.code == 1 and "no contract names it" in refused.told
+    assert rows(lake / "published" / "notes") == before, "nothing is removed while a table has no dimension"
+    retired.rmdir()
     done = command("rebuild")
     assert done.code == 0, done.told
     assert "folders of the earlier version are removed" in done.out

@@ -134,6 +134,7 @@ class _Sync:
 
     def run(self) -> KafkaReport:
         self._assign(self._cluster.held())
+        self._heard = time.monotonic()
         try:
             while not self._into.stopped():
                 self._take(self._cluster.consume(min(_AT_ONCE, self._into.batch_rows), _POLL_SECONDS))
@@ -142,6 +143,8 @@ class _Sync:
                     break
                 if self._rows >= self._into.batch_rows or self._bytes >= ROUND_BYTES:
                     self._land()
+                    # What landing takes is no silence of the cluster.
+                    self._heard = time.monotonic()
                 self._check_patience()
         except KafkaUnreachable:
             self._land()
@@ -152,6 +155,7 @@ class _Sync:
     def _assign(self, held: Sequence[Held]) -> None:
         from confluent_kafka import TopicPartition
 
+        self._check_ids(held)
         if self._inlet.handling.order == BY_ARRIVAL:
             self._check_arrival(held)
         for each in held:
@@ -166,6 +170,16 @@ class _Sync:
         self._cluster.consumer.assign(
             [TopicPartition(*place, each.next) for place, each in self._open.items()]
         )
+
+    def _check_ids(self, held: Sequence[Held]) -> None:
+        """Go no further where a topic had an id and the cluster does not tell it: another topic of its name
+        would be taken for it."""
+        known = {topic: each.topic_id for (topic, _), each in self._landed.items() if each.topic_id}
+        for each in held:
+            if each.topic in known and each.topic_id is None:
+                raise self._cluster.unreachable(
+                    f"it does not tell the id of the topic {each.topic}, which was {known[each.topic]}"
+                )
 
     def _check_arrival(self, held: Sequence[Held]) -> None:
         """Refuse what has no order by arrival: a table of two topics, a key that has moved to another

@@ -14,7 +14,13 @@ from omnisupport_ingest.landing.errors import ChainContested
 from omnisupport_ingest.sources.debezium.handling import Handling, NamedTable
 from omnisupport_ingest.sources.kafka import sync as sync_module
 from omnisupport_ingest.sources.kafka.client import Cluster
-from omnisupport_ingest.sources.kafka.errors import KafkaPaused, KafkaRefused, RecordRefused, TopicReplaced
+from omnisupport_ingest.sources.kafka.errors import (
+    KafkaPaused,
+    KafkaRefused,
+    KafkaUnreachable,
+    RecordRefused,
+    TopicReplaced,
+)
 from omnisupport_ingest.sources.kafka.offsets import Ways, landed_offsets
 from omnisupport_ingest.sources.postgres.errors import CaptureRunning
 from omnisupport_ingest.sources.postgres.lease import Lease
@@ -294,6 +300,24 @@ def test_a_topic_made_anew_is_never_taken_for_the_old_one(
     assert reader.keys() == [1, 2, 3, 5, 6, 7, 8, 9, 21, 22, 23]
     assert [each.number for each in reader.store.epochs()] == [1, 2]
     assert reader.sync().batches == []
+
+
+def test_a_topic_made_anew_is_not_read_while_the_cluster_does_not_tell_its_id(
+    broker: Broker, prefix: str, reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = f"{prefix}a"
+    broker.make_topic(topic)
+    broker.produce(topic, changes(1, 3))
+    reader.sync()
+    broker.make_anew(topic)
+    broker.produce(topic, changes(5, 5))
+    with monkeypatch.context() as unanswered:
+        unanswered.setattr(Cluster, "_ids", lambda *_: {})
+        with pytest.raises(KafkaUnreachable, match=f"the id of the topic {topic}"):
+            reader.sync()
+    assert reader.keys() == [1, 2, 3]
+    (fault,) = reader.sync().faults
+    assert isinstance(fault, TopicReplaced)
 
 
 def test_a_topic_that_is_gone_is_named(broker: Broker, prefix: str, reader: Reader) -> None:
