@@ -28,6 +28,9 @@ def value_text(value: Any, kind: Kind | None) -> str:
     if isinstance(value, float) and kind not in FLOATS:
         # A number that is none of binary digits: SQLite has no decimals.
         return format(Decimal(repr(value)), "f")
+    if isinstance(value, Decimal) and value.is_finite():
+        # Text of a decimal may have an exponent, which PostgreSQL's never has.
+        return format(value, "f")
     return str(value)
 
 

@@ -83,6 +83,8 @@ class Held:
     position: str
     watermark: datetime | None
     synced_at: datetime
+    source: str
+    contract: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +182,7 @@ class _Sync:
             held = _held(cursor, self._policy)
             # Opened under the lock: nobody has written a later version.
             state = CurrentState.of(self._workspace, self._contract)
+            self._refuse_shared(held)
             new, added = self._shape(cursor, held)
             if held is not None and not anew:
                 self._refuse_older(state, held)
@@ -187,8 +190,12 @@ class _Sync:
             if since == ((), ()) and held is not None and held.version == state.snapshot.version:
                 self._connection.rollback()
                 return self._done(state, (0, 0, 0), whole=False)
-            known: Any = () if new else self._of_target(cursor, scratch)
-            came, before = since if since is not None else (state.files, known)
+            came: Any = state.files
+            before: Any = ()
+            if since is not None:
+                came, before = since
+            elif not new:
+                before = self._of_target(cursor, scratch)
             with Difference(self._contract, came, before, scratch, again=bool(added)) as difference:
                 if since is None and held is not None and not anew:
                     self._refuse_behind(state, held, difference)
@@ -224,6 +231,16 @@ class _Sync:
         for column in added:
             cursor.execute(f"ALTER TABLE {self._name} ADD COLUMN {identifier(column.name)} {column.pg_type}")
         return False, tuple(column.name for column in added)
+
+    def _refuse_shared(self, held: Held | None) -> None:
+        """Two tables in one target would delete each other's rows."""
+        mine = (self._contract.source, self._contract.name)
+        if held is not None and (held.source, held.contract) != mine:
+            raise TargetRefused(
+                f"The target {self._policy.schema}.{self._policy.table} is that of "
+                f"{held.source}.{held.contract}.",
+                fix=f"Name another schema or table in x-cdc.target of {self._contract.path}.",
+            )
 
     def _refuse_older(self, state: CurrentState, held: Held) -> None:
         if held.table_id == state.snapshot.table_id and state.snapshot.version < held.version:
@@ -326,7 +343,8 @@ def _held(cursor: Any, policy: TargetPolicy) -> Held | None:
     if None in cursor.fetchone():
         return None
     cursor.execute(
-        f"SELECT table_id, delta_version, entry, position, watermark, synced_at FROM {notes}"
+        f"SELECT table_id, delta_version, entry, position, watermark, synced_at, source, contract"
+        f" FROM {notes}"
         f" WHERE table_name = {literal(policy.table)}"
     )
     row = cursor.fetchone()

@@ -209,6 +209,15 @@ def test_a_current_state_made_anew_from_less_is_refused_and_from_all_changes_not
     assert warehouse.ask("SELECT xmin, ctid FROM NOTES") == before
 
 
+def test_the_target_of_another_table_is_refused(story: Story, warehouse: Warehouse) -> None:
+    sync(story)
+    before = warehouse.rows()
+    warehouse.ask(f"UPDATE {warehouse.schema}._omnisupport_targets SET source = 'other_desk'")
+    with pytest.raises(TargetRefused, match=r"is that of other_desk\.notes"):
+        sync(story, anew=True)
+    assert warehouse.rows() == before
+
+
 def test_a_row_that_a_guarded_merge_would_make_older_stays(story: Story, warehouse: Warehouse) -> None:
     """Behind the versions stands the position of each row: what is above the lake's is kept."""
     sync(story)

@@ -270,6 +270,8 @@ def _examine_file(
         note_missing(seed, file, why, found)
         return None
     waits = check_file(seed, file, known.file, rows, found)
+    # A file that waits as a whole says nothing of the rows that it has not got.
+    found.whole &= waits is None
     found.kept_out += rows if waits else kept_out
     marks: Iterable[str] = ([waits] if waits else []) + ([waiting.hexdigest()] if kept_out else [])
     return ExaminedFile(file, known.content, rows, waits, " ".join(marks))

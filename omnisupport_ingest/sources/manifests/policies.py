@@ -36,7 +36,7 @@ class Refused:
 Rule = Does | Refused
 
 _REJECTS = Does("nothing lands")
-_FILE_WAITS = Does("every row of the file waits in quarantine")
+_FILE_WAITS = Does("every row of the file waits in quarantine; a full snapshot then ends no row")
 _ROW_WAITS = Does("the row waits in quarantine, the rest lands")
 
 FAULTS: Mapping[str, str] = {

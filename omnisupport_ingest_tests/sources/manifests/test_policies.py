@@ -141,7 +141,7 @@ def test_a_gate_does_what_it_says(tmp_path: Path, mode: str, fault: str, action:
             text, gate = json.loads(each["envelope"]), json.loads(each["identity"])
             assert text["subject"] == f"Ticket {each['file_row']}" and gate[1:3] == [fault, each["file_row"]]
     ends = [each for each in events(into) if each["op"] == "b"]
-    whole = fault != "missing_file" and not (fault == "schema" and by_gate)
+    whole = fault != "missing_file" and not (fault in ("schema", "checksum", "row_count") and by_gate)
     assert len(ends) == (1 if mode == "full_snapshot" and whole else 0)
 
 
