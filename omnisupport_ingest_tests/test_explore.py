@@ -37,7 +37,7 @@ def test_time_that_is_over_is_no_failure() -> None:
 
 def test_only_property_tests_without_spark_and_servers_are_explored() -> None:
     files = [
-        f"omnisupport_ingest_tests/{name}" for name in ("test_key_range.py", "contracts/test_spark_types.py")
+        f"omnisupport_ingest_tests/{name}" for name in ("test_key_range.py", "contracts/test_rules.py")
     ]
     assert set(files) <= set(explore.property_files())
     found = subprocess.run(
@@ -47,4 +47,4 @@ def test_only_property_tests_without_spark_and_servers_are_explored() -> None:
         text=True,
     ).stdout
     assert "test_key_range.py::test_dates_lie_in_a_range_as_dates_do" in found
-    assert "test_spark_types.py" not in found, "it needs Spark"
+    assert "test_rules.py" not in found, "it needs Spark"

@@ -1,7 +1,7 @@
 """The fold as Spark runs it: events of a key, in position order, to its state.
 
-It may be taken in parts, in any order, any number of times (the algebra is in ``life``). Spark reads,
-groups and types; the folding itself is plain Python on Arrow batches (``event_fold``, ``row_fold``),
+It may be taken in parts, in any order, any number of times (the algebra is in ``life``). Spark reads
+and groups; folding and typing are done on Arrow batches (``event_fold``, ``row_fold``, ``typed_rows``),
 which costs a tenth of the same in column expressions: a wide table's state is thousands of them.
 
 Rows of kind ``truncate`` and ``boundary`` have no key: they end the life of every key of the table,
@@ -16,20 +16,23 @@ folded again from its events); across windows ``current`` finds it and leaves th
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial, reduce
 from operator import and_
 
-from pyspark.sql import Column, DataFrame
+import pyarrow as pa
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from omnisupport_ingest.cdc import ordinary
 from omnisupport_ingest.cdc.event_fold import LEFT, Shape, fold_groups
-from omnisupport_ingest.cdc.folded import folded_type, row_hash, text_type
+from omnisupport_ingest.cdc.folded import STATE_NAMES, folded_type, row_hash
 from omnisupport_ingest.cdc.row_fold import merge_groups
+from omnisupport_ingest.cdc.typed_rows import EXACT, typed_batches
 from omnisupport_ingest.contracts.load import TableContract
-from omnisupport_ingest.contracts.pg_types import ALWAYS_FITS
-from omnisupport_ingest.contracts.spark_types import typed
+from omnisupport_ingest.contracts.model import Column
+from omnisupport_ingest.contracts.spark_types import spark_schema
 
 _ROWS_OF_ONE_PART = 20_000
 _ROWS_OF_A_PART = 100_000
@@ -59,10 +62,22 @@ def fold_events(events: DataFrame, contract: TableContract, *, partitions: int |
     parts the work is cut; null: as many as the session shuffles into.
     """
     grouped = by_group(to_fold(events), ["window", "key"], partitions)
-    texts = grouped.mapInArrow(
-        partial(fold_groups, shape=shape_of(contract), few=ordinary.FEW), text_type(contract)
+    columns = tuple(contract.columns)
+    return grouped.mapInArrow(
+        partial(fold_typed, shape=shape_of(contract), columns=columns, few=ordinary.FEW),
+        folded_type(contract),
     )
-    return _typed(texts, contract)
+
+
+def fold_typed(
+    batches: Iterable[pa.RecordBatch], shape: Shape, columns: Sequence[Column], *, few: int = ordinary.FEW
+) -> Iterator[pa.RecordBatch]:
+    """``event_fold.fold_groups`` with the contract's ``columns`` typed: ``folded_type``, without row hashes.
+
+    Most hashes are never asked for; who compares rows works them out (``hashed``).
+    """
+    order = ("window", *shape.columns, *STATE_NAMES)
+    return typed_batches(fold_groups(batches, shape, few=few), columns, order)
 
 
 def to_fold(events: DataFrame) -> DataFrame:
@@ -105,9 +120,13 @@ def merge_rows(rows: DataFrame, contract: TableContract, *, partitions: int | No
     """
     kind = folded_type(contract)
     grouped = by_group(rows.select(*_quoted(kind.names)), ["window", "_cdc_key"], partitions)
-    merged = grouped.mapInArrow(partial(merge_groups, shape=shape_of(contract)), kind)
-    computed = row_hash(merged.drop("_cdc_row_hash"))
-    return merged.withColumn("_cdc_row_hash", F.coalesce("_cdc_row_hash", computed))
+    return hashed(grouped.mapInArrow(partial(merge_groups, shape=shape_of(contract)), kind))
+
+
+def hashed(rows: DataFrame) -> DataFrame:
+    """Folded ``rows``, each with its hash: that which it has, or else worked out now."""
+    computed = row_hash(rows.drop("_cdc_row_hash"))
+    return rows.withColumn("_cdc_row_hash", F.coalesce("_cdc_row_hash", computed))
 
 
 def partitions_for(rows: int, size: int) -> int:
@@ -128,36 +147,15 @@ def by_group(frame: DataFrame, columns: list[str], partitions: int | None) -> Da
     return frame.coalesce(1) if partitions == 1 else frame.repartition(partitions, *columns)
 
 
-def _typed(texts: DataFrame, contract: TableContract) -> DataFrame:
-    names = [name for name in folded_type(contract).names if name != "_cdc_row_hash"]
-    folded = with_types(texts, contract).select(*_quoted(names))
-    return folded.withColumn("_cdc_row_hash", row_hash(folded))
-
-
 def with_types(texts: DataFrame, contract: TableContract) -> DataFrame:
     """The contract's columns by their types, the others as they are, and ``_cdc_exact``: the exact text
     where a type cannot hold the value."""
-    exact: list[Column] = []
-    values = texts.select(
-        *(name for name in texts.columns if name not in _names(contract)),
-        *(F.col(f"`{column.name}`").alias(f"_text_{column.name}") for column in contract.columns),
-        *(typed(F.col(f"`{column.name}`"), column).alias(column.name) for column in contract.columns),
-    )
-    for column in contract.columns:
-        if column.type.kind in ALWAYS_FITS:
-            continue
-        text = F.col(f"`_text_{column.name}`")
-        unfit = F.col(f"`{column.name}`").isNull() & text.isNotNull()
-        exact.append(F.when(unfit, F.struct(F.lit(column.name).alias("key"), text.alias("value"))))
-    empty = F.create_map().cast(T.MapType(T.StringType(), T.StringType()))
-    if exact:
-        present = F.array_compact(F.array(*exact))
-        empty = F.when(F.size(present) > 0, F.map_from_entries(present)).otherwise(empty)
-    return values.withColumn("_cdc_exact", empty)
-
-
-def _names(contract: TableContract) -> frozenset[str]:
-    return frozenset(column.name for column in contract.columns)
+    types = spark_schema(contract)
+    others = [field for field in texts.schema.fields if field.name not in types.names]
+    exact = T.StructField(EXACT, T.MapType(T.StringType(), T.StringType()))
+    schema = T.StructType([*others, *types.fields, exact])
+    columns, order = tuple(contract.columns), tuple(schema.names)
+    return texts.mapInArrow(partial(typed_batches, columns=columns, order=order), schema)
 
 
 def _quoted(names: list[str]) -> list[str]:

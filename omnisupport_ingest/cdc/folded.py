@@ -50,20 +50,15 @@ _STATE_FIELDS = [
     T.StructField("_cdc_row_hash", T.LongType()),
 ]
 
+STATE_NAMES = tuple(field.name for field in _STATE_FIELDS)
+"""The columns beside the window and the contract's."""
+
 
 def folded_type(contract: TableContract) -> T.StructType:
     """Schema of ``dim_<table>``: the window, the contract's columns typed, the state of the fold."""
     return T.StructType(
         [T.StructField("window", T.StringType()), *spark_schema(contract).fields, *_STATE_FIELDS]
     )
-
-
-def text_type(contract: TableContract) -> T.StructType:
-    """``folded_type`` as the fold's workers give it: the contract's columns as text, nothing typed yet."""
-    texts = [T.StructField(column.name, T.StringType()) for column in contract.columns]
-    typed_later = ("_cdc_exact", "_cdc_row_hash")
-    states = [field for field in _STATE_FIELDS if field.name not in typed_later]
-    return T.StructType([T.StructField("window", T.StringType()), *texts, *states])
 
 
 def row_hash(folded: DataFrame) -> Column:

@@ -1,51 +1,59 @@
-r"""PostgreSQL's array literals, ``{a,"b, \"c\"",NULL}``, read by Spark's own functions.
+r"""PostgreSQL's array literals, ``{a,"b, \"c\"",NULL}``.
 
 Only the canonical one-dimensional form that the server writes is read (PostgreSQL manual, 8.15.6,
 "Array Input and Output Syntax"): an element is quoted if it is empty, reads NULL, or holds a brace,
 comma, quote, backslash or white space; within quotes a backslash escapes quotes and backslashes.
-Anything else (more dimensions, explicit bounds) gives NULL.
+Anything else (more dimensions, explicit bounds) is None.
 """
 
 from __future__ import annotations
 
-from pyspark.sql import Column
-from pyspark.sql import functions as F
+import re
 
-# Possessive quantifiers (++, *+): Java matches them in a loop, where a plain repeated group would
-# recurse once per character and overflow the stack on a long element.
-_QUOTED = r'"(?:[^"\\]++|\\.)*+"'
-_BARE = r'[^,{}"\\\s]++'
-_ELEMENT = rf"(?s)({_QUOTED}|{_BARE})"
-_ONE_DIMENSION = rf"(?s)^\{{(?:(?:{_QUOTED}|{_BARE})(?:,(?:{_QUOTED}|{_BARE}))*+)?\}}\z"
-_WHOLE_NUMBER = r"^-?\d+\z"
+from omnisupport_ingest.contracts.pg_values import whole_number
 
-
-def array_of_strings(text: Column) -> Column:
-    """``text`` as ``array<string>``; NULL where it is no one-dimensional array literal."""
-    return F.when(text.rlike(_ONE_DIMENSION), F.transform(_elements(text), _string))
+# Possessive quantifiers (++, *+): no long text is tried again at each of its characters.
+_QUOTED = r'"((?:[^"\\]++|\\.)*+)"'
+_BARE = r'([^,{}"\\ \t\n\v\f\r]++)'
+_ELEMENT = re.compile(rf"{_QUOTED}|{_BARE}", re.DOTALL)
+_ESCAPED = re.compile(r"\\(.)", re.DOTALL)
+_WHOLE_NUMBER = re.compile(r"-?[0-9]+\Z")
+_LONGS = range(-(2**63), 2**63)
 
 
-def array_of_longs(text: Column) -> Column:
-    """``text`` as ``array<bigint>``; NULL too where an element is no 64-bit integer."""
-    strings = array_of_strings(text)
-    longs = F.transform(
-        strings, lambda element: F.when(element.rlike(_WHOLE_NUMBER), element.try_cast("bigint"))
-    )
-    # An element that became NULL, and was not, did not fit.
-    lost = F.exists(
-        F.arrays_zip(strings.alias("s"), longs.alias("l")), lambda pair: pair.s.isNotNull() & pair.l.isNull()
-    )
-    return F.when(~lost, longs)
+def strings_of(text: str) -> list[str | None] | None:
+    """The elements of ``text``; None where it is no one-dimensional array literal."""
+    if not (text.startswith("{") and text.endswith("}")):
+        return None
+    inside, at = text[1:-1], 0
+    elements: list[str | None] = []
+    while inside:
+        found = _ELEMENT.match(inside, at)
+        if found is None:
+            return None
+        quoted, bare = found.groups()
+        if quoted is not None:
+            elements.append(_ESCAPED.sub(r"\1", quoted))
+        else:
+            elements.append(None if bare.upper() == "NULL" else bare)
+        at = found.end()
+        if at == len(inside):
+            break
+        if inside[at] != ",":
+            return None
+        at += 1
+    return elements
 
 
-def _elements(text: Column) -> Column:
-    return F.regexp_extract_all(text, F.lit(_ELEMENT), F.lit(1))
-
-
-def _string(element: Column) -> Column:
-    inside = F.substr(element, F.lit(2), F.length(element) - 2)
-    return (
-        F.when(element.startswith('"'), F.regexp_replace(inside, r"(?s)\\(.)", "$1"))
-        .when(F.upper(element) == "NULL", F.lit(None))
-        .otherwise(element)
-    )
+def longs_of(text: str) -> list[int | None] | None:
+    """The same as numbers; None too where an element is no 64-bit integer."""
+    strings = strings_of(text)
+    if strings is None:
+        return None
+    longs: list[int | None] = []
+    for element in strings:
+        number = None if element is None or not _WHOLE_NUMBER.match(element) else whole_number(element)
+        if element is not None and (number is None or number not in _LONGS):
+            return None
+        longs.append(number)
+    return longs

@@ -2,7 +2,7 @@
 
 Text is canonical: ``DateStyle=ISO``, ``TimeZone=UTC``, ``bytea_output=hex``. A value that the lake's
 typed column has no room for (``NaN`` in a numeric, the date ``infinity``) is a value all the same;
-``spark_types.typed`` is about room, this is about what PostgreSQL can have sent.
+``typed_values`` is about room, this is about what PostgreSQL can have sent.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def number(text: str, kind: Kind) -> Decimal | float | None:
     if not _TESTS[kind](text):
         return None
     if kind is Kind.FLOAT:
-        return float(struct.unpack("f", struct.pack("f", float(text)))[0])
+        return float(struct.unpack("<f", struct.pack("<f", float(text)))[0])
     if kind is Kind.DOUBLE or _NOT_FINITE.match(text):
         return float(text)
     return Decimal(text)
@@ -137,7 +137,8 @@ def _is_float(text: str) -> bool:
     if not math.isfinite(value) or value == 0.0:
         return True
     try:
-        return bool(struct.unpack("f", struct.pack("f", value))[0])
+        # "<": in the machine's own form a number that is too large becomes infinite, without an error.
+        return bool(struct.unpack("<f", struct.pack("<f", value))[0])
     except OverflowError:
         return False
 

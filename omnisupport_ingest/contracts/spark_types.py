@@ -1,14 +1,7 @@
-"""A contract's columns as typed Spark columns: without loss, and without ever failing a job.
-
-A value that its typed column cannot hold (``NaN`` in a numeric, the date ``infinity``, a
-two-dimensional array) becomes NULL and does not *fit*; the dimension keeps its exact text beside it.
-All expressions are Spark's own functions. Whether a text is a value of its type at all is a question for
-``pg_values``.
-"""
+"""The Spark types of a contract's columns; their values are those of ``typed_values``."""
 
 from __future__ import annotations
 
-from pyspark.sql import Column
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -28,7 +21,6 @@ from pyspark.sql.types import (
 )
 
 from omnisupport_ingest.contracts import model
-from omnisupport_ingest.contracts.pg_text import READERS
 from omnisupport_ingest.contracts.pg_types import Kind
 
 _SPARK_TYPES: dict[Kind, DataType] = {
@@ -60,13 +52,3 @@ def spark_type(column: model.Column) -> DataType:
 def spark_schema(contract: model.TableContract) -> StructType:
     """The typed columns of ``contract`` in its order; all nullable, as NULL also means "does not fit"."""
     return StructType([StructField(column.name, spark_type(column), True) for column in contract.columns])
-
-
-def typed(text: Column, column: model.Column) -> Column:
-    """``text`` (a string column of PostgreSQL's own text of a value) as ``spark_type(column)``.
-
-    NULL where ``text`` is NULL, is no value of the type, or does not fit. Never raises, in ANSI
-    mode either.
-    """
-    pg_type = column.type
-    return READERS[pg_type.kind](text, pg_type)

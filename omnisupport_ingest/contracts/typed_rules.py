@@ -12,8 +12,12 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from omnisupport_ingest.contracts import model
-from omnisupport_ingest.contracts.pg_text import as_double
 from omnisupport_ingest.contracts.pg_types import FLOATS, Kind
+
+# Java's regular expressions: \z is the true end, where $ would let a line break follow. A cast alone would
+# not do: Spark reads '1.5d' as a number. Possessive: no long text is tried again at each of its digits.
+_NUMBER = r"^[+-]?(\d++\.?+\d*+|\.\d++)([eE][+-]?\d{1,9})?\z"
+_NOT_FINITE = r"^(NaN|[+-]?[Ii]nf(inity)?)\z"
 
 Judge = Callable[[Column], Column]
 """From a value to whether it breaks a rule: true, or else false or NULL."""
@@ -38,8 +42,16 @@ def value_rules(column: model.Column) -> dict[str, Judge]:
     return {f"{column.name}:{rule}": judge for rule, judge in rules.items()}
 
 
+def _as_double(text: Column) -> Column:
+    """The number that ``text`` spells, rounded to a double; NULL if it spells none.
+
+    Spark orders ``NaN`` above every number, as PostgreSQL does.
+    """
+    return F.when(text.rlike(_NUMBER) | text.rlike(_NOT_FINITE), text.try_cast("double"))
+
+
 def _number(column: model.Column, value: Column) -> Column:
-    return as_double(value) if column.type.kind is Kind.NUMERIC_TEXT else value
+    return _as_double(value) if column.type.kind is Kind.NUMERIC_TEXT else value
 
 
 def _bound(column: model.Column, bound: Decimal | None) -> Column:

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from omnisupport_ingest.cdc import dedupe
-from omnisupport_ingest.cdc.fold import fold_events, merge_rows
+from omnisupport_ingest.cdc.fold import fold_events, hashed, merge_rows
 from omnisupport_ingest.cdc.folded import folded_type
 from omnisupport_ingest.cdc.judging import ACCEPTED, DUPLICATE, QUARANTINED
 from omnisupport_ingest.contracts.model import TableContract
@@ -95,7 +95,7 @@ def _table(
 ) -> TablePreview:
     of_table = (F.col("source_schema") == contract.schema) & (F.col("source_table") == contract.table)
     events = judged.where((F.col("verdict") != DUPLICATE) & of_table)
-    folded = fold_events(events.withColumn("hole", F.col("verdict") == QUARANTINED), contract)
+    folded = hashed(fold_events(events.withColumn("hole", F.col("verdict") == QUARANTINED), contract))
     held = spark.createDataFrame([], folded_type(contract))
     if workspace.net_changes(contract).exists:
         net_changes = workspace.net_changes(contract).open()

@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 
 from omnisupport_ingest.cdc.current import current_state
 from omnisupport_ingest.cdc.event_fold import KEY
-from omnisupport_ingest.cdc.fold import fold_events, merge_rows
+from omnisupport_ingest.cdc.fold import fold_events, hashed, merge_rows
 from omnisupport_ingest_tests.cdc import lanes
 from omnisupport_ingest_tests.cdc.lanes import CONTRACT, SHAPE, State
 from omnisupport_ingest_tests.oracle.histories import simulate
@@ -218,5 +218,6 @@ def _rows(folded: DataFrame) -> dict[tuple[object, ...], int]:
     Lives that key changes ended are judged by what they lead to: what is left of one depends on
     whether the change was known when the old key's later events were folded in.
     """
-    rows = folded.where(F.col("_cdc_kind") == KEY).select("window", "_cdc_key", "_cdc_row_hash").collect()
+    rows = hashed(folded).where(F.col("_cdc_kind") == KEY)
+    rows = rows.select("window", "_cdc_key", "_cdc_row_hash").collect()
     return {tuple(row[:-1]): row[-1] for row in rows}

@@ -453,11 +453,12 @@ def _hashes(workspace: Workspace) -> Iterator[Difference]:
         snapshot = table.open()
         for window in snapshot.windows():
             state = snapshot.state(window)
-            held = content_hash((file.uri for file in snapshot.files(window)), column)
-            if table.spec.path in folds and files is not None:
+            contract = folds.get(table.spec.path)
+            if contract is not None and files is not None:
                 # The content of a fold is the events folded, in however many parts.
-                contract = folds[table.spec.path]
                 held = str(content_of(contract, files.accepted(contract, window), files.holes_of(window)))
+            else:
+                held = content_hash((file.uri for file in snapshot.files(window)), column)
             if state is None or state.checkpoint.content_hash != held:
                 said = None if state is None else state.checkpoint.content_hash
                 yield Difference(table.spec.path, f"content hash of {window}", said, held)

@@ -1,0 +1,191 @@
+r"""PostgreSQL's texts of values as typed Arrow columns: without loss, and never with an error.
+
+``typed_array`` reads a column of texts. Texts of the usual forms are read by whole columns; each other text
+is read by itself, once for all rows that have it. A value that the typed column cannot hold (``NaN`` in a
+numeric, the date ``infinity``, a two-dimensional array) becomes NULL and does not *fit*; who keeps such rows
+keeps the exact text beside them. Whether a text is a value of its type at all is a question for
+``pg_values``.
+
+Text is canonical: ``DateStyle=ISO``, ``TimeZone=UTC``, ``bytea_output=hex``.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import re
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from omnisupport_ingest.contracts.array_literals import longs_of, strings_of
+from omnisupport_ingest.contracts.pg_types import Kind, PgType
+from omnisupport_ingest.contracts.pg_values import LONGEST_NUMERIC, value_test, whole_number
+
+_TIME = pa.timestamp("us", tz="UTC")
+
+_ARROW_TYPES: dict[Kind, pa.DataType] = {
+    Kind.BOOLEAN: pa.bool_(),
+    Kind.SHORT: pa.int16(),
+    Kind.INTEGER: pa.int32(),
+    Kind.LONG: pa.int64(),
+    Kind.FLOAT: pa.float32(),
+    Kind.DOUBLE: pa.float64(),
+    Kind.NUMERIC_TEXT: pa.string(),
+    Kind.DATE: pa.date32(),
+    Kind.TIMESTAMP: _TIME,
+    Kind.TIMESTAMPTZ: _TIME,
+    Kind.BINARY: pa.binary(),
+    Kind.TEXT_ARRAY: pa.list_(pa.string()),
+    Kind.INTEGER_ARRAY: pa.list_(pa.int64()),
+    Kind.TEXT: pa.string(),
+}
+
+# RE2 reads these; each matches only texts that Arrow's own cast reads, and reads as PostgreSQL means them.
+_SOME_DAY = (
+    r"(?:1[0-9]|20)[0-9]{2}-(?:(?:0[1-9]|1[0-2])-(?:0[1-9]|1[0-9]|2[0-8])"
+    r"|(?:0[13-9]|1[0-2])-(?:29|30)|(?:0[13578]|1[02])-31)"
+)
+_UTC = r"(?:Z|\+00(?::?00)?)"
+_PLAIN: dict[Kind, str] = {
+    Kind.SHORT: r"\A-?[0-9]{1,4}\z",
+    Kind.INTEGER: r"\A-?[0-9]{1,9}\z",
+    Kind.LONG: r"\A-?[0-9]{1,18}\z",
+    Kind.FLOAT: r"\A-?[0-9]{1,9}(?:\.[0-9]{1,9})?\z",
+    Kind.DOUBLE: r"\A-?[0-9]{1,15}(?:\.[0-9]{1,17})?(?:[eE][+-]?[0-9]{1,2})?\z",
+    Kind.DATE: rf"\A{_SOME_DAY}\z",
+    Kind.TIMESTAMP: (
+        rf"\A{_SOME_DAY}[ T](?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{{1,6}})?{_UTC}?\z"
+    ),
+}
+_PLAIN[Kind.TIMESTAMPTZ] = _PLAIN[Kind.TIMESTAMP]
+
+_MOMENT = re.compile(
+    r"([0-9]{4})-([0-9]{2})-([0-9]{2})[ T]([0-9]{2}):([0-9]{2}):([0-9]{2})(?:\.([0-9]{1,6}))?"
+    r"(?:Z|([+-])([0-9]{2})(?::?([0-9]{2}))?)?\Z"
+)
+
+
+def arrow_type(of: PgType) -> pa.DataType:
+    """The Arrow type of the typed form of ``of``."""
+    if of.kind is Kind.DECIMAL:
+        return pa.decimal128(of.precision, of.scale)
+    return _ARROW_TYPES[of.kind]
+
+
+def typed_array(texts: pa.Array, of: PgType) -> pa.Array:
+    """``texts`` (PostgreSQL's own texts of values) as ``arrow_type(of)``.
+
+    NULL where a text is NULL, is no value of the type, or does not fit. Never raises.
+    """
+    wanted = arrow_type(of)
+    if pa.types.is_string(wanted):
+        return texts
+    if of.kind is Kind.BOOLEAN:
+        true, false = (pc.is_in(texts, pa.array(values)) for values in (["t", "true"], ["f", "false"]))
+        return pc.if_else(pc.or_(true, false), true, pa.scalar(None, pa.bool_()))
+    pattern = _plain_pattern(of)
+    if pattern is None:
+        return _one_by_one(texts, of, wanted)
+    plain = pc.fill_null(pc.match_substring_regex(texts, pattern), False)
+    usual = _cast(pc.if_else(plain, texts, pa.scalar(None, pa.string())), wanted)
+    odd = pc.and_(pc.is_valid(texts), pc.invert(plain))
+    if not pc.any(odd).as_py():
+        return usual
+    rows = np.flatnonzero(odd.to_numpy(zero_copy_only=False))
+    return pc.replace_with_mask(usual, odd, _one_by_one(texts.take(pa.array(rows)), of, wanted))
+
+
+def _plain_pattern(of: PgType) -> str | None:
+    if of.kind is not Kind.DECIMAL:
+        return _PLAIN.get(of.kind)
+    before, after = of.precision - of.scale, of.scale
+    if not before:
+        return None
+    return rf"\A-?[0-9]{{1,{before}}}" + (rf"(?:\.[0-9]{{1,{after}}})?\z" if after else r"\z")
+
+
+def _cast(texts: pa.Array, wanted: pa.DataType) -> pa.Array:
+    if wanted == _TIME:
+        bare = pc.replace_substring_regex(texts, rf"{_UTC}\z", "")
+        return bare.cast(pa.timestamp("us")).cast(pa.int64()).cast(_TIME)
+    return texts.cast(wanted)
+
+
+def _one_by_one(texts: pa.Array, of: PgType, wanted: pa.DataType) -> pa.Array:
+    encoded = texts.dictionary_encode()
+    read, is_value = _EXACT[of.kind], value_test(of.kind)
+    found = [read(text, of) if is_value(text) else None for text in encoded.dictionary.to_pylist()]
+    return pa.array(found, wanted).take(encoded.indices)
+
+
+def _whole(text: str, _: PgType) -> int | None:
+    return whole_number(text)
+
+
+def _float(text: str, of: PgType) -> Any:
+    if of.kind is Kind.DOUBLE:
+        return float(text)
+    try:
+        # Straight to the nearest number of 32 bits: by way of 64 bits it may be the one beside it.
+        return pa.scalar(text).cast(pa.float32()).as_py()
+    except pa.ArrowInvalid:
+        return float(text)
+
+
+def _decimal(text: str, of: PgType) -> Decimal | None:
+    digits = rf"[+-]?[0-9]++(?:\.[0-9]{{0,{of.scale}}}0*+)?\Z"
+    if len(text) > LONGEST_NUMERIC or re.match(digits, text) is None:
+        return None
+    # What is cut away is zeros.
+    whole, _, after = text.partition(".")
+    value = Decimal(f"{whole}.{after[: of.scale]}")
+    held = decimal.Context(prec=of.precision, traps=[])
+    fitted = value.quantize(Decimal(1).scaleb(-of.scale), context=held)
+    return None if fitted.is_nan() else fitted
+
+
+def _date(text: str, _: PgType) -> dt.date | None:
+    try:
+        return dt.date.fromisoformat(text) if len(text) == 10 else None
+    except ValueError:
+        return None
+
+
+def _moment(text: str, _: PgType) -> dt.datetime | None:
+    found = _MOMENT.match(text)
+    if found is None:
+        return None
+    *clock, fraction, sign, hours, minutes = found.groups()
+    try:
+        local = dt.datetime(*map(int, clock), int((fraction or "").ljust(6, "0")), tzinfo=dt.UTC)  # type: ignore[arg-type, misc]
+        ahead = dt.timedelta(hours=int(hours or 0), minutes=int(minutes or 0))
+        return local + ahead if sign == "-" else local - ahead
+    except (ValueError, OverflowError):
+        # In another zone than UTC a time near an end of the calendar lies beyond it.
+        return None
+
+
+def _bytes(text: str, _: PgType) -> bytes:
+    return bytes.fromhex(text[2:])
+
+
+_EXACT: dict[Kind, Callable[[str, PgType], Any]] = {
+    Kind.SHORT: _whole,
+    Kind.INTEGER: _whole,
+    Kind.LONG: _whole,
+    Kind.FLOAT: _float,
+    Kind.DOUBLE: _float,
+    Kind.DECIMAL: _decimal,
+    Kind.DATE: _date,
+    Kind.TIMESTAMP: _moment,
+    Kind.TIMESTAMPTZ: _moment,
+    Kind.BINARY: _bytes,
+    Kind.TEXT_ARRAY: lambda text, _: strings_of(text),
+    Kind.INTEGER_ARRAY: lambda text, _: longs_of(text),
+}
+"""Kind → the value of a text that is one of its kind; null where the typed column cannot hold it."""
