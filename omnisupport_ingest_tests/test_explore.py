@@ -36,9 +36,7 @@ def test_time_that_is_over_is_no_failure() -> None:
 
 
 def test_only_property_tests_without_spark_and_servers_are_explored() -> None:
-    files = [
-        f"omnisupport_ingest_tests/{name}" for name in ("test_key_range.py", "contracts/test_rules.py")
-    ]
+    files = [f"omnisupport_ingest_tests/{name}" for name in ("test_key_range.py", "contracts/test_rules.py")]
     assert set(files) <= set(explore.property_files())
     found = subprocess.run(
         [sys.executable, "-m", "pytest", "--explore", "--collect-only", "-q", "-p", "no:xdist", *files],

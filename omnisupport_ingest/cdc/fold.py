@@ -16,22 +16,20 @@ folded again from its events); across windows ``current`` finds it and leaves th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
 from functools import partial, reduce
 from operator import and_
 
-import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from omnisupport_ingest.cdc import ordinary
-from omnisupport_ingest.cdc.event_fold import LEFT, Shape, fold_groups
+from omnisupport_ingest.cdc.event_fold import LEFT, Shape
 from omnisupport_ingest.cdc.folded import STATE_NAMES, folded_type, row_hash
 from omnisupport_ingest.cdc.row_fold import merge_groups
+from omnisupport_ingest.cdc.typed_fold import EVENT_COLUMNS, fold_typed
 from omnisupport_ingest.cdc.typed_rows import EXACT, typed_batches
 from omnisupport_ingest.contracts.load import TableContract
-from omnisupport_ingest.contracts.model import Column
 from omnisupport_ingest.contracts.spark_types import spark_schema
 
 _ROWS_OF_ONE_PART = 20_000
@@ -39,11 +37,6 @@ _ROWS_OF_A_PART = 100_000
 _BYTES_OF_ONE_PART = 16 * 1024 * 1024
 _BYTES_OF_A_PART = 32 * 1024 * 1024
 """Of compressed files; in memory the same is several times as large."""
-
-_EVENT_COLUMNS = (
-    *("window", "key", "op", "epoch", "commit_lsn", "ordinal", "source_ts"),
-    *("before", "after", "unchanged", "moved_from_key", "batch_id", "landed_at", "hole"),
-)
 
 _PLACE = ("window", "epoch", "commit_lsn", "ordinal", "identity")
 """Where an event stands; two that were accepted never stand at one place."""
@@ -62,22 +55,14 @@ def fold_events(events: DataFrame, contract: TableContract, *, partitions: int |
     parts the work is cut; null: as many as the session shuffles into.
     """
     grouped = by_group(to_fold(events), ["window", "key"], partitions)
-    columns = tuple(contract.columns)
-    return grouped.mapInArrow(
-        partial(fold_typed, shape=shape_of(contract), columns=columns, few=ordinary.FEW),
-        folded_type(contract),
+    fold = partial(
+        fold_typed,
+        shape=shape_of(contract),
+        columns=contract.columns,
+        state=STATE_NAMES,
+        few=ordinary.FEW,
     )
-
-
-def fold_typed(
-    batches: Iterable[pa.RecordBatch], shape: Shape, columns: Sequence[Column], *, few: int = ordinary.FEW
-) -> Iterator[pa.RecordBatch]:
-    """``event_fold.fold_groups`` with the contract's ``columns`` typed: ``folded_type``, without row hashes.
-
-    Most hashes are never asked for; who compares rows works them out (``hashed``).
-    """
-    order = ("window", *shape.columns, *STATE_NAMES)
-    return typed_batches(fold_groups(batches, shape, few=few), columns, order)
+    return grouped.mapInArrow(fold, folded_type(contract))
 
 
 def to_fold(events: DataFrame) -> DataFrame:
@@ -89,13 +74,13 @@ def to_fold(events: DataFrame) -> DataFrame:
     broken = F.col("key").contains("null") & F.exists(parts, lambda part: part.isNull())
     row_events = F.col("op").isin("c", "u", "d", "r") & F.col("key").isNotNull() & ~broken
     speaking = events.where(row_events | F.col("op").isin("t", "b"))
-    known = without_filled_holes(speaking).select(*_EVENT_COLUMNS)
+    known = without_filled_holes(speaking).select(*EVENT_COLUMNS)
     left = known.where(F.col("moved_from_key").isNotNull() & ~F.col("hole")).select(
         *(
             {"key": F.col("moved_from_key").alias("key"), "op": F.lit(LEFT).alias("op")}.get(
                 name, F.col(name)
             )
-            for name in _EVENT_COLUMNS
+            for name in EVENT_COLUMNS
         )
     )
     return known.unionByName(left)

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
@@ -66,27 +66,27 @@ def stored_type(contract: TableContract) -> T.StructType:
     return T.StructType([*current_type(contract).fields, T.StructField(STATE, STATE_TYPE)])
 
 
-def from_folded(rows: DataFrame, contract: TableContract) -> DataFrame:
-    """Folded rows of kind ``key`` in the form of ``stored_type``, to be merged with the rows of their keys.
+def from_folded(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Folded rows of kind ``key`` as stored rows (``schema``), to be merged with the rows of their keys.
 
     Whether a row is deleted, and its hash, are NULL: they follow from the merge.
     """
-    last = F.col("_cdc_position")
-    values: dict[str, Column] = {
-        "_cdc_epoch": last.epoch,
-        "_cdc_commit_lsn": last.commit_lsn,
-        "_cdc_ordinal": last.ordinal,
-        STATE: state_of_fold(F.lit(False)),
+    rows = rows.filter(pc.equal(rows["_cdc_kind"], KEY)).combine_chunks()
+    last = columnar.one_chunk(rows["_cdc_position"])
+    values = {
+        "_cdc_epoch": pc.struct_field(last, 0),
+        "_cdc_commit_lsn": pc.struct_field(last, 1),
+        "_cdc_ordinal": pc.struct_field(last, 2),
+        "_cdc_row_hash": pa.nulls(rows.num_rows, pa.int64()),
+        "_cdc_unresolved": pa.nulls(rows.num_rows, schema.field("_cdc_unresolved").type),
+        STATE: state_column(rows, schema),
     }
-    columns = []
-    for field in stored_type(contract).fields:
-        if field.name in values:
-            columns.append(values[field.name].alias(field.name))
-        elif field.name in rows.columns and field.name not in ("_cdc_unresolved", "_cdc_row_hash"):
-            columns.append(F.col(f"`{field.name}`"))
-        else:
-            columns.append(F.lit(None).cast(field.dataType).alias(field.name))
-    return rows.select(*columns)
+    values |= {name: rows[name] for name in rows.column_names if name not in values}
+    arrays = [
+        values[field.name].cast(field.type) if field.name in values else pa.nulls(rows.num_rows, field.type)
+        for field in schema
+    ]
+    return pa.Table.from_arrays(arrays, schema=schema)
 
 
 def state_of_fold(refold: Column) -> Column:

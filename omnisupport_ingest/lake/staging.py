@@ -35,6 +35,9 @@ _NO_ROOM = ("No space left on device", "Disk quota exceeded")
 """The operating system's messages (ENOSPC, EDQUOT), which Spark passes on as text."""
 
 
+_BY_A_TASK = "OSError: [Errno 28]"
+"""How Python puts it where a task of ours writes a file itself; those are files of tables."""
+
 COMPILED_FROM = 50_000
 """Rows from which on Spark compiles the plan that writes them; for fewer, interpreting it costs less."""
 
@@ -88,24 +91,33 @@ def stage_frame(
     draft = table.folder / layout.STAGING / uuid.uuid4().hex
     draft.parent.mkdir(mode=0o700, exist_ok=True)
     try:
-        with gate("lake.write", spec.path), _room_on_disk(frame, draft), _compiled(frame.sparkSession, rows):
+        with gate("lake.write", spec.path), room_on_disk(frame, draft), _compiled(frame.sparkSession, rows):
             writer = frame.select(*spec.schema.names).write
             if spec.partition_by:
                 writer = writer.partitionBy(*spec.partition_by)
             writer.parquet(f"file://{draft}")
-        staged: list[StagedFile] = []
-        for window, written in _drafts(draft, spec.partition_by):
-            if window not in generation:
-                raise FrameMismatch(
-                    f"The frame for {spec.path} has rows of the window {window!r}, which was not planned.",
-                    fix="Filter the frame to the windows in hand before it is staged.",
-                )
-            place = layout.unit_folder(window, generation[window], unit)
-            with gate("lake.place", spec.path):
-                _place(written, table.folder / place)
-            staged += _staged(table.folder, place, window, spec.partition_by)
+        return place_draft(table, draft, unit=unit, generation=generation)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+
+
+def place_draft(table: LakeTable, draft: Path, *, unit: str, generation: Mapping[str, int]) -> StagedFiles:
+    """Put what was written to ``draft``, in folders by partition, in its final place.
+
+    Parameters and errors are those of ``stage_frame``.
+    """
+    spec = table.spec
+    staged: list[StagedFile] = []
+    for window, written in _drafts(draft, spec.partition_by):
+        if window not in generation:
+            raise FrameMismatch(
+                f"The frame for {spec.path} has rows of the window {window!r}, which was not planned.",
+                fix="Filter the frame to the windows in hand before it is staged.",
+            )
+        place = layout.unit_folder(window, generation[window], unit)
+        with gate("lake.place", spec.path):
+            _place(written, table.folder / place)
+        staged += _staged(table.folder, place, window, spec.partition_by)
     return StagedFiles(tuple(staged))
 
 
@@ -144,8 +156,8 @@ def _compiled(spark: SparkSession, rows: int) -> Iterator[None]:
 
 
 @contextmanager
-def _room_on_disk(frame: DataFrame, draft: Path) -> Iterator[None]:
-    """Say plainly what Spark reports as a failed task with a Java trace."""
+def room_on_disk(frame: DataFrame, draft: Path) -> Iterator[None]:
+    """Say plainly what Spark reports as a failed task with a long trace."""
     try:
         yield
     except Exception as error:
@@ -168,6 +180,8 @@ def _room_on_disk(frame: DataFrame, draft: Path) -> Iterator[None]:
 
 def spilled(trace: str) -> bool:
     """Whether Spark found no room for a temporary file, not for a file of a table, as its ``trace`` tells."""
+    if _BY_A_TASK in trace:
+        return False
     at = min(place for text in _NO_ROOM if (place := trace.find(text)) >= 0)
     frame = _FIRST_FRAME.search(trace, at)
     return frame is not None and frame[1] == "spark"

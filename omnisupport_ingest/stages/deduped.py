@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
@@ -25,6 +25,7 @@ from omnisupport_ingest.contracts.decision_table import JUDGED, Finding
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.lake.checkpoint import Checkpoint
 from omnisupport_ingest.lake.layout import LakeFile
+from omnisupport_ingest.lake.one_task import are_few, stage_in_one_task
 from omnisupport_ingest.lake.staging import StagedFiles, stage_frame
 from omnisupport_ingest.lake.table import LakeTable, TableSnapshot, retrying
 from omnisupport_ingest.landing.rows import EARLIER_IDENTITY
@@ -42,6 +43,7 @@ from omnisupport_ingest.stages.checkpoints import (
 )
 from omnisupport_ingest.stages.erasures import refuse_lost
 from omnisupport_ingest.stages.explained import Replaced, reasons
+from omnisupport_ingest.stages.few_events import judge_few
 from omnisupport_ingest.stages.idempotency import idempotency_key, unit_key
 from omnisupport_ingest.stages.lateness import Lateness
 from omnisupport_ingest.stages.plan import Asked, Upstream, WindowPlan, Work, plan_window, repeats_writes
@@ -74,6 +76,10 @@ class _Job:
     landed: tuple[LandedPart, ...]
     outcome_key: str
     distinct: bool
+
+
+_Verdicts = tuple[StagedFiles, Tallies, StagedFiles]
+"""The accepted events that were written, what was found, and the quarantined events that were written."""
 
 
 @dataclass(frozen=True)
@@ -207,30 +213,13 @@ def _commit(judging: _Judging, snapshot: TableSnapshot, raw: TableSnapshot, jobs
     identity = Identity(LAYER, source, judging.run_id)
     unit = unit_key((job.outcome_key, job.plan) for job in jobs)
     law = _law(workspace, source, judging.versions, [job.plan.window for job in jobs])
-    judged = dedupe.judge(_marked(judging.spark, raw, jobs), law)
-    seen = Observation()
-    accepted = stage_frame(
-        snapshot.table,
-        judged.observe(
-            seen,
-            F.count_if(F.col("verdict") != ACCEPTED).alias("refused"),
-            F.count_if("late").alias("late"),
-        )
-        .where(F.col("verdict") == ACCEPTED)
-        .select(*RAW_TYPE.names),
-        unit=unit,
-        generation={job.plan.window: job.plan.generation for job in jobs},
-        rows=sum(file.rows for job in jobs for file in job.files),
-    )
-    withheld = workspace.quarantine(source)
-    windows = [job.plan.window for job in jobs]
-    with _kept(judged, seen) as others:
-        tallies = scenarios.tally(others) if others is not None else scenarios.NONE
-        scenarios.refuse_stopped(tallies, workspace.decisions, source)
-        counts = _counts(snapshot, jobs, accepted, tallies)
-        refused = others if seen.get["refused"] else None
-        staged = quarantine.stage(withheld, refused, windows, unit=unit, version=snapshot.version + 1)
-    quarantine.add(withheld, staged, replace(identity, layer=quarantine.LAYER))
+    verdicts = _judged_by_one_task(judging, snapshot, jobs, law, unit)
+    if verdicts is None:
+        judged = dedupe.judge(_marked(judging.spark, raw, jobs), law)
+        verdicts = _judged(judging, snapshot, judged, jobs, unit)
+    accepted, tallies, staged = verdicts
+    counts = _counts(snapshot, jobs, accepted, tallies)
+    quarantine.add(workspace.quarantine(source), staged, replace(identity, layer=quarantine.LAYER))
     companions = {job.plan.window: _companions(snapshot, job, staged) for job in jobs}
     snapshot.commit(
         [
@@ -262,6 +251,51 @@ def _commit(judging: _Judging, snapshot: TableSnapshot, raw: TableSnapshot, jobs
             for job in jobs
         ]
     )
+
+
+def _judged_by_one_task(
+    judging: _Judging, snapshot: TableSnapshot, jobs: Sequence[_Job], law: Law, unit: str
+) -> _Verdicts | None:
+    """The verdicts of few events that stand alone; None if some are refused or late, or they are not few."""
+    files = [file for job in jobs for file in job.files]
+    if law.erasures or not are_few(files) or not all(job.distinct for job in jobs):
+        return None
+    if not files:
+        return StagedFiles(()), scenarios.NONE, StagedFiles(())
+    accepted = stage_in_one_task(
+        judging.spark,
+        snapshot.table,
+        partial(judge_few, files, law),
+        unit=unit,
+        generation={job.plan.window: job.plan.generation for job in jobs},
+    )
+    return None if accepted is None else (accepted, scenarios.NONE, StagedFiles(()))
+
+
+def _judged(
+    judging: _Judging, snapshot: TableSnapshot, judged: DataFrame, jobs: Sequence[_Job], unit: str
+) -> _Verdicts:
+    seen, windows = Observation(), [job.plan.window for job in jobs]
+    accepted = stage_frame(
+        snapshot.table,
+        judged.observe(
+            seen,
+            F.count_if(F.col("verdict") != ACCEPTED).alias("refused"),
+            F.count_if("late").alias("late"),
+        )
+        .where(F.col("verdict") == ACCEPTED)
+        .select(*RAW_TYPE.names),
+        unit=unit,
+        generation={job.plan.window: job.plan.generation for job in jobs},
+        rows=sum(file.rows for job in jobs for file in job.files),
+    )
+    with _kept(judged, seen) as others:
+        tallies = scenarios.tally(others) if others is not None else scenarios.NONE
+        scenarios.refuse_stopped(tallies, judging.workspace.decisions, judging.source)
+        refused = others if seen.get["refused"] else None
+        withheld = judging.workspace.quarantine(judging.source)
+        staged = quarantine.stage(withheld, refused, windows, unit=unit, version=snapshot.version + 1)
+    return accepted, tallies, staged
 
 
 @contextmanager

@@ -27,9 +27,9 @@ from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.cdc.current import current_type
 from omnisupport_ingest.cdc.fold import shape_of
 from omnisupport_ingest.cdc.folded import folded_type
-from omnisupport_ingest.cdc.stored import from_folded, stored_type
+from omnisupport_ingest.cdc.stored import stored_type
 from omnisupport_ingest.cdc.table_ends import Carried, TableEnds
-from omnisupport_ingest.cdc.updating import CHANGE, MERGE, UpdateRules
+from omnisupport_ingest.cdc.updating import UpdateRules
 from omnisupport_ingest.contracts.load import TableContract
 from omnisupport_ingest.contracts.pg_types import Kind
 from omnisupport_ingest.errors import IngestError
@@ -65,7 +65,7 @@ from omnisupport_ingest.stages.shown import (
     shown_since,
     versions_of,
 )
-from omnisupport_ingest.stages.updating_files import FilesToUpdate, FilesUpdated, update_files
+from omnisupport_ingest.stages.updating_files import FilesToUpdate, FilesUpdated, Sent, update_files
 from omnisupport_ingest.stages.versions import of_contract
 from omnisupport_ingest.stages.workspace import Workspace
 from omnisupport_ingest.windows import OUT_OF_RANGE
@@ -248,8 +248,7 @@ class _Update:
         refold = self._odd()
         doubted = bool(carried.ends.doubts or any(ends.doubts for _, ends in carried.ends.ranged))
         while True:
-            sent, rows = self._sent(refold, doubted=doubted)
-            updated = update_files(sent, target, rows=rows, look_at_all=look_at_all)
+            updated = update_files(self._sent(refold, doubted=doubted), target, look_at_all=look_at_all)
             if not updated.refold:
                 return updated
             told = self._spark.read.parquet(*(f"file://{path}" for path in updated.refold))
@@ -274,14 +273,9 @@ class _Update:
             keys = keys.unionByName(more)
         return keys
 
-    def _sent(self, refold: DataFrame | None, *, doubted: bool) -> tuple[DataFrame, int]:
+    def _sent(self, refold: DataFrame | None, *, doubted: bool) -> Sent:
         contract = self._contract
-        rows = self._net_changes.read(self._spark, self._added)
-        plain = rows.where(F.col("_cdc_kind") == "key").select(
-            *(f"`{name}`" for name in folded_type(contract).names)
-        )
-        sent = from_folded(plain, contract).withColumn(CHANGE, F.lit(MERGE))
-        count = sum(file.rows for file in self._added)
+        again = None
         if refold is not None:
             again = refolded(
                 self._spark,
@@ -291,8 +285,7 @@ class _Update:
                 deleted_since=self._purged,
                 doubted=doubted,
             )
-            sent = sent.unionByName(again)
-        return sent, count
+        return Sent(self._spark, self._added, folded_type(contract), stored_type(contract), again)
 
     def _placed(
         self, draft: Path, updated: FilesUpdated, unit: str, generation: int

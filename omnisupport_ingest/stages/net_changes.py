@@ -22,6 +22,7 @@ from omnisupport_ingest.contracts.load import TableContract
 from omnisupport_ingest.lake.checkpoint import Checkpoint
 from omnisupport_ingest.lake.contenthash import ContentHash, hash_of_rows
 from omnisupport_ingest.lake.layout import LakeFile
+from omnisupport_ingest.lake.one_task import are_few, stage_in_one_task
 from omnisupport_ingest.lake.staging import StagedFiles, stage_frame
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.table import TableSnapshot, retrying
@@ -31,6 +32,7 @@ from omnisupport_ingest.stages import closing
 from omnisupport_ingest.stages.checkpoints import Counts, Identity, Outcome, change_for, report
 from omnisupport_ingest.stages.event_files import EventFiles
 from omnisupport_ingest.stages.explained import Replaced, keys_changed, reasons
+from omnisupport_ingest.stages.few_events import fold_few
 from omnisupport_ingest.stages.idempotency import idempotency_key, unit_key
 from omnisupport_ingest.stages.lateness import Lateness
 from omnisupport_ingest.stages.plan import Asked, Upstream, WindowPlan, Work, plan_window, repeats_writes
@@ -281,8 +283,13 @@ def _stage(
     if not working:
         return StagedFiles(())
     events = [file for job in working for file in job.files]
-    rows = fold_events(_events(spark, contract, files, working), contract, partitions=_parts(events))
     generation = {job.plan.window: job.plan.generation for job in working}
+    if are_few(events) and not any(job.holes for job in working):
+        fold = partial(fold_few, events, contract)
+        staged = stage_in_one_task(spark, snapshot.table, fold, unit=unit, generation=generation)
+        if staged is not None:
+            return staged
+    rows = fold_events(_events(spark, contract, files, working), contract, partitions=_parts(events))
     return stage_frame(
         snapshot.table,
         rows.select(*folded_type(contract).names),

@@ -7,8 +7,9 @@ against its manifest before it is read, so a damaged file stops here and changes
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
+from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -17,6 +18,7 @@ from pyspark.sql import types as T
 from omnisupport_ingest.cdc.envelope import LANDED_TYPE, RAW_TYPE, event_hash
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.lake.checkpoint import Checkpoint
+from omnisupport_ingest.lake.one_task import are_few, stage_in_one_task
 from omnisupport_ingest.lake.staging import StagedFiles, stage_frame
 from omnisupport_ingest.lake.table import TableSnapshot, retrying
 from omnisupport_ingest.landing.manifest import DataFile, Manifest
@@ -25,6 +27,7 @@ from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.stages import closing
 from omnisupport_ingest.stages.checkpoints import Counts, Identity, Outcome, change_for, report
 from omnisupport_ingest.stages.explained import Replaced, reasons
+from omnisupport_ingest.stages.few_events import LandedFile, take_in_few
 from omnisupport_ingest.stages.idempotency import LOGIC_VERSION, idempotency_key, unit_key
 from omnisupport_ingest.stages.lateness import Lateness
 from omnisupport_ingest.stages.plan import (
@@ -223,6 +226,15 @@ def _stage(
         return StagedFiles(())
     generation = {plan.window: plan.generation for plan in plans}
     rows = sum(file.rows for *_, file in files)
+    if are_few([file for *_, file in files]):
+        few = [LandedFile(str(store.path_of(each[2])), _arrived(*each)) for each in files]
+        for _, _, file in files:
+            store.verify_file(file)
+        staged = stage_in_one_task(
+            spark, snapshot.table, partial(take_in_few, few), unit=unit, generation=generation
+        )
+        if staged is not None:
+            return staged
     events = _events(spark, store, files)
     return stage_frame(snapshot.table, events, unit=unit, generation=generation, rows=rows)
 
@@ -254,15 +266,7 @@ def _events(
     for _, _, file in files:
         store.verify_file(file)
     arrivals = spark.createDataFrame(
-        [
-            (
-                *(batch.batch_id, Path(file.path).name, window),
-                *(facts.landed_at, facts.watermark_before, facts.newest_epoch_before, _file_name(batch)),
-            )
-            for window, batch, file in files
-            for facts in [batch.arrival]
-        ],
-        _ARRIVAL_TYPE,
+        [tuple(_arrived(*each)[name] for name in _ARRIVAL_TYPE.names) for each in files], _ARRIVAL_TYPE
     )
     # The window of an event is that of its data file: by its commit time, but for a position that had
     # landed in another one (landing/first_windows.py).
@@ -270,6 +274,20 @@ def _events(
     placed = landed.select("*", F.col("_metadata.file_name").alias(_DATA_FILE))
     raw = placed.join(F.broadcast(arrivals), ["batch_id", _DATA_FILE]).withColumn("event_hash", event_hash())
     return raw.select(*RAW_TYPE.names)
+
+
+def _arrived(window: str, batch: Manifest, file: DataFile) -> dict[str, Any]:
+    """What raw says of the arrival of the events of ``file``: the columns of ``_ARRIVAL_TYPE``."""
+    facts = batch.arrival
+    return {
+        "batch_id": batch.batch_id,
+        _DATA_FILE: Path(file.path).name,
+        "window": window,
+        "landed_at": facts.landed_at,
+        "watermark_before": facts.watermark_before,
+        "newest_epoch_before": facts.newest_epoch_before,
+        "file_name": _file_name(batch),
+    }
 
 
 def _file_name(batch: Manifest) -> str | None:

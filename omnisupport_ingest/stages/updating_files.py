@@ -8,7 +8,7 @@ through the driver. What a task that was started again wrote twice is left out b
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial, reduce
 from pathlib import Path
@@ -23,7 +23,8 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from omnisupport_ingest.cdc import columnar
-from omnisupport_ingest.cdc.updating import CHANGE, Updated, UpdateRules, update_rows
+from omnisupport_ingest.cdc.stored import from_folded
+from omnisupport_ingest.cdc.updating import CHANGE, MERGE, Updated, UpdateRules, update_rows
 from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.lake.contenthash import ContentHash
 from omnisupport_ingest.lake.key_files import (
@@ -38,8 +39,14 @@ from omnisupport_ingest.lake.key_files import (
     read_range,
     write_rows,
 )
+from omnisupport_ingest.lake.layout import WINDOW, LakeFile
+from omnisupport_ingest.lake.one_task import are_few, rows_of
+from omnisupport_ingest.lake.read import read_files
+from omnisupport_ingest.lake.schema import arrow_schema
+from omnisupport_ingest.lake.staging import room_on_disk
 
 _RANGE = "_cdc_range"
+_TASKS_OF_FEW = 4
 _FEW = 50_000
 """Rows up to which nobody counts how many go to which file."""
 
@@ -103,30 +110,107 @@ class FilesToUpdate:
     rows_per_file: int = ROWS_PER_FILE
 
 
-def update_files(
-    sent: DataFrame, target: FilesToUpdate, *, rows: int, look_at_all: bool = False
-) -> FilesUpdated:
-    """Update the files of ``target`` by ``sent``: stored rows with ``cdc.updating.CHANGE``.
+@dataclass(frozen=True)
+class Sent:
+    """What a table is updated by.
 
-    ``rows``: about how many are sent. ``look_at_all``: files that nothing is sent to are looked at too, as
-    new truncates and what may be left out by now asks for.
+    ``changes``: files of net changes, to be merged with the rows of their keys. ``refolded``: stored rows
+    with ``cdc.updating.CHANGE`` that were folded again, if any. ``folded``, ``stored``: the schemas of both.
     """
-    spark = sent.sparkSession
+
+    spark: SparkSession
+    changes: Sequence[LakeFile]
+    folded: T.StructType
+    stored: T.StructType
+    refolded: DataFrame | None = None
+
+    @property
+    def rows(self) -> int:
+        """About how many rows are sent."""
+        return sum(file.rows for file in self.changes)
+
+
+def update_files(sent: Sent, target: FilesToUpdate, *, look_at_all: bool = False) -> FilesUpdated:
+    """Update the files of ``target`` by what is ``sent``.
+
+    ``look_at_all``: files that nothing is sent to are looked at too, as new truncates and what may be left
+    out by now asks for. Few rows are read by the tasks that update the files; more are brought to them.
+    """
     ranges = ranges_of(target.files)
-    if rows > _FEW:
-        ranges = ranges_of(target.files, _cuts(sent, target, ranges))
+    if sent.refolded is None and are_few(sent.changes):
+        outcome = _by_few_tasks(sent, target, ranges, look_at_all=look_at_all)
+    else:
+        rows = _stored_rows(sent, target)
+        if sent.rows > _FEW:
+            ranges = ranges_of(target.files, _cuts(rows, target, ranges))
+        outcome = _by_ranges(rows, sent.rows, target, ranges, look_at_all=look_at_all)
+    with gate("lake.write", target.draft), room_on_disk(outcome, target.draft):
+        outcomes = outcome.collect()
+    return _collected(outcomes, ranges)
+
+
+def _by_few_tasks(
+    sent: Sent, target: FilesToUpdate, ranges: Sequence[KeyRange], *, look_at_all: bool
+) -> DataFrame:
+    """Tasks that each read all that is sent, and update the files of every so many ranges."""
+    tasks = min(len(ranges), _TASKS_OF_FEW)
+    kind = arrow_schema(sent.folded, without=())
+    update = partial(
+        _update_some,
+        target=target,
+        ranges=ranges,
+        read=partial(rows_of, list(sent.changes), kind),
+        among=tasks,
+        look_at_all=look_at_all,
+    )
+    return sent.spark.range(0, tasks, 1, tasks).mapInArrow(update, _OUTCOME)
+
+
+def _update_some(
+    batches: Iterable[pa.RecordBatch],
+    target: FilesToUpdate,
+    ranges: Sequence[KeyRange],
+    read: Callable[[], pa.Table],
+    among: int,
+    *,
+    look_at_all: bool,
+) -> Iterator[pa.RecordBatch]:
+    for number in (each for batch in batches for each in batch.column(0).to_pylist()):
+        stored = from_folded(read(), target.rules.schema)
+        rows = stored.append_column(CHANGE, pa.repeat(pa.scalar(MERGE), stored.num_rows))
+        places = range_numbers(target.order.values(rows), ranges)
+        wanted = range(number, len(ranges), among) if look_at_all else ()
+        rows = rows.append_column(_RANGE, pa.array(places)).filter(pa.array(places % among == number))
+        yield from _update_rows(rows, target, ranges, wanted)
+
+
+def _stored_rows(sent: Sent, target: FilesToUpdate) -> DataFrame:
+    """All that is sent, as stored rows with ``CHANGE``."""
+    schema = T.StructType([*sent.stored.fields, T.StructField(CHANGE, T.StringType())])
+    changes = read_files(sent.spark, sent.folded, (WINDOW,), sent.changes)
+    rows = changes.mapInArrow(partial(_stored, schema=target.rules.schema), schema)
+    return rows if sent.refolded is None else rows.unionByName(sent.refolded)
+
+
+def _stored(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        rows = from_folded(pa.Table.from_batches([batch]), schema)
+        yield from rows.append_column(CHANGE, pa.repeat(pa.scalar(MERGE), rows.num_rows)).to_batches()
+
+
+def _by_ranges(
+    sent: DataFrame, count: int, target: FilesToUpdate, ranges: Sequence[KeyRange], *, look_at_all: bool
+) -> DataFrame:
+    """Tasks to which Spark brings the rows of their ranges."""
     schema = T.StructType([*sent.schema.fields, T.StructField(_RANGE, T.IntegerType())])
     routed = sent.mapInArrow(partial(_route, order=target.order, ranges=ranges), schema)
     shared = [number for number, each in enumerate(ranges) if _is_cut(ranges, number)]
     looks = list(range(len(ranges))) if look_at_all else shared
     if looks:
-        routed = routed.unionByName(_looks(spark, looks, schema))
-    parts = max(1, min(len(ranges), max(8, math.ceil(rows / _ROWS_OF_A_PART))))
+        routed = routed.unionByName(_looks(sent.sparkSession, looks, schema))
+    parts = max(1, min(len(ranges), max(8, math.ceil(count / _ROWS_OF_A_PART))))
     grouped = routed.coalesce(1) if parts == 1 else routed.repartition(parts, _RANGE)
-    outcome = grouped.mapInArrow(partial(_update, target=target, ranges=ranges), _OUTCOME)
-    with gate("lake.write", target.draft):
-        outcomes = outcome.collect()
-    return _collected(outcomes, ranges)
+    return grouped.mapInArrow(partial(_update, target=target, ranges=ranges), _OUTCOME)
 
 
 def _is_cut(ranges: Sequence[KeyRange], number: int) -> bool:
@@ -188,14 +272,20 @@ def _update(
 ) -> Iterator[pa.RecordBatch]:
     """What Spark runs on its workers: update the files of the ranges that have rows here."""
     table = columnar.whole(batches)
-    if table is None:
-        return
+    if table is not None:
+        yield from _update_rows(table, target, ranges)
+
+
+def _update_rows(
+    table: pa.Table, target: FilesToUpdate, ranges: Sequence[KeyRange], looks: Iterable[int] = ()
+) -> Iterator[pa.RecordBatch]:
+    """Update the files of the ranges that ``table`` has rows of, and look at those numbered ``looks``."""
     schema = target.rules.schema.append(pa.field(CHANGE, pa.string()))
     table = table.take(pc.sort_indices(table[_RANGE])).combine_chunks()
     numbers = table[_RANGE].to_numpy()
-    found, starts = np.unique(numbers, return_index=True)
     outcomes = []
-    for number, start, end in zip(found, starts, [*starts[1:], len(numbers)], strict=True):
+    for number in np.unique(np.concatenate([numbers, np.fromiter(looks, np.int32)])):
+        start, end = np.searchsorted(numbers, [number, number + 1])
         rows = table.slice(start, end - start)
         rows = rows.filter(pc.is_valid(rows[CHANGE])).select(schema.names)
         sent = rows.cast(schema).combine_chunks() if rows.num_rows else schema.empty_table()

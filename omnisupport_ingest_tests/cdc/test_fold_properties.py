@@ -17,7 +17,8 @@ from pyspark.sql import functions as F
 
 from omnisupport_ingest.cdc.current import current_state
 from omnisupport_ingest.cdc.event_fold import KEY
-from omnisupport_ingest.cdc.fold import fold_events, hashed, merge_rows
+from omnisupport_ingest.cdc.fold import fold_events, hashed, merge_rows, to_fold
+from omnisupport_ingest.cdc.typed_fold import EVENT_COLUMNS, events_to_fold
 from omnisupport_ingest_tests.cdc import lanes
 from omnisupport_ingest_tests.cdc.lanes import CONTRACT, SHAPE, State
 from omnisupport_ingest_tests.oracle.histories import simulate
@@ -221,3 +222,15 @@ def _rows(folded: DataFrame) -> dict[tuple[object, ...], int]:
     rows = hashed(folded).where(F.col("_cdc_kind") == KEY)
     rows = rows.select("window", "_cdc_key", "_cdc_row_hash").collect()
     return {tuple(row[:-1]): row[-1] for row in rows}
+
+
+def test_one_task_takes_the_events_into_the_fold_that_spark_takes(
+    spark: SparkSession, events: list[Event], windows: dict[Transaction, str]
+) -> None:
+    accepted = [event for event in events if not event.quarantined]
+    frame = lanes.frame(spark, accepted, windows)
+    found = events_to_fold(frame.select(*EVENT_COLUMNS).toArrow().combine_chunks())
+    by_spark = to_fold(frame).toArrow().select(EVENT_COLUMNS).cast(found.schema)
+    order = [(name, "ascending") for name in ("epoch", "commit_lsn", "ordinal", "key", "op", "window")]
+    assert found.num_rows > len(accepted), "no key change among them"
+    assert found.sort_by(order).to_pylist() == by_spark.sort_by(order).to_pylist()

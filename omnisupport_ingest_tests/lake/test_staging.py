@@ -13,11 +13,14 @@ from pathlib import Path
 
 import duckdb
 import polars as pl
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from pyspark.sql.types import LongType, StructField, StructType
 
+from omnisupport_ingest.lake.one_task import rows_of, stage_in_one_task
+from omnisupport_ingest.lake.schema import arrow_schema
 from omnisupport_ingest.lake.staging import FrameMismatch, spilled, stage_frame
 from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest_tests.lake.tables import (
@@ -43,19 +46,29 @@ ROWS: list[Row] = [
 ]
 
 
-def fill(spark: SparkSession, table: LakeTable, rows: list[Row]) -> None:
+def fill(spark: SparkSession, table: LakeTable, rows: list[Row], *, by_one_task: bool = False) -> None:
     snapshot = table.open()
     windows = [W1, W2] if table.spec.partition_by else [""]
-    staged = stage_frame(table, frame_of(spark, table, rows), unit="u1", generation=dict.fromkeys(windows, 1))
+    frame, generation = frame_of(spark, table, rows), dict.fromkeys(windows, 1)
+    if by_one_task:
+        arrow = frame.toArrow()
+        staged = stage_in_one_task(spark, table, lambda: arrow, unit="u1", generation=generation)
+        assert staged is not None
+    else:
+        staged = stage_frame(table, frame, unit="u1", generation=generation)
     snapshot.commit([change(window, staged.of(window), ["b1"]) for window in windows])
 
 
+@pytest.mark.parametrize("by_one_task", [False, True], ids=["by Spark", "by one task"])
 @pytest.mark.parametrize("make", [by_window, by_window_and_table, unpartitioned])
 def test_every_engine_reads_what_was_committed(
-    spark: SparkSession, tmp_path: Path, make: Callable[[Path], LakeTable]
+    spark: SparkSession, tmp_path: Path, make: Callable[[Path], LakeTable], by_one_task: bool
 ) -> None:
     table = make(tmp_path)
-    fill(spark, table, ROWS)
+    fill(spark, table, ROWS, by_one_task=by_one_task)
+    schema = arrow_schema(table.spec.schema, without=())
+    again = rows_of(table.open().all_files(), schema).sort_by("n").to_pylist()
+    assert again == frame_of(spark, table, ROWS).toArrow().cast(schema).sort_by("n").to_pylist()
     names = table.spec.schema.names
     all_columns = [dict(zip(("window", "source_table", "n", "at"), row, strict=True)) for row in ROWS]
     expected = [{name: row[name] for name in names} for row in all_columns]
@@ -194,3 +207,28 @@ def test_a_full_disk_is_known_by_what_spark_was_writing() -> None:
     assert not spilled(written)
     assert not spilled("OSError: [Errno 28] No space left on device")
     assert not spilled("at org.apache.spark.storage.X\nDisk quota exceeded\n\tat org.apache.parquet.hadoop.Y")
+
+
+def test_what_a_failed_attempt_of_the_task_left_is_in_no_file_of_the_table(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    table = by_window(tmp_path)
+    table.open()
+    arrow = frame_of(spark, table, ROWS).toArrow()
+
+    def work() -> pa.Table:
+        [draft] = (table.folder / ".staging").iterdir()
+        folder = draft / f"window={W1}"
+        folder.mkdir()
+        (folder / "part-0.parquet").write_text("half a file")
+        return arrow
+
+    staged = stage_in_one_task(spark, table, work, unit="u1", generation={W1: 1, W2: 1})
+    assert staged is not None and sum(file.rows for file in staged.files) == len(ROWS)
+
+
+def test_a_task_that_makes_no_rows_of_its_own_leaves_nothing(spark: SparkSession, tmp_path: Path) -> None:
+    table = by_window(tmp_path)
+    table.open()
+    assert stage_in_one_task(spark, table, lambda: None, unit="u1", generation={W1: 1}) is None
+    assert list((table.folder / ".staging").iterdir()) == []

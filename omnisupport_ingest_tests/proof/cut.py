@@ -2,7 +2,7 @@
 
 What a home holds is small, so production would fold it in one partition, and give a worker all of it at once.
 Nor would anything be done by whole columns, which begins with some events of one table in a batch. The bounds
-are lowered instead, and who groups rows by their key is watched.
+are lowered instead, and who groups rows by their key is watched. Work that is cut is done by no single task.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from unittest.mock import patch
 from pyspark.sql import DataFrame, SparkSession
 
 from omnisupport_ingest.cdc import current, fold, history, ordinary
+from omnisupport_ingest.lake import one_task
 
 _BATCH = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _EVENTS_OF_A_LANE = 40
@@ -60,6 +61,7 @@ def cutting(spark: SparkSession, cut: Cut) -> Iterator[list[int]]:
         for module in (fold, current, history):
             patched.enter_context(patch.object(module, "by_group", watched))
         if cut.rows_of_a_part is not None:
+            patched.enter_context(patch.object(one_task, "FEW_ROWS", 0))
             patched.enter_context(patch.object(fold, "_ROWS_OF_ONE_PART", 0))
             patched.enter_context(patch.object(fold, "_ROWS_OF_A_PART", cut.rows_of_a_part))
         patched.enter_context(patch.object(ordinary, "FEW", cut.few))

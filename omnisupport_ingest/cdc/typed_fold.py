@@ -1,0 +1,57 @@
+"""The fold with typed columns, as a worker of Spark does it: on the groups that Spark sends, or on all
+events of a small run, which the worker reads itself.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from omnisupport_ingest.cdc import columnar, ordinary
+from omnisupport_ingest.cdc.event_fold import LEFT, Shape, fold_groups
+from omnisupport_ingest.cdc.ordinary import ROW_OPS
+from omnisupport_ingest.cdc.typed_rows import typed_batches
+from omnisupport_ingest.contracts.model import Column
+
+EVENT_COLUMNS = (
+    *("window", "key", "op", "epoch", "commit_lsn", "ordinal", "source_ts"),
+    *("before", "after", "unchanged", "moved_from_key", "batch_id", "landed_at", "hole"),
+)
+"""What the fold takes of an event."""
+
+_ROW_OPS, _TABLE_OPS = pa.array(sorted(ROW_OPS)), pa.array(["t", "b"])
+
+
+def fold_typed(
+    batches: Iterable[pa.RecordBatch],
+    shape: Shape,
+    columns: Sequence[Column],
+    state: Sequence[str],
+    *,
+    few: int = ordinary.FEW,
+) -> Iterator[pa.RecordBatch]:
+    """``event_fold.fold_groups`` with the contract's ``columns`` typed, without row hashes.
+
+    Most hashes are never asked for; who compares rows works them out (``fold.hashed``). ``state``: the
+    columns of folded rows beside the window and the contract's.
+    """
+    return typed_batches(fold_groups(batches, shape, few=few), columns, ("window", *shape.columns, *state))
+
+
+def events_to_fold(events: pa.Table) -> pa.Table:
+    """What ``fold.to_fold`` gives of accepted ``events`` (``EVENT_COLUMNS``), where none is withheld."""
+    key, op = columnar.one_chunk(events["key"]), columnar.one_chunk(events["op"])
+    of_row = pc.and_(pc.is_in(op, _ROW_OPS), pc.is_valid(key)).to_numpy(zero_copy_only=False)
+    doubtful = pc.fill_null(pc.match_substring(key, "null"), False).to_numpy(zero_copy_only=False)
+    for row in np.flatnonzero(of_row & doubtful):
+        of_row[row] = None not in json.loads(key[row].as_py())
+    speaks = of_row | pc.is_in(op, _TABLE_OPS).to_numpy(zero_copy_only=False)
+    known = events.filter(pa.array(speaks)).select(EVENT_COLUMNS)
+    left = known.filter(pc.is_valid(known["moved_from_key"]))
+    values = {"key": left["moved_from_key"], "op": pa.repeat(pa.scalar(LEFT), left.num_rows)}
+    left = pa.table([values.get(name, left[name]) for name in EVENT_COLUMNS], schema=known.schema)
+    return pa.concat_tables([known, left]).combine_chunks()

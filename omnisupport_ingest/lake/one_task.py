@@ -1,0 +1,155 @@
+"""Few rows are made and written by one Spark task, which reads and writes its files itself.
+
+For few rows it is the plan that costs: a reader, a writer and every column in between are planned anew, which
+takes longer than the work. Here the plan has one node, however many columns and files there are.
+"""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import quote
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.lake import layout
+from omnisupport_ingest.lake.layout import LakeFile
+from omnisupport_ingest.lake.schema import arrow_schema
+from omnisupport_ingest.lake.staging import StagedFiles, place_draft, room_on_disk
+from omnisupport_ingest.lake.table import LakeTable
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+FEW_ROWS = 20_000
+"""Rows up to which one task is quicker than a plan of many."""
+
+FEW_BYTES = 16 * 1024 * 1024
+"""Of compressed files, likewise: a task holds its rows in memory."""
+
+FEW_FILES = 64
+"""Likewise; many small files are read by many tasks."""
+
+Work = Callable[[], "pa.Table | None"]
+"""Makes the rows of a table: its columns, partition columns included. None: not for one task after all."""
+
+_OUTCOME = "path string"
+
+
+class Sized(Protocol):
+    """A data file, of a table or landed, whose rows and bytes are known."""
+
+    @property
+    def rows(self) -> int: ...
+
+    @property
+    def bytes(self) -> int: ...
+
+
+def are_few(files: Sequence[Sized]) -> bool:
+    """Whether one task can read ``files`` and make rows of them."""
+    return (
+        len(files) <= FEW_FILES
+        and sum(file.rows for file in files) <= FEW_ROWS
+        and sum(file.bytes for file in files) <= FEW_BYTES
+    )
+
+
+def rows_of(files: Iterable[LakeFile], schema: pa.Schema) -> pa.Table:
+    """The rows of ``files`` in the columns of ``schema``, in one chunk; one that a file lacks is NULL there.
+
+    Partition columns are taken from the files' places.
+    """
+    tables = [schema.empty_table()]
+    for file in files:
+        partition = dict(file.partition)
+        with pq.ParquetFile(file.uri, pre_buffer=False) as parquet:
+            held = [name for name in schema.names if name in parquet.schema_arrow.names]
+            rows = parquet.read(columns=held)
+        count = rows.num_rows
+        arrays: list[Any] = []
+        for field in schema:
+            if field.name in partition:
+                arrays.append(pa.repeat(pa.scalar(partition[field.name], field.type), count))
+            elif field.name in held:
+                arrays.append(rows[field.name].cast(field.type))
+            else:
+                arrays.append(pa.nulls(count, field.type))
+        tables.append(pa.Table.from_arrays(arrays, schema=schema))
+    return pa.concat_tables(tables).combine_chunks()
+
+
+def stage_in_one_task(
+    spark: SparkSession, table: LakeTable, work: Work, *, unit: str, generation: Mapping[str, int]
+) -> StagedFiles | None:
+    """Have one task write the rows that ``work`` makes, in their final place; None if it makes none there.
+
+    ``work`` is sent to a worker. The other parameters are those of ``staging.stage_frame``, and what is said
+    there of files and units holds here.
+    """
+    draft = table.folder / layout.STAGING / uuid.uuid4().hex
+    draft.mkdir(mode=0o700, parents=True)
+    spec = table.spec
+    schema = arrow_schema(spec.schema, without=())
+    write = partial(_write, work=work, draft=draft, schema=schema, partition_by=spec.partition_by)
+    frame = spark.range(0, 1, 1, 1).mapInArrow(write, _OUTCOME)
+    try:
+        with gate("lake.write", spec.path), room_on_disk(frame, draft):
+            written = [row["path"] for row in frame.collect()]
+        if None in written:
+            return None
+        # What an attempt of the task that failed has left is of nobody.
+        for file in draft.rglob("*.parquet"):
+            if str(file.relative_to(draft)) not in written:
+                file.unlink()
+        return place_draft(table, draft, unit=unit, generation=generation)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _write(
+    batches: Iterable[pa.RecordBatch],
+    work: Work,
+    draft: Path,
+    schema: pa.Schema,
+    partition_by: tuple[str, ...],
+) -> Iterator[pa.RecordBatch]:
+    """What the task does; gives the paths of the files below ``draft``, or one NULL."""
+    for _ in batches:
+        # The one row that starts the task.
+        pass
+    rows = work()
+    paths: list[str | None] = [None]
+    if rows is not None:
+        rows = rows.select(schema.names).cast(schema)
+        paths = [_written(part, folder, draft, partition_by) for folder, part in _parts(rows, partition_by)]
+    yield pa.RecordBatch.from_arrays([pa.array(paths, pa.string())], names=["path"])
+
+
+def _parts(rows: pa.Table, partition_by: Sequence[str]) -> Iterator[tuple[str, pa.Table]]:
+    """The rows of each partition, with its folder; none where there are no rows."""
+    if not rows.num_rows:
+        return
+    if not partition_by:
+        yield "", rows
+        return
+    column, *others = partition_by
+    for value in pc.unique(rows[column]).to_pylist():
+        of_value = rows.filter(pc.is_null(rows[column]) if value is None else pc.equal(rows[column], value))
+        folder = f"{column}={layout.HIVE_NULL if value is None else quote(value, safe='')}"
+        for below, part in _parts(of_value, others):
+            yield f"{folder}/{below}" if below else folder, part
+
+
+def _written(rows: pa.Table, folder: str, draft: Path, partition_by: Sequence[str]) -> str:
+    path = Path(folder) / f"part-{uuid.uuid4().hex}.parquet"
+    (draft / folder).mkdir(mode=0o700, parents=True, exist_ok=True)
+    pq.write_table(rows.drop_columns(list(partition_by)), draft / path, compression="snappy")
+    return str(path)

@@ -1,0 +1,41 @@
+"""The hash of an event is one, whoever works it out."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from random import Random
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from omnisupport_ingest.cdc.envelope import LANDED_TYPE, event_hash, event_hashes
+from omnisupport_ingest.lake.schema import arrow_schema
+
+TEXTS = (None, "", "a", "\x00", "é" * 3, "x" * 31, "y" * 32, "z" * 33, '{"id":"1"}', "𝄞 clef " * 40)
+NUMBERS = (0, 1, -1, 2**31 - 1, 2**62, -(2**63), 2**63 - 1)
+
+
+def test_spark_and_one_task_give_an_event_the_same_hash(spark: SparkSession) -> None:
+    rng = Random(2026)
+    rows = [
+        {
+            "epoch": rng.choice((1, 2, -5, 2**31 - 1)),
+            "commit_lsn": rng.choice(NUMBERS),
+            "ordinal": rng.choice((*NUMBERS, None)),
+            "op": rng.choice("cudrtb"),
+            "source_ts": rng.choice(
+                (None, datetime(1969, 1, 1, tzinfo=UTC) + timedelta(microseconds=rng.randrange(10**16)))
+            ),
+            "source_schema": rng.choice(TEXTS),
+            "source_table": rng.choice(TEXTS),
+            "key": rng.choice(TEXTS),
+            "before": rng.choice(TEXTS),
+            "after": rng.choice(TEXTS),
+            "unchanged": rng.choice((None, [], ["b", "a"], ["é", "z", None], [""])),
+            "moved_from_key": rng.choice(TEXTS),
+        }
+        for _ in range(2_000)
+    ]
+    events = pa.Table.from_pylist(rows, schema=arrow_schema(LANDED_TYPE, without=()))
+    by_spark = spark.createDataFrame(events).select(event_hash().alias("hash")).toArrow()["hash"].to_pylist()
+    assert event_hashes(events) == by_spark
