@@ -1,6 +1,11 @@
-"""Asset checks: which finding belongs to which asset. None blocks a run; each keeps its own colour."""
+"""Asset checks: which finding belongs to which asset. None blocks a run; each keeps its own colour.
 
-from collections.abc import Callable, Iterator, Sequence
+Dagster makes a check depend on its asset, and skips it where that is not made. One table that waits or fails
+would so take the checks of all layers, and of every other table, with it. These depend on the events alone,
+and wait by themselves until the run has tried every table (``_after_tables``).
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
 import dagster as dg
@@ -17,7 +22,16 @@ from omnisupport_ingest.stages.workspace import Workspace
 _WARN = dg.AssetCheckSeverity.WARN
 _ERROR = dg.AssetCheckSeverity.ERROR
 
-_FRESH = "fresh"
+_ENDS = {
+    dg.DagsterEventType.STEP_SUCCESS,
+    dg.DagsterEventType.STEP_FAILURE,
+    dg.DagsterEventType.STEP_SKIPPED,
+}
+
+LOOKS_AGAIN_SECONDS = 15.0
+"""How long a run that waits for another one, which writes its table, leaves its last checks alone."""
+
+_LOOKS = 100_000
 
 
 def build_log_checks(source: str, contracts: Sequence[TableContract]) -> list[dg.AssetChecksDefinition]:
@@ -36,16 +50,20 @@ def build_log_checks(source: str, contracts: Sequence[TableContract]) -> list[dg
         (deduped, "quarantine_not_rising", _quarantine_not_rising_now, _ERROR),
     ]
     of_every_layer = [
-        (deduped, "windows_settled", window_checks.windows_settled, _WARN),
-        (deduped, "replays_explained", window_checks.replays_explained, _ERROR),
+        ("windows_settled", window_checks.windows_settled, _WARN),
+        ("replays_explained", window_checks.replays_explained, _ERROR),
     ]
-    dimensions = [keys.dimension_key(contract) for contract in contracts]
-    found = [
-        _log_check(asset=asset, name=name, source=source, finding=finding, severity=severity, after=after)
-        for listed, after in ((rows, ()), (of_every_layer, dimensions))
-        for asset, name, finding, severity in listed
+    return [
+        *(
+            _log_check(asset=asset, name=name, source=source, finding=finding, severity=severity)
+            for asset, name, finding, severity in rows
+        ),
+        *(
+            _layers_check(source, contracts, name=name, finding=finding, severity=severity)
+            for name, finding, severity in of_every_layer
+        ),
+        _table_checks(source, contracts),
     ]
-    return [*found, _table_checks(source, contracts)]
 
 
 def build_content_checks(contract: TableContract) -> list[dg.AssetChecksDefinition]:
@@ -67,39 +85,108 @@ def _log_check(
     source: str,
     finding: Callable[[Workspace, str], CheckFinding],
     severity: dg.AssetCheckSeverity,
-    after: Sequence[dg.AssetKey] = (),
 ) -> dg.AssetChecksDefinition:
-    """``after``: the assets that a run which makes them makes first; a check of every layer would find the
-    later ones pending else."""
-
-    @dg.asset_check(asset=asset, name=name, description=_description(finding), additional_deps=after)
+    @dg.asset_check(asset=asset, name=name, description=_description(finding))
     def check(workspace: dg.ResourceParam[Workspace]) -> dg.AssetCheckResult:
         return _result(finding(workspace, source), severity)
 
     return check
 
 
+def _layers_check(
+    source: str,
+    contracts: Sequence[TableContract],
+    *,
+    name: str,
+    finding: Callable[[Workspace, str], CheckFinding],
+    severity: dg.AssetCheckSeverity,
+) -> dg.AssetChecksDefinition:
+    """A check of the deduped events that looks at every layer; it would find the later ones pending else."""
+    deduped = keys.deduped_key(source)
+
+    def findings(workspace: Workspace) -> Iterator[dg.AssetCheckResult]:
+        yield _result(finding(workspace, source), severity, asset=deduped, name=name)
+
+    return _after_tables(
+        source,
+        contracts,
+        name=f"{'__'.join(deduped.path)}_{name}",
+        specs=[dg.AssetCheckSpec(name, asset=deduped, description=_description(finding))],
+        findings=findings,
+    )
+
+
 def _table_checks(source: str, contracts: Sequence[TableContract]) -> dg.AssetChecksDefinition:
     """Two checks per dimension; landing is read once for all of them."""
     asset_of = {contract.name: keys.dimension_key(contract) for contract in contracts}
+    listed: Mapping[str, Callable[[Workspace, str], dict[str, CheckFinding]]] = {
+        "complete": checks.tables_complete,
+        "fresh": _tables_fresh_now,
+    }
 
-    @dg.multi_asset_check(
-        name=f"complete_{source}",
-        specs=[
-            dg.AssetCheckSpec(name, asset=asset, description=_description(finding))
-            for asset in asset_of.values()
-            for name, finding in ((keys.COMPLETE, checks.tables_complete), (_FRESH, _tables_fresh_now))
-        ],
-    )
-    def check(workspace: dg.ResourceParam[Workspace]) -> Iterator[dg.AssetCheckResult]:
-        for check_name, findings in (
-            (keys.COMPLETE, checks.tables_complete(workspace, source)),
-            (_FRESH, _tables_fresh_now(workspace, source)),
-        ):
-            for name, finding in findings.items():
+    def findings(workspace: Workspace) -> Iterator[dg.AssetCheckResult]:
+        for check_name, of_tables in listed.items():
+            for name, finding in of_tables(workspace, source).items():
                 yield _result(finding, _WARN, asset=asset_of[name], name=check_name)
 
-    return check
+    return _after_tables(
+        source,
+        contracts,
+        name=f"complete_{source}",
+        specs=[
+            dg.AssetCheckSpec(name, asset=asset, description=_description(of_tables))
+            for asset in asset_of.values()
+            for name, of_tables in listed.items()
+        ],
+        findings=findings,
+    )
+
+
+def _after_tables(
+    source: str,
+    contracts: Sequence[TableContract],
+    *,
+    name: str,
+    specs: Sequence[dg.AssetCheckSpec],
+    findings: Callable[[Workspace], Iterator[dg.AssetCheckResult]],
+) -> dg.AssetChecksDefinition:
+    """One step with checks that a run makes when it has tried every table, made or not."""
+    events = "events"
+    dimensions = {keys.dimension_key(contract) for contract in contracts}
+
+    @dg.op(
+        name=name,
+        ins={events: dg.In(dg.Nothing)},
+        out={spec.get_python_identifier(): dg.Out(dg.Nothing) for spec in specs},
+        # The steps of a run are taken one by one; these last.
+        tags={"dagster/priority": "-1"},
+    )
+    def evaluate(
+        context: dg.OpExecutionContext, workspace: dg.ResourceParam[Workspace]
+    ) -> Iterator[dg.AssetCheckResult]:
+        if _to_come(context.instance, context.run_id, dimensions):
+            # Another run writes the table. This one could not go on if the step slept.
+            raise dg.RetryRequested(max_retries=_LOOKS, seconds_to_wait=LOOKS_AGAIN_SECONDS)
+        yield from findings(workspace)
+
+    made: dg.AssetChecksDefinition = dg.AssetChecksDefinition.create(
+        keys_by_input_name={events: keys.deduped_key(source)},
+        node_def=evaluate,
+        check_specs_by_output_name={spec.get_python_identifier(): spec for spec in specs},
+        can_subset=False,
+    )
+    return made
+
+
+def _to_come(instance: dg.DagsterInstance, run_id: str, assets: set[dg.AssetKey]) -> bool:
+    """Whether a step of the run that makes one of ``assets`` has not ended, or not begun."""
+    planned = {
+        entry.step_key
+        for entry in instance.all_logs(run_id, of_type=dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED)
+        if entry.dagster_event is not None and entry.dagster_event.asset_key in assets
+    }
+    ended = {entry.step_key for entry in instance.all_logs(run_id, of_type=_ENDS)} if planned else set()
+    return not planned <= ended
 
 
 def _content_check(

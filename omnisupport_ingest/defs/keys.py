@@ -29,9 +29,6 @@ HISTORY, TARGETS = "history", "targets"
 NO_VALUE: Any = dg.Nothing
 """Type of an asset that yields its output by hand: it has no value, so no IO manager is asked to keep one."""
 
-COMPLETE = "complete"
-"""Check of a dimension: whether it is a state that the source had."""
-
 
 def landing_key(source: str) -> dg.AssetKey:
     return dg.AssetKey([source, "landing"])

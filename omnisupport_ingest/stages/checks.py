@@ -7,12 +7,15 @@ event log cannot make them green.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
+
+from deltalake.exceptions import DeltaError
 
 from omnisupport_ingest.cdc.judging import OPEN
 from omnisupport_ingest.contracts.decision_table import COLLISION, OLDER_EPOCH
 from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.lake.checkpoint import Checkpoint
 from omnisupport_ingest.landing.completeness import chunks_of, incomplete_now
 from omnisupport_ingest.landing.lost_changes import LostChanges, LostStretch
@@ -78,10 +81,9 @@ def tables_complete(workspace: Workspace, source: str) -> dict[str, CheckFinding
     batches = landed.around_snapshots(epoch)
     # After the batches, so that none is overlooked.
     lost = LostChanges(store.folder, epoch).all()
-    return {
-        contract.name: _table_complete(workspace, contract, landed, batches, epoch, lost)
-        for contract in workspace.contracts.of_source(source)
-    }
+    return _of_each_table(
+        workspace, source, lambda each: _table_complete(workspace, each, landed, batches, epoch, lost)
+    )
 
 
 def _table_complete(
@@ -156,15 +158,30 @@ def tables_fresh(workspace: Workspace, source: str, now: datetime) -> dict[str, 
     By name of the contract. Unlike ``watermark_fresh`` this is of what people read.
     """
     landing = workspace.landing(source)
-    return {
-        contract.name: _table_fresh(
-            freshness(
-                contract, look(workspace.net_changes(contract)), look(workspace.dimension(contract)), landing
-            ),
-            now,
-        )
-        for contract in workspace.contracts.of_source(source)
-    }
+
+    def fresh(contract: TableContract) -> CheckFinding:
+        net_changes, dimension = look(workspace.net_changes(contract)), look(workspace.dimension(contract))
+        return _table_fresh(freshness(contract, net_changes, dimension, landing), now)
+
+    return _of_each_table(workspace, source, fresh)
+
+
+def _of_each_table(
+    workspace: Workspace, source: str, find: Callable[[TableContract], CheckFinding]
+) -> dict[str, CheckFinding]:
+    """``find`` for every table, by name. One that cannot be read is a finding of its own, not of all."""
+    found = {}
+    for contract in workspace.contracts.of_source(source):
+        try:
+            found[contract.name] = find(contract)
+        except IngestError as error:
+            found[contract.name] = CheckFinding(False, f"{error.problem} Fix: {error.fix}")
+        except DeltaError as error:
+            # Its message may quote statistics, and so values of rows.
+            problem = f"A log of {contract.name} in the lake cannot be read ({type(error).__name__})."
+            fix = "Restore the table's folder from a backup, or delete it: it is made again from the events."
+            found[contract.name] = CheckFinding(False, f"{problem} Fix: {fix}")
+    return found
 
 
 def _table_fresh(found: Freshness, now: datetime) -> CheckFinding:
