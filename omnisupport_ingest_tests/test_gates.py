@@ -111,10 +111,6 @@ WITHOUT_GATE: dict[tuple[str, str], str] = {
         "remove_old_run_logs",
     ): "logs older than a month; what stays goes at the next start",
     ("cli/source_connect.py", "_with_passphrase"): "a file in memory, which ends with its process",
-    (
-        "defs/assets.py",
-        "_waits",
-    ): "the verdict of a check, told again by the next run and the hourly audit",
     ("defs/lost_runs.py", "_NamesItsProcess.execute"): "the steps of a run, which pass gates of their own",
     (
         "defs/lost_runs.py",
