@@ -15,7 +15,7 @@ from omnisupport_ingest.position import Lsn
 
 _SAFE = re.compile(r"[A-Za-z0-9_.]{1,80}")
 _UNSAFE_CHARACTER = re.compile(r"[^A-Za-z0-9_.]")
-_IN_EPOCH = re.compile(r"e([0-9]{6,9})-([rs])-")
+_IN_EPOCH = re.compile(r"e([0-9]{6,9})-[rs]-")
 
 
 def stream_batch_id(epoch: int, previous_end_lsn: Lsn) -> str:
@@ -76,12 +76,6 @@ def stream_prefix(epoch: int) -> str:
 def offsets_prefix(epoch: int) -> str:
     """What every name of a batch of Kafka records of ``epoch`` starts with."""
     return f"e{epoch:06d}-k-"
-
-
-def is_stream(batch_id: str) -> bool:
-    """Whether ``batch_id`` names a batch of the stream."""
-    match = _IN_EPOCH.match(batch_id)
-    return match is not None and match.group(2) == "s"
 
 
 def epoch_in(batch_id: str) -> int | None:

@@ -106,11 +106,6 @@ class QuarantineFiles:
         )
         return Unsettled(window, missing, left) if missing or left else None
 
-    def unsettled_windows(self) -> list[str]:
-        """The windows in which the log of the quarantine does not hold what it should, in order."""
-        windows = sorted({*self._windows, *self.quarantine.windows()})
-        return [window for window in windows if self.unsettled(window) is not None]
-
     def state(self, window: str) -> WindowState | None:
         """The state of the deduped ``window``; None if it has none, or none that can be read."""
         return self.deduped.state(window) if self.deduped is not None else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 from omnisupport_ingest.landing.manifest import ArrivalFacts, Manifest, StreamSpan
-from omnisupport_ingest.landing.names import stream_batch_id
+from omnisupport_ingest.landing.names import epoch_in, stream_batch_id, stream_prefix
 from omnisupport_ingest.landing.rows import LandedEvent
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.landing.writer import BatchWriter, WriterLimits
@@ -23,6 +23,12 @@ def event(commit_lsn: int, ordinal: int = 0, at: datetime = NOON, table: str = "
     return LandedEvent(
         1, commit_lsn, ordinal, "c", at, 7, commit_lsn, "public", table, '["1"]', None, text, None, None, None
     )
+
+
+def is_stream(batch_id: str) -> bool:
+    """Whether ``batch_id`` names a batch of the stream."""
+    epoch = epoch_in(batch_id)
+    return epoch is not None and batch_id.startswith(stream_prefix(epoch))
 
 
 def span(previous_end: int, end: int, at: datetime | None = NOON) -> StreamSpan:

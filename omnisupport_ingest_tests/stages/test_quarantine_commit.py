@@ -85,6 +85,12 @@ class Pair:
         return found
 
     @property
+    def unsettled(self) -> list[str]:
+        """The windows in which the log of the quarantine does not hold what it should."""
+        files = self.files
+        return [window for window in (W1, W2) if files.unsettled(window) is not None]
+
+    @property
     def read(self) -> list[str]:
         """What readers of withheld events get."""
         return [file.path for file in self.files.all()]
@@ -122,10 +128,10 @@ def test_readers_see_one_judgement_before_and_the_other_after_the_commit_that_na
     assert (pair.read, pair.held) == (paths(before), paths(before, after)), "it may yet be named"
     pair.name(after)
     assert (pair.read, pair.held) == (paths(after), paths(before, after))
-    assert pair.files.unsettled_windows() == [W1]
+    assert pair.unsettled == [W1]
     pair.settle()
     assert (pair.read, pair.held) == (paths(after), paths(after))
-    assert pair.files.unsettled_windows() == []
+    assert pair.unsettled == []
 
 
 def test_a_commit_only_adds(pair: Pair) -> None:
@@ -154,7 +160,7 @@ def test_what_a_lost_race_left_leaves_once_another_commit_has_taken_its_place(pa
     assert pair.held == paths(before, faster)
     # The slower one comes only now: its own commit of the deduped events is refused.
     pair.add(slower)
-    assert pair.files.unsettled_windows() == [W1]
+    assert pair.unsettled == [W1]
     pair.settle()
     assert (pair.read, pair.held) == (paths(before, faster), paths(before, faster))
 
@@ -163,7 +169,7 @@ def test_a_named_file_that_the_log_lost_is_read_and_comes_back(pair: Pair) -> No
     staged = judged(pair, "unit", [1])
     pair.lose()
     assert (pair.read, pair.held) == (paths(staged), [])
-    assert pair.files.unsettled_windows() == [W1]
+    assert pair.unsettled == [W1]
     pair.settle()
     assert (pair.read, pair.held) == (paths(staged), paths(staged))
 
@@ -179,7 +185,7 @@ def test_a_named_file_that_is_gone_is_an_error_with_its_fix_and_asks_for_another
     pair.settle()
     assert pair.held == []
     assert gone_from_disk(pair.table, pair.deduped.open().state(W1))
-    assert pair.files.unsettled_windows() == [W1]
+    assert pair.unsettled == [W1]
 
 
 def test_other_windows_stay_as_they_are(pair: Pair) -> None:

@@ -19,9 +19,3 @@ class AnotherDatabase(IngestError):
 
 class QueryPaused(IngestError):
     """Somebody has paused the source."""
-
-
-class SyncRunning(IngestError):
-    """Another process is reading the source by its cursors."""
-
-    exit_code = 6

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from omnisupport_ingest.landing.names import is_stream
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.sources.postgres.errors import HoleInSource
 from omnisupport_ingest.sources.postgres.home_slot import end_of_chain
 from omnisupport_ingest.sources.postgres.server import current_wal_lsn
 from omnisupport_ingest.sources.postgres.snapshot_requests import SnapshotRequests
+from omnisupport_ingest_tests.landing.batches import is_stream
 from omnisupport_ingest_tests.sources.postgres.copied_server import CopiedServer
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract, folded
 from omnisupport_ingest_tests.waiting import PATIENCE

@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 import pytest
 from psycopg2.extensions import make_dsn, parse_dsn
 
-from omnisupport_ingest.landing.names import is_stream
 from omnisupport_ingest.sources.postgres.connection import connect, connect_replication, with_silence
 from omnisupport_ingest.sources.postgres.errors import SourceUnavailable
 from omnisupport_ingest.sources.postgres.home_slot import end_of_chain
 from omnisupport_ingest.sources.postgres.server import slot_facts
 from omnisupport_ingest.sources.postgres.walstream import WalStream
+from omnisupport_ingest_tests.landing.batches import is_stream
 from omnisupport_ingest_tests.sources.postgres.fronts import Swallowing, losing, swallowing
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract, folded
 from omnisupport_ingest_tests.waiting import PATIENCE, until

@@ -8,13 +8,13 @@ from contextlib import contextmanager
 
 import pytest
 
-from omnisupport_ingest.landing.names import is_stream
 from omnisupport_ingest.settings import SnapshotMode
 from omnisupport_ingest.sources.postgres import follower
 from omnisupport_ingest.sources.postgres.errors import HoleInSource, PreflightFailed, TableInterrupted
 from omnisupport_ingest.sources.postgres.parked import ParkedTables
 from omnisupport_ingest.sources.postgres.preflight.continuity import published_findings
 from omnisupport_ingest.sources.postgres.snapshot_requests import SnapshotRequests
+from omnisupport_ingest_tests.landing.batches import is_stream
 from omnisupport_ingest_tests.sources.postgres.awkward import Shop
 from omnisupport_ingest_tests.sources.postgres.shop_facts import status
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract, folded

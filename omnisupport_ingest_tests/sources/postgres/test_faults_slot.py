@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from omnisupport_ingest.landing.names import is_stream
 from omnisupport_ingest.sources.postgres import stream_reading
 from omnisupport_ingest.sources.postgres.errors import HoleInSource, SlotMoved, SourceUnavailable
+from omnisupport_ingest_tests.landing.batches import is_stream
 from omnisupport_ingest_tests.sources.postgres.awkward import Shop
 from omnisupport_ingest_tests.sources.postgres.shop_facts import landed_rows, same_as_source, status
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract, folded

@@ -13,9 +13,9 @@ import psycopg2
 import pytest
 
 from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.landing.names import is_stream
 from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
 from omnisupport_ingest.sources.postgres.errors import SourceUnavailable
+from omnisupport_ingest_tests.landing.batches import is_stream
 from omnisupport_ingest_tests.small_disk import Disk, small_disk
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract, folded
 from omnisupport_ingest_tests.waiting import PATIENCE, until

@@ -21,7 +21,6 @@ from psycopg2.extensions import make_dsn, parse_dsn
 
 from omnisupport_ingest.contracts.model import Contracts
 from omnisupport_ingest.landing.errors import ChainContested
-from omnisupport_ingest.landing.names import is_stream
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.sources.postgres.capture import Capture
 from omnisupport_ingest.sources.postgres.connection import connect_replication
@@ -39,6 +38,7 @@ from omnisupport_ingest.sources.postgres.recovery import RecoveryStopped
 from omnisupport_ingest.sources.postgres.server import current_wal_lsn
 from omnisupport_ingest.sources.postgres.walstream import WalStream
 from omnisupport_ingest_tests.contracts.decision_tables import write_decision
+from omnisupport_ingest_tests.landing.batches import is_stream
 from omnisupport_ingest_tests.sources.postgres import fronts
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract, folded
 from omnisupport_ingest_tests.waiting import PATIENCE, until
