@@ -1,13 +1,22 @@
-"""The demo's waiting: it ends at once where nothing would ever come."""
+"""The demo's waiting, which ends at once where nothing would ever come, and the line that it ends with."""
 
 from __future__ import annotations
 
+import io
+import subprocess
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
+import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
+from rich.console import Console
 
 from omnisupport_ingest.cli import demo_pipeline
+from omnisupport_ingest.cli.demo import say_what_to_do_next
 from omnisupport_ingest.cli.demo_pipeline import DemoStuck
+from omnisupport_ingest.cli.demo_run import Demo
 from omnisupport_ingest_tests.stages.story import SOURCE, Change, Commit, Story
 
 
@@ -24,3 +33,19 @@ def test_a_hole_ends_the_demo_until_a_new_epoch_has_begun(tmp_path: Path) -> Non
     assert "capture --new-epoch" in raised.value.fix
     story.store.begin_epoch("a batch is missing", None)
     assert demo_pipeline._pending(story.workspace, SOURCE).landed == 1
+
+
+def test_the_last_line_reads_the_table_in_any_shell(tmp_path: Path) -> None:
+    lake, said = tmp_path / "my lake", io.StringIO()
+    write_deltalake(lake / "support_desk" / "dim_tickets", pa.table({"subject": ["printer on fire"]}))
+    told = SimpleNamespace(
+        home=SimpleNamespace(lake=lake),
+        settings=SimpleNamespace(source="support_desk"),
+        console=Console(file=said, width=40),
+    )
+    say_what_to_do_next(cast(Demo, told))
+    line = said.getvalue().rstrip().splitlines()[-1].partition("Query it: ")[2]
+    done = subprocess.run(
+        ["/bin/sh", "-c", line], env={"PATH": "/nowhere"}, capture_output=True, text=True, check=False
+    )
+    assert "printer on fire" in done.stdout, done.stderr
