@@ -22,8 +22,8 @@ help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
-demo: $(INSTALLED) ## Run the main job end to end and prove its result (ARGS="--fresh --changes 5000")
-	$(BIN)/omnisupport-ingest demo $(ARGS)
+demo: $(INSTALLED) ## Run the main job end to end and prove its result (DOMAIN=social ARGS="--fresh --changes 5000")
+	$(BIN)/omnisupport-ingest demo $(if $(filter command%,$(origin DOMAIN)),--domain $(DOMAIN)) $(ARGS)
 
 .PHONY: up
 up: $(INSTALLED) ## Run the platform with the Dagster UI until Ctrl-C (ARGS="--workload 20")
@@ -83,8 +83,10 @@ parity: $(PARITY_INSTALLED) ## Hold our capture against Debezium's own engine (A
 	$(PARITY)/bin/python -m parity $(ARGS)
 
 .PHONY: clean
-clean: ## Remove the home, the virtual environment and every cache
-	@if [ -x $(BIN)/omnisupport-ingest ]; then $(BIN)/omnisupport-ingest clean --yes; fi
+clean: ## Remove the homes, the virtual environment and every cache
+	@if [ -x $(BIN)/omnisupport-ingest ]; then $(BIN)/omnisupport-ingest clean --yes; \
+		for made in .omnisupport-*/home.json; do if [ -f $$made ]; then \
+			OMNISUPPORT_HOME=$${made%/home.json} $(BIN)/omnisupport-ingest clean --yes; fi; done; fi
 	rm -rf $(VENV) $(PARITY) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

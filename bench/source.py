@@ -24,7 +24,7 @@ from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres import embedded_binaries
 from omnisupport_ingest.sources.postgres.connection import VALUE_SETTINGS, connect
 from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
-from omnisupport_ingest.sources.postgres.support_desk import schema
+from omnisupport_ingest.sources.postgres.support_desk import SUPPORT_DESK
 
 SLOT = Settings.model_fields["slot"].default
 PUBLICATION = Settings.model_fields["publication"].default
@@ -89,7 +89,7 @@ def source() -> Iterator[Source]:
     try:
         server.start()
         with closing(connect(server.dsn())) as connection:
-            schema.create(connection)
+            SUPPORT_DESK.create(connection)
         yield Source(server.dsn(), folder)
     finally:
         server.destroy()

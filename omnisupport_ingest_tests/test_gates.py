@@ -155,11 +155,14 @@ WITHOUT_GATE: dict[tuple[str, str], str] = {
     ("sources/postgres/silence.py", "AwaitedReplicationCursor.execute"): _GATED_BY_CALLER,
     ("sources/postgres/snapshot_requests.py", "SnapshotRequests.write"): _FOLDER,
     ("landing/snapshot_plans.py", "SnapshotPlans.write"): _FOLDER,
-    (
-        "sources/postgres/support_desk/desk.py",
-        "Desk.truncate",
-    ): "the traffic of the demo, a client of its source",
-    ("sources/postgres/support_desk/statements.py", "change_key"): "the traffic of the demo",
+    **{
+        (
+            "sources/postgres/domain/actor.py",
+            f"Actor.{name}",
+        ): "the traffic of the demo, a client of its source"
+        for name in ("truncate", "rows_of")
+    },
+    ("sources/postgres/domain/statements.py", "Table.change_key"): "the traffic of the demo",
     **{
         ("sources/postgres/embedded.py", f"EmbeddedPostgres.{name}"): _EMBEDDED
         for name in ("start", "destroy", "_locked", "_make_data", "_launch", "_make_database")

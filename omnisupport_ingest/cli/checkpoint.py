@@ -22,7 +22,7 @@ def checkpoint() -> None:
 
 
 @checkpoint.command()
-@click.option("--table", metavar="TABLE", help="Only this table: `dim_tickets`, or its whole path.")
+@click.option("--table", metavar="TABLE", help="Only this table: `dim_orders`, or its whole path.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document, with every field.")
 def show(table: str | None, as_json: bool) -> None:
     """List the checkpoint of every window, as the lake's own log holds it.

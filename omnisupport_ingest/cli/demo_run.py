@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -10,6 +11,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.runtime.supervisor import Supervisor
 from omnisupport_ingest.settings import Settings
+
+if TYPE_CHECKING:
+    from omnisupport_ingest.sources.postgres.domain.definition import Domain
 
 
 @dataclass(frozen=True)
@@ -23,6 +27,15 @@ class Demo:
     changes: int
     """Row changes that the workload commits."""
     seed: int
+    again: str
+    """What stands before the next command of a person, so that it finds this home."""
+
+    @property
+    def domain(self) -> Domain[Any]:
+        """What the embedded server of the home holds."""
+        from omnisupport_ingest.sources.postgres.domains import embedded_domain
+
+        return embedded_domain(self.settings)
 
 
 def progress(console: Console) -> Progress:

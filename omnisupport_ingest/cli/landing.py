@@ -133,7 +133,7 @@ def verify(source: str | None, as_json: bool) -> int:
 
 @landing.command()
 @_of_source
-@click.option("--table", metavar="TABLE", help="Events of this table only, `tickets` or `support.tickets`.")
+@click.option("--table", metavar="TABLE", help="Events of this table only, `orders` or `sales.orders`.")
 @click.option(
     "-n",
     "count",

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from omnisupport_ingest.contracts.in_force import record_in_force, settings_of_home
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.settings import Settings, require_known_variables
 
 
-def open_settings(*, window: str | None = None) -> Settings:
+def open_settings(**asked: Any) -> Settings:
     """The settings of this process; window size and source are the home's unless they were set explicitly.
 
-    ``window`` is the size that a command asks for itself.
+    ``asked``: settings that a command asks for itself.
     """
     require_known_variables()
-    return settings_of_home(Settings() if window is None else Settings(window=window))
+    return settings_of_home(Settings(**asked))
 
 
 def open_home(settings: Settings) -> Home:

@@ -30,10 +30,11 @@ def postgres(service: bool) -> None:
 
     Refused while another command runs it. Ctrl-C ends the server if this command has started it.
     """
-    from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
+    from omnisupport_ingest.sources.postgres.source_dsn import embedded_server
 
-    home = open_home(open_settings())
-    server = EmbeddedPostgres(home.postgres)
+    settings = open_settings()
+    home = open_home(settings)
+    server = embedded_server(settings, home)
     if not service:
         refuse_if_kept(home, server)
     with stop_on_signal() as stop, ExitStack() as held:

@@ -29,9 +29,7 @@ _UNDECIDED = ("open", "not_needed")
 _of_source = click.option(
     "--source", metavar="NAME", help="Quarantine of this source.  [default: OMNISUPPORT_SOURCE]"
 )
-_in_table = click.option(
-    "--table", metavar="TABLE", help="Only events of it: `tickets` or `support.tickets`."
-)
+_in_table = click.option("--table", metavar="TABLE", help="Only events of it: `orders` or `sales.orders`.")
 _in_window = click.option(
     "--window", metavar="WINDOW", help="Only events of it: 2026-01-31T0900, or a time in it."
 )

@@ -27,7 +27,7 @@ WATCHER = "land"
 
 _START_SECONDS = 120.0
 SEED = 1
-"""Seed of the rows that the support desk begins with."""
+"""Seed of the rows that the embedded database begins with."""
 
 
 def start_source(
@@ -38,16 +38,16 @@ def start_source(
     seed: int = SEED,
     say: Callable[[str], None] = click.echo,
 ) -> None:
-    """Start the embedded PostgreSQL with the support desk in it, unless a source is configured.
+    """Start the embedded PostgreSQL with its domain in it, unless a source is configured.
 
     ``say`` is told what is being started.
     """
     if settings.source_dsn is not None:
         return
-    from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
-    from omnisupport_ingest.sources.postgres.support_desk.seed import prepare
+    from omnisupport_ingest.sources.postgres.domains import embedded_domain
+    from omnisupport_ingest.sources.postgres.source_dsn import embedded_server
 
-    server = EmbeddedPostgres(home.postgres)
+    server = embedded_server(settings, home)
     found = holder(home, EMBEDDED_SERVER)
     if found is not None and found.command == POSTGRES:
         # Its end would take the server away from under what is about to be started.
@@ -62,7 +62,7 @@ def start_source(
         what="PostgreSQL",
         seconds=_START_SECONDS,
     )
-    prepare(server.dsn(), seed)
+    embedded_domain(settings).prepare(server.dsn(), seed)
 
 
 def check_source(settings: Settings, home: Home) -> None:
@@ -135,12 +135,10 @@ def _accepts(server: EmbeddedPostgres) -> bool:
     """
     import psycopg2
 
-    from omnisupport_ingest.sources.postgres.embedded import DATABASE
-
     try:
         with closing(psycopg2.connect(server.dsn("postgres"), connect_timeout=2)) as connection:
             cursor = connection.cursor()
-            cursor.execute("SELECT FROM pg_database WHERE datname = %s", (DATABASE,))
+            cursor.execute("SELECT FROM pg_database WHERE datname = %s", (server.database,))
             return cursor.fetchone() is not None
     except (psycopg2.Error, IngestError):
         return False

@@ -53,13 +53,14 @@ def grants(role: str | None, database: str | None) -> None:
       omnisupport-ingest source grants --database shop | psql -d shop
     """
     from omnisupport_ingest.sources.postgres.connection import dsn_parts
-    from omnisupport_ingest.sources.postgres.embedded import DATABASE
+    from omnisupport_ingest.sources.postgres.domains import embedded_domain
     from omnisupport_ingest.sources.postgres.grants import DEFAULT_ROLE, grants_sql
 
     settings = open_settings()
     if database is None:
         dsn = settings.source_dsn
-        database = DATABASE if dsn is None else dsn_parts(dsn.get_secret_value()).get("dbname")
+        embedded = embedded_domain(settings).database
+        database = embedded if dsn is None else dsn_parts(dsn.get_secret_value()).get("dbname")
     if database is None:
         raise click.UsageError("OMNISUPPORT_SOURCE_DSN names no database; give its name as --database.")
     click.echo(grants_sql(role or DEFAULT_ROLE, database, settings.publication, contracted_tables(settings)))

@@ -22,7 +22,7 @@ from omnisupport_ingest.settings import Settings
     "rate",
     type=click.FloatRange(0, min_open=True),
     metavar="RATE",
-    help="Keep changing the embedded support desk, RATE changes per second.",
+    help="Keep changing the database of the demo, RATE changes per second.",
 )
 def up(rate: float | None) -> None:
     """Run everything: source, capture, Spark, the Dagster UI and its daemon. Ctrl-C stops it.
@@ -76,7 +76,7 @@ def up(rate: float | None) -> None:
 def _shown_source(settings: Settings, home: Home) -> str:
     """The connection string of the source, without a password."""
     from omnisupport_ingest.cli.source_connect import shown_dsn
-    from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
+    from omnisupport_ingest.sources.postgres.source_dsn import embedded_server
 
     given = settings.source_dsn
-    return shown_dsn(EmbeddedPostgres(home.postgres).dsn() if given is None else given.get_secret_value())
+    return shown_dsn(embedded_server(settings, home).dsn() if given is None else given.get_secret_value())

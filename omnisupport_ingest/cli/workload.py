@@ -1,4 +1,4 @@
-"""``workload``: traffic for the support desk, so that there is something to see."""
+"""``workload``: traffic for the embedded database, so that there is something to see."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from omnisupport_ingest.cli.stopping import stop_on_signal
 )
 @click.option("--seed", type=int, default=1, show_default=True, help="Same seed, same changes.")
 def workload(rate: float, seed: int) -> None:
-    """Make RATE changes per second in the embedded support desk, until Ctrl-C.
+    """Make RATE changes per second in the database of the demo, until Ctrl-C.
 
     \b
     Example:
@@ -26,9 +26,9 @@ def workload(rate: float, seed: int) -> None:
 
     Exit code: 0 stopped, 2 usage or settings, 4 the embedded PostgreSQL is not running.
     """
+    from omnisupport_ingest.sources.postgres.domain.workload import Workload
+    from omnisupport_ingest.sources.postgres.domains import embedded_domain
     from omnisupport_ingest.sources.postgres.source_dsn import source_dsn
-    from omnisupport_ingest.sources.postgres.support_desk.seed import prepare
-    from omnisupport_ingest.sources.postgres.support_desk.workload import Workload
 
     settings = open_settings()
     if settings.source_dsn is not None:
@@ -36,6 +36,7 @@ def workload(rate: float, seed: int) -> None:
             "workload changes rows: it runs on the embedded PostgreSQL only. Unset OMNISUPPORT_SOURCE_DSN."
         )
     dsn = source_dsn(settings, open_home(settings))
-    prepare(dsn, seed)
+    domain = embedded_domain(settings)
+    domain.prepare(dsn, seed)
     with stop_on_signal() as stop:
-        Workload(dsn, seed).run_forever(rate, stop)
+        Workload(domain, dsn, seed).run_forever(rate, stop)

@@ -37,7 +37,7 @@ from omnisupport_ingest.settings import PREFIX, Settings
 from omnisupport_ingest.windows import WindowSize, WindowSizeRefused
 
 PACKAGED = "packaged"
-"""Recorded in place of a path: what comes with the program."""
+"""Recorded in place of a path: what comes with the program; its path follows a colon if it is another one."""
 
 RECORD = "in_force.json"
 
@@ -51,7 +51,7 @@ _NAMED = 3
 class InForce:
     """Absolute paths. ``tables``: what the contracts named when they were recorded, as
     ``source:schema.table``; none where nothing is recorded yet. ``source``: the name of the captured
-    source, None where a home has only had the embedded one."""
+    source, None where a home has only had the embedded one by its usual name."""
 
     contracts: Path
     decision_table: Path
@@ -154,7 +154,8 @@ def record_in_force(settings: Settings, home: Home) -> None:
 
     A home that gets a configured source adds the name of that.
     """
-    source = settings.source if settings.source_dsn is not None else None
+    usual = settings.source_dsn is None and settings.source == Settings.model_fields["source"].default
+    source = None if usual else settings.source
     there = _binding(home.path)
     if there is None:
         chosen = in_force(settings)
@@ -202,7 +203,10 @@ def _recorded(path: Path, packaged: Path, home: Path) -> str:
     package = Path(__file__).resolve().parents[1]
     if path.is_relative_to(home.parent) and not path.resolve().is_relative_to(package):
         return os.path.relpath(path, home)
-    return PACKAGED if _same(path, packaged) else str(path)
+    if _same(path, packaged):
+        return PACKAGED
+    installed = package / "packaged"
+    return f"{PACKAGED}:{path.relative_to(installed)}" if path.is_relative_to(installed) else str(path)
 
 
 def _binding(home: Path) -> InForce | None:
@@ -234,7 +238,10 @@ def _read(home: Path) -> InForce | None:
 
 
 def _from_record(text: str, packaged: str, home: Path) -> Path:
-    return program_file(packaged) if text == PACKAGED else _absolute(home / text)
+    if text == PACKAGED:
+        return program_file(packaged)
+    of_ours, _, other = text.partition(":")
+    return program_file(other) if of_ours == PACKAGED and other else _absolute(home / text)
 
 
 def _chosen(text: str | None, packaged: str) -> Path | None:

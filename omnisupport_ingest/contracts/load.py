@@ -42,10 +42,10 @@ __all__ = [
 SCHEMA = "contracts/contract.schema.json"
 
 
-def default_contracts_dir() -> Path:
-    """``contracts/data`` of the working folder if it is there, else the contracts that come with us."""
-    here = Path("contracts/data")
-    return here if here.is_dir() else program_file("contracts/data")
+def default_contracts_dir(folder: str = "contracts/data") -> Path:
+    """``folder`` of the working folder if it is there, else the contracts of that name that come with us."""
+    here = Path(folder)
+    return here if here.is_dir() else program_file(folder)
 
 
 def load_contracts(folder: Path) -> Contracts:

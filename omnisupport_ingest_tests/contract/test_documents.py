@@ -20,9 +20,10 @@ from omnisupport_ingest.sources.manifests.policies import CDC, MODES, ROW_MODES
 from omnisupport_ingest.sources.manifests.seed_manifest import load_manifest
 
 CONTRACTS = program_file("contracts/data")
-CONTRACT_FILES = sorted(CONTRACTS.glob("*.json"))
+SOCIAL = program_file("contracts/social/data")
+CONTRACT_FILES = [path for folder in (CONTRACTS, SOCIAL) for path in sorted(folder.glob("*.json"))]
 SOURCES = program_file("contracts/sources")
-SOURCE_FILES = sorted(SOURCES.glob("*.json"))
+SOURCE_FILES = [path for folder in (CONTRACTS, SOCIAL) for path in (folder.parent / "sources").glob("*.json")]
 MANIFEST_FILES = sorted(program_file("data/seed_manifests").glob("*.json"))
 
 
@@ -61,7 +62,21 @@ def test_the_contracts_stand_together() -> None:
 def test_source_definition_is_valid_and_has_its_contracts(path: Path) -> None:
     definition = load_source(path)
     assert definition.name == path.stem
-    assert definition.tables(load_contracts(CONTRACTS))
+    assert definition.tables(load_contracts(path.parents[1] / "data"))
+
+
+def test_the_contracts_of_the_social_network_stand_together() -> None:
+    contracts = load_contracts(SOCIAL)
+    keys = {contract.name: contract.key for contract in contracts.of_source("social")}
+    assert keys == {
+        "users": ("id",),
+        "posts": ("id",),
+        "follows": ("follower_id", "followee_id"),
+        "comments": ("id",),
+        "likes": ("user_id", "post_id"),
+    }
+    soft = {contract.name for contract in contracts if contract.soft_delete_column == "deleted_at"}
+    assert soft == {"users", "posts", "comments"}
 
 
 def test_the_manifests_show_every_load_mode() -> None:

@@ -26,8 +26,8 @@ from omnisupport_ingest.lake.sweep import sweep
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.runtime.dagster_home import dagster_environment, write_dagster_home
 from omnisupport_ingest.settings import PREFIX
-from omnisupport_ingest.sources.postgres.support_desk.seed import prepare
-from omnisupport_ingest.sources.postgres.support_desk.workload import Workload
+from omnisupport_ingest.sources.postgres.domain.workload import Workload
+from omnisupport_ingest.sources.postgres.support_desk import SUPPORT_DESK
 from omnisupport_ingest.stages.pending import pending_windows
 from omnisupport_ingest.stages.workspace import Workspace
 from omnisupport_ingest_tests.recovery.dagster_storage import gate_storage
@@ -90,7 +90,7 @@ class CrashDesk:
         desk = cls(source, folder, spark)
         for table in tables:
             desk.contract(table)
-        prepare(source.dsn, seed=1, tickets=60)
+        SUPPORT_DESK.prepare(source.dsn, seed=1, size=60)
         return desk
 
     # --- the source -------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ class CrashDesk:
 
         Each time it is an event of another ticket, so that none makes good what another one left open.
         """
-        Workload(self.source.dsn, seed=1).run(20)
+        Workload(SUPPORT_DESK, self.source.dsn, seed=1).run(20)
         others = ", ".join(map(str, self.withheld)) or "0"
         ((ticket,),) = self.source.query(f"SELECT min(id) FROM support.tickets WHERE id NOT IN ({others})")
         self.withheld.append(ticket)

@@ -13,8 +13,9 @@ from contextlib import contextmanager
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import VARIABLE
 from omnisupport_ingest.settings import PREFIX
+from omnisupport_ingest.sources.postgres.domain.workload import Workload
 from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
-from omnisupport_ingest.sources.postgres.support_desk.workload import Workload
+from omnisupport_ingest.sources.postgres.support_desk import SUPPORT_DESK
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest
 from omnisupport_ingest_tests.waiting import until
 
@@ -27,7 +28,7 @@ class Traffic:
     def __init__(self, dsn: str) -> None:
         self.broken_off = 0
         """How often the server went away under it."""
-        self._workload = Workload(dsn, seed=1)
+        self._workload = Workload(SUPPORT_DESK, dsn, seed=1)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
 

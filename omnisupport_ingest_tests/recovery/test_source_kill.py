@@ -16,7 +16,7 @@ from omnisupport_ingest.contracts.load import default_contracts_dir
 from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
-from omnisupport_ingest.sources.postgres.support_desk.seed import prepare
+from omnisupport_ingest.sources.postgres.support_desk import SUPPORT_DESK
 from omnisupport_ingest.stages.pending import pending_windows
 from omnisupport_ingest.stages.workspace import Workspace
 from omnisupport_ingest_tests.recovery.desk import Traffic, capture, kill_server
@@ -76,7 +76,7 @@ def desk(source: SourceUnderTest, tmp_path: Path) -> SourceUnderTest:
     for table in TABLES:
         shutil.copy(default_contracts_dir() / f"{table}.json", contracts)
     source.overrides["contracts_dir"] = contracts
-    prepare(source.dsn, seed=1, tickets=60)
+    SUPPORT_DESK.prepare(source.dsn, seed=1, size=60)
     return source
 
 

@@ -36,9 +36,10 @@ from omnisupport_ingest.sources.postgres.embedded_processes import (
     live_postmaster,
     remove_stale_locks,
 )
+from omnisupport_ingest.sources.postgres.quoting import identifier
 
 DATABASE = "support"
-"""The database that ``start`` makes if it is not there."""
+"""The database that ``start`` makes if it is not there, where nothing else is asked for."""
 
 SUPERUSER = "postgres"
 _UNPRIVILEGED_USERS = ("postgres", "nobody")
@@ -85,7 +86,8 @@ class EmbeddedPostgres:
     """The server whose data belongs to ``folder``; nothing happens before ``start``.
 
     ``logs`` is where ``postgres.log`` and its older parts go (default: ``folder``). ``version`` is
-    the major version of a new database; data that is there keeps the version it has.
+    the major version of a new server; data that is there keeps the version it has. ``database``: the one
+    that it has for its user.
     """
 
     def __init__(
@@ -94,10 +96,12 @@ class EmbeddedPostgres:
         *,
         logs: Path | None = None,
         version: str | None = None,
+        database: str = DATABASE,
     ) -> None:
         self.folder = folder.expanduser().absolute()
         self._log = ServerLog((logs or self.folder).expanduser().absolute() / "postgres.log")
         self._version = version or embedded_binaries.DEFAULT_VERSION
+        self.database = database
 
     @property
     def pid(self) -> int | None:
@@ -109,8 +113,10 @@ class EmbeddedPostgres:
     def running(self) -> bool:
         return self.pid is not None
 
-    def dsn(self, dbname: str = DATABASE) -> str:
+    def dsn(self, dbname: str | None = None) -> str:
         """The libpq connection string of ``dbname`` as superuser; it stays the same over restarts.
+
+        None: of ``database``.
 
         Raises ``EmbeddedPostgresError`` if the server was never started.
         """
@@ -121,11 +127,13 @@ class EmbeddedPostgres:
                 fix="Start it with `omnisupport-ingest up` or `omnisupport-ingest demo`, or set "
                 "OMNISUPPORT_SOURCE_DSN to a PostgreSQL server of your own.",
             )
-        dsn: str = make_dsn(host=str(location.socket), port=PORT, user=SUPERUSER, dbname=dbname)
+        dsn: str = make_dsn(
+            host=str(location.socket), port=PORT, user=SUPERUSER, dbname=dbname or self.database
+        )
         return dsn
 
     def start(self) -> None:
-        """Return once the server accepts connections and has the database ``support``.
+        """Return once the server accepts connections and has its database.
 
         Makes the data on first use; does nothing if the server runs; recovers by itself from a
         server that was killed. Raises ``EmbeddedPostgresError`` with the end of the log if it fails,
@@ -236,9 +244,9 @@ class EmbeddedPostgres:
         with closing(psycopg2.connect(self.dsn("postgres"), connect_timeout=10)) as connection:
             connection.autocommit = True
             with connection.cursor() as cursor:
-                cursor.execute("SELECT FROM pg_database WHERE datname = %s", (DATABASE,))
+                cursor.execute("SELECT FROM pg_database WHERE datname = %s", (self.database,))
                 if cursor.fetchone() is None:
-                    cursor.execute(f"CREATE DATABASE {DATABASE}")
+                    cursor.execute(f"CREATE DATABASE {identifier(self.database)}")
 
     def _end(self, how: signal.Signals) -> None:
         """Signal the postmaster (PostgreSQL manual, "Shutting Down the Server") until it is gone."""

@@ -5,8 +5,14 @@ from __future__ import annotations
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres.connection import with_silence
+from omnisupport_ingest.sources.postgres.domains import embedded_domain
 from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
 from omnisupport_ingest.sources.postgres.errors import SourceUnavailable
+
+
+def embedded_server(settings: Settings, home: Home) -> EmbeddedPostgres:
+    """The embedded server of ``home``, with the database of the domain that it holds."""
+    return EmbeddedPostgres(home.postgres, database=embedded_domain(settings).database)
 
 
 def source_dsn(settings: Settings, home: Home) -> str:
@@ -16,7 +22,7 @@ def source_dsn(settings: Settings, home: Home) -> str:
     """
     if settings.source_dsn is not None:
         return with_silence(settings.source_dsn.get_secret_value(), settings.source_silence_seconds)
-    server = EmbeddedPostgres(home.postgres)
+    server = embedded_server(settings, home)
     if not server.running:
         raise SourceUnavailable(
             f"The embedded PostgreSQL of {home.path} is not running.",

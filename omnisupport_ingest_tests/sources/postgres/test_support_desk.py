@@ -14,13 +14,12 @@ from itertools import pairwise
 import psycopg2
 import pytest
 
+from omnisupport_ingest.sources.postgres.domain.report import WorkloadReport
+from omnisupport_ingest.sources.postgres.domain.rows import AWKWARD_TEXTS, ROLLED_BACK
+from omnisupport_ingest.sources.postgres.domain.workload import Workload, WorkloadFailed
 from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
-from omnisupport_ingest.sources.postgres.support_desk.report import WorkloadReport
-from omnisupport_ingest.sources.postgres.support_desk.rows import AWKWARD_TEXTS
-from omnisupport_ingest.sources.postgres.support_desk.scenes import ROLLED_BACK
-from omnisupport_ingest.sources.postgres.support_desk.schema import TABLES
-from omnisupport_ingest.sources.postgres.support_desk.seed import prepare
-from omnisupport_ingest.sources.postgres.support_desk.workload import Workload, WorkloadFailed
+from omnisupport_ingest.sources.postgres.support_desk import SUPPORT_DESK
+from omnisupport_ingest.sources.postgres.support_desk.rows import TABLES
 
 CHANGES = 2000
 
@@ -78,10 +77,10 @@ class Decoded:
 @pytest.fixture(scope="module")
 def decoded(postgres: EmbeddedPostgres) -> Iterator[Decoded]:
     for [dsn] in databases(postgres, ("desk_decoded",)):
-        prepare(dsn, seed=1, tickets=300)
+        SUPPORT_DESK.prepare(dsn, seed=1, size=300)
         query(dsn, "CREATE PUBLICATION everything FOR ALL TABLES")
         query(dsn, "SELECT pg_create_logical_replication_slot('desk_decoded', 'pgoutput')")
-        report = Workload(dsn, seed=1).run(CHANGES)
+        report = Workload(SUPPORT_DESK, dsn, seed=1).run(CHANGES)
         messages = query(
             dsn,
             "SELECT data FROM pg_logical_slot_get_binary_changes('desk_decoded', NULL, NULL, "
@@ -146,8 +145,8 @@ def test_key_changes_and_updates_with_an_unsent_body_are_among_them(decoded: Dec
 
 def test_every_promised_kind_takes_place_however_small_the_run(postgres: EmbeddedPostgres) -> None:
     for [dsn] in databases(postgres, ("desk_small",)):
-        prepare(dsn, seed=2, tickets=30)
-        report = Workload(dsn, seed=2).run(1)
+        SUPPORT_DESK.prepare(dsn, seed=2, size=30)
+        report = Workload(SUPPORT_DESK, dsn, seed=2).run(1)
         missing = [name for name, count in vars(report).items() if count == 0]
         assert missing == []
         assert report.changes < 120
@@ -185,25 +184,27 @@ def test_awkward_texts_arrays_and_nulls_are_stored_as_they_are(decoded: Decoded)
 def test_the_same_seed_gives_the_same_rows_and_another_seed_others(three_desks: tuple[str, ...]) -> None:
     one, same, other = three_desks
     for dsn in (one, same):
-        prepare(dsn, seed=3, tickets=60)
-    prepare(other, seed=4, tickets=60)
+        SUPPORT_DESK.prepare(dsn, seed=3, size=60)
+    SUPPORT_DESK.prepare(other, seed=4, size=60)
     assert content(one) == content(same) != content(other)
-    reports = [Workload(dsn, seed=3).run(400) for dsn in (one, same)]
+    reports = [Workload(SUPPORT_DESK, dsn, seed=3).run(400) for dsn in (one, same)]
     assert reports[0] == reports[1]
     assert content(one) == content(same)
 
 
 def test_a_second_run_continues_where_the_first_ended(desk: str) -> None:
-    assert prepare(desk, seed=5, tickets=60)
-    assert not prepare(desk, seed=5, tickets=60)
-    assert [Workload(desk, seed=5).run(300).changes for _ in range(3)] == [300, 300, 300]
+    assert SUPPORT_DESK.prepare(desk, seed=5, size=60)
+    assert not SUPPORT_DESK.prepare(desk, seed=5, size=60)
+    assert [Workload(SUPPORT_DESK, desk, seed=5).run(300).changes for _ in range(3)] == [300, 300, 300]
 
 
 def test_a_run_is_spread_over_its_time_and_ends_early_when_told(desk: str) -> None:
-    prepare(desk, seed=6, tickets=60)
+    SUPPORT_DESK.prepare(desk, seed=6, size=60)
     progress: list[tuple[float, int]] = []
     began = time.monotonic()
-    Workload(desk, seed=6).run(300, 1.0, lambda done: progress.append((time.monotonic() - began, done)))
+    Workload(SUPPORT_DESK, desk, seed=6).run(
+        300, 1.0, lambda done: progress.append((time.monotonic() - began, done))
+    )
     last_seconds, last_done = progress[-1]
     assert last_done == 300
     assert last_seconds > 0.9
@@ -211,10 +212,10 @@ def test_a_run_is_spread_over_its_time_and_ends_early_when_told(desk: str) -> No
     assert max((done for seconds, done in progress if seconds < 0.4), default=0) < 200
     stop = threading.Event()
     threading.Timer(0.3, stop.set).start()
-    report = Workload(desk, seed=6).run_forever(50, stop)
+    report = Workload(SUPPORT_DESK, desk, seed=6).run_forever(50, stop)
     assert 0 < report.changes < 200
 
 
 def test_a_desk_that_was_never_made_is_a_clear_error(desk: str) -> None:
     with pytest.raises(WorkloadFailed, match="SQLSTATE 42P01"):
-        Workload(desk, seed=7).run(1)
+        Workload(SUPPORT_DESK, desk, seed=7).run(1)

@@ -1,65 +1,56 @@
-"""Rows of the support desk, made from a random generator: the same generator, the same rows.
-
-Times are a clock of the desk's own, not the machine's, so that rows do not depend on the day.
-"""
+"""Tables and rows of the support desk, made from a random generator."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Sequence
-from datetime import UTC, date, datetime, timedelta
+from datetime import date
 from decimal import Decimal
 from uuid import UUID
 
 from psycopg2.extras import Json
 
-COLUMNS = {
-    "organizations": ("name", "plan", "settings", "seats", "created_at", "updated_at"),
-    "customers": (
+from omnisupport_ingest.sources.postgres.domain.rows import Rows
+from omnisupport_ingest.sources.postgres.domain.statements import Table
+
+SCHEMA = "support"
+
+
+def _table(name: str, key: tuple[tuple[str, str], ...], *columns: str) -> Table:
+    return Table(f"{SCHEMA}.{name}", columns, key)
+
+
+TABLES = {
+    "organizations": _table(
+        "organizations",
+        (("id", "bigint"),),
+        *("name", "plan", "settings", "seats", "created_at", "updated_at"),
+    ),
+    "customers": _table(
+        "customers",
+        (("id", "uuid"),),
         *("id", "organization_id", "email", "full_name", "locale", "is_vip", "lifetime_value", "tags"),
         *("created_at", "updated_at", "deleted_at"),
     ),
-    "agents": (
-        *("handle", "display_name", "team", "skills", "hourly_cost", "hired_on", "is_active"),
-        "updated_at",
+    "agents": _table(
+        "agents",
+        (("handle", "text"),),
+        *("handle", "display_name", "team", "skills", "hourly_cost", "hired_on", "is_active", "updated_at"),
     ),
-    "tickets": (
+    "tickets": _table(
+        "tickets",
+        (("id", "bigint"),),
         *("id", "organization_id", "customer_id", "agent_handle", "subject", "body", "status"),
         *("priority", "channel", "metadata", "satisfaction", "created_at", "updated_at"),
     ),
-    "ticket_comments": (
+    "ticket_comments": _table(
+        "ticket_comments",
+        (("ticket_id", "bigint"), ("comment_no", "integer")),
         *("ticket_id", "comment_no", "author", "body", "is_public", "attachments", "created_at"),
     ),
 }
-"""Columns of the rows below, in order; an organization's id is given by the database."""
+"""The tables, with the columns of the rows below; an organization's id is given by the database."""
 
 PLANS = ("free", "team", "business", "enterprise")
 STATUSES = ("new", "open", "pending", "solved", "closed")
-LONG_BODY = 2500
-"""Bodies of more bytes than this are surely stored out of line (PostgreSQL's limit is about 2 kB)."""
-
-AWKWARD_TEXTS = (
-    "",
-    " leading and trailing ",
-    "NULL",
-    "null",
-    "\\N",
-    "\\",
-    "it's",
-    'she said "no"',
-    "C:\\new\\table",
-    "one\nline\r\nafter another",
-    "a\ttab",
-    "{curly,braces}",
-    "comma, semicolon; pipe|",
-    "100% %s %(name)s",
-    "\u0001\u001f control",
-    "Zoë Ångström 東京 🎫 e\u0301",
-    "\u202eright to left",
-)
-"""Text that breaks careless quoting, escaping, splitting or decoding."""
-
-_EPOCH = datetime(2026, 1, 1, 8, 0, 0, 250_000, tzinfo=UTC)
 _NAMES = ("Ada", "Bo", "Chidi", "Dana", "Eun-ji", "Farid", "Gül", "Håkon", "Inés", "Jürgen")
 _SURNAMES = ("Okafor", "Nguyen", "Silva", "O'Brien", "Müller", "Kowalski", "Haddad", "Tanaka")
 _LOCALES = ("en-GB", "de-DE", "ja-JP", "pt-BR", None)
@@ -73,30 +64,16 @@ _PROSE = (
 ) * 60
 
 
-class RowMaker:
-    """Makes rows from ``rng``; every row is one second of desk time later than the one before."""
+class RowMaker(Rows):
+    """Makes the rows of the support desk."""
 
-    def __init__(self, rng: random.Random, *, first_second: int = 0) -> None:
-        self._rng = rng
-        self._now = _EPOCH + timedelta(seconds=first_second)
-
-    def now(self) -> datetime:
-        self._now += timedelta(seconds=1)
-        return self._now
-
-    def text(self, ordinary: Sequence[str]) -> str:
-        """One of ``ordinary``, or, one time in twelve, an awkward text."""
-        return self._rng.choice(AWKWARD_TEXTS if self._rng.random() < 1 / 12 else ordinary)
-
-    def long_body(self) -> str:
-        start = self._rng.randrange(150)
-        return f"{self._rng.getrandbits(64):016x} {_PROSE[start : start + self._rng.randrange(3000, 6000)]}"
+    prose = _PROSE
 
     def body(self) -> str | None:
         """One in three is long, one in ten is NULL, the rest is short."""
         draw = self._rng.random()
         if draw < 0.33:
-            return self.long_body()
+            return self.long_text()
         return None if draw < 0.43 else self.text(("Any news?", "Thank you, solved.", "See attachment."))
 
     def organization(self) -> tuple[object, ...]:

@@ -1,28 +1,21 @@
-"""What every workload contains, however small: the cases that change data capture gets wrong.
-
-A scene is a few rows and one story, in transactions of its own.
-"""
+"""What every workload of the support desk contains: the cases that change data capture gets wrong."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import cast
 
+from omnisupport_ingest.sources.postgres.domain.definition import Scene
+from omnisupport_ingest.sources.postgres.domain.report import WorkloadReport
+from omnisupport_ingest.sources.postgres.domain.rows import AWKWARD_TEXTS, ROLLED_BACK
+from omnisupport_ingest.sources.postgres.domain.statements import Key
 from omnisupport_ingest.sources.postgres.support_desk import traffic
 from omnisupport_ingest.sources.postgres.support_desk.desk import Desk
-from omnisupport_ingest.sources.postgres.support_desk.report import WorkloadReport
-from omnisupport_ingest.sources.postgres.support_desk.rows import AWKWARD_TEXTS, COLUMNS
-from omnisupport_ingest.sources.postgres.support_desk.statements import Key
+from omnisupport_ingest.sources.postgres.support_desk.rows import TABLES
 
-Scene = Callable[[Desk], None]
-
-ROLLED_BACK = "must never be seen"
-"""Name of customers and subject of tickets that were never committed."""
-
-_FULL_NAME = COLUMNS["customers"].index("full_name")
-_TAGS = COLUMNS["customers"].index("tags")
-_TICKET_BODY = COLUMNS["tickets"].index("body")
-_COMMENT_BODY = COLUMNS["ticket_comments"].index("body")
+_FULL_NAME = TABLES["customers"].columns.index("full_name")
+_TAGS = TABLES["customers"].columns.index("tags")
+_TICKET_BODY = TABLES["tickets"].columns.index("body")
+_COMMENT_BODY = TABLES["ticket_comments"].columns.index("body")
 
 
 def a_new_organization_signs_up(desk: Desk) -> None:
@@ -32,9 +25,9 @@ def a_new_organization_signs_up(desk: Desk) -> None:
         traffic.register_customers(desk, 2)
         for _ in range(2):
             ticket = desk.new_ticket_key()
-            _insert(desk, "tickets", ticket, _TICKET_BODY, desk.rows.long_body())
+            _insert(desk, "tickets", ticket, _TICKET_BODY, desk.rows.long_text())
             comment = desk.new_comment_key(ticket[0])
-            _insert(desk, "ticket_comments", comment, _COMMENT_BODY, desk.rows.long_body())
+            _insert(desk, "ticket_comments", comment, _COMMENT_BODY, desk.rows.long_text())
 
 
 def people_have_awkward_names(desk: Desk) -> None:
@@ -44,7 +37,7 @@ def people_have_awkward_names(desk: Desk) -> None:
             row = list(desk.new_row("customers", key))
             row[_FULL_NAME], row[_TAGS] = text, [text, None, "plain"]
             desk.insert("customers", [tuple(row)])
-            desk.keys["customers"].live.append(key)
+            desk.keys["customers"].add([key])
         desk.note(WorkloadReport(awkward_texts=len(AWKWARD_TEXTS)))
 
 
@@ -76,10 +69,10 @@ def long_bodies_are_left_alone_and_set(desk: Desk) -> None:
         count = desk.update("tickets", "status = v1::support.ticket_status", [(first, ("pending",))])
         desk.note(WorkloadReport(updates_with_unsent_body=count))
     with desk.transaction():
-        count = desk.update("tickets", "body = v1", [(first, (desk.rows.long_body(),))])
+        count = desk.update("tickets", "body = v1", [(first, (desk.rows.long_text(),))])
         count += desk.update("tickets", "body = v1", [(second, ("Short now.",))])
         count += desk.update("tickets", "body = v1::text", [(second, (None,))])
-        count += desk.update("tickets", "body = v1", [(second, (desk.rows.long_body(),))])
+        count += desk.update("tickets", "body = v1", [(second, (desk.rows.long_text(),))])
         desk.note(WorkloadReport(updates_of_long_body=count, updates_to_null=1))
 
 
@@ -89,11 +82,11 @@ def a_ticket_gets_another_number(desk: Desk) -> None:
     new = desk.new_ticket_key()
     moved = [key for key in desk.keys["ticket_comments"].live if key[0] == old[0]]
     with desk.transaction():
-        desk.change_key("tickets", old, new)
+        desk.renumber("tickets", old, new)
         desk.keys["tickets"].rename(old, new)
         for key in moved:
             target = desk.new_comment_key(new[0])
-            desk.change_key("ticket_comments", key, target)
+            desk.renumber("ticket_comments", key, target)
             desk.keys["ticket_comments"].rename(key, target)
         desk.note(WorkloadReport(key_changes_with_unsent_body=1))
 
@@ -102,7 +95,7 @@ def a_comment_is_renumbered(desk: Desk) -> None:
     [old] = desk.with_long_body("ticket_comments", 1)
     new = desk.new_comment_key(old[0])
     with desk.transaction():
-        desk.change_key("ticket_comments", old, new)
+        desk.renumber("ticket_comments", old, new)
         desk.keys["ticket_comments"].rename(old, new)
         desk.note(WorkloadReport(key_changes_with_unsent_body=1))
 
@@ -158,10 +151,10 @@ def the_staff_is_replaced(desk: Desk) -> None:
     with desk.transaction():
         desk.insert("agents", [desk.rows.agent(handle) for handle in handles])
         desk.note(WorkloadReport(reinserts=len(before[:4])))
-    desk.keys["agents"].live = [(handle,) for handle in handles]
+    desk.keys["agents"].begin_anew([(handle,) for handle in handles])
 
 
-BEFORE_THE_MIDDLE: tuple[Scene, ...] = (
+BEFORE_THE_MIDDLE: tuple[Scene[Desk], ...] = (
     a_new_organization_signs_up,
     people_have_awkward_names,
     customers_leave_and_one_returns,
@@ -169,7 +162,7 @@ BEFORE_THE_MIDDLE: tuple[Scene, ...] = (
     long_bodies_are_left_alone_and_set,
     a_ticket_gets_another_number,
 )
-AFTER_THE_MIDDLE: tuple[Scene, ...] = (
+AFTER_THE_MIDDLE: tuple[Scene[Desk], ...] = (
     the_staff_is_replaced,
     a_comment_is_renumbered,
     keys_are_swapped,
@@ -182,13 +175,13 @@ def _insert(desk: Desk, table: str, key: Key, column: int, value: str) -> None:
     row = list(desk.new_row(table, key))
     row[column] = value
     desk.insert(table, [tuple(row)])
-    desk.keys[table].live.append(key)
+    desk.keys[table].add([key])
 
 
 def _swap(desk: Desk, table: str, one: Key, other: Key, between: Key) -> None:
-    desk.change_key(table, one, between)
-    desk.change_key(table, other, one)
-    desk.change_key(table, between, other)
+    desk.renumber(table, one, between)
+    desk.renumber(table, other, one)
+    desk.renumber(table, between, other)
     desk.note(WorkloadReport(key_swaps=1, key_changes_with_unsent_body=3))
 
 
@@ -197,6 +190,6 @@ def _insert_regretted(desk: Desk) -> None:
     customer = list(desk.new_row("customers", (str(desk.new_uuid()),)))
     customer[_FULL_NAME] = ROLLED_BACK
     ticket = list(desk.new_row("tickets", desk.new_ticket_key()))
-    ticket[COLUMNS["tickets"].index("subject")] = ROLLED_BACK
+    ticket[TABLES["tickets"].columns.index("subject")] = ROLLED_BACK
     desk.insert("customers", [tuple(customer)])
     desk.insert("tickets", [tuple(ticket)])

@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 
+from omnisupport_ingest.sources.postgres.domain.definition import Action
+from omnisupport_ingest.sources.postgres.domain.report import WorkloadReport
 from omnisupport_ingest.sources.postgres.support_desk.desk import Desk
-from omnisupport_ingest.sources.postgres.support_desk.report import WorkloadReport
 from omnisupport_ingest.sources.postgres.support_desk.rows import PLANS, STATUSES
-
-Action = Callable[[Desk, int], None]
-"""Changes up to the given number of rows of one table in the open transaction."""
 
 
 def open_tickets(desk: Desk, count: int) -> None:
     keys = [desk.new_ticket_key() for _ in range(count)]
     desk.insert("tickets", [desk.new_row("tickets", key) for key in keys])
-    desk.keys["tickets"].live += keys
+    desk.keys["tickets"].add(keys)
 
 
 def write_comments(desk: Desk, count: int) -> None:
     tickets = desk.keys["tickets"].live
     keys = [desk.new_comment_key(desk.rng.choice(tickets)[0]) for _ in range(count)]
     desk.insert("ticket_comments", [desk.new_row("ticket_comments", key) for key in keys])
-    desk.keys["ticket_comments"].live += keys
+    desk.keys["ticket_comments"].add(keys)
 
 
 def register_customers(desk: Desk, count: int) -> None:
     keys = [(str(desk.new_uuid()),) for _ in range(count)]
     desk.insert("customers", [desk.new_row("customers", key) for key in keys])
-    desk.keys["customers"].live += keys
+    desk.keys["customers"].add(keys)
 
 
 def move_tickets_along(desk: Desk, count: int) -> None:
@@ -126,7 +124,7 @@ def restore_tickets(desk: Desk, count: int) -> None:
     desk.note(WorkloadReport(reinserts=len(keys)))
 
 
-_WEIGHTS: dict[Action, int] = {
+ORDINARY: Mapping[Action[Desk], int] = {
     open_tickets: 14,
     write_comments: 16,
     register_customers: 5,
@@ -141,9 +139,4 @@ _WEIGHTS: dict[Action, int] = {
     delete_tickets: 4,
     restore_tickets: 3,
 }
-
-
-def some_traffic(desk: Desk, count: int) -> None:
-    """Do one kind of thing, drawn by its share of ordinary traffic, to up to ``count`` rows."""
-    [action] = desk.rng.choices(list(_WEIGHTS), weights=list(_WEIGHTS.values()))
-    action(desk, count)
+"""What happens on any day, by its share."""

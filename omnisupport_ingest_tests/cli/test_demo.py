@@ -1,0 +1,138 @@
+"""The demo's domains: each in a home of its own, which keeps to it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import deltalake
+import pytest
+
+from omnisupport_ingest.cli import demo
+from omnisupport_ingest.cli.opening import open_home, open_settings
+from omnisupport_ingest.contracts.documents import program_file
+from omnisupport_ingest.contracts.in_force import in_force
+from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.settings import PREFIX
+from omnisupport_ingest.sources.postgres.domains import embedded_domain
+from omnisupport_ingest.sources.postgres.social import SOCIAL
+from omnisupport_ingest.sources.postgres.support_desk import SUPPORT_DESK
+from omnisupport_ingest_tests.cli.command import command
+
+PROJECT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No setting is made, and the working directory has neither contracts nor a home."""
+    for name in [each for each in os.environ if each.startswith(PREFIX)]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+
+
+def a_home_of(domain: str) -> Path:
+    """A home as the demo makes it, with its first epoch begun."""
+    settings = open_settings(**demo._asked(domain))
+    home = open_home(settings)
+    LandingStore(home.landing, settings.source).begin_epoch("first", None)
+    return home.path
+
+
+def test_each_domain_has_a_home_a_database_and_contracts_of_its_own(tmp_path: Path) -> None:
+    found = {}
+    for domain in (SUPPORT_DESK, SOCIAL):
+        settings = open_settings(**demo._asked(domain.name))
+        assert settings.source == domain.name
+        assert embedded_domain(settings) is domain
+        assert in_force(settings).contracts == program_file(domain.contracts)
+        found[domain.name] = settings.home.absolute()
+    assert found == {"support_desk": tmp_path / ".omnisupport", "social": tmp_path / ".omnisupport-social"}
+    assert SUPPORT_DESK.database != SOCIAL.database
+
+
+def test_a_home_knows_its_domain_in_every_later_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMNISUPPORT_HOME", str(a_home_of("social")))
+    settings = open_settings(**demo._asked(None))
+    assert embedded_domain(settings) is SOCIAL
+    assert in_force(settings).contracts == program_file(SOCIAL.contracts)
+    assert open_settings(**demo._asked("social")) == settings
+
+
+@pytest.mark.parametrize(("has", "asked"), [("social", "support_desk"), ("support_desk", "social")])
+def test_a_home_of_another_domain_is_refused_with_the_ways_out(
+    has: str, asked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = a_home_of(has)
+    monkeypatch.setenv("OMNISUPPORT_HOME", str(home))
+    done = command("demo", "--domain", asked)
+    assert done.code == 3
+    assert f"{home} has the source {has}, and --domain is {asked}" in done.told
+    assert "Leave OMNISUPPORT_HOME out" in done.told and "leave --domain out" in done.told
+
+
+def test_a_domain_that_there_is_not_is_a_usage_error_that_names_those_there_are() -> None:
+    done = command("demo", "--domain", "shop")
+    assert done.code == 2
+    assert "no domain 'shop'" in done.told and "support_desk, social" in done.told
+
+
+def test_contracts_of_the_working_directory_go_before_those_of_the_program(tmp_path: Path) -> None:
+    shutil.copytree(program_file("contracts/social"), tmp_path / "contracts" / "social")
+    home = a_home_of("social")
+    assert in_force(open_settings(home=home)).contracts == tmp_path / "contracts" / "social" / "data"
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+@pytest.mark.parametrize(("arguments", "expected"), [(["DOMAIN=social"], ["--domain", "social"]), ([], [])])
+def test_make_hands_the_domain_on_if_it_is_named_to_it(arguments: list[str], expected: list[str]) -> None:
+    told = subprocess.run(
+        [
+            "make",
+            "--dry-run",
+            "--directory",
+            str(PROJECT),
+            "--assume-old=.venv/.installed",
+            "demo",
+            *arguments,
+        ],
+        env={**os.environ, "DOMAIN": "a.variable.of.somebody"},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    [line] = [each for each in told.splitlines() if "omnisupport-ingest demo" in each]
+    assert line.split()[1:] == ["demo", *expected]
+
+
+@pytest.mark.slow
+def test_the_social_network_is_demonstrated_end_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a folder without contracts, as of an installed program; composite keys go through every layer."""
+    monkeypatch.setenv("OMNISUPPORT_SPARK_DRIVER_MEMORY", "1g")
+    run = [sys.executable, "-m", "omnisupport_ingest.cli.main"]
+    done = subprocess.run(
+        [*run, "demo", "--domain", "social", "--changes", "400"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Changing the social network" in done.stdout
+    assert "every content hash as before" in done.stdout
+    assert "No difference." in done.stdout
+    assert "OMNISUPPORT_HOME=.omnisupport-social make up" in done.stdout
+    lake = tmp_path / ".omnisupport-social" / "lake" / "social"
+    follows = deltalake.DeltaTable(lake / "dim_follows").to_pandas()
+    assert not follows.duplicated(["follower_id", "followee_id"]).any()
+    assert follows["_cdc_is_deleted"].any() and not follows["_cdc_is_deleted"].all()
+    users = deltalake.DeltaTable(lake / "dim_users").to_pandas()
+    closed = users[users["deleted_at"].notna()]
+    assert len(closed) and closed["_cdc_is_deleted"].all()
+    assert (
+        subprocess.run(
+            [*run, "clean", "--yes"], env={**os.environ, "OMNISUPPORT_HOME": ".omnisupport-social"}
+        ).returncode
+        == 0
+    )
+    assert not (tmp_path / ".omnisupport-social").exists()
