@@ -85,6 +85,42 @@ def test_contracts_of_the_working_directory_go_before_those_of_the_program(tmp_p
     assert in_force(open_settings(home=home)).contracts == tmp_path / "contracts" / "social" / "data"
 
 
+_OPENED = """
+from omnisupport_ingest.cli import demo
+from omnisupport_ingest.cli.opening import open_home, open_settings
+from omnisupport_ingest.contracts.in_force import in_force
+from omnisupport_ingest.landing.store import LandingStore
+settings = open_settings(**demo._asked("social"))
+store = LandingStore(open_home(settings).landing, settings.source)
+if store.current_epoch() is None:
+    store.begin_epoch("first", None)
+print(in_force(open_settings(home=settings.home)).contracts)
+"""
+
+
+def test_the_home_of_a_domain_outlives_the_folder_that_the_program_is_installed_in(tmp_path: Path) -> None:
+    found = []
+    for place in ("one", "other"):
+        package = tmp_path / place / "omnisupport_ingest"
+        if place == "one":
+            shutil.copytree(PROJECT / "omnisupport_ingest", package)
+            for folder in ("contracts", "reports"):
+                shutil.copytree(PROJECT / folder, package / "packaged" / folder)
+        else:
+            (tmp_path / "one").rename(tmp_path / "other")
+        done = subprocess.run(
+            [sys.executable, "-c", _OPENED],
+            env={**os.environ, "PYTHONPATH": str(tmp_path / place)},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        found.append(Path(done.stdout.strip()))
+    assert found == [
+        tmp_path / place / "omnisupport_ingest/packaged/contracts/social/data" for place in ("one", "other")
+    ]
+
+
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 @pytest.mark.parametrize(("arguments", "expected"), [(["DOMAIN=social"], ["--domain", "social"]), ([], [])])
 def test_make_hands_the_domain_on_if_it_is_named_to_it(arguments: list[str], expected: list[str]) -> None:
