@@ -17,7 +17,8 @@ from omnisupport_ingest.sources.kafka.errors import KafkaRefused, KafkaUnreachab
 from omnisupport_ingest.sources.kafka.offsets import Held
 
 if TYPE_CHECKING:
-    from confluent_kafka import KafkaError, Message
+    from confluent_kafka import KafkaError, Message, TopicPartition
+    from confluent_kafka.admin import AdminClient
 
 ANSWER_SECONDS = 10.0
 """How long one answer of the cluster is waited for."""
@@ -44,6 +45,7 @@ class Cluster:
         self._problem = ""
         self._lock = threading.Lock()
         self._told = topics.client_settings()
+        self._asks: AdminClient | None = None
         self.consumer = make_consumer(source, topics, self._told, on_error=self._note)
 
     def held(self) -> list[Held]:
@@ -60,15 +62,18 @@ class Cluster:
                     fix="Correct kafka.topics in its definition, start the connector, or grant its user to "
                     "describe the topics.",
                 )
-            ids = self._ids(names)
-            found = []
             for name in names:
                 if there[name].error is not None:
                     raise KafkaException(there[name].error)
-                for number in sorted(there[name].partitions):
-                    place = TopicPartition(name, number)
-                    low, end = self.consumer.get_watermark_offsets(place, timeout=ANSWER_SECONDS)
-                    found.append(Held(name, number, low, end, ids.get(name)))
+            ids = self._ids(names)
+            places = [
+                TopicPartition(name, number) for name in names for number in sorted(there[name].partitions)
+            ]
+            lows, ends = self._offsets(places)
+            found = [
+                Held(each.topic, each.partition, low, end, ids.get(each.topic))
+                for each, low, end in zip(places, lows, ends, strict=True)
+            ]
         except KafkaException as problem:
             raise self.unreachable(problem.args[0]) from None
         return found
@@ -130,13 +135,10 @@ class Cluster:
         from concurrent.futures import TimeoutError as NoAnswer
 
         from confluent_kafka import KafkaException, TopicCollection, Uuid
-        from confluent_kafka.admin import AdminClient
 
-        settings = {name: value for name, value in self._told.items() if name not in OURS}
-        admin = AdminClient({**_DEFAULTS, **settings}, logger=_LOG)
         nothing = str(Uuid(0, 0))
         found: dict[str, str] = {}
-        asked = admin.describe_topics(TopicCollection(names), request_timeout=_ID_SECONDS)
+        asked = self._admin().describe_topics(TopicCollection(names), request_timeout=_ID_SECONDS)
         for name, answer in asked.items():
             try:
                 told = str(answer.result(_ID_SECONDS).topic_id)
@@ -145,6 +147,37 @@ class Cluster:
             if told != nothing:
                 found[name] = told
         return found
+
+    def _offsets(self, places: list[TopicPartition]) -> tuple[list[int], list[int]]:
+        """The first offset that each of ``places`` holds, and the one behind its last, as it may be read.
+
+        One request to a broker for all of its partitions: one request for each takes up a tick.
+        """
+        from concurrent.futures import TimeoutError as NoAnswer
+
+        from confluent_kafka import IsolationLevel, KafkaException
+        from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
+
+        admin, found = self._admin(), []
+        for spec in (OffsetSpec.earliest(), OffsetSpec.latest()):  # type: ignore[no-untyped-call]
+            asked = admin.list_offsets(
+                dict.fromkeys(places, spec),
+                isolation_level=IsolationLevel.READ_COMMITTED,
+                request_timeout=ANSWER_SECONDS,
+            )
+            try:
+                found.append([asked[place].result(ANSWER_SECONDS).offset for place in places])
+            except NoAnswer:
+                raise KafkaException("the offsets of its partitions were not told in time") from None
+        return found[0], found[1]
+
+    def _admin(self) -> AdminClient:
+        from confluent_kafka.admin import AdminClient
+
+        if self._asks is None:
+            settings = {name: value for name, value in self._told.items() if name not in OURS}
+            self._asks = AdminClient({**_DEFAULTS, **settings}, logger=_LOG)
+        return self._asks
 
     def _note(self, error: KafkaError) -> None:
         # Called on the thread that waits for messages, and on that of an answer.

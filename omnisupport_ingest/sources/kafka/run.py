@@ -74,6 +74,8 @@ class KafkaSource:
     ) -> KafkaReport:
         """Land what is new, for about ``seconds`` (null: to the end of every partition).
 
+        They begin when every partition is known, so that a tick always reads something.
+
         Raises ``CaptureRunning`` where another process reads the source, ``KafkaPaused``, and what
         ``sync_topics`` does.
         """
@@ -85,9 +87,12 @@ class KafkaSource:
             raise KafkaPaused(
                 f"The source {name} is paused {found}.", fix=f"omnisupport-ingest source resume {name}"
             )
-        until = None if seconds is None else time.monotonic() + seconds
+        until: float | None = None
 
         def over() -> bool:
+            nonlocal until
+            if seconds is not None and until is None:
+                until = time.monotonic() + seconds
             return pause.present or stopped() or (until is not None and time.monotonic() > until)
 
         with Lease.take(self.run, name), Cluster(name, topics) as cluster:

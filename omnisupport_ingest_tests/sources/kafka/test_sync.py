@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import uuid
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
+from omnisupport_ingest.contracts.kafka_topics import KafkaTopics
 from omnisupport_ingest.landing.errors import ChainContested
 from omnisupport_ingest.sources.debezium.handling import Handling, NamedTable
 from omnisupport_ingest.sources.kafka import sync as sync_module
@@ -409,3 +411,43 @@ def test_a_pause_and_another_sync_keep_it_from_reading(reader: Reader) -> None:
     PauseNote(reader.store.folder).clear()
     with Lease.take(reader.source.run, SOURCE), pytest.raises(CaptureRunning):
         reader.sync()
+
+
+def test_offsets_of_many_partitions_are_asked_for_together(broker: Broker, tmp_path: Path) -> None:
+    topic = f"m{uuid.uuid4().hex[:8]}"
+    broker.make_topic(topic, 200)
+    broker.produce(topic, changes(1, 3), 150)
+    topics = KafkaTopics((topic,), {"bootstrap.servers": broker.address})
+    with Cluster("many", topics) as cluster:
+
+        class OneByOne:
+            """The consumer, but for the call that asks for one partition."""
+
+            list_topics, poll, close = (
+                cluster.consumer.list_topics,
+                cluster.consumer.poll,
+                cluster.consumer.close,
+            )
+
+        cluster.consumer = OneByOne()
+        found = cluster.held()
+    assert [each.partition for each in found] == list(range(200))
+    assert {each.partition: each.end for each in found if each.end}.keys() == {150}
+
+
+def test_a_cluster_that_takes_long_to_say_what_it_holds_leaves_a_tick_its_time(
+    broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefix = f"l{uuid.uuid4().hex[:8]}."
+    broker.make_topic(f"{prefix}a")
+    broker.produce(f"{prefix}a", changes(1, 3))
+    reader = Reader(tmp_path, broker.address, prefix)
+    asked = Cluster.held
+
+    def slowly(cluster: Cluster) -> object:
+        time.sleep(1.2)
+        return asked(cluster)
+
+    monkeypatch.setattr(Cluster, "held", slowly)
+    reader.sync(seconds=1)
+    assert reader.keys() == [1, 2, 3]
