@@ -27,22 +27,22 @@ from omnisupport_ingest.stages.workspace import Workspace
 def build_definitions(workspace: Workspace) -> dg.Definitions:
     """Assets, checks, jobs and sensors of every source that has contracts."""
     partitions = window_partitions(workspace.grid)
+    sources = sources_in_force(workspace.settings, workspace.contracts)
     parts = [
         dg.Definitions(
-            assets=build_assets(workspace, partitions),
+            assets=build_assets(workspace, partitions, sources),
             resources=build_resources(workspace),
             executor=run_executor,
         )
     ]
-    sources = sources_in_force(workspace.settings, workspace.contracts)
     for source in workspace.contracts.sources():
         contracts = workspace.contracts.of_source(source)
         log_checks = build_log_checks(source, contracts)
         content_checks = [check for contract in contracts for check in build_content_checks(contract)]
         definition = sources.find(source)
-        captured = source == workspace.settings.source and definition.kind is SourceKind.LOG
+        captured = definition.kind is SourceKind.LOG
         # It asks the server, which an ingest run does not need.
-        asking_checks = [source_health_check(workspace)] if captured else []
+        asking_checks = [source_health_check(definition)] if captured else []
         parts += [
             dg.Definitions(asset_checks=[*log_checks, *content_checks, *asking_checks]),
             build_jobs(
@@ -58,7 +58,7 @@ def build_definitions(workspace: Workspace) -> dg.Definitions:
                 sensors=[
                     wal_batches_sensor(source=source, partitions=partitions, captured=captured),
                     late_arrivals_sensor(source=source),
-                    *([source_health_sensor(workspace)] if captured else []),
+                    *([source_health_sensor(definition)] if captured else []),
                 ]
             ),
         ]

@@ -121,8 +121,12 @@ class Settings(BaseSettings):
         "on another connection what the silent session does, and one that is not at work is given up. "
         "`tcp_user_timeout` in the connection string, in milliseconds, wins.",
     )
-    slot: str = Field("omnisupport_ingest", description="The replication slot. One per home.")
-    publication: str = Field("omnisupport_ingest", description="The publication.")
+    slot: str = Field(
+        "omnisupport_ingest",
+        description="The replication slot of the home's own source. That of another log which is defined has "
+        "the name of its source behind it, unless the definition names one.",
+    )
+    publication: str = Field("omnisupport_ingest", description="The publication, in the same way.")
     batch_max_bytes: int = Field(
         64 * 1024 * 1024,
         ge=1,

@@ -13,6 +13,7 @@ import click
 from omnisupport_ingest.cli.landed_line import landed_line
 from omnisupport_ingest.cli.opening import open_home, open_settings
 from omnisupport_ingest.cli.pausing import until_resumed
+from omnisupport_ingest.cli.source_opening import log_of
 from omnisupport_ingest.cli.stopping import stop_on_signal
 from omnisupport_ingest.runtime.supervisor import Backoff
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
+@click.argument("name", required=False)
 @click.option(
     "--once/--follow",
     default=False,
@@ -35,8 +37,10 @@ if TYPE_CHECKING:
     metavar="REASON",
     help="Repair a hole: drop our slot, begin a new epoch for this REASON, snapshot every table again.",
 )
-def capture(once: bool, reason: str | None) -> None:
+def capture(name: str | None, once: bool, reason: str | None) -> None:
     """Land the WAL of the source as batches, until Ctrl-C or, with --once, up to now.
+
+    NAME is a log of the home (`sources list`); without it, that of the settings.
 
     Reads tables that were not read yet, beside the WAL. Following, it waits for a source that is away;
     with --once that is an error. Both stop at what needs a person (a missing right, a lost slot).
@@ -57,8 +61,9 @@ def capture(once: bool, reason: str | None) -> None:
     from omnisupport_ingest.sources.postgres.pause import PauseNote
     from omnisupport_ingest.sources.postgres.slot_making import SlotNotMade
 
-    settings = open_settings()
-    home = open_home(settings)
+    # The home records what is its own, not what this source has.
+    home = open_home(open_settings())
+    settings = log_of(open_settings(), name)
 
     def the_contracts() -> Contracts:
         return contracts_in_force(settings)
@@ -124,7 +129,7 @@ def embedded_source(settings: Settings, home: Home) -> Iterator[None]:
         yield
         return
     with one_pass(settings, home, "capture", lambda line: click.echo(line, err=True)) as started:
-        started.start_source()
+        started.start_source(settings)
         yield
 
 

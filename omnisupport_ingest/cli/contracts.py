@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from omnisupport_ingest.cli.opening import open_settings
+from omnisupport_ingest.cli.source_opening import log_of
 
 FINDINGS = 1
 """Exit code when something was refused, or found to matter."""
@@ -32,14 +33,22 @@ def contracts() -> None:
 )
 @click.option("--owner", default="team:unassigned", show_default=True, help="team:NAME or an email address.")
 @click.option("--force", is_flag=True, help="Write contracts anew that are there already.")
+@click.option("--source", metavar="NAME", help="A log of the home.  [default: that of the settings]")
 @_as_json
 def new(
-    tables: tuple[str, ...], every: bool, out: Path | None, owner: str, force: bool, as_json: bool
+    tables: tuple[str, ...],
+    every: bool,
+    out: Path | None,
+    owner: str,
+    force: bool,
+    source: str | None,
+    as_json: bool,
 ) -> int:
     """Write a contract file for each table named, from what the source says of it.
 
     Types, key, NOT NULL, enum values, lengths and comments come from the source. The source is the one that
-    OMNISUPPORT_SOURCE_DSN names, else the embedded PostgreSQL of the home, which must be running.
+    OMNISUPPORT_SOURCE_DSN names, else the embedded PostgreSQL of the home, which must be running; --source
+    names another log.
 
     Nothing is marked as personal data, and every value is kept: look through the columns and say in
     x-cdc.pii which ones are personal, each with its policy (keep is the only one that this version
@@ -59,7 +68,7 @@ def new(
 
     if every == bool(tables):
         raise click.UsageError("Name tables by --table, or take every one by --all.")
-    settings = open_settings()
+    settings = log_of(open_settings(), source)
     outcomes = write_contracts(settings, tables, out=out, owner=owner, force=force)
     if as_json:
         click.echo(json.dumps(document(outcomes), indent=2, ensure_ascii=False))
@@ -134,8 +143,9 @@ def use(folder: str | None, decision_table: str | None) -> None:
     metavar="NAME",
     help="Only this table, by its name in the lake or schema.table; may be repeated.",
 )
+@click.option("--source", metavar="NAME", help="A log of the home.  [default: that of the settings]")
 @_as_json
-def diff(tables: tuple[str, ...], as_json: bool) -> int:
+def diff(tables: tuple[str, ...], source: str | None, as_json: bool) -> int:
     """Compare the contracts of the source with its tables as they are now.
 
     A difference that would stop capture or quarantine rows matters. A column that no contract names does
@@ -150,7 +160,7 @@ def diff(tables: tuple[str, ...], as_json: bool) -> int:
     """
     from omnisupport_ingest.cli.contracts_diff import compare, document, show
 
-    found = compare(open_settings(), tables)
+    found = compare(log_of(open_settings(), source), tables)
     if as_json:
         click.echo(json.dumps(document(found), indent=2, ensure_ascii=False))
     else:

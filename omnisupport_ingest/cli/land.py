@@ -17,6 +17,7 @@ from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.foreign import printable
 
 if TYPE_CHECKING:
+    from omnisupport_ingest.contracts.sources import SourceDefinition
     from omnisupport_ingest.settings import Settings
     from omnisupport_ingest.sources.debezium.inbox import Inbox, Taken
     from omnisupport_ingest.sources.debezium.land import FileLanding, Inlet
@@ -222,12 +223,15 @@ def inlet_of(workspace: Workspace, source: str, handling: dict[str, str]) -> Inl
     from dataclasses import replace
     from datetime import timedelta
 
+    from omnisupport_ingest.contracts.sources import SourceKind, sources_in_force
     from omnisupport_ingest.sources.debezium.handling import handling_in_force
     from omnisupport_ingest.sources.debezium.land import Inlet, check_source
 
-    captured = workspace.settings.source
+    sources = sources_in_force(workspace.settings, workspace.contracts)
+    logs = {each.name for each in sources.of_kind(SourceKind.LOG)}
+    captured = source if source in logs else workspace.settings.source
     check_source(source, captured, workspace.contracts)
-    _refuse_other_positions(workspace, source)
+    _refuse_other_positions(sources.find(source))
     return Inlet(
         store=workspace.landing(source),
         grid=workspace.grid,
@@ -238,18 +242,17 @@ def inlet_of(workspace: Workspace, source: str, handling: dict[str, str]) -> Inl
     )
 
 
-def _refuse_other_positions(workspace: Workspace, source: str) -> None:
+def _refuse_other_positions(definition: SourceDefinition) -> None:
     """Files are not mixed into a source whose positions are others: one that is read by cursors, or topics
     that are ordered by arrival."""
-    from omnisupport_ingest.contracts.sources import SourceKind, sources_in_force
+    from omnisupport_ingest.contracts.sources import SourceKind
     from omnisupport_ingest.sources.debezium.faults import SourceRefused
 
-    definition = sources_in_force(workspace.settings, workspace.contracts).find(source)
     by_arrival = definition.kind is SourceKind.KAFKA and definition.events.get("order") == "arrival"
     if definition.kind is SourceKind.QUERY or by_arrival:
         how = "ordered by the offsets of its topics" if by_arrival else "read by its cursors"
         raise SourceRefused(
-            f"{source} is {how}; files of events are not mixed into it, as their positions are others.",
+            f"{definition.name} is {how}; files of events are not mixed into it: their positions are others.",
             fix="Land them as a source of their own, with contracts that name it as x-cdc.source.",
         )
 

@@ -71,20 +71,20 @@ class OnePass:
     _session: SparkSession | None = field(default=None, init=False)
     _log_begun: bool = field(default=False, init=False)
 
-    def start_source(self) -> None:
-        """See that there is a source: the embedded server is started if it does not run.
+    def start_source(self, source: Settings) -> None:
+        """See that the log of ``source`` is there: the embedded server is started if it does not run.
 
         ``BadDsn`` or ``SourceUnavailable`` if the configured one does not answer.
         """
         from omnisupport_ingest.sources.postgres.connection import connect
         from omnisupport_ingest.sources.postgres.source_dsn import source_dsn
 
-        if self.settings.source_dsn is None and not _embedded_runs(self.home):
+        if source.source_dsn is None and not _embedded_runs(self.home):
             services.start_source(self.supervisor, self.settings, self.home, say=self.say)
-        connect(source_dsn(self.settings, self.home)).close()
+        connect(source_dsn(source, self.home)).close()
 
-    def capture(self, workspace: Workspace, until: Lsn) -> list[Manifest]:
-        """Land everything that committed below ``until``, snapshots first; returns what landed.
+    def capture(self, source: Settings, workspace: Workspace, until: Lsn) -> list[Manifest]:
+        """Land all of the log of ``source`` that committed below ``until``, snapshots first; returns it.
 
         A table that cannot be followed is left out (``left_out``), and the others are taken in.
         """
@@ -99,7 +99,7 @@ class OnePass:
                 self.say(line)
 
         contracts = workspace.contracts
-        self.left_out = capture_once(self.settings, self.home, contracts, until, landed)
+        self.left_out = capture_once(source, self.home, contracts, until, landed)
         return batches
 
     def materialize(self, workspace: Workspace) -> list[FinishedRun]:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from omnisupport_ingest.cli.opening import open_settings
-from omnisupport_ingest.cli.source_opening import contracted_tables, home_if_any, open_source_dsn
+from omnisupport_ingest.cli.query_status import has_log
+from omnisupport_ingest.cli.source_opening import contracted_tables, home_if_any, log_of, open_source_dsn
 
 if TYPE_CHECKING:
     from omnisupport_ingest.settings import Settings
@@ -44,8 +45,9 @@ def preflight(name: str | None, as_json: bool) -> int:
     from omnisupport_ingest.sources.postgres.source_check import check_source
 
     settings = open_settings()
-    if name is not None and name != settings.source:
+    if name is not None and not has_log(settings, name):
         return _preflight_query(settings, name, as_json=as_json)
+    settings = log_of(settings, name)
     tables = contracted_tables(settings)
     home = home_if_any(settings)
     dsn = open_source_dsn(settings, home)
@@ -73,7 +75,7 @@ def _preflight_query(settings: Settings, name: str, *, as_json: bool) -> int:
     if definition.kind is not SourceKind.QUERY:
         raise SourceUnknown(
             f"{name} is a source of the kind {definition.kind}, of which nothing is asked here.",
-            fix="Name a source of the kind query, or none for the one that the settings name.",
+            fix="Name a source of the kind postgres_log or query: omnisupport-ingest sources list",
         )
     found = query_findings(settings, definition)
     blocked = bool(blocking(found))

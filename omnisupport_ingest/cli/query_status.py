@@ -23,6 +23,13 @@ def named_source(settings: Settings, name: str | None) -> Settings:
     return settings.model_copy(update={"source": sources_in_force(settings).find(name).name})
 
 
+def has_log(settings: Settings, name: str) -> bool:
+    """Whether the source ``name`` is captured from its log; ``SourceUnknown``."""
+    from omnisupport_ingest.contracts.sources import SourceKind, sources_in_force
+
+    return name == settings.source or sources_in_force(settings).find(name).kind is SourceKind.LOG
+
+
 def query_status(settings: Settings, name: str, *, as_json: bool) -> int:
     """Print where each table, or partition, of the source ``name`` stands; returns the exit code."""
     from omnisupport_ingest.cli.kafka import kafka_status

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -38,12 +39,7 @@ def start_source(
     seed: int = SEED,
     say: Callable[[str], None] = click.echo,
 ) -> None:
-    """Start the embedded PostgreSQL with its domain in it, unless a source is configured.
-
-    ``say`` is told what is being started.
-    """
-    if settings.source_dsn is not None:
-        return
+    """Start the embedded PostgreSQL with its domain in it. ``say`` is told what is being started."""
     from omnisupport_ingest.sources.postgres.domains import embedded_domain
     from omnisupport_ingest.sources.postgres.source_dsn import embedded_server
 
@@ -66,7 +62,7 @@ def start_source(
 
 
 def check_source(settings: Settings, home: Home) -> None:
-    """Refuse a configured source that a person must change something for, before anything starts.
+    """Refuse the log of ``settings`` if a person must change something for it, before anything starts.
 
     A source that is only away is left to capture, which tries again; the embedded one is not checked.
     """
@@ -96,9 +92,14 @@ def start_spark(
     start_spark_connect(supervisor, settings, home)
 
 
-def capture(settings: Settings) -> Service:
-    """The capture of the source; started again when it fails, for a source may be away for hours."""
-    return _own(CAPTURE, settings, grace=30.0)
+def capture(settings: Settings, name: str | None = None) -> Service:
+    """The capture of the log ``name``, null: of the settings' own source.
+
+    Started again when it fails, for a source may be away for hours.
+    """
+    if name is None or name == settings.source:
+        return _own(CAPTURE, settings, grace=30.0)
+    return replace(_own(CAPTURE, settings, name, grace=30.0), name=f"{CAPTURE}-{name}")
 
 
 def watch_inbox_when_used(supervisor: Supervisor, settings: Settings, home: Home) -> None:

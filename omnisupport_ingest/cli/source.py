@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import click
 
 from omnisupport_ingest.cli.opening import existing_home, open_settings
-from omnisupport_ingest.cli.query_status import named_source, query_status
+from omnisupport_ingest.cli.query_status import has_log, named_source, query_status
 from omnisupport_ingest.cli.slot_left import size_text
 from omnisupport_ingest.cli.source_connect import connect
-from omnisupport_ingest.cli.source_opening import contracted_tables, open_source_dsn
+from omnisupport_ingest.cli.source_opening import contracted_tables, log_of, open_source_dsn
 from omnisupport_ingest.cli.source_repair import repair
 from omnisupport_ingest.cli.source_snapshot import snapshot
 
 if TYPE_CHECKING:
+    from omnisupport_ingest.home import Home
+    from omnisupport_ingest.settings import Settings
     from omnisupport_ingest.sources.postgres.drop import Leaving
 
 NOT_WELL = 1
@@ -40,10 +43,13 @@ source.add_command(snapshot)
 
 
 @source.command()
+@click.argument("name", required=False)
 @click.option("--role", default=None, help="Name of the role.  [default: omnisupport_capture]")
 @click.option("--database", default=None, help="Name of the database.  [default: that of the source]")
-def grants(role: str | None, database: str | None) -> None:
+def grants(name: str | None, role: str | None, database: str | None) -> None:
     """Print the SQL that makes a capture role with the least rights that suffice.
+
+    NAME is a log of the home (`sources list`); without it, that of the settings.
 
     Nothing is connected to. An administrator runs the output, or hands the second part to the owner
     of the tables; then OMNISUPPORT_SOURCE_DSN names the role.
@@ -56,13 +62,13 @@ def grants(role: str | None, database: str | None) -> None:
     from omnisupport_ingest.sources.postgres.domains import embedded_domain
     from omnisupport_ingest.sources.postgres.grants import DEFAULT_ROLE, grants_sql
 
-    settings = open_settings()
+    settings = log_of(open_settings(), name)
     if database is None:
         dsn = settings.source_dsn
         embedded = embedded_domain(settings).database
         database = embedded if dsn is None else dsn_parts(dsn.get_secret_value()).get("dbname")
     if database is None:
-        raise click.UsageError("OMNISUPPORT_SOURCE_DSN names no database; give its name as --database.")
+        raise click.UsageError("The connection string names no database; give its name as --database.")
     click.echo(grants_sql(role or DEFAULT_ROLE, database, settings.publication, contracted_tables(settings)))
 
 
@@ -96,8 +102,9 @@ def status(name: str | None, as_json: bool) -> int:
     from omnisupport_ingest.sources.postgres.status import source_status
 
     settings = open_settings()
-    if name is not None and name != settings.source:
+    if name is not None and not has_log(settings, name):
         return query_status(settings, name, as_json=as_json)
+    settings = log_of(settings, name)
     tables = contracted_tables(settings)
     home = existing_home(settings)
     found = source_status(open_source_dsn(settings, home), settings, home, tables)
@@ -171,9 +178,12 @@ def resume(name: str | None) -> None:
 
 
 @source.command()
+@click.argument("name", required=False)
 @click.option("--reason", default="", help="Why; stands in the log of capture.")
-def restart(reason: str) -> None:
+def restart(name: str | None, reason: str) -> None:
     """Have the capture that follows the source start again, after its next batch.
+
+    NAME is a log of the home (`sources list`); without it, that of the settings.
 
     It goes on by itself and in the same process, under `up` or alone in a terminal: connected anew, with
     all checks of a start, and with the contracts read again, so a new one's table gets its snapshot.
@@ -194,7 +204,7 @@ def restart(reason: str) -> None:
     from omnisupport_ingest.landing.store import LandingStore
     from omnisupport_ingest.sources.postgres.restarting import ask_for_restart, wait_for_restart
 
-    settings = open_settings()
+    settings = log_of(open_settings(), name)
     home = existing_home(settings)
     # The start reads them: a capture that runs is not ended for contracts that it cannot read.
     contracted_tables(settings)
@@ -206,9 +216,12 @@ def restart(reason: str) -> None:
 
 
 @source.command()
+@click.argument("name", required=False)
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
-def drop(yes: bool) -> None:
+def drop(name: str | None, yes: bool) -> None:
     """Drop the slot and the publication that capture has made on the source. Landing and lake stay.
+
+    NAME is a log of the home (`sources list`); without it, that of the settings.
 
     The server then keeps no WAL for this home. What commits from then on is not captured: a later
     capture needs --new-epoch, which takes a new snapshot of every table. Refused while capture runs.
@@ -220,7 +233,7 @@ def drop(yes: bool) -> None:
     from omnisupport_ingest.errors import IngestError
     from omnisupport_ingest.sources.postgres.drop import leave, plan_leaving
 
-    settings = open_settings()
+    settings = log_of(open_settings(), name)
     home = existing_home(settings)
     dsn = open_source_dsn(settings, home)
     if isinstance(dsn, IngestError):
@@ -263,7 +276,8 @@ def adopt(take_over: bool, new_slot: bool) -> None:
     said, as only a person knows whether the original still lives. Two homes that read one slot would each
     miss what the other has read. Nothing is asked of the source, and nothing changes there.
 
-    With --new-slot, set OMNISUPPORT_SLOT to another name and begin an epoch: capture --new-epoch REASON.
+    It is said of the slots of all logs of the home. With --new-slot, set OMNISUPPORT_SLOT (and log.slot,
+    where a definition gives one) to another name, and begin an epoch of each: capture --new-epoch REASON.
 
     \b
     Examples:
@@ -281,12 +295,17 @@ def adopt(take_over: bool, new_slot: bool) -> None:
         raise click.UsageError("Say one of --take-over and --new-slot.")
     settings = open_settings()
     home = existing_home(settings)
-    with Lease.take(home.run, settings.source):
-        store = LandingStore(home.landing, settings.source)
-        epoch = store.current_epoch()
-        given_up = {settings.source: epoch.number} if new_slot and epoch is not None else {}
-        if new_slot:
-            SlotIntent(store.folder).clear()
+    logs, given_up = _captured(home, settings), dict[str, int]()
+    with ExitStack() as held:
+        # A copy has copied the slots of all of its logs.
+        for source in logs:
+            held.enter_context(Lease.take(home.run, source))
+            store = LandingStore(home.landing, source)
+            epoch = store.current_epoch()
+            if new_slot and epoch is not None:
+                given_up[source] = epoch.number
+            if new_slot:
+                SlotIntent(store.folder).clear()
         HomeIdentity(home).adopt(given_up)
     if take_over:
         click.echo("This home goes on with its replication slot. The original must not capture any more.")
@@ -295,3 +314,17 @@ def adopt(take_over: bool, new_slot: bool) -> None:
             "This home has left its replication slot to the original. Set OMNISUPPORT_SLOT to another name, "
             'then: omnisupport-ingest capture --new-epoch "a copy of another home"'
         )
+        if len(logs) > 1:
+            click.echo(f"The same for each of its logs, by name: {', '.join(logs)}.")
+
+
+def _captured(home: Home, settings: Settings) -> list[str]:
+    """The sources of which this home may have made a slot: its own, and those with an epoch of a server."""
+    from omnisupport_ingest.landing.store import LandingStore
+    from omnisupport_ingest.sources.postgres.home_slot import SlotIntent
+
+    landed = sorted(each.name for each in home.landing.iterdir() if each.is_dir())
+    epochs = {name: LandingStore(home.landing, name).current_epoch() for name in landed}
+    begun = {name for name, epoch in epochs.items() if epoch is not None and epoch.facts is not None}
+    making = {name for name in landed if SlotIntent(home.landing / name).there}
+    return sorted({settings.source} | begun | making)

@@ -8,7 +8,7 @@ import shutil
 import click
 
 from omnisupport_ingest.cli.opening import existing_home, open_settings
-from omnisupport_ingest.cli.source_opening import open_source_dsn
+from omnisupport_ingest.cli.source_opening import log_of, open_source_dsn
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.settings import PREFIX
 
@@ -34,9 +34,12 @@ class PassphraseNotHanded(IngestError):
 
 
 @click.command()
+@click.argument("name", required=False)
 @click.option("--print", "only_print", is_flag=True, help="Print how to connect; start no client.")
-def connect(only_print: bool) -> None:
+def connect(name: str | None, only_print: bool) -> None:
     """Connect to the source database: with psql if there is one, else say how.
+
+    NAME is a log of the home (`sources list`); without it, that of the settings.
 
     It is a client and no more: leaving it ends nothing but its own session, and `up` may run beside it.
     The embedded PostgreSQL has no password; only its own user and root can reach its socket. A password of a
@@ -54,7 +57,7 @@ def connect(only_print: bool) -> None:
     """
     from omnisupport_ingest.sources.postgres.connection import dsn_parts
 
-    settings = open_settings()
+    settings = log_of(open_settings(), name)
     home = None if settings.source_dsn is not None else existing_home(settings)
     dsn = open_source_dsn(settings, home)
     if isinstance(dsn, IngestError):

@@ -20,6 +20,18 @@ def home_if_any(settings: Settings) -> Home | None:
     return existing_home(settings)
 
 
+def log_of(settings: Settings, name: str | None) -> Settings:
+    """The settings that capture the log ``name``, or without one that of ``settings`` themselves.
+
+    ``SourceUnknown`` if the home has no such source, or if it has no log.
+    """
+    from omnisupport_ingest.contracts.sources import log_settings, own_log_settings, sources_in_force
+
+    if name is None or name == settings.source:
+        return own_log_settings(settings)
+    return log_settings(settings, sources_in_force(settings).find(name))
+
+
 def open_source_dsn(settings: Settings, home: Home | None) -> str | IngestError:
     """The connection string of the source, or the error that says why there is none now."""
     from omnisupport_ingest.sources.postgres.connection import with_silence

@@ -10,6 +10,7 @@ from omnisupport_ingest.cli.counted import counted
 from omnisupport_ingest.cli.deciding_person import deciding_person
 from omnisupport_ingest.cli.errors import INTERRUPTED_EXIT_CODE
 from omnisupport_ingest.cli.opening import existing_home, open_settings
+from omnisupport_ingest.cli.source_opening import log_of
 from omnisupport_ingest.cli.stopping import stop_on_signal
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ RECOVERY, RESNAPSHOT, ACCEPT_LOSS = "recovery", "resnapshot", "accept-loss"
 
 
 @click.command()
+@click.argument("name", required=False)
 @click.option(
     "--mode",
     type=click.Choice([RECOVERY, RESNAPSHOT, ACCEPT_LOSS]),
@@ -30,8 +32,10 @@ RECOVERY, RESNAPSHOT, ACCEPT_LOSS = "recovery", "resnapshot", "accept-loss"
 )
 @click.option("--reason", required=True, help="What happened; stands in the record of the new epoch.")
 @click.option("--by", default=None, help="Who decides.  [default: this user]")
-def repair(mode: str, reason: str, by: str | None) -> None:
+def repair(name: str | None, mode: str, reason: str, by: str | None) -> None:
     """Begin a new epoch after a hole: the slot was lost, or the server is another one, or was restored.
+
+    NAME is a log of the home (`sources list`); without it, that of the settings.
 
     Drops our slot if it is still there, and makes it anew. Everything that has landed stays, and so does
     the history in the lake. Refused while capture runs; one under `up` that has failed tries again by itself.
@@ -62,7 +66,7 @@ def repair(mode: str, reason: str, by: str | None) -> None:
     from omnisupport_ingest.landing.store import LandingStore
     from omnisupport_ingest.sources.postgres.capture import Capture
 
-    settings = open_settings()
+    settings = log_of(open_settings(), name)
     home = existing_home(settings)
     contracts = contracts_in_force(settings)
     capture = Capture(settings, home, contracts)

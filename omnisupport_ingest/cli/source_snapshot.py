@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from omnisupport_ingest.cli.opening import existing_home, open_settings
-from omnisupport_ingest.cli.source_opening import contracted_tables, open_source_dsn
+from omnisupport_ingest.cli.source_opening import contracted_tables, log_of, open_source_dsn
 from omnisupport_ingest.foreign import Unreadable, parse_json
 
 if TYPE_CHECKING:
@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 @click.option("--from", "start", metavar="KEY", help="Only rows whose key is KEY or above.")
 @click.option("--to", "end", metavar="KEY", help="Only rows whose key is KEY or below.")
 @click.option("--reason", default="", help="Why; stands in the snapshot's plan.")
-def snapshot(tables: tuple[str, ...], start: str | None, end: str | None, reason: str) -> None:
+@click.option("--source", metavar="NAME", help="A log of the home.  [default: that of the settings]")
+def snapshot(
+    tables: tuple[str, ...], start: str | None, end: str | None, reason: str, source: str | None
+) -> None:
     """Have all rows of one or more tables read again, while their changes go on being captured.
 
     Rows that are no longer there count as deleted from then on. TABLE is the name of a contract. The capture
@@ -56,7 +59,7 @@ def snapshot(tables: tuple[str, ...], start: str | None, end: str | None, reason
     from omnisupport_ingest.sources.postgres.lease import Lease
     from omnisupport_ingest.sources.postgres.snapshot_requests import SnapshotRequests
 
-    settings = open_settings()
+    settings = log_of(open_settings(), source)
     home = existing_home(settings)
     known = contracted_tables(settings)
     chosen = list(dict.fromkeys(table_named(name, known) for name in tables))

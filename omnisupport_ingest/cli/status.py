@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +13,13 @@ from omnisupport_ingest.cli import status_words
 from omnisupport_ingest.cli.opening import existing_home, open_settings
 
 if TYPE_CHECKING:
+    from omnisupport_ingest.contracts.model import Contracts
     from omnisupport_ingest.home import Home
     from omnisupport_ingest.settings import Settings
-    from omnisupport_ingest.sources.postgres.reach import SourceLook
+    from omnisupport_ingest.sources.postgres.reach import Reach, SourceLook
     from omnisupport_ingest.stages.overview import SourceOverview
+
+    _Log = tuple[Settings, SourceLook | Reach]
 
 _SOURCE_SECONDS = 1.0
 """How long the answer of the source is waited for, beyond the time that the rest takes."""
@@ -49,10 +53,12 @@ def status(as_json: bool) -> int:
 
     settings = open_settings()
     home = existing_home(settings)
-    look = _look_at_source(settings, home)
     workspace = Workspace.open(settings)
+    looks = _looks(settings, home, workspace.contracts)
     chosen = in_force(settings)
     sources = [overview(workspace, source) for source in workspace.contracts.sources()]
+    answered_by = time.monotonic() + _SOURCE_SECONDS
+    logs = [_source(each, home, look, answered_by) for each, look in looks]
     document: dict[str, Any] = {
         "home": str(home.path),
         "window": str(home.grid.size),
@@ -63,14 +69,15 @@ def status(as_json: bool) -> int:
             "tables": len(workspace.contracts),
         },
         "platform": _platform(home),
-        "source": _source(settings, home, look),
+        "source": logs[0],
+        "other_logs": logs[1:],
         "sources": [status_words.source_document(each) for each in sources],
     }
     if as_json:
         click.echo(json.dumps(document, indent=2))
     else:
         status_words.print_status(document)
-    failed = document["source"]["capture"] == State.FAILED
+    failed = any(each["capture"] == State.FAILED for each in logs)
     return NOT_WELL if failed or any(_held_back(each) for each in sources) else 0
 
 
@@ -79,26 +86,45 @@ def _held_back(seen: SourceOverview) -> bool:
     return landing.problem is not None or (landing.hole is not None and landing.hole.later_epoch is None)
 
 
-def _look_at_source(settings: Settings, home: Home) -> SourceLook | None:
-    """A look that has begun; none if the embedded server is not running."""
+def _looks(settings: Settings, home: Home, contracts: Contracts) -> list[_Log]:
+    """Every log of the home, its own source first, each with a look that has begun, or why there is none."""
+    from omnisupport_ingest.contracts.sources import SourceKind, log_settings, log_sources, sources_in_force
     from omnisupport_ingest.errors import IngestError
-    from omnisupport_ingest.sources.postgres.reach import SourceLook
+    from omnisupport_ingest.sources.postgres.reach import Reach
+
+    own = sources_in_force(settings, contracts).find(settings.source)
+    others = (each for each in log_sources(settings, contracts) if each.name != own.name)
+    found: list[_Log] = []
+    for each in (own, *others):
+        try:
+            given = log_settings(settings, each) if each.kind is SourceKind.LOG else settings
+            found.append((given, _look(given, home)))
+        except IngestError as error:
+            named = settings.model_copy(update={"source": each.name})
+            found.append((named, Reach(False, error.problem)))
+    return found
+
+
+def _look(settings: Settings, home: Home) -> SourceLook | Reach:
+    from omnisupport_ingest.errors import IngestError
+    from omnisupport_ingest.sources.postgres.reach import Reach, SourceLook
     from omnisupport_ingest.sources.postgres.source_dsn import source_dsn
 
+    away = Reach(False, "The embedded PostgreSQL is not running.")
     if settings.source_dsn is None and not (home.path / "postgres").exists():
-        return None
+        return away
     try:
         return SourceLook(source_dsn(settings, home), settings.slot)
     except IngestError:
-        return None
+        return away
 
 
-def _source(settings: Settings, home: Home, look: SourceLook | None) -> dict[str, Any]:
+def _source(settings: Settings, home: Home, look: SourceLook | Reach, answered_by: float) -> dict[str, Any]:
     from omnisupport_ingest.sources.postgres.capture_state import capture_state
     from omnisupport_ingest.sources.postgres.pause import PauseNote
     from omnisupport_ingest.sources.postgres.reach import Reach
 
-    reach = look.result(_SOURCE_SECONDS) if look else Reach(False, "The embedded PostgreSQL is not running.")
+    reach = look if isinstance(look, Reach) else look.result(max(0.0, answered_by - time.monotonic()))
     landing = home.path / "landing" / settings.source
     pause = PauseNote(landing).read()
     capture = capture_state(home.path / "run", landing, settings.source, pause, None)

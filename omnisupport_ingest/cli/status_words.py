@@ -58,10 +58,11 @@ def print_status(document: dict[str, Any]) -> None:
     _line("platform", _platform(platform))
     for sensor in platform["sensors"] or ():
         _line("sensor", _sensor(sensor))
-    _line("source", _source(source))
-    if source["slot"]["there"] is not None:
-        _line("slot", _slot(source["slot"]))
-    _line("capture", _capture(source))
+    for log in (source, *document["other_logs"]):
+        _line("source", _source(log))
+        if log["slot"]["there"] is not None:
+            _line("slot", _slot(log["slot"]))
+        _line("capture", _capture(log))
     for each in document["sources"]:
         click.echo()
         _landing(each["source"], each["landing"])

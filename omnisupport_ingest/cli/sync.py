@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,6 +12,7 @@ from omnisupport_ingest.cli.counted import counted
 from omnisupport_ingest.cli.one_pass import FinishedRun, OnePass, one_pass
 from omnisupport_ingest.cli.opening import open_home, open_settings
 from omnisupport_ingest.cli.slot_left import DROP, SlotLeft, slot_left
+from omnisupport_ingest.cli.source_opening import log_of
 from omnisupport_ingest.cli.stopping import interrupt_on_terminate
 from omnisupport_ingest.cli.verify import NOT_THE_SAME, SAMPLE
 
@@ -148,13 +149,14 @@ def sync(
         raise click.UsageError("--full-refresh, --table and --compare are for a source read by cursors.")
     if definition.kind is SourceKind.KAFKA:
         return _sync_kafka(workspace, definition, accept_gap, new_epoch, as_json=as_json)
-    mode = verify or ("sample" if settings.source_dsn is not None else "full")
+    source = log_of(settings, definition.name)
+    mode = verify or ("sample" if source.source_dsn is not None else "full")
 
     with (
         interrupt_on_terminate(),
         one_pass(settings, home, "sync", lambda line: click.echo(line, err=True)) as the_pass,
     ):
-        done = _sync(the_pass, workspace, mode)
+        done = _sync(the_pass, replace(workspace, settings=source), mode)
     if as_json:
         click.echo(json.dumps(done.document(), indent=2))
     else:
@@ -176,12 +178,6 @@ def _definition(workspace: Workspace, name: str | None) -> SourceDefinition:
             f"{definition.name} comes as files: there is nothing to ask.",
             fix=f"omnisupport-ingest land FILE --source {definition.name}, then: omnisupport-ingest "
             "materialize",
-        )
-    if definition.kind is SourceKind.LOG and definition.name != settings.source:
-        raise SourceUnknown(
-            f"{definition.name} is followed by its log, and this home captures {settings.source}.",
-            fix=f"Set OMNISUPPORT_SOURCE={definition.name} and its connection in a home of its own: a home "
-            "captures one log.",
         )
     return definition
 
@@ -261,18 +257,19 @@ def _sync_kafka(
 
 
 def _sync(the_pass: OnePass, workspace: Workspace, mode: str) -> Synced:
+    """The pass over the log that the settings of ``workspace`` name."""
     from omnisupport_ingest.cli.proof import prove
     from omnisupport_ingest.sources.postgres.server import current_wal_lsn
     from omnisupport_ingest.sources.postgres.source_check import contracted_tables
     from omnisupport_ingest.sources.postgres.source_dsn import source_dsn
 
-    settings = the_pass.settings
+    settings = workspace.settings
     # A source without contracts is refused before anything starts.
     contracted_tables(workspace.contracts, settings.source)
-    the_pass.start_source()
+    the_pass.start_source(settings)
     until = current_wal_lsn(source_dsn(settings, the_pass.home))
     the_pass.say(f"Capturing {settings.source} up to {until} …")
-    landed = the_pass.capture(workspace, until)
+    landed = the_pass.capture(settings, workspace, until)
     # Before anything is compared: to be exact, a comparison waits for every open transaction of the server.
     runs = the_pass.materialize(workspace)
     proof = None
@@ -283,7 +280,7 @@ def _sync(the_pass: OnePass, workspace: Workspace, mode: str) -> Synced:
         )
 
         def advance(lsn: Lsn) -> None:
-            landed.extend(the_pass.capture(workspace, lsn))
+            landed.extend(the_pass.capture(settings, workspace, lsn))
             runs.extend(the_pass.materialize(workspace))
 
         proof = prove(workspace, the_pass.spark, advance=advance, sample=sample)

@@ -5,15 +5,14 @@ from __future__ import annotations
 import click
 
 from omnisupport_ingest.cli import services
+from omnisupport_ingest.cli.captures import Captures
 from omnisupport_ingest.cli.opening import open_home, open_settings
 from omnisupport_ingest.cli.stopping import interrupt_on_terminate
-from omnisupport_ingest.home import Home
 from omnisupport_ingest.runtime.dagster_services import start_dagster
 from omnisupport_ingest.runtime.home_lock import HomeLock
 from omnisupport_ingest.runtime.ports import require_port
 from omnisupport_ingest.runtime.spark_connect import stop_spark_connect
 from omnisupport_ingest.runtime.supervisor import Supervisor
-from omnisupport_ingest.settings import Settings
 
 
 @click.command()
@@ -29,8 +28,9 @@ def up(rate: float | None) -> None:
 
     The source is the embedded PostgreSQL unless OMNISUPPORT_SOURCE_DSN names another one. That one is
     checked first, and what it lacks is told with the SQL that repairs it. If it is away, capture
-    tries again until it answers. Files of Debezium events are taken from the folder inbox in the home,
-    once it is there; see `land`.
+    tries again until it answers. Every other log that is defined (`sources list`) has a capture of its own
+    beside it, and what one of them lacks holds up no other; so has one that is defined while this runs.
+    Files of Debezium events are taken from the folder inbox in the home, once it is there; see `land`.
 
     \b
     Example:
@@ -47,22 +47,23 @@ def up(rate: float | None) -> None:
         # Refused before anything starts, not after a minute.
         port = require_port(settings.webserver_port, "OMNISUPPORT_WEBSERVER_PORT")
         settings = settings.model_copy(update={"webserver_port": port})
-        services.check_source(settings, home)
+        captures = Captures(settings, home)
         with Supervisor(home, report=click.echo) as supervisor:
             try:
-                services.start_source(supervisor, settings, home)
-                supervisor.start(services.capture(settings))
+                captures.start(supervisor)
                 if rate is not None:
                     supervisor.start(services.workload(settings, rate))
                 services.start_spark(supervisor, settings, home)
                 click.echo("Starting Dagster …")
                 ui = start_dagster(supervisor, settings, home)
                 click.echo(f"\nThe platform runs. UI: {ui}\nHome: {home.path}   Stop with Ctrl-C.")
-                click.echo(f"Source: {_shown_source(settings, home)}")
+                for name in captures.names:
+                    click.echo(f"Source {name}: {captures.shown(name)}")
                 click.echo("Connect to it in another terminal: omnisupport-ingest source connect\n")
 
                 def look() -> bool:
                     services.watch_inbox_when_used(supervisor, settings, home)
+                    captures.start_new(supervisor)
                     return False
 
                 supervisor.run(look)
@@ -71,12 +72,3 @@ def up(rate: float | None) -> None:
             finally:
                 stop_spark_connect(supervisor, home)
     click.echo("Stopped. Nothing is lost; `omnisupport-ingest up` goes on from here.")
-
-
-def _shown_source(settings: Settings, home: Home) -> str:
-    """The connection string of the source, without a password."""
-    from omnisupport_ingest.cli.source_connect import shown_dsn
-    from omnisupport_ingest.sources.postgres.source_dsn import embedded_server
-
-    given = settings.source_dsn
-    return shown_dsn(embedded_server(settings, home).dsn() if given is None else given.get_secret_value())

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from omnisupport_ingest.cli.opening import open_settings
+from omnisupport_ingest.cli.source_opening import log_of
 from omnisupport_ingest.errors import IngestError
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ SAMPLE = 1000
 
 
 @click.command()
+@click.argument("name", required=False)
 @click.option(
     "--table", "tables", metavar="NAME", multiple=True, help="Compare this table alone; repeatable."
 )
@@ -33,8 +35,10 @@ SAMPLE = 1000
 )
 @click.option("--full", is_flag=True, help="Compare every row and column. This is the default.")
 @click.option("--json", "as_json", is_flag=True, help="Print counts as one JSON document, without any key.")
-def verify(tables: tuple[str, ...], sample: int | None, full: bool, as_json: bool) -> int:
+def verify(name: str | None, tables: tuple[str, ...], sample: int | None, full: bool, as_json: bool) -> int:
     """Compare the source with the dimensions at one LSN.
+
+    NAME is a log of the home (`sources list`); without it, that of the settings.
 
     Takes an exact snapshot of the source and waits until the lake is there, so capture and pipeline
     must be running (`up`); `sync --verify` brings the lake there by itself. A temporary slot holds WAL
@@ -64,7 +68,7 @@ def verify(tables: tuple[str, ...], sample: int | None, full: bool, as_json: boo
 
     if full and sample is not None:
         raise click.UsageError("--full and --sample exclude each other.")
-    settings = open_settings()
+    settings = log_of(open_settings(), name)
     workspace = Workspace.open(settings)
     require_tables(workspace, tables)
     # Before anything that takes time: a connection string may be wrong.

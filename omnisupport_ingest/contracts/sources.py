@@ -6,6 +6,9 @@
 A source that contracts name needs no definition to be what it always was: the one that the settings name
 (``OMNISUPPORT_SOURCE``) is captured from the log of ``OMNISUPPORT_SOURCE_DSN`` or of the embedded server, any
 other comes as files. ``Sources`` says so, and so every source has a definition.
+
+Logs are captured side by side. What captures one is told by settings: ``log_settings`` puts what a definition
+says in the place of what the home's settings say of their own source.
 """
 
 from __future__ import annotations
@@ -17,6 +20,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from pydantic import SecretStr
+
 from omnisupport_ingest.contracts.columns import refused
 from omnisupport_ingest.contracts.documents import check_document, read_document
 from omnisupport_ingest.contracts.durations import parse_duration
@@ -25,7 +30,7 @@ from omnisupport_ingest.contracts.kafka_topics import KafkaTopics
 from omnisupport_ingest.contracts.model import ContractError, Contracts, TableContract
 from omnisupport_ingest.contracts.named_secrets import secret_in
 from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.settings import Settings
+from omnisupport_ingest.settings import Settings, SnapshotMode
 
 SCHEMA = "contracts/source.schema.json"
 
@@ -33,6 +38,8 @@ DEFAULT_SYNC_EVERY = timedelta(minutes=1)
 DEFAULT_PAGE_ROWS = 50_000
 
 _DSN = "OMNISUPPORT_SOURCE_DSN"
+
+_POSTGRES_NAME_BYTES = 63
 
 
 class SourceKind(StrEnum):
@@ -59,6 +66,7 @@ _MEMBERS = {
     "events": (SourceKind.FILES, SourceKind.KAFKA),
     "kafka": (SourceKind.KAFKA,),
     "licenses": (SourceKind.FILES,),
+    "log": (SourceKind.LOG,),
 }
 """Members of a definition that only some kinds have."""
 
@@ -67,6 +75,16 @@ class SourceUnknown(IngestError):
     """A name is that of no source."""
 
     exit_code = 2
+
+
+@dataclass(frozen=True, slots=True)
+class LogCapture:
+    """How a log is captured. ``slot`` and ``publication``: null: named after the source; ``snapshot_mode``:
+    null: that of the settings."""
+
+    slot: str | None = None
+    publication: str | None = None
+    snapshot_mode: SnapshotMode | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +111,13 @@ class SourceDefinition:
     path: str = ""
     kafka: KafkaTopics | None = None
     licenses: tuple[str, ...] = ()
+    log: LogCapture = LogCapture()
+
+    @property
+    def embedded(self) -> bool:
+        """Whether it is the log of the embedded PostgreSQL."""
+        named = self.connection_env is not None or self.connection_file is not None
+        return self.kind is SourceKind.LOG and not named
 
     @property
     def connection(self) -> str:
@@ -116,6 +141,14 @@ class SourceDefinition:
                     f"no contract of {self.name} has that name",
                     f"Name one of {', '.join(sorted(there)) or 'none'}, or write the contract.",
                 )
+        if self.kind is SourceKind.LOG and self.modes and len(self.modes) < len(there):
+            left_out = min(there.keys() - {name for name, _ in self.modes})
+            raise refused(
+                Path(self.path),
+                "tables",
+                f"{left_out} has a contract and is left out, and every contract of a log is captured",
+                "Name it too, take tables out, or take the contract away.",
+            )
         return tuple(there[name] for name, _ in self.modes) if self.modes else tuple(there.values())
 
     def connection_text(self) -> str:
@@ -155,6 +188,62 @@ def sources_in_force(settings: Settings, contracts: Contracts | None = None) -> 
         if name not in found:
             found[name] = _implied(name, settings)
     return Sources(tuple(found[name] for name in sorted(found)), folder)
+
+
+def log_sources(settings: Settings, contracts: Contracts) -> tuple[SourceDefinition, ...]:
+    """The sources of the home that are captured from their logs: that of the settings first."""
+    logs = sources_in_force(settings, contracts).of_kind(SourceKind.LOG)
+    named = [each for each in logs if contracts.of_source(each.name)]
+    return tuple(sorted(named, key=lambda each: (each.name != settings.source, each.name)))
+
+
+def own_log_settings(settings: Settings) -> Settings:
+    """``settings`` with what the definition of their own source says, if it has a file."""
+    path = sources_folder(settings) / f"{settings.source}.json"
+    return log_settings(settings, load_source(path)) if path.exists() else settings
+
+
+def log_settings(settings: Settings, definition: SourceDefinition) -> Settings:
+    """The settings of one log of the home: source, connection, slot and publication of ``definition``.
+
+    ``SourceUnknown`` if it has no log, ``ConnectionMissing``, ``ContractError``. Settings of a log, given
+    again, stay what they are.
+    """
+    name, log = definition.name, definition.log
+    if definition.kind is not SourceKind.LOG:
+        raise SourceUnknown(
+            f"{name} is a source of the kind {definition.kind}, and has no log that is captured.",
+            fix="Name a source of the kind postgres_log: omnisupport-ingest sources list",
+        )
+    own = name == settings.source
+    if own and not definition.path:
+        return settings
+    dsn = None if definition.embedded else SecretStr(definition.connection_text())
+    if own and definition.embedded:
+        # As without a definition, the setting may name another server for the home's own source.
+        dsn = settings.source_dsn
+    if own and settings.source_dsn not in (None, dsn):
+        raise refused(
+            Path(definition.path),
+            "connection",
+            f"the connection of {name} is named here, and {_DSN} is another",
+            f"Take {_DSN} out, or name it here as env, or give this source another name.",
+        )
+    default = "" if own else f"_{name.lower()}"
+    names = {
+        "slot": log.slot or f"{settings.slot}{default}",
+        "publication": log.publication or f"{settings.publication}{default}",
+    }
+    for member, text in names.items():
+        if len(text.encode()) > _POSTGRES_NAME_BYTES:
+            raise refused(
+                Path(definition.path),
+                f"log.{member}",
+                f"{text} has more than the {_POSTGRES_NAME_BYTES} bytes of a name of PostgreSQL",
+                f"Give a shorter one as log.{member}.",
+            )
+    mode = log.snapshot_mode or settings.snapshot_mode
+    return settings.model_copy(update={"source": name, "source_dsn": dsn, "snapshot_mode": mode, **names})
 
 
 def sources_folder(settings: Settings) -> Path:
@@ -223,7 +312,13 @@ def source_of(document: dict[str, Any], path: Path) -> SourceDefinition:
         str(path),
         KafkaTopics.of(document["kafka"], path) if "kafka" in document else None,
         tuple(document.get("licenses", ())),
+        _log_capture(document.get("log", {})),
     )
+
+
+def _log_capture(given: dict[str, str]) -> LogCapture:
+    mode = given.get("snapshot_mode")
+    return LogCapture(given.get("slot"), given.get("publication"), SnapshotMode(mode) if mode else None)
 
 
 def _implied(name: str, settings: Settings) -> SourceDefinition:

@@ -16,6 +16,7 @@ from dagster_pyspark import LazyPySparkResource
 from pyspark.sql import SparkSession
 
 from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.contracts.sources import SourceDefinition, SourceKind, Sources
 from omnisupport_ingest.defs import keys
 from omnisupport_ingest.defs.metadata import checkpoint_metadata, dimension_metadata
 from omnisupport_ingest.defs.tables import dimension_lineage, table_metadata
@@ -66,12 +67,12 @@ class _LakeTable:
 
 
 def build_assets(
-    workspace: Workspace, partitions: dg.PartitionsDefinition[str]
+    workspace: Workspace, partitions: dg.PartitionsDefinition[str], sources: Sources
 ) -> list[dg.AssetSpec | dg.AssetsDefinition]:
     """Every asset of every source that has contracts."""
     found: list[dg.AssetSpec | dg.AssetsDefinition] = []
     for source in workspace.contracts.sources():
-        found.append(landing_asset(workspace=workspace, source=source))
+        found.append(landing_asset(workspace=workspace, definition=sources.find(source)))
         tables = _tables_of_source(workspace, source, partitions)
         for contract in workspace.contracts.of_source(source):
             tables.append(_dimension(workspace, contract, partitions))
@@ -79,9 +80,10 @@ def build_assets(
     return found
 
 
-def landing_asset(*, workspace: Workspace, source: str) -> dg.AssetSpec:
+def landing_asset(*, workspace: Workspace, definition: SourceDefinition) -> dg.AssetSpec:
     """What capture writes: not materialized by Dagster, observed by the sensor."""
-    kinds = {"postgres", "parquet"} if source == workspace.settings.source else {"file", "parquet"}
+    source = definition.name
+    kinds = {"postgres", "parquet"} if definition.kind is SourceKind.LOG else {"file", "parquet"}
     return dg.AssetSpec(
         keys.landing_key(source),
         description=f"Batches of {source}: immutable data files, each batch with a manifest. Written outside "

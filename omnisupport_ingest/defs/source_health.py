@@ -1,4 +1,4 @@
-"""The captured source's health in Dagster: a check on the landing asset, and a sensor that raises alarms.
+"""The health of a captured source in Dagster: a check on the landing asset, and a sensor that raises alarms.
 
 The sensor reports what the check would find, so the check is as fresh as the sensor's last tick, and a plot
 of its numbers. People are told before the cursor moves: a tick that could not tell them is made again.
@@ -11,12 +11,14 @@ from typing import Self
 
 import dagster as dg
 
+from omnisupport_ingest.contracts.sources import SourceDefinition, log_settings
 from omnisupport_ingest.defs import keys
+from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.foreign import Unreadable, parse_json
 from omnisupport_ingest.json_values import from_note
 from omnisupport_ingest.runtime.alarm import tell
 from omnisupport_ingest.sources.postgres.health import Health, source_health
-from omnisupport_ingest.sources.postgres.retention import Level
+from omnisupport_ingest.sources.postgres.retention import Level, Warned
 from omnisupport_ingest.sources.postgres.source_check import contracted_tables
 from omnisupport_ingest.stages.workspace import Workspace
 
@@ -48,9 +50,9 @@ class HealthCursor:
             return cls()
 
 
-def source_health_check(workspace: Workspace) -> dg.AssetChecksDefinition:
-    """The check of the captured source; it asks the server, with the rights of the capture role."""
-    source = workspace.settings.source
+def source_health_check(definition: SourceDefinition) -> dg.AssetChecksDefinition:
+    """The check of a captured source; it asks the server, with the rights of the capture role."""
+    source = definition.name
 
     @dg.asset_check(
         asset=keys.landing_key(source),
@@ -58,7 +60,7 @@ def source_health_check(workspace: Workspace) -> dg.AssetChecksDefinition:
         description="Whether slot, kept WAL and publication of the source are well, with time to spare.",
     )
     def check(workspace: dg.ResourceParam[Workspace]) -> dg.AssetCheckResult:
-        health = _health(workspace)
+        health = _health(workspace, definition)
         return dg.AssetCheckResult(
             passed=health.level is Level.WELL,
             severity=_severity(health),
@@ -69,9 +71,9 @@ def source_health_check(workspace: Workspace) -> dg.AssetChecksDefinition:
     return check
 
 
-def source_health_sensor(workspace: Workspace) -> dg.SensorDefinition:
-    """The sensor of the captured source; running unless somebody stops it."""
-    source = workspace.settings.source
+def source_health_sensor(definition: SourceDefinition) -> dg.SensorDefinition:
+    """The sensor of a captured source; running unless somebody stops it."""
+    source = definition.name
 
     @dg.sensor(
         name=f"source_health_{source}",
@@ -85,7 +87,7 @@ def source_health_sensor(workspace: Workspace) -> dg.SensorDefinition:
         context: dg.SensorEvaluationContext, workspace: dg.ResourceParam[Workspace]
     ) -> dg.SensorResult:
         told, now = HealthCursor.from_text(context.cursor), datetime.now(UTC)
-        health = _health(workspace)
+        health = _health(workspace, definition)
         news = (health.level, health.kinds) != (told.level, told.problems)
         if news:
             tell(workspace.settings, health.document(now))
@@ -100,9 +102,13 @@ def source_health_sensor(workspace: Workspace) -> dg.SensorDefinition:
     return source_health_changes
 
 
-def _health(workspace: Workspace) -> Health:
-    tables = contracted_tables(workspace.contracts, workspace.settings.source)
-    return source_health(workspace.settings, workspace.home, tables)
+def _health(workspace: Workspace, definition: SourceDefinition) -> Health:
+    tables = contracted_tables(workspace.contracts, definition.name)
+    try:
+        settings = log_settings(workspace.settings, definition)
+    except IngestError as wrong:
+        return Health(definition.name, Level.ALARM, (Warned(wrong.problem, wrong.fix, Level.ALARM),))
+    return source_health(settings, workspace.home, tables)
 
 
 def _events(health: Health) -> list[dg.AssetObservation | dg.AssetCheckEvaluation]:

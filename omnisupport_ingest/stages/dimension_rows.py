@@ -120,7 +120,7 @@ class PinnedDimensions:
         To be called where nothing lands meanwhile, and nobody else repairs.
         """
         workspace, source = self._workspace, self._workspace.settings.source
-        for left in workspace.home.run.glob(f"{_SCRATCH}*"):
+        for left in workspace.home.run.glob(f"{_SCRATCH}{source}-*"):
             # Of a repair that was killed: it holds rows of the source.
             shutil.rmtree(left, ignore_errors=True)
         pending = pending_windows(workspace, source)
@@ -143,7 +143,8 @@ class PinnedDimensions:
     @contextmanager
     def rows(self, contract: TableContract) -> Iterator[DimensionRows]:
         """The rows of one table, as ``pin`` found it."""
-        with TemporaryDirectory(prefix=_SCRATCH, dir=self._workspace.home.run) as scratch:
+        own = f"{_SCRATCH}{contract.source}-"
+        with TemporaryDirectory(prefix=own, dir=self._workspace.home.run) as scratch:
             rows = DimensionRows(contract, self._files[contract.name], Path(scratch))
             try:
                 yield rows

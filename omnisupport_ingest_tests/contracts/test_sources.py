@@ -19,10 +19,11 @@ from omnisupport_ingest.contracts.sources import (
     SourceUnknown,
     load_source,
     load_sources,
+    log_settings,
     source_of,
     sources_in_force,
 )
-from omnisupport_ingest.settings import Settings
+from omnisupport_ingest.settings import Settings, SnapshotMode
 
 QUERY = {
     "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -223,3 +224,64 @@ def test_a_cursor_changes_nothing_that_has_landed(tmp_path: Path):
     assert found.cursor is not None
     assert found.cursor.lookback == timedelta(minutes=10)
     assert found.fingerprint == plain.fingerprint
+
+
+LOG = {
+    "$schema": "https://json-schema.org/draft/2020-12/schema",
+    "name": "north",
+    "kind": "postgres_log",
+    "description": "A second server.",
+    "connection": {"env": "NORTH_DSN"},
+}
+
+
+def log(**members: Any):
+    return source_of(LOG | members, Path("sources") / f"{members.get('name', 'north')}.json")
+
+
+def test_a_log_has_a_slot_and_a_publication_named_after_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("NORTH_DSN", "dbname=north password=s3cret")
+    settings = Settings(_env_file=None, slot="ours")
+    found = log_settings(settings, log(name="North"))
+    assert (found.source, found.slot, found.publication) == (
+        "North",
+        "ours_north",
+        "omnisupport_ingest_north",
+    )
+    assert found.source_dsn is not None and found.source_dsn.get_secret_value().endswith("s3cret")
+    assert found.home == settings.home and log_settings(found, log(name="North")) == found
+    given = {"slot": "mine", "publication": "Theirs", "snapshot_mode": "never"}
+    told = log_settings(settings, log(log=given))
+    assert (told.slot, told.publication, told.snapshot_mode) == ("mine", "Theirs", SnapshotMode.NEVER)
+
+
+def test_the_homes_own_log_keeps_the_slot_of_the_settings_whether_it_has_a_file_or_not(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setenv("NORTH_DSN", "dbname=north")
+    plain = Settings(_env_file=None, source="north")
+    assert log_settings(plain, log()).slot == plain.slot
+    with_dsn = Settings(_env_file=None, source="north", source_dsn="dbname=other")  # type: ignore[arg-type]
+    with pytest.raises(ContractError, match="OMNISUPPORT_SOURCE_DSN is another"):
+        log_settings(with_dsn, log())
+    # The definition of the embedded server leaves the setting what it was.
+    assert log_settings(with_dsn, log(connection={"embedded": True})) == with_dsn
+
+
+def test_a_log_without_its_variable_or_with_too_long_a_name_is_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("NORTH_DSN", raising=False)
+    with pytest.raises(ConnectionMissing, match="NORTH_DSN"):
+        log_settings(Settings(_env_file=None), log())
+    monkeypatch.setenv("NORTH_DSN", "dbname=north")
+    long = "n" * 60
+    with pytest.raises(ContractError, match="more than the 63 bytes"):
+        log_settings(Settings(_env_file=None), log(name=long))
+    with pytest.raises(SourceUnknown, match="has no log"):
+        log_settings(Settings(_env_file=None), read(lambda document: None))
+
+
+def test_every_contract_of_a_log_is_captured_or_none_may_be_named(tmp_path: Path):
+    contracts = load_contracts(program_file("contracts/data"))
+    chosen = {"tickets": {"mode": "cdc"}}
+    with pytest.raises(ContractError, match="agents has a contract and is left out"):
+        log(name="support_desk", tables=chosen).tables(contracts)

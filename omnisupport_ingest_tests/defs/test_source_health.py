@@ -13,6 +13,7 @@ import dagster as dg
 import pytest
 from pydantic import SecretStr
 
+from omnisupport_ingest.contracts.sources import sources_in_force
 from omnisupport_ingest.definitions import build_definitions
 from omnisupport_ingest.defs import keys
 from omnisupport_ingest.defs.source_health import CHECK, source_health_check
@@ -135,7 +136,9 @@ def test_check_asks_the_server_when_it_is_run(tickets: SourceUnderTest) -> None:
     tickets.catch_up()
     tickets.overrides["slot_alarm_bytes"] = 1
     workspace = Workspace.open(tickets.settings)
-    check = source_health_check(workspace)
+    check = source_health_check(
+        sources_in_force(workspace.settings, workspace.contracts).find("support_desk")
+    )
     definitions = dg.Definitions(
         assets=[dg.AssetSpec(LANDING)],
         asset_checks=[check],

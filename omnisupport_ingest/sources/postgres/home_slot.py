@@ -37,6 +37,11 @@ class SlotIntent:
         except (OSError, Unreadable):
             return False
 
+    @property
+    def there(self) -> bool:
+        """Whether some slot was about to be made."""
+        return self._path.exists()
+
     def clear(self) -> None:
         with gate("source.slot_intent_clear"):
             self._path.unlink(missing_ok=True)
