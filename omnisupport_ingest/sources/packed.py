@@ -38,6 +38,9 @@ def unpacked(path: Path) -> Iterator[IO[bytes]]:
             yield plain
             return
         how = PACKED[path.suffix]
+        if not os.fstat(plain.fileno()).st_size:
+            # Nothing that is packed has no bytes: its writer has just begun, or has died.
+            raise PackedWrong(f"it is not a whole {how} file")
         try:
             with pa.CompressedInputStream(pa.PythonFile(plain, mode="r"), how) as stream:
                 yield io.BufferedReader(stream, 1 << 20)

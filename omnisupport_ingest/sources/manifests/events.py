@@ -27,7 +27,8 @@ from omnisupport_ingest.sources.manifests.examine import (
     note_missing,
 )
 from omnisupport_ingest.sources.manifests.formats import FileUnreadable, digests
-from omnisupport_ingest.sources.manifests.land import Delivery, note_duplicate
+from omnisupport_ingest.sources.manifests.land import Delivery
+from omnisupport_ingest.sources.manifests.landed_before import note_landed
 from omnisupport_ingest.sources.manifests.policies import QUARANTINE, REJECT
 from omnisupport_ingest.sources.manifests.seed_manifest import SeedFile, SeedManifest
 
@@ -38,6 +39,9 @@ def examine_events(seed: SeedManifest, inlet: Inlet, licenses: Collection[str] =
     check_license(seed, licenses, found)
     for file in seed.files:
         _examine_file(seed, file, inlet, found)
+    names = dict.fromkeys(file_batch_id(each.content) for each in found.files)
+    found.batches = len(names)
+    note_landed(seed, [inlet.store.read(each) for each in names if inlet.store.exists(each)], found)
     return found
 
 
@@ -66,10 +70,6 @@ def _examine_file(seed: SeedManifest, file: SeedFile, inlet: Inlet, found: Exami
     except FileUnreadable as why:
         note_missing(seed, file, why, found)
         return
-    found.batches += 1
-    batch_id = file_batch_id(known.content)
-    if inlet.store.exists(batch_id):
-        note_duplicate(seed, batch_id, found)
     rows = sum(1 for _ in Lines(file.path))
     check_file(seed, file, known.file, rows, found)
     found.files.append(ExaminedFile(file, known.content, rows))

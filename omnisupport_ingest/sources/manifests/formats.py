@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.csv as arrow_csv
 import pyarrow.parquet as pq
 
 from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.contracts.pg_types import FLOATS, Kind
 from omnisupport_ingest.foreign import Unreadable, open_file, printable
 from omnisupport_ingest.sources.manifests.row_text import RowFault, read_row, row_of
 from omnisupport_ingest.sources.packed import PACKED, PackedWrong, plain_name, unpacked
@@ -29,10 +33,15 @@ MAX_LINE_BYTES = 256 * 1024 * 1024
 """A row as large as this is taken for a file that is not one row per line."""
 
 _BLOCK = 1 << 20
+_CSV_BLOCKS = (4 << 20, 32 << 20, MAX_LINE_BYTES)
 _MOST_COLUMNS = 1600
 """As many as a table of PostgreSQL has at the most."""
 
 Row = dict[str, str | None]
+
+
+class _BlockTooSmall(Exception):
+    """A record of a CSV file does not fit into a block."""
 
 
 class FileUnreadable(ValueError):
@@ -95,7 +104,25 @@ def _json_lines(path: Path, contract: TableContract) -> Iterator[Record]:
 
 
 def _csv(path: Path, contract: TableContract) -> Iterator[Record]:
-    """An empty value is NULL, a quoted empty one is empty text. The header is record 1."""
+    """An empty value is NULL, a quoted empty one is empty text. The header is record 1.
+
+    A record has to fit into a block. Few do not, so blocks are as large as they have to be: where one is too
+    small, the file is read again with larger ones, and goes on behind the records that it has given.
+    """
+    given = 1
+    for block_bytes in _CSV_BLOCKS:
+        with suppress(_BlockTooSmall):
+            for record in _csv_by_blocks(path, contract, block_bytes):
+                if record.number > given:
+                    yield record
+                    given = record.number
+            return
+    raise FileUnreadable(
+        f"the record behind number {given} is longer than {_CSV_BLOCKS[-1] >> 20} MiB: is a quote not closed?"
+    )
+
+
+def _csv_by_blocks(path: Path, contract: TableContract, block_bytes: int) -> Iterator[Record]:
     wrong: list[Any] = []
 
     def skip(row: Any) -> str:
@@ -105,7 +132,7 @@ def _csv(path: Path, contract: TableContract) -> Iterator[Record]:
     names: list[str] | None = None
     number = 0
     with unpacked(path) as content:
-        for batch in _csv_batches(content, skip):
+        for batch in _csv_batches(content, skip, block_bytes):
             for values in zip(*(column.to_pylist() for column in batch.columns), strict=True):
                 number += 1
                 while wrong and wrong[0].number <= number:
@@ -118,12 +145,14 @@ def _csv(path: Path, contract: TableContract) -> Iterator[Record]:
         yield from map(_of_another_width, wrong)
 
 
-def _csv_batches(content: IO[bytes], skip: Callable[[Any], str]) -> Iterator[pa.RecordBatch]:
+def _csv_batches(
+    content: IO[bytes], skip: Callable[[Any], str], block_bytes: int
+) -> Iterator[pa.RecordBatch]:
     kinds = {f"f{number}": pa.binary() for number in range(_MOST_COLUMNS)}
     try:
         yield from arrow_csv.open_csv(
             content,
-            arrow_csv.ReadOptions(use_threads=False, autogenerate_column_names=True, block_size=_BLOCK * 4),
+            arrow_csv.ReadOptions(use_threads=False, autogenerate_column_names=True, block_size=block_bytes),
             arrow_csv.ParseOptions(
                 newlines_in_values=True, ignore_empty_lines=False, invalid_row_handler=skip
             ),
@@ -134,7 +163,9 @@ def _csv_batches(content: IO[bytes], skip: Callable[[Any], str]) -> Iterator[pa.
                 quoted_strings_can_be_null=False,
             ),
         )
-    except pa.ArrowInvalid:
+    except pa.ArrowInvalid as problem:
+        if "straddling" in str(problem):
+            raise _BlockTooSmall from None
         raise FileUnreadable("it is no CSV with a header") from None
 
 
@@ -177,23 +208,101 @@ def _parquet(path: Path, contract: TableContract) -> Iterator[Record]:
     with unpacked(path) as content, pq.ParquetFile(content) as file:
         if len(set(file.schema_arrow.names)) != len(file.schema_arrow.names):
             raise FileUnreadable("it names a column twice")
-        for batch in file.iter_batches(batch_size=10_000):
-            for values in batch.to_pylist():
+        for batch in file.iter_batches(batch_size=_parquet_rows(file)):
+            for values in _python_rows(_in_micros(batch)):
                 number += 1
+                if values is None:
+                    yield Record(number, None, "", "a map in it names a key twice")
+                    continue
                 found = {name: _parquet_value(value, kinds.get(name)) for name, value in values.items()}
                 told = json.dumps(found, ensure_ascii=False, default=str)
                 yield _record(number, told, lambda found=found: row_of(found, contract))  # type: ignore[misc]
 
 
-def _parquet_value(value: Any, kind: Any) -> Any:
-    """``value`` as text, lists and objects of texts as what they are."""
+def _parquet_rows(file: pq.ParquetFile) -> int:
+    """Rows to read at a time: of large ones fewer. A batch may be the whole of one row."""
+    of_all = sum(file.metadata.row_group(each).total_byte_size for each in range(file.num_row_groups))
+    rows: int = _BLOCK * 8 * file.metadata.num_rows // max(of_all, 1)
+    return max(1, min(10_000, rows))
+
+
+def _python_rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any] | None]:
+    """Its rows, null for one with a map that names a key twice: an object cannot hold both."""
+    try:
+        yield from batch.to_pylist(maps_as_pydicts="strict")
+    except KeyError:
+        for number in range(batch.num_rows):
+            try:
+                (row,) = batch.slice(number, 1).to_pylist(maps_as_pydicts="strict")
+            except KeyError:
+                row = None
+            yield row
+
+
+def _in_micros(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """``batch`` with times of nanoseconds cut to microseconds: PostgreSQL has no smaller ones."""
+    schema = pa.schema([field.with_type(_micros_type(field.type)) for field in batch.schema])
+    return batch if schema == batch.schema else batch.cast(schema, safe=False)
+
+
+def _micros_type(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_timestamp(kind) and kind.unit == "ns":
+        return pa.timestamp("us", kind.tz)
+    if pa.types.is_time64(kind) and kind.unit == "ns":
+        return pa.time64("us")
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_micros_type(field.type)) for field in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(_micros_type(kind.key_type), _micros_type(kind.item_type))
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_micros_type(kind.value_type)))
+    return kind
+
+
+def _parquet_value(value: Any, kind: Kind | None) -> Any:
+    """``value`` as text, lists and objects of texts as what they are; numbers in them as numbers."""
     if isinstance(value, list):
-        return [_parquet_value(each, None) for each in value]
+        return [_nested(each) for each in value]
     if isinstance(value, dict):
-        return {name: _parquet_value(each, None) for name, each in value.items()}
+        return _nested(value)
+    if isinstance(value, float) and (kind is None or kind in FLOATS):
+        return float_text(value, single=kind is Kind.FLOAT)
     if value is None or isinstance(value, str) or (isinstance(value, int) and kind is None):
         return value
     return value_text(value, kind)
+
+
+def _nested(value: Any) -> Any:
+    """``value`` inside a list, an object or a map, as JSON has it, which has no text for infinity."""
+    if isinstance(value, list):
+        return [_nested(each) for each in value]
+    if isinstance(value, dict):
+        return {_member(name): _nested(each) for name, each in value.items()}
+    if isinstance(value, float) and math.isfinite(value):
+        return Decimal(repr(value))
+    if value is None or isinstance(value, str | int | Decimal):
+        return value
+    return value_text(value, None)
+
+
+def _member(name: Any) -> str:
+    return name if isinstance(name, str) else value_text(name, None)
+
+
+def float_text(value: float, *, single: bool = False) -> str:
+    """``value`` as PostgreSQL writes a float (``single``: a real): the shortest digits that read as the same
+    number, with an exponent below 1e-4 and from 1e15 (1e6) on (``src/common/d2s.c``). Of a few numbers the
+    server writes one digit more."""
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
+    shortest = str(np.float32(value)) if single else repr(value)
+    sign, digits, exponent = Decimal(shortest).normalize().as_tuple()
+    assert isinstance(exponent, int)
+    power = len(digits) - 1 + exponent
+    if value == 0 or -5 < power < (6 if single else 15):
+        return format(Decimal((sign, digits, exponent)), "f")
+    rest = "".join(map(str, digits[1:]))
+    return f"{'-' if sign else ''}{digits[0]}{'.' + rest if rest else ''}e{power:+03d}"
 
 
 _READERS: Mapping[str, Callable[[Path, TableContract], Iterator[Record]]] = {

@@ -9,8 +9,6 @@ changed before it and below what was later. The same content again changes nothi
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -28,13 +26,13 @@ from omnisupport_ingest.sources.contracted_relation import contracted_relation
 from omnisupport_ingest.sources.manifests.examine import (
     Examined,
     ExaminedFile,
-    Fault,
     RowGates,
     SeedRefused,
     examine,
 )
 from omnisupport_ingest.sources.manifests.formats import Record, Row, digests, records
-from omnisupport_ingest.sources.manifests.policies import FULL_SNAPSHOT, INCREMENTAL
+from omnisupport_ingest.sources.manifests.landed_before import LandedBefore, Part, compact, sha256_of
+from omnisupport_ingest.sources.manifests.policies import FULL_SNAPSHOT
 from omnisupport_ingest.sources.manifests.seed_manifest import SeedManifest
 from omnisupport_ingest.sources.postgres.row_events import row_key
 from omnisupport_ingest.sources.query.cursor import (
@@ -57,6 +55,8 @@ FIRST_EPOCH = "first delivery"
 """Why a source of deliveries begins its epoch."""
 
 _BLOCK_ROWS = 5_000
+_BLOCK_CHARACTERS = 8 << 20
+"""Rows that are held at a time: as many as this, or as fill this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,23 +99,29 @@ def land(seed: SeedManifest, inlet: Inlet) -> Delivery:
     store = inlet.store
     with one_at_a_time(store.folder):
         _refuse_other_order(seed, store)
-        before = note_duplicates(seed, store, examined)
+        found = LandedBefore.of(seed, store, examined, alone=inlet.alone)
+        found.note_duplicates(examined)
         examined.refuse_rejected()
+        left = [each for each in found.parts if each.identity not in found.before]
         batches = []
-        for identity, files in _units(seed, examined):
-            if file_batch_id(identity) in before:
-                batches.append(_of_same_table(store.read(file_batch_id(identity)), seed))
-            else:
-                batches.append(_Unit(seed, inlet, files, identity, moment, ends=examined.whole).land())
-    return Delivery(tuple(batches), before, examined)
+        for part in found.parts:
+            landed = found.before.get(part.identity)
+            if landed is None:
+                left.remove(part)
+                # The delivery is complete when its last batch is there, and not before.
+                complete = None if left else found.complete
+                landed = _Unit(seed, inlet, part, moment, ends=examined.whole, complete=complete).land()
+            batches.append(landed)
+    return Delivery(tuple(batches), frozenset(each.batch_id for each in found.before.values()), examined)
 
 
 def look_through(seed: SeedManifest, inlet: Inlet) -> Examined:
     """What ``land`` would find, for a dry run; ``SeedRefused`` as of it, but for what a gate rejects."""
     _moment_of(seed, inlet)
     examined = examine(seed, inlet.licenses)
-    _refuse_other_order(seed, inlet.store)
-    note_duplicates(seed, inlet.store, examined)
+    store = inlet.store
+    _refuse_other_order(seed, store)
+    LandedBefore.of(seed, store, examined, alone=inlet.alone).note_duplicates(examined)
     return examined
 
 
@@ -135,74 +141,26 @@ def _moment_of(seed: SeedManifest, inlet: Inlet) -> datetime:
     return moment
 
 
-def note_duplicates(seed: SeedManifest, store: LandingStore, examined: Examined) -> frozenset[str]:
-    """Note in ``examined`` what of it has landed before; returns those batches."""
-    ids = [file_batch_id(identity) for identity, _ in _units(seed, examined)]
-    examined.batches = len(ids)
-    before = [batch_id for batch_id in ids if store.exists(batch_id)]
-    for batch_id in before:
-        note_duplicate(seed, batch_id, examined)
-    return frozenset(before)
-
-
-def note_duplicate(seed: SeedManifest, batch_id: str, examined: Examined) -> None:
-    """Note that content of ``seed`` has landed before, as ``batch_id``."""
-    examined.note(
-        Fault(
-            "duplicate_delivery",
-            seed.gates.duplicate_delivery,
-            str(seed.path),
-            None,
-            f"its content has landed before, as {batch_id}, and does not land twice",
-            "Nothing is to be done. To have a snapshot count again, give it the as_of that it is of.",
-        )
-    )
-
-
-def _units(seed: SeedManifest, examined: Examined) -> list[tuple[str, list[ExaminedFile]]]:
-    """The files that become one batch each, and what the batch is named by."""
-    files = examined.files
-    units = [files] if seed.load_mode == FULL_SNAPSHOT else [[file] for file in files]
-    found: dict[str, list[ExaminedFile]] = {}
-    for unit in units:
-        if unit:
-            # Files of one content are one batch.
-            found.setdefault(_identity(seed, unit, examined), unit)
-    return list(found.items())
-
-
-def _identity(seed: SeedManifest, files: Sequence[ExaminedFile], examined: Examined) -> str:
-    """What makes a batch the same: the content, and what else decides what it says.
-
-    A plain snapshot is its content alone. Rows that wait by a gate are another batch once they may land.
-    """
-    content = files[0].content if len(files) == 1 else _sha256("".join(each.content for each in files))
-    marks: list[str] = [each.waiting for each in files if each.waiting]
-    if seed.load_mode != FULL_SNAPSHOT:
-        marks.append(f"rows of {seed.contract.full_name}")
-    else:
-        marks += [f"as of {seed.as_of.isoformat()}"] if seed.as_of is not None else []
-        marks += [] if examined.whole else ["not whole"]
-    return _sha256(_compact([content, *marks])) if marks else content
-
-
 class _Unit:
-    """One batch of a delivery. ``ends``: a snapshot is whole, so what it lacks is gone."""
+    """One batch of a delivery. ``ends``: a snapshot is whole, so what it lacks is gone. ``complete``: up to
+    when the source is with it, null where it does not say."""
 
     def __init__(
         self,
         seed: SeedManifest,
         inlet: Inlet,
-        files: Sequence[ExaminedFile],
-        identity: str,
+        part: Part,
         moment: datetime,
         *,
         ends: bool,
+        complete: datetime | None,
     ) -> None:
         store = inlet.store
         epoch = store.current_epoch() or store.begin_epoch(FIRST_EPOCH, None, now=inlet.clock())
-        self._seed, self._inlet, self._files, self._identity = seed, inlet, files, identity
+        self._seed, self._inlet, self._files = seed, inlet, part.files
+        self._identity = part.free_name(store)
         self._moment, self._ends, self._epoch = moment, ends, epoch.number
+        self._complete = complete
         self._gates = RowGates(seed)
         self._cursor = CursorColumn.of(seed.contract) if seed.contract.cursor is not None else None
         # Rows that each stand where their own cursor says; those of a snapshot stand together.
@@ -248,16 +206,15 @@ class _Unit:
                     fix="Deliver it when its writer has finished.",
                 )
         seed = self._seed
-        complete = seed.as_of if seed.load_mode == INCREMENTAL and self._inlet.alone else None
         return writer.seal(
             file=FileSpan(
                 sha256=self._identity,
-                name=", ".join(each.file.path.name for each in self._files),
+                name=", ".join(each.file.path.name for each in self._files) or seed.path.name,
                 manifest=seed.path.name,
                 order=CURSOR_ORDER if self._cursor is not None else None,
             ),
             relations=(contracted_relation(seed.contract),),
-            confirmed_clock=complete,
+            confirmed_clock=self._complete,
         )
 
     def _events(self) -> Iterator[LandedEvent]:
@@ -267,11 +224,13 @@ class _Unit:
         before = 0
         for each in self._files:
             block: list[Record] = []
+            size = 0
             for record in records(each.file.path, self._seed.contract):
                 block.append(record)
-                if len(block) == _BLOCK_ROWS:
+                size += len(record.text)
+                if len(block) == _BLOCK_ROWS or size >= _BLOCK_CHARACTERS:
                     yield from self._of_block(each, block, before, ordinal)
-                    ordinal, block = self._after(ordinal, block), []
+                    ordinal, block, size = self._after(ordinal, block), [], 0
             yield from self._of_block(each, block, before, ordinal)
             ordinal = self._after(ordinal, block)
             before += each.rows
@@ -316,7 +275,7 @@ class _Unit:
         row = record.row
         if row is None:
             return self._event("r", ordinal, None, None)
-        return self._event("r", ordinal, _key_of(row, self._seed), _compact(row))
+        return self._event("r", ordinal, _key_of(row, self._seed), compact(row))
 
     def _event(self, op: str, ordinal: int, key: str | None, after: str | None) -> LandedEvent:
         contract = self._seed.contract
@@ -330,8 +289,8 @@ class _Unit:
         )  # fmt: skip
 
     def _kept_out(self, gate: str, record: Record) -> str:
-        digest = _sha256(f"{self._identity} {record.number} {record.text}")[:16]
-        return _compact(["kept out", gate, record.number, digest])
+        digest = sha256_of(f"{self._identity} {record.number} {record.text}")[:16]
+        return compact(["kept out", gate, record.number, digest])
 
     def _first_ordinal(self) -> int:
         if self._cursor is not None:
@@ -349,7 +308,7 @@ class _Unit:
 def _columns(rows: Sequence[Row], seed: SeedManifest, cursor: CursorColumn) -> Rows:
     """``rows``, all with a cursor, as a reading by queries gives them."""
     keys = [_key_of(row, seed) for row in rows]
-    images = [_compact(row) for row in rows]
+    images = [compact(row) for row in rows]
     times = pa.nulls(len(rows), pa.int64())
     if cursor.event_time is not None:
         times = micros_of(pa.array([row[cursor.event_time] for row in rows], pa.string()))
@@ -386,21 +345,3 @@ def _refuse_other_order(seed: SeedManifest, store: LandingStore) -> None:
                 "as their positions are others.",
                 fix="Land them as a source of their own: contracts with another x-cdc.source.",
             )
-
-
-def _of_same_table(landed: Manifest, seed: SeedManifest) -> Manifest:
-    table = (seed.contract.schema, seed.contract.table)
-    if any((relation.schema, relation.table) != table for relation in landed.relations):
-        raise SeedRefused(
-            f"The content of {seed.path} has landed as batch {landed.batch_id}, for another table.",
-            fix="One content is one batch of one table: correct the contract that the manifest names.",
-        )
-    return landed
-
-
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _compact(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import json
+import math
+import random
+import struct
+from contextlib import closing
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from omnisupport_ingest.contracts.load import TableContract
-from omnisupport_ingest.sources.manifests.formats import FileUnreadable, digests, records
-from omnisupport_ingest.sources.manifests.land import land
+from omnisupport_ingest.sources.manifests import formats
+from omnisupport_ingest.sources.manifests import land as land_module
+from omnisupport_ingest.sources.manifests.formats import FileUnreadable, Record, digests, float_text, records
+from omnisupport_ingest.sources.manifests.land import _Unit, land
+from omnisupport_ingest.sources.postgres.connection import connect
+from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
 from omnisupport_ingest_tests.sources.manifests.deliveries import (
     CONTRACTS,
     content,
@@ -115,3 +127,109 @@ def test_values_of_parquet_are_the_texts_of_postgresql(tmp_path: Path) -> None:
     assert record.row["updated_at"] == "2026-04-18 10:00:00.25+00"
     assert (record.row["novel_number"], record.row["novel_flag"]) == ("1.50", "t")
     assert (record.row["novel_object"], record.row["error_codes"]) == ('{"a":[1,null]}', '{"a"}')
+
+
+@pytest.mark.parametrize("at", [2, 3000])
+def test_a_large_value_of_csv_is_read_with_the_rows_around_it(tmp_path: Path, at: int) -> None:
+    lines = [b"ticket_id,subject"] + [b"TKT-%d,%s" % (number, b"x" * 3000) for number in range(2, 4000)]
+    lines[at - 1] = b'TKT-large,"%s\n"' % (b"y" * (9 << 20))
+    lines[at] = b"TKT,a,b"
+    path = tmp_path / "rows.csv"
+    path.write_bytes(b"\n".join(lines) + b"\n")
+    found = [(each.number, each.fault, len(each.text)) for each in records(path, contract())]
+    assert [number for number, _, _ in found] == list(range(2, 4000))
+    assert [number for number, fault, _ in found if fault is not None] == [at + 1]
+    assert next(length for number, _, length in found if number == at) > 9 << 20
+
+
+def test_a_record_of_csv_that_no_block_holds_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(formats, "_CSV_BLOCKS", (1 << 10, 1 << 12))
+    given = b"ticket_id,subject\nTKT-1,a\nTKT-2," + b"x" * (1 << 16) + b"\n"
+    with pytest.raises(FileUnreadable, match="the record behind number 2 is longer"):
+        read(tmp_path, ".csv", given)
+
+
+@pytest.mark.parametrize("packed", [".jsonl.gz", ".jsonl.zst", ".csv.gz"])
+def test_a_packed_file_without_a_byte_is_not_a_whole_one(tmp_path: Path, packed: str) -> None:
+    path = tmp_path / f"rows{packed}"
+    path.write_bytes(b"")
+    with pytest.raises(FileUnreadable, match="not a whole"):
+        digests(path)
+    with pytest.raises(FileUnreadable, match="not a whole"):
+        list(records(path, contract()))
+
+
+def of_parquet(folder: Path, **columns: pa.Array) -> list[Record]:
+    rows = len(next(iter(columns.values())))
+    keys = pa.array([f"TKT-{number}" for number in range(rows)])
+    pq.write_table(pa.table({"ticket_id": keys, **columns}), folder / "rows.parquet")
+    return list(records(folder / "rows.parquet", contract()))
+
+
+def test_maps_numbers_and_times_of_parquet_are_what_they_were(tmp_path: Path) -> None:
+    nanos = 1_776_506_400_123_456_789
+    (record,) = of_parquet(
+        tmp_path,
+        a_map=pa.array([[("a", 1), ("b", None)]], pa.map_(pa.string(), pa.int64())),
+        no_map=pa.array([[]], pa.map_(pa.string(), pa.int64())),
+        of_numbers=pa.array([[(1, 2.5)]], pa.map_(pa.int64(), pa.float64())),
+        large=pa.array([1e22]),
+        inside=pa.array([{"a": 1e22, "b": [1.5, None], "c": Decimal("1.50"), "d": float("inf")}]),
+        updated_at=pa.array([nanos], pa.timestamp("ns", "UTC")),
+        at=pa.array([123_456_789], pa.time64("ns")),
+        times=pa.array([[nanos]], pa.list_(pa.timestamp("ns"))),
+    )
+    row = record.row
+    assert row is not None, record.fault
+    assert (row["a_map"], row["no_map"], row["of_numbers"]) == ('{"a":1,"b":null}', "{}", '{"1":2.5}')
+    assert row["large"] == "1e+22"
+    assert row["inside"] == '{"a":10000000000000000000000,"b":[1.5,null],"c":1.50,"d":"Infinity"}'
+    assert (row["updated_at"], row["at"]) == ("2026-04-18 10:00:00.123456+00", "00:00:00.123456")
+    assert row["times"] == '["2026-04-18 10:00:00.123456"]'
+
+
+def test_a_map_that_names_a_key_twice_is_no_row_and_the_others_are(tmp_path: Path) -> None:
+    maps = pa.array([[("a", 1)], [("a", 1), ("a", 2)], [("b", 2)]], pa.map_(pa.string(), pa.int64()))
+    found = of_parquet(tmp_path, novel=maps)
+    assert [each.fault for each in found] == [None, "a map in it names a key twice", None]
+    assert [each.number for each in found] == [1, 2, 3]
+
+
+def test_rows_are_held_by_what_they_fill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    large = [ticket(number, subject="x" * 40_000) for number in range(1, 60)]
+    sizes = []
+    of_block = _Unit._of_block
+
+    def noted(self: _Unit, file: Any, block: Any, before: int, ordinal: int) -> Any:
+        sizes.append(sum(len(each.text) for each in block))
+        return of_block(self, file, block, before, ordinal)
+
+    monkeypatch.setattr(_Unit, "_of_block", noted)
+    monkeypatch.setattr(land_module, "_BLOCK_CHARACTERS", 200_000)
+    into = inlet(tmp_path)
+    land(delivery(tmp_path, "full_snapshot", large), into)
+    assert len([each for each in events(into) if each["op"] == "r"]) == 59
+    assert max(sizes) < 300_000
+
+
+def test_floats_are_written_as_the_server_writes_them(postgres: EmbeddedPostgres) -> None:
+    chance = random.Random(7)
+    drawn = [struct.unpack("d", chance.randbytes(8))[0] for _ in range(3000)]
+    drawn += [sign * 10.0**power for power in range(-30, 30) for sign in (1, -1)]
+    drawn += [0.0, -0.0, 1.5, 123456.0, 1234567.0, 999999999999999.0, 1e15, float("inf"), float("nan")]
+    small = [each for each in drawn if not 3e38 < abs(each) < math.inf and not 0 < abs(each) < 1e-37]
+    singles = [float(np.float32(each)) for each in small]
+    ask = "SELECT (v::{})::text FROM unnest(%s) WITH ORDINALITY u (v, n) ORDER BY n"
+    with closing(connect(postgres.dsn())) as connection, connection.cursor() as cursor:
+        for kind, numbers in (("float8", drawn), ("float4", singles)):
+            cursor.execute(ask.format(kind), ([repr(each) for each in numbers],))
+            theirs = [text for (text,) in cursor.fetchall()]
+            ours = [float_text(each, single=kind == "float4") for each in numbers]
+            other = [pair for pair in zip(ours, theirs, strict=True) if pair[0] != pair[1]]
+            assert len(other) < len(numbers) / 100, other[:5]
+            # One digit more of the same number, in the same form.
+            for our, their in other:
+                assert (len(our) + 1, our.rpartition("e")[2]) == (len(their), their.rpartition("e")[2])
+                assert float(our) == float(their) or np.float32(our) == np.float32(their)

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from omnisupport_ingest.contracts.load import TableContract
+from omnisupport_ingest.landing.manifest import CURSOR_ORDER, FileSpan
+from omnisupport_ingest.landing.names import file_batch_id
+from omnisupport_ingest.landing.writer import BatchWriter
+from omnisupport_ingest.sources.contracted_relation import contracted_relation
 from omnisupport_ingest.sources.debezium.land import Inlet as EventInlet
 from omnisupport_ingest.sources.manifests.examine import SeedRefused
 from omnisupport_ingest.sources.manifests.land import Inlet, land
-from omnisupport_ingest.sources.manifests.seed_manifest import load_manifest
+from omnisupport_ingest.sources.manifests.seed_manifest import SeedManifest, load_manifest
 from omnisupport_ingest_tests.sources.manifests.deliveries import (
     CONTRACTS,
     GRID,
     MANIFESTS,
     NOW,
+    content,
     delivery,
+    document,
     events,
     inlet,
     ticket,
@@ -120,3 +129,105 @@ def test_a_cursor_that_orders_nothing_keeps_its_row_out(tmp_path: Path) -> None:
     land(delivery(tmp_path, "backfill", rows), into)
     waiting, good = events(into)
     assert (waiting["key"], waiting["file_row"], good["file_row"]) == (None, 2, 1)
+
+
+def several(folder: Path, mode: str, parts: dict[str, list[dict[str, Any]]], **more: Any) -> SeedManifest:
+    """The manifest ``several.json`` of a file for each of ``parts``, in their order."""
+    files = {}
+    for name, rows in parts.items():
+        (folder / name).write_bytes(content(rows, ".jsonl"))
+        files[folder / name] = len(rows)
+    manifest = folder / "several.json"
+    manifest.write_text(json.dumps(document(mode, files, **more)))
+    return load_manifest(manifest, CONTRACTS)
+
+
+THREE = {f"{number}.jsonl": [ticket(number)] for number in (1, 2, 3)}
+
+
+def test_a_delivery_of_several_files_is_complete_with_the_last_of_them(tmp_path: Path) -> None:
+    into = inlet(tmp_path)
+    batches = land(several(tmp_path, "incremental_cursor", THREE, as_of=AS_OF), into).batches
+    said = datetime.fromisoformat(AS_OF)
+    assert [each.arrival.watermark for each in batches] == [None, None, said]
+
+
+def test_a_delivery_that_was_interrupted_is_complete_when_the_rest_of_it_has_landed(tmp_path: Path) -> None:
+    into = inlet(tmp_path)
+    told = {"as_of": AS_OF, "gates": {"duplicate_delivery": "reject"}}
+    last = several(tmp_path, "incremental_cursor", {"3.jsonl": THREE["3.jsonl"]})
+    land(last, into)
+    # The same manifest, of which a killed command has landed the last file.
+    done = land(several(tmp_path, "incremental_cursor", THREE, **told), into)
+    assert len(done.before) == 1 and len(done.batches) == 3
+    assert done.batches[1].arrival.watermark == datetime.fromisoformat(AS_OF)
+    with pytest.raises(SeedRefused, match="has landed before"):
+        land(several(tmp_path, "incremental_cursor", THREE, **told), into)
+
+
+def test_a_file_of_another_delivery_is_still_a_duplicate(tmp_path: Path) -> None:
+    into = inlet(tmp_path)
+    land(delivery(tmp_path, "incremental_cursor", THREE["1.jsonl"], name="first.jsonl"), into)
+    with pytest.raises(SeedRefused, match="has landed before"):
+        land(several(tmp_path, "incremental_cursor", THREE, gates={"duplicate_delivery": "reject"}), into)
+
+
+def test_equal_content_at_a_later_time_says_that_nothing_was_changed(tmp_path: Path) -> None:
+    into = inlet(tmp_path)
+    for hour in (10, 12, 11):
+        seed = delivery(
+            tmp_path,
+            "incremental_cursor",
+            [ticket(1)],
+            as_of=f"2026-04-18T{hour}:00:00Z",
+            gates={"duplicate_delivery": "accept" if hour == 11 else "reject"},
+        )
+        assert land(seed, into).already_landed is (hour == 11)
+    assert into.store.landed().watermark == datetime.fromisoformat("2026-04-18T12:00:00Z")
+    assert len(events(into)) == 1
+
+
+def test_a_delivery_that_lacks_a_file_is_not_complete(tmp_path: Path) -> None:
+    into = inlet(tmp_path)
+    seed = several(tmp_path, "incremental_cursor", THREE, as_of=AS_OF, gates={"missing_file": "warn"})
+    (tmp_path / "2.jsonl").unlink()
+    assert {each.arrival.watermark for each in land(seed, into).batches} == {None}
+    (tmp_path / "2.jsonl").write_bytes(content(THREE["2.jsonl"], ".jsonl"))
+    land(seed, into)
+    assert into.store.landed().watermark == datetime.fromisoformat(AS_OF)
+
+
+def test_a_snapshot_is_the_same_whatever_order_its_files_are_named_in(tmp_path: Path) -> None:
+    into = inlet(tmp_path)
+    assert not land(several(tmp_path, "full_snapshot", THREE, as_of=AS_OF), into).already_landed
+    backwards = dict(reversed(THREE.items()))
+    assert land(several(tmp_path, "full_snapshot", backwards, as_of=AS_OF), into).already_landed
+
+
+def test_an_empty_snapshot_of_a_second_table_lands_too(tmp_path: Path) -> None:
+    orders = replace(contract_of_tickets(), name="orders", table="orders", path="orders.json")
+    into = inlet(tmp_path)
+    for each in (contract_of_tickets(), orders):
+        seed = delivery(tmp_path, "full_snapshot", [], as_of=AS_OF)
+        done = land(replace(seed, contract=each), into)
+        assert not done.already_landed
+        (relation,) = done.batches[0].relations
+        assert relation.table == each.table
+
+
+def test_a_snapshot_that_an_earlier_version_landed_is_known(tmp_path: Path) -> None:
+    into = inlet(tmp_path)
+    seed = several(tmp_path, "full_snapshot", THREE)
+    contents = "".join(each.sha256 for each in seed.files)
+    earlier = hashlib.sha256(contents.encode()).hexdigest()
+    into.store.begin_epoch("first delivery", None, now=NOW)
+    with BatchWriter(into.store, GRID, 1, file_batch_id(earlier), clock=lambda: NOW) as writer:
+        writer.seal(
+            file=FileSpan(earlier, "1.jsonl, 2.jsonl, 3.jsonl", seed.path.name, CURSOR_ORDER),
+            relations=(contracted_relation(seed.contract),),
+        )
+    assert land(seed, into).already_landed
+
+
+def contract_of_tickets() -> TableContract:
+    return next(each for each in CONTRACTS if each.name == "omnisupport_tickets")

@@ -12,6 +12,7 @@ from omnisupport_ingest.contracts.documents import program_file
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.sources.debezium.handling import Handling
 from omnisupport_ingest.sources.debezium.land import Inlet as EventInlet
+from omnisupport_ingest.sources.debezium.land import land as land_file
 from omnisupport_ingest.sources.manifests import policies
 from omnisupport_ingest.sources.manifests.events import examine_events, land_events
 from omnisupport_ingest.sources.manifests.examine import SeedRefused, windows_of_batches
@@ -206,3 +207,22 @@ def test_a_replay_of_a_batch_that_has_not_landed_does_what_its_gate_says(tmp_pat
 
 def test_every_refused_policy_gives_a_reason() -> None:
     assert all(found.why for each in EVERY if isinstance(found := rule(*each), Refused))
+
+
+def test_an_interrupted_delivery_of_events_goes_on_where_duplicates_are_rejected(tmp_path: Path) -> None:
+    document = json.loads((MANIFESTS / "partner_tickets_events.json").read_text())
+    lines = program_file("data/debezium_events/partner_tickets.jsonl").read_bytes().splitlines(keepends=True)
+    document["gates"]["duplicate_delivery"], document["files"] = "reject", []
+    for name, part in (("one.jsonl", lines[:2]), ("two.jsonl", lines[2:])):
+        (tmp_path / name).write_bytes(b"".join(part))
+        sha256 = digests(tmp_path / name).file
+        document["files"].append({"path": name, "sha256": sha256, "rows": len(part)})
+    path = tmp_path / "manifest.json"
+    path.write_text(json.dumps(document))
+    seed = load_manifest(path, CONTRACTS)
+    store = LandingStore(tmp_path / "landing", "partner_desk")
+    into = EventInlet(store, GRID, CONTRACTS, "support_desk", Handling(), clock=lambda: NOW)
+    land_file(tmp_path / "one.jsonl", into)
+    assert len(land_events(seed, into).before) == 1 and len(store.batch_ids()) == 2
+    with pytest.raises(SeedRefused, match="gate duplicate_delivery: reject"):
+        land_events(seed, into)

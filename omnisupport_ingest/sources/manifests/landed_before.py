@@ -1,0 +1,151 @@
+"""What of a delivery has landed before: the batches it becomes, how each is named, and which are there.
+
+A batch is named by its content, so a delivery that comes again, or was interrupted, is known. What has landed
+with another delivery is a duplicate, of which the manifest's gate says what becomes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Self
+
+from omnisupport_ingest.landing.manifest import Manifest
+from omnisupport_ingest.landing.names import file_batch_id
+from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.sources.manifests.examine import Examined, ExaminedFile, Fault
+from omnisupport_ingest.sources.manifests.policies import FULL_SNAPSHOT, INCREMENTAL
+from omnisupport_ingest.sources.manifests.seed_manifest import SeedManifest
+
+
+def note_landed(seed: SeedManifest, before: Collection[Manifest], examined: Examined) -> None:
+    """Note what of a delivery had landed ``before`` by another. ``examined.batches`` is set.
+
+    What a delivery that was interrupted has landed itself is no duplicate: the rest of it is still to come.
+    """
+    whole = len(before) == examined.batches
+    for each in before:
+        begun_here = each.file is None or each.file.manifest in ("", seed.path.name)
+        if whole or not begun_here:
+            note_duplicate(seed, each.batch_id, examined)
+
+
+def note_duplicate(seed: SeedManifest, batch_id: str, examined: Examined) -> None:
+    """Note that content of ``seed`` has landed before, as ``batch_id``."""
+    examined.note(
+        Fault(
+            "duplicate_delivery",
+            seed.gates.duplicate_delivery,
+            str(seed.path),
+            None,
+            f"its content has landed before, as {batch_id}, and does not land twice",
+            "Nothing is to be done. To have a snapshot count again, give it the as_of that it is of.",
+        )
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The files that become one batch, none where it only says how far the source is complete.
+
+    ``identity``: what the batch is named by. ``others``: other names of it: with its table, for content that
+    has landed as that of another one (every empty file is the same), and as earlier versions named it.
+    """
+
+    files: tuple[ExaminedFile, ...]
+    identity: str
+    others: tuple[str, ...] = ()
+
+    def landed(self, seed: SeedManifest, store: LandingStore) -> Manifest | None:
+        """The batch, if it is there."""
+        table = (seed.contract.schema, seed.contract.table)
+        for name in (self.identity, *self.others):
+            if store.exists(file_batch_id(name)):
+                found = store.read(file_batch_id(name))
+                if all((each.schema, each.table) == table for each in found.relations):
+                    return found
+        return None
+
+    def free_name(self, store: LandingStore) -> str:
+        """What the batch is named by that is to land."""
+        names = (self.identity, *self.others)
+        return next(each for each in names if not store.exists(file_batch_id(each)))
+
+
+@dataclass(frozen=True)
+class LandedBefore:
+    """A delivery beside what has landed: ``before``: the batches that are there, by what they are named by;
+    ``complete``: up to when the source is complete with it, null where it does not say."""
+
+    seed: SeedManifest
+    parts: tuple[Part, ...]
+    before: dict[str, Manifest]
+    complete: datetime | None
+
+    @classmethod
+    def of(cls, seed: SeedManifest, store: LandingStore, examined: Examined, *, alone: bool) -> Self:
+        """``alone``: the source has one table, so a delivery says how far all of it is complete."""
+        parts = _parts(seed, examined)
+        complete = None
+        if seed.load_mode == INCREMENTAL and alone and len(examined.files) == len(seed.files):
+            complete = seed.as_of
+        landed = {each.identity: each.landed(seed, store) for each in parts}
+        if complete is not None and all(landed.values()) and not _reaches(store, complete):
+            # Equal content at a later time: no row is new, and that is what it says.
+            told = Part((), sha256_of(compact(["complete", complete.isoformat(), *landed])))
+            parts, landed = (*parts, told), landed | {told.identity: told.landed(seed, store)}
+        before = {identity: each for identity, each in landed.items() if each is not None}
+        return cls(seed, parts, before, complete)
+
+    def note_duplicates(self, examined: Examined) -> None:
+        """Note in ``examined`` what of it has landed before."""
+        examined.batches = len(self.parts)
+        says_more = any(not each.files and each.identity not in self.before for each in self.parts)
+        if not says_more:
+            note_landed(self.seed, self.before.values(), examined)
+
+
+def _reaches(store: LandingStore, moment: datetime) -> bool:
+    """Whether the watermark is at ``moment`` already."""
+    watermark = store.landed().watermark
+    return watermark is not None and watermark >= moment
+
+
+def _parts(seed: SeedManifest, examined: Examined) -> tuple[Part, ...]:
+    files = examined.files
+    snapshot = seed.load_mode == FULL_SNAPSHOT
+    found: dict[str, Part] = {}
+    for unit in [tuple(files)] if snapshot and files else [(file,) for file in files]:
+        marks = [each.waiting for each in unit if each.waiting]
+        content = [each.content for each in unit]
+        if not snapshot:
+            identity = sha256_of(compact([*content, *marks, f"rows of {seed.contract.full_name}"]))
+            # Files of one content are one batch.
+            found.setdefault(identity, Part(unit, identity))
+            continue
+        # Rows that wait by a gate are another batch once they may land.
+        marks += [f"as of {seed.as_of.isoformat()}"] if seed.as_of is not None else []
+        marks += [] if examined.whole else ["not whole"]
+        # Whatever order its files are named in.
+        identity = _snapshot_name(sorted(content), sorted(marks))
+        of_table = sha256_of(compact([identity, f"snapshot of {seed.contract.full_name}"]))
+        found[identity] = Part(unit, identity, (of_table, _snapshot_name(content, marks)))
+    return tuple(found.values())
+
+
+def _snapshot_name(content: Sequence[str], marks: Sequence[str]) -> str:
+    """A plain snapshot is its content alone."""
+    of_all = content[0] if len(content) == 1 else sha256_of("".join(content))
+    return sha256_of(compact([of_all, *marks])) if marks else of_all
+
+
+def sha256_of(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def compact(value: object) -> str:
+    """``value`` as JSON without blanks."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
