@@ -178,6 +178,9 @@ class Sources:
             "--env VARIABLE",
         )
 
+    def of_kind(self, kind: SourceKind) -> tuple[SourceDefinition, ...]:
+        return tuple(each for each in self.all if each.kind is kind)
+
 
 def sources_in_force(settings: Settings, contracts: Contracts | None = None) -> Sources:
     """The sources of the home of ``settings``: those defined, and those that its contracts imply."""
