@@ -34,7 +34,7 @@ FEW_ROWS = 20_000
 FEW_BYTES = 16 * 1024 * 1024
 """Of compressed files, likewise: a task holds its rows in memory."""
 
-FEW_FILES = 64
+FEW_FILES = 256
 """Likewise; many small files are read by many tasks."""
 
 Work = Callable[[], "pa.Table | None"]

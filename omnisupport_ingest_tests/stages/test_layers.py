@@ -121,6 +121,27 @@ def test_whole_columns_single_events_and_one_task_give_the_same_content(tmp_path
     assert all(each == found[0] for each in found)
 
 
+def test_a_small_run_is_one_job_for_each_layer(story, spark):
+    story.land(INSERT, UPDATE)
+    run(story, spark, FIRST)
+    story.land(Commit(30, 3, [Change("u", 1, {"title": "three"}, unchanged=("body",))]))
+    jobs = {}
+    for name, layer, of in (
+        ("raw", raw, SOURCE),
+        ("deduped", deduped, SOURCE),
+        ("net", net_changes, story.contract),
+    ):
+        spark.sparkContext.setJobGroup(f"small {name}", "one run")
+        layer.materialize(story.workspace, spark, of, [FIRST], "run")
+        jobs[name] = len(spark.sparkContext.statusTracker().getJobIdsForGroup(f"small {name}"))
+    spark.sparkContext.setJobGroup("small dimension", "one run")
+    dimensions.update(story.workspace, spark, story.contract, "run")
+    jobs["dimension"] = len(spark.sparkContext.statusTracker().getJobIdsForGroup("small dimension"))
+    # The gate's one question about the rows that were written is two jobs, for it is an aggregate.
+    assert jobs == {"raw": 1, "deduped": 1, "net": 1, "dimension": 3}
+    assert state(story, spark)[1][0] == "three"
+
+
 def test_a_second_delivery_is_kept_in_raw_and_dropped_as_duplicate_downstream(story, spark):
     story.land(INSERT, UPDATE)
     first = run(story, spark, FIRST)
