@@ -55,7 +55,7 @@ crash-test: $(INSTALLED) ## Kill the processes at every gate of recovery
 
 .PHONY: prove
 prove: $(INSTALLED) ## Hold random histories in every layer against the oracle (SEEDS=1000 START=0)
-	$(BIN)/python -m omnisupport_ingest_tests.proof --seeds $(SEEDS) --start $(START) $(ARGS)
+	$(BIN)/python -m omnisupport_ingest_tests.proof --seeds $(SEEDS) --start $(START) --ways $(ARGS)
 
 .PHONY: explore
 explore: $(INSTALLED) ## Try what the pinned tests never do: fresh seeds for properties and proof (SECONDS=60 SEEDS=6)

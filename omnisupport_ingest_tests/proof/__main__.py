@@ -17,6 +17,8 @@ from omnisupport_ingest_tests.jvm import start_for_small_work
 from omnisupport_ingest_tests.proof.run import ProofFailed, prove
 from omnisupport_ingest_tests.proof.story import Story, draw
 from omnisupport_ingest_tests.proof.tally import IN_HISTORIES, IN_SCHEDULES, LEFT_OPEN, Tally
+from omnisupport_ingest_tests.proof.ways import LANES as WAY_LANES
+from omnisupport_ingest_tests.proof.ways import WAYS, prove_ways
 
 LANES = 100
 """Histories that share a home, by default: many in one Spark job, few enough to read what failed."""
@@ -36,9 +38,17 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, help="go on with the next seeds until so many are over")
     parser.add_argument("--steps", action="store_true", help="print every step")
     parser.add_argument("--until-one-fails", action="store_true", help="stop at the first home that fails")
+    parser.add_argument(
+        "--ways",
+        nargs="*",
+        choices=WAYS,
+        metavar="WAY",
+        help=f"bring the first {WAY_LANES} histories of each home in by every way, or by these alone: "
+        f"{', '.join(WAYS)}",
+    )
     parser.add_argument("--keep", type=Path, help="run in this folder and keep what failed there")
     asked = parser.parse_args()
-    began, seen, failed = time.monotonic(), Tally(), 0
+    began, seen, failed, by_ways = time.monotonic(), Tally(), 0, 0
     with tempfile.TemporaryDirectory(prefix="omnisupport-proof-") as temporary:
         root = (asked.keep or Path(temporary)).absolute()
         os.environ.setdefault("TZ", "UTC")
@@ -55,9 +65,12 @@ def main() -> int:
             say = print if asked.steps else _quiet
             try:
                 tally = prove(story, root / f"{seeds.start}", spark, say=say).tally
+                if asked.ways is not None:
+                    some = seeds[:WAY_LANES]
+                    by_ways += prove_ways(some, root / f"ways-{seeds.start}", spark, asked.ways or WAYS)
             except Exception as error:
                 print(f"  fails; {time.monotonic() - started:.0f} s", flush=True)
-                print(_failure(error, seeds, asked.lanes, asked.landings), file=sys.stderr, flush=True)
+                print(_failure(error, seeds, asked), file=sys.stderr, flush=True)
                 failed += 1
                 if asked.until_one_fails:
                     break
@@ -65,6 +78,10 @@ def main() -> int:
             seen.add(tally)
             print(f"  as the oracle says; {time.monotonic() - started:.0f} s", flush=True)
     print(_summary(seen, time.monotonic() - began))
+    if asked.ways is not None:
+        print(
+            f"Events that ended in the same dimensions by each of {', '.join(asked.ways or WAYS)}: {by_ways}"
+        )
     if seen.too_many_left_open:
         print(f"Too many {LEFT_OPEN}: {seen.things[LEFT_OPEN]}", file=sys.stderr)
         failed += 1
@@ -94,15 +111,16 @@ def _hindered(story: Story) -> str:
     return f"{gaps[0]}, {parts}, Arrow batches of {story.cut.rows_of_a_batch}, {kernels}"
 
 
-def _failure(error: Exception, seeds: range, lanes: int, landings: int | None) -> str:
+def _failure(error: Exception, seeds: range, asked: argparse.Namespace) -> str:
     lines = [str(error) if isinstance(error, ProofFailed) else traceback.format_exc()]
     found = error.differences if isinstance(error, ProofFailed) else []
     touched = sorted({each.lane for each in found if each.lane is not None})
     if touched:
         lines.append(f"Histories that differ: seed {', '.join(map(str, touched))}")
     command = "python -m omnisupport_ingest_tests.proof --steps"
-    command += f" --landings {landings}" if landings else ""
-    lines.append(f"Again: {command} --start {seeds.start} --seeds {len(seeds)} --lanes {lanes}")
+    command += f" --landings {asked.landings}" if asked.landings else ""
+    command += "" if asked.ways is None else " ".join([" --ways", *asked.ways])
+    lines.append(f"Again: {command} --start {seeds.start} --seeds {len(seeds)} --lanes {asked.lanes}")
     return "\n".join(lines)
 
 

@@ -43,9 +43,16 @@ class Broker:
         self, topic: str, values: Iterable[tuple[Any, Any]], partition: int = 0, **settings: Any
     ) -> None:
         """Send key and value of each record: bytes as they are, None, or else as JSON."""
+        self.produce_with_headers(topic, ((key, value, {}) for key, value in values), partition, **settings)
+
+    def produce_with_headers(
+        self, topic: str, records: Iterable[tuple[Any, Any, dict[str, str]]], partition: int, **settings: Any
+    ) -> None:
+        """As ``produce``, each with its headers."""
         producer = Producer({"bootstrap.servers": self.address} | settings)
-        for key, value in values:
-            producer.produce(topic, key=encoded(key), value=encoded(value), partition=partition)
+        for key, value, headers in records:
+            told = [(name, text.encode()) for name, text in headers.items()]
+            producer.produce(topic, key=encoded(key), value=encoded(value), partition=partition, headers=told)
             producer.poll(0)
         assert producer.flush(60) == 0
 

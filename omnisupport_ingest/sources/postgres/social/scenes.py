@@ -35,7 +35,7 @@ def people_write_anything(network: Network) -> None:
 
 
 def accounts_are_closed_and_one_returns(network: Network) -> None:
-    """Soft deletes of users with what they wrote in one transaction; one account is alive again."""
+    """Soft deletes of users and of some of their posts in one transaction; one account is alive again."""
     leaving = network.rows_of("SELECT id FROM social.users WHERE deleted_at IS NULL ORDER BY id LIMIT 2")
     written = network.rows_of(
         "SELECT id FROM social.posts WHERE user_id = ANY(%s) AND deleted_at IS NULL ORDER BY id LIMIT 5",
@@ -125,8 +125,8 @@ def a_follow_is_turned_round(network: Network) -> None:
 
 
 def somebody_is_forgotten(network: Network) -> None:
-    """A user is deleted for good, with everything that is theirs, in one transaction over five tables."""
-    [user] = network.keys["users"].some(network.rng, 1)
+    """The newest user is deleted for good, with everything that is theirs, in one transaction."""
+    user = network.keys["users"].live[-1]
     with network.transaction():
         for table, columns in (
             ("likes", ("user_id",)),
@@ -137,7 +137,7 @@ def somebody_is_forgotten(network: Network) -> None:
             of = TABLES[table]
             named = " OR ".join(f"{column} = %s" for column in columns)
             keys = network.rows_of(
-                f"SELECT {of.key_columns} FROM {of.name} WHERE {named} ORDER BY {of.key_columns} LIMIT 5",
+                f"SELECT {of.key_columns} FROM {of.name} WHERE {named} ORDER BY {of.key_columns}",
                 user * len(columns),
             )
             network.delete(table, keys)

@@ -1,0 +1,150 @@
+"""The way that sees no history: tables read by a cursor, deletes noticed by comparing keys.
+
+What such a reading can see is what the tables hold at the time. So the random histories are told to tables of
+a PostgreSQL, part by part, each row that differs with the time of its change; after each part the dimension
+must hold exactly what the tables do, and have every other row that was read as deleted.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import psycopg2
+from psycopg2.extensions import connection as Connection
+from pyspark.sql import SparkSession
+
+from omnisupport_ingest.contracts.load import contract_paths, load_contracts
+from omnisupport_ingest.contracts.sources import SourceDefinition, SourceKind
+from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
+from omnisupport_ingest.sources.query.run import QuerySource
+from omnisupport_ingest.stages.lake_keys import dimension_keys
+from omnisupport_ingest.stages.workspace import Workspace
+from omnisupport_ingest_tests.oracle.model import Event, Image, Key, TableShape
+from omnisupport_ingest_tests.oracle.oracle import current_state
+from omnisupport_ingest_tests.proof import compare
+from omnisupport_ingest_tests.proof.compare import Difference
+from omnisupport_ingest_tests.proof.platform import Platform
+from omnisupport_ingest_tests.proof.tables import KEY, SHAPES, SOURCE, TYPES, Terms, held, shapes_of
+
+CURSOR = "changed"
+TERMS = {
+    shape.name: Terms({}, 900, 1000, beside=(CURSOR,), retyped={CURSOR: "timestamp with time zone"})
+    for shape in SHAPES
+}
+PARTS = 4
+
+Rows = Mapping[Key, Image]
+
+
+def prove_by_cursor(events: Sequence[Event], folder: Path, spark: SparkSession) -> Iterator[Difference]:
+    """Tell ``events`` to tables in parts; what differs after one of them."""
+    platform = Platform(folder, spark, TERMS, {})
+    _name_cursors(platform)
+    with ExitStack() as resources:
+        server = EmbeddedPostgres(folder / "server")
+        resources.callback(server.destroy)
+        server.start()
+        tables = resources.enter_context(closing(psycopg2.connect(server.dsn())))
+        _make(tables)
+        source = _source(platform.workspace, folder, server.dsn())
+        told: dict[str, Rows] = {shape.name: {} for shape in SHAPES}
+        for part in range(1, PARTS + 1):
+            for shape in SHAPES:
+                rows = _rows(events[: len(events) * part // PARTS], shape)
+                _tell(tables, shape, told[shape.name], rows)
+                told[shape.name] = rows
+            assert source.sync().finished
+            platform.catch_up()
+            lake = dimension_keys(platform.workspace, SOURCE)
+            source.compare(lake)
+            for each in lake.values():
+                each.close()
+            platform.catch_up()
+            for shape in shapes_of(TERMS):
+                yield from _differences(platform.workspace, shape, told[shape.name])
+
+
+def _name_cursors(platform: Platform) -> None:
+    """Have the contracts name the cursor, and the platform take them."""
+    workspace = platform.workspace
+    folder = workspace.settings.contracts_dir
+    assert folder is not None
+    for path in contract_paths(folder):
+        document = json.loads(path.read_text())
+        document["x-cdc"]["cursor"] = {"field": CURSOR}
+        path.write_text(json.dumps(document))
+    contracts = load_contracts(folder)
+    platform.workspace = Workspace(workspace.settings, workspace.home, contracts, workspace.decisions)
+
+
+def _make(connection: Connection) -> None:
+    with connection, connection.cursor() as cursor:
+        for shape in SHAPES:
+            columns = [f"{name} bigint" for name in KEY]
+            columns += [f'"{name}" {TYPES.get(name, "text")}' for name in shape.columns]
+            key = ", ".join(KEY)
+            cursor.execute(
+                f"CREATE TABLE {shape.name} ({', '.join(columns)}, {CURSOR} timestamptz NOT NULL, "
+                f"PRIMARY KEY ({key}))"
+            )
+            cursor.execute(f"CREATE INDEX ON {shape.name} ({CURSOR}, {key})")
+
+
+def _source(workspace: Workspace, folder: Path, dsn: str) -> QuerySource:
+    connection = folder / "connection"
+    connection.touch(mode=0o600)
+    connection.write_text(dsn)
+    definition = SourceDefinition(SOURCE, SourceKind.QUERY, "Tables.", connection_file=str(connection))
+    return QuerySource.of(definition, workspace.contracts, workspace.home)
+
+
+def _rows(events: Sequence[Event], shape: TableShape) -> Rows:
+    """The rows that stand after ``events``. In a table no value is unknown: what is unresolved is NULL."""
+    return {
+        key: {name: row.values.get(name) for name in shape.columns}
+        for key, row in current_state(events, shape).items()
+        if not row.ended
+    }
+
+
+def _tell(connection: Connection, shape: TableShape, before: Rows, rows: Rows) -> None:
+    """Bring the table from ``before`` to ``rows``: what differs in one transaction."""
+    names = (*KEY, *shape.columns)
+    values = ", ".join(f"%s::{'bigint' if name in KEY else TYPES.get(name, 'text')}" for name in names)
+    anew = ", ".join(f'"{name}" = excluded."{name}"' for name in (*shape.columns, CURSOR))
+    columns = ", ".join(f'"{name}"' for name in (*names, CURSOR))
+    with connection, connection.cursor() as cursor:
+        for key in before.keys() - rows.keys():
+            cursor.execute(f"DELETE FROM {shape.name} WHERE ({', '.join(KEY)}) = (%s, %s)", key)
+        for key, row in rows.items():
+            if before.get(key) != row:
+                cursor.execute(
+                    f"INSERT INTO {shape.name} ({columns}) "
+                    f"VALUES ({values}, clock_timestamp()) "
+                    f"ON CONFLICT ({', '.join(KEY)}) DO UPDATE SET {anew}",
+                    (*key, *(row[name] for name in shape.columns)),
+                )
+
+
+def _differences(workspace: Workspace, shape: TableShape, rows: Rows) -> Iterator[Difference]:
+    contract = compare._contract(workspace, shape)
+    found = {compare._key(row): row for row in compare._rows(workspace.dimension(contract))}
+    mark = shape.soft_delete_column or ""
+    for key in sorted(found.keys() | rows.keys()):
+        layer, lane = f"dim_{shape.name} by cursor", int(key[0])
+        here = found.get(key)
+        if key not in rows:
+            assert here is not None
+            if not here["_cdc_is_deleted"]:
+                yield Difference(layer, str(key), here, "a deleted row", lane)
+            continue
+        due = {name: held(shape, name, text) for name, text in rows[key].items()}
+        wanted = (rows[key][mark] is not None, due)
+        values = {} if here is None else dict(compare._values(here, shape))
+        values.pop(CURSOR, None)
+        told = None if here is None else (here["_cdc_is_deleted"], values)
+        if told != wanted:
+            yield Difference(layer, str(key), told, wanted, lane)
