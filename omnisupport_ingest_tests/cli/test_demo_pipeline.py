@@ -17,6 +17,7 @@ from omnisupport_ingest.cli import demo_pipeline
 from omnisupport_ingest.cli.demo import say_what_to_do_next
 from omnisupport_ingest.cli.demo_pipeline import DemoStuck
 from omnisupport_ingest.cli.demo_run import Demo
+from omnisupport_ingest.sources.postgres.support_desk import SUPPORT_DESK
 from omnisupport_ingest_tests.stages.story import SOURCE, Change, Commit, Story
 
 
@@ -41,6 +42,8 @@ def test_the_last_line_reads_the_table_in_any_shell(tmp_path: Path) -> None:
     told = SimpleNamespace(
         home=SimpleNamespace(lake=lake),
         settings=SimpleNamespace(source="support_desk"),
+        domain=SUPPORT_DESK,
+        again="",
         console=Console(file=said, width=40),
     )
     say_what_to_do_next(cast(Demo, told))
