@@ -22,7 +22,8 @@ RETRY_SECONDS = 300
 """How long after a run another one is asked for that has the same to do."""
 
 _INTERVAL_SECONDS = 15
-_VERSION = "delta_version"
+_VERSION, _TABLE, _TARGET = "delta_version", "table_id", "target"
+"""What a run says it has synced: a version of one table of the lake, to one target."""
 
 
 def build_targets(workspace: Workspace, source: str) -> dg.Definitions:
@@ -83,6 +84,8 @@ def target_asset(contract: TableContract) -> dg.AssetsDefinition:
         context.add_asset_metadata(
             {
                 _VERSION: dg.MetadataValue.int(done.delta_version),
+                _TABLE: dg.MetadataValue.text(done.table_id),
+                _TARGET: dg.MetadataValue.text(_target(contract)),
                 "rows_written": dg.MetadataValue.int(done.written),
                 "rows_deleted": dg.MetadataValue.int(done.deleted),
                 "seconds": dg.MetadataValue.float(round(time.monotonic() - started, 3)),
@@ -102,11 +105,20 @@ def _request(
     key = keys.target_key(contract)
     event = instance.get_latest_materialization_event(key)
     done = event.asset_materialization if event is not None else None
-    held = done.metadata[_VERSION].value if done is not None and _VERSION in done.metadata else None
-    if held == snapshot.version:
+    told = done.metadata if done is not None else {}
+    held = [told[name].value if name in told else None for name in (_VERSION, _TABLE, _TARGET)]
+    target = _target(contract)
+    if held == [snapshot.version, snapshot.table_id, target]:
         return None
     attempt = int(datetime.now(UTC).timestamp()) // RETRY_SECONDS
     return dg.RunRequest(
-        run_key=f"{'/'.join(key.path)}/{snapshot.table_id}/{snapshot.version}/{attempt}",
+        run_key=f"{'/'.join(key.path)}/{target}/{snapshot.table_id}/{snapshot.version}/{attempt}",
         asset_selection=[key],
     )
+
+
+def _target(contract: TableContract) -> str:
+    """The target as its contract names it: what holds the connection, schema and table."""
+    policy = contract.target
+    assert policy is not None
+    return f"{policy.connection_env or policy.connection_file} {policy.schema}.{policy.table}"

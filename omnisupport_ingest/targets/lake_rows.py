@@ -18,6 +18,7 @@ import duckdb
 import pyarrow as pa
 
 from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.contracts.pg_types import Kind
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.lake.log import files_since
@@ -27,6 +28,16 @@ from omnisupport_ingest.stages.workspace import Workspace
 from omnisupport_ingest.targets.columns import POSITION, copy_line, escaped, target_columns
 
 _ROWS_AT_ONCE = 8192
+
+_EMPTY = {
+    Kind.TEXT: "NULL::VARCHAR",
+    Kind.NUMERIC_TEXT: "NULL::VARCHAR",
+    Kind.BINARY: "NULL::BLOB",
+    Kind.TEXT_ARRAY: "NULL::VARCHAR[]",
+    Kind.INTEGER_ARRAY: "NULL::BIGINT[]",
+    Kind.TIMESTAMP: "NULL::TIMESTAMPTZ",
+}
+"""DuckDB: NULL of the lake's type, of the kinds whose text for COPY is not made by a mere cast."""
 
 _KNOWN = ("_cdc_key", *POSITION, "_cdc_row_hash")
 
@@ -179,14 +190,15 @@ class Difference:
                 yield lines.buffers()[2][bounds[0].as_py() : bounds[len(lines)].as_py()].to_pybytes()
 
     def _rows(self, files: Sequence[str]) -> str:
-        if files:
-            return f"SELECT * FROM {_parquet(files)}"
-        names = [*self._contract.column_names, "_cdc_is_deleted", "_cdc_deleted_at", "_cdc_updated_at"]
-        nothing = [f'NULL AS "{name.replace(chr(34), chr(34) * 2)}"' for name in names]
-        return (
+        columns = {column.name: _EMPTY.get(column.type.kind, "NULL") for column in self._contract.columns}
+        columns |= dict.fromkeys(("_cdc_is_deleted", "_cdc_deleted_at", "_cdc_updated_at"), "NULL")
+        nothing = [f'{value} AS "{name.replace(chr(34), chr(34) * 2)}"' for name, value in columns.items()]
+        empty = (
             f"SELECT {', '.join(nothing)}, []::VARCHAR[] AS _cdc_unresolved, MAP {{}}::MAP(VARCHAR, VARCHAR)"
             f" AS _cdc_exact, {_nothing_known()}"
         )
+        # Files may be older than a column that the contract has gained.
+        return f"SELECT * FROM {_parquet(files)} UNION ALL BY NAME {empty}" if files else empty
 
     def _known(self, known: Sequence[str] | Path) -> str:
         if isinstance(known, Path):

@@ -30,8 +30,9 @@ from omnisupport_ingest.contracts.named_secrets import secret_in
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.processes import ProcessIdentity
-from omnisupport_ingest.sources.postgres.connect_errors import first_line
+from omnisupport_ingest.sources.postgres.connect_errors import Called, first_line
 from omnisupport_ingest.sources.postgres.connection import connect
+from omnisupport_ingest.sources.postgres.errors import BadDsn, SourceRefused, SourceUnavailable
 from omnisupport_ingest.sources.postgres.quoting import identifier, literal, qualified
 from omnisupport_ingest.stages.workspace import Workspace
 from omnisupport_ingest.targets.columns import (
@@ -89,12 +90,16 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class TargetSynced:
-    """What a sync did. ``written`` rows were inserted or updated, ``taken_back`` of them to an earlier
-    position; ``deleted`` rows were gone from the current state. ``whole``: all rows were compared, not only
-    those of replaced files. ``added``: columns that the target got."""
+    """What a sync did.
+
+    The target is at ``delta_version`` of the table ``table_id`` then. ``written`` rows were inserted or
+    updated, ``taken_back`` of them to an earlier position; ``deleted`` rows were gone from the current state.
+    ``whole``: all rows were compared, not only those of replaced files. ``added``: columns that it got.
+    """
 
     table: str
     target: str
+    table_id: str
     delta_version: int
     written: int
     taken_back: int
@@ -322,6 +327,7 @@ class _Sync:
         return TargetSynced(
             f"{contract.source}.{contract.name}",
             f"{policy.schema}.{policy.table}",
+            state.snapshot.table_id,
             state.snapshot.version,
             *counts,
             whole=whole,
@@ -387,12 +393,12 @@ def _connect(contract: TableContract, policy: TargetPolicy) -> Connection:
     assert name is not None
     dsn = secret_in(how, name, contract.path, "connection string")
     try:
-        connection = connect(dsn, application_name="omnisupport-ingest target")
-    except IngestError as error:
-        # Its words are those for a source; of the connection string they repeat nothing but the place.
-        problem = error.problem.replace("the source at", f"the target {policy.schema}.{policy.table} at")
-        problem = problem.replace("of the source (OMNISUPPORT_SOURCE_DSN)", f"of the target ({name})")
-        raise TargetUnavailable(problem, fix=error.fix.replace("OMNISUPPORT_SOURCE_DSN", name)) from None
+        called = Called(f"the target {policy.schema}.{policy.table}", name)
+        connection = connect(dsn, application_name="omnisupport-ingest target", called=called)
+    except SourceRefused as error:
+        raise TargetRefused(error.problem, fix=error.fix) from None
+    except (BadDsn, SourceUnavailable) as error:
+        raise TargetUnavailable(error.problem, fix=error.fix) from None
     connection.autocommit = False
     return connection
 
@@ -411,8 +417,8 @@ def _errors(contract: TableContract, policy: TargetPolicy) -> Iterator[None]:
     except psycopg2.errors.InsufficientPrivilege as error:
         raise TargetRefused(
             f"The role may not write the target {name}: {first_line(error)}.",
-            fix="Run there: GRANT USAGE, CREATE ON SCHEMA … TO the role of the connection; it must own the "
-            "tables that it made.",
+            fix="Run there, to the role of the connection: GRANT USAGE, CREATE ON SCHEMA … TO …; GRANT "
+            "TEMPORARY ON DATABASE … TO …;  -- it must own the tables that it made.",
         ) from None
     except (psycopg2.OperationalError, psycopg2.InterfaceError) as error:
         raise TargetUnavailable(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from omnisupport_ingest.contracts.load import contract_of
-from omnisupport_ingest.contracts.model import ContractError, TargetPolicy
+from omnisupport_ingest.contracts.model import Column, ContractError, TargetPolicy
 from omnisupport_ingest.targets.columns import TargetRefused, missing_columns, target_columns
 from omnisupport_ingest.targets.lake_rows import Difference
 from omnisupport_ingest_tests.stages.notes import CONTRACT, LAKE, LAKE_SCHEMA, MOMENT
@@ -104,3 +105,32 @@ def test_a_contract_names_a_target_and_stays_the_same_contract() -> None:
     for wrong in ({}, {"env": "A", "file": "b"}, {"env": "postgresql://me:s3cret@x/y"}):
         with pytest.raises(ContractError):
             of({"target": {"connection": wrong}})
+
+
+KINDS = {
+    "b": "boolean",
+    "n": "numeric",
+    "d": "numeric(9,2)",
+    "f": "double precision",
+    "day": "date",
+    "t": "timestamp",
+    "z": "timestamptz",
+    "y": "bytea",
+    "i": "bigint[]",
+    "x": "text[]",
+    "j": "jsonb",
+}
+
+
+@pytest.mark.parametrize("files", [True, False])
+def test_files_that_are_older_than_a_column_of_the_contract_have_none_in_it(
+    tmp_path: Path, before: str, files: bool
+) -> None:
+    gained = (*CONTRACT.columns, *(Column(name, kind) for name, kind in KINDS.items()))
+    contract = replace(CONTRACT, columns=gained)
+    with Difference(contract, [before] if files else [], (), tmp_path) as difference:
+        assert difference.counts() == (4 if files else 0, 0)
+        told = b"".join(difference.lines()).decode().splitlines()
+        assert len(told) == (4 if files else 0)
+        for line in told:
+            assert line.split("\t")[len(CONTRACT.columns) : len(gained)] == [r"\N"] * len(KINDS)

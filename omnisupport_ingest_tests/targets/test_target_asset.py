@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import dagster as dg
 import pytest
 from pyspark.sql import SparkSession
 
+from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.definitions import build_definitions
 from omnisupport_ingest.defs import keys
+from omnisupport_ingest.defs.targets import _request
+from omnisupport_ingest.targets.sync import sync_target
 from omnisupport_ingest_tests.stages.story import SECOND, SOURCE, Story
 from omnisupport_ingest_tests.stages.test_layers import run
 from omnisupport_ingest_tests.targets.test_target import ENV, UPDATE, Warehouse, story, warehouse
@@ -50,3 +55,31 @@ def test_the_sensor_asks_until_the_target_is_synced(
         story.land(UPDATE)
         run(story, spark, SECOND)
         assert len(requests()) == 1
+
+
+def test_the_sensor_asks_for_another_target_and_for_a_table_that_was_made_anew(
+    story: Story, warehouse: Warehouse
+) -> None:
+    key = keys.target_key(story.contract)
+    snapshot = story.workspace.dimension(story.contract).open()
+    synced = sync_target(story.workspace, story.contract)
+    with dg.DagsterInstance.ephemeral() as instance:
+
+        def asked(contract: TableContract) -> dg.RunRequest | None:
+            return _request(instance, story.workspace, contract)
+
+        def says(**told: object) -> None:
+            metadata = {name: dg.MetadataValue.text(str(value)) for name, value in told.items()}
+            metadata["delta_version"] = dg.MetadataValue.int(snapshot.version)
+            instance.report_runless_asset_event(dg.AssetMaterialization(key, metadata=metadata))
+
+        target = f"{ENV} {warehouse.schema}.notes"
+        says(table_id=synced.table_id, target=target)
+        assert asked(story.contract) is None
+        policy = story.contract.target
+        assert policy is not None
+        elsewhere = asked(replace(story.contract, target=replace(policy, table="other")))
+        assert elsewhere is not None
+        says(table_id="made-before", target=target)
+        anew = asked(story.contract)
+        assert anew is not None and anew.run_key != elsewhere.run_key

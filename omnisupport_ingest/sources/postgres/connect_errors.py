@@ -14,7 +14,19 @@ from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.sources.postgres.errors import SourceRefused, SourceUnavailable
 from omnisupport_ingest.sources.postgres.quoting import identifier
 
-_DSN = "OMNISUPPORT_SOURCE_DSN"
+_DSN = "{dsn}"
+"""Stands in a fix for the setting that holds the connection string."""
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """How people know a database: ``what`` it is, and the ``setting`` that holds its connection string."""
+
+    what: str
+    setting: str
+
+
+SOURCE = Called("the source", "OMNISUPPORT_SOURCE_DSN")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,29 +98,35 @@ _MISSING = re.compile(r'(role|database) "[^"]*" does not exist')
 _HBA_HOST = re.compile(r'host "([^"]+)"')
 
 
-def connection_error(error: Exception, given: Mapping[str, str]) -> IngestError:
-    """``error`` of opening a connection by the parts ``given`` of a connection string.
+def connection_error(error: Exception, given: Mapping[str, str], called: Called = SOURCE) -> IngestError:
+    """``error`` of opening a connection to what is ``called`` so, by ``given`` parts of a connection string.
 
     ``SourceRefused`` for what a person must change, ``SourceUnavailable`` for what may pass by
     itself. Nothing of it holds a password.
     """
     message = str(error)
-    problem = f"Cannot connect to {place(given)}: {first_line(error)}."
-    refusal = _refusal(message, given)
+    kind, fix = _known(message, given, called)
+    problem = f"Cannot connect to {place(given, called.what)}: {first_line(error)}."
+    return kind(problem, fix=fix.replace(_DSN, called.setting))
+
+
+def _known(
+    message: str, given: Mapping[str, str], called: Called
+) -> tuple[type[SourceRefused | SourceUnavailable], str]:
+    refusal = _refusal(message, given, called)
     if refusal is not None:
-        return SourceRefused(problem, fix=refusal)
+        return SourceRefused, refusal
     for known in _KNOWN:
         if any(words in message for words in known.words):
-            kind = SourceRefused if known.refused else SourceUnavailable
-            return kind(problem, fix=_filled(known.fix, given))
-    return SourceUnavailable(problem, fix=_GENERAL)
+            return (SourceRefused if known.refused else SourceUnavailable), _filled(known.fix, given)
+    return SourceUnavailable, _GENERAL
 
 
-def place(given: Mapping[str, str]) -> str:
+def place(given: Mapping[str, str], what: str = SOURCE.what) -> str:
     """Where a connection string points to, in words."""
     host = given.get("host") or given.get("hostaddr") or "the default host"
     port, database = given.get("port", "5432"), given.get("dbname", "the default")
-    return f"the source at {host}, port {port}, database {database}, user {given.get('user', 'default')}"
+    return f"{what} at {host}, port {port}, database {database}, user {given.get('user', 'default')}"
 
 
 def first_line(error: Exception) -> str:
@@ -117,7 +135,7 @@ def first_line(error: Exception) -> str:
     return lines[0].rstrip(".") if lines else "the connection is closed"
 
 
-def _refusal(message: str, given: Mapping[str, str]) -> str | None:
+def _refusal(message: str, given: Mapping[str, str], called: Called) -> str | None:
     """The fixes that depend on more than words."""
     if "password authentication failed" in message:
         # With TLS preferred, libpq tries again without it, and the second refusal only confuses.
@@ -129,10 +147,8 @@ def _refusal(message: str, given: Mapping[str, str]) -> str | None:
             return f"Correct the database name in {_DSN}, or create the database: " + _filled(
                 "CREATE DATABASE {database};", given
             )
-        return (
-            f"Correct the user in {_DSN}, or create the role; this prints the SQL: "
-            "omnisupport-ingest source grants"
-        )
+        how = "; this prints the SQL: omnisupport-ingest source grants" if called is SOURCE else "."
+        return f"Correct the user in {_DSN}, or create the role{how}"
     return None
 
 

@@ -15,7 +15,7 @@ from psycopg2.extensions import connection as Connection
 from psycopg2.extensions import make_dsn, parse_dsn
 from psycopg2.extras import LogicalReplicationConnection
 
-from omnisupport_ingest.sources.postgres.connect_errors import connection_error, first_line
+from omnisupport_ingest.sources.postgres.connect_errors import SOURCE, Called, connection_error, first_line
 from omnisupport_ingest.sources.postgres.errors import BadDsn, SourceUnavailable
 from omnisupport_ingest.sources.postgres.silence import (
     DEFAULT_SECONDS,
@@ -96,9 +96,10 @@ def with_silence(dsn: str, seconds: float) -> str:
     return str(make_dsn(**({_SILENCE: max(1, round(seconds * 1000))} | given)))
 
 
-def connect(dsn: str, *, application_name: str = "omnisupport-ingest") -> Connection:
-    """An autocommit connection for SQL. Raises ``BadDsn``, ``SourceRefused`` or ``SourceUnavailable``."""
-    connection = _connect(dsn, application_name, {}, replication=False)
+def connect(dsn: str, *, application_name: str = "omnisupport-ingest", called: Called = SOURCE) -> Connection:
+    """An autocommit connection for SQL. Raises ``BadDsn``, ``SourceRefused`` or ``SourceUnavailable``, which
+    name the database as it is ``called``."""
+    connection = _connect(dsn, application_name, {}, replication=False, called=called)
     connection.autocommit = True
     return connection
 
@@ -136,8 +137,10 @@ class _ReplicationConnection(LogicalReplicationConnection):  # type: ignore[misc
     silence: Silence
 
 
-def _connect(dsn: str, application_name: str, more: dict[str, str], *, replication: bool) -> Connection:
-    given = dsn_parts(dsn)
+def _connect(
+    dsn: str, application_name: str, more: dict[str, str], *, replication: bool, called: Called = SOURCE
+) -> Connection:
+    given = dsn_parts(dsn, called)
     pinned = _SESSION_SETTINGS | ({} if replication else _SQL_SETTINGS) | more
     parameters = _DEFAULTS | given
     parameters["options"] = _options(given, VALUE_SETTINGS | QUOTING_SETTINGS | pinned)
@@ -147,7 +150,7 @@ def _connect(dsn: str, application_name: str, more: dict[str, str], *, replicati
     try:
         connection = kind(make_dsn(**parameters))
     except psycopg2.OperationalError as error:
-        raise connection_error(error, given) from None
+        raise connection_error(error, given, called) from None
     connection.silence = Silence(int(given.get(_SILENCE, "0")) / 1000 or DEFAULT_SECONDS, parameters)
     connection.cursor_factory = AwaitedReplicationCursor if replication else AwaitedCursor
     _lift_newer_timeouts(connection)
@@ -177,7 +180,7 @@ def _lift_newer_timeouts(connection: Connection) -> None:
             connection.commit()
 
 
-def dsn_parts(dsn: str) -> dict[str, str]:
+def dsn_parts(dsn: str, called: Called = SOURCE) -> dict[str, str]:
     """The parts of ``dsn``; ``BadDsn`` repeats nothing of it, for any part may be one of the password."""
     try:
         given: dict[str, str] = parse_dsn(dsn)
@@ -188,7 +191,7 @@ def dsn_parts(dsn: str) -> dict[str, str]:
     slipped = any("@" in given.get(name, "") for name in ("host", "port", "dbname"))
     if slipped or not all(port.isdigit() for port in ports):
         raise BadDsn(
-            "The connection string of the source (OMNISUPPORT_SOURCE_DSN) cannot be read.",
+            f"The connection string of {called.what} ({called.setting}) cannot be read.",
             fix="Write it as postgresql://user@host:5432/database or host=… dbname=… user=…, with "
             "special characters percent-encoded in the first form and quoted in the second.",
         ) from None

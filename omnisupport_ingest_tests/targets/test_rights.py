@@ -1,0 +1,66 @@
+"""What a target's server refuses is said in its own words, as of a target; on a real server."""
+
+from __future__ import annotations
+
+import secrets
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+from psycopg2.extensions import make_dsn
+
+from omnisupport_ingest.contracts.model import TableContract, TargetPolicy
+from omnisupport_ingest.targets.columns import TargetRefused
+from omnisupport_ingest.targets.sync import TargetUnavailable, _connect, _errors
+from omnisupport_ingest_tests.sources.postgres.conftest import source
+from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest
+from omnisupport_ingest_tests.stages.notes import CONTRACT
+
+__all__ = ["source"]
+
+ENV = "TESTED_WAREHOUSE_DSN"
+POLICY = TargetPolicy(ENV, None, "warehouse", "notes")
+
+
+def contract() -> TableContract:
+    return replace(CONTRACT, target=POLICY)
+
+
+def test_a_role_that_is_not_there_is_refused_in_the_words_of_a_target(
+    source: SourceUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ENV, make_dsn(source.dsn, user="nobody_here", password="s3cret"))
+    with pytest.raises(TargetRefused, match='role "nobody_here" does not exist') as refused:
+        _connect(contract(), POLICY)
+    assert refused.value.problem.startswith("Cannot connect to the target warehouse.notes at ")
+    assert refused.value.fix == f"Correct the user in {ENV}, or create the role."
+    assert "s3cret" not in str(refused.value)
+
+
+def test_a_server_that_is_away_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ENV, "postgresql://me:s3cret@127.0.0.1:1/none")
+    with pytest.raises(TargetUnavailable, match="Connection refused") as away:
+        _connect(contract(), POLICY)
+    assert ENV in away.value.fix and "OMNISUPPORT_SOURCE_DSN" not in str(away.value)
+
+
+def test_a_role_needs_the_right_to_make_temporary_tables(
+    source: SourceUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    role = f"warehouse_{secrets.token_hex(4)}"
+    source.sql(f"CREATE ROLE {role} LOGIN", f"REVOKE TEMPORARY ON DATABASE {source.slot} FROM PUBLIC")
+    monkeypatch.setenv(ENV, make_dsn(source.dsn, user=role))
+    try:
+        with (
+            closing(_connect(contract(), POLICY)) as connection,
+            connection.cursor() as cursor,
+            pytest.raises(TargetRefused, match="permission denied to create temporary tables") as refused,
+            _errors(contract(), POLICY),
+        ):
+            cursor.execute("CREATE TEMP TABLE leaving (_cdc_key text)")
+        assert "GRANT TEMPORARY ON DATABASE" in refused.value.fix
+        source.sql(f"GRANT TEMPORARY ON DATABASE {source.slot} TO {role}")
+        with closing(_connect(contract(), POLICY)) as connection, connection.cursor() as cursor:
+            cursor.execute("CREATE TEMP TABLE leaving (_cdc_key text)")
+    finally:
+        source.sql(f"DROP OWNED BY {role}", f"DROP ROLE {role}")
