@@ -6,6 +6,7 @@ import errno
 import os
 import traceback
 from contextlib import suppress
+from contextvars import ContextVar
 from pathlib import Path
 
 import click
@@ -20,6 +21,10 @@ UNEXPECTED_EXIT_CODE = 70
 
 INTERRUPTED_EXIT_CODE = 130
 """After Ctrl-C: 128 + SIGINT, as a shell has it."""
+
+
+NAMED_LOG: ContextVar[str | None] = ContextVar("named_log", default=None)
+"""The log that a command was given by name: what is said of one is written for the home's own source."""
 
 
 class SettingsRefused(IngestError):
@@ -45,6 +50,13 @@ def report(error: BaseException, *, debug: bool) -> int:
         click.echo(_unexpected(error), err=True)
         return UNEXPECTED_EXIT_CODE
     click.echo(f"Error: {known}", err=True)
+    if name := NAMED_LOG.get():
+        NAMED_LOG.set(None)
+        click.echo(
+            f"Note: this is of the source {name}: give that name to the commands above. Its connection is "
+            "its own (sources list), not OMNISUPPORT_SOURCE_DSN.",
+            err=True,
+        )
     return known.exit_code
 
 

@@ -16,11 +16,13 @@ DROP = "omnisupport-ingest source drop"
 @dataclass(frozen=True, slots=True)
 class SlotLeft:
     """``retained_bytes``: WAL that the server keeps for the slot now. ``safe_bytes``: WAL that may still be
-    written before the server gives the slot up, null if it never does."""
+    written before the server gives the slot up, null if it never does. ``remove_with``:
+    the command that drops it."""
 
     name: str
     retained_bytes: int
     safe_bytes: int | None
+    remove_with: str = DROP
 
     @property
     def told(self) -> str:
@@ -34,7 +36,7 @@ class SlotLeft:
         return (
             f"The replication slot {self.name} stays on the server, for the next pass to go on from. Until "
             f"then the server keeps all WAL from there, {size_text(self.retained_bytes)} now. {limit} If "
-            f"there is no next pass, remove it: {DROP}"
+            f"there is no next pass, remove it: {self.remove_with}"
         )
 
 

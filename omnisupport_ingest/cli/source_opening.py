@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from omnisupport_ingest.cli.errors import NAMED_LOG
 from omnisupport_ingest.cli.opening import existing_home
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.home import Home
@@ -28,7 +29,9 @@ def log_of(settings: Settings, name: str | None) -> Settings:
     from omnisupport_ingest.contracts.sources import log_settings, own_log_settings, sources_in_force
 
     if name is None or name == settings.source:
+        NAMED_LOG.set(None)
         return own_log_settings(settings)
+    NAMED_LOG.set(name)
     return log_settings(settings, sources_in_force(settings).find(name))
 
 

@@ -212,7 +212,7 @@ def _sources(settings: Settings) -> Sources:
 
 def _problem(settings: Settings, definition: SourceDefinition) -> str | None:
     from omnisupport_ingest.contracts.in_force import contracts_in_force
-    from omnisupport_ingest.contracts.sources import SourceKind
+    from omnisupport_ingest.contracts.sources import SourceKind, log_settings
     from omnisupport_ingest.errors import IngestError
     from omnisupport_ingest.sources.kafka.client import check_settings
     from omnisupport_ingest.sources.query.cursor import CursorColumn
@@ -225,6 +225,8 @@ def _problem(settings: Settings, definition: SourceDefinition) -> str | None:
             for table in tables:
                 CursorColumn.of(table)
             definition.connection_text()
+        if definition.kind is SourceKind.LOG:
+            log_settings(settings, definition)
         if definition.kafka is not None:
             check_settings(definition.name, definition.kafka)
     except IngestError as error:

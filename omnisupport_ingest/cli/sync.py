@@ -43,7 +43,7 @@ class Synced:
         """The same for a machine: counts and names, no key and no value of a row."""
         from omnisupport_ingest.cli.proof import proof_document
 
-        slot = None if self.slot is None else asdict(self.slot) | {"remove_with": DROP}
+        slot = None if self.slot is None else asdict(self.slot)
         return {
             "source": self.source,
             "lsn": str(self.lsn),
@@ -284,7 +284,10 @@ def _sync(the_pass: OnePass, workspace: Workspace, mode: str) -> Synced:
             runs.extend(the_pass.materialize(workspace))
 
         proof = prove(workspace, the_pass.spark, advance=advance, sample=sample)
-    return Synced(settings.source, until, landed, runs, proof, slot_left(settings, the_pass.home))
+    slot = slot_left(settings, the_pass.home)
+    if slot is not None and settings.source != the_pass.settings.source:
+        slot = replace(slot, remove_with=f"{DROP} {settings.source}")
+    return Synced(settings.source, until, landed, runs, proof, slot)
 
 
 def _landed(batches: list[Manifest]) -> dict[str, Any]:

@@ -72,6 +72,9 @@ def check_document(document: dict[str, Any], path: Path, schema: str, error: typ
     if problems:
         first = problems[0]
         message = first.message if len(first.message) <= _LONGEST else f"{first.message[:_LONGEST]}…"
+        if isinstance(first.schema, dict) and first.schema.get("writeOnly"):
+            # Where a secret is named, people write the secret itself.
+            message = f"what stands there is not of its form ({first.validator})"
         raise error(f"{path} at {json_path(first.path)}: {message}.", fix=_fix(first, schema))
 
 

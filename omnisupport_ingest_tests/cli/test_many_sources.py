@@ -140,6 +140,7 @@ def test_two_servers_and_a_cursor_fill_one_lake_and_hold_up_nobody(many: ManySou
     for name in ("north", "south"):
         told = json.loads(many.done("sync", name, "--verify", "full", "--json"))
         assert (told["source"], told["verify"]["holds"]) == (name, True)
+        assert told["slot"]["remove_with"] == f"omnisupport-ingest source drop {name}"
     many.done("sync", "east")
     assert many.shown("north") == {n: (f"n{n}", False) for n in range(1, 101)}
     assert many.shown("south") == {n: (f"s{n}", False) for n in range(1, 51)}
@@ -159,6 +160,7 @@ def test_two_servers_and_a_cursor_fill_one_lake_and_hold_up_nobody(many: ManySou
     )
     refused = many.command("sync", "north")
     assert refused.returncode != 0 and "paused" in refused.stderr
+    assert "of the source north: give that name" in refused.stderr
     many.done("sync", "south")
     assert many.shown("south")[7] == ("changed", False) and many.shown("south")[8][1]
     assert many.shown("north")[7] == ("n7", False)

@@ -1,0 +1,195 @@
+"""``sources new``, ``list``, ``validate`` and ``diff``: definitions as a person makes and checks them."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from omnisupport_ingest.contracts.sources import load_source
+from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.sources.postgres.pause import PauseNote
+from omnisupport_ingest_tests.cli.command import command, environment
+from omnisupport_ingest_tests.sources.query.tickets import contract_document
+
+SECRET = "s3cret-word"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A project folder with a contract of the source ``desk``."""
+    (tmp_path / "contracts" / "data").mkdir(parents=True)
+    write_contract(tmp_path, "desk")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DESK_URL", raising=False)
+    contracts = str(tmp_path / "contracts" / "data")
+    with environment(home=str(tmp_path / "home"), contracts_dir=contracts):
+        yield tmp_path
+
+
+def write_contract(folder: Path, source: str) -> None:
+    updated = {"type": "string", "x-pg-type": "timestamp with time zone", "description": "Last change."}
+    document = contract_document(schema="main", updated_at=updated)
+    document["required"] = ["id", "updated_at"]
+    document["x-cdc"]["source"] = source
+    (folder / "contracts" / "data" / f"{source}_tickets.json").write_text(json.dumps(document))
+
+
+def made(folder: Path, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "contracts" / "sources" / f"{name}.json").read_text())
+    return found
+
+
+def documents(*arguments: str) -> Any:
+    return json.loads(command(*arguments, "--json").out)
+
+
+@pytest.mark.parametrize(
+    ("options", "members"),
+    [
+        (("postgres_log", "--env", "DESK_URL"), {"connection": {"env": "DESK_URL"}}),
+        (("postgres_log",), {"connection": {"embedded": True}}),
+        (("postgres_log", "--file", "/run/desk.dsn"), {"connection": {"file": "/run/desk.dsn"}}),
+        (
+            ("query", "--env", "DESK_URL", "--every", "PT5M", "--compare-every", "P1D"),
+            {"schedule": {"sync_every": "PT5M", "compare_every": "P1D"}},
+        ),
+        (("files", "--description", "Files of the desk."), {"description": "Files of the desk."}),
+        (
+            ("kafka", "--servers", "k:9092", "--topic", "a", "--topic", "^b"),
+            {"kafka": {"topics": ["a", "^b"], "settings": {"bootstrap.servers": "k:9092"}}},
+        ),
+    ],
+    ids=str,
+)
+def test_new_writes_a_definition_that_is_valid(
+    folder: Path, options: tuple[str, ...], members: dict[str, Any]
+) -> None:
+    done = command("sources", "new", "desk", "--kind", *options)
+    assert done.code == 0, done.told
+    found = made(folder, "desk")
+    assert {name: found[name] for name in members} == members
+    path = folder / "contracts" / "sources" / "desk.json"
+    assert load_source(path).kind == options[0]
+    before = path.read_bytes()
+    assert SECRET.encode() not in before
+    # One that is there is never overwritten.
+    again = command("sources", "new", "desk", "--kind", "files")
+    assert again.code == 2 and "is there already" in again.err
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("query", "--env", "A", "--file", "/b"), "one of --env and --file"),
+        (("kafka", "--servers", "k:9092"), "needs --servers and --topic"),
+        (("query", "--env", "A", "--topic", "t"), "which no other kind has"),
+        (("query",), "needs a connection"),
+        (("query", "--env", f"postgresql://me:{SECRET}@h/d"), "connection.env"),
+        (("query", "--file", f"postgresql://me:{SECRET}@h/d"), "connection.file"),
+        (("query", "--env", "A", "--every", "soon"), "sync_every"),
+    ],
+    ids=str,
+)
+def test_new_refuses_what_cannot_be_and_writes_nothing(
+    folder: Path, options: tuple[str, ...], told: str
+) -> None:
+    done = command("sources", "new", "desk", "--kind", *options)
+    assert done.code != 0 and told in done.err
+    assert SECRET not in done.told
+    assert not (folder / "contracts" / "sources").exists()
+
+
+def test_list_shows_every_source_with_what_has_landed_and_no_secret(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DESK_URL", f"postgresql://me:{SECRET}@h/d")
+    command("sources", "new", "desk", "--kind", "query", "--env", "DESK_URL")
+    write_contract(folder, "shop")
+    landing = folder / "home" / "landing"
+    for batch in ("one", "two"):
+        (landing / "desk" / "manifests").mkdir(parents=True, exist_ok=True)
+        (landing / "desk" / "manifests" / f"{batch}.json").write_text("{}")
+    PauseNote(LandingStore(landing, "desk").folder).write("maintenance")
+    found = {each["name"]: each for each in documents("sources", "list")["sources"]}
+    kinds = {name: each["kind"] for name, each in found.items()}
+    assert kinds == {"desk": "query", "shop": "files", "support_desk": "postgres_log"}
+    desk = found["desk"]
+    assert (desk["batches"], desk["paused"], desk["connection"]) == (2, True, "variable DESK_URL")
+    assert (desk["tables"], found["shop"]["tables"]) == (["main.tickets"], ["main.tickets"])
+    assert (found["shop"]["path"], found["support_desk"]["tables"]) == (None, [])
+    shown = command("sources", "list").out
+    assert "2 batches landed, paused" in shown and "no contract names it" in shown
+    assert SECRET not in shown
+
+
+def test_validate_names_each_definition_that_cannot_work(folder: Path) -> None:
+    command("sources", "new", "desk", "--kind", "query", "--env", "DESK_URL")
+    command("sources", "new", "alone", "--kind", "files")
+    command("sources", "new", "topics", "--kind", "kafka", "--servers", "k:9092", "--topic", "t")
+    write_contract(folder, "topics")
+    path = folder / "contracts" / "sources" / "topics.json"
+    document = made(folder, "topics")
+    document["kafka"]["settings"]["no.such.setting"] = "x"
+    path.write_text(json.dumps(document))
+    done = command("sources", "validate")
+    assert done.code == 1
+    lines = {line.partition(":")[0]: line for line in done.out.splitlines()}
+    assert "DESK_URL" in lines["desk"] and "is not set" in lines["desk"]
+    assert "no contract names it as x-cdc.source" in lines["alone"]
+    assert "no.such.setting" in lines["topics"]
+    assert "support_desk" not in lines
+    told = {each["name"]: each["problem"] for each in documents("sources", "validate")["sources"]}
+    assert told["support_desk"] is None and "Fix:" in told["desk"]
+
+
+def test_validate_says_that_a_log_has_no_connection_string(folder: Path) -> None:
+    command("sources", "new", "desk", "--kind", "postgres_log", "--env", "DESK_URL")
+    done = command("sources", "validate")
+    assert done.code == 1 and "desk: The variable DESK_URL" in done.out
+
+
+def test_a_definition_that_is_none_is_refused_with_its_place(folder: Path) -> None:
+    (folder / "contracts" / "sources").mkdir()
+    (folder / "contracts" / "sources" / "desk.json").write_text('{"name": "desk"')
+    for verb in ("list", "validate", "diff"):
+        done = command("sources", verb)
+        assert done.code == 2 and "desk.json" in done.err
+
+
+def test_diff_tells_what_database_home_and_definitions_have_otherwise(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DESK_URL", f"sqlite:///{folder / 'desk.db'}")
+    base = sqlite3.connect(folder / "desk.db", isolation_level=None)
+    command("sources", "new", "desk", "--kind", "query", "--env", "DESK_URL", "--compare-every", "P1D")
+    (folder / "home" / "landing" / "left_behind").mkdir(parents=True)
+
+    def differences(*name: str) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for each in documents("sources", "diff", *name)["differences"]:
+            found.setdefault(each["source"], []).append(each["what"])
+        return found
+
+    told = differences()
+    assert told["left_behind"] == ["it has landed, and nothing defines it any more"]
+    assert told["desk"][0] == "nothing has landed" and "tickets" in told["desk"][1]
+    assert set(differences("desk")) == {"desk"}
+
+    base.execute("CREATE TABLE tickets (id INTEGER PRIMARY KEY, subject TEXT, updated_at DATETIME NOT NULL)")
+    without_index = command("sources", "diff", "desk")
+    assert without_index.code == 1 and "CREATE INDEX" in without_index.out
+    base.execute("CREATE INDEX tickets_cursor ON tickets (updated_at, id)")
+    (folder / "home" / "landing" / "desk" / "manifests").mkdir(parents=True)
+    (folder / "home" / "landing" / "desk" / "manifests" / "one.json").write_text("{}")
+    assert differences("desk") == {}
+    assert command("sources", "diff", "desk").out == "Nothing differs.\n"
+    assert command("sources", "diff", "desk").code == 0
+    unknown = command("sources", "diff", "dsek")
+    assert unknown.code == 2 and "Name one of: desk, support_desk" in unknown.err
+    base.close()
