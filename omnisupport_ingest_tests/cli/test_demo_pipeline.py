@@ -5,8 +5,7 @@ from __future__ import annotations
 import io
 import subprocess
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -17,7 +16,12 @@ from omnisupport_ingest.cli import demo_pipeline
 from omnisupport_ingest.cli.demo import say_what_to_do_next
 from omnisupport_ingest.cli.demo_pipeline import DemoStuck
 from omnisupport_ingest.cli.demo_run import Demo
-from omnisupport_ingest.sources.postgres.support_desk import SUPPORT_DESK
+from omnisupport_ingest.home import Home
+from omnisupport_ingest.runtime.supervisor import Supervisor
+from omnisupport_ingest.settings import Settings
+from omnisupport_ingest.sources.postgres.domain.definition import Domain
+from omnisupport_ingest.sources.postgres.domains import DOMAINS
+from omnisupport_ingest.windows import WindowSize
 from omnisupport_ingest_tests.stages.story import SOURCE, Change, Commit, Story
 
 
@@ -36,17 +40,14 @@ def test_a_hole_ends_the_demo_until_a_new_epoch_has_begun(tmp_path: Path) -> Non
     assert demo_pipeline._pending(story.workspace, SOURCE).landed == 1
 
 
-def test_the_last_line_reads_the_table_in_any_shell(tmp_path: Path) -> None:
-    lake, said = tmp_path / "my lake", io.StringIO()
-    write_deltalake(lake / "support_desk" / "dim_tickets", pa.table({"subject": ["printer on fire"]}))
-    told = SimpleNamespace(
-        home=SimpleNamespace(lake=lake),
-        settings=SimpleNamespace(source="support_desk"),
-        domain=SUPPORT_DESK,
-        again="",
-        console=Console(file=said, width=40),
-    )
-    say_what_to_do_next(cast(Demo, told))
+@pytest.mark.parametrize("domain", DOMAINS.values(), ids=DOMAINS.keys())
+def test_the_last_line_reads_the_table_in_any_shell(tmp_path: Path, domain: Domain[Any]) -> None:
+    settings = Settings(home=tmp_path / "my home", source=domain.name, _env_file=None)
+    home, said = Home.open(settings.home, WindowSize(60)), io.StringIO()
+    write_deltalake(home.lake / domain.name / f"dim_{domain.shown}", pa.table({"n": ["printer on fire"]}))
+    with Supervisor(home) as supervisor:
+        console = Console(file=said, width=40)
+        say_what_to_do_next(Demo(settings, home, supervisor, console, changes=120, seed=1, again=""))
     line = said.getvalue().rstrip().splitlines()[-1].partition("Query it: ")[2]
     done = subprocess.run(
         ["/bin/sh", "-c", line], env={"PATH": "/nowhere"}, capture_output=True, text=True, check=False
