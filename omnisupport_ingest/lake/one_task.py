@@ -69,21 +69,27 @@ def rows_of(files: Iterable[LakeFile], schema: pa.Schema) -> pa.Table:
     """
     tables = [schema.empty_table()]
     for file in files:
-        partition = dict(file.partition)
-        with pq.ParquetFile(file.uri, pre_buffer=False) as parquet:
-            held = [name for name in schema.names if name in parquet.schema_arrow.names]
-            rows = parquet.read(columns=held)
-        count = rows.num_rows
-        arrays: list[Any] = []
-        for field in schema:
-            if field.name in partition:
-                arrays.append(pa.repeat(pa.scalar(partition[field.name], field.type), count))
-            elif field.name in held:
-                arrays.append(rows[field.name].cast(field.type))
-            else:
-                arrays.append(pa.nulls(count, field.type))
-        tables.append(pa.Table.from_arrays(arrays, schema=schema))
+        tables.append(columns_of(file.uri, schema, dict(file.partition)))
     return pa.concat_tables(tables).combine_chunks()
+
+
+def columns_of(path: str, schema: pa.Schema, known: Mapping[str, Any]) -> pa.Table:
+    """The rows of the Parquet file at ``path`` in the columns of ``schema``.
+
+    A column of ``known`` has its value there in every row; another that the file lacks is NULL.
+    """
+    with pq.ParquetFile(path, pre_buffer=False) as parquet:
+        in_file = set(parquet.schema_arrow.names)
+        rows = parquet.read(columns=[name for name in schema.names if name in in_file])
+    arrays: list[Any] = []
+    for field in schema:
+        if field.name in known:
+            arrays.append(pa.repeat(pa.scalar(known[field.name], field.type), rows.num_rows))
+        elif field.name in in_file:
+            arrays.append(rows[field.name].cast(field.type))
+        else:
+            arrays.append(pa.nulls(rows.num_rows, field.type))
+    return pa.Table.from_arrays(arrays, schema=schema)
 
 
 def stage_in_one_task(

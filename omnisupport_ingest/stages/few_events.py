@@ -14,7 +14,6 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from omnisupport_ingest.cdc.envelope import LANDED_TYPE, RAW_TYPE, event_hashes
 from omnisupport_ingest.cdc.fold import shape_of
@@ -23,7 +22,7 @@ from omnisupport_ingest.cdc.judging import ACCEPTED, Law, judge_batches
 from omnisupport_ingest.cdc.typed_fold import EVENT_COLUMNS, events_to_fold, fold_typed
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.lake.layout import LakeFile
-from omnisupport_ingest.lake.one_task import rows_of
+from omnisupport_ingest.lake.one_task import columns_of, rows_of
 from omnisupport_ingest.lake.schema import arrow_schema
 from omnisupport_ingest.landing.rows import EARLIER_IDENTITY
 
@@ -40,18 +39,15 @@ class LandedFile:
 
 def take_in_few(files: Sequence[LandedFile]) -> pa.Table:
     """The events of ``files`` as raw has them: ``RAW_TYPE`` rows."""
-    kind, landed = (arrow_schema(each, without=()) for each in (RAW_TYPE, LANDED_TYPE))
+    kind = arrow_schema(RAW_TYPE, without=())
+    place = kind.get_field_index("event_hash")
     tables = [kind.empty_table()]
     for file in files:
-        rows = pq.ParquetFile(file.path, pre_buffer=False).read().select(landed.names).cast(landed)
-        known = dict(file.arrival) | {"event_hash": pa.array(event_hashes(rows), pa.int64())}
-        columns = []
-        for field in kind:
-            value = rows[field.name] if field.name in landed.names else known[field.name]
-            if not isinstance(value, pa.Array | pa.ChunkedArray):
-                value = pa.repeat(pa.scalar(value, field.type), rows.num_rows)
-            columns.append(value)
-        tables.append(pa.Table.from_arrays(columns, schema=kind))
+        # The batch is named by the file itself.
+        known = {name: value for name, value in file.arrival.items() if name not in LANDED_TYPE.names}
+        rows = columns_of(file.path, kind, known)
+        hashes = pa.array(event_hashes(rows), pa.int64())
+        tables.append(rows.set_column(place, kind.field(place), hashes))
     return pa.concat_tables(tables).combine_chunks()
 
 
