@@ -164,7 +164,7 @@ def _after_tables(
     def evaluate(
         context: dg.OpExecutionContext, workspace: dg.ResourceParam[Workspace]
     ) -> Iterator[dg.AssetCheckResult]:
-        if _to_come(context.instance, context.run_id, dimensions):
+        if _to_come(context.instance, context.run_id, source, dimensions):
             # Another run writes the table. This one could not go on if the step slept.
             raise dg.RetryRequested(max_retries=_LOOKS, seconds_to_wait=LOOKS_AGAIN_SECONDS)
         yield from findings(workspace)
@@ -178,15 +178,27 @@ def _after_tables(
     return made
 
 
-def _to_come(instance: dg.DagsterInstance, run_id: str, assets: set[dg.AssetKey]) -> bool:
-    """Whether a step of the run that makes one of ``assets`` has not ended, or not begun."""
-    planned = {
-        entry.step_key
+def _to_come(instance: dg.DagsterInstance, run_id: str, source: str, tables: set[dg.AssetKey]) -> bool:
+    """Whether a step of the run that makes one of ``tables`` has not ended, or not begun.
+
+    Where raw or deduped events were not made, Dagster begins no step of a table, and records nothing of it.
+    """
+    events = {keys.raw_key(source), keys.deduped_key(source)}
+    planned = [
+        (entry.step_key, entry.dagster_event.asset_key)
         for entry in instance.all_logs(run_id, of_type=dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED)
-        if entry.dagster_event is not None and entry.dagster_event.asset_key in assets
-    }
-    ended = {entry.step_key for entry in instance.all_logs(run_id, of_type=_ENDS)} if planned else set()
-    return not planned <= ended
+        if entry.dagster_event is not None
+    ]
+    of_tables = {step for step, asset in planned if asset in tables}
+    of_events = {step for step, asset in planned if asset in events}
+    if not of_tables:
+        return False
+    ended = {entry.step_key: entry.dagster_event for entry in instance.all_logs(run_id, of_type=_ENDS)}
+    for step in of_events:
+        event = ended.get(step)
+        if event is not None and event.event_type != dg.DagsterEventType.STEP_SUCCESS:
+            return False
+    return not of_tables <= ended.keys()
 
 
 def _content_check(

@@ -105,7 +105,7 @@ def up_and_verify_as(dsn: str, source: SourceUnderTest, tmp_path: Path) -> None:
         assert process.wait(PATIENCE) == 0
     told_by_up = (tmp_path / "up.out").read_text()
     assert "Stopped." in told_by_up
-    assert f"Source: {shown_dsn(dsn)}\n" in told_by_up
+    assert f"Source {bank.SOURCE}: {shown_dsn(dsn)}\n" in told_by_up
     assert "omnisupport-ingest source connect" in told_by_up
     assert SOURCE_PASSWORD not in told_by_up
     assert not list((home / "dagster").rglob("*.db")), "the storage is not SQLite"

@@ -123,6 +123,22 @@ def test_step_that_fails_silences_no_check_of_another_table(recent_story: Story)
             assert {verdicts(run)[NOTES, name] for name in OF_A_TABLE} == {False}, job
 
 
+def test_run_that_makes_no_events_ends_with_its_last_checks(
+    recent_story: Story, monkeypatch: pytest.MonkeyPatch
+):
+    """Dagster records nothing of the steps that it does not begin, so nobody may wait for their end."""
+    monkeypatch.setattr(checks, "LOOKS_AGAIN_SECONDS", 0.1)
+    monkeypatch.setattr(checks, "_LOOKS", 20)
+    window = land_of_both_tables(recent_story)
+    for file in (recent_story.workspace.landing(SOURCE).folder / "data").rglob("*.parquet"):
+        file.write_bytes(file.read_bytes()[:-1])
+    with dg.DagsterInstance.ephemeral() as instance:
+        run = run_job(add_labels(recent_story), "ingest", window, instance)
+        assert not run.success
+        assert not instance.all_logs(run.run_id, dg.DagsterEventType.STEP_UP_FOR_RETRY)
+        assert checked(run, NOTES) >= OF_A_TABLE
+
+
 def test_last_checks_of_a_run_wait_for_a_table_that_another_run_writes(
     recent_story: Story, monkeypatch: pytest.MonkeyPatch
 ):

@@ -68,17 +68,17 @@ SECOND_HALF = [
     Death("lake.place.after@net_changes", "net_changes", Moment.PLACED),
 ]
 OTHERS_OF_FIRST_HALF = [
-    Death("lake.write.after@raw", "raw", Moment.STAGED),
+    # Where one task writes its files itself, nothing in the draft says that all are there.
+    Death("lake.write.after@raw", "raw", Moment.WRITING),
     Death("lake.place.after@raw", "raw", Moment.PLACED),
     Death("lake.commit.after@raw", "raw", Moment.COMMITTED),
-    Death("lake.write.after@deduped", "deduped", Moment.STAGED),
+    Death("lake.write.after@deduped", "deduped", Moment.WRITING),
     Death("lake.place.after@deduped", "deduped", Moment.PLACED),
     Death("lake.write.after@quarantine", "quarantine", Moment.STAGED),
     Death("lake.commit.after@deduped", "deduped", Moment.COMMITTED),
 ]
 OTHERS_OF_SECOND_HALF = [
     Death("lake.commit.after@net_changes", "net_changes", Moment.COMMITTED),
-    # Its tasks write their files themselves, and nothing in the draft says that all are there.
     Death("lake.write.after@dim_", "dim", Moment.WRITING),
     Death("lake.place.after@dim_", "dim", Moment.PLACED),
 ]
