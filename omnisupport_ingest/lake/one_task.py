@@ -34,13 +34,15 @@ FEW_ROWS = 20_000
 FEW_BYTES = 16 * 1024 * 1024
 """Of compressed files, likewise: a task holds its rows in memory."""
 
+_MOST_BYTES_HELD = 64 * 1024 * 1024
+
 FEW_FILES = 256
 """Likewise; many small files are read by many tasks."""
 
 Work = Callable[[], "pa.Table | None"]
 """Makes the rows of a table: its columns, partition columns included. None: not for one task after all."""
 
-_OUTCOME = "path string"
+_OUTCOME = "attempt string"
 
 
 class Sized(Protocol):
@@ -60,6 +62,18 @@ def are_few(files: Sequence[Sized]) -> bool:
         and sum(file.rows for file in files) <= FEW_ROWS
         and sum(file.bytes for file in files) <= FEW_BYTES
     )
+
+
+def fit_in_memory(paths: Iterable[str]) -> bool:
+    """Whether one task may hold the rows of the Parquet files at ``paths``, by what their footers say.
+
+    A few megabytes that compress well may be gigabytes.
+    """
+    held = 0
+    for path in paths:
+        footer = pq.read_metadata(path)
+        held += sum(footer.row_group(number).total_byte_size for number in range(footer.num_row_groups))
+    return held <= _MOST_BYTES_HELD
 
 
 def rows_of(files: Iterable[LakeFile], schema: pa.Schema) -> pa.Table:
@@ -101,21 +115,19 @@ def stage_in_one_task(
     there of files and units holds here.
     """
     draft = table.folder / layout.STAGING / uuid.uuid4().hex
-    draft.mkdir(mode=0o700, parents=True)
+    draft.parent.mkdir(mode=0o700, exist_ok=True)
+    draft.mkdir(mode=0o700)
     spec = table.spec
     schema = arrow_schema(spec.schema, without=())
     write = partial(_write, work=work, draft=draft, schema=schema, partition_by=spec.partition_by)
     frame = spark.range(0, 1, 1, 1).mapInArrow(write, _OUTCOME)
     try:
         with gate("lake.write", spec.path), room_on_disk(frame, draft):
-            written = [row["path"] for row in frame.collect()]
-        if None in written:
+            (attempt,) = (row["attempt"] for row in frame.collect())
+        if attempt is None:
             return None
-        # What an attempt of the task that failed has left is of nobody.
-        for file in draft.rglob("*.parquet"):
-            if str(file.relative_to(draft)) not in written:
-                file.unlink()
-        return place_draft(table, draft, unit=unit, generation=generation)
+        # Only the folder of the attempt that answered: another one may still be writing to its own.
+        return place_draft(table, draft / attempt, unit=unit, generation=generation)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 
@@ -127,16 +139,18 @@ def _write(
     schema: pa.Schema,
     partition_by: tuple[str, ...],
 ) -> Iterator[pa.RecordBatch]:
-    """What the task does; gives the paths of the files below ``draft``, or one NULL."""
+    """What the task does; gives the name of its folder below ``draft``, or NULL."""
     for _ in batches:
         # The one row that starts the task.
         pass
-    rows = work()
-    paths: list[str | None] = [None]
+    rows, attempt = work(), None
     if rows is not None:
+        attempt = uuid.uuid4().hex
+        (draft / attempt).mkdir(mode=0o700)
         rows = rows.select(schema.names).cast(schema)
-        paths = [_written(part, folder, draft, partition_by) for folder, part in _parts(rows, partition_by)]
-    yield pa.RecordBatch.from_arrays([pa.array(paths, pa.string())], names=["path"])
+        for folder, part in _parts(rows, partition_by):
+            _write_part(part, draft / attempt / folder, partition_by)
+    yield pa.RecordBatch.from_arrays([pa.array([attempt], pa.string())], names=["attempt"])
 
 
 def _parts(rows: pa.Table, partition_by: Sequence[str]) -> Iterator[tuple[str, pa.Table]]:
@@ -149,13 +163,13 @@ def _parts(rows: pa.Table, partition_by: Sequence[str]) -> Iterator[tuple[str, p
     column, *others = partition_by
     for value in pc.unique(rows[column]).to_pylist():
         of_value = rows.filter(pc.is_null(rows[column]) if value is None else pc.equal(rows[column], value))
-        folder = f"{column}={layout.HIVE_NULL if value is None else quote(value, safe='')}"
+        # An empty text is NULL where it is a partition (Delta protocol, partition value serialization).
+        folder = f"{column}={quote(value, safe='') if value else layout.HIVE_NULL}"
         for below, part in _parts(of_value, others):
             yield f"{folder}/{below}" if below else folder, part
 
 
-def _written(rows: pa.Table, folder: str, draft: Path, partition_by: Sequence[str]) -> str:
-    path = Path(folder) / f"part-{uuid.uuid4().hex}.parquet"
-    (draft / folder).mkdir(mode=0o700, parents=True, exist_ok=True)
-    pq.write_table(rows.drop_columns(list(partition_by)), draft / path, compression="snappy")
-    return str(path)
+def _write_part(rows: pa.Table, folder: Path, partition_by: Sequence[str]) -> None:
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = folder / f"part-{uuid.uuid4().hex}.parquet"
+    pq.write_table(rows.drop_columns(list(partition_by)), path, compression="snappy")

@@ -35,7 +35,7 @@ _NO_ROOM = ("No space left on device", "Disk quota exceeded")
 """The operating system's messages (ENOSPC, EDQUOT), which Spark passes on as text."""
 
 
-_BY_A_TASK = "OSError: [Errno 28]"
+_BY_A_TASK = tuple(f"OSError: [Errno {number}]" for number in (errno.ENOSPC, errno.EDQUOT))
 """How Python puts it where a task of ours writes a file itself; those are files of tables."""
 
 COMPILED_FROM = 50_000
@@ -180,7 +180,7 @@ def room_on_disk(frame: DataFrame, draft: Path) -> Iterator[None]:
 
 def spilled(trace: str) -> bool:
     """Whether Spark found no room for a temporary file, not for a file of a table, as its ``trace`` tells."""
-    if _BY_A_TASK in trace:
+    if any(text in trace for text in _BY_A_TASK):
         return False
     at = min(place for text in _NO_ROOM if (place := trace.find(text)) >= 0)
     frame = _FIRST_FRAME.search(trace, at)

@@ -22,7 +22,7 @@ from omnisupport_ingest.cdc.judging import ACCEPTED, Law, judge_batches
 from omnisupport_ingest.cdc.typed_fold import EVENT_COLUMNS, events_to_fold, fold_typed
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.lake.layout import LakeFile
-from omnisupport_ingest.lake.one_task import columns_of, rows_of
+from omnisupport_ingest.lake.one_task import columns_of, fit_in_memory, rows_of
 from omnisupport_ingest.lake.schema import arrow_schema
 from omnisupport_ingest.landing.rows import EARLIER_IDENTITY
 
@@ -37,8 +37,10 @@ class LandedFile:
     arrival: Mapping[str, Any]
 
 
-def take_in_few(files: Sequence[LandedFile]) -> pa.Table:
-    """The events of ``files`` as raw has them: ``RAW_TYPE`` rows."""
+def take_in_few(files: Sequence[LandedFile]) -> pa.Table | None:
+    """The events of ``files`` as raw has them: ``RAW_TYPE`` rows; None if a task may not hold so much."""
+    if not fit_in_memory(file.path for file in files):
+        return None
     kind = arrow_schema(RAW_TYPE, without=())
     place = kind.get_field_index("event_hash")
     tables = [kind.empty_table()]
@@ -54,9 +56,11 @@ def take_in_few(files: Sequence[LandedFile]) -> pa.Table:
 def judge_few(files: Sequence[LakeFile], law: Law) -> pa.Table | None:
     """The events of the raw ``files``, if ``law`` accepts every one of them, in time.
 
-    Their positions are known to be distinct. None if some event is refused or late: what becomes of it is
-    counted and kept.
+    Their positions are known to be distinct. None if some event is refused or late, for what becomes of it
+    is counted and kept; or if they are more than a task may hold.
     """
+    if not fit_in_memory(file.uri for file in files):
+        return None
     raw = rows_of(files, arrow_schema(RAW_TYPE, without=()))
     identity = pc.replace_substring_regex(raw["identity"], EARLIER_IDENTITY, r"\1]")
     raw = raw.set_column(raw.schema.get_field_index("identity"), raw.schema.field("identity"), identity)
@@ -69,8 +73,13 @@ def judge_few(files: Sequence[LakeFile], law: Law) -> pa.Table | None:
     return raw
 
 
-def fold_few(files: Sequence[LakeFile], contract: TableContract) -> pa.Table:
-    """The fold of the accepted events of the contract's table in ``files``: ``folded_type`` rows."""
+def fold_few(files: Sequence[LakeFile], contract: TableContract) -> pa.Table | None:
+    """The fold of the accepted events of the contract's table in ``files``: ``folded_type`` rows.
+
+    None if they are more than a task may hold.
+    """
+    if not fit_in_memory(file.uri for file in files):
+        return None
     schema = arrow_schema(RAW_TYPE, without=())
     wanted = {*EVENT_COLUMNS, "source_schema", "source_table"}
     events = rows_of(files, pa.schema([field for field in schema if field.name in wanted]))

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from omnisupport_ingest.cdc.envelope import LANDED_TYPE, RAW_TYPE
+from omnisupport_ingest.lake import one_task
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.one_task import rows_of
 from omnisupport_ingest.lake.schema import arrow_schema
@@ -48,7 +50,7 @@ def test_a_landed_file_of_an_earlier_version_has_null_where_it_lacks_a_column(tm
     whole, found = (
         take_in_few([LandedFile(str(tmp_path / f"{name}.parquet"), ARRIVAL)]) for name in ("whole", "earlier")
     )
-    assert found.schema == RAW and found.equals(whole)
+    assert found is not None and found.schema == RAW and found.equals(whole)
     [row] = found.to_pylist()
     assert (row["window"], row["landed_at"], row["batch_id"]) == ("2026-11-21T12", NOON, "of the file")
     assert row["event_hash"] is not None
@@ -67,4 +69,16 @@ def test_a_file_of_a_table_that_has_gained_a_column_since_has_null_there(tmp_pat
 
 
 def test_no_files_are_no_rows() -> None:
-    assert take_in_few([]).equals(RAW.empty_table())
+    made = take_in_few([])
+    assert made is not None and made.equals(RAW.empty_table())
+
+
+def test_events_that_are_few_and_small_on_disk_but_large_in_memory_are_not_for_one_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "part-0.parquet"
+    rows = [EVENT | {"after": f"{number}" + "x" * 50_000} for number in range(100)]
+    pq.write_table(pa.Table.from_pylist(rows, schema=LANDED), path, compression="zstd")
+    assert take_in_few([LandedFile(str(path), ARRIVAL)]) is not None
+    monkeypatch.setattr(one_task, "_MOST_BYTES_HELD", 20 * path.stat().st_size)
+    assert take_in_few([LandedFile(str(path), ARRIVAL)]) is None
