@@ -106,7 +106,7 @@ GATES: dict[str, Gate] = {
         _gate(
             "lake.write",
             "what Spark wrote, in the staging folder",
-            "lake/one_task.py",
+            "lake/file_tasks.py",
             "lake/staging.py",
             "stages/updating_files.py",
         ),

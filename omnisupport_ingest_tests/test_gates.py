@@ -88,9 +88,11 @@ WITHOUT_GATE: dict[tuple[str, str], str] = {
     ("stages/retyping.py", "ask_for"): _FOLDER,
     ("lake/staging.py", "stage_frame"): "the staging folder, and a draft in it that no table names",
     ("lake/staging.py", "place_files"): _DRAFT,
-    ("lake/one_task.py", "stage_in_one_task"): _DRAFT,
-    ("lake/one_task.py", "_write"): _DRAFT,
-    ("lake/one_task.py", "_write_part"): _DRAFT,
+    ("lake/file_tasks.py", "made_by_tasks"): _DRAFT,
+    ("lake/file_tasks.py", "_together"): _DRAFT,
+    ("lake/file_tasks.py", "Output.__init__"): _DRAFT,
+    ("lake/file_tasks.py", "Output._file"): _DRAFT,
+    ("lake/file_tasks.py", "_Growing._write"): _DRAFT,
     ("lake/key_files.py", "write_rows"): _DRAFT,
     ("lake/key_files.py", "_write"): _DRAFT,
     ("stages/updating_files.py", "_outcome"): _DRAFT,
@@ -274,11 +276,9 @@ def test_a_gate_holds_something() -> None:
     assert set(around_nothing) == {
         # They stand around calls of functions whose effects are found where they are made.
         ("landing/store.py", "landing.data"),
-        ("lake/one_task.py", "lake.write"),
+        ("lake/file_tasks.py", "lake.write"),
         ("lake/staging.py", "lake.place"),
         ("sources/postgres/slot.py", "source.slot"),
-        # It stands around the Spark job whose tasks write.
-        ("stages/updating_files.py", "lake.write"),
         # The cluster does.
         ("sources/kafka/sync.py", "kafka.mirror"),
         # Dagster makes them durable when it has the answer.

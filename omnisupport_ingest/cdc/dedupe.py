@@ -18,13 +18,26 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from omnisupport_ingest.cdc import ordinary
-from omnisupport_ingest.cdc.envelope import event_hash
+from omnisupport_ingest.cdc.envelope import RAW_TYPE, event_hash
 from omnisupport_ingest.cdc.erasing import ERASED
 from omnisupport_ingest.cdc.judging import ACCEPTED, Law, judge_and_erase, judge_batches
 
 DEDUPE_KEY = "(epoch, commit_lsn, ordinal)"
 """The dedupe key, as checkpoints name it. Where a source's positions are not unique, ``identity``
 stands beside it."""
+
+
+_ADDED = (
+    T.StructField("late", T.BooleanType()),
+    T.StructField("rules", T.ArrayType(T.StringType())),
+    T.StructField("reason", T.StringType()),
+    T.StructField("verdict", T.StringType()),
+    T.StructField("detector", T.StringType()),
+    T.StructField("review_state", T.StringType()),
+)
+
+JUDGED_TYPE = T.StructType([*RAW_TYPE.fields, *_ADDED])
+"""Raw events and what judging says of each (``judge``)."""
 
 
 def mark_copies(raw: DataFrame) -> DataFrame:
@@ -63,17 +76,8 @@ def judge(marked: DataFrame, law: Law) -> DataFrame:
     and accepted ones have the hash of what is left; in quarantine the hash is the name of the event, and
     stays.
     """
-    judged = T.StructType(
-        [
-            *(field for field in marked.schema.fields if field.name not in ("copy", "collision")),
-            T.StructField("late", T.BooleanType()),
-            T.StructField("rules", T.ArrayType(T.StringType())),
-            T.StructField("reason", T.StringType()),
-            T.StructField("verdict", T.StringType()),
-            T.StructField("detector", T.StringType()),
-            T.StructField("review_state", T.StringType()),
-        ]
-    )
+    kept = (field for field in marked.schema.fields if field.name not in ("copy", "collision"))
+    judged = T.StructType([*kept, *_ADDED])
     if not law.erasures:
         return marked.mapInArrow(partial(judge_batches, law=law, few=ordinary.FEW), judged)
     told = T.StructType([*judged.fields, T.StructField(ERASED, T.BooleanType())])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -44,12 +44,17 @@ class KeyOrder:
     whole_numbers: bool
 
     def values(self, rows: pa.Table) -> npt.NDArray[Any]:
-        """The values of ``rows``; a key that is no number (of an event in quarantine) is the lowest."""
+        """The values of ``rows``; no key, or one that is no number (of a withheld event), is the lowest."""
         column = rows[self.column].combine_chunks()
-        if self.whole_numbers:
-            column = pc.fill_null(column.cast(pa.int64()), _LOWEST)
+        column = (
+            pc.fill_null(column.cast(pa.int64()), _LOWEST) if self.whole_numbers else pc.fill_null(column, "")
+        )
         found: npt.NDArray[Any] = column.to_numpy(zero_copy_only=False)
         return found
+
+    def nothing(self) -> npt.NDArray[Any]:
+        """No values, of the type that ``values`` has."""
+        return np.zeros(0, np.int64 if self.whole_numbers else object)
 
     def sort(self, rows: pa.Table) -> pa.Table:
         return rows.take(pa.array(np.argsort(self.values(rows), kind="stable"))).combine_chunks()
@@ -123,6 +128,55 @@ def read_range(of: KeyRange, order: KeyOrder, schema: pa.Schema) -> pa.Table:
     if of.end is not None:
         chosen &= values < of.end
     return rows if chosen.all() else rows.filter(pa.array(chosen))
+
+
+def rows_between(
+    path: str,
+    order: KeyOrder,
+    schema: pa.Schema,
+    known: Mapping[str, Any],
+    bounds: tuple[Bound | None, Bound | None],
+) -> pa.Table:
+    """The rows of a Parquet file that lie from the first of ``bounds`` up to but not with the second.
+
+    The file has any order; of one that is ordered only a part is read. Out: the columns of ``schema``, with
+    the values ``known`` where it names them, and NULL where the file lacks a column.
+    """
+    start, end = bounds
+    with pq.ParquetFile(path, pre_buffer=False) as parquet:
+        every = range(parquet.num_row_groups)
+        groups = [number for number in every if _may_hold(parquet.metadata, number, order, bounds)]
+        in_file = set(parquet.schema_arrow.names)
+        wanted = [name for name in schema.names if name in in_file and name not in known]
+        rows = parquet.read_row_groups(groups, columns=wanted, use_threads=False)
+    values = order.values(rows)
+    chosen = np.ones(len(values), np.bool_)
+    if start is not None:
+        chosen &= values >= start
+    if end is not None:
+        chosen &= values < end
+    rows = rows.filter(pa.array(chosen))
+    arrays = [
+        pa.repeat(pa.scalar(known[field.name], field.type), rows.num_rows)
+        if field.name in known
+        else rows[field.name].cast(field.type)
+        if field.name in in_file
+        else pa.nulls(rows.num_rows, field.type)
+        for field in schema
+    ]
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _may_hold(
+    footer: pq.FileMetaData, group: int, order: KeyOrder, bounds: tuple[Bound | None, Bound | None]
+) -> bool:
+    """Whether a row group may have rows between ``bounds``, by its statistics."""
+    start, end = bounds
+    columns = (footer.row_group(group).column(place) for place in range(footer.num_columns))
+    told = next(each.statistics for each in columns if each.path_in_schema == order.column)
+    if told is None or not told.has_min_max or not told.has_null_count or told.null_count:
+        return True
+    return (end is None or told.min < end) and (start is None or told.max >= start)
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,7 +131,9 @@ def place_files(
     ``unit`` and ``generation`` as in ``stage_frame``.
     """
     for file in list(draft.iterdir()):
-        if file.name not in names:
+        if file.is_dir():
+            shutil.rmtree(file)
+        elif file.name not in names:
             file.unlink()
     place = layout.unit_folder(layout.WHOLE_TABLE, generation, unit)
     with gate("lake.place", table.spec.path):

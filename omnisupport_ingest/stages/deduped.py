@@ -24,8 +24,8 @@ from omnisupport_ingest.cdc.judging import ACCEPTED, DUPLICATE, QUARANTINED, Law
 from omnisupport_ingest.contracts.decision_table import JUDGED, Finding
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.lake.checkpoint import Checkpoint
+from omnisupport_ingest.lake.file_tasks import in_shares, made_by_tasks
 from omnisupport_ingest.lake.layout import LakeFile
-from omnisupport_ingest.lake.one_task import are_few, stage_in_one_task
 from omnisupport_ingest.lake.staging import StagedFiles, stage_frame
 from omnisupport_ingest.lake.table import LakeTable, TableSnapshot, retrying
 from omnisupport_ingest.landing.rows import EARLIER_IDENTITY
@@ -42,8 +42,8 @@ from omnisupport_ingest.stages.checkpoints import (
     report,
 )
 from omnisupport_ingest.stages.erasures import refuse_lost
+from omnisupport_ingest.stages.event_tasks import judge
 from omnisupport_ingest.stages.explained import Replaced, reasons
-from omnisupport_ingest.stages.few_events import judge_few
 from omnisupport_ingest.stages.idempotency import idempotency_key, unit_key
 from omnisupport_ingest.stages.lateness import Lateness
 from omnisupport_ingest.stages.plan import Asked, Upstream, WindowPlan, Work, plan_window, repeats_writes
@@ -213,11 +213,11 @@ def _commit(judging: _Judging, snapshot: TableSnapshot, raw: TableSnapshot, jobs
     identity = Identity(LAYER, source, judging.run_id)
     unit = unit_key((job.outcome_key, job.plan) for job in jobs)
     law = _law(workspace, source, judging.versions, [job.plan.window for job in jobs])
-    verdicts = _judged_by_one_task(judging, snapshot, jobs, law, unit)
-    if verdicts is None:
+    if law.erasures or not all(job.distinct for job in jobs):
         judged = dedupe.judge(_marked(judging.spark, raw, jobs), law)
-        verdicts = _judged(judging, snapshot, judged, jobs, unit)
-    accepted, tallies, staged = verdicts
+        accepted, tallies, staged = _judged(judging, snapshot, judged, jobs, unit)
+    else:
+        accepted, tallies, staged = _judged_by_tasks(judging, snapshot, jobs, law, unit)
     counts = _counts(snapshot, jobs, accepted, tallies)
     quarantine.add(workspace.quarantine(source), staged, replace(identity, layer=quarantine.LAYER))
     companions = {job.plan.window: _companions(snapshot, job, staged) for job in jobs}
@@ -253,29 +253,48 @@ def _commit(judging: _Judging, snapshot: TableSnapshot, raw: TableSnapshot, jobs
     )
 
 
-def _judged_by_one_task(
+def _judged_by_tasks(
     judging: _Judging, snapshot: TableSnapshot, jobs: Sequence[_Job], law: Law, unit: str
-) -> _Verdicts | None:
-    """The verdicts of few events that stand alone; None if some are refused or late, or they are not few."""
+) -> _Verdicts:
+    """The verdicts of events whose positions are distinct, each task's on files of its own."""
     files = [file for job in jobs for file in job.files]
-    if law.erasures or not are_few(files) or not all(job.distinct for job in jobs):
-        return None
-    if not files:
-        return StagedFiles(()), scenarios.NONE, StagedFiles(())
-    accepted = stage_in_one_task(
-        judging.spark,
-        snapshot.table,
-        partial(judge_few, files, law),
+    works = [partial(judge, files=share, law=law) for share in in_shares(files)]
+    generation = {job.plan.window: job.plan.generation for job in jobs}
+    with made_by_tasks(judging.spark, snapshot.table, works, unit=unit, generation=generation) as made:
+        assert made is not None, "an event is always judged"
+        others = None
+        if made.aside:
+            others = judging.spark.read.schema(dedupe.JUDGED_TYPE).parquet(*_uris(made.aside))
+        tallies, staged = _others(judging, snapshot, jobs, others, unit)
+        return made.place(), tallies, staged
+
+
+def _uris(paths: Iterable[str]) -> list[str]:
+    return [f"file://{path}" for path in paths]
+
+
+def _others(
+    judging: _Judging, snapshot: TableSnapshot, jobs: Sequence[_Job], others: DataFrame | None, unit: str
+) -> tuple[Tallies, StagedFiles]:
+    """Count the events that were refused or late, if there are any, and write those that were refused."""
+    tallies = scenarios.tally(others) if others is not None else scenarios.NONE
+    scenarios.refuse_stopped(tallies, judging.workspace.decisions, judging.source)
+    refused = any(verdict != ACCEPTED for _, verdict in tallies.verdicts)
+    staged = quarantine.stage(
+        judging.workspace.quarantine(judging.source),
+        others if refused else None,
+        [job.plan.window for job in jobs],
         unit=unit,
-        generation={job.plan.window: job.plan.generation for job in jobs},
+        version=snapshot.version + 1,
     )
-    return None if accepted is None else (accepted, scenarios.NONE, StagedFiles(()))
+    return tallies, staged
 
 
 def _judged(
     judging: _Judging, snapshot: TableSnapshot, judged: DataFrame, jobs: Sequence[_Job], unit: str
 ) -> _Verdicts:
-    seen, windows = Observation(), [job.plan.window for job in jobs]
+    """The verdicts of events that only a look at all of them can judge."""
+    seen = Observation()
     accepted = stage_frame(
         snapshot.table,
         judged.observe(
@@ -290,12 +309,7 @@ def _judged(
         rows=sum(file.rows for job in jobs for file in job.files),
     )
     with _kept(judged, seen) as others:
-        tallies = scenarios.tally(others) if others is not None else scenarios.NONE
-        scenarios.refuse_stopped(tallies, judging.workspace.decisions, judging.source)
-        refused = others if seen.get["refused"] else None
-        withheld = judging.workspace.quarantine(judging.source)
-        staged = quarantine.stage(withheld, refused, windows, unit=unit, version=snapshot.version + 1)
-    return accepted, tallies, staged
+        return accepted, *_others(judging, snapshot, jobs, others, unit)
 
 
 @contextmanager

@@ -31,7 +31,6 @@ from omnisupport_ingest.cdc.stored import stored_type
 from omnisupport_ingest.cdc.table_ends import Carried, TableEnds
 from omnisupport_ingest.cdc.updating import UpdateRules
 from omnisupport_ingest.contracts.load import TableContract
-from omnisupport_ingest.contracts.pg_types import Kind
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.lake import layout
 from omnisupport_ingest.lake.checkpoint import Checkpoint
@@ -40,7 +39,6 @@ from omnisupport_ingest.lake.contenthash import ContentHash
 from omnisupport_ingest.lake.key_files import (
     ROWS_PER_FILE,
     KeyFile,
-    KeyOrder,
     WrittenFile,
     key_files,
     written_file,
@@ -52,6 +50,7 @@ from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.table import TableSnapshot, retrying
 from omnisupport_ingest.stages import net_changes
 from omnisupport_ingest.stages.checkpoints import Counts, Identity, Outcome, checkpoint_of, report
+from omnisupport_ingest.stages.event_tasks import order_of
 from omnisupport_ingest.stages.idempotency import idempotency_key
 from omnisupport_ingest.stages.odd_keys import keyless_in, keys_in, odd_files, odd_keys, refolded
 from omnisupport_ingest.stages.plan import WindowPlan, Work
@@ -71,8 +70,6 @@ from omnisupport_ingest.stages.workspace import Workspace
 from omnisupport_ingest.windows import OUT_OF_RANGE
 
 LAYER = "dimension"
-
-_WHOLE_NUMBERS = frozenset({Kind.SHORT, Kind.INTEGER, Kind.LONG})
 
 
 class GateClosed(IngestError):
@@ -308,14 +305,6 @@ def _most(files: list[LakeFile], snapshot: TableSnapshot) -> bool:
     """Whether ``files`` have so many rows that making the whole table is less work."""
     held = sum(file.rows for file in snapshot.files(WHOLE_TABLE))
     return sum(file.rows for file in files) > max(held, 10_000)
-
-
-def order_of(contract: TableContract) -> KeyOrder:
-    """By what the files are ordered: the key if that is one whole number, else its text."""
-    columns = {column.name: column for column in contract.columns}
-    if len(contract.key) == 1 and columns[contract.key[0]].type.kind in _WHOLE_NUMBERS:
-        return KeyOrder(contract.key[0], whole_numbers=True)
-    return KeyOrder("_cdc_key", whole_numbers=False)
 
 
 def known_live_rows(rows: DataFrame) -> DataFrame:

@@ -18,16 +18,16 @@ from pyspark.sql import types as T
 from omnisupport_ingest.cdc.envelope import LANDED_TYPE, RAW_TYPE, event_hash
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.lake.checkpoint import Checkpoint
-from omnisupport_ingest.lake.one_task import are_few, stage_in_one_task
-from omnisupport_ingest.lake.staging import StagedFiles, stage_frame
+from omnisupport_ingest.lake.file_tasks import in_shares, made_by_tasks
+from omnisupport_ingest.lake.staging import StagedFiles
 from omnisupport_ingest.lake.table import TableSnapshot, retrying
 from omnisupport_ingest.landing.manifest import DataFile, Manifest
 from omnisupport_ingest.landing.standing import LandedPart
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.stages import closing
 from omnisupport_ingest.stages.checkpoints import Counts, Identity, Outcome, change_for, report
+from omnisupport_ingest.stages.event_tasks import LandedFile, take_in
 from omnisupport_ingest.stages.explained import Replaced, reasons
-from omnisupport_ingest.stages.few_events import LandedFile, take_in_few
 from omnisupport_ingest.stages.idempotency import LOGIC_VERSION, idempotency_key, unit_key
 from omnisupport_ingest.stages.lateness import Lateness
 from omnisupport_ingest.stages.plan import (
@@ -224,19 +224,17 @@ def _stage(
     ]
     if not files:
         return StagedFiles(())
+    for *_, file in files:
+        store.verify_file(file)
+    landed_files = [
+        LandedFile(str(store.path_of(file)), file.rows, file.bytes, _arrived(window, batch, file))
+        for window, batch, file in files
+    ]
+    works = [partial(take_in, files=share) for share in in_shares(landed_files)]
     generation = {plan.window: plan.generation for plan in plans}
-    rows = sum(file.rows for *_, file in files)
-    if are_few([file for *_, file in files]):
-        few = [LandedFile(str(store.path_of(each[2])), _arrived(*each)) for each in files]
-        for _, _, file in files:
-            store.verify_file(file)
-        staged = stage_in_one_task(
-            spark, snapshot.table, partial(take_in_few, few), unit=unit, generation=generation
-        )
-        if staged is not None:
-            return staged
-    events = _events(spark, store, files)
-    return stage_frame(snapshot.table, events, unit=unit, generation=generation, rows=rows)
+    with made_by_tasks(spark, snapshot.table, works, unit=unit, generation=generation) as made:
+        assert made is not None, "a batch is always taken in"
+        return made.place()
 
 
 def all_events(workspace: Workspace, spark: SparkSession, source: str, windows: Sequence[str]) -> DataFrame:

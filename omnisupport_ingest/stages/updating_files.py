@@ -1,32 +1,34 @@
-"""One Spark job that updates a table of key-ordered files by rows sent to the files of their keys.
+"""A table of key-ordered files is updated by tasks of Spark, each of which has a stretch of the keys.
 
-Spark brings the rows of each range of keys together. A task reads the file of its range itself, updates its
-rows (``cdc.updating``), writes the files that take its place, and returns a row of statistics; no row passes
-through the driver. What a task that was started again wrote twice is left out by name.
+A task reads what is sent to its keys, and the files that hold them; it updates their rows (``cdc.updating``),
+writes the files that take the old ones' place, and returns a row of statistics for each. No row passes
+through the driver or the JVM. What a task that was started again wrote twice is left out by name.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import uuid
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.cdc.stored import from_folded
 from omnisupport_ingest.cdc.updating import CHANGE, MERGE, Updated, UpdateRules, update_rows
 from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.lake.contenthash import ContentHash
+from omnisupport_ingest.lake.file_tasks import are_few, in_shares
 from omnisupport_ingest.lake.key_files import (
     ROWS_PER_FILE,
     Bound,
@@ -37,22 +39,19 @@ from omnisupport_ingest.lake.key_files import (
     range_numbers,
     ranges_of,
     read_range,
+    rows_between,
     write_rows,
 )
-from omnisupport_ingest.lake.layout import WINDOW, LakeFile
-from omnisupport_ingest.lake.one_task import are_few, rows_of
-from omnisupport_ingest.lake.read import read_files
+from omnisupport_ingest.lake.layout import WHOLE_TABLE, LakeFile
 from omnisupport_ingest.lake.schema import arrow_schema
 from omnisupport_ingest.lake.staging import room_on_disk
+from omnisupport_ingest.lake.stats import rows_in
 
 _RANGE = "_cdc_range"
 _TASKS_OF_FEW = 4
-_FEW = 50_000
-"""Rows up to which nobody counts how many go to which file."""
-
 _ROWS_OF_A_RANGE = 4 * ROWS_PER_FILE
 _ROWS_OF_A_PART = 100_000
-_SAMPLE_OF_A_RANGE = 20
+_KEYS_OF_A_SAMPLE = 50_000
 
 _KEYS = pa.schema([("_cdc_key", pa.string())])
 
@@ -134,83 +133,127 @@ def update_files(sent: Sent, target: FilesToUpdate, *, look_at_all: bool = False
     """Update the files of ``target`` by what is ``sent``.
 
     ``look_at_all``: files that nothing is sent to are looked at too, as new truncates and what may be left
-    out by now asks for. Few rows are read by the tasks that update the files; more are brought to them.
+    out by now asks for.
     """
+    rows = _Rows(sent.changes, _refolded_files(sent, target), arrow_schema(sent.folded, without=()))
     ranges = ranges_of(target.files)
-    if sent.refolded is None and are_few(sent.changes):
-        outcome = _by_few_tasks(sent, target, ranges, look_at_all=look_at_all)
-    else:
-        rows = _stored_rows(sent, target)
-        if sent.rows > _FEW:
-            ranges = ranges_of(target.files, _cuts(rows, target, ranges))
-        outcome = _by_ranges(rows, sent.rows, target, ranges, look_at_all=look_at_all)
+    sample = _Sample(target.order.nothing(), 1)
+    if not are_few(rows.files):
+        sample = _sample(sent.spark, rows, target.order)
+        ranges = ranges_of(target.files, _cuts(sample, ranges))
+    looks = [number for number in range(len(ranges)) if look_at_all or _is_cut(ranges, number)]
+    bounds = _shared_out(sample, ranges, looks)
+    update = partial(_update, rows=rows, target=target, ranges=ranges, bounds=bounds, looks=looks)
+    tasks = len(bounds) - 1
+    outcome = sent.spark.range(0, tasks, 1, tasks).mapInArrow(update, _OUTCOME)
     with gate("lake.write", target.draft), room_on_disk(outcome, target.draft):
         outcomes = outcome.collect()
     return _collected(outcomes, ranges)
 
 
-def _by_few_tasks(
-    sent: Sent, target: FilesToUpdate, ranges: Sequence[KeyRange], *, look_at_all: bool
-) -> DataFrame:
-    """Tasks that each read all that is sent, and update the files of every so many ranges."""
-    tasks = min(len(ranges), _TASKS_OF_FEW)
-    kind = arrow_schema(sent.folded, without=())
-    update = partial(
-        _update_some,
-        target=target,
-        ranges=ranges,
-        read=partial(rows_of, list(sent.changes), kind),
-        among=tasks,
-        look_at_all=look_at_all,
-    )
-    return sent.spark.range(0, tasks, 1, tasks).mapInArrow(update, _OUTCOME)
+@dataclass(frozen=True)
+class _Rows:
+    """Files of what is sent: ``changes`` by the schema ``folded``, and ``refolded`` rows with ``CHANGE``."""
+
+    changes: Sequence[LakeFile]
+    refolded: Sequence[LakeFile]
+    folded: pa.Schema
+
+    @property
+    def files(self) -> list[LakeFile]:
+        return [*self.changes, *self.refolded]
+
+    def between(self, target: FilesToUpdate, start: Bound | None, end: Bound | None) -> pa.Table:
+        """The stored rows with ``CHANGE`` of the keys from ``start`` up to but not with ``end``."""
+        schema, order = target.rules.schema, target.order
+        kind = _with_change(schema)
+        found = [kind.empty_table()]
+        for file in self.changes:
+            known = dict(file.partition)
+            stored = from_folded(rows_between(file.uri, order, self.folded, known, (start, end)), schema)
+            found.append(stored.append_column(CHANGE, pa.repeat(pa.scalar(MERGE), stored.num_rows)))
+        found += [rows_between(file.uri, order, kind, {}, (start, end)) for file in self.refolded]
+        return pa.concat_tables([each.cast(kind) for each in found]).combine_chunks()
 
 
-def _update_some(
+def _with_change(schema: pa.Schema) -> pa.Schema:
+    """The columns of ``schema`` and ``CHANGE``."""
+    return schema.append(pa.field(CHANGE, pa.string()))
+
+
+def _refolded_files(sent: Sent, target: FilesToUpdate) -> list[LakeFile]:
+    """The files that the rows that were folded again are written to, for the tasks to read."""
+    if sent.refolded is None:
+        return []
+    folder = target.draft / f"refolded-{uuid.uuid4().hex}"
+    with gate("lake.write", target.draft), room_on_disk(sent.refolded, target.draft):
+        sent.refolded.write.parquet(f"file://{folder}")
+    return [
+        LakeFile(str(file), str(file), WHOLE_TABLE, (), rows_in(file), file.stat().st_size)
+        for file in sorted(folder.glob("*.parquet"))
+    ]
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """Keys of what is sent, in order; each stands for ``weight`` rows."""
+
+    keys: npt.NDArray[Any]
+    weight: int
+
+
+def _sample(spark: SparkSession, rows: _Rows, order: KeyOrder) -> _Sample:
+    """Every so manyth key of each file: read by tasks, a bounded number in all."""
+    files = rows.files
+    weight = max(1, sum(file.rows for file in files) // _KEYS_OF_A_SAMPLE)
+    shares = in_shares(files)
+    take = partial(_sampled, shares=shares, order=order, weight=weight)
+    kind = "key long" if order.whole_numbers else "key string"
+    found = spark.range(0, len(shares), 1, len(shares)).mapInArrow(take, kind).collect()
+    keys = order.nothing()
+    return _Sample(np.array(sorted(row["key"] for row in found), dtype=keys.dtype), weight)
+
+
+def _sampled(
     batches: Iterable[pa.RecordBatch],
-    target: FilesToUpdate,
-    ranges: Sequence[KeyRange],
-    read: Callable[[], pa.Table],
-    among: int,
-    *,
-    look_at_all: bool,
+    shares: Sequence[Sequence[LakeFile]],
+    order: KeyOrder,
+    weight: int,
 ) -> Iterator[pa.RecordBatch]:
+    kind = pa.int64() if order.whole_numbers else pa.string()
     for number in (each for batch in batches for each in batch.column(0).to_pylist()):
-        stored = from_folded(read(), target.rules.schema)
-        rows = stored.append_column(CHANGE, pa.repeat(pa.scalar(MERGE), stored.num_rows))
-        places = range_numbers(target.order.values(rows), ranges)
-        wanted = range(number, len(ranges), among) if look_at_all else ()
-        rows = rows.append_column(_RANGE, pa.array(places)).filter(pa.array(places % among == number))
-        yield from _update_rows(rows, target, ranges, wanted)
+        for file in shares[number]:
+            keys = order.values(pq.read_table(file.uri, columns=[order.column], partitioning=None))
+            # Of many small files each begins elsewhere, so that their keys are seen in proportion.
+            every = np.sort(keys)[zlib.crc32(file.uri.encode()) % weight :: weight]
+            yield pa.RecordBatch.from_arrays([pa.array(every, kind)], names=["key"])
 
 
-def _stored_rows(sent: Sent, target: FilesToUpdate) -> DataFrame:
-    """All that is sent, as stored rows with ``CHANGE``."""
-    schema = T.StructType([*sent.stored.fields, T.StructField(CHANGE, T.StringType())])
-    changes = read_files(sent.spark, sent.folded, (WINDOW,), sent.changes)
-    rows = changes.mapInArrow(partial(_stored, schema=target.rules.schema), schema)
-    return rows if sent.refolded is None else rows.unionByName(sent.refolded)
+def _cuts(sample: _Sample, ranges: Sequence[KeyRange]) -> list[Bound]:
+    """Where to cut ranges that very many rows are sent to."""
+    numbers = range_numbers(sample.keys, ranges)
+    starts = {each.start for each in ranges}
+    cuts: set[Bound] = set()
+    for number, keys in zip(*np.unique(numbers, return_counts=True), strict=True):
+        pieces = math.ceil(keys * sample.weight / _ROWS_OF_A_RANGE)
+        if pieces > 2:
+            held = sample.keys[np.searchsorted(numbers, number) :][:keys]
+            cuts |= {held[keys * piece // pieces] for piece in range(1, pieces)}
+    return [cut.item() if isinstance(cut, np.generic) else cut for cut in cuts if cut not in starts]
 
 
-def _stored(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        rows = from_folded(pa.Table.from_batches([batch]), schema)
-        yield from rows.append_column(CHANGE, pa.repeat(pa.scalar(MERGE), rows.num_rows)).to_batches()
-
-
-def _by_ranges(
-    sent: DataFrame, count: int, target: FilesToUpdate, ranges: Sequence[KeyRange], *, look_at_all: bool
-) -> DataFrame:
-    """Tasks to which Spark brings the rows of their ranges."""
-    schema = T.StructType([*sent.schema.fields, T.StructField(_RANGE, T.IntegerType())])
-    routed = sent.mapInArrow(partial(_route, order=target.order, ranges=ranges), schema)
-    shared = [number for number, each in enumerate(ranges) if _is_cut(ranges, number)]
-    looks = list(range(len(ranges))) if look_at_all else shared
-    if looks:
-        routed = routed.unionByName(_looks(sent.sparkSession, looks, schema))
-    parts = max(1, min(len(ranges), max(8, math.ceil(count / _ROWS_OF_A_PART))))
-    grouped = routed.coalesce(1) if parts == 1 else routed.repartition(parts, _RANGE)
-    return grouped.mapInArrow(partial(_update, target=target, ranges=ranges), _OUTCOME)
+def _shared_out(sample: _Sample, ranges: Sequence[KeyRange], looks: Sequence[int]) -> list[int]:
+    """The first range of each task, and the end: of about as much work for each task."""
+    count = len(ranges)
+    sent = np.bincount(range_numbers(sample.keys, ranges), minlength=count) * sample.weight
+    # Where nobody counted what is sent, one range is like another.
+    looked = (sent > 0) if len(sample.keys) else np.ones(count, np.bool_)
+    looked[list(looks)] = True
+    # To read a file and write it again costs about as much as half of its rows being sent.
+    work = np.cumsum(sent + np.where(looked, ROWS_PER_FILE // 2, 0))
+    tasks = max(_TASKS_OF_FEW, math.ceil(work[-1] / _ROWS_OF_A_PART) if len(sample.keys) or looks else 0)
+    firsts = np.searchsorted(work, work[-1] * np.arange(1, tasks) / tasks, side="right")
+    return sorted({0, *(int(first) for first in firsts if first < count), count})
 
 
 def _is_cut(ranges: Sequence[KeyRange], number: int) -> bool:
@@ -220,75 +263,37 @@ def _is_cut(ranges: Sequence[KeyRange], number: int) -> bool:
     return file is not None and file in beside
 
 
-def _looks(spark: SparkSession, numbers: Sequence[int], schema: T.StructType) -> DataFrame:
-    """A row without values for each range, which asks for a look at its file."""
-    chosen = F.array(*(F.lit(number) for number in numbers))
-    frame = spark.range(1).select(F.explode(chosen).alias(_RANGE))
-    values = (
-        F.col(_RANGE) if each.name == _RANGE else F.lit(None).cast(each.dataType).alias(each.name)
-        for each in schema.fields
-    )
-    return frame.select(*values)
-
-
-def _cuts(sent: DataFrame, target: FilesToUpdate, ranges: Sequence[KeyRange]) -> list[Bound]:
-    """Where to cut ranges that very many rows are sent to, by a sample of their keys."""
-    column = target.order.column
-    keyed = sent.select(F.col(f"`{column}`"))
-    schema = T.StructType([keyed.schema[0], T.StructField(_RANGE, T.IntegerType())])
-    routed = keyed.mapInArrow(partial(_route, order=target.order, ranges=ranges), schema)
-    counted = routed.groupBy(_RANGE).agg(F.count("*").alias("rows"))
-    heavy = {row[_RANGE]: row["rows"] for row in counted.collect() if row["rows"] > 2 * _ROWS_OF_A_RANGE}
-    if not heavy:
-        return []
-    total = sum(heavy.values())
-    share = min(1.0, _SAMPLE_OF_A_RANGE / _ROWS_OF_A_RANGE)
-    sample = routed.where(F.col(_RANGE).isin(*heavy)).sample(fraction=share, seed=total)
-    values: dict[int, list[Bound]] = {number: [] for number in heavy}
-    for row in sample.collect():
-        if row[0] is not None:
-            values[row[_RANGE]].append(row[0])
-    cuts: list[Bound] = []
-    for number, found in values.items():
-        found.sort()
-        pieces = math.ceil(heavy[number] / _ROWS_OF_A_RANGE)
-        cuts += {found[len(found) * piece // pieces] for piece in range(1, pieces)} if found else ()
-    starts = {each.start for each in ranges}
-    return [cut for cut in set(cuts) if cut not in starts]
-
-
-def _route(
-    batches: Iterable[pa.RecordBatch], order: KeyOrder, ranges: Sequence[KeyRange]
-) -> Iterator[pa.RecordBatch]:
-    """The rows, each with the number of its range."""
-    for batch in batches:
-        rows = pa.Table.from_batches([batch])
-        numbers = range_numbers(order.values(rows), ranges)
-        yield from rows.append_column(_RANGE, pa.array(numbers)).combine_chunks().to_batches()
-
-
 def _update(
-    batches: Iterable[pa.RecordBatch], target: FilesToUpdate, ranges: Sequence[KeyRange]
+    batches: Iterable[pa.RecordBatch],
+    rows: _Rows,
+    target: FilesToUpdate,
+    ranges: Sequence[KeyRange],
+    bounds: Sequence[int],
+    looks: Sequence[int],
 ) -> Iterator[pa.RecordBatch]:
-    """What Spark runs on its workers: update the files of the ranges that have rows here."""
-    table = columnar.whole(batches)
-    if table is not None:
-        yield from _update_rows(table, target, ranges)
+    """What a worker does for each number of a task: it updates the files of the task's ranges.
+
+    ``bounds``: the first range of each task, and the end. ``looks``: ranges to look at in any case.
+    """
+    for number in (each for batch in batches for each in batch.column(0).to_pylist()):
+        low, high = bounds[number], bounds[number + 1]
+        sent = rows.between(target, ranges[low].start, ranges[high - 1].end)
+        places = range_numbers(target.order.values(sent), ranges)
+        sent = sent.append_column(_RANGE, pa.array(places))
+        yield from _update_rows(sent, target, ranges, [look for look in looks if low <= look < high])
 
 
 def _update_rows(
     table: pa.Table, target: FilesToUpdate, ranges: Sequence[KeyRange], looks: Iterable[int] = ()
 ) -> Iterator[pa.RecordBatch]:
     """Update the files of the ranges that ``table`` has rows of, and look at those numbered ``looks``."""
-    schema = target.rules.schema.append(pa.field(CHANGE, pa.string()))
+    schema = _with_change(target.rules.schema)
     table = table.take(pc.sort_indices(table[_RANGE])).combine_chunks()
     numbers = table[_RANGE].to_numpy()
     outcomes = []
     for number in np.unique(np.concatenate([numbers, np.fromiter(looks, np.int32)])):
         start, end = np.searchsorted(numbers, [number, number + 1])
-        rows = table.slice(start, end - start)
-        rows = rows.filter(pc.is_valid(rows[CHANGE])).select(schema.names)
-        sent = rows.cast(schema).combine_chunks() if rows.num_rows else schema.empty_table()
+        sent = table.slice(start, end - start).select(schema.names).combine_chunks()
         held = read_range(ranges[number], target.order, target.rules.schema)
         updated = update_rows(held, sent, target.rules)
         outcomes.append(_outcome(int(number), updated, target, keep=_is_cut(ranges, int(number))))

@@ -6,16 +6,19 @@ hold and texts of every kind; a history is cut into windows, parts, workers and 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from random import Random
 
+import pyarrow as pa
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from omnisupport_ingest.cdc import columnar, event_fold, row_fold
+from omnisupport_ingest.stages.event_tasks import parts_agree, stretches_of
 from omnisupport_ingest_tests.cdc import kernels
 from omnisupport_ingest_tests.cdc.kernels import Cut, State, Table
 from omnisupport_ingest_tests.oracle.histories import KEYS, SHAPE, simulate, soup
@@ -386,3 +389,48 @@ def _fitting(image: Image | None) -> Image | None:
     return {
         name: "1.25" if name == "note" else None if name == "body" else text for name, text in image.items()
     }
+
+
+class TestTasksWithSharesOfTheEvents:
+    """A task folds the files of its share alone. Whether that comes to what all events together come to is
+    known from what the tasks say of their events."""
+
+    @settings(max_examples=EXAMPLES)
+    @given(randoms, st.booleans(), cuts)
+    def test_parts_that_agree_come_to_what_the_oracle_comes_to(
+        self, rng: Random, in_order: bool, cut: Cut
+    ) -> None:
+        events = drawn(rng, holes=False)
+        windows = in_windows(rng, events, 1)
+        transactions = sorted(windows)
+        part_of = {at: rng.randrange(3) for at in transactions}
+        if in_order:
+            part_of = {at: place * 3 // len(transactions) for place, at in enumerate(transactions)}
+        shares = [
+            kernels.events_table([e for e in events if part_of[e.at[:2]] == part], TABLE, windows)
+            for part in range(3)
+        ]
+        agree = parts_agree(json.dumps(stretches_of(share)) for share in shares)
+        assert agree or not in_order
+        assume(agree)
+        folded = [kernels.fold(share, TABLE, cut) for share in shares if share.num_rows]
+        assume(folded)
+        together = kernels.merged(folded, TABLE, cut)
+        assert kernel_states(kernels.current(together, TABLE, cut), events) == oracle_states(events)
+
+    def test_a_key_change_among_the_positions_of_another_part_is_told(self) -> None:
+        moved = [(2, '["1"]')]
+        assert parts_agree([_told([(1, None)]), _told([(3, None)])])
+        assert parts_agree([_told([(1, None), (3, None)]), _told([(2, None)])])
+        assert not parts_agree([_told([(1, None), (3, None)]), _told(moved)])
+        assert not parts_agree([_told([(2, None)]), _told(moved)])
+        assert parts_agree([_told([(1, None)]), _told(moved), _told([(3, None)])])
+        assert parts_agree([_told([(1, None), (3, None)], "w2"), _told(moved)])
+
+
+def _told(events: list[tuple[int, str | None]], window: str = "w1") -> str:
+    rows = [
+        {"window": window, "epoch": 1, "commit_lsn": lsn, "moved_from_key": moved_from}
+        for lsn, moved_from in events
+    ]
+    return json.dumps(stretches_of(pa.Table.from_pylist(rows, schema=kernels.EVENTS)))

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC
+from functools import partial
 from pathlib import Path
 
 import duckdb
@@ -19,7 +20,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from pyspark.sql.types import LongType, StructField, StructType
 
-from omnisupport_ingest.lake.one_task import rows_of, stage_in_one_task
+from omnisupport_ingest.lake.file_tasks import Output, made_by_tasks, rows_of
 from omnisupport_ingest.lake.schema import arrow_schema
 from omnisupport_ingest.lake.staging import FrameMismatch, spilled, stage_frame
 from omnisupport_ingest.lake.table import LakeTable
@@ -46,26 +47,33 @@ ROWS: list[Row] = [
 ]
 
 
-def fill(spark: SparkSession, table: LakeTable, rows: list[Row], *, by_one_task: bool = False) -> None:
+def _add(output: Output, rows: pa.Table) -> str:
+    output.add(rows)
+    return str(len(rows))
+
+
+def fill(spark: SparkSession, table: LakeTable, rows: list[Row], *, by_tasks: bool = False) -> None:
     snapshot = table.open()
     windows = [W1, W2] if table.spec.partition_by else [""]
     frame, generation = frame_of(spark, table, rows), dict.fromkeys(windows, 1)
-    if by_one_task:
+    if by_tasks:
         arrow = frame.toArrow()
-        staged = stage_in_one_task(spark, table, lambda: arrow, unit="u1", generation=generation)
-        assert staged is not None
+        works = [partial(_add, rows=arrow.slice(place, 2)) for place in range(0, len(arrow), 2)]
+        with made_by_tasks(spark, table, works, unit="u1", generation=generation) as made:
+            assert made is not None and made.told == ("2",) * len(works)
+            staged = made.place()
     else:
         staged = stage_frame(table, frame, unit="u1", generation=generation)
     snapshot.commit([change(window, staged.of(window), ["b1"]) for window in windows])
 
 
-@pytest.mark.parametrize("by_one_task", [False, True], ids=["by Spark", "by one task"])
+@pytest.mark.parametrize("by_tasks", [False, True], ids=["by Spark", "by tasks"])
 @pytest.mark.parametrize("make", [by_window, by_window_and_table, unpartitioned])
 def test_every_engine_reads_what_was_committed(
-    spark: SparkSession, tmp_path: Path, make: Callable[[Path], LakeTable], by_one_task: bool
+    spark: SparkSession, tmp_path: Path, make: Callable[[Path], LakeTable], by_tasks: bool
 ) -> None:
     table = make(tmp_path)
-    fill(spark, table, ROWS, by_one_task=by_one_task)
+    fill(spark, table, ROWS, by_tasks=by_tasks)
     schema = arrow_schema(table.spec.schema, without=())
     again = rows_of(table.open().all_files(), schema).sort_by("n").to_pylist()
     assert again == frame_of(spark, table, ROWS).toArrow().cast(schema).sort_by("n").to_pylist()
@@ -209,26 +217,48 @@ def test_a_full_disk_is_known_by_what_spark_was_writing() -> None:
     assert not spilled("at org.apache.spark.storage.X\nDisk quota exceeded\n\tat org.apache.parquet.hadoop.Y")
 
 
-def test_what_a_failed_attempt_of_the_task_left_is_in_no_file_of_the_table(
+def test_what_a_failed_attempt_of_a_task_left_is_in_no_file_of_the_table(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     table = by_window(tmp_path)
     table.open()
     arrow = frame_of(spark, table, ROWS).toArrow()
 
-    def work() -> pa.Table:
+    def work(output: Output) -> str:
         [draft] = (table.folder / ".staging").iterdir()
-        folder = draft / f"window={W1}"
-        folder.mkdir()
+        folder = draft / "of another attempt" / "rows" / f"window={W1}"
+        folder.mkdir(parents=True)
         (folder / "part-0.parquet").write_text("half a file")
-        return arrow
+        return _add(output, arrow)
 
-    staged = stage_in_one_task(spark, table, work, unit="u1", generation={W1: 1, W2: 1})
-    assert staged is not None and sum(file.rows for file in staged.files) == len(ROWS)
+    with made_by_tasks(spark, table, [work], unit="u1", generation={W1: 1, W2: 1}) as made:
+        assert made is not None
+        assert sum(file.rows for file in made.place().files) == len(ROWS)
 
 
-def test_a_task_that_makes_no_rows_of_its_own_leaves_nothing(spark: SparkSession, tmp_path: Path) -> None:
+def test_if_one_task_cannot_do_its_work_nothing_is_left(spark: SparkSession, tmp_path: Path) -> None:
     table = by_window(tmp_path)
     table.open()
-    assert stage_in_one_task(spark, table, lambda: None, unit="u1", generation={W1: 1}) is None
+    arrow = frame_of(spark, table, ROWS).toArrow()
+    works = [partial(_add, rows=arrow), lambda output: None]
+    with made_by_tasks(spark, table, works, unit="u1", generation={W1: 1}) as made:
+        assert made is None
     assert list((table.folder / ".staging").iterdir()) == []
+
+
+def test_rows_put_aside_are_in_no_file_of_the_table_and_gone_with_the_draft(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    table = by_window(tmp_path)
+    table.open()
+    arrow = frame_of(spark, table, ROWS).toArrow()
+
+    def work(output: Output) -> str:
+        output.put_aside(arrow.slice(0, 1))
+        return _add(output, arrow.slice(1))
+
+    with made_by_tasks(spark, table, [work], unit="u1", generation={W1: 1, W2: 1}) as made:
+        assert made is not None
+        assert spark.read.parquet(*made.aside).count() == 1
+        assert sum(file.rows for file in made.place().files) == len(ROWS) - 1
+    assert not Path(made.aside[0]).exists()

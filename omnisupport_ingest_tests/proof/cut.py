@@ -16,7 +16,7 @@ from unittest.mock import patch
 from pyspark.sql import DataFrame, SparkSession
 
 from omnisupport_ingest.cdc import current, fold, history, ordinary
-from omnisupport_ingest.lake import one_task
+from omnisupport_ingest.lake import file_tasks
 
 _BATCH = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _EVENTS_OF_A_LANE = 40
@@ -61,7 +61,7 @@ def cutting(spark: SparkSession, cut: Cut) -> Iterator[list[int]]:
         for module in (fold, current, history):
             patched.enter_context(patch.object(module, "by_group", watched))
         if cut.rows_of_a_part is not None:
-            patched.enter_context(patch.object(one_task, "FEW_ROWS", 0))
+            patched.enter_context(patch.object(file_tasks, "FEW_ROWS", 0))
             patched.enter_context(patch.object(fold, "_ROWS_OF_ONE_PART", 0))
             patched.enter_context(patch.object(fold, "_ROWS_OF_A_PART", cut.rows_of_a_part))
         patched.enter_context(patch.object(ordinary, "FEW", cut.few))

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from omnisupport_ingest.cdc import ordinary
 from omnisupport_ingest.contracts.decision_table import DUPLICATE_WRITE
-from omnisupport_ingest.lake import one_task, staging
+from omnisupport_ingest.lake import file_tasks, staging
 from omnisupport_ingest.landing.errors import DamagedBatch
 from omnisupport_ingest.landing.lost_changes import LostChanges
 from omnisupport_ingest.position import Lsn, Position
@@ -105,17 +105,17 @@ def test_running_again_commits_nothing_and_a_replay_gives_the_same_hash_in_a_new
     assert state(story, spark) == FINAL
 
 
-def test_whole_columns_single_events_and_one_task_give_the_same_content(tmp_path, spark, monkeypatch):
+def test_whole_columns_single_events_and_several_tasks_give_the_same_content(tmp_path, spark, monkeypatch):
     odd = Commit(
         50, 63, [Change("u", 9, {"title": None, "body": "short"}), Change("c", 7, {"title": "x" * 201})]
     )
     found = []
-    for few, of_one_task in product((0, 1000), (0, 1000)):
+    for few, of_a_task in product((0, 1000), (0, 1000)):
         monkeypatch.setattr(ordinary, "FEW", few)
         # Large work is done by whole columns and by compiled plans, and by more than one task.
         monkeypatch.setattr(staging, "COMPILED_FROM", few)
-        monkeypatch.setattr(one_task, "FEW_ROWS", of_one_task)
-        story = Story(tmp_path / f"{few}-{of_one_task}")
+        monkeypatch.setattr(file_tasks, "FEW_ROWS", of_a_task)
+        story = Story(tmp_path / f"{few}-{of_a_task}")
         story.land(INSERT, UPDATE, MOVE, DELETE, odd)
         found.append((hashes(run(story, spark, FIRST, SECOND)), state(story, spark)))
     assert all(each == found[0] for each in found)

@@ -1,0 +1,322 @@
+"""Spark tasks that read and write the files of tables themselves.
+
+Spark spreads the work, tries again what failed and says when all is done; no row passes through the JVM, and
+the plan has one node, however many columns and files there are. So a small run costs little, and a large one
+what its rows cost in Arrow.
+"""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from urllib.parse import quote
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.lake import layout
+from omnisupport_ingest.lake.layout import LakeFile
+from omnisupport_ingest.lake.schema import arrow_schema
+from omnisupport_ingest.lake.staging import StagedFiles, place_draft, room_on_disk
+from omnisupport_ingest.lake.table import LakeTable
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+FEW_ROWS = 20_000
+"""Rows up to which one task is quicker than several."""
+
+FEW_BYTES = 16 * 1024 * 1024
+"""Of compressed files, likewise."""
+
+FEW_FILES = 256
+"""Likewise."""
+
+ROWS_OF_A_TASK = 100_000
+"""Rows that a task takes, where they come in files that are not larger."""
+
+_SHARES = 4
+_MOST_BYTES_HELD = 192 * 1024 * 1024
+_ROWS_OF_A_BATCH = 10_000
+_BYTES_OF_A_BATCH = 32 * 1024 * 1024
+_ROWS_OF_A_GROUP = 8_192
+_ROWS_OF_A_FILE = 2 * ROWS_OF_A_TASK
+
+_OUTCOME = "attempt string, told string"
+
+
+class Sized(Protocol):
+    """A data file, of a table or landed, whose rows and bytes are known."""
+
+    @property
+    def rows(self) -> int: ...
+
+    @property
+    def bytes(self) -> int: ...
+
+
+_File = TypeVar("_File", bound=Sized)
+
+
+def are_few(files: Sequence[Sized]) -> bool:
+    """Whether one task is quicker with ``files`` than several."""
+    return (
+        len(files) <= FEW_FILES
+        and sum(file.rows for file in files) <= FEW_ROWS
+        and sum(file.bytes for file in files) <= FEW_BYTES
+    )
+
+
+def in_shares(files: Sequence[_File]) -> list[list[_File]]:
+    """``files`` in their order, shared out among tasks; a file is one task's."""
+    if are_few(files):
+        return [list(files)] if files else []
+    most_rows = max(FEW_ROWS, min(ROWS_OF_A_TASK, sum(file.rows for file in files) // _SHARES))
+    shares: list[list[_File]] = [[]]
+    rows = size = 0
+    for file in files:
+        held = shares[-1]
+        if held and (rows + file.rows > most_rows or size + file.bytes > FEW_BYTES or len(held) == FEW_FILES):
+            shares.append([])
+            rows = size = 0
+        shares[-1].append(file)
+        rows, size = rows + file.rows, size + file.bytes
+    return shares
+
+
+def fit_in_memory(paths: Iterable[str]) -> bool:
+    """Whether one task may hold the rows of the Parquet files at ``paths``, by what their footers say.
+
+    A few megabytes that compress well may be gigabytes.
+    """
+    return sum(_bytes_in_memory(pq.read_metadata(path)) for path in paths) <= _MOST_BYTES_HELD
+
+
+def rows_of(files: Iterable[LakeFile], schema: pa.Schema) -> pa.Table:
+    """The rows of ``files`` in the columns of ``schema``, in one chunk; one that a file lacks is NULL there.
+
+    Partition columns are taken from the files' places.
+    """
+    batches = [batch for file in files for batch in batches_of(file.uri, schema, dict(file.partition))]
+    return pa.Table.from_batches(batches, schema).combine_chunks()
+
+
+def batches_of(path: str, schema: pa.Schema, known: Mapping[str, Any]) -> Iterator[pa.RecordBatch]:
+    """The rows of the Parquet file at ``path`` in the columns of ``schema``, some thousands at a time.
+
+    A column of ``known`` has its value there in every row; another that the file lacks is NULL.
+    """
+    with pq.ParquetFile(path, pre_buffer=False) as parquet:
+        in_file = set(parquet.schema_arrow.names)
+        wanted = [name for name in schema.names if name in in_file and name not in known]
+        size = _rows_of_a_batch(parquet.metadata)
+        for batch in parquet.iter_batches(size, columns=wanted, use_threads=False):
+            arrays: list[Any] = []
+            for field in schema:
+                if field.name in known:
+                    arrays.append(pa.repeat(pa.scalar(known[field.name], field.type), batch.num_rows))
+                elif field.name in in_file:
+                    arrays.append(batch.column(field.name).cast(field.type))
+                else:
+                    arrays.append(pa.nulls(batch.num_rows, field.type))
+            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _rows_of_a_batch(footer: pq.FileMetaData) -> int:
+    of_a_row = max(1, _bytes_in_memory(footer) // max(1, footer.num_rows))
+    return int(max(1, min(_ROWS_OF_A_BATCH, _BYTES_OF_A_BATCH // of_a_row)))
+
+
+def _bytes_in_memory(footer: pq.FileMetaData) -> int:
+    return sum(footer.row_group(number).total_byte_size for number in range(footer.num_row_groups))
+
+
+class Output:
+    """Where a task puts the rows that it makes."""
+
+    def __init__(self, folder: Path, number: int, schema: pa.Schema, partition_by: tuple[str, ...]) -> None:
+        """``number``: of the task. ``schema``: of the table, partition columns included."""
+        self._rows, self._aside = folder / "rows", folder / "aside"
+        for each in (folder, self._rows, self._aside):
+            each.mkdir(mode=0o700)
+        self._number, self._schema, self._partition_by = number, schema, partition_by
+        self._files: dict[Path, _Growing] = {}
+
+    def add(self, rows: pa.Table) -> None:
+        """Rows of the table: its columns, partition columns included."""
+        kept = rows.select(self._schema.names).cast(self._schema)
+        for folder, part in _parts(kept, self._partition_by):
+            self._file(self._rows / folder).add(part.drop_columns(list(self._partition_by)))
+
+    def put_aside(self, rows: pa.Table) -> None:
+        """Rows that are not for the table but for who asked for the work."""
+        if rows.num_rows:
+            self._file(self._aside).add(rows)
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+
+    def _file(self, folder: Path) -> _Growing:
+        if folder not in self._files:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._files[folder] = _Growing(folder, self._number)
+        return self._files[folder]
+
+
+class _Growing:
+    """The files of one folder that a task writes: a next one begins where one has grown large."""
+
+    def __init__(self, folder: Path, number: int) -> None:
+        self._folder, self._number = folder, number
+        self._held: list[pa.Table] = []
+        self._writer: pq.ParquetWriter | None = None
+        self._written = self._count = 0
+
+    def add(self, rows: pa.Table) -> None:
+        self._held.append(rows)
+        if sum(each.num_rows for each in self._held) >= _ROWS_OF_A_GROUP or (
+            sum(each.nbytes for each in self._held) >= _BYTES_OF_A_BATCH
+        ):
+            self._write()
+
+    def close(self) -> None:
+        self._write()
+        if self._writer is not None:
+            self._writer.close()
+
+    def _write(self) -> None:
+        if not self._held:
+            return
+        rows = pa.concat_tables(self._held)
+        self._held = []
+        if self._writer is not None and self._written + rows.num_rows > _ROWS_OF_A_FILE:
+            self._writer.close()
+            self._writer = None
+        if self._writer is None:
+            # Who sorts the files by name has the rows in the order in which the tasks were given theirs.
+            name = f"part-{self._number:05d}-{self._count:03d}-{uuid.uuid4().hex}.parquet"
+            self._writer = pq.ParquetWriter(self._folder / name, rows.schema, compression="snappy")
+            self._written, self._count = 0, self._count + 1
+        self._writer.write_table(rows, row_group_size=_ROWS_OF_A_GROUP)
+        self._written += rows.num_rows
+
+
+Work = Callable[[Output], "str | None"]
+"""What a task does; gives what the caller is told of it. None: it cannot be done by a task after all."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """What tasks made, which is gone when the ``with`` ends unless it is placed.
+
+    ``told``: what the works say, in their order. ``aside``: files of rows put aside.
+    """
+
+    told: tuple[str, ...]
+    aside: tuple[str, ...]
+    place: Callable[[], StagedFiles]
+
+
+@contextmanager
+def made_by_tasks(
+    spark: SparkSession,
+    table: LakeTable,
+    works: Sequence[Work],
+    *,
+    unit: str,
+    generation: Mapping[str, int],
+) -> Iterator[Made | None]:
+    """Have each of ``works`` done by a task of Spark; None if one of them cannot be.
+
+    ``Made.place`` puts the rows in their final place; no version of the table holds them yet. The works are
+    sent to Spark's workers. ``unit`` and ``generation``: as of ``staging.stage_frame``, and what is said
+    there of files holds here.
+    """
+    draft = table.folder / layout.STAGING / uuid.uuid4().hex
+    draft.parent.mkdir(mode=0o700, exist_ok=True)
+    draft.mkdir(mode=0o700)
+    spec = table.spec
+    schema = arrow_schema(spec.schema, without=())
+    write = partial(_write, works=works, draft=draft, schema=schema, partition_by=spec.partition_by)
+    frame = spark.range(0, len(works), 1, max(1, len(works))).mapInArrow(write, _OUTCOME)
+    try:
+        with gate("lake.write", spec.path), room_on_disk(frame, draft):
+            outcomes = frame.collect() if works else []
+        if any(each["told"] is None for each in outcomes):
+            yield None
+            return
+        # Only the folders of the attempts that answered: others may still be writing to theirs.
+        folders = [draft / each["attempt"] for each in outcomes]
+        yield Made(
+            told=tuple(each["told"] for each in outcomes),
+            aside=tuple(str(file) for folder in folders for file in sorted((folder / "aside").iterdir())),
+            place=lambda: place_draft(table, _together(draft, folders), unit=unit, generation=generation),
+        )
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _together(draft: Path, folders: Iterable[Path]) -> Path:
+    """The rows of all attempts in one folder."""
+    whole = draft / "whole"
+    whole.mkdir(mode=0o700)
+    made = {whole}
+    for folder in folders:
+        for file in (folder / "rows").rglob("*.parquet"):
+            place = whole / file.relative_to(folder / "rows")
+            if place.parent not in made:
+                place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                made.add(place.parent)
+            file.rename(place)
+    return whole
+
+
+def _write(
+    batches: Iterable[pa.RecordBatch],
+    works: Sequence[Work],
+    draft: Path,
+    schema: pa.Schema,
+    partition_by: tuple[str, ...],
+) -> Iterator[pa.RecordBatch]:
+    """What a worker does for each number of a work in ``batches``."""
+    found: dict[str, list[str | None]] = defaultdict(list)
+    for number in (each for batch in batches for each in batch.column(0).to_pylist()):
+        attempt = uuid.uuid4().hex
+        output = Output(draft / attempt, number, schema, partition_by)
+        told = works[number](output)
+        output.close()
+        found["attempt"].append(attempt)
+        found["told"].append(told)
+    columns = [pa.array(found[name], pa.string()) for name in ("attempt", "told")]
+    yield pa.RecordBatch.from_arrays(columns, names=["attempt", "told"])
+
+
+def _parts(rows: pa.Table, partition_by: Sequence[str]) -> Iterator[tuple[str, pa.Table]]:
+    """The rows of each partition, with its folder; none where there are no rows."""
+    if not rows.num_rows:
+        return
+    if not partition_by:
+        yield "", rows
+        return
+    column, *others = partition_by
+    values = pc.unique(rows[column]).to_pylist()
+    for value in values:
+        of_value = rows
+        if len(values) > 1:
+            of_value = rows.filter(
+                pc.is_null(rows[column]) if value is None else pc.equal(rows[column], value)
+            )
+        # An empty text is NULL where it is a partition (Delta protocol, partition value serialization).
+        folder = f"{column}={quote(value, safe='') if value else layout.HIVE_NULL}"
+        for below, part in _parts(of_value, others):
+            yield f"{folder}/{below}" if below else folder, part

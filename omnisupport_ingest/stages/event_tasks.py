@@ -1,0 +1,141 @@
+"""What Spark's tasks do with files of events: they take them in, judge them, or fold them.
+
+By the kernels that Spark's shuffles hand their rows to as well, so the rows are the same. A task sees its own
+files alone: what it needs to know of the others is known beforehand, or said afterwards.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from omnisupport_ingest.cdc.envelope import LANDED_TYPE, RAW_TYPE, event_hashes
+from omnisupport_ingest.cdc.fold import shape_of
+from omnisupport_ingest.cdc.folded import STATE_NAMES, folded_type
+from omnisupport_ingest.cdc.judging import ACCEPTED, Law, judge_batches
+from omnisupport_ingest.cdc.typed_fold import EVENT_COLUMNS, events_to_fold, fold_typed
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.contracts.pg_types import Kind
+from omnisupport_ingest.lake.file_tasks import Output, batches_of, fit_in_memory, rows_of
+from omnisupport_ingest.lake.key_files import KeyOrder
+from omnisupport_ingest.lake.layout import LakeFile
+from omnisupport_ingest.lake.schema import arrow_schema
+from omnisupport_ingest.landing.rows import EARLIER_IDENTITY
+
+_WHOLE_NUMBERS = frozenset({Kind.SHORT, Kind.INTEGER, Kind.LONG})
+
+
+@dataclass(frozen=True)
+class LandedFile:
+    """A landed file of one window, with the facts of its batch's arrival as raw has them, by column."""
+
+    path: str
+    rows: int
+    bytes: int
+    arrival: Mapping[str, Any]
+
+
+def take_in(output: Output, files: Sequence[LandedFile]) -> str:
+    """Write the events of ``files`` as raw has them: ``RAW_TYPE`` rows."""
+    kind = arrow_schema(RAW_TYPE, without=())
+    place = kind.get_field_index("event_hash")
+    for file in files:
+        # The batch is named by the file itself.
+        known = {name: value for name, value in file.arrival.items() if name not in LANDED_TYPE.names}
+        for batch in batches_of(file.path, kind, known):
+            rows = pa.Table.from_batches([batch])
+            output.add(rows.set_column(place, kind.field(place), pa.array(event_hashes(rows), pa.int64())))
+    return ""
+
+
+def judge(output: Output, files: Sequence[LakeFile], law: Law) -> str:
+    """Judge the events of the raw ``files``, whose positions are known to be distinct, by ``law``.
+
+    Accepted ones are written; all that are refused or late are put aside, with what ``dedupe.judge`` adds.
+    """
+    kind = arrow_schema(RAW_TYPE, without=())
+    place = kind.get_field_index("identity")
+    for file in files:
+        for batch in batches_of(file.uri, kind, dict(file.partition)):
+            identity = pc.replace_substring_regex(batch.column(place), EARLIER_IDENTITY, r"\1]")
+            marked = batch.set_column(place, kind.field(place), identity)
+            marked = marked.append_column("copy", pa.repeat(pa.scalar(1, pa.int32()), len(batch)))
+            marked = marked.append_column("collision", pa.repeat(pa.scalar(False), len(batch)))
+            for judged in judge_batches([marked], law):
+                rows = pa.Table.from_batches([judged])
+                accepted = pc.equal(rows["verdict"], ACCEPTED)
+                output.add(rows.filter(accepted))
+                output.put_aside(rows.filter(pc.or_(pc.invert(accepted), rows["late"])))
+    return ""
+
+
+def fold(output: Output, files: Sequence[LakeFile], contract: TableContract, order: KeyOrder) -> str | None:
+    """Fold the accepted events of the contract's table in ``files``: ``folded_type`` rows, in ``order``.
+
+    Says, by window, the lowest and the highest position and whether a key changes (``parts_agree``). None if
+    the events are more than a task may hold.
+    """
+    if not fit_in_memory(file.uri for file in files):
+        return None
+    schema = arrow_schema(RAW_TYPE, without=())
+    wanted = {*EVENT_COLUMNS, "source_schema", "source_table"}
+    of_file = pa.schema([field for field in schema if field.name in wanted])
+    # A file lies in the partition of its table, if not in that of a namesake in another schema.
+    of_table = [file for file in files if dict(file.partition)["source_table"] == contract.table]
+    events = rows_of(of_table, of_file)
+    events = events.filter(pc.equal(events["source_schema"], contract.schema))
+    events = events.append_column("hole", pa.repeat(pa.scalar(False), len(events)))
+    known = events_to_fold(events)
+    folded = fold_typed(known.to_batches(), shape_of(contract), contract.columns, STATE_NAMES)
+    kind = arrow_schema(folded_type(contract), without=())
+    rows = [pa.Table.from_batches([batch]).cast(kind) for batch in folded]
+    if rows:
+        output.add(order.sort(pa.concat_tables(rows)))
+    return json.dumps(stretches_of(known))
+
+
+def order_of(contract: TableContract) -> KeyOrder:
+    """By what the files are ordered: the key if that is one whole number, else its text."""
+    columns = {column.name: column for column in contract.columns}
+    if len(contract.key) == 1 and columns[contract.key[0]].type.kind in _WHOLE_NUMBERS:
+        return KeyOrder(contract.key[0], whole_numbers=True)
+    return KeyOrder("_cdc_key", whole_numbers=False)
+
+
+def parts_agree(told: Iterable[str]) -> bool:
+    """Whether what was folded in parts is what all events together fold to, by what ``fold`` says of each.
+
+    It is where no key changes, and where each part has a stretch of positions of its own: then none folds
+    what the old key of a change holds on both sides of it (``cdc.fold``).
+    """
+    by_window: dict[str, list[tuple[list[int], list[int], bool]]] = {}
+    for part in told:
+        for window, (first, last, moves) in json.loads(part).items():
+            by_window.setdefault(window, []).append((first, last, moves))
+    for parts in by_window.values():
+        if any(moves for *_, moves in parts):
+            parts.sort()
+            if any(above[0] <= below[1] for below, above in pairwise(parts)):
+                return False
+    return True
+
+
+def stretches_of(events: pa.Table) -> dict[str, tuple[list[int], list[int], bool]]:
+    """What ``fold`` says of ``events`` (the columns of ``EVENT_COLUMNS``)."""
+    found = {}
+    for window in pc.unique(events["window"]).to_pylist():
+        here = events.filter(pc.equal(events["window"], window))
+        here = here.select(("epoch", "commit_lsn", "moved_from_key"))
+        rank = pc.sort_indices(here, sort_keys=[("epoch", "ascending"), ("commit_lsn", "ascending")])
+        first, last = (
+            [here["epoch"][row].as_py(), here["commit_lsn"][row].as_py()]
+            for row in (rank[0].as_py(), rank[-1].as_py())
+        )
+        found[window] = (first, last, here["moved_from_key"].null_count < here.num_rows)
+    return found

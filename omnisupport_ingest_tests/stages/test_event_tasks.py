@@ -1,0 +1,112 @@
+"""What a task makes of the files that are its share."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from omnisupport_ingest.cdc.envelope import LANDED_TYPE, RAW_TYPE
+from omnisupport_ingest.cdc.folded import folded_type
+from omnisupport_ingest.lake import file_tasks
+from omnisupport_ingest.lake.file_tasks import Output, in_shares, rows_of
+from omnisupport_ingest.lake.layout import LakeFile
+from omnisupport_ingest.lake.schema import arrow_schema
+from omnisupport_ingest.stages.event_tasks import LandedFile, fold, order_of, take_in
+from omnisupport_ingest_tests.cdc.lanes import CONTRACT
+
+NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
+LANDED = arrow_schema(LANDED_TYPE, without=())
+RAW = arrow_schema(RAW_TYPE, without=())
+ARRIVAL = {
+    "batch_id": "of the manifest",
+    "data_file": "part-0.parquet",
+    "window": "2026-11-21T12",
+    "landed_at": NOON,
+    "watermark_before": None,
+    "newest_epoch_before": 0,
+    "file_name": None,
+}
+EVENT = {
+    "epoch": 1,
+    "commit_lsn": 7,
+    "ordinal": 0,
+    "op": "c",
+    "source_ts": NOON,
+    "source_schema": "public",
+    "source_table": "tickets",
+    "key": '["1"]',
+    "after": '{"id":"1"}',
+    "batch_id": "of the file",
+}
+
+
+def taken_in(tmp_path: Path, landed: Path) -> pa.Table:
+    output = Output(tmp_path / f"of {landed.stem}", 0, RAW, ())
+    take_in(output, [LandedFile(str(landed), 1, landed.stat().st_size, ARRIVAL)])
+    output.close()
+    [written] = (tmp_path / f"of {landed.stem}" / "rows").iterdir()
+    return pq.read_table(written)
+
+
+def test_a_landed_file_of_an_earlier_version_has_null_where_it_lacks_a_column(tmp_path: Path) -> None:
+    new = ("misplaced", "file_row", "envelope")
+    pq.write_table(pa.Table.from_pylist([EVENT], schema=LANDED), tmp_path / "whole.parquet")
+    earlier = pa.Table.from_pylist([EVENT], schema=LANDED).drop_columns(list(new))
+    pq.write_table(earlier, tmp_path / "earlier.parquet")
+    whole, found = (taken_in(tmp_path, tmp_path / f"{name}.parquet") for name in ("whole", "earlier"))
+    assert found.schema == RAW and found.equals(whole)
+    [row] = found.to_pylist()
+    assert (row["window"], row["landed_at"], row["batch_id"]) == ("2026-11-21T12", NOON, "of the file")
+    assert row["event_hash"] is not None
+
+
+def test_a_file_of_a_table_that_has_gained_a_column_since_has_null_there(tmp_path: Path) -> None:
+    path = tmp_path / "part-0.parquet"
+    pq.write_table(pa.table({"n": pa.array([1, 2], pa.int32())}), path)
+    file = LakeFile("part-0.parquet", str(path), "w1", (("window", "w1"), ("of", None)), 2, 1)
+    schema = pa.schema(
+        [("window", pa.string()), ("of", pa.string()), ("n", pa.int64()), ("new", pa.string())]
+    )
+    assert rows_of([file], schema).to_pylist() == [
+        {"window": "w1", "of": None, "n": number, "new": None} for number in (1, 2)
+    ]
+
+
+def file_of(rows: int, size: int = 100, name: str = "f") -> LakeFile:
+    return LakeFile(name, name, "w1", (), rows, size)
+
+
+def test_few_files_are_one_share_and_many_rows_are_several_in_their_order() -> None:
+    assert in_shares([]) == []
+    few = [file_of(5_000)] * 4
+    assert in_shares(few) == [few]
+    many = [file_of(90_000, name=str(number)) for number in range(10)]
+    shares = in_shares(many)
+    assert shares == [[file] for file in many]
+    assert [len(share) for share in in_shares([file_of(10_000)] * 30)] == [7, 7, 7, 7, 2]
+    assert len(in_shares([file_of(1, file_tasks.FEW_BYTES)] * 3)) == 3
+    assert len(in_shares([file_of(1)] * 1000)) == 4
+
+
+def test_events_that_are_small_on_disk_but_large_in_memory_are_not_folded_by_a_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contract = CONTRACT
+    path = tmp_path / "part-0.parquet"
+    rows = [
+        EVENT | {"source_schema": contract.schema, "source_table": contract.table, "before": "x" * 50_000}
+        for _ in range(100)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows, schema=LANDED), path, compression="zstd", use_dictionary=False)
+    place = (("window", "w1"), ("source_table", contract.table))
+    file = LakeFile(path.name, str(path), "w1", place, 100, path.stat().st_size)
+    fold_it = partial(fold, files=[file], contract=contract, order=order_of(contract))
+    schema = arrow_schema(folded_type(contract), without=())
+    assert fold_it(Output(tmp_path / "whole", 0, schema, ("window",))) is not None
+    monkeypatch.setattr(file_tasks, "_MOST_BYTES_HELD", 20 * path.stat().st_size)
+    assert fold_it(Output(tmp_path / "none", 0, schema, ("window",))) is None
