@@ -6,10 +6,6 @@ compare and route events stands beside it as columns of its own.
 
 from __future__ import annotations
 
-from struct import Struct
-
-import pyarrow as pa
-import xxhash
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
@@ -94,46 +90,3 @@ def event_hash() -> Column:
         F.coalesce("moved_from_key", F.lit("\x00")),
         "source_ts",
     )
-
-
-def event_hashes(events: pa.Table) -> list[int]:
-    """The same of ``events`` (columns of ``LANDED_TYPE``), event by event, without Spark.
-
-    Spark's hash of several columns is that of each, seeded by the one before; it begins with 42, and NULL
-    changes nothing. A number is its bytes, the lowest first.
-    """
-    columns: list[list[bytes | None]] = [
-        [None if value is None else _INT32.pack(value) for value in events["epoch"].to_pylist()],
-        *(_longs(events[name]) for name in ("commit_lsn", "ordinal")),
-        *(_texts(events[name], None) for name in ("op", "source_schema", "source_table")),
-        *(_texts(events[name], b"\x00") for name in ("key", "before", "after")),
-        [
-            b"\x01" if names is None else "\x00".join(sorted(filter(_is_text, names))).encode()
-            for names in events["unchanged"].to_pylist()
-        ],
-        _texts(events["moved_from_key"], b"\x00"),
-        _longs(events["source_ts"].cast(pa.int64())),
-    ]
-    hashes = []
-    for values in zip(*columns, strict=True):
-        found = 42
-        for value in values:
-            if value is not None:
-                found = xxhash.xxh64_intdigest(value, found)
-        hashes.append(found - (1 << 64) if found >> 63 else found)
-    return hashes
-
-
-_INT32, _INT64 = Struct("<i"), Struct("<q")
-
-
-def _longs(column: pa.ChunkedArray) -> list[bytes | None]:
-    return [None if value is None else _INT64.pack(value) for value in column.to_pylist()]
-
-
-def _texts(column: pa.ChunkedArray, absent: bytes | None) -> list[bytes | None]:
-    return [absent if value is None else value for value in column.cast(pa.binary()).to_pylist()]
-
-
-def _is_text(value: str | None) -> bool:
-    return value is not None

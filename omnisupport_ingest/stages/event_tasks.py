@@ -15,7 +15,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from omnisupport_ingest.cdc.envelope import LANDED_TYPE, RAW_TYPE, event_hashes
+from omnisupport_ingest.cdc.envelope import LANDED_TYPE, RAW_TYPE
+from omnisupport_ingest.cdc.event_hashes import event_hashes
 from omnisupport_ingest.cdc.fold import shape_of
 from omnisupport_ingest.cdc.folded import STATE_NAMES, folded_type
 from omnisupport_ingest.cdc.judging import ACCEPTED, Law, judge_batches
@@ -50,7 +51,7 @@ def take_in(output: Output, files: Sequence[LandedFile]) -> str:
         known = {name: value for name, value in file.arrival.items() if name not in LANDED_TYPE.names}
         for batch in batches_of(file.path, kind, known):
             rows = pa.Table.from_batches([batch])
-            output.add(rows.set_column(place, kind.field(place), pa.array(event_hashes(rows), pa.int64())))
+            output.add(rows.set_column(place, kind.field(place), event_hashes(rows)))
     return ""
 
 

@@ -1,0 +1,149 @@
+"""The hash of events (``envelope.event_hash``) by whole columns, without Spark.
+
+Spark's hash of several columns is that of each, seeded by the one before. It begins with 42, and NULL changes
+nothing. A number is its bytes, the lowest first.
+
+Numbers, and texts that many events share, are hashed for all events at once: xxHash64 of fewer than 32 bytes
+is a few multiplications (xxHash specification 0.1.1, XXH64, steps 1 and 4 to 6). Any other text is hashed by
+the library.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import xxhash
+
+Hashes = npt.NDArray[np.uint64]
+
+_PRIME_1, _PRIME_2, _PRIME_3, _PRIME_4, _PRIME_5 = (
+    np.uint64(prime)
+    for prime in (
+        0x9E3779B185EBCA87,
+        0xC2B2AE3D27D4EB4F,
+        0x165667B19E3779F9,
+        0x85EBCA77C2B2AE63,
+        0x27D4EB2F165667C5,
+    )
+)
+
+_SHORT = 32
+"""From so many bytes on, the hash runs over stripes first."""
+
+_SHARED = 16
+"""Different texts of a column up to which each is hashed for all its events at once."""
+
+
+def event_hashes(events: pa.Table) -> pa.Int64Array:
+    """``event_hash`` of each of ``events``, which have the columns of ``LANDED_TYPE``."""
+    with np.errstate(over="ignore"):
+        found = np.full(events.num_rows, 42, np.uint64)
+        found = _of_numbers(found, events["epoch"], np.uint32)
+        for name in ("commit_lsn", "ordinal"):
+            found = _of_numbers(found, events[name], np.uint64)
+        for name in ("op", "source_schema", "source_table"):
+            found = _of_texts(found, events[name].combine_chunks(), None)
+        for name in ("key", "before", "after"):
+            found = _of_texts(found, events[name].combine_chunks(), b"\x00")
+        found = _of_texts(found, _joined(events["unchanged"]), b"\x01")
+        found = _of_texts(found, events["moved_from_key"].combine_chunks(), b"\x00")
+        found = _of_numbers(found, events["source_ts"].cast(pa.int64()), np.uint64)
+    return pa.array(found.view(np.int64))
+
+
+def _joined(names: pa.ChunkedArray) -> pa.Array:
+    """The names of each event in order, as one text."""
+    if names.null_count == len(names):
+        return pa.nulls(len(names), pa.string())
+    return pa.array(
+        [
+            None if each is None else "\x00".join(sorted(name for name in each if name is not None))
+            for each in names.to_pylist()
+        ],
+        pa.string(),
+    )
+
+
+def _of_numbers(seeds: Hashes, column: pa.ChunkedArray, of_type: type[np.unsignedinteger]) -> Hashes:
+    signed = np.int32 if of_type is np.uint32 else np.int64
+    numbers = column.fill_null(0).to_numpy().astype(signed).view(of_type).astype(np.uint64)
+    size = np.uint64(np.dtype(of_type).itemsize)
+    begun = seeds + _PRIME_5 + size
+    hashed = _mixed(_of_four(begun, numbers) if size == 4 else _of_eight(begun, numbers))
+    if not column.null_count:
+        return hashed
+    return np.where(column.is_null().to_numpy().astype(np.bool_), seeds, hashed)
+
+
+def _of_texts(seeds: Hashes, column: pa.Array, absent: bytes | None) -> Hashes:
+    """``absent``: what stands for NULL; None: nothing does."""
+    known = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
+    found = seeds.copy()
+    if absent is not None and len(known) < len(column):
+        found = _of_short(seeds, absent)
+    if not len(known):
+        return found
+    texts = (
+        column.cast(pa.binary()).take(pa.array(known))
+        if len(known) < len(column)
+        else column.cast(pa.binary())
+    )
+    if _are_shared(texts):
+        codes = texts.dictionary_encode()
+        chosen = codes.indices.to_numpy()
+        for code, text in enumerate(codes.dictionary.to_pylist()):
+            here = known[chosen == code]
+            of_short = len(text) < _SHORT
+            found[here] = _of_short(seeds[here], text) if of_short else _by_library(seeds[here], [text])
+    else:
+        found[known] = _by_library(seeds[known], texts.to_pylist())
+    return found
+
+
+def _are_shared(texts: pa.Array) -> bool:
+    """Whether few different texts stand in the column; of a column of many the first ones tell."""
+    some = texts.slice(0, 4 * _SHARED)
+    return len(some.unique()) <= _SHARED and len(texts.unique()) <= _SHARED
+
+
+def _by_library(seeds: Hashes, texts: list[bytes]) -> Hashes:
+    """``texts``: one for each seed, or one for all."""
+    each = texts if len(texts) == len(seeds) else texts * len(seeds)
+    return np.fromiter(map(xxhash.xxh64_intdigest, each, seeds.tolist()), np.uint64, len(seeds))
+
+
+def _of_short(seeds: Hashes, text: bytes) -> Hashes:
+    """The hash of one text of fewer than 32 bytes with each of ``seeds``."""
+    found = seeds + _PRIME_5 + np.uint64(len(text))
+    place = 0
+    while len(text) - place >= 8:
+        found = _of_eight(found, np.uint64(int.from_bytes(text[place : place + 8], "little")))
+        place += 8
+    if len(text) - place >= 4:
+        found = _of_four(found, np.uint64(int.from_bytes(text[place : place + 4], "little")))
+        place += 4
+    for byte in text[place:]:
+        found = _turned(found ^ (np.uint64(byte) * _PRIME_5), 11) * _PRIME_1
+    return _mixed(found)
+
+
+def _of_eight(found: Hashes, numbers: Hashes | np.uint64) -> Hashes:
+    lane = _turned(np.asarray(numbers * _PRIME_2), 31) * _PRIME_1
+    return _turned(found ^ lane, 27) * _PRIME_1 + _PRIME_4
+
+
+def _of_four(found: Hashes, numbers: Hashes | np.uint64) -> Hashes:
+    return _turned(found ^ (numbers * _PRIME_1), 23) * _PRIME_2 + _PRIME_3
+
+
+def _turned(numbers: Hashes, by: int) -> Hashes:
+    """Each number with its bits turned to the left."""
+    turned: Hashes = (numbers << np.uint64(by)) | (numbers >> np.uint64(64 - by))
+    return turned
+
+
+def _mixed(found: Hashes) -> Hashes:
+    found = (found ^ (found >> np.uint64(33))) * _PRIME_2
+    found = (found ^ (found >> np.uint64(29))) * _PRIME_3
+    return found ^ (found >> np.uint64(32))
