@@ -8,9 +8,10 @@ number.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
 import duckdb
 import numpy as np
@@ -25,15 +26,20 @@ _COMPACT = rf"\A\{{(?:{_MEMBER}(?:,{_MEMBER})*)?\}}\z"
 _KEY = rf"\A\[{_TEXT}(?:,{_TEXT})*\]\z"
 
 _READ = """
+SELECT {columns}, usual
+FROM (SELECT json_extract_string(image, {paths}) AS texts, json_keys(image) = {usual} AS usual FROM images)
+"""
+_READ_SENT = """
 SELECT {columns}, members
-FROM (SELECT json_extract_string(image, {paths}) AS texts, json_exists(image, {paths}) AS sent,
-             len(json_keys(image)) AS members
-      FROM images)
+FROM (SELECT json_exists(image, {paths}) AS sent, len(json_keys(image)) AS members FROM images)
 """
 _READ_NAMES = """
 SELECT len(list_distinct(names)) = len(names) AS distinct_names
 FROM (SELECT json_keys(image) AS names FROM images)
 """
+_QUERIES = 1_000
+"""Queries that a process remembers: one or two for each table."""
+
 _READ_KEYS = """
 SELECT {columns}, parts
 FROM (SELECT json_extract_string(image, {paths}) AS texts, json_array_length(image) AS parts FROM images)
@@ -57,18 +63,46 @@ class FlatImages:
 def read_flat(images: pa.StringArray, columns: Sequence[str]) -> FlatImages:
     """Read ``columns``, one or more, of ``images``. A null image is not proven."""
     proven = pc.fill_null(pc.match_substring_regex(images, _COMPACT), False)
-    found = _query(_reading(tuple(columns)), pc.if_else(proven, images, "{}"))
-    texts = [found.column(f"text_{place}") for place in range(len(columns))]
-    sent = [found.column(f"sent_{place}") for place in range(len(columns))]
+    read = images if proven.true_count == len(images) else pc.if_else(proven, images, "{}")
+    usual = _names_of_first(images, proven)
+    found = _query(_reading(tuple(columns), usual), read)
+    texts = {name: found.column(f"text_{place}") for place, name in enumerate(columns)}
+    # Of images with the same names in the same order, as nearly all of a table are, the same was sent.
+    sent = {name: pa.array(np.full(len(images), name in usual)) for name in columns}
+    unusual = pc.invert(found.column("usual"))
+    if unusual.true_count:
+        others, distinct = _sent(read.filter(unusual), columns)
+        sent = {name: pc.replace_with_mask(sent[name], unusual, others[name]) for name in columns}
+        proven = pc.and_(proven, pc.replace_with_mask(found.column("usual"), unusual, distinct))
+    return FlatImages(proven, texts, sent)
+
+
+def _names_of_first(images: pa.StringArray, proven: pa.BooleanArray) -> tuple[str, ...]:
+    """The names in the first proven image, if none stands in it twice; else none."""
+    first = proven.index(True).as_py()
+    if first < 0:
+        return ()
+    pairs: list[tuple[str, str | None]] = json.loads(images[first].as_py(), object_pairs_hook=list)
+    names = tuple(name for name, _ in pairs)
+    return names if len(set(names)) == len(names) else ()
+
+
+def _sent(
+    images: pa.StringArray, columns: Sequence[str]
+) -> tuple[dict[str, pa.BooleanArray], pa.BooleanArray]:
+    """Which of ``columns`` each image has, and whether each name in it stands there once."""
+    found = _query(_reading_sent(tuple(columns)), images)
+    sent = {name: found.column(f"sent_{place}") for place, name in enumerate(columns)}
     known = np.zeros(len(images), np.uint64)
-    for each in sent:
+    for each in sent.values():
         known += each.to_numpy(zero_copy_only=False)
+    distinct = pc.equal(found.column("members"), pa.array(known))
     # There is a member that is no column, or a name stands twice.
-    doubtful = pc.and_(proven, pc.not_equal(found.column("members"), pa.array(known)))
+    doubtful = pc.invert(distinct)
     if doubtful.true_count:
         names = _query(_READ_NAMES, images.filter(doubtful))
-        proven = pc.replace_with_mask(proven, doubtful, names.column("distinct_names"))
-    return FlatImages(proven, dict(zip(columns, texts, strict=True)), dict(zip(columns, sent, strict=True)))
+        distinct = pc.replace_with_mask(distinct, doubtful, names.column("distinct_names"))
+    return sent, distinct
 
 
 def read_keys(
@@ -85,17 +119,32 @@ def read_keys(
     return whole, {name: found.column(f"text_{place}") for place, name in enumerate(columns)}
 
 
-@cache
-def _reading(columns: tuple[str, ...]) -> str:
-    """The query that reads ``columns``, by JSON pointers (RFC 6901)."""
-    escaped = (name.replace("~", "~0").replace("/", "~1").replace("'", "''") for name in columns)
+@lru_cache(_QUERIES)
+def _reading(columns: tuple[str, ...], usual: tuple[str, ...]) -> str:
+    """The query that reads ``columns``, and tells which images have the names ``usual`` in that order."""
     return _READ.format(
-        paths="[" + ", ".join(f"'/{name}'" for name in escaped) + "]",
-        columns=", ".join(
-            f"texts[{place}] AS text_{place - 1}, sent[{place}] AS sent_{place - 1}"
-            for place in range(1, len(columns) + 1)
-        ),
+        paths=_pointers(columns),
+        columns=", ".join(f"texts[{place + 1}] AS text_{place}" for place in range(len(columns))),
+        usual="[" + ", ".join(_quoted(name) for name in usual) + "]::VARCHAR[]",
     )
+
+
+@lru_cache(_QUERIES)
+def _reading_sent(columns: tuple[str, ...]) -> str:
+    return _READ_SENT.format(
+        paths=_pointers(columns),
+        columns=", ".join(f"sent[{place + 1}] AS sent_{place}" for place in range(len(columns))),
+    )
+
+
+def _pointers(columns: tuple[str, ...]) -> str:
+    """The JSON pointers (RFC 6901) of ``columns``, as a list of DuckDB."""
+    escaped = (name.replace("~", "~0").replace("/", "~1") for name in columns)
+    return "[" + ", ".join(_quoted(f"/{name}") for name in escaped) + "]"
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
 
 
 def _query(query: str, images: pa.StringArray) -> pa.RecordBatch:
