@@ -1,8 +1,7 @@
-"""From landed batches to dimensions on a warm Spark: how long a million changes take, beside DuckDB and Polars
-with the same files, and what size costs.
+"""From landed batches to dimensions on a warm Spark: how long a million changes take, and what size costs.
 
-All is asked in one process with one session, as in the platform: the stages are called as Dagster's
-assets call them.
+The first is asked beside DuckDB and Polars with the same files. All is asked in one process with one session,
+as in the platform: the stages are called as Dagster's assets call them.
 """
 
 from __future__ import annotations

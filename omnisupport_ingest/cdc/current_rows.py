@@ -32,7 +32,7 @@ from omnisupport_ingest.cdc.table_ends import TableEnds
 EXISTENCE = "*"
 """Stands among the unresolved columns where a quarantined delete leaves open whether the row exists."""
 
-_LIVING = pa.array(["c", "u", "r"])
+_OF_ROWS = pa.array(["c", "u", "r", "d"])
 
 
 def current_groups(
@@ -63,11 +63,11 @@ def current_groups(
 def _split(table: pa.Table, ends: TableEnds) -> tuple[np.ndarray, list[list[int]]]:
     """Rows that are a key's state as they stand, and the groups of rows that are not.
 
-    A row stands for itself if it is its key's only one, is alive at its last event, owes nothing
+    A row stands for itself if it is its key's only one, its last event is one of its row, it owes nothing
     to another key, and no truncate or boundary that reaches it lies above its first event.
     """
     stands = pc.and_(
-        pc.equal(table["_cdc_kind"], KEY), pc.is_in(table["_cdc_op"], value_set=_LIVING)
+        pc.equal(table["_cdc_kind"], KEY), pc.is_in(table["_cdc_op"], value_set=_OF_ROWS)
     ).to_numpy(zero_copy_only=False)
     for name in ("_cdc_doubt", "_cdc_moved_from_key"):
         stands &= table[name].is_null().to_numpy()
@@ -86,21 +86,20 @@ def _split(table: pa.Table, ends: TableEnds) -> tuple[np.ndarray, list[list[int]
 
 
 def _below(column: pa.Array, last: Position) -> np.ndarray:
-    epoch, lsn, ordinal = (
-        pc.fill_null(pc.struct_field(column, index), 0).to_numpy(zero_copy_only=False) for index in range(3)
-    )
+    epoch, lsn, ordinal = _parts(column)
     in_epoch = (lsn < last[1]) | ((lsn == last[1]) & (ordinal < last[2]))
     return (epoch < last[0]) | ((epoch == last[0]) & in_epoch)  # type: ignore[no-any-return]
 
 
 def _plain_rows(table: pa.Table, shape: Shape) -> pa.Table:
     none = pa.nulls(table.num_rows)
+    ended, ended_time = _endings(table)
     return pa.table(
         {
             **{name: table[name] for name in shape.columns},
             **{name: table[name] for name in _TAKEN},
-            "_ended": pa.array(np.zeros(table.num_rows, dtype=bool)),
-            "_ended_time": none.cast(columnar.TIME),
+            "_ended": ended,
+            "_ended_time": ended_time,
             "_cdc_unresolved": table["_cdc_unresolved"],
             "_cdc_exact": table["_cdc_exact"],
             "_open": none.cast(pa.list_(pa.string())),
@@ -108,6 +107,30 @@ def _plain_rows(table: pa.Table, shape: Shape) -> pa.Table:
             "_from_at": _no_positions(table.num_rows),
         }
     )
+
+
+def _endings(table: pa.Table) -> tuple[pa.BooleanArray, pa.Array]:
+    """Whether each row has ended, and when: by the first of its deletes above its latest living event."""
+    lists = columnar.one_chunk(table["_cdc_deletes"])
+    counts = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
+    row = np.repeat(np.arange(table.num_rows), counts)
+    deletes = lists.flatten()
+    alive = columnar.one_chunk(table["_cdc_alive"]).take(pa.array(row))
+    below, at = _parts(alive), _parts(pc.struct_field(deletes, 0))
+    in_epoch = (at[1] > below[1]) | ((at[1] == below[1]) & (at[2] > below[2]))
+    above = (at[0] > below[0]) | ((at[0] == below[0]) & in_epoch)
+    above |= alive.is_null().to_numpy(zero_copy_only=False)
+    numbers = np.flatnonzero(above)
+    first = np.full(table.num_rows, -1)
+    # They stand in order; written from behind, the first one stays.
+    first[row[numbers[::-1]]] = numbers[::-1]
+    times = pc.struct_field(deletes, 1).take(pa.array(first, mask=first < 0))
+    return pa.array(first >= 0), times.cast(columnar.TIME)
+
+
+def _parts(positions: pa.Array) -> list[np.ndarray]:
+    parts = (pc.fill_null(pc.struct_field(positions, place), 0) for place in range(3))
+    return [part.to_numpy(zero_copy_only=False) for part in parts]
 
 
 _TAKEN = (

@@ -49,7 +49,7 @@ from omnisupport_ingest.lake.stats import rows_in
 
 _RANGE = "_cdc_range"
 _TASKS_OF_FEW = 4
-_ROWS_OF_A_RANGE = 4 * ROWS_PER_FILE
+_ROWS_OF_A_RANGE = 2 * ROWS_PER_FILE
 _ROWS_OF_A_PART = 100_000
 _KEYS_OF_A_SAMPLE = 50_000
 
@@ -236,7 +236,7 @@ def _cuts(sample: _Sample, ranges: Sequence[KeyRange]) -> list[Bound]:
     cuts: set[Bound] = set()
     for number, keys in zip(*np.unique(numbers, return_counts=True), strict=True):
         pieces = math.ceil(keys * sample.weight / _ROWS_OF_A_RANGE)
-        if pieces > 2:
+        if pieces > 1:
             held = sample.keys[np.searchsorted(numbers, number) :][:keys]
             cuts |= {held[keys * piece // pieces] for piece in range(1, pieces)}
     return [cut.item() if isinstance(cut, np.generic) else cut for cut in cuts if cut not in starts]

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from omnisupport_ingest.cdc import columnar, event_fold, row_fold
+from omnisupport_ingest.cdc import columnar, current_rows, event_fold, row_fold
 from omnisupport_ingest.stages.event_tasks import parts_agree, stretches_of
 from omnisupport_ingest_tests.cdc import kernels
 from omnisupport_ingest_tests.cdc.kernels import Cut, State, Table
@@ -389,6 +389,25 @@ def _fitting(image: Image | None) -> Image | None:
     return {
         name: "1.25" if name == "note" else None if name == "body" else text for name, text in image.items()
     }
+
+
+def test_rows_that_live_or_ended_plainly_are_passed_on_by_whole_columns_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(current_rows, "_Lives", None)
+    ended = alive = 0
+    for seed in range(100):
+        rng = Random(seed)
+        events = [each for each in drawn(rng, holes=False) if each.op in "crud" and not each.moved_from]
+        places = [(event.at, event.key) for event in events]
+        alone = [event for event, place in zip(events, places, strict=True) if places.count(place) == 1]
+        if alone:
+            table = kernels.events_table(alone, TABLE, in_windows(rng, alone, 1))
+            rows = kernels.current(kernels.fold(table, TABLE), TABLE)
+            assert kernel_states(rows, alone) == oracle_states(alone)
+            ended += sum(row["_ended"] for row in rows)
+            alive += sum(not row["_ended"] for row in rows)
+    assert ended > 50 and alive > 50
 
 
 class TestTasksWithSharesOfTheEvents:
