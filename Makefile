@@ -75,6 +75,7 @@ bench: $(INSTALLED) ## Measure speed and compare with PostgreSQL's own tools
 	$(BIN)/python -m bench.capture
 	$(BIN)/python -m bench.snapshot
 	$(BIN)/python -m bench.lake
+	$(BIN)/python -m bench.versions
 	$(BIN)/python -m bench.platform
 	$(BIN)/python -m bench.landing_index
 

@@ -8,6 +8,7 @@ that end before they begin.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 
 from pyspark.sql import DataFrame
@@ -76,16 +77,26 @@ def versions_type(contract: TableContract) -> T.StructType:
     )
 
 
-def history(events: DataFrame, contract: TableContract, *, partitions: int | None = None) -> DataFrame:
+def history(
+    events: DataFrame,
+    contract: TableContract,
+    *,
+    partitions: int | None = None,
+    keys: DataFrame | None = None,
+) -> DataFrame:
     """Every version of every row of one table: ``history_type(contract)``.
 
     In: as in ``fold.fold_events``, of all windows. A version's ``_cdc_valid_to`` and
     ``_cdc_valid_to_position`` are null while it is the last one. ``_cdc_opened_by`` and
     ``_cdc_closed_by`` are operations, or ``moved`` for the halves of a key change;
     ``_cdc_unresolved`` as in ``current.current_state``. A quarantined event begins a version with
-    what it leaves unknown. ``partitions``: as in ``fold_events``.
+    what it leaves unknown. ``partitions``: as in ``fold_events``. ``keys`` (``_cdc_key``, each once): the
+    versions of these alone; all keys that key changes tie to one of them must be among them.
     """
     known = to_fold(events)
+    if keys is not None:
+        chosen = known.join(F.broadcast(keys), F.col("key") == F.col("_cdc_key"), "left_semi")
+        known = chosen.unionByName(known.where(F.col("key").isNull()))
     ends, moved = _whole_table(known)
     grouped = by_group(known.where(F.col("key").isNotNull()), ["key"], partitions)
     texts = grouped.mapInArrow(
@@ -119,6 +130,12 @@ def _whole_table(known: DataFrame) -> tuple[tuple[TableEvent, ...], bool]:
         )
         for position, op, hole, at, batch, landed, scope in told
     ]
+    return chosen_ends(ends), bool(moved)
+
+
+def chosen_ends(ends: Iterable[TableEvent]) -> tuple[TableEvent, ...]:
+    """Truncates and boundaries by position, each once."""
+    ends = list(ends)
     accepted = {end.position for end in ends if not end.hole}
     chosen = {
         (end.position, end.op != "t", "" if end.scope is None else end.scope.text): end
@@ -127,7 +144,7 @@ def _whole_table(known: DataFrame) -> tuple[tuple[TableEvent, ...], bool]:
         # An accepted one voids a quarantined one at its position.
         if not (end.hole and end.position in accepted)
     }
-    return tuple(chosen[place] for place in sorted(chosen)), bool(moved)
+    return tuple(chosen[place] for place in sorted(chosen))
 
 
 def _finished(versions: DataFrame, contract: TableContract) -> DataFrame:

@@ -49,7 +49,7 @@ class TableEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class _Opening:
+class Opening:
     """The event that a version begins with."""
 
     position: Position
@@ -61,14 +61,14 @@ class _Opening:
 
 
 @dataclass(frozen=True, slots=True)
-class _Version:
+class Version:
     """A row between two events. ``image``: the known values of the columns beside the key.
 
     ``undecided``: columns that no event of this life carried, which the life named by ``origin`` (key
     and end) may fill. ``doubtful``: a quarantined event may have ended the row.
     """
 
-    opened: _Opening
+    opened: Opening
     image: Mapping[str, Any]
     undecided: frozenset[str] = frozenset()
     origin: tuple[str, Position] | None = None
@@ -86,7 +86,7 @@ def history_groups(
     table = columnar.whole(batches)
     if table is None:
         return
-    events, rows = _BatchEvents(table), _Versions(shape)
+    events, rows = BatchEvents(table), Versions(shape)
     keys = defaultdict(list)
     for row, key in enumerate(table["key"].to_pylist()):
         keys[key].append(row)
@@ -94,15 +94,15 @@ def history_groups(
     all_whole = all(end.scope is None for end in ends)
     for key, members in keys.items():
         if all_whole:
-            walk = _Walk(events, key, shape, ends, places, rows)
+            walk = Walk(events, key, shape, ends, places, rows)
         else:
             reaching = [end for end in ends if end.scope is None or end.scope.holds(key)]
-            walk = _Walk(events, key, shape, reaching, [end.position for end in reaching], rows)
+            walk = Walk(events, key, shape, reaching, [end.position for end in reaching], rows)
         walk.over(members)
     yield from columnar.in_batches(rows.table())
 
 
-class _BatchEvents(Events):
+class BatchEvents(Events):
     """Events with what a version repeats of the batch of its opening event."""
 
     def __init__(self, table: pa.Table) -> None:
@@ -112,19 +112,19 @@ class _BatchEvents(Events):
 
 
 @dataclass
-class _Walk:
+class Walk:
     """One key's events, and the row as it stands after those that were walked over.
 
     ``doubted_after_end``: the last delete, of a row that had ended already, is in quarantine.
     """
 
-    events: _BatchEvents
+    events: BatchEvents
     key: str
     shape: Shape
     ends: Sequence[TableEvent]
     places: Sequence[Position]
-    rows: _Versions
-    standing: _Version | None = None
+    rows: Versions
+    standing: Version | None = None
     seen: bool = False
     doubted_after_end: bool = False
     next_end: int = 0
@@ -183,9 +183,9 @@ class _Walk:
         # A row that has ended is not ended again, so most often one look is all.
         while self.standing is not None and self.next_end < stop:
             end = self.ends[self.next_end]
-            opening = _Opening(end.position, end.op, end.at, end.batch_id, end.landed_at)
+            opening = Opening(end.position, end.op, end.at, end.batch_id, end.landed_at)
             self._close(opening)
-            self.standing = _Version(opening, {}, doubtful=True) if end.hole else None
+            self.standing = Version(opening, {}, doubtful=True) if end.hole else None
             self.doubted_after_end = False
             self.next_end += 1
         if self.standing is None and self.seen and self.next_end < stop:
@@ -208,11 +208,11 @@ class _Walk:
         self._close(replace(opening, by=MOVED) if came else opening)
         carried = {name: value for name, value in events.carried(row).items() if name in self.shape.plain_set}
         if op != "u":
-            self.standing = _Version(opening, {}) if hole else self._begun(opening, row, carried)
+            self.standing = Version(opening, {}) if hole else self._begun(opening, row, carried)
         elif standing is None:
             # Two events in quarantine above an end: the update may be of a row that the delete ended.
             doubtful = hole and self.doubted_after_end
-            self.standing = _Version(opening, {} if hole else carried, doubtful=doubtful)
+            self.standing = Version(opening, {} if hole else carried, doubtful=doubtful)
         elif hole:
             image = {name: value for name, value in standing.image.items() if name not in carried}
             undecided = standing.undecided.difference(carried)
@@ -226,13 +226,13 @@ class _Walk:
                 doubtful=False,
             )
 
-    def _begun(self, opening: _Opening, row: int, carried: Mapping[str, Any]) -> _Version:
+    def _begun(self, opening: Opening, row: int, carried: Mapping[str, Any]) -> Version:
         old_key = self.events.moved_from[row]
         if old_key is None:
-            return _Version(opening, carried)
+            return Version(opening, carried)
         undecided = self.shape.plain_set.difference(carried)
         origin = (old_key, just_below(opening.position)) if undecided else None
-        return _Version(replace(opening, by=MOVED, moved_from=old_key), carried, undecided, origin)
+        return Version(replace(opening, by=MOVED, moved_from=old_key), carried, undecided, origin)
 
     def _delete(self, row: int, hole: bool) -> None:
         if self.standing is None and (self.seen or not hole):
@@ -240,45 +240,52 @@ class _Walk:
             return
         opening = self._opening(row, MOVED if self.events.position[row] in self.left_at else "d")
         self._close(opening)
-        self.standing = _Version(opening, {}, doubtful=True) if hole else None
+        self.standing = Version(opening, {}, doubtful=True) if hole else None
         self.doubted_after_end = False
 
-    def _opening(self, row: int, by: str) -> _Opening:
+    def _opening(self, row: int, by: str) -> Opening:
         events = self.events
-        return _Opening(events.position[row], by, events.at[row], events.batch_id[row], events.landed_at[row])
+        return Opening(events.position[row], by, events.at[row], events.batch_id[row], events.landed_at[row])
 
-    def _close(self, by: _Opening) -> None:
+    def _close(self, by: Opening) -> None:
         # Of several events in quarantine at one position the last one's version counts.
         if self.standing is not None and self.standing.opened.position < by.position:
             self.rows.add(self.key, self.standing, by)
 
 
 @dataclass
-class _Versions:
+class Versions:
     """Versions and ended lives under construction."""
 
     shape: Shape
     key: list[str] = field(default_factory=list)
     ended_at: list[Position | None] = field(default_factory=list)
-    versions: list[_Version] = field(default_factory=list)
-    closed: list[_Opening | None] = field(default_factory=list)
+    versions: list[Version] = field(default_factory=list)
+    closed: list[Opening | None] = field(default_factory=list)
 
-    def add(self, key: str, version: _Version, closed: _Opening | None) -> None:
+    def add(self, key: str, version: Version, closed: Opening | None) -> None:
         self.key.append(key)
         self.ended_at.append(None)
         self.versions.append(version)
         self.closed.append(closed)
 
-    def add_life(self, key: str, end: Position, version: _Version) -> None:
+    def add_life(self, key: str, end: Position, version: Version) -> None:
         self.add(key, version, None)
         self.ended_at[-1] = end
 
-    def table(self) -> pa.Table:
+    def depend_on_others(self, first: int) -> bool:
+        """Whether a version from number ``first`` on takes values from another key's life, or gives some."""
+        return any(end is not None for end in self.ended_at[first:]) or any(
+            version.origin is not None for version in self.versions[first:]
+        )
+
+    def table(self, *, held: type | None = None) -> pa.Table:
+        """As ``history_groups`` gives them. A value of the type ``held`` is no text, and NULL here."""
         opened = [version.opened for version in self.versions]
         images = [version.image for version in self.versions]
         origins = [version.origin for version in self.versions]
         values = key_columns(self.key, self.shape) | {
-            name: pa.array([image.get(name) for image in images], pa.string()) for name in self.shape.plain
+            name: pa.array(_texts(images, name, held), pa.string()) for name in self.shape.plain
         }
         return pa.table(
             {
@@ -309,6 +316,11 @@ class _Versions:
             }
         )
 
-    def _unresolved(self, version: _Version) -> list[str]:
+    def _unresolved(self, version: Version) -> list[str]:
         unknown = [name for name in self.shape.plain if name not in version.image]
         return [*unknown, EXISTENCE] if version.doubtful else unknown
+
+
+def _texts(images: Sequence[Mapping[str, Any]], name: str, held: type | None) -> list[str | None]:
+    values = [image.get(name) for image in images]
+    return values if held is None else [None if isinstance(value, held) else value for value in values]

@@ -25,6 +25,7 @@ from omnisupport_ingest.cdc.row_fold import merge_groups
 from omnisupport_ingest.cdc.stored import (
     STATE,
     first_of,
+    from_folded,
     life_start_of,
     must_refold,
     state_column,
@@ -61,6 +62,29 @@ class UpdateRules:
     looks_back: bool = False
     few: int = FEW
 
+    @property
+    def ordered_above(self) -> bool:
+        """Net changes have the key's columns."""
+        return True
+
+    @property
+    def sent(self) -> pa.Schema:
+        """The schema of the rows that are sent to a file."""
+        return self.schema.append(pa.field(CHANGE, pa.string()))
+
+    def rows_of(self, folded: pa.Table) -> pa.Table:
+        """Folded rows as rows to be sent to the files of their keys."""
+        rows = from_folded(folded, self.schema)
+        return rows.append_column(CHANGE, pa.repeat(pa.scalar(MERGE), rows.num_rows))
+
+    def update(self, held: pa.Table, sent: pa.Table) -> Updated:
+        """``update_rows`` by these rules."""
+        return update_rows(held, sent, self)
+
+    def ordered(self, rows: pa.Table) -> pa.Table:
+        """``rows``, one per key, which need no order beside that of the keys."""
+        return rows
+
 
 @dataclass(frozen=True)
 class Updated:
@@ -87,8 +111,8 @@ def update_rows(held: pa.Table, sent: pa.Table, rules: UpdateRules) -> Updated:
     change = sent[CHANGE]
     settled = sent.filter(pc.is_in(change, pa.array([SET, GONE])))
     merging = sent.filter(pc.equal(change, MERGE))
-    merging = merging.filter(pc.invert(_among(merging, settled)))
-    replaced, touched = _mask(_among(held, settled)), _mask(_among(held, merging))
+    merging = merging.filter(pc.invert(among(merging, settled)))
+    replaced, touched = _mask(among(held, settled)), _mask(among(held, merging))
     looked_at = _reached(held, rules) & ~replaced & ~touched
     old = held.filter(pa.array(touched | looked_at))
     refold = _to_refold(old, merging, rules)
@@ -159,7 +183,7 @@ def _to_refold(old: pa.Table, merging: pa.Table, rules: UpdateRules) -> pa.Array
     keys = [pc.filter(columnar.one_chunk(old["_cdc_key"]), must_refold(old))]
     if rules.looks_back and merging.num_rows:
         # What a new life inherits nothing from needs no look back.
-        strange = pc.and_(pc.invert(_among(merging, old)), pc.is_null(life_start_of(merging)))
+        strange = pc.and_(pc.invert(among(merging, old)), pc.is_null(life_start_of(merging)))
         keys.append(pc.filter(columnar.one_chunk(merging["_cdc_key"]), strange))
     return pc.unique(pa.chunked_array(keys))
 
@@ -190,7 +214,7 @@ def _below(column: pa.Array, last: Position) -> Mask:
     return below
 
 
-def _among(rows: pa.Table, others: pa.Table) -> pa.Array:
+def among(rows: pa.Table, others: pa.Table) -> pa.Array:
     """Whether the key of each row is one of those of ``others``."""
     return pc.is_in(columnar.one_chunk(rows["_cdc_key"]), value_set=columnar.one_chunk(others["_cdc_key"]))
 

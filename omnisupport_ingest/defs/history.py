@@ -1,7 +1,6 @@
 """Histories in Dagster: an asset per table with its checks, and the job that makes those of a source.
 
-Making a history costs as much as its table has events, so no ingest run does it: the job runs every
-hour, and whenever a person launches it.
+No ingest run waits for a history: the job runs every hour, and whenever a person launches it.
 """
 
 import time
@@ -9,7 +8,6 @@ from collections.abc import Callable, Iterator
 
 import dagster as dg
 from dagster_pyspark import LazyPySparkResource
-from pyspark.sql import SparkSession
 
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.defs import keys
@@ -31,7 +29,7 @@ def build_history(workspace: Workspace, source: str) -> dg.Definitions:
         keys.history_job_name(source),
         selection=dg.AssetSelection.assets(*(keys.history_key(contract) for contract in contracts))
         | dg.AssetSelection.checks(*checks),
-        description=f"The history of every table of {source}, made again where its events have changed.",
+        description=f"The history of every table of {source}, brought up to date with its events.",
         executor_def=run_executor,
         tags={keys.TAKE_NEW_TAG: "true", keys.SOURCE_TAG: source},
     )
@@ -41,7 +39,7 @@ def build_history(workspace: Workspace, source: str) -> dg.Definitions:
         # Between two audits.
         cron_schedule="35 * * * *",
         default_status=dg.DefaultScheduleStatus.RUNNING,
-        description=f"Makes the histories of {source} at minute 35 of every hour.",
+        description=f"Updates the histories of {source} at minute 35 of every hour.",
     )
     return dg.Definitions(
         assets=[history_asset(workspace=workspace, contract=contract) for contract in contracts],
@@ -95,7 +93,7 @@ def history_asset(*, workspace: Workspace, contract: TableContract) -> dg.Assets
 
 
 def history_asset_checks(contract: TableContract) -> list[dg.AssetChecksDefinition]:
-    """The checks of one history, which read its rows with Spark."""
+    """The checks of one history, which read its rows with Spark: those of the last run, or all."""
     return [
         _check(contract=contract, finding=finding)
         for finding in (
@@ -105,15 +103,19 @@ def history_asset_checks(contract: TableContract) -> list[dg.AssetChecksDefiniti
     ]
 
 
-def _check(
-    *, contract: TableContract, finding: Callable[[Workspace, SparkSession, TableContract], CheckFinding]
-) -> dg.AssetChecksDefinition:
+def _check(*, contract: TableContract, finding: Callable[..., CheckFinding]) -> dg.AssetChecksDefinition:
     description = (finding.__doc__ or "").strip().partition("\n\n")[0]
 
     @dg.asset_check(asset=keys.history_key(contract), name=finding.__name__, description=description)
-    def check(workspace: dg.ResourceParam[Workspace], pyspark: LazyPySparkResource) -> dg.AssetCheckResult:
+    def check(
+        context: dg.AssetCheckExecutionContext,
+        workspace: dg.ResourceParam[Workspace],
+        pyspark: LazyPySparkResource,
+    ) -> dg.AssetCheckResult:
         with named_spark_errors(workspace.settings):
-            found = finding(workspace, pyspark.spark_session, contract)
+            # A person who launches the check, or has all of the history made again, asks for all of it.
+            whole = keys.TAKE_NEW_TAG not in context.run.tags
+            found = finding(workspace, pyspark.spark_session, contract, whole=whole)
         return dg.AssetCheckResult(
             passed=found.passed,
             severity=dg.AssetCheckSeverity.ERROR,

@@ -3,6 +3,9 @@
 So the file that a key belongs to is found by a search among the lowest keys, and an update rewrites the files
 of the keys it touches, whatever the size of the table. A file has at most twice ``ROWS_PER_FILE`` rows; one
 that grows is split.
+
+Where a key may have any number of rows, the first ones of a key that has very many go to sealed files, which
+hold rows of that key alone: an update that adds to the key reads and writes none of them.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import unquote
 
@@ -31,6 +34,9 @@ ROWS_PER_FILE = 16_384
 as much as reading large ones."""
 
 Bound = int | str
+
+SEALED = "sealed-"
+"""What the names of sealed files begin with."""
 
 _LOWEST = int(np.iinfo(np.int64).min)
 
@@ -85,7 +91,7 @@ def key_files(handle: DeltaTable, folder: Path, order: KeyOrder) -> list[KeyFile
     found = []
     for action in pa.table(handle.get_add_actions(flatten=False)).to_pylist():
         path = unquote(action["path"])
-        if layout.is_state(path):
+        if layout.is_state(path) or _is_sealed(path):
             continue
         low, high = ((action.get(name) or {}).get(order.column) for name in ("min", "max"))
         if low is None or high is None:
@@ -95,6 +101,22 @@ def key_files(handle: DeltaTable, folder: Path, order: KeyOrder) -> list[KeyFile
     if any(above[0] <= below[1] for below, above in pairwise(found)):
         return None
     return [file for _, _, file in found]
+
+
+def sealed_files(handle: DeltaTable, folder: Path, order: KeyOrder) -> dict[Bound, tuple[KeyFile, ...]]:
+    """The sealed files of the table, by the value of ``order`` that all rows of a file have."""
+    found: dict[Bound, tuple[KeyFile, ...]] = {}
+    for action in pa.table(handle.get_add_actions(flatten=False)).to_pylist():
+        path = unquote(action["path"])
+        if _is_sealed(path):
+            value = action["min"][order.column]
+            file = KeyFile(path, str(folder / path), value, action["num_records"])
+            found[value] = (*found.get(value, ()), file)
+    return found
+
+
+def _is_sealed(path: str) -> bool:
+    return PurePosixPath(path).name.startswith(SEALED)
 
 
 def ranges_of(files: Sequence[KeyFile], cuts: Iterable[Bound] = ()) -> list[KeyRange]:
@@ -120,7 +142,7 @@ def read_range(of: KeyRange, order: KeyOrder, schema: pa.Schema) -> pa.Table:
     """The rows of the range, in the columns of ``schema``."""
     if of.file is None:
         return schema.empty_table()
-    rows = pq.ParquetFile(of.file.uri, pre_buffer=False).read().select(schema.names).cast(schema)
+    rows = read_file(of.file, schema)
     values = order.values(rows)
     chosen = np.ones(len(values), np.bool_)
     if of.start is not None:
@@ -128,6 +150,16 @@ def read_range(of: KeyRange, order: KeyOrder, schema: pa.Schema) -> pa.Table:
     if of.end is not None:
         chosen &= values < of.end
     return rows if chosen.all() else rows.filter(pa.array(chosen))
+
+
+def between(values: npt.NDArray[Any], start: Bound | None, end: Bound | None) -> npt.NDArray[np.bool_]:
+    """Which of ``values`` lie from ``start`` up to but not with ``end``."""
+    chosen = np.ones(len(values), np.bool_)
+    if start is not None:
+        chosen &= values >= start
+    if end is not None:
+        chosen &= values < end
+    return chosen
 
 
 def rows_between(
@@ -149,13 +181,7 @@ def rows_between(
         in_file = set(parquet.schema_arrow.names)
         wanted = [name for name in schema.names if name in in_file and name not in known]
         rows = parquet.read_row_groups(groups, columns=wanted, use_threads=False)
-    values = order.values(rows)
-    chosen = np.ones(len(values), np.bool_)
-    if start is not None:
-        chosen &= values >= start
-    if end is not None:
-        chosen &= values < end
-    rows = rows.filter(pa.array(chosen))
+    rows = rows.filter(pa.array(between(order.values(rows), start, end)))
     arrays = [
         pa.repeat(pa.scalar(known[field.name], field.type), rows.num_rows)
         if field.name in known
@@ -179,6 +205,11 @@ def _may_hold(
     return (end is None or told.min < end) and (start is None or told.max >= start)
 
 
+def read_file(file: KeyFile, schema: pa.Schema) -> pa.Table:
+    """All rows of ``file``, in the columns of ``schema``."""
+    return pq.ParquetFile(file.uri, pre_buffer=False).read().select(schema.names).cast(schema)
+
+
 @dataclass(frozen=True, slots=True)
 class WrittenFile:
     """A file that was written: its name, size in bytes, rows, and Delta statistics (JSON)."""
@@ -190,22 +221,48 @@ class WrittenFile:
 
 
 def write_rows(
-    rows: pa.Table, order: KeyOrder, folder: Path, *, rows_per_file: int = ROWS_PER_FILE
+    rows: pa.Table, order: KeyOrder, folder: Path, *, rows_per_file: int = ROWS_PER_FILE, seals: bool = False
 ) -> list[WrittenFile]:
-    """Write ``rows`` to new files in ``folder``, ordered, with ``rows_per_file`` rows to twice as many."""
+    """Write ``rows`` to new files in ``folder``, ordered, with ``rows_per_file`` rows to twice as many.
+
+    Rows of one key keep their order. With ``seals`` the first rows of a key that has more are sealed.
+    """
     ordered = order.sort(rows)
     values = order.values(ordered)
+    sealed: list[WrittenFile] = []
+    if seals and len(values) > 2 * rows_per_file:
+        sealed, ordered = _sealed(ordered, values, order, folder, rows_per_file)
+        values = order.values(ordered)
     parts = round(len(values) / rows_per_file) if len(values) > 2 * rows_per_file else 1
     cuts = np.linspace(0, len(values), parts + 1).astype(int)[1:-1]
     # Rows of one value stay together: between files of which both have it no search could choose.
     cuts = np.unique(np.searchsorted(values, values[cuts], side="left")) if len(cuts) else cuts
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     bounds = [0, *(int(cut) for cut in cuts if cut), len(values)]
-    return [
+    return sealed + [
         _write(ordered.slice(start, end - start), order, folder)
         for start, end in pairwise(bounds)
         if end > start
     ]
+
+
+def _sealed(
+    ordered: pa.Table, values: npt.NDArray[Any], order: KeyOrder, folder: Path, rows_per_file: int
+) -> tuple[list[WrittenFile], pa.Table]:
+    """The files of what is sealed, and the rows that are left."""
+    firsts = np.flatnonzero(np.concatenate([[True], values[1:] != values[:-1]]))
+    counts = np.diff(np.append(firsts, len(values)))
+    written, stays = [], np.ones(len(values), np.bool_)
+    for first, count in zip(firsts, counts, strict=True):
+        # Keys that are no numbers share a value.
+        if count <= 2 * rows_per_file or values[first] == _LOWEST:
+            continue
+        last = first + (count // rows_per_file - 1) * rows_per_file
+        stays[first:last] = False
+        written += [
+            _write(ordered.slice(start, rows_per_file), order, folder, SEALED)
+            for start in range(first, last, rows_per_file)
+        ]
+    return written, ordered.filter(pa.array(stays)).combine_chunks()
 
 
 def written_file(path: Path, order: KeyOrder) -> WrittenFile:
@@ -213,8 +270,9 @@ def written_file(path: Path, order: KeyOrder) -> WrittenFile:
     return _described(path, pq.read_table(path, columns=[order.column]), order)
 
 
-def _write(rows: pa.Table, order: KeyOrder, folder: Path) -> WrittenFile:
-    path = folder / f"part-{uuid.uuid4().hex}.parquet"
+def _write(rows: pa.Table, order: KeyOrder, folder: Path, kind: str = "part-") -> WrittenFile:
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = folder / f"{kind}{uuid.uuid4().hex}.parquet"
     pq.write_table(rows, path, compression="snappy")
     return _described(path, rows, order)
 

@@ -56,11 +56,13 @@ def changes_since(snapshot: TableSnapshot, version: int) -> LogChanges | None:
 @dataclass(frozen=True, slots=True)
 class FileChanges:
     """``added`` files have rows now and had none, of ``gone`` ones it is the other way round; ``noted`` as in
-    ``LogChanges``. A file may have been swept since."""
+    ``LogChanges``. ``states``: the files with the states that windows had then and have no more. A file may
+    have been swept since."""
 
     added: tuple[LakeFile, ...]
     gone: tuple[LakeFile, ...]
     noted: frozenset[str]
+    states: tuple[LakeFile, ...] = ()
 
 
 def files_since(snapshot: TableSnapshot, version: int) -> FileChanges | None:
@@ -70,6 +72,8 @@ def files_since(snapshot: TableSnapshot, version: int) -> FileChanges | None:
     added: dict[str, LakeFile] = {}
     gone: dict[str, LakeFile] = {}
     noted: set[str] = set()
+    told: set[str] = set()
+    states: list[LakeFile] = []
     for number in range(version + 1, snapshot.version + 1):
         entry = snapshot.table.folder / "_delta_log" / f"{number:020d}.json"
         try:
@@ -79,6 +83,10 @@ def files_since(snapshot: TableSnapshot, version: int) -> FileChanges | None:
         for kind, file, data_change in _files(snapshot, actions):
             if layout.is_state(file.path):
                 noted.add(file.window)
+                if kind == "add":
+                    told.add(file.path)
+                elif file.path not in told:
+                    states.append(file)
             elif not data_change:
                 # Closing folds files into others, and no row changes.
                 continue
@@ -86,7 +94,7 @@ def files_since(snapshot: TableSnapshot, version: int) -> FileChanges | None:
                 added[file.path] = file
             elif added.pop(file.path, None) is None:
                 gone[file.path] = file
-    return FileChanges(tuple(added.values()), tuple(gone.values()), frozenset(noted))
+    return FileChanges(tuple(added.values()), tuple(gone.values()), frozenset(noted), tuple(states))
 
 
 def _files(snapshot: TableSnapshot, actions: list[Mapping[str, Any]]) -> Iterator[tuple[str, LakeFile, bool]]:

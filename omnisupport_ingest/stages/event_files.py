@@ -76,12 +76,22 @@ class EventFiles:
 
     def events(self, spark: SparkSession, contract: TableContract) -> DataFrame:
         """Every event of the table, as the fold takes them: ``hole`` tells the quarantined ones."""
-        frame = self.deduped.read(spark, self.accepted(contract)).withColumn("hole", F.lit(False))
-        if self.holes:
-            holes = self.quarantine.read(spark, self.holes).select(
+        return self.events_in(spark, contract, self.accepted(contract), self.holes)
+
+    def events_in(
+        self,
+        spark: SparkSession,
+        contract: TableContract,
+        accepted: Sequence[LakeFile],
+        holes: Sequence[LakeFile],
+    ) -> DataFrame:
+        """The events of the table in files of accepted ones and in files of the quarantine."""
+        frame = self.deduped.read(spark, accepted).withColumn("hole", F.lit(False))
+        if holes:
+            withheld = self.quarantine.read(spark, holes).select(
                 *(name for name in frame.columns if name != "hole")
             )
-            frame = frame.unionByName(holes.withColumn("hole", F.lit(True)))
+            frame = frame.unionByName(withheld.withColumn("hole", F.lit(True)))
         of_table = (F.col("source_schema") == contract.schema) & (F.col("source_table") == contract.table)
         return frame.where(of_table)
 

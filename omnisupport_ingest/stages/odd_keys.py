@@ -149,11 +149,11 @@ def refolded(
     names = [*stored_type(contract).names, CHANGE]
     gone = wanted.join(current.select("_cdc_key"), "_cdc_key", "left_anti")
     # The order of a table of whole numbers is by its key column.
-    absent = gone.select(*(_absent(contract, field) for field in there.select(*names).schema.fields))
-    return there.select(*(f"`{name}`" for name in names)).unionByName(absent)
+    no_rows = gone.select(*(absent(contract, field) for field in there.select(*names).schema.fields))
+    return there.select(*(f"`{name}`" for name in names)).unionByName(no_rows)
 
 
-def _absent(contract: TableContract, field: T.StructField) -> Column:
+def absent(contract: TableContract, field: T.StructField) -> Column:
     """A column of a row that says that its key is gone."""
     value = F.lit(None).cast(field.dataType)
     if field.name in contract.key:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from omnisupport_ingest.lake.checkpoint import Checkpoint
 from omnisupport_ingest.landing.manifest import DataFile
 from omnisupport_ingest.landing.standing import LandedPart
 from omnisupport_ingest.position import Position
@@ -23,6 +24,21 @@ class BatchFacts:
     last: Position | None
     last_batch_id: str | None
     watermark: datetime | None
+
+
+def facts_of(checkpoints: Sequence[Checkpoint]) -> BatchFacts:
+    """The highest position of ``checkpoints`` and its batch, and the highest watermark; null where there is
+    none."""
+    mark = max((each.watermark for each in checkpoints if each.watermark is not None), default=None)
+    newest = max(
+        (each for each in checkpoints if each.cursor),
+        key=lambda each: Position.parse(each.cursor),
+        default=None,
+    )
+    if newest is None:
+        return BatchFacts(None, None, None, mark)
+    last = Position.parse(newest.cursor)
+    return BatchFacts(last, last, newest.last_batch_id, mark)
 
 
 def facts_of_parts(parts: Iterable[LandedPart]) -> BatchFacts:

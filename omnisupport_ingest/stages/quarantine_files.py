@@ -73,7 +73,7 @@ class QuarantineFiles:
     def of(self, window: str) -> tuple[LakeFile, ...]:
         """The quarantine files of ``window``, of all tables. ``EventsGone`` if one is not on disk."""
         held = self._held(window)
-        return tuple(held.get(path) or self._on_disk(path) for path in named_by(self.state(window)))
+        return tuple(held.get(path) or self.on_disk(path) for path in named_by(self.state(window)))
 
     def all(self) -> tuple[LakeFile, ...]:
         """Those of every window."""
@@ -117,7 +117,8 @@ class QuarantineFiles:
     def _held(self, window: str) -> dict[str, LakeFile]:
         return {file.path: file for file in self.quarantine.files(window)}
 
-    def _on_disk(self, path: str) -> LakeFile:
+    def on_disk(self, path: str) -> LakeFile:
+        """The file at ``path``, whatever names it. ``EventsGone`` if it is not there."""
         table = self.quarantine.table
         file = table.folder / path
         if not file.exists():

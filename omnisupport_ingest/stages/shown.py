@@ -15,9 +15,8 @@ from omnisupport_ingest.lake.log import LogChanges, changes_since
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.table import TableSnapshot
 from omnisupport_ingest.landing.manifest import Manifest
-from omnisupport_ingest.stages.progress import BatchFacts
+from omnisupport_ingest.stages.progress import BatchFacts, facts_of
 from omnisupport_ingest.stages.versions import of_contract
-from omnisupport_ingest.stages.whole_table import facts_of
 
 _PURGE = "purge:"
 """Begins the version that says from when on deleted rows are shown."""

@@ -1,8 +1,9 @@
 """A table of key-ordered files is updated by tasks of Spark, each of which has a stretch of the keys.
 
-A task reads what is sent to its keys, and the files that hold them; it updates their rows (``cdc.updating``),
-writes the files that take the old ones' place, and returns a row of statistics for each. No row passes
-through the driver or the JVM. What a task that was started again wrote twice is left out by name.
+A task reads what is sent to its keys, and the files that hold them; it updates their rows (``cdc.updating``,
+``cdc.history_update``), writes the files that take the old ones' place, and returns a row of statistics for
+each. No row passes through the driver or the JVM. What a task that was started again wrote twice is left out
+by name.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from __future__ import annotations
 import math
 import uuid
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial, reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -24,11 +25,10 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
-from omnisupport_ingest.cdc.stored import from_folded
-from omnisupport_ingest.cdc.updating import CHANGE, MERGE, Updated, UpdateRules, update_rows
+from omnisupport_ingest.cdc.updating import CHANGE, GONE, SET, Updated
 from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.lake.contenthash import ContentHash
-from omnisupport_ingest.lake.file_tasks import are_few, in_shares
+from omnisupport_ingest.lake.file_tasks import are_few, in_shares, rows_of
 from omnisupport_ingest.lake.key_files import (
     ROWS_PER_FILE,
     Bound,
@@ -36,8 +36,10 @@ from omnisupport_ingest.lake.key_files import (
     KeyOrder,
     KeyRange,
     WrittenFile,
+    between,
     range_numbers,
     ranges_of,
+    read_file,
     read_range,
     rows_between,
     write_rows,
@@ -62,6 +64,7 @@ _OUTCOME = T.StructType(
         T.StructField("removed", T.StringType()),
         T.StructField("added", T.StringType()),
         T.StructField("refold", T.StringType()),
+        T.StructField("sealed", T.ArrayType(T.StringType())),
         T.StructField(
             "files",
             T.ArrayType(
@@ -95,18 +98,46 @@ class FilesUpdated:
     refold: tuple[str, ...] = ()
 
 
+class Rules(Protocol):
+    """How the rows of a table are updated: ``cdc.updating.UpdateRules``, ``cdc.history_update.HistoryRules``.
+
+    ``schema``: of the rows in the files. ``sent``: of the rows that are sent to them, with ``CHANGE``.
+    ``ordered_above``: the files above have the column that the files of the table are ordered by.
+    """
+
+    @property
+    def ordered_above(self) -> bool: ...
+
+    @property
+    def schema(self) -> pa.Schema: ...
+
+    @property
+    def sent(self) -> pa.Schema: ...
+
+    def rows_of(self, told: pa.Table) -> pa.Table:
+        """What files above tell of the table, as rows to be sent."""
+
+    def update(self, held: pa.Table, sent: pa.Table) -> Updated:
+        """Update the rows ``held`` by the rows ``sent``."""
+
+    def ordered(self, rows: pa.Table) -> pa.Table:
+        """``rows`` in the order that those of one key are to have."""
+
+
 @dataclass(frozen=True)
 class FilesToUpdate:
     """The files of a table by key, the folder that new ones are drafted in, and the rules.
 
-    ``rows_per_file``: as of ``lake.key_files.write_rows``.
+    ``rows_per_file`` and ``seals``: as of ``lake.key_files.write_rows``; ``sealed``: the files so made.
     """
 
     files: Sequence[KeyFile]
     order: KeyOrder
     draft: Path
-    rules: UpdateRules
+    rules: Rules
     rows_per_file: int = ROWS_PER_FILE
+    seals: bool = False
+    sealed: Mapping[Bound, tuple[KeyFile, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -164,21 +195,19 @@ class _Rows:
         return [*self.changes, *self.refolded]
 
     def between(self, target: FilesToUpdate, start: Bound | None, end: Bound | None) -> pa.Table:
-        """The stored rows with ``CHANGE`` of the keys from ``start`` up to but not with ``end``."""
-        schema, order = target.rules.schema, target.order
-        kind = _with_change(schema)
+        """The rows with ``CHANGE`` of the keys from ``start`` up to but not with ``end``."""
+        rules, order = target.rules, target.order
+        kind = rules.sent
         found = [kind.empty_table()]
         for file in self.changes:
             known = dict(file.partition)
-            stored = from_folded(rows_between(file.uri, order, self.folded, known, (start, end)), schema)
-            found.append(stored.append_column(CHANGE, pa.repeat(pa.scalar(MERGE), stored.num_rows)))
+            if rules.ordered_above:
+                found.append(rules.rows_of(rows_between(file.uri, order, self.folded, known, (start, end))))
+            else:
+                rows = rules.rows_of(rows_of([file], self.folded))
+                found.append(rows.filter(pa.array(between(order.values(rows), start, end))))
         found += [rows_between(file.uri, order, kind, {}, (start, end)) for file in self.refolded]
         return pa.concat_tables([each.cast(kind) for each in found]).combine_chunks()
-
-
-def _with_change(schema: pa.Schema) -> pa.Schema:
-    """The columns of ``schema`` and ``CHANGE``."""
-    return schema.append(pa.field(CHANGE, pa.string()))
 
 
 def _refolded_files(sent: Sent, target: FilesToUpdate) -> list[LakeFile]:
@@ -287,21 +316,36 @@ def _update_rows(
     table: pa.Table, target: FilesToUpdate, ranges: Sequence[KeyRange], looks: Iterable[int] = ()
 ) -> Iterator[pa.RecordBatch]:
     """Update the files of the ranges that ``table`` has rows of, and look at those numbered ``looks``."""
-    schema = _with_change(target.rules.schema)
+    rules = target.rules
     table = table.take(pc.sort_indices(table[_RANGE])).combine_chunks()
     numbers = table[_RANGE].to_numpy()
     outcomes = []
     for number in np.unique(np.concatenate([numbers, np.fromiter(looks, np.int32)])):
         start, end = np.searchsorted(numbers, [number, number + 1])
-        sent = table.slice(start, end - start).select(schema.names).combine_chunks()
-        held = read_range(ranges[number], target.order, target.rules.schema)
-        updated = update_rows(held, sent, target.rules)
-        outcomes.append(_outcome(int(number), updated, target, keep=_is_cut(ranges, int(number))))
+        sent = table.slice(start, end - start).select(rules.sent.names).combine_chunks()
+        held = read_range(ranges[number], target.order, rules.schema)
+        sealed = _sealed_of(sent, target)
+        if sealed:
+            held = pa.concat_tables([held, *(read_file(file, rules.schema) for file in sealed)])
+        updated = rules.update(held, sent)
+        outcome = _outcome(int(number), updated, target, keep=_is_cut(ranges, int(number)))
+        outcomes.append(outcome | {"sealed": [file.path for file in sealed]})
     columns = [pa.array([each[field.name] for each in outcomes], _arrow(field)) for field in _OUTCOME.fields]
     yield pa.RecordBatch.from_arrays(columns, names=_OUTCOME.names)
 
 
+def _sealed_of(sent: pa.Table, target: FilesToUpdate) -> list[KeyFile]:
+    """The sealed files of keys whose rows are sent as they are to be: they hold rows that go."""
+    if not target.sealed:
+        return []
+    settled = sent.filter(pc.is_in(sent[CHANGE], pa.array([SET, GONE])))
+    values = dict.fromkeys(target.order.values(settled).tolist())
+    return [file for value in values for file in target.sealed.get(value, ())]
+
+
 def _arrow(of: T.StructField) -> pa.DataType:
+    if of.name == "sealed":
+        return pa.list_(pa.string())
     if isinstance(of.dataType, T.ArrayType):
         return pa.list_(
             pa.struct(
@@ -320,7 +364,10 @@ def _outcome(number: int, updated: Updated, target: FilesToUpdate, *, keep: bool
         refold = str(target.draft / f"refold-{number}.parquet")
         pq.write_table(pa.table([updated.refold.cast(pa.string())], schema=_KEYS), refold)
     elif updated.changed or keep:
-        files = write_rows(updated.rows, target.order, target.draft, rows_per_file=target.rows_per_file)
+        rows = target.rules.ordered(updated.rows)
+        files = write_rows(
+            rows, target.order, target.draft, rows_per_file=target.rows_per_file, seals=target.seals
+        )
     return {
         "range": number,
         "changed": updated.changed,
@@ -338,6 +385,7 @@ def _collected(outcomes: Sequence[Any], ranges: Sequence[KeyRange]) -> FilesUpda
     if refold:
         return FilesUpdated(refold=refold)
     changed = {ranges[each["range"]].file for each in outcomes if each["changed"]}
+    unsealed = {path for each in outcomes if each["changed"] for path in each["sealed"]}
     written = [
         WrittenFile(file["name"], file["rows"], file["bytes"], file["stats"])
         for each in outcomes
@@ -347,7 +395,7 @@ def _collected(outcomes: Sequence[Any], ranges: Sequence[KeyRange]) -> FilesUpda
     none = ContentHash()
     return FilesUpdated(
         written=tuple(sorted(written, key=lambda file: file.name)),
-        replaced=tuple(sorted(file.path for file in changed if file is not None)),
+        replaced=tuple(sorted({file.path for file in changed if file is not None} | unsealed)),
         removed=reduce(ContentHash.__add__, (ContentHash.parse(each["removed"]) for each in outcomes), none),
         added=reduce(ContentHash.__add__, (ContentHash.parse(each["added"]) for each in outcomes), none),
     )

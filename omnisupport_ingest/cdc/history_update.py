@@ -1,0 +1,259 @@
+"""Updating a history in place: the versions in a file, and new events of some of their keys.
+
+A new event stands above every event that the history has been made from, so it goes on from the version of
+its key that is open: that one is closed, or the event changes nothing. What does not follow from the open
+version and the new events alone (an event below, one in quarantine, a key change that left a column unsent)
+is not decided here: the key is given back, to be made from all its events and sent again as it is to be.
+
+The walk over the events is that of ``history_rows``; a value that the open version has already is taken from
+its typed column, never from text.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from omnisupport_ingest.cdc import columnar
+from omnisupport_ingest.cdc.current_rows import EXISTENCE
+from omnisupport_ingest.cdc.event_fold import LEFT, Shape, key_columns
+from omnisupport_ingest.cdc.history_rows import BatchEvents, Opening, TableEvent, Version, Versions, Walk
+from omnisupport_ingest.cdc.life import Position, just_below
+from omnisupport_ingest.cdc.stored import with_hashes
+from omnisupport_ingest.cdc.typed_fold import events_to_fold
+from omnisupport_ingest.cdc.typed_rows import EXACT, typed_batches
+from omnisupport_ingest.cdc.updating import CHANGE, MERGE, SET, Updated, among
+from omnisupport_ingest.contracts.model import Column
+from omnisupport_ingest.contracts.typed_values import typed_array
+
+EVENT = "_cdc_event"
+"""The column of a row on its way to a file that has the event; NULL on versions that were made already."""
+
+_END = "_cdc_valid_to_position"
+_FROM = "_cdc_valid_from_position"
+
+
+@dataclass(frozen=True)
+class _Known:
+    """A value that a held row has: the number of that row."""
+
+    row: int
+
+
+@dataclass(frozen=True)
+class HistoryRules:
+    """What the versions of one table are updated by.
+
+    ``schema``: of versions; ``event``: of the events. ``through``: the highest position that the history
+    has been made from. ``new_ends``: truncates and boundaries above it, by position. ``source_schema``:
+    events of tables in other schemas are passed over; null: all are of the table.
+    """
+
+    shape: Shape
+    columns: tuple[Column, ...]
+    schema: pa.Schema
+    event: pa.DataType
+    through: Position
+    new_ends: tuple[TableEvent, ...] = ()
+    soft_delete_column: str | None = None
+    source_schema: str | None = None
+
+    @property
+    def ordered_above(self) -> bool:
+        """Events have the key as text alone."""
+        return False
+
+    @cached_property
+    def sent(self) -> pa.Schema:
+        """The schema of what is sent to a file: versions to be put there, or events."""
+        return self.schema.append(pa.field(EVENT, self.event)).append(pa.field(CHANGE, pa.string()))
+
+    def rows_of(self, events: pa.Table) -> pa.Table:
+        """Accepted ``events`` of the table as rows to be sent to the files of their keys."""
+        if self.source_schema is not None:
+            events = events.filter(pc.equal(events["source_schema"], self.source_schema))
+        if "hole" not in events.column_names:
+            events = events.append_column("hole", pa.array(np.zeros(events.num_rows, np.bool_)))
+        known = events_to_fold(events)
+        known = known.filter(pc.is_valid(known["key"])).combine_chunks()
+        texts = key_columns(known["key"].to_pylist(), self.shape)
+        types = {column.name: column.type for column in self.columns}
+        values: dict[str, Any] = {name: typed_array(text, types[name]) for name, text in texts.items()}
+        values["_cdc_key"] = known["key"]
+        values[EVENT] = pa.StructArray.from_arrays(
+            [columnar.one_chunk(known[field.name]).cast(field.type) for field in self.event],
+            fields=list(self.event),
+        )
+        values[CHANGE] = pa.repeat(pa.scalar(MERGE), known.num_rows)
+        arrays = [
+            columnar.one_chunk(values[field.name]).cast(field.type)
+            if field.name in values
+            else pa.nulls(known.num_rows, field.type)
+            for field in self.sent
+        ]
+        return pa.Table.from_arrays(arrays, schema=self.sent)
+
+    def update(self, held: pa.Table, sent: pa.Table) -> Updated:
+        """Update the versions ``held`` by the rows ``sent``, in any order, any number per key.
+
+        Events of a key that is set or gone too count for nothing.
+        """
+        change = sent[CHANGE]
+        merging = sent.filter(pc.equal(change, MERGE))
+        settled = sent.filter(pc.invert(pc.equal(change, MERGE)))
+        merging = merging.filter(pc.invert(among(merging, settled)))
+        replaced = _mask(among(held, settled))
+        is_open = _mask(pc.is_null(held[_END]))
+        reached = is_open & ~replaced & (_mask(among(held, merging)) | self._ended(held))
+        old = held.filter(pa.array(reached)).combine_chunks()
+        extended, refold = self._extended(old, merging)
+        nothing = np.zeros(0, np.int64)
+        if refold:
+            return Updated(held.slice(0, 0), False, nothing, nothing, pa.array(sorted(refold), pa.string()))
+        put = settled.filter(pc.equal(settled[CHANGE], SET)).select(self.schema.names).cast(self.schema)
+        made = pa.concat_tables([extended, with_hashes(put)]).combine_chunks()
+        leaving = held.filter(pa.array(reached | replaced))
+        none = pa.array([], pa.string())
+        if _same(leaving, made):
+            return Updated(held, False, nothing, nothing, none)
+        kept = held.filter(pa.array(~(reached | replaced)))
+        rows = pa.concat_tables([kept, made])
+        return Updated(rows, True, _hashes(leaving), _hashes(made), none)
+
+    def ordered(self, rows: pa.Table) -> pa.Table:
+        """``rows`` with the versions of each key in their order."""
+        return _by_position(rows)
+
+    def _ended(self, held: pa.Table) -> npt.NDArray[np.bool_]:
+        """The rows whose keys a new truncate or boundary reaches."""
+        if not self.new_ends or not held.num_rows:
+            return np.zeros(held.num_rows, np.bool_)
+        if any(end.scope is None for end in self.new_ends):
+            return np.ones(held.num_rows, np.bool_)
+        return np.array([bool(self._reaching(key)) for key in held["_cdc_key"].to_pylist()], np.bool_)
+
+    def _reaching(self, key: str) -> Sequence[TableEvent]:
+        return [end for end in self.new_ends if end.scope is None or end.scope.holds(key)]
+
+    def _extended(self, old: pa.Table, merging: pa.Table) -> tuple[pa.Table, set[str]]:
+        """The versions that the open ones ``old`` and the events ``merging`` come to, and keys to be made
+        from all their events."""
+        event = columnar.one_chunk(merging[EVENT])
+        events = BatchEvents(
+            pa.table({name: pc.struct_field(event, place) for place, name in enumerate(self.event.names)})
+        )
+        members: dict[str, list[int]] = defaultdict(list)
+        for row, key in enumerate(merging["_cdc_key"].to_pylist()):
+            members[key].append(row)
+        standing = _open_versions(old, self.shape)
+        rows, refold = Versions(self.shape), set()
+        for key in dict.fromkeys([*standing, *members]):
+            mine = members.get(key, [])
+            if not all(self._is_new(events, row) for row in mine):
+                refold.add(key)
+                continue
+            ends, first = self._reaching(key), len(rows.key)
+            walk = Walk(events, key, self.shape, ends, [end.position for end in ends], rows)
+            walk.standing, walk.seen = standing.get(key), key in standing
+            walk.over(mine)
+            if rows.depend_on_others(first):
+                refold.add(key)
+        if refold:
+            return self.schema.empty_table(), refold
+        return self._typed(rows, old), refold
+
+    def _is_new(self, events: BatchEvents, row: int) -> bool:
+        position = events.position[row]
+        lowest = just_below(position) if events.op[row] == LEFT else position
+        return not events.hole[row] and lowest > self.through
+
+    def _typed(self, rows: Versions, old: pa.Table) -> pa.Table:
+        """The versions walked over, typed; a value that a held row has is that row's."""
+        places = {name: [version.image.get(name) for version in rows.versions] for name in self.shape.plain}
+        held = {
+            name: [value.row if isinstance(value, _Known) else None for value in values]
+            for name, values in places.items()
+        }
+        if not rows.key:
+            return self.schema.empty_table()
+        texts = rows.table(held=_Known).combine_chunks()
+        names = [name for name in self.schema.names if name not in ("_cdc_is_deleted", EXACT)]
+        made = pa.Table.from_batches(list(typed_batches(texts.to_batches(), self.columns, [*names, EXACT])))
+        values: dict[str, Any] = {name: columnar.one_chunk(made[name]) for name in made.column_names}
+        exact: list[dict[str, str]] = [dict(each or ()) for each in values[EXACT].to_pylist()]
+        old_exact = [dict(each or ()) for each in old[EXACT].to_pylist()]
+        for name, from_row in held.items():
+            known = pa.array([row is not None for row in from_row], pa.bool_())
+            if not known.true_count:
+                continue
+            of_type = self.schema.field(name).type
+            taken = columnar.one_chunk(old[name]).take(pa.array(from_row, pa.int64()))
+            values[name] = pc.if_else(known, taken, values[name].cast(of_type))
+            for place, row in enumerate(from_row):
+                if row is not None and name in old_exact[row]:
+                    exact[place][name] = old_exact[row][name]
+        values[EXACT] = columnar.text_maps(
+            [[(name, each[name]) for name in self.shape.columns if name in each] for each in exact]
+        )
+        values["_cdc_is_deleted"] = self._marked(values, exact)
+        arrays = [columnar.one_chunk(values[field.name]).cast(field.type) for field in self.schema]
+        return with_hashes(pa.Table.from_arrays(arrays, schema=self.schema))
+
+    def _marked(self, values: Mapping[str, Any], exact: Sequence[Mapping[str, str]]) -> pa.Array:
+        name = self.soft_delete_column
+        if name is None:
+            return pa.array(np.zeros(len(exact), np.bool_))
+        return pc.or_(pc.is_valid(values[name]), pa.array([name in each for each in exact], pa.bool_()))
+
+
+def _open_versions(old: pa.Table, shape: Shape) -> dict[str, Version]:
+    """The open version of each key, as the walk knows it: its values are named by their row."""
+    unknown = [frozenset(each or ()) for each in old["_cdc_unresolved"].to_pylist()]
+    positions = columnar.positions(old[_FROM])
+    at, landed = columnar.micros(old["_cdc_valid_from"]), columnar.micros(old["_cdc_ingested_at"])
+    by, batch = old["_cdc_opened_by"].to_pylist(), old["_cdc_batch_id"].to_pylist()
+    moved = old["_cdc_moved_from_key"].to_pylist()
+    found = {}
+    for row, key in enumerate(old["_cdc_key"].to_pylist()):
+        opened = Opening(positions[row], by[row], at[row], batch[row], landed[row], moved[row])  # type: ignore[arg-type]
+        image = {name: _Known(row) for name in shape.plain if name not in unknown[row]}
+        found[key] = Version(opened, image, doubtful=EXISTENCE in unknown[row])
+    return found
+
+
+def _by_position(rows: pa.Table) -> pa.Table:
+    place = columnar.one_chunk(rows[_FROM])
+    order = pa.table(
+        {
+            "key": columnar.one_chunk(rows["_cdc_key"]),
+            **{name: pc.struct_field(place, number) for number, name in enumerate("elo")},
+        }
+    )
+    by = [(name, "ascending") for name in order.column_names]
+    return rows.take(pc.sort_indices(order, sort_keys=by)).combine_chunks()
+
+
+def _same(one: pa.Table, other: pa.Table) -> bool:
+    if one.num_rows != other.num_rows:
+        return False
+    return bool(_by_position(one.combine_chunks()).equals(_by_position(other.combine_chunks())))
+
+
+def _hashes(rows: pa.Table) -> npt.NDArray[np.int64]:
+    found: npt.NDArray[np.int64] = columnar.one_chunk(rows["_cdc_row_hash"]).to_numpy()
+    return found
+
+
+def _mask(column: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.bool_]:
+    found: npt.NDArray[np.bool_] = columnar.one_chunk(pc.fill_null(column, False)).to_numpy(
+        zero_copy_only=False
+    )
+    return found
