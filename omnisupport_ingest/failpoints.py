@@ -114,6 +114,7 @@ GATES: dict[str, Gate] = {
         _gate("lake.state", "the file with the state of a window", "lake/state.py"),
         _gate("lake.ledger", "a file of decisions, before its commit", "lake/ledger.py"),
         _gate("lake.commit", "the Delta commit", "lake/commit.py"),
+        _gate("lake.noted", "what a look found of the windows, noted", "stages/window_index.py"),
         _gate("lake.earlier", "a folder of an earlier format of homes is gone", "cli/rebuild.py"),
         _gate("lake.sweep", "an unreferenced file or folder, moved aside", "lake/sweep.py"),
         _gate("lake.sweep_delete", "what was moved aside or left unfinished is gone", "lake/sweep.py"),

@@ -40,6 +40,7 @@ ELSEWHERE = {
     "source.parked": "sources/postgres/test_parked.py",
     "home.identity": "sources/postgres/test_copied_home.py",
     "lake.retype": "stages/test_retyped.py",
+    "lake.noted": "stages/test_window_index.py",
     "source.snapshot_request": "sources/postgres/test_snapshot_command.py",
     "source.snapshot_request_clear": "sources/postgres/test_snapshot_command.py",
     "source.partitions": "sources/postgres/test_partitions.py",
@@ -58,6 +59,7 @@ _RUN_FILE = "tells what runs now; nothing in it outlives a restart"
 _SCRATCH = "scratch that is removed, also that of a killed process, before it is made again"
 _IN_INDEX = "inside the transaction that landing.index stands around; or of an index in memory"
 _MEMORY = "a database in memory, or a buffer: nothing of it outlives the process"
+_IN_LOOK = "inside the transaction of a look, whose commit lake.noted stands around"
 _IN_TARGET = "inside the transaction of the target, whose commit target.commit stands around"
 _READS = "the statement is made elsewhere in the same room, from SELECT"
 
@@ -86,6 +88,8 @@ WITHOUT_GATE: dict[tuple[str, str], str] = {
     ): "files that no manifest names; what stays, landing.clear removes",
     ("lake/schema.py", "open_with_schema"): _FOLDER,
     ("stages/retyping.py", "ask_for"): _FOLDER,
+    ("stages/window_index.py", "WindowIndex.put"): _IN_LOOK,
+    ("stages/window_index.py", "WindowIndex.forget_all"): _IN_LOOK,
     ("lake/staging.py", "stage_frame"): "the staging folder, and a draft in it that no table names",
     ("lake/staging.py", "place_files"): _DRAFT,
     ("lake/file_tasks.py", "made_by_tasks"): _DRAFT,

@@ -7,6 +7,7 @@ the table has moved on, the commit is refused and the plan is made again on a ne
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -82,6 +83,16 @@ class TableSpec:
         return f"omnisupport_ingest/{self.path}"
 
 
+@dataclass(frozen=True, slots=True)
+class TableMark:
+    """One version of one table, to be known again in another process: ``entry`` is a digest of its log entry,
+    so a table that was restored to an earlier version and went another way since is not taken for it."""
+
+    table_id: str
+    version: int
+    entry: str
+
+
 @dataclass(frozen=True)
 class LakeTable:
     """A table of the lake in the folder ``root``; nothing is read or made before ``open``."""
@@ -132,10 +143,18 @@ class TableSnapshot:
             return False
         return not (log / _entry_name(self.version + 1)).exists()
 
-    def windows_since(self, older: TableSnapshot) -> frozenset[str] | None:
+    @cached_property
+    def mark(self) -> TableMark | None:
+        """What this version is known by; None where its log entry is not there."""
+        entry = _digest_of(self.table.folder / "_delta_log" / _entry_name(self.version))
+        return None if entry is None else TableMark(self.table_id, self.version, entry)
+
+    def windows_since(self, older: TableMark) -> frozenset[str] | None:
         """The windows that were committed to after ``older``, a version of the same table; None if that is
         not known: then any may have been."""
         if older.table_id != self.table_id or older.version > self.version:
+            return None
+        if _digest_of(self.table.folder / "_delta_log" / _entry_name(older.version)) != older.entry:
             return None
         found: set[str] = set()
         for version in range(older.version + 1, self.version + 1):
@@ -362,6 +381,13 @@ def _entry(log: Path, version: int) -> tuple[int, int] | None:
     except FileNotFoundError:
         return None
     return found.st_ino, found.st_mtime_ns
+
+
+def _digest_of(entry: Path) -> str | None:
+    try:
+        return hashlib.sha256(entry.read_bytes()).hexdigest()
+    except OSError:
+        return None
 
 
 def _windows_in(entry: Path) -> frozenset[str] | None:

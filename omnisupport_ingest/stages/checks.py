@@ -6,8 +6,8 @@ event log cannot make them green.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from datetime import datetime, timedelta
 
 from deltalake.exceptions import DeltaError
@@ -16,16 +16,15 @@ from omnisupport_ingest.cdc.judging import OPEN
 from omnisupport_ingest.contracts.decision_table import COLLISION, OLDER_EPOCH
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.lake.checkpoint import Checkpoint
 from omnisupport_ingest.landing.completeness import chunks_of, incomplete_now
 from omnisupport_ingest.landing.lost_changes import LostChanges, LostStretch
 from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.landing.store import Landed
 from omnisupport_ingest.position import Lsn
-from omnisupport_ingest.stages import checkpoints
 from omnisupport_ingest.stages.findings import CheckFinding
 from omnisupport_ingest.stages.freshness import Freshness, freshness
 from omnisupport_ingest.stages.looking import look
+from omnisupport_ingest.stages.pending import standing_of_windows
 from omnisupport_ingest.stages.quarantine_stock import rises_of, stock_of
 from omnisupport_ingest.stages.quarantined import Filter, Quarantined, quarantined
 from omnisupport_ingest.stages.retyping import waits
@@ -209,24 +208,19 @@ def counts_add_up(workspace: Workspace, source: str) -> CheckFinding:
     A window that raw holds and deduped has not judged yet is ordinary work and left out, and so is
     one in which raw is further than deduped.
     """
-    raw = {each.window: each for each in checkpoints.read([workspace.raw(source)])}
-    judged = checkpoints.read([workspace.deduped(source)])
-    wrong = [each.window for each in judged if not _adds_up(each, raw.get(each.window))]
-    total: Counter[str] = Counter()
-    for each in judged:
-        total.update(
-            raw=each.raw,
-            deduped=each.deduped,
-            duplicates=each.duplicates,
-            quarantined=each.quarantined,
-        )
-    numbers: dict[str, int | float] = {"windows": len(judged), "windows_wrong": len(wrong), **total}
+    standing = standing_of_windows(workspace, source)
+    total, wrong = standing.counts, list(standing.wrong)
+    numbers: dict[str, int | float] = {
+        "windows": standing.judged,
+        "windows_wrong": len(wrong),
+        **asdict(total),
+    }
     if wrong:
         return CheckFinding(False, f"Events are not accounted for in {_named(wrong)}.", numbers)
     return CheckFinding(
         True,
-        f"{total['raw']} raw events = {total['deduped']} deduped + {total['duplicates']} duplicates + "
-        f"{total['quarantined']} quarantined, in each of {len(judged)} windows.",
+        f"{total.raw} raw events = {total.deduped} deduped + {total.duplicates} duplicates + "
+        f"{total.quarantined} quarantined, in each of {standing.judged} windows.",
         numbers,
     )
 
@@ -292,16 +286,6 @@ def _unreviewed(workspace: Workspace, source: str, reason: str) -> list[Quaranti
 
 def _windows_of(rows: Sequence[Quarantined]) -> str:
     return _named(sorted({row.window for row in rows}))
-
-
-def _adds_up(judged: Checkpoint, raw: Checkpoint | None) -> bool:
-    if judged.raw != judged.deduped + judged.duplicates + judged.quarantined:
-        return False
-    # Raw may be further, but what deduped has judged can be no more than raw holds.
-    if raw is None or judged.raw > raw.rows:
-        return False
-    same = judged.last_batch_id == raw.last_batch_id and judged.batches == raw.batches
-    return judged.raw == raw.rows if same else True
 
 
 def _named(windows: list[str]) -> str:

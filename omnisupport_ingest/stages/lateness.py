@@ -50,6 +50,10 @@ class Lateness:
         """The watermark at which ``window`` closes."""
         return closes_at(self._grid.end_of(window), self._longest_allowed)
 
+    def may_be_late(self, window: str, watermark: datetime | None) -> bool:
+        """Whether events of some table that find ``watermark`` are late in ``window``."""
+        return window != OUT_OF_RANGE and is_late(watermark, self._grid.end_of(window), self._least_allowed)
+
     def late_parts(self, parts: Iterable[LandedPart]) -> tuple[LateArrival, ...]:
         """The late ones among the events of ``parts``, by window and batch; not one by one."""
         found: dict[tuple[str, str], int] = {}

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
+from typing import TypeVar
 
 from omnisupport_ingest.contracts.decision_table import (
     CHAIN_LSN,
@@ -37,7 +38,11 @@ from omnisupport_ingest.stages.retyping import waiting
 from omnisupport_ingest.stages.seen import Seen
 from omnisupport_ingest.stages.shown import shows
 from omnisupport_ingest.stages.versions import LawVersions, is_current, of_contract
+from omnisupport_ingest.stages.window_facts import Standing, numbers_of, standing_of
 from omnisupport_ingest.stages.workspace import Workspace
+from omnisupport_ingest.windows import OUT_OF_RANGE
+
+T = TypeVar("T")
 
 HOLE_FOUND = CHAIN_LSN.found(STREAM_HOLE)
 """A batch of the stream does not continue where the one before it ended."""
@@ -104,6 +109,9 @@ class _Layer:
     def state(self, window: str) -> WindowState | None:
         return self._snapshot.state(window) if self._snapshot is not None else None
 
+    def has_files(self, window: str) -> bool:
+        return self._snapshot is not None and bool(self._snapshot.files(window))
+
     def taken(self, window: str) -> frozenset[str]:
         """The batches of ``window`` that the layer holds, by whatever rules they were taken in."""
         state = self.state(window)
@@ -164,7 +172,7 @@ class _Look:
             changed |= {window for window, found in seen.unsettled.items() if found.uncertain}
         # A window that has lost all that landed in it is not known any more, but was.
         for window in self._known().union(seen.unsettled) if changed is None else changed:
-            seen.settle(window, self._unsettled(window))
+            seen.settle(window, self._unsettled(window), self._numbers(window))
         seen.settled(news, everything, apart)
         self.windows: Mapping[str, _Unsettled] = dict(seen.unsettled)
 
@@ -173,11 +181,12 @@ class _Look:
         return [
             window
             for window, found in sorted(self.windows.items())
-            if found.open
-            and found.may_close
-            and window not in busy
-            and self._lateness.closed(window, self.landed.watermark)
+            if found.open and found.may_close and window not in busy and self.is_passed(window)
         ]
+
+    def is_passed(self, window: str) -> bool:
+        """Whether the watermark has closed ``window`` by now."""
+        return self._lateness.closed(window, self.landed.watermark)
 
     def unmerged(self) -> set[str]:
         """For each table whose net changes the dimension does not show whole, one window to run again."""
@@ -197,11 +206,11 @@ class _Look:
 
     def _open_layers(self, source: str) -> list[_Layer]:
         workspace, newest, decisions = self._workspace, self._seen.newest, self._workspace.decisions
+        self._folded = {each: newest(workspace.net_changes(each)) for each in self._contracts}
         self._net_changes = {
             each: snapshot
-            for each in self._contracts
-            if (snapshot := newest(workspace.net_changes(each))) is None
-            or not waiting(workspace, each, snapshot)
+            for each, snapshot in self._folded.items()
+            if snapshot is None or not waiting(workspace, each, snapshot)
         }
         return [
             _Layer(newest(workspace.raw(source)), lambda _: raw.VERSIONS, decisions),
@@ -243,6 +252,26 @@ class _Look:
         )
         return found if found.untaken or found.open or found.half_done or found.uncertain else None
 
+    def _numbers(self, window: str) -> Mapping[str, int]:
+        """What the window comes to."""
+        raw_layer, judged = self._layers[0], self._layers[1].state(window)
+        withheld = self._files is not None and bool(named_by(judged) or self._files.quarantine.files(window))
+        return numbers_of(
+            raw_layer.state(window),
+            judged,
+            [each.state(window) if each is not None else None for each in self._folded.values()],
+            listed=window != OUT_OF_RANGE
+            and (raw_layer.has_files(window) or bool(self.landed.parts(window))),
+            withheld=withheld,
+            late_events=self._late_events(window),
+        )
+
+    def _late_events(self, window: str) -> int:
+        marks = (each.mark for each in self.landed.epochs if each.mark is not None)
+        if not self._lateness.may_be_late(window, max(marks, default=None)):
+            return 0
+        return sum(each.events for each in self._lateness.late_parts(self.landed.parts(window)))
+
     def _is_uncertain(self, window: str) -> bool:
         if self._files is None:
             return False
@@ -278,28 +307,50 @@ def pending_windows(workspace: Workspace, source: str, *, limit: int = 500) -> P
     What an earlier call of this workspace found settled is not looked at again before something lands in it,
     a table commits to it, or what it is judged by changes.
     """
-    with workspace.seen(source) as seen:
-        look = _Look(workspace, source, seen)
-        untaken: dict[str, set[str]] = {}
-        places: dict[str, Place] = {}
-        for window, found in look.windows.items():
-            for place in found.untaken:
-                batch_id = place[-1]
-                untaken.setdefault(batch_id, set()).add(window)
-                places[batch_id] = place
-        first = heapq.nsmallest(limit, untaken, key=places.__getitem__)
-        late = sorted(
-            (each for found in look.windows.values() for each in found.late),
-            key=lambda each: (places[each.batch_id], each.window),
-        )
-        windows = {window for batch_id in first for window in untaken[batch_id]}
-        if not untaken:
-            windows |= look.unmerged()
-        late_windows = {each.window for each in late}
-        busy = late_windows.union(*untaken.values())
-        windows |= set(look.closing(busy)[:limit])
-        half_done = sorted(window for window, found in look.windows.items() if found.half_done)
-        windows |= set([window for window in half_done if window not in busy][:limit])
+    return _asked(workspace, source, lambda look, _: _pending(workspace, source, look, limit))
+
+
+def standing_of_windows(workspace: Workspace, source: str) -> Standing:
+    """What all windows of ``source`` come to. It looks as ``pending_windows`` does."""
+
+    def standing(look: _Look, seen: Seen[_Unsettled]) -> Standing:
+        late = _pending(workspace, source, look, limit=1).late_windows
+        return standing_of(seen.index, look.is_passed, late, sorted(look.windows))
+
+    return _asked(workspace, source, standing)
+
+
+def _asked(workspace: Workspace, source: str, question: Callable[[_Look, Seen[_Unsettled]], T]) -> T:
+    memory: Seen[_Unsettled] = workspace.seen(source)
+
+    def looked() -> T:
+        with memory as seen:
+            return question(_Look(workspace, source, seen), seen)
+
+    return memory.ask(looked)
+
+
+def _pending(workspace: Workspace, source: str, look: _Look, limit: int) -> Pending:
+    untaken: dict[str, set[str]] = {}
+    places: dict[str, Place] = {}
+    for window, found in look.windows.items():
+        for place in found.untaken:
+            batch_id = place[-1]
+            untaken.setdefault(batch_id, set()).add(window)
+            places[batch_id] = place
+    first = heapq.nsmallest(limit, untaken, key=places.__getitem__)
+    late = sorted(
+        (each for found in look.windows.values() for each in found.late),
+        key=lambda each: (places[each.batch_id], each.window),
+    )
+    windows = {window for batch_id in first for window in untaken[batch_id]}
+    if not untaken:
+        windows |= look.unmerged()
+    late_windows = {each.window for each in late}
+    busy = late_windows.union(*untaken.values())
+    windows |= set(look.closing(busy)[:limit])
+    half_done = sorted(window for window, found in look.windows.items() if found.half_done)
+    windows |= set([window for window in half_done if window not in busy][:limit])
     landed = look.landed
     newest = workspace.landing(source).read(landed.last.batch_id) if landed.last is not None else None
     held_up = landed.hole is not None and workspace.decisions.action(HOLE_FOUND.scenario) == STOP

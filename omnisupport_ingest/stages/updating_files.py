@@ -54,6 +54,7 @@ _TASKS_OF_FEW = 4
 _ROWS_OF_A_RANGE = 2 * ROWS_PER_FILE
 _ROWS_OF_A_PART = 100_000
 _KEYS_OF_A_SAMPLE = 50_000
+_BYTES_OF_A_GROUP = 4 * 1024 * 1024
 
 _KEYS = pa.schema([("_cdc_key", pa.string())])
 
@@ -215,8 +216,10 @@ def _refolded_files(sent: Sent, target: FilesToUpdate) -> list[LakeFile]:
     if sent.refolded is None:
         return []
     folder = target.draft / f"refolded-{uuid.uuid4().hex}"
-    with gate("lake.write", target.draft), room_on_disk(sent.refolded, target.draft):
-        sent.refolded.write.parquet(f"file://{folder}")
+    rows = sent.refolded.sortWithinPartitions(f"`{target.order.column}`")
+    with gate("lake.write", target.draft), room_on_disk(rows, target.draft):
+        # Of small row groups in order a task reads those that have its keys.
+        rows.write.option("parquet.block.size", _BYTES_OF_A_GROUP).parquet(f"file://{folder}")
     return [
         LakeFile(str(file), str(file), WHOLE_TABLE, (), rows_in(file), file.stat().st_size)
         for file in sorted(folder.glob("*.parquet"))

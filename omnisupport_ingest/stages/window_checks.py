@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from omnisupport_ingest.lake.table import LakeTable
-from omnisupport_ingest.stages import checkpoints
 from omnisupport_ingest.stages.explained import UNEXPLAINED
 from omnisupport_ingest.stages.findings import CheckFinding
-from omnisupport_ingest.stages.window_list import Stand, window_list
+from omnisupport_ingest.stages.looking import look
+from omnisupport_ingest.stages.pending import standing_of_windows
 from omnisupport_ingest.stages.workspace import Workspace
 
 _NAMED = 3
@@ -16,15 +16,14 @@ _NAMED = 3
 
 def windows_settled(workspace: Workspace, source: str) -> CheckFinding:
     """Whether every window that the watermark has passed is closed, and no late event waits."""
-    lines = window_list(workspace, source).windows
-    late = [line.window for line in lines if line.stand is Stand.LATE]
-    closing = [line.window for line in lines if line.stand is Stand.CLOSING]
+    standing = standing_of_windows(workspace, source)
+    late, closing = standing.late, standing.closing
     numbers: dict[str, int | float] = {
-        "windows_open": sum(line.stand is Stand.OPEN for line in lines),
-        "windows_closed": sum(line.stand is Stand.CLOSED for line in lines),
+        "windows_open": standing.open,
+        "windows_closed": standing.closed,
         "windows_closing": len(closing),
         "windows_late": len(late),
-        "events_late": sum(line.late_events for line in lines),
+        "events_late": standing.late_events,
     }
     if late:
         summary = (
@@ -40,14 +39,10 @@ def windows_settled(workspace: Workspace, source: str) -> CheckFinding:
 
 def replays_explained(workspace: Workspace, source: str) -> CheckFinding:
     """Whether every replay that changed a window's content says why."""
-    changed = unexplained = 0
-    windows: list[str] = []
-    for checkpoint in checkpoints.read(_partitioned(workspace, source)):
-        if checkpoint.changed_by:
-            changed += 1
-        if UNEXPLAINED in checkpoint.changed_by:
-            unexplained += 1
-            windows.append(f"{checkpoint.table} {checkpoint.window}")
+    standing = standing_of_windows(workspace, source)
+    changed = standing.changed
+    windows = list(_unexplained(workspace, source, standing.unexplained))
+    unexplained = len(windows)
     numbers: dict[str, int | float] = {"changed": changed, "unexplained": unexplained}
     if unexplained:
         summary = (
@@ -58,6 +53,16 @@ def replays_explained(workspace: Workspace, source: str) -> CheckFinding:
     return CheckFinding(
         True, f"{changed} windows were changed by their last replay, each explained.", numbers
     )
+
+
+def _unexplained(workspace: Workspace, source: str, windows: Iterable[str]) -> Iterator[str]:
+    """The tables and windows among ``windows`` whose last replay has no reason."""
+    for table in _partitioned(workspace, source) if windows else ():
+        snapshot = look(table)
+        for window in windows:
+            state = snapshot.state(window) if snapshot is not None else None
+            if state is not None and UNEXPLAINED in state.checkpoint.changed_by:
+                yield f"{table.spec.path} {window}"
 
 
 def _partitioned(workspace: Workspace, source: str) -> Iterator[LakeTable]:

@@ -61,7 +61,9 @@ class Workspace:
 
     def seen(self, source: str) -> Seen[Any]:
         """What the last look for pending windows of ``source`` found; the same memory at every call."""
-        return self._seen.setdefault(source, Seen())
+        if source not in self._seen:
+            self._seen[source] = Seen(self.home.lake / source / "noted" / "windows.sqlite")
+        return self._seen[source]
 
     def raw(self, source: str) -> LakeTable:
         return self._table(

@@ -72,7 +72,8 @@ def test_a_table_without_a_newer_version_is_not_opened_again(tmp_path: Path) -> 
         history.take_in([1, 2], layers=1)
         after = seen.newest(raw)
     # Of the other window everything was taken in before, so nothing was committed to it.
-    assert after is not None and after.windows_since(before) == {history.window(2)}
+    assert after is not None and before.mark is not None
+    assert after.windows_since(before.mark) == {history.window(2)}
     assert not before.is_newest() and after.is_newest()
     state = after.state(history.window(2))
     assert state is not None and len(state.batches) == 1
@@ -84,8 +85,9 @@ def test_a_table_that_was_made_anew_is_another_one(tmp_path: Path) -> None:
     other = History(tmp_path / "other", PER_WINDOW)
     other.grow(2 * PER_WINDOW)
     before = history.workspace.raw(SOURCE).open()
+    mark = before.mark
     log = history.workspace.raw(SOURCE).folder
     log.rename(tmp_path / "gone")
     other.workspace.raw(SOURCE).folder.rename(log)
     assert not before.is_newest()
-    assert history.workspace.raw(SOURCE).open().windows_since(before) is None
+    assert mark is not None and history.workspace.raw(SOURCE).open().windows_since(mark) is None

@@ -1,0 +1,271 @@
+"""What the windows of a source came to when they were last looked at, kept in a file for processes to come.
+
+An SQLite file in the lake's folder of the source: one row of numbers per window, their totals, and a note of
+what they were looked at by and up to where (``LookNote``). So a process that starts looks at what has changed
+since, as one does that has run all the time. Nothing of it is ever the truth: tables and landing are, and a
+file that is missing, damaged, of another version or of other tables is made anew by a look at every window.
+Who cannot use the file (a full disk, another user's home) keeps the same in memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sqlite3
+import uuid
+import zlib
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from omnisupport_ingest import __version__
+from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.foreign import Unreadable, parse_json
+from omnisupport_ingest.json_values import from_plain, to_plain
+from omnisupport_ingest.lake.table import TableMark
+
+FORMAT = f"1/{__version__}"
+"""What is noted, and how a window is looked at. Another version looks at every window once."""
+
+UNSETTLED, WITHHELD, WRONG = "unsettled", "withheld", "wrong"
+UNEXPLAINED, TO_CLOSE = "unexplained", "to_close"
+"""Numbers that windows are found by where they are not 0."""
+
+_FLAGS = (UNSETTLED, WITHHELD, WRONG, UNEXPLAINED, TO_CLOSE)
+_COUNTED = "windows with "
+
+_TABLES = """
+CREATE TABLE look (one INTEGER PRIMARY KEY, note TEXT, crc INTEGER);
+CREATE TABLE "window" ("window" TEXT PRIMARY KEY, numbers TEXT, crc INTEGER) WITHOUT ROWID;
+CREATE TABLE flagged (flag TEXT, "window" TEXT, PRIMARY KEY (flag, "window")) WITHOUT ROWID;
+"""
+
+_WAIT_SECONDS = 60.0
+"""How long to wait for another process that looks."""
+
+
+class IndexDamaged(Exception):
+    """The file does not hold what it held."""
+
+
+@dataclass(frozen=True, slots=True)
+class LookNote:
+    """Up to where a look has seen: of landing, by ``era`` and ``number`` (``landing.index.News``), and of
+    each partitioned table, by path.
+
+    ``judged_by``: digest of what all windows are judged by, ``apart`` what some are judged by besides.
+    ``looked_again``: the window up to which they were looked at without a reason. ``totals``: the sums of the
+    windows' numbers. Each look that finds something has another ``revision``.
+    """
+
+    format: str = FORMAT
+    revision: str = ""
+    era: str | None = None
+    number: int = 0
+    judged_by: str = ""
+    looked_again: str = ""
+    apart: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    tables: Mapping[str, TableMark] = field(default_factory=dict)
+    totals: Mapping[str, int] = field(default_factory=dict)
+
+
+class WindowIndex:
+    """The index of one source, for one look at a time: ``begin``, then ``commit`` or ``rollback``.
+
+    What is wrong with the file is an ``IndexDamaged``, an ``sqlite3.Error`` or an ``OSError``.
+    """
+
+    def __init__(self, file: Path | None) -> None:
+        """``file``: null keeps it in memory."""
+        self._file = file
+        self._db: sqlite3.Connection | None = None
+        self._db_of: int | None = None
+        self._process = os.getpid()
+        self._changed = False
+        self.totals: Counter[str] = Counter()
+
+    def begin(self) -> LookNote:
+        """Keep other looks out, and say what the last one noted; a note of nothing if there is none."""
+        db = self._connected()
+        db.execute("BEGIN IMMEDIATE")
+        self._changed = False
+        row = db.execute("SELECT note, crc FROM look").fetchone()
+        if row is None:
+            self.totals = Counter()
+            return LookNote()
+        _check(row[1], row[0])
+        try:
+            note = from_plain(LookNote, parse_json(row[0]))
+        except Unreadable:
+            raise IndexDamaged from None
+        if note.format != FORMAT:
+            raise IndexDamaged
+        self.totals = Counter(note.totals)
+        return note
+
+    def put(self, window: str, numbers: Mapping[str, int]) -> None:
+        """The ``numbers`` of ``window`` are these now; what is not named is 0."""
+        db, new = self._db_open(), {name: number for name, number in sorted(numbers.items()) if number}
+        old = self.numbers(window)
+        if old == new:
+            return
+        self._changed = True
+        self._count(old, -1)
+        self._count(new, 1)
+        for flag in _FLAGS:
+            if flag in old and flag not in new:
+                db.execute('DELETE FROM flagged WHERE flag = ? AND "window" = ?', (flag, window))
+            elif flag in new and flag not in old:
+                db.execute("INSERT OR REPLACE INTO flagged VALUES (?, ?)", (flag, window))
+        if new:
+            text = json.dumps(new, separators=(",", ":"))
+            db.execute('INSERT OR REPLACE INTO "window" VALUES (?, ?, ?)', (window, text, _crc(window, text)))
+        else:
+            db.execute('DELETE FROM "window" WHERE "window" = ?', (window,))
+
+    def forget_all(self) -> None:
+        """No window has any number."""
+        self._changed = True
+        self.totals = Counter()
+        for table in ("flagged", '"window"'):
+            self._db_open().execute(f"DELETE FROM {table}")
+
+    def flagged(self, flag: str) -> list[str]:
+        """The windows in order of which the number ``flag`` is not 0."""
+        rows = self._db_open().execute(
+            'SELECT "window" FROM flagged WHERE flag = ? ORDER BY "window"', (flag,)
+        )
+        found = [window for (window,) in rows]
+        if len(found) != self.totals[_COUNTED + flag]:
+            raise IndexDamaged
+        return found
+
+    def numbers(self, window: str) -> dict[str, int]:
+        """The numbers of ``window`` that are not 0."""
+        row = (
+            self._db_open()
+            .execute('SELECT numbers, crc FROM "window" WHERE "window" = ?', (window,))
+            .fetchone()
+        )
+        if row is None:
+            return {}
+        _check(row[1], window, row[0])
+        found: dict[str, int] = json.loads(row[0])
+        return found
+
+    def after(self, window: str, count: int) -> list[str]:
+        """The next ``count`` windows behind ``window``, in order; fewer at the end."""
+        rows = self._db_open().execute(
+            'SELECT "window" FROM "window" WHERE "window" > ? ORDER BY "window" LIMIT ?', (window, count)
+        )
+        return [name for (name,) in rows]
+
+    def last(self, below: str | None, count: int) -> list[str]:
+        """The last ``count`` windows below ``below`` (null: of all), the last one first."""
+        rows = self._db_open().execute(
+            'SELECT "window" FROM "window" WHERE ? IS NULL OR "window" < ? ORDER BY "window" DESC LIMIT ?',
+            (below, below, count),
+        )
+        return [window for (window,) in rows]
+
+    def commit(self, note: LookNote, before: LookNote) -> LookNote:
+        """End the look; ``before``: what ``begin`` gave. Nothing is written where nothing is new."""
+        if not self._changed and note == before:
+            self.rollback()
+            return before
+        noted = replace(note, revision=uuid.uuid4().hex, totals=dict(self.totals))
+        text = json.dumps(to_plain(noted), separators=(",", ":"))
+        db = self._db_open()
+        with gate("lake.noted", self._file or ""):
+            db.execute("INSERT OR REPLACE INTO look VALUES (1, ?, ?)", (text, _crc(text)))
+            db.execute("COMMIT")
+        return noted
+
+    def rollback(self) -> None:
+        """End the look as if it had not been."""
+        if self._db is not None:
+            with contextlib.suppress(sqlite3.Error):
+                self._db.execute("ROLLBACK")
+
+    def drop(self) -> None:
+        """Remove the file: the next look begins with nothing."""
+        self.close()
+        # The file last: while it is there, the others belong to it.
+        for suffix in ("-wal", "-shm", "-journal", ""):
+            with gate("lake.noted", "removed"), contextlib.suppress(OSError):
+                Path(f"{self._file}{suffix}").unlink()
+
+    def keep_in_memory(self) -> None:
+        """Leave the file alone from now on."""
+        self.close()
+        self._file = None
+
+    def close(self) -> None:
+        """Let go of the file; the next look opens it again."""
+        if self._db is not None:
+            with contextlib.suppress(sqlite3.Error):
+                self._db.close()
+        self._db = self._db_of = None
+
+    def _count(self, numbers: Mapping[str, int], sign: int) -> None:
+        for name, number in numbers.items():
+            self.totals[name] += sign * number
+            if name in _FLAGS:
+                self.totals[_COUNTED + name] += sign
+
+    def _db_open(self) -> sqlite3.Connection:
+        assert self._db is not None, "between begin and its end"
+        return self._db
+
+    def _connected(self) -> sqlite3.Connection:
+        if self._process != os.getpid():
+            # What SQLite has opened is the parent's; to close it here would be as wrong as to use it.
+            _of_parents.append(self._db)
+            self._db, self._process = None, os.getpid()
+        if self._db is not None:
+            if self._file is None or _inode(self._file) == self._db_of:
+                return self._db
+            self.close()
+        if self._file is None:
+            self._db = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+            self._db.executescript(_TABLES)
+            return self._db
+        return self._opened(self._file)
+
+    def _opened(self, file: Path) -> sqlite3.Connection:
+        with gate("lake.noted", "new"):
+            file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            # Open to its owner only, as the lake is.
+            os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        self._db = sqlite3.connect(file, isolation_level=None, timeout=_WAIT_SECONDS, check_same_thread=False)
+        self._db_of = _inode(file)
+        self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute("PRAGMA synchronous = NORMAL")
+        with gate("lake.noted", "tables"):
+            self._db.execute("BEGIN IMMEDIATE")
+            if self._db.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,):
+                for statement in _TABLES.split(";"):
+                    self._db.execute(statement)
+            self._db.execute("COMMIT")
+        return self._db
+
+
+_of_parents: list[sqlite3.Connection | None] = []
+"""Connections of the process that this one was forked from."""
+
+
+def _inode(file: Path) -> int | None:
+    with contextlib.suppress(FileNotFoundError):
+        return file.stat().st_ino
+    return None
+
+
+def _crc(*texts: str) -> int:
+    return zlib.crc32("\0".join(texts).encode())
+
+
+def _check(crc: int, *texts: str) -> None:
+    if crc != _crc(*texts):
+        raise IndexDamaged
