@@ -73,7 +73,7 @@ def _one_commit(workspace: Workspace, dsn: str) -> float:
         connection.commit()
     committed = time.monotonic()
     contract = next(each for each in workspace.contracts.of_source("support_desk") if each.name == "tickets")
-    table = workspace.net_changes(contract)
+    table = workspace.dimension(contract)
     while _rows(table, mark) < _CHANGES:
         if time.monotonic() - committed > _READY_SECONDS:
             raise click.ClickException(

@@ -71,9 +71,24 @@ def build_definitions(workspace: Workspace) -> dg.Definitions:
     return dg.Definitions.merge(*parts)
 
 
+_kept: dg.Definitions | None = None
+"""What ``keep_definitions`` has loaded."""
+
+
 @dg.definitions
 def defs() -> dg.Definitions:
     """Definitions of the home that the settings name; ``IngestError`` says what is wrong with it."""
+    return _kept if _kept is not None else _load()
+
+
+def keep_definitions() -> None:
+    """Load the definitions once for this process and its forks; the caller sees that they stay current."""
+    global _kept
+    _kept = _load()
+    _kept.get_repository_def()
+
+
+def _load() -> dg.Definitions:
     require_known_variables()
     workspace = Workspace.open(settings_of_home(Settings()))
     record_in_force(workspace.settings, workspace.home)

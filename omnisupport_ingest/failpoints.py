@@ -119,6 +119,7 @@ GATES: dict[str, Gate] = {
         _gate("lake.sweep", "an unreferenced file or folder, moved aside", "lake/sweep.py"),
         _gate("lake.sweep_delete", "what was moved aside or left unfinished is gone", "lake/sweep.py"),
         _gate("dagster.run", "a run of the ingest job in this process", "defs/direct_run.py"),
+        _gate("dagster.process", "which process a run is given, before it begins", "defs/run_launcher.py"),
         _gate("dagster.run_failed", "a lost run, marked failed", "defs/lost_runs.py"),
         _gate("dagster.pool", "the pool slots of a lost run, freed", "defs/lost_runs.py"),
         _gate("dagster.materialization", "a partition reported from the lake", "defs/checkpoints.py"),

@@ -47,6 +47,7 @@ ELSEWHERE = {
     "kafka.mirror": "sources/kafka/test_killed.py",
     "query.state": "sources/query/test_killed.py",
     "lake.earlier": "cli/test_rebuild.py",
+    "dagster.process": "defs/test_run_launcher.py",
     "target.commit": "targets/test_target.py",
 }
 """Gates that a test of their own part dies at."""
@@ -62,6 +63,8 @@ _MEMORY = "a database in memory, or a buffer: nothing of it outlives the process
 _IN_LOOK = "inside the transaction of a look, whose commit lake.noted stands around"
 _IN_TARGET = "inside the transaction of the target, whose commit target.commit stands around"
 _READS = "the statement is made elsewhere in the same room, from SELECT"
+
+_DAGSTERS = "what Dagster does there itself, in its own words: a run asked for, launched or to be ended"
 
 _DRAFT = "a draft in the staging folder that no table names; lake.write stands around the job that writes it"
 
@@ -127,6 +130,15 @@ WITHOUT_GATE: dict[tuple[str, str], str] = {
     ("runtime/rotating_log.py", "RotatingLog.catch_up"): "logs",
     ("runtime/rotating_log.py", "RotatingLog._with_room_for"): "logs",
     ("runtime/rotating_log.py", "RotatingLog._open"): "logs",
+    ("runtime/fork_server.py", "ForkServer.serve"): _RUN_FILE,
+    **{
+        ("defs/run_launcher.py", name): _DAGSTERS
+        for name in (
+            "ReadyRunLauncher.launch_run",
+            "ReadyRunLauncher.terminate",
+            "PromptRunCoordinator.submit_run",
+        )
+    },
     ("runtime/guard.py", "PidFile.write"): _RUN_FILE,
     ("runtime/guard.py", "PidFile.remove"): _RUN_FILE,
     ("runtime/home_lock.py", "HomeLock.__enter__"): _LOCK,

@@ -39,9 +39,10 @@ def logs(components: tuple[str, ...], errors: bool, count: int, follow: bool) ->
 
     Services are what `up`, `demo` and the passes start. The oldest line comes first. Every line begins
     with its component; the one that wrote last comes last. Components are capture, spark-connect,
-    dagster-daemon, dagster-code-server, dagster-webserver, postgres (what watches over the embedded
-    server), postgres-server (its own log), workload, land (the inbox), ingest-run (runs of the last
-    `sync` or `materialize`), as far as they have written anything. Older parts of a log are read where
+    dagster-daemon, dagster-code-server, dagster-runs (what the runs that it starts print),
+    dagster-webserver, postgres (what watches over the embedded server), postgres-server (its own log),
+    workload, land (the inbox), ingest-run (runs of the last `sync` or `materialize`), as far as they
+    have written anything. Older parts of a log are read where
     they are needed.
 
     A `capture` in a terminal of its own logs there, not here; `source status` has its last error. The

@@ -1,4 +1,4 @@
-"""Partition backfills without the web server. Every private Dagster import of the project is here.
+"""Partition backfills without the web server. The private imports of Dagster here are of that.
 
 Dagster has no public Python call that launches a backfill; a test runs this against the installed
 version, so that an upgrade which moves something fails there and not at a customer's.

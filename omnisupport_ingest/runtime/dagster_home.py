@@ -18,6 +18,7 @@ from omnisupport_ingest.durable import replace
 from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.runtime.environment import settings_environment
+from omnisupport_ingest.runtime.private_folders import socket_folder
 from omnisupport_ingest.settings import STORAGE_URL, Settings
 
 RUN_LOGS_KEPT = timedelta(days=30)
@@ -25,6 +26,9 @@ RUN_LOGS_KEPT = timedelta(days=30)
 
 LOCATION = "omnisupport_ingest"
 """Name of the code location in the Dagster UI."""
+
+LAUNCHING = "omnisupport_ingest.defs.run_launcher"
+"""The module whose classes launch the runs."""
 
 _POSTGRES_SCHEMES = frozenset({"postgres", "postgresql"})
 
@@ -52,6 +56,11 @@ def write_workspace(home: Home, socket: Path) -> None:
     text = json.dumps({"load_from": [{"grpc_server": server}]}, indent=2)
     with gate("runtime.file"):
         replace(home.dagster / "workspace.yaml", f"# Written at every start.\n{text}\n".encode())
+
+
+def run_starter_socket(home: Home) -> Path:
+    """Where the process that stands ready for runs listens: nobody else may connect."""
+    return socket_folder(home.run) / "run-starter.sock"
 
 
 def dagster_environment(settings: Settings, home: Home) -> dict[str, str]:
@@ -98,6 +107,13 @@ def _instance(settings: Settings, home: Home) -> dict[str, Any]:
             "max_resume_run_attempts": 0,
             "free_slots_after_run_end_seconds": 10,
         },
+        # Ours (`defs/run_launcher.py`): a fork of the process that stands ready, and past the queue.
+        "run_launcher": {
+            "module": LAUNCHING,
+            "class": "ReadyRunLauncher",
+            "config": {"socket": str(run_starter_socket(home))},
+        },
+        "run_coordinator": {"module": LAUNCHING, "class": "PromptRunCoordinator"},
         # The sensors ask again for what is still missing; a retry by Dagster would do it twice.
         "run_retries": {"enabled": False},
         "retention": {

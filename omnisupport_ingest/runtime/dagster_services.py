@@ -1,7 +1,8 @@
-"""Dagster's three processes as services: the code server, the daemon, the webserver.
+"""Dagster's processes as services: the code server, what starts runs, the daemon, the webserver.
 
-One code server serves the other two, so that the definitions are loaded once; the runs are its
-children. "Reload" in the UI loads them again after a contract file was added.
+One code server serves the daemon and the webserver, so that the definitions are loaded once. "Reload" in the
+UI loads them again after a contract file was added. The runs are forks of the run starter, which notices
+such a file by itself; where it is not ready they are children of the code server.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
+from dataclasses import replace
 from http import HTTPStatus
 from http.client import HTTPException
 from pathlib import Path
@@ -24,6 +26,7 @@ from omnisupport_ingest.runtime.dagster_home import (
     LOCATION,
     dagster_environment,
     remove_old_run_logs,
+    run_starter_socket,
     write_dagster_home,
     write_workspace,
 )
@@ -35,15 +38,20 @@ from omnisupport_ingest.settings import Settings
 
 CODE_SERVER = "dagster-code-server"
 DAEMON = "dagster-daemon"
+RUN_STARTER = "dagster-runs"
 WEBSERVER = "dagster-webserver"
 
 DEFINITIONS = "omnisupport_ingest.definitions"
+STARTER = "omnisupport_ingest.cli.run_starter"
 GUARDED_WEBSERVER = "omnisupport_ingest.defs.webserver"
 
 _READY_SECONDS = 300.0
 _AGAIN_SECONDS = 0.2
 _QUIET = {"PYTHONWARNINGS": "ignore"}
 """Dagster warns about its own preview features at every start."""
+
+_ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
+"""NumPy's library of linear algebra starts threads when it is imported; runs use none of it."""
 
 
 def start_dagster(supervisor: Supervisor, settings: Settings, home: Home) -> str:
@@ -71,6 +79,9 @@ def start_dagster_without_ui(supervisor: Supervisor, settings: Settings, home: H
     socket = code_server_socket(home)
     write_workspace(home, socket)
     supervisor.start(_service(CODE_SERVER, code_server_command(socket), settings, home))
+    # Not waited for: until it is ready, runs are started without it.
+    starter = _service(RUN_STARTER, (STARTER, str(run_starter_socket(home))), settings, home)
+    supervisor.start(replace(starter, environment={**starter.environment, **_ONE_THREAD}))
     supervisor.wait(lambda: socket_answers(socket), what="The Dagster code server", seconds=_READY_SECONDS)
     supervisor.start(_service(DAEMON, ("dagster._daemon", "run", "-w", _workspace(home)), settings, home))
 

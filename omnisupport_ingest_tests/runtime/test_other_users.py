@@ -19,7 +19,13 @@ import psutil
 import pytest
 
 from omnisupport_ingest.home import Home
-from omnisupport_ingest.runtime.dagster_services import CODE_SERVER, DAEMON, start_dagster_without_ui
+from omnisupport_ingest.runtime.dagster_home import run_starter_socket
+from omnisupport_ingest.runtime.dagster_services import (
+    CODE_SERVER,
+    DAEMON,
+    RUN_STARTER,
+    start_dagster_without_ui,
+)
 from omnisupport_ingest.runtime.environment import settings_environment
 from omnisupport_ingest.runtime.ports import LOOPBACK
 from omnisupport_ingest.runtime.running import running_services
@@ -27,6 +33,7 @@ from omnisupport_ingest.runtime.spark_connect import NAME, start_spark_connect
 from omnisupport_ingest.runtime.supervisor import Supervisor
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest_tests.other_user import as_another_user, open_folder
+from omnisupport_ingest_tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -117,14 +124,15 @@ def test_nothing_of_the_home_can_be_read(platform: Platform) -> None:
 
 
 def test_dagster_listens_on_no_port_and_its_sockets_let_nobody_in(platform: Platform) -> None:
-    assert platform.ports(CODE_SERVER) | platform.ports(DAEMON) == set()
+    assert platform.ports(CODE_SERVER) | platform.ports(DAEMON) | platform.ports(RUN_STARTER) == set()
+    until(lambda: run_starter_socket(platform.home).exists())
     sockets = {
         each.laddr
-        for process in platform.processes(CODE_SERVER)
+        for process in platform.processes(CODE_SERVER) + platform.processes(RUN_STARTER)
         for each in process.net_connections("unix")
         if each.laddr
     }
-    assert len(sockets) >= 2, "the code server's, and its child's"
+    assert len(sockets) >= 3, "the code server's, its child's and the run starter's"
     for path in sockets:
         assert _connects(path), path
         assert as_another_user(lambda path=path: _connects(path)) == "PermissionError"  # type: ignore[misc]

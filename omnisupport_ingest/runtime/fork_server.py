@@ -1,0 +1,225 @@
+"""A process that stands ready and forks a child for each request, and how it is asked for one.
+
+Starting Python and importing what a run needs takes seconds, a fork of a process that has done both takes
+milliseconds. What stands ready has one thread of Python and has opened nothing: a fork has only the thread
+that forks, so locks of others would stay locked in it, and connections would be shared.
+
+It listens on a Unix socket in a private folder. The client sends a line that says what is wanted; the child
+that is forked for it sends back which process it is, and begins when the client has answered. So whoever
+has not answered knows that nothing was begun, whatever was killed when, and may do the same another way.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import os
+import selectors
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from omnisupport_ingest.processes import ProcessIdentity
+
+_BEGIN = "begin"
+_LINE_BYTES = 4096
+_REQUEST_SECONDS = 2.0
+"""How long a client may take to say what it wants; others wait meanwhile."""
+
+_ANSWER_SECONDS = 30.0
+"""How long a client waits for the child's line, and the child for the client's answer."""
+
+_FAILED = 70
+_HARMLESS_THREADS = frozenset({"jemalloc_bg_thd"})
+"""Threads of libraries that survive a fork: jemalloc, which pyarrow and deltalake bring, takes its locks
+before a fork and starts its thread again after it."""
+
+_TASKS = Path("/proc/self/task")
+
+
+@dataclass(frozen=True, slots=True)
+class Duties:
+    """What a server forks for, and when it does not.
+
+    ``is_current``: whether what this process has imported is still what a new process would import;
+    ``work``: what a child does about a request, its exit code returned; ``after_failure``: what a further
+    child does when one has ended by a signal or with another code than 0.
+    """
+
+    is_current: Callable[[], bool]
+    work: Callable[[str], int]
+    after_failure: Callable[[], None]
+
+
+def threads_in_the_way() -> list[str]:
+    """The names of threads, besides this one, that a fork of this process would lose; of libraries on Linux
+    alone."""
+    main = threading.get_native_id()
+    names = {each.native_id: each.name for each in threading.enumerate()}
+    if _TASKS.is_dir():
+        for task in _TASKS.iterdir():
+            with contextlib.suppress(OSError):
+                names.setdefault(int(task.name), (task / "comm").read_text().strip())
+    return sorted(name for task, name in names.items() if task != main and name not in _HARMLESS_THREADS)
+
+
+class ForkServer:
+    """Answers requests at the socket ``path`` until it is told to stop, or is no longer current."""
+
+    def __init__(self, path: Path, duties: Duties) -> None:
+        self._path, self._duties = path, duties
+        self._children: set[int] = set()
+        self._cleaners: set[int] = set()
+        self._stopping = False
+        self._wake, self._wake_writer = os.pipe()
+        for descriptor in (self._wake, self._wake_writer):
+            os.set_blocking(descriptor, False)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+
+    def serve(self) -> bool:
+        """Until SIGTERM or SIGINT, and then until no child runs: returns False. True, at once, if it is no
+        longer current: its children go on, and stay this process's."""
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: setattr(self, "_stopping", True))
+        signal.set_wakeup_fd(self._wake_writer, warn_on_full_buffer=False)
+        self._path.unlink(missing_ok=True)
+        self._listener.bind(str(self._path))
+        self._listener.listen(64)
+        # Nothing that is here now is looked at by the collector any more: a child would copy it.
+        gc.collect()
+        gc.freeze()
+        current = True
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._listener, selectors.EVENT_READ)
+            selector.register(self._wake, selectors.EVENT_READ)
+            while current and not self._stopping:
+                for key, _ in selector.select():
+                    if key.fileobj is self._listener:
+                        current = self._answer()
+                    else:
+                        os.read(self._wake, 65536)
+                self._reap()
+            selector.unregister(self._listener)
+            self._path.unlink(missing_ok=True)
+            self._listener.close()
+            while current and (self._children or self._cleaners):
+                selector.select()
+                os.read(self._wake, 65536)
+                self._reap()
+        signal.set_wakeup_fd(-1)
+        gc.unfreeze()
+        return not current
+
+    def _answer(self) -> bool:
+        """Fork a child for the next client; False if this process is not to be forked any more."""
+        client, _ = self._listener.accept()
+        with client:
+            client.settimeout(_REQUEST_SECONDS)
+            try:
+                request = _line(client)
+            except OSError:
+                return True
+            if not request:
+                return True  # Somebody looked whether there is anybody.
+            if not self._duties.is_current():
+                return False
+            self._children.add(self._fork(lambda: self._serve_client(client, request)))
+        return True
+
+    def _serve_client(self, client: socket.socket, request: str) -> int:
+        os.setsid()
+        client.settimeout(_ANSWER_SECONDS)
+        begin = False
+        with client, contextlib.suppress(OSError):
+            client.sendall(f"{ProcessIdentity.current().text}\n".encode())
+            begin = _line(client) == _BEGIN
+        return self._duties.work(request) if begin else 0
+
+    def _fork(self, work: Callable[[], int]) -> int:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        child = os.fork()
+        if child:
+            return child
+        code = _FAILED
+        try:
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGCHLD, signal.SIGTERM):
+                signal.signal(number, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            self._listener.close()
+            os.close(self._wake)
+            os.close(self._wake_writer)
+            code = work()
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            _leave(code)
+
+    def _reap(self) -> None:
+        """Take the exit codes of children that have ended, also those of this process's earlier image."""
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                child, status = ended
+                is_cleaner = child in self._cleaners
+                self._children.discard(child)
+                self._cleaners.discard(child)
+                if os.waitstatus_to_exitcode(status) and not is_cleaner:
+                    self._cleaners.add(self._fork(self._clean))
+
+    def _clean(self) -> int:
+        self._duties.after_failure()
+        return 0
+
+
+def ask(path: Path, request: str, begin: Callable[[ProcessIdentity], None]) -> bool:
+    """Have what stands ready at ``path`` do ``request`` in a child; False if it does not, and will not.
+
+    ``begin`` is called with the child before it begins; if it raises, the child does nothing.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
+        try:
+            server.settimeout(_REQUEST_SECONDS)
+            server.connect(str(path))
+            server.sendall(f"{request}\n".encode())
+            server.settimeout(_ANSWER_SECONDS)
+            child = ProcessIdentity.parse(_line(server))
+        except OSError:
+            return False
+        if child is None:
+            return False
+        begin(child)
+        try:
+            server.sendall(f"{_BEGIN}\n".encode())
+        except OSError:
+            return False
+    return True
+
+
+def _line(connection: socket.socket) -> str:
+    """The next line of ``connection``, without its end; empty if the other side is gone before it."""
+    text = b""
+    while not text.endswith(b"\n") and len(text) < _LINE_BYTES:
+        piece = connection.recv(_LINE_BYTES)
+        if not piece:
+            return ""
+        text += piece
+    return text.decode(errors="replace").strip()
+
+
+def _leave(code: int) -> NoReturn:
+    """End a child as a process of its own ends, but for what its parent has still open."""
+    try:
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
