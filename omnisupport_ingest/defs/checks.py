@@ -28,6 +28,9 @@ _ENDS = {
     dg.DagsterEventType.STEP_SKIPPED,
 }
 
+_LAST = {"dagster/priority": "-1"}
+"""The steps of a run are taken one by one; those with it after those that make tables."""
+
 LOOKS_AGAIN_SECONDS = 15.0
 """How long a run that waits for another one, which writes its table, leaves its last checks alone."""
 
@@ -86,7 +89,7 @@ def _log_check(
     finding: Callable[[Workspace, str], CheckFinding],
     severity: dg.AssetCheckSeverity,
 ) -> dg.AssetChecksDefinition:
-    @dg.asset_check(asset=asset, name=name, description=_description(finding))
+    @dg.asset_check(asset=asset, name=name, description=_description(finding), op_tags=_LAST)
     def check(workspace: dg.ResourceParam[Workspace]) -> dg.AssetCheckResult:
         return _result(finding(workspace, source), severity)
 
@@ -158,8 +161,7 @@ def _after_tables(
         name=name,
         ins={events: dg.In(dg.Nothing)},
         out={spec.get_python_identifier(): dg.Out(dg.Nothing) for spec in specs},
-        # The steps of a run are taken one by one; these last.
-        tags={"dagster/priority": "-1"},
+        tags=_LAST,
     )
     def evaluate(
         context: dg.OpExecutionContext, workspace: dg.ResourceParam[Workspace]

@@ -19,7 +19,7 @@ from omnisupport_ingest.home import Home
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.stages.workspace import Workspace
 from omnisupport_ingest.windows import WindowSize
-from omnisupport_ingest_tests.stages.story import CONTRACT, Story
+from omnisupport_ingest_tests.stages.story import CONTRACT, SOURCE, Story
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -131,3 +131,14 @@ def test_loading_the_code_location_starts_no_jvm(tmp_path):
         [sys.executable, "-c", code], cwd=REPOSITORY, env=environment, capture_output=True, text=True
     )
     assert loaded.returncode == 0, loaded.stderr
+
+
+def test_a_run_makes_every_table_before_any_check(definitions: dg.Definitions) -> None:
+    """Steps that are ready are taken by their priority, and what people wait for are the tables."""
+    job = definitions.resolve_job_def(f"ingest_{SOURCE}")
+    checked = {key.to_user_string().replace("/", "__") for key in job.asset_layer.executable_asset_keys}
+    priority = {node.name: int(node.tags.get("dagster/priority", "0")) for node in job.nodes}
+    tables = {name for name in priority if name in checked}
+    assert tables and priority.keys() - tables
+    assert {priority[name] for name in tables} == {0}
+    assert {priority[name] for name in priority.keys() - tables} == {-1}
