@@ -45,7 +45,8 @@ ROWS_OF_A_TASK = 100_000
 """Rows that a task takes, where they come in files that are not larger."""
 
 _SHARES = 4
-_MOST_BYTES_HELD = 192 * 1024 * 1024
+_MOST_BYTES_HELD = 256 * 1024 * 1024
+_ROWS_AT_ONCE = 1_000
 _ROWS_OF_A_BATCH = 50_000
 _BYTES_OF_A_BATCH = 32 * 1024 * 1024
 _ROWS_OF_A_GROUP = 8_192
@@ -93,14 +94,6 @@ def in_shares(files: Sequence[_File]) -> list[list[_File]]:
     return shares
 
 
-def fit_in_memory(paths: Iterable[str]) -> bool:
-    """Whether one task may hold the rows of the Parquet files at ``paths``, by what their footers say.
-
-    A few megabytes that compress well may be gigabytes.
-    """
-    return sum(_bytes_in_memory(pq.read_metadata(path)) for path in paths) <= _MOST_BYTES_HELD
-
-
 def rows_of(files: Iterable[LakeFile], schema: pa.Schema) -> pa.Table:
     """The rows of ``files`` in the columns of ``schema``, in one chunk; one that a file lacks is NULL there.
 
@@ -108,6 +101,22 @@ def rows_of(files: Iterable[LakeFile], schema: pa.Schema) -> pa.Table:
     """
     batches = [batch for file in files for batch in batches_of(file.uri, schema, dict(file.partition))]
     return pa.Table.from_batches(batches, schema).combine_chunks()
+
+
+def rows_that_fit(files: Iterable[LakeFile], schema: pa.Schema) -> pa.Table | None:
+    """``rows_of``, if one task may hold so much; else None, once that much has been read.
+
+    A few megabytes of a file may be gigabytes of rows.
+    """
+    held: list[pa.RecordBatch] = []
+    size = 0
+    for file in files:
+        for batch in batches_of(file.uri, schema, dict(file.partition)):
+            held.append(batch)
+            size += batch.nbytes
+            if size > _MOST_BYTES_HELD:
+                return None
+    return pa.Table.from_batches(held, schema).combine_chunks()
 
 
 def batches_of(path: str, schema: pa.Schema, known: Mapping[str, Any]) -> Iterator[pa.RecordBatch]:
@@ -118,26 +127,33 @@ def batches_of(path: str, schema: pa.Schema, known: Mapping[str, Any]) -> Iterat
     with pq.ParquetFile(path, pre_buffer=False) as parquet:
         in_file = set(parquet.schema_arrow.names)
         wanted = [name for name in schema.names if name in in_file and name not in known]
-        size = _rows_of_a_batch(parquet.metadata)
-        for batch in parquet.iter_batches(size, columns=wanted, use_threads=False):
-            arrays: list[Any] = []
-            for field in schema:
-                if field.name in known:
-                    arrays.append(pa.repeat(pa.scalar(known[field.name], field.type), batch.num_rows))
-                elif field.name in in_file:
-                    arrays.append(batch.column(field.name).cast(field.type))
-                else:
-                    arrays.append(pa.nulls(batch.num_rows, field.type))
-            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+        held: list[pa.RecordBatch] = []
+        rows = size = 0
+        # A file does not say how large its rows are: texts that repeat are written once.
+        for batch in parquet.iter_batches(_ROWS_AT_ONCE, columns=wanted, use_threads=False):
+            held.append(batch)
+            rows, size = rows + batch.num_rows, size + batch.nbytes
+            if rows >= _ROWS_OF_A_BATCH or size >= _BYTES_OF_A_BATCH:
+                yield _with_columns(held, schema, known)
+                held, rows, size = [], 0, 0
+        if held:
+            yield _with_columns(held, schema, known)
 
 
-def _rows_of_a_batch(footer: pq.FileMetaData) -> int:
-    of_a_row = max(1, _bytes_in_memory(footer) // max(1, footer.num_rows))
-    return int(max(1, min(_ROWS_OF_A_BATCH, _BYTES_OF_A_BATCH // of_a_row)))
-
-
-def _bytes_in_memory(footer: pq.FileMetaData) -> int:
-    return sum(footer.row_group(number).total_byte_size for number in range(footer.num_row_groups))
+def _with_columns(
+    batches: Sequence[pa.RecordBatch], schema: pa.Schema, known: Mapping[str, Any]
+) -> pa.RecordBatch:
+    batch = pa.concat_batches(batches)
+    in_file = set(batch.schema.names)
+    arrays: list[Any] = []
+    for field in schema:
+        if field.name in known:
+            arrays.append(pa.repeat(pa.scalar(known[field.name], field.type), batch.num_rows))
+        elif field.name in in_file:
+            arrays.append(batch.column(field.name).cast(field.type))
+        else:
+            arrays.append(pa.nulls(batch.num_rows, field.type))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 class Output:

@@ -23,7 +23,7 @@ from omnisupport_ingest.cdc.judging import ACCEPTED, Law, judge_batches
 from omnisupport_ingest.cdc.typed_fold import EVENT_COLUMNS, events_to_fold, fold_typed
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.pg_types import Kind
-from omnisupport_ingest.lake.file_tasks import Output, batches_of, fit_in_memory, rows_of
+from omnisupport_ingest.lake.file_tasks import Output, batches_of, rows_that_fit
 from omnisupport_ingest.lake.key_files import KeyOrder
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.schema import arrow_schema
@@ -47,10 +47,11 @@ def take_in(output: Output, files: Sequence[LandedFile]) -> str:
     kind = arrow_schema(RAW_TYPE, without=())
     place = kind.get_field_index("event_hash")
     for file in files:
-        # The batch is named by the file itself.
         known = {name: value for name, value in file.arrival.items() if name not in LANDED_TYPE.names}
         for batch in batches_of(file.path, kind, known):
             rows = pa.Table.from_batches([batch])
+            # Rows of another batch are not what the manifest counts.
+            rows = rows.filter(pc.equal(rows["batch_id"], file.arrival["batch_id"]))
             output.add(rows.set_column(place, kind.field(place), event_hashes(rows)))
     return ""
 
@@ -82,14 +83,14 @@ def fold(output: Output, files: Sequence[LakeFile], contract: TableContract, ord
     Says, by window, the lowest and the highest position and whether a key changes (``parts_agree``). None if
     the events are more than a task may hold.
     """
-    if not fit_in_memory(file.uri for file in files):
-        return None
     schema = arrow_schema(RAW_TYPE, without=())
     wanted = {*EVENT_COLUMNS, "source_schema", "source_table"}
     of_file = pa.schema([field for field in schema if field.name in wanted])
     # A file lies in the partition of its table, if not in that of a namesake in another schema.
     of_table = [file for file in files if dict(file.partition)["source_table"] == contract.table]
-    events = rows_of(of_table, of_file)
+    events = rows_that_fit(of_table, of_file)
+    if events is None:
+        return None
     events = events.filter(pc.equal(events["source_schema"], contract.schema))
     events = events.append_column("hole", pa.repeat(pa.scalar(False), len(events)))
     known = events_to_fold(events)

@@ -364,7 +364,7 @@ def _outcome(number: int, updated: Updated, target: FilesToUpdate, *, keep: bool
     files: list[WrittenFile] = []
     if len(updated.refold):
         target.draft.mkdir(mode=0o700, parents=True, exist_ok=True)
-        refold = str(target.draft / f"refold-{number}.parquet")
+        refold = str(target.draft / f"refold-{number}-{uuid.uuid4().hex}.parquet")
         pq.write_table(pa.table([updated.refold.cast(pa.string())], schema=_KEYS), refold)
     elif updated.changed or keep:
         rows = target.rules.ordered(updated.rows)

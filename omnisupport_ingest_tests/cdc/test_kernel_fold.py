@@ -410,6 +410,30 @@ def test_rows_that_live_or_ended_plainly_are_passed_on_by_whole_columns_alone(
     assert ended > 50 and alive > 50
 
 
+@settings(max_examples=EXAMPLES)
+@given(randoms, st.integers(1, 2))
+def test_rows_passed_on_by_whole_columns_are_what_the_exact_kernel_makes_of_them(
+    rng: Random, windows: int
+) -> None:
+    events = drawn(rng, holes=rng.random() < 0.5)
+    table = kernels.events_table(events, TABLE, in_windows(rng, events, windows))
+    assume(table.num_rows)
+    rows = kernels.merged([kernels.fold(table, TABLE)], TABLE)
+    with pytest.MonkeyPatch.context() as patched:
+        passed_on = kernels.current(rows, TABLE)
+        patched.setattr(current_rows, "_OF_ROWS", pa.array([], pa.string()))
+        exactly = kernels.current(rows, TABLE)
+    assert _by_key(passed_on) == _by_key(exactly)
+
+
+def _by_key(rows: kernels.Rows) -> dict[str, dict[str, object]]:
+    """Open columns matter only to a key that took its row from another one."""
+    return {
+        row["_cdc_key"]: {name: value for name, value in row.items() if name != "_open" or row["_from_key"]}
+        for row in rows
+    }
+
+
 class TestTasksWithSharesOfTheEvents:
     """A task folds the files of its share alone. Whether that comes to what all events together come to is
     known from what the tasks say of their events."""

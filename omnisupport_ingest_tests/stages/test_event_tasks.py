@@ -13,7 +13,7 @@ import pytest
 from omnisupport_ingest.cdc.envelope import LANDED_TYPE, RAW_TYPE
 from omnisupport_ingest.cdc.folded import folded_type
 from omnisupport_ingest.lake import file_tasks
-from omnisupport_ingest.lake.file_tasks import Output, in_shares, rows_of
+from omnisupport_ingest.lake.file_tasks import Output, batches_of, in_shares, rows_of
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.schema import arrow_schema
 from omnisupport_ingest.stages.event_tasks import LandedFile, fold, order_of, take_in
@@ -23,7 +23,7 @@ NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 LANDED = arrow_schema(LANDED_TYPE, without=())
 RAW = arrow_schema(RAW_TYPE, without=())
 ARRIVAL = {
-    "batch_id": "of the manifest",
+    "batch_id": "batch",
     "data_file": "part-0.parquet",
     "window": "2026-11-21T12",
     "landed_at": NOON,
@@ -41,7 +41,7 @@ EVENT = {
     "source_table": "tickets",
     "key": '["1"]',
     "after": '{"id":"1"}',
-    "batch_id": "of the file",
+    "batch_id": "batch",
 }
 
 
@@ -61,8 +61,14 @@ def test_a_landed_file_of_an_earlier_version_has_null_where_it_lacks_a_column(tm
     whole, found = (taken_in(tmp_path, tmp_path / f"{name}.parquet") for name in ("whole", "earlier"))
     assert found.schema == RAW and found.equals(whole)
     [row] = found.to_pylist()
-    assert (row["window"], row["landed_at"], row["batch_id"]) == ("2026-11-21T12", NOON, "of the file")
+    assert (row["window"], row["landed_at"], row["batch_id"]) == ("2026-11-21T12", NOON, "batch")
     assert row["event_hash"] is not None
+
+
+def test_a_row_of_another_batch_than_its_manifest_names_is_not_taken_in(tmp_path: Path) -> None:
+    rows = [EVENT, EVENT | {"batch_id": "another", "commit_lsn": 8}]
+    pq.write_table(pa.Table.from_pylist(rows, schema=LANDED), tmp_path / "two.parquet")
+    assert taken_in(tmp_path, tmp_path / "two.parquet")["commit_lsn"].to_pylist() == [7]
 
 
 def test_a_file_of_a_table_that_has_gained_a_column_since_has_null_there(tmp_path: Path) -> None:
@@ -79,6 +85,16 @@ def test_a_file_of_a_table_that_has_gained_a_column_since_has_null_there(tmp_pat
 
 def file_of(rows: int, size: int = 100, name: str = "f") -> LakeFile:
     return LakeFile(name, name, "w1", (), rows, size)
+
+
+def test_batches_are_cut_by_the_bytes_of_their_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "part-0.parquet"
+    pq.write_table(pa.table({"t": ["x" * 1_000] * 5_000}), path)
+    schema = pa.schema([("t", pa.string())])
+    assert path.stat().st_size < 100_000
+    assert [batch.num_rows for batch in batches_of(str(path), schema, {})] == [5_000]
+    monkeypatch.setattr(file_tasks, "_BYTES_OF_A_BATCH", 1_500_000)
+    assert [batch.num_rows for batch in batches_of(str(path), schema, {})] == [2_000, 2_000, 1_000]
 
 
 def test_few_files_are_one_share_and_many_rows_are_several_in_their_order() -> None:
@@ -102,11 +118,12 @@ def test_events_that_are_small_on_disk_but_large_in_memory_are_not_folded_by_a_t
         EVENT | {"source_schema": contract.schema, "source_table": contract.table, "before": "x" * 50_000}
         for _ in range(100)
     ]
-    pq.write_table(pa.Table.from_pylist(rows, schema=LANDED), path, compression="zstd", use_dictionary=False)
+    # The text stands in the file once.
+    pq.write_table(pa.Table.from_pylist(rows, schema=LANDED), path)
     place = (("window", "w1"), ("source_table", contract.table))
     file = LakeFile(path.name, str(path), "w1", place, 100, path.stat().st_size)
     fold_it = partial(fold, files=[file], contract=contract, order=order_of(contract))
     schema = arrow_schema(folded_type(contract), without=())
     assert fold_it(Output(tmp_path / "whole", 0, schema, ("window",))) is not None
-    monkeypatch.setattr(file_tasks, "_MOST_BYTES_HELD", 20 * path.stat().st_size)
+    monkeypatch.setattr(file_tasks, "_MOST_BYTES_HELD", 4_000_000)
     assert fold_it(Output(tmp_path / "none", 0, schema, ("window",))) is None
