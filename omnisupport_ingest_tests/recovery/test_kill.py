@@ -115,8 +115,9 @@ def die(folder: Path, death: Death, remote: str | None) -> None:
     assert reached[death.table] in possible, reached
     names = list(reached)
     for later in names[names.index(death.table) + 1 :]:
-        # The accepted events are staged before the quarantine that is committed with them.
-        expected = {None, Moment.PLACED} if (death.table, later) == ("quarantine", "deduped") else {None}
+        # The accepted events are written before the quarantined ones, and committed after them.
+        written = (death.table, later) == ("quarantine", "deduped")
+        expected = {None, Moment.WRITING, Moment.PLACED} if written else {None}
         assert reached[later] in expected, reached
 
 
