@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _FILE = "spark-connect.json"
 _SOCKET = "socket"
+_USER = "omnisupport"
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,11 @@ def by_socket(url: str) -> bool:
     return _SOCKET in parse_qs(url.partition("/;")[2], separator=";")
 
 
-def socket_channel(url: str) -> DefaultChannelBuilder:
-    """Make the channel to a server whose ``url`` names a Unix socket, for PySpark."""
+def socket_channel(url: str, session_id: str) -> DefaultChannelBuilder:
+    """Make the channel to a server whose ``url`` names a Unix socket, for PySpark.
+
+    ``session_id``: the session of the server that its client is to have, a UUID.
+    """
     import grpc  # type: ignore[import-untyped]
     from pyspark.sql.connect.client import DefaultChannelBuilder
 
@@ -79,7 +83,8 @@ def socket_channel(url: str) -> DefaultChannelBuilder:
             )
             return self._secure_channel(f"unix:{path}", credentials)
 
-    builder = SocketChannelBuilder(url)
+    # A session is one user's; the variables that PySpark takes a name from differ between our processes.
+    builder = SocketChannelBuilder(f"{url};session_id={session_id};user_id={_USER}")
     # What stays among the parameters would be sent along with every call.
     path = builder._params.pop(_SOCKET)
     return builder

@@ -139,6 +139,8 @@ def _start(
         "spark.app.name": "omnisupport-ingest-connect",
         "spark.connect.grpc.binding.address": LOOPBACK,
         "spark.connect.grpc.binding.port": str(port),
+        # The session that all processes share is there however long nothing happens.
+        "spark.connect.session.manager.defaultSessionTimeout": "-1",
         # If somebody took the port meanwhile, the next start chooses another.
         "spark.connect.grpc.port.maxRetries": "0",
     }

@@ -9,6 +9,9 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import uuid
+from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _LOG4J = Path(__file__).with_name("log4j2.properties")
+_PACKAGE = Path(__file__).parent.parent
 
 
 class SparkUnreachable(IngestError):
@@ -147,12 +151,14 @@ def connect_session(settings: Settings, remote: str) -> SparkSession:
     """A session on the Spark Connect server at ``remote`` (``sc://host:port``)."""
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
+    from pyspark.sql.connect.session import SparkSession as ConnectSession
 
     try:
         spark = _by_socket(remote) if by_socket(remote) else SparkSession.builder.remote(remote).getOrCreate()
         _try_again_only_for_a_while(spark, elsewhere=settings.spark_remote is not None)
-        for key, value in session_conf(settings).items():
-            spark.conf.set(key, value)
+        # All of it in one call: the builder finds the session that there is.
+        conf: dict[str, bool | float | int | str | None] = {**session_conf(settings)}
+        ConnectSession.builder.config(map=conf).getOrCreate()
     except PySparkException as error:
         raise SparkUnreachable(
             f"The Spark Connect server at {remote.partition('/;')[0]} does not answer.",
@@ -178,7 +184,29 @@ def _by_socket(remote: str) -> SparkSession:
 
     # What `SparkSession.builder` does itself for an address that it knows.
     os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"
-    return cast("SparkSession", ConnectSession.builder.channelBuilder(socket_channel(remote)).getOrCreate())
+    builder = ConnectSession.builder.channelBuilder(socket_channel(remote, shared_session_id(remote)))
+    spark = builder.getOrCreate()
+    # `stop` lets go of this process's client alone: others go on with the session.
+    spark.release_session_on_close = False
+    return cast("SparkSession", spark)
+
+
+def shared_session_id(remote: str) -> str:
+    """The session that every process with the same code has on the server at ``remote``.
+
+    Spark starts Python workers for each session anew, which costs a first job two seconds or more and leaves
+    the workers of every session before in memory. Processes of one session share them. What the workers have
+    imported is what the processes have: other code is another session.
+    """
+    return str(uuid.uuid5(uuid.NAMESPACE_URL, f"{remote} {_code()}"))
+
+
+@cache
+def _code() -> str:
+    """Which code this process has: the files of this package as they are when it first asks."""
+    files = sorted(_PACKAGE.rglob("*.py"))
+    seen = [(str(file), file.stat().st_mtime_ns, file.stat().st_size) for file in files]
+    return sha256(repr(seen).encode()).hexdigest()
 
 
 def _is_local(settings: Settings) -> bool:

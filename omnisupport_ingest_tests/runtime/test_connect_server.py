@@ -13,9 +13,11 @@ from contextlib import contextmanager
 
 import pytest
 
+from omnisupport_ingest.runtime import spark
 from omnisupport_ingest.runtime.connect_address import ConnectAddress, by_socket, socket_channel
 from omnisupport_ingest.runtime.connect_server import Backend, _without_secrets, hand_on
 from omnisupport_ingest.runtime.ports import LOOPBACK, free_port
+from omnisupport_ingest.runtime.spark import shared_session_id
 
 _ECHO = """
 import socket, sys
@@ -113,9 +115,21 @@ def test_the_address_of_a_server_names_its_socket_and_other_addresses_none() -> 
     assert by_socket(url)
     assert not by_socket("sc://spark.example:15002/;token=hunter2")
     assert not by_socket("sc://spark.example:15002")
-    channel = socket_channel(url)
+    session = shared_session_id(url)
+    channel = socket_channel(url, session)
     assert channel.token == "hunter2"
+    assert channel.session_id == session
     assert list(channel.metadata()) == [], "nothing of the address is sent with every call"
+
+
+def test_processes_share_a_session_that_is_of_their_code_and_of_their_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first = shared_session_id("sc://localhost/;token=hunter2")
+    assert shared_session_id("sc://localhost/;token=hunter2") == first
+    assert shared_session_id("sc://localhost/;token=hunter3") != first
+    monkeypatch.setattr(spark, "_code", lambda: "other code")
+    assert shared_session_id("sc://localhost/;token=hunter2") != first
 
 
 def test_spark_is_not_given_the_passwords_of_the_settings() -> None:
