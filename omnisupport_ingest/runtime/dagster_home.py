@@ -30,6 +30,9 @@ LOCATION = "omnisupport_ingest"
 LAUNCHING = "omnisupport_ingest.defs.run_launcher"
 """The module whose classes launch the runs."""
 
+STORING = "omnisupport_ingest.defs.dagster_storage"
+"""The module whose classes keep Dagster's records, where no PostgreSQL does."""
+
 _POSTGRES_SCHEMES = frozenset({"postgres", "postgresql"})
 
 
@@ -128,4 +131,7 @@ def _instance(settings: Settings, home: Home) -> dict[str, Any]:
     }
     if settings.dagster_pg_url is not None:
         instance["storage"] = {"postgres": {"postgres_url": {"env": STORAGE_URL}}}
+    else:
+        config = {"base_dir": str(home.dagster)}
+        instance["storage"] = {"custom": {"module": STORING, "class": "KeptSqliteStorage", "config": config}}
     return instance

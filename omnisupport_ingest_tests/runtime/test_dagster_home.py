@@ -10,6 +10,7 @@ import pytest
 import yaml
 from dagster import DagsterInstance
 from dagster._core.instance.ref import InstanceRef
+from dagster._core.storage.event_log import SqliteEventLogStorage
 
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.runtime.dagster_home import (
@@ -41,7 +42,7 @@ def test_dagster_takes_the_folder_and_sends_no_telemetry(
         pools = instance.get_concurrency_config().pool_config
         assert (str(pools.pool_granularity.value), pools.default_pool_limit) == ("op", 1)
         assert instance.event_log_storage.get_materialized_partitions  # It opens: SQLite in the home.
-        assert "sqlite" in type(instance.event_log_storage).__module__
+        assert isinstance(instance.event_log_storage, SqliteEventLogStorage)
         assert list(home.dagster.rglob("*.db"))
 
 

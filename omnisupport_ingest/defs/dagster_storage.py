@@ -1,0 +1,135 @@
+"""Dagster's records in SQLite, by connections that stay open.
+
+Dagster's own storage opens its databases for each statement and closes them after it. The last one that
+closes a database writes its log back into it and waits for the disk, and so does every commit: an event
+costs some ten milliseconds, and a run has more than a hundred. Here a process keeps its connections, and a
+commit waits for no disk: killed processes lose nothing, and a machine that loses power loses at most the last
+records, never the order in which they were made. Nothing rests on them: sensors ask the lake what is missing.
+Tables, files and their places are Dagster's own, so homes of before are read on.
+
+The classes below are private names of Dagster's; ``dagster.yaml`` names ours, so every process that opens
+the instance fails loudly should one have moved.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Self
+
+from dagster._core.storage.event_log import SqliteEventLogStorage
+from dagster._core.storage.runs import SqliteRunStorage
+from dagster._core.storage.schedules import SqliteScheduleStorage
+from dagster._core.storage.sqlite_storage import DagsterSqliteStorage
+from dagster._serdes import ConfigurableClassData
+from sqlalchemy import create_engine, event
+from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.pool import QueuePool
+
+_BUSY_SECONDS = 30.0
+"""How long a statement waits for a database that another process writes to; Dagster waits as long."""
+
+_KEPT_RUNS = 8
+"""A run's events have a database of their own. Those of so many runs stay open, the least used close."""
+
+
+class _Kept:
+    """The connections of one storage: a pool per database, of which the last ``most`` used stay open."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._engines: dict[str, Engine] = {}
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def transaction(self, url: str) -> Iterator[Connection]:
+        """A connection to the database at ``url``, in a transaction that is committed at the end."""
+        with self.engine(url).connect() as connection, connection.begin():
+            yield connection
+
+    def engine(self, url: str) -> Engine:
+        """The pool of the database at ``url``."""
+        with self._lock:
+            engine = self._engines.pop(url, None)
+            if engine is None:
+                # As many as threads ask at once, of which one stays open.
+                engine = create_engine(
+                    url,
+                    poolclass=QueuePool,
+                    pool_size=1,
+                    max_overflow=-1,
+                    connect_args={"timeout": _BUSY_SECONDS},
+                )
+                event.listen(engine, "connect", _wait_for_no_disk)
+            # The last of the dictionary is the last used.
+            self._engines[url] = engine
+            closed = [self._engines.pop(each) for each in list(self._engines)[: -self._most]]
+        for each in closed:
+            each.dispose()
+        return engine
+
+
+def _wait_for_no_disk(connection: Any, _record: object) -> None:
+    # SQLite documentation, PRAGMA synchronous: in WAL mode a commit then does not sync the log.
+    connection.execute("PRAGMA synchronous=NORMAL")
+
+
+class KeptRunStorage(SqliteRunStorage):
+    """Runs, backfills and what daemons note of themselves."""
+
+    def __init__(self, conn_string: str, inst_data: ConfigurableClassData | None = None) -> None:
+        self._kept = _Kept(most=1)
+        super().__init__(conn_string, inst_data)
+
+    @contextmanager
+    def connect(self) -> Iterator[Connection]:
+        with self._kept.transaction(self._conn_string) as connection:
+            yield connection
+
+
+class KeptScheduleStorage(SqliteScheduleStorage):
+    """Ticks and cursors of sensors and schedules."""
+
+    def __init__(self, conn_string: str, inst_data: ConfigurableClassData | None = None) -> None:
+        self._kept = _Kept(most=1)
+        super().__init__(conn_string, inst_data)
+
+    @contextmanager
+    def connect(self) -> Iterator[Connection]:
+        with self._kept.transaction(self._conn_string) as connection:
+            yield connection
+
+
+class KeptEventLogStorage(SqliteEventLogStorage):
+    """What runs tell: a database per run, and one of all that concerns assets."""
+
+    def __init__(self, base_dir: str, inst_data: ConfigurableClassData | None = None) -> None:
+        self._kept = _Kept(most=1 + _KEPT_RUNS)
+        super().__init__(base_dir, inst_data)
+
+    @contextmanager
+    def _connect(self, shard: str) -> Iterator[Connection]:
+        url = self.conn_string_for_shard(shard)
+        with self._db_lock:
+            if shard not in self._initialized_dbs:
+                self._initdb(self._kept.engine(url))
+                self._initialized_dbs.add(shard)
+            with self._kept.transaction(url) as connection:
+                yield connection
+
+
+class KeptSqliteStorage(DagsterSqliteStorage):
+    """All three, in the files where ``DagsterSqliteStorage`` has them."""
+
+    def __init__(self, base_dir: str, inst_data: ConfigurableClassData | None = None) -> None:
+        """``base_dir``: the folder of the instance."""
+        super().__init__(base_dir, inst_data)
+        # What Dagster's own have made or upgraded is opened again.
+        self._run_storage = KeptRunStorage(self._run_storage._conn_string)
+        self._event_log_storage = KeptEventLogStorage(self._event_log_storage._base_dir)
+        self._schedule_storage = KeptScheduleStorage(self._schedule_storage._conn_string)
+
+    @classmethod
+    def from_config_value(cls, inst_data: ConfigurableClassData, config_value: Mapping[str, Any]) -> Self:
+        return cls.from_local(inst_data=inst_data, **config_value)

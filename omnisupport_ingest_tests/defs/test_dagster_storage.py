@@ -1,0 +1,100 @@
+"""Dagster's records by connections that stay open: the same records in the same files, and fewer syncs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from omnisupport_ingest.defs.dagster_storage import (
+    _KEPT_RUNS,
+    KeptEventLogStorage,
+    KeptRunStorage,
+    KeptScheduleStorage,
+)
+from omnisupport_ingest.home import Home
+from omnisupport_ingest.runtime.dagster_home import write_dagster_home
+from omnisupport_ingest.settings import Settings
+
+_KILLED = """
+import os, signal
+import dagster as dg
+instance = dg.DagsterInstance.get()
+for number in range(20):
+    instance.report_runless_asset_event(dg.AssetMaterialization("orders", metadata={"number": number}))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.fixture
+def instance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dg.DagsterInstance:
+    """The instance of a home, as every process of the platform opens it."""
+    settings = Settings(home=tmp_path / "home")
+    home = Home.open(settings.home, settings.window_size)
+    write_dagster_home(settings, home)
+    monkeypatch.setenv("DAGSTER_HOME", str(home.dagster))
+    return dg.DagsterInstance.get()
+
+
+@dg.asset
+def orders() -> None:
+    """An asset to make."""
+
+
+def made(instance: dg.DagsterInstance) -> str:
+    """A finished run that has made ``orders``; its id."""
+    return dg.materialize([orders], instance=instance).run_id
+
+
+def test_the_instance_of_a_home_uses_it_and_records_what_dagster_would(instance: dg.DagsterInstance) -> None:
+    stores = instance.run_storage, instance.event_log_storage, instance.schedule_storage
+    assert list(map(type, stores)) == [KeptRunStorage, KeptEventLogStorage, KeptScheduleStorage]
+    run_id = made(instance)
+    with dg.DagsterInstance.from_ref(instance.get_ref()) as another:
+        run = another.get_run_by_id(run_id)
+        assert run is not None
+        assert run.status is dg.DagsterRunStatus.SUCCESS
+        assert another.get_latest_materialization_event(orders.key) is not None
+        assert len(another.all_logs(run_id)) == len(instance.all_logs(run_id))
+
+
+def test_the_files_are_where_dagsters_own_storage_looks_for_them(
+    instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
+    run_id = made(instance)
+    yaml = tmp_path / "home" / "dagster" / "dagster.yaml"
+    yaml.write_text("telemetry: {enabled: false}\n")
+    with dg.DagsterInstance.get() as own:
+        assert not isinstance(own.run_storage, KeptRunStorage)
+        assert own.get_run_by_id(run_id) is not None
+        assert own.get_latest_materialization_event(orders.key) is not None
+
+
+def test_a_process_keeps_open_the_databases_of_the_runs_last_used(instance: dg.DagsterInstance) -> None:
+    runs = [made(instance) for _ in range(_KEPT_RUNS + 3)]
+    open_files = {os.path.realpath(each) for each in Path("/proc/self/fd").iterdir()}
+    kept = [run for run in runs if any(each.endswith(f"{run}.db") for each in open_files)]
+    assert kept == runs[-_KEPT_RUNS:]
+    assert all(instance.all_logs(run) for run in runs), "those that are closed are opened again"
+
+
+def test_threads_ask_and_tell_at_once(instance: dg.DagsterInstance) -> None:
+    def tell(number: int) -> int:
+        instance.report_runless_asset_event(dg.AssetMaterialization("orders", metadata={"number": number}))
+        return instance.get_runs_count()
+
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(tell, range(80))) == [0] * 80
+    assert len(instance.fetch_materializations(orders.key, limit=100).records) == 80
+
+
+def test_a_killed_process_loses_nothing_that_it_has_told(instance: dg.DagsterInstance) -> None:
+    killed = subprocess.run([sys.executable, "-c", _KILLED], env=dict(os.environ))
+    assert killed.returncode == -signal.SIGKILL
+    assert len(instance.fetch_materializations(orders.key, limit=100).records) == 20
