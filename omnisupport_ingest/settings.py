@@ -134,7 +134,7 @@ class Settings(BaseSettings):
         "estimated before compression.",
     )
     batch_max_seconds: float = Field(
-        2.0, gt=0, description="A batch is cut, too, at the first commit at or above this age, in seconds."
+        1.0, gt=0, description="A batch is cut, too, at the first commit at or above this age, in seconds."
     )
     stream_transactions: bool = Field(
         True,

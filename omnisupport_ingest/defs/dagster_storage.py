@@ -30,15 +30,14 @@ from sqlalchemy.pool import QueuePool
 _BUSY_SECONDS = 30.0
 """How long a statement waits for a database that another process writes to; Dagster waits as long."""
 
-_KEPT_RUNS = 8
-"""A run's events have a database of their own. Those of so many runs stay open, the least used close."""
+_KEPT = 10
+"""Of so many databases connections stay open; the least used close. A run's events have one of their own."""
 
 
-class _Kept:
-    """The connections of one storage: a pool per database, of which the last ``most`` used stay open."""
+class Kept:
+    """The connections of an instance: a pool per database, of which those last used stay open."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self) -> None:
         self._engines: dict[str, Engine] = {}
         self._lock = threading.Lock()
 
@@ -64,10 +63,17 @@ class _Kept:
                 event.listen(engine, "connect", _wait_for_no_disk)
             # The last of the dictionary is the last used.
             self._engines[url] = engine
-            closed = [self._engines.pop(each) for each in list(self._engines)[: -self._most]]
+            closed = [self._engines.pop(each) for each in list(self._engines)[:-_KEPT]]
         for each in closed:
             each.dispose()
         return engine
+
+    def close(self) -> None:
+        """Close all connections; the next question opens one again."""
+        with self._lock:
+            closed, self._engines = list(self._engines.values()), {}
+        for each in closed:
+            each.dispose()
 
 
 def _wait_for_no_disk(connection: Any, _record: object) -> None:
@@ -78,22 +84,26 @@ def _wait_for_no_disk(connection: Any, _record: object) -> None:
 class KeptRunStorage(SqliteRunStorage):
     """Runs, backfills and what daemons note of themselves."""
 
-    def __init__(self, conn_string: str, inst_data: ConfigurableClassData | None = None) -> None:
-        self._kept = _Kept(most=1)
-        super().__init__(conn_string, inst_data)
+    def __init__(self, conn_string: str, kept: Kept) -> None:
+        self._kept = kept
+        super().__init__(conn_string)
 
     @contextmanager
     def connect(self) -> Iterator[Connection]:
         with self._kept.transaction(self._conn_string) as connection:
             yield connection
 
+    def dispose(self) -> None:
+        super().dispose()
+        self._kept.close()
+
 
 class KeptScheduleStorage(SqliteScheduleStorage):
-    """Ticks and cursors of sensors and schedules."""
+    """Ticks and cursors of sensors and schedules. An instance that is closed does not tell it."""
 
-    def __init__(self, conn_string: str, inst_data: ConfigurableClassData | None = None) -> None:
-        self._kept = _Kept(most=1)
-        super().__init__(conn_string, inst_data)
+    def __init__(self, conn_string: str, kept: Kept) -> None:
+        self._kept = kept
+        super().__init__(conn_string)
 
     @contextmanager
     def connect(self) -> Iterator[Connection]:
@@ -104,9 +114,9 @@ class KeptScheduleStorage(SqliteScheduleStorage):
 class KeptEventLogStorage(SqliteEventLogStorage):
     """What runs tell: a database per run, and one of all that concerns assets."""
 
-    def __init__(self, base_dir: str, inst_data: ConfigurableClassData | None = None) -> None:
-        self._kept = _Kept(most=1 + _KEPT_RUNS)
-        super().__init__(base_dir, inst_data)
+    def __init__(self, base_dir: str, kept: Kept) -> None:
+        self._kept = kept
+        super().__init__(base_dir)
 
     @contextmanager
     def _connect(self, shard: str) -> Iterator[Connection]:
@@ -118,6 +128,10 @@ class KeptEventLogStorage(SqliteEventLogStorage):
             with self._kept.transaction(url) as connection:
                 yield connection
 
+    def dispose(self) -> None:
+        super().dispose()
+        self._kept.close()
+
 
 class KeptSqliteStorage(DagsterSqliteStorage):
     """All three, in the files where ``DagsterSqliteStorage`` has them."""
@@ -125,10 +139,11 @@ class KeptSqliteStorage(DagsterSqliteStorage):
     def __init__(self, base_dir: str, inst_data: ConfigurableClassData | None = None) -> None:
         """``base_dir``: the folder of the instance."""
         super().__init__(base_dir, inst_data)
+        self.kept = Kept()
         # What Dagster's own have made or upgraded is opened again.
-        self._run_storage = KeptRunStorage(self._run_storage._conn_string)
-        self._event_log_storage = KeptEventLogStorage(self._event_log_storage._base_dir)
-        self._schedule_storage = KeptScheduleStorage(self._schedule_storage._conn_string)
+        self._run_storage = KeptRunStorage(self._run_storage._conn_string, self.kept)
+        self._event_log_storage = KeptEventLogStorage(self._event_log_storage._base_dir, self.kept)
+        self._schedule_storage = KeptScheduleStorage(self._schedule_storage._conn_string, self.kept)
 
     @classmethod
     def from_config_value(cls, inst_data: ConfigurableClassData, config_value: Mapping[str, Any]) -> Self:

@@ -6,6 +6,7 @@ leaves its windows pending, and they are asked for again under a fresh run key.
 """
 
 import json
+import time
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Self
@@ -19,21 +20,27 @@ from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.foreign import Unreadable, parse_json
 from omnisupport_ingest.json_values import from_note
 from omnisupport_ingest.sources.postgres.recovery import FOUND
-from omnisupport_ingest.stages.pending import HOLE_FOUND, Pending, pending_soon
+from omnisupport_ingest.stages.pending import HOLE_FOUND, Pending, pending_soon, pending_windows
 from omnisupport_ingest.stages.run_requests import RunPlan, plan_runs, retry_at
 from omnisupport_ingest.stages.workspace import Workspace
 
 BATCHES_PER_TICK = 500
 """At most so many batches are asked for at once, in landing order."""
 
-INTERVAL_SECONDS = 5
-"""Dagster's daemon looks no more often at what capture lands."""
+INTERVAL_SECONDS = 1
+"""The next tick at what capture lands may follow the last one at once: a tick waits for news itself."""
 
 FILES_INTERVAL_SECONDS = 15
 """The same for a source of files: every tick costs, also where nothing ever lands."""
 
-PATIENCE_SECONDS = 4.0
-"""How long a tick with nothing to ask for waits for a batch to land: most of the time until the next."""
+PATIENCE_SECONDS = 12.0
+"""How long a tick with nothing to ask for waits for a batch to land, or for the run before it to end."""
+
+FILES_PATIENCE_SECONDS = 4.0
+"""The same for a source of files."""
+
+_LOOK_SECONDS = 0.1
+"""How often to look whether a run has ended; it costs a question to Dagster's records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +83,12 @@ def wal_batches_sensor(
         context: dg.SensorEvaluationContext, workspace: dg.ResourceParam[Workspace]
     ) -> dg.SensorResult:
         seen = SensorCursor.from_text(context.cursor)
-        pending = pending_soon(workspace, source, limit=BATCHES_PER_TICK, patience=PATIENCE_SECONDS)
+        patience = PATIENCE_SECONDS if captured else FILES_PATIENCE_SECONDS
+        give_up = time.monotonic() + patience
+        pending = pending_soon(workspace, source, limit=BATCHES_PER_TICK, patience=patience)
+        history = RunHistory(context.instance, source)
+        if pending.windows and _wait_for_run(history, give_up):
+            pending = pending_windows(workspace, source, limit=BATCHES_PER_TICK)
         now = datetime.now(UTC)
         observations = (
             [] if pending.last_batch_id == seen.last_batch_id else [_observed(source, pending, now)]
@@ -86,7 +98,6 @@ def wal_batches_sensor(
             return _nothing(_all_committed(pending), cursor, observations)
 
         end_lost_runs(context.instance)
-        history = RunHistory(context.instance, source)
         failures, last_failure = history.failures_in_a_row()
         if last_failure is not None and now < (again := retry_at(failures, last_failure)):
             # Nothing is asked for, so the attempt stays what it was.
@@ -119,6 +130,15 @@ def wal_batches_sensor(
             return dg.SensorResult(run_requests=requests, cursor=cursor.to_text(), asset_events=observations)
 
     return wal_batches
+
+
+def _wait_for_run(history: RunHistory, give_up: float) -> bool:
+    """Wait for a run in progress to end, until ``give_up`` of the monotonic clock; whether one did."""
+    waited = False
+    while time.monotonic() < give_up and history.ingesting():
+        waited = True
+        time.sleep(_LOOK_SECONDS)
+    return waited
 
 
 def _request(source: str, pending: Pending, attempt: int, first: str, last: str) -> dg.RunRequest:

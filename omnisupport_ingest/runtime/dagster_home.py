@@ -101,7 +101,7 @@ def _instance(settings: Settings, home: Home) -> dict[str, Any]:
             "runs": {"max_concurrent_runs": 4},
         },
         # A sensor's tick waits for news, so sensors must not wait for one another.
-        "sensors": {"use_threads": True, "num_workers": 16},
+        "sensors": {"use_threads": True, "num_workers": 32},
         # A killed run is found, marked failed, and gives its pool slots back.
         "run_monitoring": {
             "enabled": True,

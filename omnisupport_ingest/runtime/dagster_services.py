@@ -45,8 +45,11 @@ DEFINITIONS = "omnisupport_ingest.definitions"
 STARTER = "omnisupport_ingest.cli.run_starter"
 GUARDED_WEBSERVER = "omnisupport_ingest.defs.webserver"
 
+PROMPT_DAEMON = "omnisupport_ingest.defs.daemon"
+
 _READY_SECONDS = 300.0
 _AGAIN_SECONDS = 0.2
+_THREADS = 48
 _QUIET = {"PYTHONWARNINGS": "ignore"}
 """Dagster warns about its own preview features at every start."""
 
@@ -83,7 +86,7 @@ def start_dagster_without_ui(supervisor: Supervisor, settings: Settings, home: H
     starter = _service(RUN_STARTER, (STARTER, str(run_starter_socket(home))), settings, home)
     supervisor.start(replace(starter, environment={**starter.environment, **_ONE_THREAD}))
     supervisor.wait(lambda: socket_answers(socket), what="The Dagster code server", seconds=_READY_SECONDS)
-    supervisor.start(_service(DAEMON, ("dagster._daemon", "run", "-w", _workspace(home)), settings, home))
+    supervisor.start(_service(DAEMON, (PROMPT_DAEMON, "run", "-w", _workspace(home)), settings, home))
 
 
 def code_server_socket(home: Home) -> Path:
@@ -94,7 +97,8 @@ def code_server_socket(home: Home) -> Path:
 def code_server_command(socket: Path) -> tuple[str, ...]:
     """Return the module and arguments of the code server."""
     where = ("-s", str(socket), "--use-python-environment-entry-point", "--location-name", LOCATION)
-    return ("dagster", "code-server", "start", "-m", DEFINITIONS, *where)
+    # A tick that waits holds a thread, and the UI needs some besides.
+    return ("dagster", "code-server", "start", "-m", DEFINITIONS, *where, "-n", str(_THREADS))
 
 
 def _service(name: str, module: tuple[str, ...], settings: Settings, home: Home) -> Service:

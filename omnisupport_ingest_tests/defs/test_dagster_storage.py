@@ -13,7 +13,7 @@ import dagster as dg
 import pytest
 
 from omnisupport_ingest.defs.dagster_storage import (
-    _KEPT_RUNS,
+    _KEPT,
     KeptEventLogStorage,
     KeptRunStorage,
     KeptScheduleStorage,
@@ -77,11 +77,23 @@ def test_the_files_are_where_dagsters_own_storage_looks_for_them(
 
 
 def test_a_process_keeps_open_the_databases_of_the_runs_last_used(instance: dg.DagsterInstance) -> None:
-    runs = [made(instance) for _ in range(_KEPT_RUNS + 3)]
+    runs = [made(instance) for _ in range(_KEPT + 3)]
     open_files = {os.path.realpath(each) for each in Path("/proc/self/fd").iterdir()}
     kept = [run for run in runs if any(each.endswith(f"{run}.db") for each in open_files)]
-    assert kept == runs[-_KEPT_RUNS:]
+    # The others are of the instance: its runs, its assets.
+    assert kept == runs[-len(kept) :]
+    assert _KEPT - 3 <= len(kept) < _KEPT
     assert all(instance.all_logs(run) for run in runs), "those that are closed are opened again"
+
+
+def test_an_instance_that_is_closed_keeps_no_database_open(instance: dg.DagsterInstance) -> None:
+    before = set(Path("/proc/self/fd").iterdir())
+    with dg.DagsterInstance.from_ref(instance.get_ref()) as another:
+        made(another)
+        another.all_instigator_state()
+        assert [each for each in set(Path("/proc/self/fd").iterdir()) - before if each.exists()]
+    left = {each for each in Path("/proc/self/fd").iterdir() if each.exists()} - before
+    assert not [each for each in left if each.readlink().name.endswith((".db", ".db-wal"))]
 
 
 def test_threads_ask_and_tell_at_once(instance: dg.DagsterInstance) -> None:

@@ -40,8 +40,8 @@ class GatedStorage(KeptSqliteStorage):
 
     def __init__(self, base_dir: str, inst_data: Any = None) -> None:
         super().__init__(base_dir, inst_data)
-        self._run_storage = GatedRuns(self._run_storage._conn_string)
-        self._schedule_storage = GatedSchedules(self._schedule_storage._conn_string)
+        self._run_storage = GatedRuns(self._run_storage._conn_string, self.kept)
+        self._schedule_storage = GatedSchedules(self._schedule_storage._conn_string, self.kept)
 
 
 def gate_storage(dagster_home: Path) -> None:
