@@ -18,6 +18,7 @@ from omnisupport_ingest_tests.stages.story import Story
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ticks that find nothing do not wait for a batch that no test lands meanwhile."""
     monkeypatch.setattr(sensors, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(sensors, "FILES_PATIENCE_SECONDS", 0.0)
 
 
 @pytest.fixture

@@ -8,6 +8,8 @@ from uuid import uuid4
 import dagster as dg
 import pytest
 
+from omnisupport_ingest.defs import sensors
+from omnisupport_ingest.defs.run_history import RunHistory
 from omnisupport_ingest.defs.sensors import SensorCursor
 from omnisupport_ingest_tests.stages.story import FIRST, SECOND, SOURCE, Change, Commit, Story
 
@@ -92,6 +94,25 @@ def test_a_run_in_progress_is_not_asked_for_again(story, sensor, status):
     assert not result.run_requests
     assert "A run is in progress" in result.skip_reason.skip_message
     assert not result.asset_events
+
+
+def test_a_tick_waits_for_the_run_before_it(story, sensor, monkeypatch):
+    monkeypatch.setattr(sensors, "PATIENCE_SECONDS", 60.0)
+    story.land(FIRST_BATCH)
+    run = sensor.launch(sensor.tick().run_requests[0], dg.DagsterRunStatus.STARTED)
+    story.land(SECOND_BATCH)
+    asked = []
+
+    def ends(history: RunHistory) -> bool:
+        asked.append(ingesting(history))
+        if len(asked) == 3:
+            sensor.lose(run)
+        return asked[-1]
+
+    ingesting = RunHistory.ingesting
+    monkeypatch.setattr(RunHistory, "ingesting", ends)
+    assert ranges(sensor.tick()) == [(FIRST, SECOND)]
+    assert asked[:4] == [True, True, True, False]
 
 
 def test_what_lands_during_a_run_is_taken_by_the_next_one_all_at_once(story, sensor):
