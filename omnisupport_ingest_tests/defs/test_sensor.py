@@ -97,7 +97,7 @@ def test_a_run_in_progress_is_not_asked_for_again(story, sensor, status):
 
 
 def test_a_tick_waits_for_the_run_before_it(story, sensor, monkeypatch):
-    monkeypatch.setattr(sensors, "PATIENCE_SECONDS", 60.0)
+    monkeypatch.setattr(sensors, "FILES_PATIENCE_SECONDS", 60.0)
     story.land(FIRST_BATCH)
     run = sensor.launch(sensor.tick().run_requests[0], dg.DagsterRunStatus.STARTED)
     story.land(SECOND_BATCH)
