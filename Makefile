@@ -12,7 +12,13 @@ SEEDS ?= 200
 START ?= 0
 SECONDS ?= 60
 # A file is one process's; they come in the order in which conftest.py puts them.
-PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
+BY_FILE := --dist loadfile --no-loadscope-reorder
+PARALLEL := -n 2 $(BY_FILE)
+# What pytest ends with if ARGS choose no test.
+NONE := 5
+TESTS := omnisupport_ingest_tests
+# Their tests wait for servers and processes most of the time, and few of them start a JVM.
+WAITING := $(TESTS)/sources/postgres $(TESTS)/sources/kafka $(TESTS)/sources/query $(TESTS)/runtime
 POSTGRES_15 ?= /usr/lib/postgresql/15
 
 .DEFAULT_GOAL := help
@@ -30,12 +36,15 @@ up: $(INSTALLED) ## Run the platform with the Dagster UI until Ctrl-C (ARGS="--w
 	$(BIN)/omnisupport-ingest up $(ARGS)
 
 .PHONY: test
-test: $(INSTALLED) ## Run the tests but the slow ones (ARGS="-k capture")
-	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
+test: $(INSTALLED) ## Run the kernels, and a story of each layer on the real thing; minutes (ARGS="-k capture")
+	$(BIN)/python -m pytest $(PARALLEL) --hypothesis-profile=quick \
+		-m "not full and not slow and not crash and not huge" $(ARGS)
 
-.PHONY: test-slow
-test-slow: $(INSTALLED) ## Run the slow tests
-	$(BIN)/python -m pytest -m slow $(PARALLEL) $(ARGS)
+.PHONY: test-all
+test-all: $(INSTALLED) ## Run every test but those that `make help` names apart (ARGS="-k capture")
+	$(BIN)/python -m pytest -n 4 $(BY_FILE) -m "not crash and not huge" $(WAITING) $(ARGS) || [ $$? -eq $(NONE) ]
+	$(BIN)/python -m pytest $(PARALLEL) -m "not crash and not huge" $(TESTS) \
+		$(addprefix --ignore=,$(WAITING)) $(ARGS) || [ $$? -eq $(NONE) ]
 
 .PHONY: test-servers
 test-servers: $(INSTALLED) ## Run the tests of capture on PostgreSQL 16 (wheel) and 15 (Debian's; POSTGRES_15=folder)

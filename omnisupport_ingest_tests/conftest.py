@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
+from random import Random
 
 import hypothesis
 import pytest
@@ -34,6 +35,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="Only property tests that need neither Spark nor a server; see explore.py.",
     )
 
+    parser.addoption(
+        "--sample", metavar="COUNT:SEED", help="Only COUNT of the chosen tests, drawn by the number SEED."
+    )
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Make new servers of this process those that ``--postgres`` names."""
@@ -45,6 +50,8 @@ def pytest_configure(config: pytest.Config) -> None:
         embedded_binaries.DEFAULT_VERSION = str(server)
 
 
+_HERE = Path(__file__).parent
+
 _BUSY = frozenset(("proof", "stages", "recovery", "cdc", "cli", "defs", "oracle"))
 """Rooms whose tests keep the cores busy, with Spark above all."""
 
@@ -52,35 +59,82 @@ _WAITING = frozenset(("sources", "runtime"))
 """Rooms whose tests wait for servers and processes most of the time."""
 
 
-_HEAVY = frozenset(("spark", "postgres"))
-"""Fixtures that take longer to make than a property test has in a minute of exploring."""
+_REAL = frozenset(("spark", "postgres", "awkward", "broker", "warm"))
+"""Fixtures that are a real server or a Spark session."""
+
+_REAL_ROOMS = frozenset(("cli", "defs", "proof", "recovery"))
+"""Rooms whose tests start processes, or make Dagster instances, and say so by no fixture."""
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Spread the files that wait evenly among the busy ones, so that several processes use the cores well.
-
-    The short tests come last and fill the gaps at the end; the longest test of all comes first. What explores
-    leaves out all but property tests, and keeps their order.
-    """
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Generator[None, object, object]:
+    """Mark what is not in `make test`, let ``-m`` and ``-k`` choose, and put in order what was chosen."""
+    for item in items:
+        if _is_real(item) and item.get_closest_marker("quick") is None:
+            item.add_marker(pytest.mark.full)
+    yield
     if config.getoption("--explore"):
-        kept = [item for item in items if _is_property(item)]
-        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
-        items[:] = kept
-        return
-    here = Path(__file__).parent
-    files = list(dict.fromkeys(item.path for item in items))
-    rooms = {file: file.relative_to(here).parts[0] for file in files}
+        _keep(config, items, [item for item in items if _is_property(item)])
+    elif (drawn := config.getoption("--sample")) is not None:
+        count, seed = (int(each) for each in drawn.split(":"))
+        chosen = sorted(items, key=lambda item: item.nodeid)
+        Random(seed).shuffle(chosen)
+        _keep(config, items, chosen[:count])
+    else:
+        _put_in_order(items)
+
+
+def _keep(config: pytest.Config, items: list[pytest.Item], kept: Iterable[pytest.Item]) -> None:
+    """Deselect all but ``kept``; the order stays."""
+    wanted = set(kept)
+    config.hook.pytest_deselected(items=[item for item in items if item not in wanted])
+    items[:] = [item for item in items if item in wanted]
+
+
+def _put_in_order(items: list[pytest.Item]) -> None:
+    """Files that take long come first, so that several processes end together.
+
+    Those that wait are spread evenly among the busy ones, so that the cores are used well.
+    """
+    seconds: dict[Path, float] = {}
+    for item in items:
+        seconds[item.path] = seconds.get(item.path, 0.0) + _seconds(item)
     turns: dict[Path, float] = {}
     for room_names in (_BUSY, _WAITING):
-        of_these = [file for file in files if rooms[file] in room_names]
-        of_these.sort(key=lambda file: rooms[file] != "proof")
+        of_these = [file for file in seconds if _room(file) in room_names]
+        of_these.sort(key=lambda file: -seconds[file])
         turns |= {file: turn / len(of_these) for turn, file in enumerate(of_these)}
     items.sort(key=lambda item: turns.get(item.path, 1.0))
 
 
+def _seconds(item: pytest.Item) -> float:
+    """About how long a test takes."""
+    if item.get_closest_marker("slow") is not None:
+        return 12.0
+    return 1.5 if _is_real(item) else 0.05
+
+
+def _room(file: Path) -> str:
+    return file.relative_to(_HERE).parts[0]
+
+
 def _is_property(item: pytest.Item) -> bool:
     is_drawn = hypothesis.is_hypothesis_test(getattr(item, "obj", None))
-    return is_drawn and _HEAVY.isdisjoint(getattr(item, "fixturenames", ()))
+    return is_drawn and not _has_real_fixture(item)
+
+
+def _is_real(item: pytest.Item) -> bool:
+    """Whether a test is on a real server, Spark, Dagster or processes.
+
+    Of those `make test` runs a few stories, which are marked ``quick``.
+    """
+    return _room(item.path) in _REAL_ROOMS or _has_real_fixture(item)
+
+
+def _has_real_fixture(item: pytest.Item) -> bool:
+    return not _REAL.isdisjoint(getattr(item, "fixturenames", ()))
 
 
 # The suite is the same for everyone; `make explore` looks for new examples. What it finds must depend neither
@@ -96,6 +150,7 @@ hypothesis.settings.register_profile(
     print_blob=True,
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
+hypothesis.settings.register_profile("quick", derandomize=True, deadline=None, max_examples=25)
 hypothesis.settings.load_profile("same")
 
 

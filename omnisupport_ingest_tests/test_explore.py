@@ -35,6 +35,7 @@ def test_time_that_is_over_is_no_failure() -> None:
     assert not explore._fails(["-c", "import time; time.sleep(600)"], 0.1)
 
 
+@pytest.mark.full
 def test_only_property_tests_without_spark_and_servers_are_explored() -> None:
     files = [f"omnisupport_ingest_tests/{name}" for name in ("test_key_range.py", "contracts/test_rules.py")]
     assert set(files) <= set(explore.property_files())

@@ -25,6 +25,7 @@ from omnisupport_ingest.foreign import (
     texts_only,
 )
 from omnisupport_ingest.json_values import FieldProblem, from_note, from_plain, read_note
+from omnisupport_ingest_tests.examples import examples
 from omnisupport_ingest_tests.foreign_bytes import IN_THE_PLACE, in_time, mutated
 
 READERS: list[Callable[[str], Any]] = [parse_json, parse_row, texts_only]
@@ -32,7 +33,7 @@ DOCUMENTS: list[Any] = [{"a": [1, 2.5, "x", None, True], "b": {"c": {}}}, [], "t
 
 
 @pytest.mark.parametrize("read", READERS)
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(content=mutated(DOCUMENTS))
 def test_any_text_is_a_document_or_refused(read: Callable[[str], Any], content: bytes) -> None:
     with in_time():
@@ -158,7 +159,7 @@ NOTE = {
 }
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(mutated([NOTE]))
 def test_a_note_is_what_its_type_says_or_refused(content: bytes) -> None:
     with in_time():

@@ -22,6 +22,7 @@ from omnisupport_ingest.lake.schema import arrow_schema
 from omnisupport_ingest.stages.row_traces import KeyChange, spans_of
 from omnisupport_ingest_tests.cdc import lanes
 from omnisupport_ingest_tests.cdc.lanes import CONTRACT, SHAPE
+from omnisupport_ingest_tests.examples import examples
 from omnisupport_ingest_tests.oracle import histories, judging
 from omnisupport_ingest_tests.oracle.histories import simulate
 from omnisupport_ingest_tests.oracle.judging import Arrival, Delivery, Verdict
@@ -146,7 +147,7 @@ def parsed(text: str | None) -> Any:
     return text if text is None or text == UNREADABLE else json.loads(text)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(told())
 def test_judged_events_are_kept_as_the_oracle_keeps_them(story: tuple[list[Delivery], Spans]) -> None:
     deliveries, spans = story

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from omnisupport_ingest.cdc.flat_images import read_flat
 from omnisupport_ingest.cdc.images import read_image
+from omnisupport_ingest_tests.examples import examples
 
 COLUMNS = ("id", "a/b", "~", "c'd", 'q"', "ü", "0", "\\")
 _SPOILERS = (
@@ -43,7 +44,7 @@ def spoiled(draw: st.DrawFn) -> str:
     return image[:start] + draw(st.sampled_from(_SPOILERS)) + image[start + draw(st.integers(0, 4)) :]
 
 
-@settings(max_examples=250)
+@settings(max_examples=examples(250))
 @given(st.lists(st.one_of(images, spoiled(), st.none()), max_size=12))
 def test_what_is_proven_is_what_the_exact_reader_reads(written: list[str | None]) -> None:
     found = read_flat(pa.array(written, pa.string()), COLUMNS)
@@ -63,7 +64,7 @@ def _row(
     return {name: texts[name][row].as_py() for name in COLUMNS if sent[name][row].as_py()}
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.lists(rows, min_size=1, max_size=9))
 def test_images_as_they_land_are_proven(written: list[dict[str, str | None]]) -> None:
     landed = pa.array([orjson.dumps(row).decode() for row in written])

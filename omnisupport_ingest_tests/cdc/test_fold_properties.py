@@ -73,6 +73,7 @@ def merged(parts: list[DataFrame]) -> DataFrame:
     return _merge(_merge(one, two), three).localCheckpoint()
 
 
+@pytest.mark.quick
 class TestDatabaseHistory:
     """One history of a simulated database with many keys, from exact snapshots."""
 
@@ -131,6 +132,7 @@ class TestSoups:
     a key, and another the one between; parts follow arrival, which may be in any order.
     """
 
+    @pytest.mark.quick
     def test_one_fold_of_everything_comes_to_what_the_oracle_comes_to(
         self, spark: SparkSession, events: list[Event]
     ) -> None:
@@ -152,6 +154,7 @@ class TestSoups:
         current = current_state(reduce(DataFrame.unionByName, parts), CONTRACT)
         _assert_part(lanes.folded(current, events), lanes.expected(events), events)
 
+    @pytest.mark.quick
     def test_merged_parts_come_to_the_same(self, merged: DataFrame, events: list[Event]) -> None:
         _assert_part(lanes.folded(current_state(merged, CONTRACT), events), lanes.expected(events), events)
 

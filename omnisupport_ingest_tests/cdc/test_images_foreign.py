@@ -21,6 +21,7 @@ from omnisupport_ingest.contracts.decision_table import (
     load_decision_table,
 )
 from omnisupport_ingest_tests.contracts.test_rules import CONTRACT, FINE
+from omnisupport_ingest_tests.examples import examples
 from omnisupport_ingest_tests.foreign_bytes import DEEP, Raw, in_time, mutated, text_of
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -73,7 +74,7 @@ def folded(found: pa.Table) -> pa.Table:
     )
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(mutated([FINE]), mutated([FINE]))
 def test_any_image_is_judged_and_folded_and_the_row_beside_it_is_accepted(
     after: bytes, before: bytes

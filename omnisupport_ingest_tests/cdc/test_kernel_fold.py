@@ -21,6 +21,7 @@ from omnisupport_ingest.cdc import columnar, current_rows, event_fold, row_fold
 from omnisupport_ingest.stages.event_tasks import parts_agree, stretches_of
 from omnisupport_ingest_tests.cdc import kernels
 from omnisupport_ingest_tests.cdc.kernels import Cut, State, Table
+from omnisupport_ingest_tests.examples import examples
 from omnisupport_ingest_tests.oracle.histories import KEYS, SHAPE, simulate, soup
 from omnisupport_ingest_tests.oracle.model import Event, Image, Key, Position
 from omnisupport_ingest_tests.oracle.oracle import current_state
@@ -39,7 +40,7 @@ TABLE = Table(
 """The key stands in another order than its columns, and among the others."""
 
 EXAMPLES = 80
-"""Of each property in the default suite; the exploring profiles take more."""
+"""Of each property."""
 
 _START = datetime(2026, 11, 1, tzinfo=UTC)
 _REGIONS = {"0": "", "1": 'a"b\\c', "2": "ü\n\u2028🐘", "3": "[null]", "4": "null"}
@@ -166,7 +167,7 @@ def assert_part(found: dict[Key, State], due: dict[Key, State], events: list[Eve
         assert state == due[key] or (key in moved and state.is_part_of(due[key])), key
 
 
-@settings(max_examples=2 * EXAMPLES)
+@settings(max_examples=examples(2 * EXAMPLES))
 @given(randoms, st.integers(1, 3))
 def test_whole_columns_and_single_groups_fold_to_the_very_same_rows(rng: Random, windows: int) -> None:
     events = drawn(rng, holes=rng.random() < 0.5)
@@ -191,7 +192,7 @@ def test_ordinary_groups_are_folded_by_whole_columns_alone(monkeypatch: pytest.M
     assert folded > 200
 
 
-@settings(max_examples=EXAMPLES)
+@settings(max_examples=examples(EXAMPLES))
 @given(randoms, cuts)
 def test_one_fold_of_everything_is_what_the_oracle_says(rng: Random, cut: Cut) -> None:
     events = drawn(rng)
@@ -200,7 +201,7 @@ def test_one_fold_of_everything_is_what_the_oracle_says(rng: Random, cut: Cut) -
     assert kernel_states(rows, events) == oracle_states(events)
 
 
-@settings(max_examples=EXAMPLES)
+@settings(max_examples=examples(EXAMPLES))
 @given(randoms, cuts)
 def test_windows_and_parts_in_any_order_come_to_the_same(rng: Random, cut: Cut) -> None:
     events = drawn(rng)
@@ -211,7 +212,7 @@ def test_windows_and_parts_in_any_order_come_to_the_same(rng: Random, cut: Cut) 
         assert_part(kernel_states(kernels.current(rows, TABLE, cut), events), due, events)
 
 
-@settings(max_examples=EXAMPLES)
+@settings(max_examples=examples(EXAMPLES))
 @given(randoms, cuts)
 def test_merging_is_associative_commutative_and_idempotent(rng: Random, cut: Cut) -> None:
     one, two, three = folded_parts(rng, drawn(rng), cut)
@@ -223,7 +224,7 @@ def test_merging_is_associative_commutative_and_idempotent(rng: Random, cut: Cut
     assert kernels.same_rows(again) == rows
 
 
-@settings(max_examples=EXAMPLES // 2)
+@settings(max_examples=examples(EXAMPLES // 2))
 @given(randoms, cuts)
 def test_a_fold_in_parts_gives_the_very_rows_that_one_fold_gives(rng: Random, cut: Cut) -> None:
     """Within a window and without key changes, which a part may not know of yet."""
@@ -235,7 +236,7 @@ def test_a_fold_in_parts_gives_the_very_rows_that_one_fold_gives(rng: Random, cu
     assert _without_batch(kernels.merged(parts, TABLE, cut)) == _without_batch(kernels.merged([whole], TABLE))
 
 
-@settings(max_examples=EXAMPLES // 2)
+@settings(max_examples=examples(EXAMPLES // 2))
 @given(randoms, cuts)
 def test_copies_of_events_change_nothing(rng: Random, cut: Cut) -> None:
     events = drawn(rng)
@@ -252,7 +253,7 @@ def test_copies_of_events_change_nothing(rng: Random, cut: Cut) -> None:
     assert once == twice
 
 
-@settings(max_examples=EXAMPLES // 4)
+@settings(max_examples=examples(EXAMPLES // 4))
 @given(randoms, cuts)
 def test_a_database_history_ends_as_the_database_did(rng: Random, cut: Cut) -> None:
     """Chains and swaps of keys, ranges read again, two epochs; windows in log order, as servers fill them."""
@@ -265,7 +266,7 @@ def test_a_database_history_ends_as_the_database_did(rng: Random, cut: Cut) -> N
     assert living == {_key(key): _image(image) for key, image in history.final.items()}
 
 
-@settings(max_examples=10)
+@settings(max_examples=examples(10))
 @given(randoms)
 def test_a_hot_key_with_hundreds_of_events_in_many_batches(rng: Random) -> None:
     told = [
@@ -354,7 +355,7 @@ def test_a_delete_and_a_creation_of_one_key_at_one_lsn(holes: str, later: bool) 
         assert _without_batch(rows) == _without_batch(kernels.merged([whole], TABLE))
 
 
-@settings(max_examples=EXAMPLES)
+@settings(max_examples=examples(EXAMPLES))
 @given(randoms, st.booleans())
 def test_parts_merged_by_whole_columns_and_one_by_one_are_the_very_same_rows(
     rng: Random, holes: bool
@@ -410,7 +411,7 @@ def test_rows_that_live_or_ended_plainly_are_passed_on_by_whole_columns_alone(
     assert ended > 50 and alive > 50
 
 
-@settings(max_examples=EXAMPLES)
+@settings(max_examples=examples(EXAMPLES))
 @given(randoms, st.integers(1, 2))
 def test_rows_passed_on_by_whole_columns_are_what_the_exact_kernel_makes_of_them(
     rng: Random, windows: int
@@ -438,7 +439,7 @@ class TestTasksWithSharesOfTheEvents:
     """A task folds the files of its share alone. Whether that comes to what all events together come to is
     known from what the tasks say of their events."""
 
-    @settings(max_examples=EXAMPLES)
+    @settings(max_examples=examples(EXAMPLES))
     @given(randoms, st.booleans(), cuts)
     def test_parts_that_agree_come_to_what_the_oracle_comes_to(
         self, rng: Random, in_order: bool, cut: Cut

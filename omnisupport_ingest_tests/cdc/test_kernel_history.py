@@ -25,6 +25,7 @@ from omnisupport_ingest.cdc.history_rows import TableEvent, history_groups
 from omnisupport_ingest.key_range import KeyRange
 from omnisupport_ingest_tests.cdc import kernels, lanes
 from omnisupport_ingest_tests.cdc.kernels import Cut, Table
+from omnisupport_ingest_tests.examples import examples
 from omnisupport_ingest_tests.oracle import histories
 from omnisupport_ingest_tests.oracle.histories import SHAPE
 from omnisupport_ingest_tests.oracle.model import Event, Key, Position
@@ -64,14 +65,14 @@ def test_a_delete_stands_before_the_creation_of_its_position(
     assert (EXISTENCE in last["_cdc_unresolved"]) == doubtful
 
 
-@settings(max_examples=600)
+@settings(max_examples=examples(600))
 @given(randoms, cuts)
 def test_every_version_of_any_events_is_the_oracles(seed: int, cut: Cut) -> None:
     events = any_events(Random(seed))
     assert made(events, cut) == Counter(versions(events, SHAPE))
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(randoms, cuts)
 def test_every_version_of_what_a_database_sent_is_the_oracles(seed: int, cut: Cut) -> None:
     sent = [replace(event, read_at=None) for event in histories.simulate(Random(seed)).events]
@@ -79,7 +80,7 @@ def test_every_version_of_what_a_database_sent_is_the_oracles(seed: int, cut: Cu
     assert made(events, cut) == Counter(versions(events, SHAPE))
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(randoms, cuts)
 def test_versions_of_a_key_follow_one_another_and_no_copy_adds_one(seed: int, cut: Cut) -> None:
     events = any_events(Random(seed))

@@ -26,6 +26,7 @@ from omnisupport_ingest.lake.schema import arrow_schema
 from omnisupport_ingest_tests.cdc import kernels, lanes
 from omnisupport_ingest_tests.cdc.kernels import Table
 from omnisupport_ingest_tests.cdc.test_kernel_history import any_events, whole_table
+from omnisupport_ingest_tests.examples import examples
 from omnisupport_ingest_tests.oracle import histories
 from omnisupport_ingest_tests.oracle.model import Event
 
@@ -152,7 +153,7 @@ def agrees(events: list[Event], rng: Random) -> Counter[str]:
     return held.counts
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(randoms)
 def test_events_that_arrive_in_any_order_and_any_number_of_runs_give_the_history_of_one(rng: Random) -> None:
     events = any_events(rng)
@@ -160,14 +161,14 @@ def test_events_that_arrive_in_any_order_and_any_number_of_runs_give_the_history
     agrees(events, rng)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(randoms)
 def test_events_in_the_order_of_the_log_cut_into_runs_give_the_history_of_one(rng: Random) -> None:
     events = sorted(any_events(rng), key=lambda event: event.at)
     agrees(events, rng)
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(randoms)
 def test_what_a_database_sent_cut_into_runs_gives_the_history_of_one(rng: Random) -> None:
     sent = histories.simulate(rng).events

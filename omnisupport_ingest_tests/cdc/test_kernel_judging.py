@@ -34,6 +34,7 @@ from omnisupport_ingest.contracts.decision_table import (
 from omnisupport_ingest.contracts.model import Column
 from omnisupport_ingest_tests.cdc import lanes
 from omnisupport_ingest_tests.cdc.kernels import key_text
+from omnisupport_ingest_tests.examples import examples
 from omnisupport_ingest_tests.oracle import judging as oracle
 from omnisupport_ingest_tests.oracle.histories import SHAPE, collided, soup
 from omnisupport_ingest_tests.oracle.judging import ACCEPTED, DUPLICATE, OUT_OF_RANGE, Arrival, Delivery
@@ -86,7 +87,7 @@ class Laws:
     oracle: oracle.Law
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(randoms, st.integers(1, 9), st.sampled_from((0, 2, ordinary.FEW)))
 def test_every_copy_gets_the_verdict_of_the_oracle(rng: Random, batch_rows: int, few: int) -> None:
     deliveries = drawn(rng)
@@ -94,7 +95,7 @@ def test_every_copy_gets_the_verdict_of_the_oracle(rng: Random, batch_rows: int,
     assert judged(deliveries, laws.kernel, batch_rows, few) == due(deliveries, laws.oracle)
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(randoms)
 def test_raw_is_accepted_and_duplicates_and_quarantined_and_copies_change_nothing(rng: Random) -> None:
     deliveries = drawn(rng)
@@ -112,7 +113,7 @@ def test_raw_is_accepted_and_duplicates_and_quarantined_and_copies_change_nothin
     }
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(randoms)
 def test_an_erased_event_keeps_its_verdict_and_none_of_its_values(rng: Random) -> None:
     deliveries = drawn(rng)

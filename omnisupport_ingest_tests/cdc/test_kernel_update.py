@@ -25,6 +25,7 @@ from omnisupport_ingest.lake.schema import arrow_schema
 from omnisupport_ingest_tests.cdc import kernels
 from omnisupport_ingest_tests.cdc.kernels import Cut
 from omnisupport_ingest_tests.cdc.test_kernel_fold import EXAMPLES, TABLE, drawn, in_windows
+from omnisupport_ingest_tests.examples import examples
 
 _PG = {"text": "text", "bigint": "bigint", "numeric": "numeric(12,2)", "timestamptz": "timestamptz"}
 _CONTRACT = cast(
@@ -161,7 +162,7 @@ def _states(held: Held, events: Any) -> Any:
     return kernels.without_shown(kernels.states(told, TABLE), events)
 
 
-@settings(max_examples=EXAMPLES)
+@settings(max_examples=examples(EXAMPLES))
 @given(randoms, st.integers(1, 5), st.booleans())
 def test_parts_in_any_order_update_the_rows_to_one_fold_of_everything(
     rng: Random, count: int, holes: bool
@@ -181,7 +182,7 @@ def test_parts_in_any_order_update_the_rows_to_one_fold_of_everything(
     assert held.content == ContentHash.of(held.rows["_cdc_row_hash"].to_numpy())
 
 
-@settings(max_examples=EXAMPLES // 4)
+@settings(max_examples=examples(EXAMPLES // 4))
 @given(randoms)
 def test_what_was_taken_already_changes_no_row(rng: Random) -> None:
     events = drawn(rng)

@@ -33,6 +33,7 @@ def asked(*arguments: str) -> Any:
     return json.loads(command("contracts", *arguments, "--json").out)
 
 
+@pytest.mark.quick
 def test_a_contract_per_table_and_the_refused_ones_by_name(source: SourceUnderTest, folder: Path) -> None:
     source.sql(
         "CREATE TABLE orders (id int PRIMARY KEY, total numeric(10,2))",

@@ -25,6 +25,7 @@ def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.quick
 def test_importing_the_command_line_loads_nothing_heavy() -> None:
     heavy = ("pyspark", "dagster", "pandas", "pyarrow", "deltalake", "pandera", "duckdb", "psycopg2", "numpy")
     program = (
@@ -33,6 +34,7 @@ def test_importing_the_command_line_loads_nothing_heavy() -> None:
     assert subprocess.check_output([sys.executable, "-c", program], text=True).strip() == "[]"
 
 
+@pytest.mark.quick
 def test_a_setting_that_cannot_be_used_is_named_with_the_fix_and_no_traceback() -> None:
     done = run("settings", OMNISUPPORT_WINDOW="weekly")
     assert done.returncode == 2
@@ -57,6 +59,7 @@ def test_debug_shows_the_traceback_as_well() -> None:
     assert "Fix: " in done.stderr
 
 
+@pytest.mark.quick
 def test_an_unknown_command_is_a_usage_error() -> None:
     assert run("fly").returncode == 2
 

@@ -12,6 +12,8 @@ import pytest
 from omnisupport_ingest.cli import reference, settings_reference
 from omnisupport_ingest.settings import Settings
 
+pytestmark = pytest.mark.quick
+
 ROOT = Path(__file__).parents[2]
 COMMANDS = list(reference.commands())
 LEAVES = [(name, command) for name, command in COMMANDS if not isinstance(command, click.Group)]

@@ -15,6 +15,7 @@ from omnisupport_ingest.contracts.model import Column
 from omnisupport_ingest.contracts.pg_types import Kind, PgType
 from omnisupport_ingest.contracts.row_rules import RowRules
 from omnisupport_ingest_tests.cdc import lanes
+from omnisupport_ingest_tests.examples import examples
 
 _TYPES = (
     *("boolean", "smallint", "integer", "bigint", "real", "double precision", "numeric(12,2)", "numeric"),
@@ -71,7 +72,7 @@ def columns(draw: st.DrawFn) -> Column:
     )
 
 
-@settings(max_examples=1500)
+@settings(max_examples=examples(1500))
 @given(columns(), st.lists(st.tuples(st.booleans(), values), max_size=12))
 def test_the_same_texts_keep_the_rules(column: Column, cells: list[tuple[bool, str | None]]) -> None:
     contract = replace(lanes.CONTRACT, columns=(column,), key=())
@@ -82,7 +83,7 @@ def test_the_same_texts_keep_the_rules(column: Column, cells: list[tuple[bool, s
     assert bool(by_column.columns) == bool(by_row.names)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.sampled_from(("real", "double precision", "numeric(12,2)", "integer")), bounds, st.data())
 def test_a_value_near_a_bound_is_on_the_side_it_is_on(
     pg_type: str, bound: Decimal | None, data: st.DataObject

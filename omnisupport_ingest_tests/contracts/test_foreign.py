@@ -33,6 +33,7 @@ from omnisupport_ingest.contracts.row_rules import RowRules
 from omnisupport_ingest.contracts.spark_types import spark_schema
 from omnisupport_ingest.contracts.typed_values import typed_array
 from omnisupport_ingest_tests.contracts.test_rules import CONTRACT, FINE
+from omnisupport_ingest_tests.examples import examples
 from omnisupport_ingest_tests.foreign_bytes import IN_THE_PLACE, ODD_TEXTS, in_time, mutated, odd_texts
 
 DOCUMENTS: list[Any] = [
@@ -44,7 +45,7 @@ LONGEST = "-" + "9" * 131_072 + "." + "9" * 16_383
 """The longest numeric that PostgreSQL holds."""
 
 
-@settings(same_folder, max_examples=250)
+@settings(same_folder, max_examples=examples(250))
 @given(content=mutated(DOCUMENTS))
 def test_any_file_is_a_contract_that_can_be_used_or_refused_by_name(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "orders.json"
@@ -60,7 +61,7 @@ def test_any_file_is_a_contract_that_can_be_used_or_refused_by_name(tmp_path: Pa
             assert isinstance(RowRules(contract).broken(image), list)
 
 
-@settings(same_folder, max_examples=250)
+@settings(same_folder, max_examples=examples(250))
 @given(content=mutated(DOCUMENTS))
 def test_of_any_contract_that_is_taken_a_gate_is_made_that_asks_what_judging_asks(
     tmp_path: Path, spark: SparkSession, content: bytes
@@ -85,7 +86,7 @@ def test_of_any_contract_that_is_taken_a_gate_is_made_that_asks_what_judging_ask
     assert asked == judged - unasked
 
 
-@settings(same_folder, max_examples=25, deadline=None)
+@settings(same_folder, max_examples=examples(25), deadline=None)
 @given(content=mutated(DOCUMENTS))
 def test_the_gate_of_any_contract_gives_an_answer_for_rows_of_nothing(
     tmp_path: Path, spark: SparkSession, content: bytes
@@ -180,7 +181,7 @@ def table(rows: list[list[str]]) -> str:
 DECISIONS = list(csv.reader(default_decision_table().read_text().splitlines()))
 
 
-@settings(same_folder, max_examples=150)
+@settings(same_folder, max_examples=examples(150))
 @given(
     place=st.tuples(st.integers(0, len(DECISIONS) - 1), st.integers(0, len(COLUMNS) - 1)),
     cell=odd_texts,

@@ -18,6 +18,7 @@ def instance():
         yield instance
 
 
+@pytest.mark.quick
 def test_a_backfill_covers_its_windows_in_every_layer_and_is_listed(instance, definitions):
     backfill_id = launch_backfill(
         instance,

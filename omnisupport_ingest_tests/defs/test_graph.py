@@ -21,6 +21,8 @@ from omnisupport_ingest.stages.workspace import Workspace
 from omnisupport_ingest.windows import WindowSize
 from omnisupport_ingest_tests.stages.story import CONTRACT, SOURCE, Story
 
+pytestmark = pytest.mark.quick
+
 REPOSITORY = Path(__file__).parents[2]
 
 

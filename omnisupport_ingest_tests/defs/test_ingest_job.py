@@ -18,6 +18,7 @@ DIMENSION = dg.AssetKey([SOURCE, "dim_notes"])
 EMPTY = Commit(5, 0, [])
 
 
+@pytest.mark.quick
 def test_a_range_of_windows_goes_through_every_layer_and_survives_the_loss_of_dagster(recent_story: Story):
     story = recent_story
     definitions = build_definitions(story.workspace)

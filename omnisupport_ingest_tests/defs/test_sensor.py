@@ -67,6 +67,7 @@ def test_nothing_landed_is_said(sensor):
     assert sensor.tick().skip_reason.skip_message == "Nothing has landed yet."
 
 
+@pytest.mark.quick
 def test_landed_windows_are_asked_for_as_one_range_and_observed(story, sensor):
     story.land(FIRST_BATCH)
     newest = story.land(SECOND_BATCH)
@@ -115,6 +116,7 @@ def test_a_tick_waits_for_the_run_before_it(story, sensor, monkeypatch):
     assert asked[:4] == [True, True, True, False]
 
 
+@pytest.mark.quick
 def test_what_lands_during_a_run_is_taken_by_the_next_one_all_at_once(story, sensor):
     story.land(FIRST_BATCH)
     run = sensor.launch(sensor.tick().run_requests[0], dg.DagsterRunStatus.STARTED)
@@ -124,6 +126,7 @@ def test_what_lands_during_a_run_is_taken_by_the_next_one_all_at_once(story, sen
     assert ranges(sensor.tick()) == [(FIRST, SECOND)]
 
 
+@pytest.mark.quick
 def test_a_failed_run_is_retried_with_a_fresh_run_key_after_a_wait(story, sensor, monkeypatch):
     story.land(FIRST_BATCH)
     request = sensor.tick().run_requests[0]
@@ -141,6 +144,7 @@ def test_a_failed_run_is_retried_with_a_fresh_run_key_after_a_wait(story, sensor
 @pytest.mark.parametrize(
     "cursor", [None, "", "not json", "[1]", SensorCursor("e000001-s-f", "F/F", 9).to_text()]
 )
+@pytest.mark.quick
 def test_a_lost_rewound_or_garbled_cursor_skips_nothing_and_repeats_nothing(story, sensor, cursor):
     story.land(FIRST_BATCH)
     story.land(SECOND_BATCH)

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omnisupport_ingest.lake.contenthash import ContentHash, content_hash
+from omnisupport_ingest_tests.examples import examples
 
 ROWS = st.lists(st.integers(-(2**63), 2**63 - 1), max_size=30)
 
@@ -25,7 +26,7 @@ def written(folder: str, parts: list[list[int]]) -> list[Path]:
     return paths
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(rows=ROWS, data=st.data())
 def test_the_hash_does_not_depend_on_order_or_files(rows: list[int], data: st.DataObject) -> None:
     shuffled = data.draw(st.permutations(rows))

@@ -20,12 +20,15 @@ from omnisupport_ingest.lake.state import (
     WindowState,
     read_state,
 )
+from omnisupport_ingest_tests.examples import examples
 from omnisupport_ingest_tests.foreign_bytes import IN_THE_PLACE, in_time, mutated
 from omnisupport_ingest_tests.lake.tables import W1, state
 
 SCHEMA = pa.schema([("n", pa.int64())])
 STATE = json.loads(state(W1, ["b1", "b2"]).to_text())
-same_folder = settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+same_folder = settings(
+    max_examples=examples(150), suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 
 
 def footer(path: Path, content: bytes) -> None:

@@ -93,6 +93,7 @@ def test_killed_writer_leaves_whole_batches_only(tmp_path: Path, failpoint: str,
 
 
 @pytest.mark.parametrize("through", ["store", "writer"])
+@pytest.mark.full
 def test_of_two_processes_one_lands_each_batch(tmp_path: Path, through: str) -> None:
     racers = [start(RACE, tmp_path, through) for _ in range(2)]
     for racer in racers:

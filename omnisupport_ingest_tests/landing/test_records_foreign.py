@@ -23,6 +23,7 @@ from omnisupport_ingest.landing.manifest import ChunkSpan, DataFile, RelationVer
 from omnisupport_ingest.landing.snapshot_plans import SnapshotPlan, SnapshotPlans
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.position import Lsn, Position
+from omnisupport_ingest_tests.examples import examples
 from omnisupport_ingest_tests.foreign_bytes import IN_THE_PLACE, in_time, mutated
 from omnisupport_ingest_tests.landing.batches import manifest
 
@@ -60,7 +61,7 @@ same_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixtur
 
 
 @pytest.mark.parametrize("which", RECORDS)
-@settings(same_folder, max_examples=100)
+@settings(same_folder, max_examples=examples(100))
 @given(data=st.data())
 def test_any_record_is_what_it_must_be_or_named(tmp_path: Path, which: str, data: st.DataObject) -> None:
     record, name, read = RECORDS[which]
@@ -92,7 +93,7 @@ OF_CHUNK = replace(FULL, batch_id=PLAN.batch_id(0), stream=None, chunk=CHUNK)
 MANIFESTS: list[Any] = [json.loads(encode_manifest(each)) for each in (IDLE, FULL, OF_CHUNK)]
 
 
-@settings(same_folder, max_examples=300)
+@settings(same_folder, max_examples=examples(300))
 @given(content=mutated(MANIFESTS))
 def test_any_manifest_is_what_it_must_be_or_named(content: bytes) -> None:
     file = Path("/landing") / f"{IDLE.batch_id}.json"

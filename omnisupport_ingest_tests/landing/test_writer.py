@@ -26,6 +26,7 @@ from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.landing.writer import BatchWriter, EventBlock, WriterLimits
 from omnisupport_ingest.position import Lsn, Position
 from omnisupport_ingest.windows import OUT_OF_RANGE
+from omnisupport_ingest_tests.examples import examples
 from omnisupport_ingest_tests.landing.batches import GRID, NOON, event, land, open_writer, span
 
 SMALL = WriterLimits(group_rows=10, file_bytes=1)
@@ -118,7 +119,7 @@ def test_buffers_are_bounded_over_many_windows_and_open_files_too(
     assert sorted(row["ordinal"] for row in rows_of(store, batch)) == list(range(200))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(-3, 3)), min_size=1, max_size=12))
 def test_ordered_means_that_positions_rise_strictly(positions: list[tuple[int, int]]) -> None:
     group = row_group("w", events_table([event(lsn, ordinal) for lsn, ordinal in positions]), "b")

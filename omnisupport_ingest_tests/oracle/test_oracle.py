@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from omnisupport_ingest_tests.examples import examples
 from omnisupport_ingest_tests.oracle import histories as source
 from omnisupport_ingest_tests.oracle.histories import KEYS, SHAPE, History
 from omnisupport_ingest_tests.oracle.model import Event, Image, Key, Position, Row, TableShape
@@ -56,7 +57,7 @@ def known(rows: dict[Key, Row]) -> dict[Key, Image]:
 
 
 class TestAgainstTheDatabase:
-    @settings(max_examples=400, deadline=None)
+    @settings(max_examples=examples(400), deadline=None)
     @given(source.histories())
     def test_every_resolved_cell_of_a_live_row_is_what_the_database_holds(self, history: History) -> None:
         rows = live(current_state(history.events, SHAPE))
@@ -65,14 +66,14 @@ class TestAgainstTheDatabase:
             assert row.values == {column: history.final[key][column] for column in row.cells}
             assert not row.existence_unresolved
 
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=examples(300), deadline=None)
     @given(randoms)
     @pytest.mark.slow
     def test_nothing_is_unresolved_where_every_snapshot_was_one_exact_read(self, rng: Random) -> None:
         history = source.simulate(rng, exact=True)
         assert known(live(current_state(history.events, SHAPE))) == history.final
 
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=examples(300), deadline=None)
     @given(randoms)
     @pytest.mark.slow
     def test_reading_unresolved_rows_again_completes_them(self, rng: Random) -> None:
@@ -99,14 +100,14 @@ class TestAgainstTheDatabase:
 
 
 class TestSoups:
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=examples(200), deadline=None)
     @given(source.soups(), randoms)
     def test_order_of_arrival_and_repetition_change_nothing(self, events: list[Event], rng: Random) -> None:
         again = events + [event for event in events if rng.random() < 0.5]
         rng.shuffle(again)
         assert fold(*again) == fold(*events)
 
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=examples(200), deadline=None)
     @given(source.soups())
     def test_what_a_hole_leaves_resolved_holds_whether_it_is_released_or_discarded(
         self, events: list[Event]
@@ -119,7 +120,7 @@ class TestSoups:
                 values = other[key].values
                 assert rows[key].values == {column: values.get(column, "lost") for column in rows[key].cells}
 
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=examples(200), deadline=None)
     @given(source.soups(), randoms)
     def test_every_raw_event_is_accepted_or_a_duplicate_or_quarantined(
         self, events: list[Event], rng: Random

@@ -21,6 +21,8 @@ from omnisupport_ingest.runtime.spark import shared_session_id
 
 _ECHO = """
 import socket, sys
+
+pytestmark = pytest.mark.full
 server = socket.create_server(("127.0.0.1", int(sys.argv[1])))
 print("listens", flush=True)
 while True:

@@ -18,6 +18,8 @@ from omnisupport_ingest.processes import ProcessIdentity
 from omnisupport_ingest.runtime.fork_server import ask, threads_in_the_way
 from omnisupport_ingest_tests.waiting import PATIENCE, until
 
+pytestmark = pytest.mark.full
+
 
 @contextmanager
 def standing(folder: Path) -> Iterator[subprocess.Popen[bytes]]:

@@ -22,6 +22,8 @@ from omnisupport_ingest.windows import WindowSize
 from omnisupport_ingest_tests.other_user import NOBODY
 from omnisupport_ingest_tests.small_disk import Disk, small_disk
 
+pytestmark = pytest.mark.full
+
 CHATTY = (
     "sh",
     "-c",

@@ -21,6 +21,8 @@ from pathlib import Path
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.runtime.home_lock import HomeLock
 from omnisupport_ingest.windows import WindowSize
+
+pytestmark = pytest.mark.full
 with HomeLock(Home.open(Path(sys.argv[1]), WindowSize.parse("hourly")), "up"):
     print("held", flush=True)
     sys.stdin.read()

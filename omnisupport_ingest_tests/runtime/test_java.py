@@ -83,6 +83,8 @@ import sys
 from pathlib import Path
 from omnisupport_ingest.runtime.spark import classic_session
 from omnisupport_ingest.settings import Settings
+
+pytestmark = pytest.mark.full
 folder = Path(sys.argv[1])
 spark = classic_session(Settings(home=folder, spark_driver_memory="1g"))
 spark.range(1000).selectExpr("id", "id % 7 AS k").groupBy("k").count().write.parquet(str(folder / "out"))

@@ -28,6 +28,8 @@ import sys
 from pathlib import Path
 from omnisupport_ingest.runtime.private_folders import Scratch
 from omnisupport_ingest.settings import Settings
+
+pytestmark = pytest.mark.full
 scratch = Scratch.take(Settings(home=Path(sys.argv[1])))
 (scratch.path / "shuffle").write_text("rows")
 print(scratch.path, flush=True)

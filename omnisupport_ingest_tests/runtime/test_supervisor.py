@@ -19,6 +19,8 @@ from omnisupport_ingest.runtime.supervisor import Backoff, Service, ServiceFaile
 from omnisupport_ingest.windows import WindowSize
 from omnisupport_ingest_tests.waiting import PATIENCE, until
 
+pytestmark = pytest.mark.full
+
 SLEEP = ("sleep", "600")
 
 WITH_A_DAEMON = (

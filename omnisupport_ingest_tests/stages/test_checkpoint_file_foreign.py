@@ -27,6 +27,7 @@ from omnisupport_ingest.stages.checkpoint_file import (
 from omnisupport_ingest.stages.retyping import ask_for, waiting
 from omnisupport_ingest.stages.workspace import Workspace
 from omnisupport_ingest.windows import WindowSize
+from omnisupport_ingest_tests.examples import examples
 from omnisupport_ingest_tests.foreign_bytes import IN_THE_PLACE, in_time, mutated
 from omnisupport_ingest_tests.lake.tables import W1, checkpoint
 
@@ -55,7 +56,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     return workspace
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(200), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=mutated([{"checkpoints": [checkpoint(W1).to_json()], "sources": {"support_desk": SOURCE}}]))
 def test_any_file_is_held_against_the_home_or_named(
     workspace: Workspace, tmp_path: Path, data: bytes
@@ -92,7 +93,7 @@ def test_what_is_no_file_of_checkpoints_is_named_and_not_waited_for(tmp_path: Pa
         read_file(path)
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(
     mutated(
         [{"last_batch_id": "b", "lsn": None, "attempt": 1, "level": 2, "problems": ["a"], "recorded_at": 5}]
@@ -120,7 +121,7 @@ def retype_note(workspace: Workspace) -> Path:
     return file
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(data=mutated([{"contract": "0" * 64}]))
 def test_a_note_that_asks_for_other_types_and_is_not_of_this_contract_asks_for_nothing(
     workspace: Workspace, data: bytes

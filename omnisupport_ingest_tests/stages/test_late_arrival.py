@@ -78,6 +78,7 @@ def scenarios(story: Story, window: str) -> dict[str, int]:
     return dict(state.checkpoint.scenarios)
 
 
+@pytest.mark.quick
 def test_late_event_is_found_by_the_watermark_and_its_window_is_replayed_apart(story, spark):
     story.land_file(put(10, 1, "first", op="c"), put(20, 61, "second"), put(90, 3 * HOUR, "newest"))
     assert take_all(story, spark) == ((FIRST, SECOND, "2026-01-01T1500"), ())

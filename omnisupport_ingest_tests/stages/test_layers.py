@@ -67,6 +67,7 @@ def hashes(found: dict[str, list]) -> dict[str, list[str]]:
     return {layer: [each.content_hash for each in checkpoints] for layer, checkpoints in found.items()}
 
 
+@pytest.mark.quick
 def test_a_key_change_across_windows_takes_the_unsent_column_from_the_old_key(story, spark):
     story.land(INSERT, UPDATE)
     story.land(MOVE, DELETE)
@@ -86,6 +87,7 @@ def test_batch_by_batch_and_all_at_once_give_the_same_content_in_every_layer(tmp
     assert state(steps, spark) == FINAL
 
 
+@pytest.mark.quick
 def test_running_again_commits_nothing_and_a_replay_gives_the_same_hash_in_a_new_generation(story, spark):
     story.land(INSERT, UPDATE, MOVE, DELETE)
     first = run(story, spark, FIRST, SECOND)
@@ -142,6 +144,7 @@ def test_a_small_run_is_one_job_for_each_layer(story, spark):
     assert state(story, spark)[1][0] == "three"
 
 
+@pytest.mark.quick
 def test_a_second_delivery_is_kept_in_raw_and_dropped_as_duplicate_downstream(story, spark):
     story.land(INSERT, UPDATE)
     first = run(story, spark, FIRST)
@@ -158,6 +161,7 @@ def test_a_second_delivery_is_kept_in_raw_and_dropped_as_duplicate_downstream(st
     assert second["net_changes"][0].content_hash == first["net_changes"][0].content_hash
 
 
+@pytest.mark.quick
 def test_two_contents_at_one_position_are_both_quarantined_and_leave_a_hole(story, spark):
     story.land(INSERT)
     story.land(UPDATE)
@@ -167,6 +171,7 @@ def test_two_contents_at_one_position_are_both_quarantined_and_leave_a_hole(stor
     assert state(story, spark)[1] == (None, "long", False, ["title"])
 
 
+@pytest.mark.quick
 def test_an_event_that_breaks_a_row_rule_is_quarantined_until_a_later_one_carries_the_column(story, spark):
     story.land(INSERT, Commit(20, 2, [Change("u", 1, {"title": "x" * 21}, unchanged=("body",))]))
     found = run(story, spark, FIRST)
@@ -177,6 +182,7 @@ def test_an_event_that_breaks_a_row_rule_is_quarantined_until_a_later_one_carrie
     assert state(story, spark)[1] == ("short", "long", False, [])
 
 
+@pytest.mark.quick
 def test_a_truncate_in_one_window_deletes_the_keys_of_another(story, spark):
     story.land(
         INSERT,
@@ -263,6 +269,7 @@ def story_contract() -> dict:
 
 
 @pytest.mark.slow
+@pytest.mark.quick
 def test_the_state_as_of_a_position_is_what_was_shown_when_the_stream_stood_there(story, spark):
     story.land_chunk(EMPTY)
     story.land_boundary(EMPTY)

@@ -19,6 +19,7 @@ from omnisupport_ingest.stages.erasure_columns import ERASURE_TYPE
 from omnisupport_ingest.stages.erasures import ErasureLedger
 from omnisupport_ingest.stages.review_columns import REVIEW_TYPE
 from omnisupport_ingest.stages.reviews import ReviewLedger
+from omnisupport_ingest_tests.examples import examples
 from omnisupport_ingest_tests.foreign_bytes import ODD_TEXTS, in_time
 
 NOON = datetime(2026, 11, 1, 12, tzinfo=UTC)
@@ -109,7 +110,7 @@ def one(found: pa.Scalar) -> pa.Array:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(data=st.data())
 def test_a_row_that_nobody_of_ours_wrote_is_named_or_says_something(kind: str, data: st.DataObject) -> None:
     table, row = data.draw(spoilt(kind))
@@ -150,7 +151,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ledger, Path, byt
     return ledger, file, file.read_bytes()
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(300), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @example(at=0.999, byte=1, cut=False)
 @example(at=0.0, byte=0, cut=True)
 @given(at=st.floats(0, 1, exclude_max=True), byte=st.integers(1, 255), cut=st.booleans())

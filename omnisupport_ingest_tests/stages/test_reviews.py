@@ -146,6 +146,7 @@ def test_what_is_no_id_is_refused(text: str):
 # --- from quarantine to the dimension ------------------------------------------------------
 
 
+@pytest.mark.quick
 def test_a_released_event_makes_its_window_stale_and_is_accepted_by_the_replay(story, spark, collision):
     one, another = collision
     assert counts(story) == (3, 1, 0, 2)

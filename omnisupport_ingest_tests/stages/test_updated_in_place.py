@@ -34,6 +34,7 @@ def files_of(story: Story) -> set[str]:
     return {file.path for file in story.workspace.dimension(story.contract).open().all_files()}
 
 
+@pytest.mark.quick
 def test_an_update_of_one_key_replaces_one_file(story: Story, spark: SparkSession) -> None:
     before = files_of(story)
     assert len(before) == 10

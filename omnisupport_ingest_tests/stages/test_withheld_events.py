@@ -157,6 +157,7 @@ def test_a_replay_crossed_by_an_append_loses_no_withheld_event(story: Story, spa
     assert in_table(story) == named(story)
 
 
+@pytest.mark.quick
 def test_an_append_crossed_by_a_replay_loses_no_withheld_event(story: Story, spark: SparkSession) -> None:
     """The append stands between its commits while another writer replays its window."""
     story.land(Commit(40, 4, [Change("c", 2, {"title": "y" * 21, "body": "two"})]))

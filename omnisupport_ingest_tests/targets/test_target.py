@@ -116,6 +116,7 @@ def same_as_the_lake(story: Story, warehouse: Warehouse, spark: SparkSession) ->
     assert set(warehouse.ask(f"SELECT {', '.join(names)} FROM NOTES")) == lake
 
 
+@pytest.mark.quick
 def test_rows_arrive_whole_and_a_repeated_sync_writes_nothing(
     story: Story, warehouse: Warehouse, spark: SparkSession
 ) -> None:

@@ -25,6 +25,7 @@ from omnisupport_ingest.sources.debezium.handling import REFUSE, Handling
 from omnisupport_ingest.sources.debezium.images import NOT_WHOLE
 from omnisupport_ingest.sources.debezium.land import land
 from omnisupport_ingest.sources.debezium.records import read_line
+from omnisupport_ingest_tests.examples import examples
 from omnisupport_ingest_tests.foreign_bytes import (
     DEEP,
     IN_THE_PLACE,
@@ -86,7 +87,7 @@ def landed(line: bytes, contracts: Contracts, handling: Handling) -> LandedEvent
 
 
 @pytest.mark.parametrize("which", RECORDED)
-@settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(400), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_line_is_an_event_or_a_fault(contracts: Contracts, which: str, data: st.DataObject) -> None:
     documents, handling = RECORDED[which]

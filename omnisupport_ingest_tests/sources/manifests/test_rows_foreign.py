@@ -18,6 +18,7 @@ from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.sources.manifests.land import SeedRefused
 from omnisupport_ingest.sources.manifests.row_text import RowFault, read_row
 from omnisupport_ingest.sources.manifests.seed_manifest import SeedManifestError, load_manifest
+from omnisupport_ingest_tests.examples import examples
 from omnisupport_ingest_tests.foreign_bytes import (
     DEEP,
     IN_THE_PLACE,
@@ -36,7 +37,7 @@ SEED["as_of"] = "2026-01-01T00:00:00Z"
 ROW: dict[str, Any] = {**dict.fromkeys(CONTRACT.column_names), **row(1, tags=["a b", 1, None])}
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(mutated([ROW]))
 def test_any_line_is_a_row_that_can_be_judged_or_a_fault(line: bytes) -> None:
     with in_time():
@@ -62,7 +63,7 @@ def test_any_value_of_any_column_is_a_row_or_a_fault() -> None:
                     assert len(str(fault)) < 300
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(150), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(content=mutated([SEED]))
 def test_any_file_is_a_seed_manifest_or_refused_by_name(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "seed.json"

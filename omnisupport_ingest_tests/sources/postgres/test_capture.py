@@ -8,6 +8,8 @@ import pytest
 
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract, folded
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.fixture
 def notes(source: SourceUnderTest) -> SourceUnderTest:

@@ -21,6 +21,8 @@ from omnisupport_ingest.sources.postgres.status import source_status
 from omnisupport_ingest.windows import WindowSize
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract, folded
 
+pytestmark = pytest.mark.full
+
 COLUMNS = ("id", "v")
 MODES = [SnapshotMode.INITIAL, SnapshotMode.WHEN_NEEDED]
 

@@ -21,6 +21,8 @@ from omnisupport_ingest_tests.sources.postgres.copied_server import CopiedServer
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract, folded
 from omnisupport_ingest_tests.waiting import PATIENCE
 
+pytestmark = pytest.mark.full
+
 COLUMNS = ("id", "v")
 
 

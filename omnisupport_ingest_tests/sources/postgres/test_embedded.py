@@ -23,6 +23,8 @@ from omnisupport_ingest.sources.postgres.embedded_log import ServerLog
 from omnisupport_ingest_tests.small_disk import small_disk
 from omnisupport_ingest_tests.waiting import PATIENCE
 
+pytestmark = pytest.mark.full
+
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root has to step down")
 
 

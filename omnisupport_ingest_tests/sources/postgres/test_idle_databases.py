@@ -29,6 +29,8 @@ from omnisupport_ingest_tests.sources.postgres.snapshot_facts import (
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract
 from omnisupport_ingest_tests.waiting import until
 
+pytestmark = pytest.mark.full
+
 WRITTEN = 48 << 20
 WITNESS = "witness"
 

@@ -20,6 +20,8 @@ from omnisupport_ingest_tests.small_disk import Disk, small_disk
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract, folded
 from omnisupport_ingest_tests.waiting import PATIENCE, until
 
+pytestmark = pytest.mark.full
+
 MEGABYTE = 1024 * 1024
 
 

@@ -222,6 +222,7 @@ def test_server_that_shuts_down_is_let_go_at_once_and_capture_goes_on_after(
     _assert_same_as_source(tickets)
 
 
+@pytest.mark.quick
 def test_stop_lands_what_is_complete(tickets: SourceUnderTest) -> None:
     tickets.overrides["batch_max_seconds"] = 3600
     process = tickets.capture_process()
@@ -251,6 +252,7 @@ def test_idle_source_moves_slot_and_watermark_by_empty_batches_of_their_own(tick
     assert idle.arrival.watermark is not None
 
 
+@pytest.mark.quick
 def test_second_capture_is_refused_and_told_who_runs(tickets: SourceUnderTest) -> None:
     with Lease.take(tickets.home.run, "support_desk"), pytest.raises(CaptureRunning) as refused:
         tickets.catch_up()
@@ -445,6 +447,7 @@ def test_capture_that_wakes_up_late_with_a_batch_begun_lands_it_if_it_goes_on_an
     assert len(tickets.store.epochs()) == 1 and sleeper.open_batches() == []
 
 
+@pytest.mark.quick
 def test_dropped_slot_is_a_hole_and_a_new_epoch_repairs_it(tickets: SourceUnderTest) -> None:
     tickets.catch_up()
     tickets.wait_for_free_slot()

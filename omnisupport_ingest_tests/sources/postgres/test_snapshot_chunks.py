@@ -35,6 +35,7 @@ def tickets(source: SourceUnderTest) -> SourceUnderTest:
     return source
 
 
+@pytest.mark.quick
 def test_table_is_read_in_ranges_of_its_key_that_leave_nothing_out(tickets: SourceUnderTest) -> None:
     tickets.catch_up()
     read = chunks(tickets)
@@ -230,6 +231,7 @@ def test_snapshot_that_is_stopped_while_it_is_planned_leaves_nothing_behind(tick
     assert same_as_source(tickets) and complete(tickets)
 
 
+@pytest.mark.quick
 def test_chunks_that_landed_are_not_read_again_after_a_kill(tickets: SourceUnderTest) -> None:
     tickets.overrides["snapshot_threads"] = 1
     tickets.killed_at("landing.manifest.after@tickets-000003")

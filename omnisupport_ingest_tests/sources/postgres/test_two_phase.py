@@ -15,6 +15,8 @@ from omnisupport_ingest.sources.postgres.server import current_wal_lsn
 from omnisupport_ingest_tests.sources.postgres.copied_server import CopiedServer
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract, folded
 
+pytestmark = pytest.mark.full
+
 COLUMNS = ("id", "v")
 
 

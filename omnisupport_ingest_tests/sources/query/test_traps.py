@@ -15,6 +15,7 @@ NO_LOOKBACK = {"field": "updated_at", "lookback": "PT0S"}
 
 
 @pytest.mark.parametrize("lookback, caught", [("PT5M", True), ("PT0S", False)])
+@pytest.mark.quick
 def test_a_commit_that_comes_late_is_caught_by_the_lookback_alone(desk: Desk, lookback, caught):
     desk.table = contract({"field": "updated_at", "lookback": lookback})
     with closing(connect(desk.dsn)) as slow:
@@ -28,6 +29,7 @@ def test_a_commit_that_comes_late_is_caught_by_the_lookback_alone(desk: Desk, lo
     assert (1 in desk.subjects()) is caught
 
 
+@pytest.mark.quick
 def test_no_row_is_missed_where_equal_times_lie_across_a_page(desk: Desk):
     desk.page_rows = 7
     desk.run("INSERT INTO tickets SELECT n, 'bulk', now() FROM generate_series(1, 100) AS n")
@@ -59,6 +61,7 @@ def test_an_update_that_does_not_touch_the_column_is_seen_within_the_lookback_an
     assert len([each for each in events if each["key"] == '["2"]']) == 1
 
 
+@pytest.mark.quick
 def test_a_hard_delete_is_not_seen_by_a_reading(desk: Desk):
     desk.run("INSERT INTO tickets VALUES (1, 'one'), (2, 'two')")
     desk.sync()
