@@ -35,7 +35,7 @@ from omnisupport_ingest.settings import Settings, SnapshotMode
 SCHEMA = "contracts/source.schema.json"
 
 DEFAULT_SYNC_EVERY = timedelta(minutes=1)
-DEFAULT_PAGE_ROWS = 50_000
+DEFAULT_PAGE_ROWS = 500_000
 
 _DSN = "OMNISUPPORT_SOURCE_DSN"
 

@@ -16,11 +16,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Self
 
+from dagster._core.storage import sqlite_storage
 from dagster._core.storage.event_log import SqliteEventLogStorage
 from dagster._core.storage.runs import SqliteRunStorage
 from dagster._core.storage.schedules import SqliteScheduleStorage
+from dagster._core.storage.sqlite import create_db_conn_string
 from dagster._core.storage.sqlite_storage import DagsterSqliteStorage
 from dagster._serdes import ConfigurableClassData
 from sqlalchemy import create_engine, event
@@ -133,17 +136,54 @@ class KeptEventLogStorage(SqliteEventLogStorage):
         self._kept.close()
 
 
+_made: dict[str, tuple[int, int]] = {}
+"""The folders whose databases this process has had made, with the file numbers of two of them."""
+
+
+def _make(base_dir: str) -> None:
+    """Have Dagster's own storage make or check the databases of the instance, once in a process.
+
+    It reads every one of its migrations for that: 30 ms of processor time, and each tick of a sensor opens
+    an instance.
+    """
+    if base_dir not in _made or _made[base_dir] != _numbers(base_dir):
+        DagsterSqliteStorage(base_dir)
+        numbers = _numbers(base_dir)
+        assert numbers is not None, "Dagster's own storage has made them"
+        _made[base_dir] = numbers
+
+
+def _numbers(base_dir: str) -> tuple[int, int] | None:
+    """The file numbers of the databases of runs and schedules; None if one is not there."""
+    runs = Path(sqlite_storage._runs_directory(base_dir), "runs.db")
+    schedules = Path(sqlite_storage._schedule_directory(base_dir), "schedules.db")
+    try:
+        return runs.stat().st_ino, schedules.stat().st_ino
+    except FileNotFoundError:
+        return None
+
+
 class KeptSqliteStorage(DagsterSqliteStorage):
     """All three, in the files where ``DagsterSqliteStorage`` has them."""
 
     def __init__(self, base_dir: str, inst_data: ConfigurableClassData | None = None) -> None:
         """``base_dir``: the folder of the instance."""
-        super().__init__(base_dir, inst_data)
-        self.kept = Kept()
-        # What Dagster's own have made or upgraded is opened again.
-        self._run_storage = KeptRunStorage(self._run_storage._conn_string, self.kept)
-        self._event_log_storage = KeptEventLogStorage(self._event_log_storage._base_dir, self.kept)
-        self._schedule_storage = KeptScheduleStorage(self._schedule_storage._conn_string, self.kept)
+        self.base_dir, self._inst_data, self.kept = base_dir, inst_data, Kept()
+        runs, schedules = (
+            create_db_conn_string(folder, name)
+            for folder, name in (
+                (sqlite_storage._runs_directory(base_dir), "runs"),
+                (sqlite_storage._schedule_directory(base_dir), "schedules"),
+            )
+        )
+        _make(base_dir)
+        self._run_storage = KeptRunStorage(runs, self.kept)
+        self._event_log_storage = KeptEventLogStorage(
+            sqlite_storage._event_logs_directory(base_dir), self.kept
+        )
+        self._schedule_storage = KeptScheduleStorage(schedules, self.kept)
+        # Of Dagster's class only the constructor is left out, which makes its own three.
+        super(DagsterSqliteStorage, self).__init__()
 
     @classmethod
     def from_config_value(cls, inst_data: ConfigurableClassData, config_value: Mapping[str, Any]) -> Self:

@@ -33,7 +33,7 @@ INTERVAL_SECONDS = 1
 FILES_INTERVAL_SECONDS = 15
 """The same for a source of files: every tick costs, also where nothing ever lands."""
 
-PATIENCE_SECONDS = 12.0
+PATIENCE_SECONDS = 30.0
 """How long a tick with nothing to ask for waits for a batch to land, or for the run before it to end."""
 
 FILES_PATIENCE_SECONDS = 4.0

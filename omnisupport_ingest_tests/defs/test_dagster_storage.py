@@ -11,6 +11,7 @@ from pathlib import Path
 
 import dagster as dg
 import pytest
+from alembic.script import ScriptDirectory
 
 from omnisupport_ingest.defs.dagster_storage import (
     _KEPT,
@@ -110,3 +111,26 @@ def test_a_killed_process_loses_nothing_that_it_has_told(instance: dg.DagsterIns
     killed = subprocess.run([sys.executable, "-c", _KILLED], env=dict(os.environ))
     assert killed.returncode == -signal.SIGKILL
     assert len(instance.fetch_materializations(orders.key, limit=100).records) == 20
+
+
+def test_an_instance_that_is_opened_again_reads_no_migration_of_dagster(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = []
+    monkeypatch.setattr(ScriptDirectory, "from_config", lambda config: read.append(config))
+    for _ in range(3):
+        with dg.DagsterInstance.from_ref(instance.get_ref()) as another:
+            assert another.get_runs_count() == 0
+            assert list(another.all_instigator_state()) == []
+    assert not read
+
+
+def test_databases_that_were_deleted_are_made_again(instance: dg.DagsterInstance) -> None:
+    made(instance)
+    reference = instance.get_ref()
+    instance.dispose()
+    for gone in Path(instance.root_directory).glob("schedules/schedules.db*"):
+        gone.unlink()
+    with dg.DagsterInstance.from_ref(reference) as another:
+        assert list(another.all_instigator_state()) == []
+        assert another.get_runs_count() == 1

@@ -10,6 +10,7 @@ import io
 import re
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -70,10 +71,28 @@ def copy_lines(
             buffer.flush()
 
 
-def keys_and_images(
-    lines: bytes, names: Sequence[str], key: Sequence[int]
-) -> tuple[pa.StringArray, pa.StringArray]:
-    """For each of COPY's ``lines`` its key (of the columns at ``key``) and its row image, as JSON.
+@dataclass(frozen=True, slots=True)
+class CopiedRows:
+    """Rows of COPY. ``keys`` and ``images``: JSON of each row's key and of the row.
+
+    ``columns``: the values, null for NULL, with the escapes of JSON; None where rows were read one by one,
+    which ``rows`` are then.
+    """
+
+    keys: pa.StringArray
+    images: pa.StringArray
+    columns: Sequence[pa.StringArray] | None
+    rows: Sequence[Sequence[str | None]] = ()
+
+    def texts(self, column: int) -> pa.StringArray:
+        """Return the values of a column; those in which JSON escapes something may have its escapes."""
+        if self.columns is not None:
+            return self.columns[column]
+        return pa.array([row[column] for row in self.rows], pa.string())
+
+
+def copied_rows(lines: bytes, names: Sequence[str], key: Sequence[int]) -> CopiedRows:
+    """Read COPY's ``lines``, of columns with ``names``; the key is of the columns at ``key``.
 
     All lines at once; one by one only where they are not what COPY writes.
     """
@@ -81,13 +100,15 @@ def keys_and_images(
         columns = line_columns(_escaped_for_json(lines), len(names))
         keys, images = json_arrays([columns[i] for i in key]), json_objects(names, columns)
         images.validate(full=True)
+        return CopiedRows(keys, images, columns)
     except (Irregular, pa.ArrowInvalid):
         rows = [parse_row(line) for line in lines.decode()[:-1].split("\n")]
-        return (
+        return CopiedRows(
             pa.array([row_key([row[i] for i in key]) for row in rows], pa.string()),
             pa.array([row_image(tuple(names), row) for row in rows], pa.string()),
+            None,
+            rows,
         )
-    return keys, images
 
 
 class _WholeLines(io.RawIOBase):

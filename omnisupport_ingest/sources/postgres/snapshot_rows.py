@@ -14,7 +14,7 @@ from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.landing.rows import EVENT_SCHEMA
 from omnisupport_ingest.landing.writer import BatchWriter, EventBlock
 from omnisupport_ingest.position import Lsn
-from omnisupport_ingest.sources.postgres.copy_rows import keys_and_images
+from omnisupport_ingest.sources.postgres.copy_rows import copied_rows
 
 _OVERHEAD = 100
 """Bytes that an event costs beside its line; an estimate."""
@@ -34,12 +34,12 @@ class SnapshotChunk:
     def events(self, lines: bytes, first_ordinal: int) -> pa.Table:
         """Events of COPY's ``lines`` (one or more), as a table of ``EVENT_SCHEMA``."""
         key = [self.columns.index(name) for name in self.table.key]
-        keys, images = keys_and_images(lines, self.columns, key)
-        count = len(keys)
+        copied = copied_rows(lines, self.columns, key)
+        count = len(copied.keys)
         of_each = {
             "ordinal": pa.array(np.arange(first_ordinal, first_ordinal + count)),
-            "key": keys,
-            "after": images,
+            "key": copied.keys,
+            "after": copied.images,
         }
         of_all = {
             "epoch": self.epoch,

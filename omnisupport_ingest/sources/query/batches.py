@@ -22,7 +22,7 @@ from omnisupport_ingest.sources.contracted_relation import contracted_relation
 from omnisupport_ingest.sources.query.events import blocks, content_hash
 from omnisupport_ingest.windows import WindowGrid
 
-PAGE_ROWS = 50_000
+PAGE_ROWS = 500_000
 """Rows of a page, if the definition says nothing else."""
 
 

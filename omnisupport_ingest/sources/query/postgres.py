@@ -7,9 +7,13 @@ No right is needed but SELECT; nothing is written, no slot is made, ``wal_level`
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC
+from queue import Full, Queue
 
 import psycopg2
 import pyarrow as pa
@@ -18,11 +22,10 @@ from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.pg_types import INTEGERS, PgType
 from omnisupport_ingest.contracts.row_checksum import RowChecksum
 from omnisupport_ingest.sources.postgres.connection import connect, source_errors
-from omnisupport_ingest.sources.postgres.copy_rows import copy_lines, keys_and_images, parse_row
+from omnisupport_ingest.sources.postgres.copy_rows import copied_rows, copy_lines, parse_row
 from omnisupport_ingest.sources.postgres.quoting import identifier, literal, qualified
 from omnisupport_ingest.sources.postgres.row_events import row_key
 from omnisupport_ingest.sources.postgres.server_checksum import server_checksum
-from omnisupport_ingest.sources.postgres.text_columns import Irregular, line_columns
 from omnisupport_ingest.sources.query.cursor import CursorColumn, Place, cursor_kind, micros_of
 from omnisupport_ingest.sources.query.errors import QueryRefused
 from omnisupport_ingest.sources.query.reader import KeyBounds, Moment, Rows, Span
@@ -31,6 +34,12 @@ _OVERHEAD = 100
 """Bytes that an event costs beside its line; an estimate."""
 
 _KEYS_AT_ONCE = 10_000
+
+_BLOCKS_AHEAD = 2
+"""Blocks of ``BLOCK_BYTES`` that may wait to be worked on."""
+
+_LOOK_SECONDS = 0.2
+"""How often a read with a full queue looks whether anybody still takes its blocks."""
 
 _IDENTITY = "SELECT system_identifier::text FROM pg_control_system()"
 
@@ -103,20 +112,20 @@ class PostgresReader:
         time = columns.index(cursor.event_time) if cursor.event_time is not None else None
         count = 0
 
-        def add(lines: bytes) -> None:
-            nonlocal count
-            rows = _rows(lines, columns, key, at, time, cursor)
-            count += len(rows)
-            take(rows)
-
-        with _refusals(table):
+        def copy(give: Callable[[bytes], None]) -> None:
             copy_lines(
                 self._connection,
                 query,
                 doing=f"reading {table.full_name}",
                 max_row_bytes=self._max_row_bytes,
-                lines=add,
+                lines=give,
             )
+
+        with _refusals(table), read_ahead(copy) as blocks:
+            for lines in blocks:
+                rows = _rows(lines, columns, key, at, time, cursor)
+                count += len(rows)
+                take(rows)
         return count
 
     def key_checksum(self, table: TableContract, bounds: KeyBounds, /) -> RowChecksum | None:
@@ -208,6 +217,43 @@ class PostgresReader:
             return cursor.fetchone()[0]
 
 
+@contextmanager
+def read_ahead(produce: Callable[[Callable[[bytes], None]], None]) -> Iterator[Iterator[bytes]]:
+    """Give the blocks that ``produce`` hands over, read by a thread while those before are worked on.
+
+    At most ``_BLOCKS_AHEAD`` wait. What ``produce`` raises is raised here once its blocks are given. Leaving
+    the context early ends ``produce`` at its next block.
+    """
+    waiting: Queue[bytes | None] = Queue(_BLOCKS_AHEAD)
+    left = threading.Event()
+
+    def give(block: bytes | None) -> None:
+        while not left.is_set():
+            with suppress(Full):
+                waiting.put(block, timeout=_LOOK_SECONDS)
+                return
+        raise _Left
+
+    def work() -> None:
+        try:
+            produce(give)
+        finally:
+            with suppress(_Left):
+                give(None)
+
+    with ThreadPoolExecutor(1, thread_name_prefix="read ahead") as pool:
+        reading = pool.submit(work)
+        try:
+            yield iter(waiting.get, None)
+            reading.result()
+        finally:
+            left.set()
+
+
+class _Left(Exception):
+    """Ends a read whose blocks nobody takes any more."""
+
+
 def page_sql(table: TableContract, cursor: CursorColumn, columns: tuple[str, ...], span: Span) -> str:
     """The SELECT of one page: in the order of the index on (cursor, key), so it begins and ends anywhere."""
     name = identifier(cursor.name)
@@ -229,18 +275,14 @@ def page_sql(table: TableContract, cursor: CursorColumn, columns: tuple[str, ...
 def _rows(
     lines: bytes, columns: tuple[str, ...], key: list[int], at: int, time: int | None, cursor: CursorColumn
 ) -> Rows:
-    keys, images = keys_and_images(lines, columns, key)
-    try:
-        texts = line_columns(lines, len(columns))
-        cursors, times = texts[at], texts[time] if time is not None else None
-    except Irregular:
-        parsed = [parse_row(line) for line in lines.decode()[:-1].split("\n")]
-        cursors = pa.array([row[at] for row in parsed], pa.string())
-        times = pa.array([row[time] for row in parsed], pa.string()) if time is not None else None
+    copied = copied_rows(lines, columns, key)
+    # No text of a cursor's or a time's type has anything to be escaped.
+    cursors, times = copied.texts(at), copied.texts(time) if time is not None else None
     last = parse_row(lines[lines[:-1].rfind(b"\n") + 1 : -1].decode())
+    keys = copied.keys
     return Rows(
         keys,
-        images,
+        copied.images,
         cursor.numbers(cursors),
         pa.nulls(len(keys), pa.int64()) if times is None else micros_of(times),
         Place(last[at], tuple(str(last[each]) for each in key)),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omnisupport_ingest.sources.postgres.copy_rows import copy_lines, keys_and_images, parse_row
+from omnisupport_ingest.sources.postgres.copy_rows import copied_rows, copy_lines, parse_row
 from omnisupport_ingest.sources.postgres.errors import ProtocolViolation
 from omnisupport_ingest.sources.postgres.pgoutput import Decoder
 from omnisupport_ingest.sources.postgres.row_events import row_image, row_key
@@ -56,13 +56,15 @@ def test_copied_lines_all_at_once_are_what_each_is_alone(rows: list[tuple[str | 
     names = ("id", 'a "b"', "größe")
     lines = ["\t".join(map(copied, row)).encode() + b"\n" for row in rows]
     assert [tuple(parse_row(line.decode()[:-1])) for line in lines] == rows
-    keys, images = keys_and_images(b"".join(lines), names, [2, 0])
+    found = copied_rows(b"".join(lines), names, [2, 0])
+    keys, images = found.keys, found.images
     assert keys.to_pylist() == [row_key([row[2], row[0]]) for row in rows]
     assert images.to_pylist() == [row_image(names, list(row)) for row in rows]
 
 
 def test_a_table_of_one_column_is_copied_too() -> None:
-    keys, images = keys_and_images(b"\n\\N\nx\n", ("id",), [0])
+    found = copied_rows(b"\n\\N\nx\n", ("id",), [0])
+    keys, images = found.keys, found.images
     assert keys.to_pylist() == ['[""]', "[null]", '["x"]']
     assert images.to_pylist() == ['{"id":""}', '{"id":null}', '{"id":"x"}']
 
