@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from omnisupport_ingest.sources.postgres.pause import PauseNote
+    from omnisupport_ingest.sources.postgres.capture.pause import PauseNote
 
 _LOOK_SECONDS = 0.5
 
@@ -24,7 +24,7 @@ def until_resumed(
     """
 
     def run_or_wait() -> None:
-        from omnisupport_ingest.sources.postgres.errors import CapturePaused, CaptureRestarts
+        from omnisupport_ingest.sources.postgres.session.errors import CapturePaused, CaptureRestarts
 
         while not stop.is_set():
             try:

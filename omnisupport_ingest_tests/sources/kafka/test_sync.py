@@ -24,9 +24,9 @@ from omnisupport_ingest.sources.kafka.errors import (
     TopicReplaced,
 )
 from omnisupport_ingest.sources.kafka.offsets import Ways, landed_offsets
-from omnisupport_ingest.sources.postgres.errors import CaptureRunning
-from omnisupport_ingest.sources.postgres.lease import Lease
-from omnisupport_ingest.sources.postgres.pause import PauseNote
+from omnisupport_ingest.sources.postgres.capture.pause import PauseNote
+from omnisupport_ingest.sources.postgres.session.errors import CaptureRunning
+from omnisupport_ingest.sources.postgres.session.lease import Lease
 from omnisupport_ingest_tests.sources.debezium.recorded import DEFAULTS, SOURCE, Recorder
 from omnisupport_ingest_tests.sources.debezium.told import customer, envelope, flat
 from omnisupport_ingest_tests.sources.kafka.broker import Broker, encoded

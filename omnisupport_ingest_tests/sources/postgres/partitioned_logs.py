@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from omnisupport_ingest.landing.manifest import Manifest
-from omnisupport_ingest.sources.postgres import snapshots_beside
+from omnisupport_ingest.sources.postgres.capture import snapshots_beside
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract, folded
 from omnisupport_ingest_tests.waiting import PATIENCE, until
 

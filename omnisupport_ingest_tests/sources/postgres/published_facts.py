@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 
 from omnisupport_ingest.contracts.model import Column
 from omnisupport_ingest.landing.lost_changes import LostChanges
-from omnisupport_ingest.sources.postgres.snapshot_requests import SnapshotRequests
+from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotRequests
 from omnisupport_ingest_tests.landing.batches import is_stream
 from omnisupport_ingest_tests.sources.postgres.snapshot_facts import make_papers
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract, folded

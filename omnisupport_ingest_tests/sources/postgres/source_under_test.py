@@ -27,9 +27,9 @@ from omnisupport_ingest.landing.rows import LandedEvent
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.settings import Settings
-from omnisupport_ingest.sources.postgres.capture import Capture
-from omnisupport_ingest.sources.postgres.connection import connect
-from omnisupport_ingest.sources.postgres.server import current_wal_lsn
+from omnisupport_ingest.sources.postgres.capture.capture import Capture
+from omnisupport_ingest.sources.postgres.session.connection import connect
+from omnisupport_ingest.sources.postgres.session.server import current_wal_lsn
 from omnisupport_ingest_tests.waiting import PATIENCE, until
 
 SOURCE = "support_desk"

@@ -11,9 +11,7 @@ from dataclasses import replace
 from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.contracts.model import TableContract
-from omnisupport_ingest.sources.postgres.connection import connect, source_errors
-from omnisupport_ingest.sources.postgres.home_slot import ExpectedSlot
-from omnisupport_ingest.sources.postgres.live_table import read_live_tables
+from omnisupport_ingest.sources.postgres.catalog.live_table import read_live_tables
 from omnisupport_ingest.sources.postgres.preflight.findings import Finding, Severity, blocking, require_ready
 from omnisupport_ingest.sources.postgres.preflight.publication import publication_findings
 from omnisupport_ingest.sources.postgres.preflight.rows import one_row
@@ -25,6 +23,8 @@ from omnisupport_ingest.sources.postgres.preflight.tables import (
     read_table,
     table_findings,
 )
+from omnisupport_ingest.sources.postgres.session.connection import connect, source_errors
+from omnisupport_ingest.sources.postgres.slot.home_slot import ExpectedSlot
 
 __all__ = ["Finding", "Severity", "blocking", "preflight", "preflight_tables", "require_ready"]
 

@@ -8,14 +8,14 @@ from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.landing.store import LandingStore
-from omnisupport_ingest.sources.postgres.connection import connect
-from omnisupport_ingest.sources.postgres.continuity import resume_point
-from omnisupport_ingest.sources.postgres.errors import HoleInSource
-from omnisupport_ingest.sources.postgres.home_slot import end_of_chain
+from omnisupport_ingest.sources.postgres.catalog.published import PublishedTables
 from omnisupport_ingest.sources.postgres.preflight.findings import Finding
-from omnisupport_ingest.sources.postgres.published import PublishedTables
-from omnisupport_ingest.sources.postgres.server import server_facts, slot_facts, wal_clock
-from omnisupport_ingest.sources.postgres.snapshot_requests import SnapshotRequests
+from omnisupport_ingest.sources.postgres.session.connection import connect
+from omnisupport_ingest.sources.postgres.session.errors import HoleInSource
+from omnisupport_ingest.sources.postgres.session.server import server_facts, slot_facts, wal_clock
+from omnisupport_ingest.sources.postgres.slot.continuity import resume_point
+from omnisupport_ingest.sources.postgres.slot.home_slot import end_of_chain
+from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotRequests
 
 
 def published_findings(

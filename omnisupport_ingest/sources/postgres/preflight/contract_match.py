@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 from omnisupport_ingest.contracts.model import Column, TableContract
 from omnisupport_ingest.contracts.type_fit import Fit, fit
-from omnisupport_ingest.sources.postgres.live_table import LiveColumn, LiveTable
+from omnisupport_ingest.sources.postgres.catalog.live_table import LiveColumn, LiveTable
 from omnisupport_ingest.sources.postgres.preflight.findings import Finding, Severity
-from omnisupport_ingest.sources.postgres.quoting import identifier, qualified
+from omnisupport_ingest.sources.postgres.session.quoting import identifier, qualified
 
 
 def contract_findings(contract: TableContract, table: LiveTable | None) -> Iterator[Finding]:

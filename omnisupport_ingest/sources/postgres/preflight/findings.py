@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.sources.postgres.errors import PreflightFailed, SlotInUse
+from omnisupport_ingest.sources.postgres.session.errors import PreflightFailed, SlotInUse
 
 
 class Severity(StrEnum):

@@ -8,11 +8,7 @@ from dataclasses import replace
 from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.contracts.model import TableContract
-from omnisupport_ingest.sources.postgres.preflight.findings import Finding, Severity
-from omnisupport_ingest.sources.postgres.preflight.refused_writes import refused_writes
-from omnisupport_ingest.sources.postgres.preflight.rows import one_row
-from omnisupport_ingest.sources.postgres.preflight.tables import SourceTable
-from omnisupport_ingest.sources.postgres.publication import (
+from omnisupport_ingest.sources.postgres.catalog.publication import (
     Publication,
     add_statement,
     create_statement,
@@ -20,7 +16,11 @@ from omnisupport_ingest.sources.postgres.publication import (
     operations_statement,
     read_publication,
 )
-from omnisupport_ingest.sources.postgres.quoting import identifier, qualified
+from omnisupport_ingest.sources.postgres.preflight.findings import Finding, Severity
+from omnisupport_ingest.sources.postgres.preflight.refused_writes import refused_writes
+from omnisupport_ingest.sources.postgres.preflight.rows import one_row
+from omnisupport_ingest.sources.postgres.preflight.tables import SourceTable
+from omnisupport_ingest.sources.postgres.session.quoting import identifier, qualified
 
 Tables = Mapping[TableContract, SourceTable]
 """The contracted tables that exist and can be published."""

@@ -13,7 +13,7 @@ from psycopg2.extensions import connection as Connection
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.sources.postgres.preflight.findings import Finding, Severity
 from omnisupport_ingest.sources.postgres.preflight.tables import SourceTable
-from omnisupport_ingest.sources.postgres.quoting import qualified
+from omnisupport_ingest.sources.postgres.session.quoting import qualified
 
 
 def refused_writes(

@@ -8,8 +8,8 @@ from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.sources.postgres.preflight.findings import Finding, Severity
 from omnisupport_ingest.sources.postgres.preflight.rows import one_row
-from omnisupport_ingest.sources.postgres.quoting import identifier, literal
-from omnisupport_ingest.sources.postgres.server import STANDBY, STANDBY_FIX
+from omnisupport_ingest.sources.postgres.session.quoting import identifier, literal
+from omnisupport_ingest.sources.postgres.session.server import STANDBY, STANDBY_FIX
 
 OLDEST_VERSION = 13
 """The first with ``publish_via_partition_root`` and the slot's ``wal_status``."""

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 from psycopg2.extensions import connection as Connection
 
-from omnisupport_ingest.sources.postgres.connection import (
+from omnisupport_ingest.sources.postgres.preflight.findings import Finding
+from omnisupport_ingest.sources.postgres.preflight.rows import one_row
+from omnisupport_ingest.sources.postgres.session.connection import (
     QUOTING_SETTINGS,
     VALUE_SETTINGS,
     connect_replication,
 )
-from omnisupport_ingest.sources.postgres.errors import SourceRefused, SourceUnavailable
-from omnisupport_ingest.sources.postgres.preflight.findings import Finding
-from omnisupport_ingest.sources.postgres.preflight.rows import one_row
+from omnisupport_ingest.sources.postgres.session.errors import SourceRefused, SourceUnavailable
 
 _TO_POSTGRES = "Set host and port in OMNISUPPORT_SOURCE_DSN to PostgreSQL itself."
 

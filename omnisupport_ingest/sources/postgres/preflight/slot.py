@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 from psycopg2.extensions import connection as Connection
 
-from omnisupport_ingest.sources.postgres.home_slot import ExpectedSlot, Presence
 from omnisupport_ingest.sources.postgres.preflight.findings import Finding, Severity, taken_slot
-from omnisupport_ingest.sources.postgres.server import SlotFacts, slot_facts, slot_in_use
-from omnisupport_ingest.sources.postgres.slot import slot_taken
+from omnisupport_ingest.sources.postgres.session.server import SlotFacts, slot_facts, slot_in_use
+from omnisupport_ingest.sources.postgres.slot.home_slot import ExpectedSlot, Presence
+from omnisupport_ingest.sources.postgres.slot.slot import slot_taken
 
 _LOOK_SECONDS = 0.05
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.contracts.model import TableContract
-from omnisupport_ingest.sources.postgres.live_table import LiveTable
-from omnisupport_ingest.sources.postgres.partitions import without_key
+from omnisupport_ingest.sources.postgres.catalog.live_table import LiveTable
+from omnisupport_ingest.sources.postgres.catalog.partitions import without_key
 from omnisupport_ingest.sources.postgres.preflight.contract_match import contract_findings
 from omnisupport_ingest.sources.postgres.preflight.findings import Finding, Severity
 from omnisupport_ingest.sources.postgres.preflight.rows import one_row
-from omnisupport_ingest.sources.postgres.quoting import identifier, qualified
+from omnisupport_ingest.sources.postgres.session.quoting import identifier, qualified
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,44 @@
+"""The domains that come with the program: each is a name that the demo takes, and nothing else knows them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from omnisupport_ingest.demo.domain import Domain
+from omnisupport_ingest.demo.social import SOCIAL
+from omnisupport_ingest.demo.support_desk import SUPPORT_DESK
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.settings import Settings
+
+DOMAINS: Mapping[str, Domain[Any]] = {each.name: each for each in (SUPPORT_DESK, SOCIAL)}
+
+DEFAULT: Domain[Any] = SUPPORT_DESK
+"""That of a home for which nothing else was asked."""
+
+
+class DomainUnknown(IngestError):
+    """A name is that of no domain."""
+
+    exit_code = 2
+
+
+def domain_called(name: str) -> Domain[Any]:
+    """The domain ``name``; ``DomainUnknown`` lists those there are."""
+    if name not in DOMAINS:
+        raise DomainUnknown(
+            f"There is no domain {name!r} to demonstrate.", fix=f"Name one of: {', '.join(DOMAINS)}."
+        )
+    return DOMAINS[name]
+
+
+def home_of(domain: Domain[Any]) -> Path:
+    """The home that ``domain`` is demonstrated in where none is named: each has one of its own."""
+    usual: Path = Settings.model_fields["home"].default
+    return usual if domain is DEFAULT else usual.with_name(f"{usual.name}-{domain.name}")
+
+
+def embedded_domain(settings: Settings) -> Domain[Any]:
+    """What the embedded server of the home of ``settings`` holds: the domain that its source is named for."""
+    return DOMAINS.get(settings.source, DEFAULT)

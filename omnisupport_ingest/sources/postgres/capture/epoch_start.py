@@ -1,0 +1,153 @@
+"""How an epoch of a source begins: a slot made for it, and the facts that prove later that it is the same.
+
+A slot of the configured name that this home has not made is somebody else's, and is left alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from contextlib import closing
+
+from psycopg2.extensions import connection as Connection
+
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.landing.accepted_losses import AcceptedLosses
+from omnisupport_ingest.landing.epochs import EpochFacts, EpochRecord
+from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.settings import Settings
+from omnisupport_ingest.sources.postgres.capture.parked import ready_tables
+from omnisupport_ingest.sources.postgres.catalog.publication import ensure_publication
+from omnisupport_ingest.sources.postgres.preflight import Finding, Severity, preflight
+from omnisupport_ingest.sources.postgres.preflight.landed_keys import landed_key_findings
+from omnisupport_ingest.sources.postgres.session.connection import VALUE_SETTINGS, connect
+from omnisupport_ingest.sources.postgres.session.server import server_facts, slot_facts, wait_until_free
+from omnisupport_ingest.sources.postgres.slot.home_identity import HomeIdentity
+from omnisupport_ingest.sources.postgres.slot.home_slot import (
+    ExpectedSlot,
+    Presence,
+    SlotIntent,
+    end_of_chain,
+    expected_slot,
+)
+from omnisupport_ingest.sources.postgres.slot.slot import create_slot, drop_slot, slot_taken
+
+_log = logging.getLogger(__name__)
+
+SLOT_WAIT_SECONDS = 10.0
+"""How long a start waits for the server to notice that the slot's last reader has died."""
+
+
+class EpochStart:
+    """Begins the epochs of one source. Whoever begins one holds the source's lease."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: LandingStore,
+        tables: Sequence[TableContract],
+        stop: threading.Event | None = None,
+        identity: HomeIdentity | None = None,
+    ) -> None:
+        """``tables``: the source's, which the publication must have. ``stop``: the making of a slot is
+        given up. ``identity``: tells which slots are the home's; null: all that its epochs name."""
+        self._settings, self._store, self._tables = settings, store, tuple(tables)
+        self._stop, self._identity = stop or threading.Event(), identity
+        self._intent = SlotIntent(store.folder)
+
+    def findings(self, dsn: str, slot: ExpectedSlot | None = None) -> tuple[Finding, ...]:
+        """What the preflight finds, warnings logged. ``slot``: null: the one that this home expects."""
+        found = preflight(
+            dsn,
+            self._tables,
+            publication=self._settings.publication,
+            slot=slot or expected_slot(self._store, self._settings.slot),
+            slot_wait_seconds=SLOT_WAIT_SECONDS,
+        )
+        found = (*landed_key_findings(self._store, self._tables), *found)
+        for each in found:
+            if each.severity is Severity.WARNS:
+                _log.warning("%s Fix: %s", each.problem, each.fix)
+        return found
+
+    def first(self, dsn: str, connection: Connection) -> EpochRecord:
+        """The first epoch of this home; ``SlotInUse`` if its slot is taken, ``SlotNotMade``."""
+        if self._intent.covers(self._settings.slot):
+            # A first start died between making the slot and recording its epoch.
+            drop_slot(connection, self._settings.slot)
+        return self._begin(dsn, connection, "first start")
+
+    def next(self, dsn: str, reason: str, *, loss_accepted_by: str | None = None) -> EpochRecord:
+        """The repair of a hole: an epoch with a new slot. Everything that has landed stays.
+
+        ``reason`` is recorded with the epoch. ``loss_accepted_by``: who has decided that the tables read
+        before are not read again; a note then names what may be missing. ``PreflightFailed``, ``SlotInUse``,
+        ``SlotNotMade``.
+        """
+        before = self._store.current_epoch()
+        lost_from = None
+        if before is not None and loss_accepted_by is not None:
+            # Not otherwise: a hole may be in landing, where the chain has no end to tell.
+            lost_from = end_of_chain(self._store, before).end
+        slot = self._slot_to_make_anew(dsn)
+        ready, _ = ready_tables(self.findings(dsn, slot), self._tables)
+        with closing(connect(dsn)) as connection:
+            ensure_publication(connection, self._settings.publication, ready)
+            if slot.presence is Presence.EITHER:
+                wait_until_free(connection, slot.name, SLOT_WAIT_SECONDS)
+                drop_slot(connection, slot.name)
+            epoch = self._begin(dsn, connection, reason)
+        if loss_accepted_by is not None:
+            lost_to = epoch.facts.consistent_point if epoch.facts is not None else None
+            parted = lost_from is not None and lost_to is not None and lost_to < lost_from
+            AcceptedLosses(self._store.folder).accept(
+                epoch.number,
+                loss_accepted_by,
+                reason,
+                lost_from,
+                lost_to,
+                of_another_history=parted or (before is not None and not _same_history(before, epoch)),
+            )
+        return epoch
+
+    def _slot_to_make_anew(self, dsn: str) -> ExpectedSlot:
+        """The configured slot; one that this home has not made is not its to drop."""
+        slot, server = self._settings.slot, server_facts(dsn).system_identifier
+        ours = self._intent.covers(slot) or any(
+            each.facts is not None and (each.facts.slot, each.facts.system_identifier) == (slot, server)
+            for each in self._store.epochs()
+            if self._identity is None or self._identity.owns(self._settings.source, each.number)
+        )
+        return ExpectedSlot(slot, Presence.EITHER if ours else Presence.FREE)
+
+    def _begin(self, dsn: str, connection: Connection, reason: str) -> EpochRecord:
+        slot = self._settings.slot
+        if slot_facts(connection, slot) is not None:
+            raise slot_taken(slot)
+        self._intent.record(slot)
+        point = create_slot(dsn, slot, self._stop)
+        server = server_facts(dsn)
+        facts = EpochFacts(
+            server.system_identifier,
+            server.timeline,
+            slot,
+            point,
+            server.database,
+            server.version,
+            dict(VALUE_SETTINGS),
+        )
+        epoch = self._store.begin_epoch(reason, facts)
+        self._intent.clear()
+        return epoch
+
+
+def _same_history(one: EpochRecord, other: EpochRecord) -> bool:
+    """Whether two epochs are of one server and timeline, so that their LSNs can be compared."""
+    if one.facts is None or other.facts is None:
+        return False
+    return (one.facts.system_identifier, one.facts.timeline, one.facts.database) == (
+        other.facts.system_identifier,
+        other.facts.timeline,
+        other.facts.database,
+    )

@@ -1,0 +1,144 @@
+"""Tables of new contracts, taken up while the stream and the snapshots of the others go on.
+
+A person asks for the snapshot of a table that capture has no contract of; the contracts are read again then.
+The order is what makes it exact. The table is published before its changes are told by its contract, and that
+before the watermark of any chunk is read: what commits above one is sent, with the contract's key. What was
+written before and commits after the chunk has waited for is seen by the chunk, as it waits for all that was
+under way.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+
+import psycopg2
+
+from omnisupport_ingest.contracts.model import Contracts, TableContract
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.landing.epochs import EpochRecord
+from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.settings import Settings
+from omnisupport_ingest.sources.postgres.capture.joining import joining_findings
+from omnisupport_ingest.sources.postgres.capture.parked import ParkedTables
+from omnisupport_ingest.sources.postgres.catalog.publication import ensure_publication
+from omnisupport_ingest.sources.postgres.catalog.published import PublishedTables
+from omnisupport_ingest.sources.postgres.preflight import Severity, require_ready
+from omnisupport_ingest.sources.postgres.session.connect_errors import first_line
+from omnisupport_ingest.sources.postgres.session.errors import HoleInSource
+from omnisupport_ingest.sources.postgres.slot.same_server import connect_to_source
+from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotRequests
+from omnisupport_ingest.sources.postgres.snapshot.snapshot import Snapshots
+from omnisupport_ingest.sources.postgres.stream.captured_tables import CapturedTables
+
+_log = logging.getLogger(__name__)
+
+_AGAIN_SECONDS = 10.0
+"""How long after tables could not be taken up that is tried again."""
+
+
+class NewTables:
+    """Those of one source, for one run of its capture; looked for by the thread that reads snapshots."""
+
+    def __init__(
+        self,
+        dsn: str,
+        epoch: EpochRecord,
+        store: LandingStore,
+        settings: Settings,
+        contracts: Callable[[], Contracts],
+        captured: CapturedTables,
+        published: PublishedTables,
+        snapshots: Snapshots,
+    ) -> None:
+        """``contracts`` reads them anew."""
+        self._dsn, self._epoch, self._store, self._settings = dsn, epoch, store, settings
+        self._contracts, self._captured = contracts, captured
+        self._published, self._snapshots = published, snapshots
+        self._requests = SnapshotRequests(store.folder)
+        self._tried, self._next_try = set[str](), 0.0
+        self._told = dict[str, str]()
+        self._handed: list[TableContract] = []
+        # What a run before has handed over and nobody took is begun with again.
+        captured.hand_over(())
+
+    def look(self, stop: threading.Event) -> None:
+        """Take up the tables that are asked for and not captured. What stands in the way is told in the log,
+        and the others go on; it is tried again until it works. Raises what ``PublishedTables.begin`` does.
+        """
+        if self._captured.any_handed_over:
+            # The stream is within a transaction.
+            return
+        if self._handed:
+            self._join(self._handed)
+            self._handed = []
+        asked = self._requests.whole_tables().keys() - {each.name for each in self._captured.all}
+        if not asked or (asked == self._tried and time.monotonic() < self._next_try):
+            return
+        published: list[TableContract] = []
+        for name in sorted(asked):
+            if stop.is_set():
+                return
+            try:
+                table = self._contract(name)
+                self._publish(table)
+            except (IngestError, psycopg2.Error) as error:
+                if isinstance(error, HoleInSource):
+                    raise
+                # Also if the server is away: whoever reads the stream says that.
+                self._tell(name, error)
+            else:
+                published.append(table)
+        # Not one by one: what is noted as handed over joins as soon as nothing waits to be taken.
+        self._captured.hand_over(published)
+        self._handed = published
+        self._tried, self._next_try = asked, time.monotonic() + _AGAIN_SECONDS
+
+    def _contract(self, name: str) -> TableContract:
+        contracts = self._contracts()
+        new = next((each for each in contracts.of_source(self._settings.source) if each.name == name), None)
+        if new is None:
+            raise _NotContracted(
+                f"{self._settings.source} has no contract of that name.",
+                fix=f"Add its file, or remove the note that asks: {self._requests.file(name)}",
+            )
+        for known in self._captured.all:
+            if (known.schema, known.table) == (new.schema, new.table):
+                raise _NotContracted(
+                    f"{new.full_name} is captured by the contract {known.name}, whose name has changed.",
+                    fix="A contract that was changed is taken in by: omnisupport-ingest source restart",
+                )
+        return new
+
+    def _publish(self, table: TableContract) -> None:
+        with closing(connect_to_source(self._dsn, self._epoch)) as connection:
+            found = joining_findings(connection, self._store, self._settings.publication, [table])
+            require_ready(found)
+            ensure_publication(connection, self._settings.publication, [table])
+        for each in found:
+            if each.severity is Severity.WARNS:
+                _log.warning("%s Fix: %s", each.problem, each.fix)
+
+    def _join(self, tables: Sequence[TableContract]) -> None:
+        with closing(connect_to_source(self._dsn, self._epoch)) as connection:
+            self._published.take_up(connection, tables)
+        ParkedTables(self._store.folder, self._epoch.number).take_back([each.name for each in tables])
+        self._snapshots.take_up(tables)
+        _log.info("%s joined the tables that are captured", ", ".join(each.full_name for each in tables))
+
+    def _tell(self, name: str, error: IngestError | psycopg2.Error) -> None:
+        told = (
+            f"{error.problem} Fix: {error.fix}"
+            if isinstance(error, IngestError)
+            else f"The source says: {first_line(error)}."
+        )
+        if told != self._told.get(name):
+            self._told[name] = told
+            _log.warning("%s is not captured yet: %s", name, told)
+
+
+class _NotContracted(IngestError):
+    """What is asked for has no contract that it could be taken up by."""

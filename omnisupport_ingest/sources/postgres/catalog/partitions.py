@@ -1,0 +1,154 @@
+"""The partitions of a table, and how they differ from those that were there before.
+
+Rows that come by ATTACH, or leave by DETACH, DROP or TRUNCATE of a partition, are in no change that the
+stream sends. What the catalog says of the partitions tells of each of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from psycopg2.extensions import connection as Connection
+
+from omnisupport_ingest.sources.postgres.catalog.live_table import TableName
+from omnisupport_ingest.sources.postgres.session.connection import source_errors
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """A table in the tree of a partitioned one, its root among them.
+
+    ``attached``: what changes when it is attached (null for the root). ``file``: what changes when it is
+    truncated or rewritten. ``leaf``: it has rows of its own.
+    """
+
+    name: str
+    attached: str | None
+    file: int
+    leaf: bool
+
+
+Partitions = Mapping[str, Partition]
+"""The tree of one table; by oid, as text."""
+
+
+def read_partitions(connection: Connection, tables: Collection[TableName]) -> dict[TableName, Partitions]:
+    """The trees of those of ``tables`` that are partitioned, as ``connection`` sees them now."""
+    schemas, names = [schema for schema, _ in tables], [name for _, name in tables]
+    with source_errors("reading the partitions of the source"), connection.cursor() as cursor:
+        cursor.execute(_TREES, (schemas, names))
+        rows = cursor.fetchall()
+    found: dict[TableName, dict[str, Partition]] = {}
+    for schema, table, oid, name, attached, file, leaf in rows:
+        found.setdefault((schema, table), {})[oid] = Partition(name, attached, file, leaf)
+    return dict(found)
+
+
+_TREES = """
+WITH RECURSIVE tree (schema, name, relation, attached) AS (
+    SELECT w.schema, w.name, c.oid, NULL::text
+    FROM unnest(%s::text[], %s::text[]) w (schema, name)
+    JOIN pg_namespace n ON n.nspname = w.schema
+    JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = w.name AND c.relkind = 'p'
+  UNION ALL
+    SELECT t.schema, t.name, i.inhrelid, i.inhparent || '/' || i.xmin
+    FROM tree t JOIN pg_inherits i ON i.inhparent = t.relation
+)
+SELECT t.schema, t.name, c.oid::text, n.nspname || '.' || c.relname, t.attached, c.relfilenode::bigint,
+       c.relkind <> 'p'
+FROM tree t JOIN pg_class c ON c.oid = t.relation JOIN pg_namespace n ON n.oid = c.relnamespace
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """``left``: what happened to partitions so that rows may have left the table, in words. ``new``: the
+    oids of leaves that were not there, whose rows have come unless they have none."""
+
+    left: tuple[str, ...]
+    new: tuple[str, ...]
+
+
+def difference(before: Partitions, now: Partitions) -> Difference:
+    """What has become of the partitions."""
+    left = []
+    for oid, was in before.items():
+        found = now.get(oid)
+        if found is None:
+            left.append(f"{was.name} was detached or dropped")
+        elif found.attached != was.attached:
+            left.append(f"{found.name} was attached anew")
+        elif found.leaf and found.file != was.file:
+            left.append(f"{found.name} was truncated or rewritten")
+    new = [oid for oid, found in now.items() if found.leaf and oid not in before]
+    return Difference(tuple(sorted(left)), tuple(sorted(new, key=int)))
+
+
+def read_root(connection: Connection, oid: int) -> TableName | None:
+    """The table at the root of the tree in which ``oid`` is a partition; null if it is none, or gone."""
+    with source_errors("looking for the root of a partition"), connection.cursor() as cursor:
+        cursor.execute(_ROOT, (oid,))
+        found = cursor.fetchone()
+    return None if found is None else (found[0], found[1])
+
+
+_ROOT = """
+SELECT n.nspname::text, c.relname::text
+FROM pg_class leaf JOIN pg_class c ON c.oid = pg_partition_root(leaf.oid)
+JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE leaf.oid = %s::bigint::oid AND leaf.relispartition
+"""
+
+
+def is_partitioned(connection: Connection, oid: int) -> bool:
+    """Whether the table ``oid`` is partitioned; not if it is gone."""
+    with source_errors("looking for partitions"), connection.cursor() as cursor:
+        cursor.execute("SELECT EXISTS (SELECT FROM pg_class WHERE oid = %s AND relkind = 'p')", (oid,))
+        (found,) = cursor.fetchone()
+    return bool(found)
+
+
+def rows_of(connection: Connection, oid: str) -> str | None:
+    """The condition that the rows of leaf ``oid`` meet where its root is read; null if it is gone.
+
+    The right to read the root need not be one to read its partitions, so those are read through it; the
+    bounds are there for the planner, to leave out the other partitions.
+    """
+    with source_errors("reading the bounds of a partition"), connection.cursor() as cursor:
+        cursor.execute("SELECT pg_get_partition_constraintdef(oid) FROM pg_class WHERE oid = %s", (oid,))
+        row = cursor.fetchone()
+    if row is None:
+        return None
+    bounds = f" AND {row[0]}" if row[0] else ""
+    return f" WHERE tableoid = {int(oid)}{bounds}"
+
+
+@dataclass(frozen=True, slots=True)
+class OtherIdentity:
+    """A partition whose old rows are sent without ``missing``. ``schema`` and ``table`` are its name."""
+
+    schema: str
+    table: str
+    missing: tuple[str, ...]
+
+
+def without_key(connection: Connection, root: int, key: Collection[str]) -> list[OtherIdentity]:
+    """The partitions of ``root`` (an oid) whose updates and deletes are sent, and without all of ``key``."""
+    with source_errors("reading the replica identities of partitions"), connection.cursor() as cursor:
+        cursor.execute(_IDENTITIES, (root,))
+        rows = cursor.fetchall()
+    found = [(schema, table, tuple(sorted(set(key) - set(sent)))) for schema, table, sent in rows]
+    return [OtherIdentity(*each) for each in found if each[2]]
+
+
+_IDENTITIES = """
+SELECT n.nspname::text, c.relname::text,
+       ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = c.oid
+             AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1]))
+FROM pg_partition_tree(%s::bigint::oid::regclass) t
+JOIN pg_class c ON c.oid = t.relid JOIN pg_namespace n ON n.oid = c.relnamespace
+JOIN pg_index i ON i.indrelid = c.oid
+WHERE t.isleaf AND (c.relreplident = 'd' AND i.indisprimary OR c.relreplident = 'i' AND i.indisreplident)
+ORDER BY 1, 2
+"""

@@ -1,0 +1,286 @@
+"""Row changes turned into event columns all at once, a block at a time.
+
+One object per change is what capture would spend most of its time on. Here the changes of one kind
+of one table are columns from the start: their texts are found by arithmetic over all of them, and
+their keys and row images are joined by Arrow. What is not of the usual form goes one by one through
+``row_events``, which says what an event is; both ways give the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from omnisupport_ingest.landing.columns import events_table, times
+from omnisupport_ingest.landing.rows import EVENT_SCHEMA, LandedEvent
+from omnisupport_ingest.sources.postgres.protocol.json_columns import escaped, json_arrays, json_objects
+from omnisupport_ingest.sources.postgres.protocol.pgoutput import Begin, Decoder, RowChange
+from omnisupport_ingest.sources.postgres.protocol.row_events import Place, Shape, row_events
+from omnisupport_ingest.sources.postgres.protocol.text_columns import (
+    PADDING,
+    Irregular,
+    Positions,
+    TextColumns,
+    big_endian,
+    tuple_columns,
+)
+from omnisupport_ingest.sources.postgres.protocol.walstream import WAL_DATA_HEADER
+
+_INSERT, _UPDATE, _DELETE = b"IUD"
+_NEW, _OLD_KEY, _OLD_ROW = b"NKO"
+_MARKER = WAL_DATA_HEADER + 5
+"""Where a change says what its first tuple is, behind its kind and the number of its table."""
+
+_OVERHEAD = 100
+"""Bytes that an event costs beside what was received of it; an estimate."""
+
+
+class Run(NamedTuple):
+    """From row ``first`` of a block on, the rows are those of ``transaction`` from ``from_index`` on."""
+
+    first: int
+    transaction: Begin
+    from_index: int
+
+
+@dataclass(slots=True)
+class ChangeBlock:
+    """Changes of one or more transactions, in the order received, with the tables' ``shapes`` by oid.
+
+    ``messages``: the changes of rows, as ``WAL_DATA`` messages. ``events``: truncates and messages,
+    which have their places already. ``received_bytes``: size of ``messages``.
+    """
+
+    epoch: int
+    shapes: Mapping[int, Shape]
+    messages: list[bytes] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
+    events: list[LandedEvent] = field(default_factory=list)
+    received_bytes: int = 0
+
+    @property
+    def rows(self) -> int:
+        """How many changes there are: as many events, and one more for each key that was changed."""
+        return len(self.messages) + len(self.events)
+
+    @property
+    def size(self) -> int:
+        """What the events take, in bytes; an estimate."""
+        return self.received_bytes + _OVERHEAD * self.rows
+
+    @property
+    def highest_ts(self) -> datetime:
+        """The highest commit time. The block is not empty."""
+        ends = [run.first for run in self.runs[1:]] + [len(self.messages)]
+        moments = [
+            run.transaction.commit_ts for run, end in zip(self.runs, ends, strict=True) if run.first < end
+        ]
+        return max(moments + [event.source_ts for event in self.events])
+
+    def table(self) -> pa.Table:
+        """All events as a table of ``EVENT_SCHEMA``, in the order of their positions. To be called once: the
+        messages, which may be large, are given up as soon as they are one block of bytes."""
+        parts = _Rows(self).tables() if self.messages else []
+        if self.events:
+            parts.append(events_table(self.events))
+        if len(parts) == 1:
+            return parts[0]
+        table = pa.concat_tables(parts)
+        order = np.lexsort((table.column("ordinal"), table.column("commit_lsn")))
+        return table.combine_chunks().take(pa.array(order))
+
+
+class _Rows:
+    """The changes of rows of one block."""
+
+    def __init__(self, block: ChangeBlock) -> None:
+        messages, block.messages = block.messages, []
+        self._epoch, self._shapes, self._runs = block.epoch, block.shapes, block.runs
+        self._bytes = b"".join([*messages, PADDING])
+        self._ends = np.cumsum(np.fromiter(map(len, messages), np.int64, len(messages)))
+        self._starts = np.concatenate((np.zeros(1, np.int64), self._ends[:-1]))
+        firsts = np.array([run.first for run in block.runs] + [len(messages)])
+        self._run_of = np.repeat(np.arange(len(block.runs)), np.diff(firsts))
+        index = np.array([run.from_index for run in block.runs])[self._run_of]
+        self._ordinals = 2 * (index + np.arange(len(messages)) - firsts[self._run_of])
+        self._lsns = big_endian(self._bytes, ">u8", self._starts + 1).astype(np.int64)
+        self._one_by_one: list[int] = []
+
+    def tables(self) -> list[pa.Table]:
+        """One table for each form of change of each table, and one of what went one by one."""
+        letters = np.frombuffer(self._bytes, np.uint8)
+        kinds = letters[self._starts + WAL_DATA_HEADER].astype(np.int64)
+        self._is_insert = kinds == _INSERT
+        oids = big_endian(self._bytes, ">u4", self._starts + WAL_DATA_HEADER + 1).astype(np.int64)
+        markers = letters[self._starts + _MARKER]
+        # Inserts and updates look the same where no old row is sent; together they need no sorting.
+        kinds[self._is_insert & (markers == _NEW)] = _UPDATE
+        groups = kinds << 40 | oids << 8 | markers
+        parts = []
+        for group in np.unique(groups).tolist():
+            rows = np.flatnonzero(groups == group)
+            shape = self._shapes.get(group >> 8 & 0xFFFFFFFF)
+            try:
+                part = self._group(group >> 40, group & 0xFF, shape, rows)
+            except (Irregular, pa.ArrowInvalid):
+                part = None
+            if part is None:
+                self._one_by_one += rows.tolist()
+            elif part.num_rows:
+                parts.append(part)
+        if self._one_by_one:
+            parts.append(self._each_alone(sorted(self._one_by_one)))
+        return parts
+
+    def _group(self, kind: int, marker: int, shape: Shape | None, rows: Positions) -> pa.Table | None:
+        """The events of ``rows``, changes of one form of one table; null for forms that are rare."""
+        at = self._starts[rows] + _MARKER + 1
+        if shape is None:
+            return None
+        if kind == _UPDATE and marker == _NEW:
+            new = self._tuples(at, rows, shape)
+            self._require_end(new, rows)
+            ops = pc.if_else(pa.array(self._is_insert[rows]), "c", "u")
+            return self._table(ops, shape, rows, _key(shape, new, None), None, new)
+        if kind == _DELETE and marker in (_OLD_KEY, _OLD_ROW):
+            old = self._tuples(at, rows, shape)
+            self._require_end(old, rows)
+            before = _old_image(shape, old, marker == _OLD_KEY)
+            ops = pa.repeat("d", len(rows))
+            return self._table(ops, shape, rows, _key(shape, old, None), before, None)
+        if kind == _UPDATE and marker == _OLD_ROW:
+            return self._updates_of_whole_rows(shape, rows, at)
+        return None
+
+    def _updates_of_whole_rows(self, shape: Shape, rows: Positions, at: Positions) -> pa.Table:
+        """Updates under replica identity full; those that changed the key are left to ``row_events``."""
+        old = self._tuples(at, rows, shape)
+        if (np.frombuffer(self._bytes, np.uint8)[old.ends] != _NEW).any():
+            raise Irregular("an old row without a new one behind it")
+        new = self._tuples(old.ends + 1, rows, shape)
+        self._require_end(new, rows)
+        key = _key(shape, new, old)
+        ops = pa.repeat("u", len(rows))
+        table = self._table(ops, shape, rows, key, _old_image(shape, old, False), new)
+        if key is None:
+            return table
+        kept = pc.equal(key, _key(shape, old, None))
+        self._one_by_one += rows[~np.asarray(kept)].tolist()
+        return table.filter(kept)
+
+    def _tuples(self, at: Positions, rows: Positions, shape: Shape) -> TextColumns:
+        found = tuple_columns(self._bytes, at, self._ends[rows], len(shape.names))
+        return TextColumns([escaped(column) for column in found.columns], found.unchanged, found.ends)
+
+    def _require_end(self, last: TextColumns, rows: Positions) -> None:
+        if (last.ends != self._ends[rows]).any():
+            raise Irregular("a message that goes on behind its last tuple")
+
+    def _table(
+        self,
+        ops: pa.StringArray,
+        shape: Shape,
+        rows: Positions,
+        key: pa.StringArray | None,
+        before: pa.StringArray | None,
+        new: TextColumns | None,
+    ) -> pa.Table:
+        count, runs = len(rows), self._run_of[rows]
+        transactions = [run.transaction for run in self._runs]
+        columns = {
+            "epoch": pa.repeat(pa.scalar(self._epoch, pa.int32()), count),
+            "commit_lsn": np.array([each.commit_lsn for each in transactions])[runs],
+            "ordinal": self._ordinals[rows],
+            "op": ops,
+            "source_ts": times([each.commit_ts for each in transactions]).take(pa.array(runs)),
+            "tx_id": np.array([each.xid for each in transactions])[runs],
+            "lsn": self._lsns[rows],
+            "source_schema": pa.repeat(shape.name[0], count),
+            "source_table": pa.repeat(shape.name[1], count),
+            "key": _valid(key),
+            "before": _valid(before),
+        }
+        if new is not None:
+            columns["after"] = _valid(json_objects(shape.names, new.columns, new.unchanged))
+            columns["unchanged"] = _unsent_names(shape.names, new)
+        arrays = [_column(columns.get(each.name), each.type, count) for each in EVENT_SCHEMA]
+        return pa.Table.from_arrays(arrays, schema=EVENT_SCHEMA)
+
+    def _each_alone(self, rows: list[int]) -> pa.Table:
+        decoder = Decoder(shape.relation for shape in self._shapes.values())
+        events: list[LandedEvent] = []
+        for row in rows:
+            change = decoder.decode(self._bytes[self._starts[row] + WAL_DATA_HEADER : self._ends[row]])
+            assert isinstance(change, RowChange)
+            transaction = self._runs[self._run_of[row]].transaction
+            place = Place(
+                self._epoch,
+                transaction.commit_lsn,
+                int(self._ordinals[row]),
+                transaction.commit_ts,
+                transaction.xid,
+                int(self._lsns[row]),
+            )
+            events += row_events(self._shapes[change.relation.oid], change, place)
+        return events_table(events)
+
+
+def _key(shape: Shape, row: TextColumns, fallback: TextColumns | None) -> pa.StringArray | None:
+    """The keys; a key value too long to be sent again stands in ``fallback``."""
+    if not shape.key_places:
+        return None
+    columns = []
+    for place in shape.key_places:
+        column = row.columns[place]
+        if row.unchanged is not None and row.unchanged[:, place].any():
+            if fallback is None:
+                raise Irregular("a key value that was not sent")
+            column = pc.if_else(pa.array(row.unchanged[:, place]), fallback.columns[place], column)
+        columns.append(column)
+    return json_arrays(columns)
+
+
+def _old_image(shape: Shape, row: TextColumns, is_key: bool) -> pa.StringArray:
+    """The old rows as sent: in a key tuple the other columns are null without being so."""
+    if is_key and (not shape.identity or row.unchanged is not None):
+        raise Irregular("a key tuple without a key")
+    places = shape.identity if is_key else range(len(shape.names))
+    names, columns = [shape.names[i] for i in places], [row.columns[i] for i in places]
+    if not shape.partitioned:
+        return json_objects(names, columns, None if is_key else row.unchanged)
+    if any(row.columns[i].null_count for i in shape.key_places):
+        raise Irregular("an old row without its key")
+    unsent = np.column_stack([np.asarray(column.is_null()) for column in columns])
+    return json_objects(names, columns, unsent if row.unchanged is None else unsent | row.unchanged)
+
+
+def _unsent_names(names: tuple[str, ...], row: TextColumns) -> pa.Array | None:
+    """For each row the columns that were not sent, null where all were."""
+    if row.unchanged is None:
+        return None
+    counts = np.count_nonzero(row.unchanged, axis=1)
+    offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts))).astype(np.int32)
+    places = np.nonzero(row.unchanged)[1]
+    return pa.ListArray.from_arrays(
+        pa.array(offsets),
+        pa.array(names, pa.string()).take(pa.array(places)),
+        type=EVENT_SCHEMA.field("unchanged").type,
+        mask=pa.array(counts == 0),
+    )
+
+
+def _valid(texts: pa.StringArray | None) -> pa.StringArray | None:
+    """``texts``, found to be UTF-8; ``pa.ArrowInvalid`` otherwise."""
+    if texts is not None:
+        texts.validate(full=True)
+    return texts
+
+
+def _column(values: object, kind: pa.DataType, count: int) -> pa.Array:
+    return pa.nulls(count, kind) if values is None else pa.array(values, kind)

@@ -1,0 +1,209 @@
+"""From decoded messages to landed events, one at a time: key and row images of every event.
+
+This is what an event *is*. Most row changes do not come this way: ``change_block`` makes their
+columns all at once, and must make the same.
+"""
+
+from __future__ import annotations
+
+import base64
+from datetime import datetime
+from typing import NamedTuple
+
+import orjson
+
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.landing.rows import LandedEvent
+from omnisupport_ingest.sources.postgres.catalog.live_table import TableName
+from omnisupport_ingest.sources.postgres.protocol.pgoutput import (
+    UNCHANGED,
+    LogicalMessage,
+    Relation,
+    RowChange,
+    Value,
+)
+
+
+class KeyNotSent(IngestError):
+    """A table was altered so that the stream no longer carries the contract's key. ``table``: which."""
+
+    def __init__(self, problem: str, *, fix: str, table: TableName) -> None:
+        super().__init__(problem, fix=fix)
+        self.table = table
+
+
+_OPS = {"I": "c", "U": "u", "D": "d"}
+
+_THEN = (
+    "The changes that were written meanwhile name no row for good: then have the table read again, "
+    "omnisupport-ingest source snapshot TABLE"
+)
+
+
+def row_image(names: tuple[str, ...], values: list[str | None]) -> str:
+    """A row as one JSON object, column → text or null."""
+    return orjson.dumps(dict(zip(names, values, strict=True))).decode()
+
+
+def row_key(values: list[str | None]) -> str:
+    """Key values as a compact JSON array of their texts, ``["7","EU"]``."""
+    return orjson.dumps(values).decode()
+
+
+class Place(NamedTuple):
+    """Where an event stands: its position, commit time, transaction, and the LSN of the change itself."""
+
+    epoch: int
+    commit_lsn: int
+    ordinal: int
+    commit_ts: datetime
+    xid: int
+    lsn: int
+
+
+def row_events(shape: Shape, change: RowChange, place: Place) -> tuple[LandedEvent, ...]:
+    """One event, or two for an update that changed the key: ``d`` of the old, ``c`` of the new.
+
+    Both carry the old row as it was sent (``before``): all of it under replica identity full,
+    else the columns of the identity.
+    """
+    old, new = change.old, change.new
+    before = None if old is None else shape.old_image(old, change.old_is_key)
+    if new is None:
+        key = shape.old_key(old or [])
+        return (_event(place, "d", shape.name, key, before, None, None, None),)
+    after, unchanged = shape.new_image(new)
+    key = shape.key(new, old)
+    if change.kind == "I":
+        return (_event(place, "c", shape.name, key, None, after, unchanged, None),)
+    old_key = key if old is None else shape.old_key(old)
+    if old_key == key:
+        return (_event(place, "u", shape.name, key, before, after, unchanged, None),)
+    above = place._replace(ordinal=place.ordinal + 1)
+    return (
+        _event(place, "d", shape.name, old_key, before, None, None, None),
+        _event(above, "c", shape.name, key, before, after, unchanged, old_key),
+    )
+
+
+def not_taken_event(kind: str, name: TableName, place: Place) -> LandedEvent:
+    """The event of a row change whose row was not taken, for its size: without a key and without an image."""
+    return _event(place, _OPS[kind], name, None, None, None, None, None)
+
+
+def truncate_event(name: TableName, place: Place) -> LandedEvent:
+    """The ``t`` event of one truncated table."""
+    return _event(place, "t", name, None, None, None, None, None)
+
+
+def message_event(message: LogicalMessage, place: Place) -> LandedEvent:
+    """An ``m`` event of no table; ``after`` holds the prefix and the content in base64."""
+    content = base64.b64encode(message.content).decode()
+    return LandedEvent(
+        place.epoch, place.commit_lsn, place.ordinal, "m", place.commit_ts, place.xid, place.lsn,
+        "", "", None, None, row_image(("prefix", "content"), [message.prefix, content]), None, None, None,
+    )  # fmt: skip
+
+
+def _event(
+    place: Place,
+    op: str,
+    name: TableName,
+    key: str | None,
+    before: str | None,
+    after: str | None,
+    unchanged: list[str] | None,
+    moved_from_key: str | None,
+) -> LandedEvent:
+    return LandedEvent(
+        place.epoch, place.commit_lsn, place.ordinal, op, place.commit_ts, place.xid, place.lsn,
+        *name, key, before, after, unchanged, moved_from_key, None,
+    )  # fmt: skip
+
+
+class Shape:
+    """What is worked out once for each description of a table. ``KeyNotSent`` if it lacks the key."""
+
+    def __init__(
+        self,
+        relation: Relation,
+        contract_key: tuple[str, ...] | None,
+        *,
+        name: TableName | None = None,
+        partitioned: bool = False,
+    ) -> None:
+        """``contract_key``: the key columns of the table's contract, null if it has none; none: its events
+        are to have no key.
+
+        ``name``: of the table whose events these are, where ``relation`` is a partition of it; null: its own.
+        ``partitioned``: the old rows are of partitions, and carry what the replica identity of the partition
+        says. Whether they are called keys or whole rows goes by that of the table itself.
+        """
+        self.relation, self.partitioned = relation, partitioned
+        self.name = name or (relation.schema, relation.table)
+        self.names = tuple(column.name for column in relation.columns)
+        self.identity = [i for i, column in enumerate(relation.columns) if column.in_identity]
+        identity_names = tuple(self.names[i] for i in self.identity)
+        # With replica identity nothing the source refuses updates and deletes: inserts need no more.
+        carried = self.names if relation.replica_identity == "n" else identity_names
+        if contract_key is not None and not set(contract_key) <= set(carried):
+            missing = ", ".join(sorted(set(contract_key) - set(carried)))
+            raise KeyNotSent(
+                f"{relation.schema}.{relation.table}: key column {missing} of its contract is not in "
+                "the table's replica identity (any more), so deletes cannot name their row.",
+                fix="Make the columns the primary key or the replica identity again (ALTER TABLE … "
+                f"REPLICA IDENTITY USING INDEX …), or change the key in the contract. {_THEN}",
+                table=self.name,
+            )
+        full_without_contract = relation.replica_identity == "f" and contract_key is None
+        names = contract_key
+        if names is None:
+            names = () if full_without_contract else identity_names
+        self.key_names = names
+        """The columns of the key: the contract's, else those of the replica identity; may be none."""
+        self.key_places = [self.names.index(name) for name in names]
+        self._contracted = contract_key is not None
+
+    def key(self, values: list[Value], fallback: list[Value] | None) -> str | None:
+        """The key in ``values``; a key value too long to be sent again stands in ``fallback``."""
+        if not self.key_places:
+            return None
+        found = [values[i] for i in self.key_places]
+        if UNCHANGED in found and fallback is not None:
+            found = [fallback[i] if values[i] is UNCHANGED else values[i] for i in self.key_places]
+        return orjson.dumps(found).decode()
+
+    def old_key(self, values: list[Value]) -> str | None:
+        """The key in an old row. ``KeyNotSent`` if a part of it was not sent."""
+        lacking = [self.names[i] for i in self.key_places if values[i] is None]
+        if lacking and self._contracted and self.partitioned:
+            raise KeyNotSent(
+                f"{self.relation.schema}.{self.relation.table}: a change names its row without key column "
+                f"{', '.join(lacking)} of the contract: a partition has, or had, another replica identity.",
+                fix="Give every partition one with the key (ALTER TABLE … REPLICA IDENTITY DEFAULT); "
+                f"`omnisupport-ingest preflight` names those without. {_THEN}",
+                table=self.name,
+            )
+        return self.key(values, None)
+
+    def new_image(self, values: list[Value]) -> tuple[str, list[str] | None]:
+        """The row as sent, and the columns that were not sent."""
+        names = self.names
+        if UNCHANGED not in values:
+            return orjson.dumps(dict(zip(names, values, strict=True))).decode(), None
+        sent = {name: value for name, value in zip(names, values, strict=True) if value is not UNCHANGED}
+        unchanged = [name for name, value in zip(names, values, strict=True) if value is UNCHANGED]
+        return orjson.dumps(sent).decode(), unchanged
+
+    def old_image(self, values: list[Value], is_key: bool) -> str:
+        """The old row as sent: in a key tuple the other columns are null without being so.
+
+        Under a partitioned table a null may be a column that the partition's replica identity leaves out.
+        """
+        if self.partitioned:
+            places = self.identity if is_key else range(len(values))
+            sent = {self.names[i]: values[i] for i in places if values[i] not in (None, UNCHANGED)}
+            return orjson.dumps(sent).decode()
+        if is_key:
+            return orjson.dumps({self.names[i]: values[i] for i in self.identity}).decode()
+        return self.new_image(values)[0]

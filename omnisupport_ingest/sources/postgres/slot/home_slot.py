@@ -1,0 +1,94 @@
+"""What a home remembers of its replication slot: whether it has made one, and how far it has read it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from omnisupport_ingest.durable import replace, sync_folder
+from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.foreign import Unreadable, read_file
+from omnisupport_ingest.landing.epochs import EpochRecord
+from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.sources.postgres.slot.continuity import LandedChain, LandedTransaction
+
+_NAME_BYTES = 1024
+"""More than any slot's name has."""
+
+
+class SlotIntent:
+    """A note, durable before the slot is made, that this home is about to make it.
+
+    A slot without an epoch is then known to be this home's own, and not another's.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "slot-being-made"
+
+    def record(self, slot: str) -> None:
+        with gate("source.slot_intent"):
+            replace(self._path, slot.encode())
+
+    def covers(self, slot: str) -> bool:
+        try:
+            return read_file(self._path, limit=_NAME_BYTES) == slot.encode()
+        except (OSError, Unreadable):
+            return False
+
+    @property
+    def there(self) -> bool:
+        """Whether some slot was about to be made."""
+        return self._path.exists()
+
+    def clear(self) -> None:
+        with gate("source.slot_intent_clear"):
+            self._path.unlink(missing_ok=True)
+            sync_folder(self._path.parent)
+
+
+class Presence(Enum):
+    """What the name of the slot must be on the server for capture to go on."""
+
+    FREE = "free"
+    """This home has made no slot: one of that name is another's."""
+    EITHER = "either"
+    """The home's own if it is there, and to be made if not."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedSlot:
+    """The slot that capture uses. ``read_by_us``: a capture of this home runs, so it is in use."""
+
+    name: str
+    presence: Presence
+    read_by_us: bool = False
+
+
+def expected_slot(store: LandingStore, configured: str) -> ExpectedSlot:
+    """The slot of the home's epoch, else the ``configured`` one that its first epoch would get."""
+    epoch = store.current_epoch()
+    if epoch is not None and epoch.facts is not None:
+        # Whether it is the right one, and whole, is for the proof of continuity to say.
+        return ExpectedSlot(epoch.facts.slot, Presence.EITHER)
+    ours = SlotIntent(store.folder).covers(configured)
+    return ExpectedSlot(configured, Presence.EITHER if ours else Presence.FREE)
+
+
+def end_of_chain(store: LandingStore, epoch: EpochRecord) -> LandedChain:
+    """Where the landed stream of ``epoch`` ends; at the slot's consistent point, if nothing has landed."""
+    prefix = f"e{epoch.number:06d}-s-"
+    stops: list[Lsn] = []
+    last: LandedTransaction | None = None
+    for batch_id in store.newest_first(prefix):
+        span = store.read(batch_id).stream
+        if span is None:
+            continue
+        stops.append(span.end_lsn)
+        last = LandedTransaction.last_of(span)
+        if last is not None:
+            break
+    else:
+        stops.append(epoch.facts.consistent_point if epoch.facts else Lsn(0))
+    return LandedChain(stops[0], last, frozenset(stops))

@@ -1,0 +1,312 @@
+"""Reading one chunk of a table's snapshot, exact while the table is being written, into one batch."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TypeVar
+
+from psycopg2.extensions import connection as Connection
+
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.contracts.row_checksum import RowChecksum
+from omnisupport_ingest.landing.manifest import ChunkSpan, Manifest, RelationVersion
+from omnisupport_ingest.landing.snapshot_plans import SnapshotPlan
+from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.landing.writer import BatchWriter
+from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.sources.postgres.catalog.relations import CatalogRelation, read_relation, read_storage
+from omnisupport_ingest.sources.postgres.catalog.table_lock import hold_readable, readable
+from omnisupport_ingest.sources.postgres.protocol.copy_rows import copy_lines
+from omnisupport_ingest.sources.postgres.session.connection import source_errors
+from omnisupport_ingest.sources.postgres.session.errors import RowTooLarge, TableUnreadable
+from omnisupport_ingest.sources.postgres.session.open_transactions import listed, open_transactions
+from omnisupport_ingest.sources.postgres.session.quoting import identifier
+from omnisupport_ingest.sources.postgres.snapshot.key_ranges import (
+    PLACE,
+    Bound,
+    source_of_rows,
+    where,
+    where_key,
+)
+from omnisupport_ingest.sources.postgres.snapshot.key_scope import conditions
+from omnisupport_ingest.sources.postgres.snapshot.ordinals import Ordinals
+from omnisupport_ingest.sources.postgres.snapshot.pace import Pace
+from omnisupport_ingest.sources.postgres.snapshot.safe_watermark import (
+    Mark,
+    SafeWatermarks,
+    read_high,
+    read_mark,
+    read_visibility,
+)
+from omnisupport_ingest.sources.postgres.snapshot.server_checksum import server_checksum
+from omnisupport_ingest.sources.postgres.snapshot.snapshot_rows import SnapshotChunk, SnapshotRows
+from omnisupport_ingest.sources.postgres.snapshot.text_rows import write_text_rows
+from omnisupport_ingest.windows import WindowGrid
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+_RETRY_SECONDS = 0.2
+_SILENT_SECONDS = 5.0
+"""How long the wait for transactions under way goes on before it is told."""
+
+_SEQUENTIAL_CHUNKS = 2
+"""Of a table cut into more, no chunk may be read by going through all of the table."""
+
+
+class Stopped(Exception):
+    """The caller asked to stop in the middle of a chunk. Nothing of it has landed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Landing:
+    """Where chunks go, and what the readers of all of them share.
+
+    ``publication``: what it sends of a table is read.
+    ``start``: where the stream of the epoch begins. It has to land something above that before it can
+    show that it has passed a chunk.
+    """
+
+    publication: str
+    store: LandingStore
+    grid: WindowGrid
+    marks: SafeWatermarks
+    ordinals: Ordinals
+    pace: Pace
+    block_bytes: int
+    max_row_bytes: int
+    start: Lsn
+
+
+@dataclass(frozen=True, slots=True)
+class LookedAt:
+    """Where a look at a chunk stands: ``low`` and ``clock`` of its safe low watermark, ``high``, and the form
+    that the table had.
+    """
+
+    low: Lsn
+    high: Lsn
+    clock: datetime
+    relation: RelationVersion
+
+
+class ChunkReader:
+    """Reads chunks on one connection, one after the other."""
+
+    def __init__(self, connection: Connection, landing: Landing, stop: threading.Event) -> None:
+        """``connection`` is in autocommit, and this reader's own."""
+        self._connection, self._landing, self._stop = connection, landing, stop
+
+    def read(self, table: TableContract, plan: SnapshotPlan, chunk: int) -> Manifest:
+        """Land the rows of ``chunk``. ``Stopped``; ``SourceUnavailable`` if the server goes away;
+        ``TableUnreadable``, ``RowTooLarge``, ``PreflightFailed`` for what concerns ``table`` alone."""
+        start, end = plan.range_of(chunk)
+        others: tuple[str, ...] = ()
+        if plan.scope is not None:
+            others = conditions(table, self._relation(table), plan.scope)
+        return self._land(table, plan, chunk, where(plan.by, plan.types, start, end, others), start, end)
+
+    def read_text(self, table: TableContract, plan: SnapshotPlan, chunk: int, path: Path) -> LookedAt:
+        """Write the rows of ``chunk`` to a file, by ``write_text_rows``; errors as in ``read``."""
+
+        def read(rows: str) -> None:
+            write_text_rows(self._connection, table, rows, path, fetched=self._keep_pace)
+
+        looked_at, _ = self._look(table, plan, chunk, read)
+        return looked_at
+
+    def read_checksum(
+        self, table: TableContract, plan: SnapshotPlan, chunk: int
+    ) -> tuple[LookedAt, RowChecksum]:
+        """Have the server work out the checksum of the rows of ``chunk``; errors as in ``read``."""
+
+        def read(rows: str) -> RowChecksum:
+            found = server_checksum(self._connection, table, rows)
+            self._keep_pace(found.rows)
+            return found
+
+        return self._look(table, plan, chunk, read)
+
+    def _look(
+        self, table: TableContract, plan: SnapshotPlan, chunk: int, read: Callable[[str], T]
+    ) -> tuple[LookedAt, T]:
+        """Have the rows of ``chunk`` read by ``read``, which is given what stands behind FROM."""
+        start, end = plan.range_of(chunk)
+        mark = self._begin(table, plan, None)
+        try:
+            self._require_places(table, plan)
+            high = self._high()
+            relation = self._relation(table)
+            name = source_of_rows(table.schema, table.table, relation)
+            with readable(table), source_errors(f"reading {table.full_name}"):
+                found = read(f"{name}{where(plan.by, plan.types, start, end)}")
+            return LookedAt(mark.lsn, high, mark.clock, relation.version(table)), found
+        finally:
+            self._end()
+
+    def read_keys(
+        self, table: TableContract, plan: SnapshotPlan, chunk: int, keys: Collection[str], at: Lsn
+    ) -> Manifest:
+        """Land the rows of ``keys`` (JSON arrays) once more, to stand at ``at``, once that is safe."""
+        return self._land(table, plan, chunk, where_key(table, self._types(table), keys), at=at)
+
+    def read_more(self, table: TableContract, plan: SnapshotPlan, chunk: int, condition: str) -> Manifest:
+        """Land the rows that meet ``condition`` as one more chunk of a snapshot that is finished."""
+        return self._land(table, plan, chunk, condition)
+
+    def _relation(self, table: TableContract) -> CatalogRelation:
+        return read_relation(self._connection, self._landing.publication, table)
+
+    def _types(self, table: TableContract) -> tuple[str, ...]:
+        relation = self._relation(table)
+        of = dict(zip(relation.columns, relation.types, strict=True))
+        return tuple(of[name] for name in table.key)
+
+    def _land(
+        self,
+        table: TableContract,
+        plan: SnapshotPlan,
+        chunk: int,
+        condition: str,
+        start: Bound | None = None,
+        end: Bound | None = None,
+        *,
+        at: Lsn | None = None,
+    ) -> Manifest:
+        mark = self._begin(table, plan, at)
+        low = mark.lsn if at is None else at
+        landing = self._landing
+        try:
+            if start is not None or end is not None:
+                self._require_places(table, plan)
+            high = self._high()
+            relation = self._relation(table)
+            about = SnapshotChunk(
+                table,
+                relation.columns,
+                f"{plan.snapshot_id}-{table.name}-{chunk:06d}",
+                plan.epoch,
+                low,
+                mark.clock,
+            )
+            with BatchWriter(landing.store, landing.grid, plan.epoch, plan.batch_id(chunk)) as writer:
+                self._copy(table, relation, condition, SnapshotRows(about, writer, landing.ordinals.take))
+                span = ChunkSpan(
+                    plan.snapshot_id,
+                    table.name,
+                    chunk,
+                    1,
+                    low,
+                    high,
+                    mark.clock,
+                    None if start is None else json.dumps(start),
+                    None if end is None else json.dumps(end),
+                    scope=plan.scope,
+                )
+                return writer.seal(chunk=span, relations=(relation.version(table),))
+        finally:
+            self._end()
+
+    def _copy(
+        self, table: TableContract, relation: CatalogRelation, condition: str, rows: SnapshotRows
+    ) -> None:
+        landing = self._landing
+
+        def add(lines: bytes) -> None:
+            if self._stop.is_set():
+                raise Stopped
+            self._keep_pace(rows.add(lines))
+
+        listed = ", ".join(identifier(column) for column in relation.columns)
+        name = source_of_rows(table.schema, table.table, relation)
+        with readable(table):
+            try:
+                copy_lines(
+                    self._connection,
+                    f"SELECT {listed} FROM {name}{condition}",
+                    doing=f"reading {table.full_name}",
+                    block_bytes=landing.block_bytes,
+                    max_row_bytes=landing.max_row_bytes,
+                    lines=add,
+                )
+            except RowTooLarge as error:
+                raise RowTooLarge(error.size, error.limit, table.full_name) from None
+        if self._stop.is_set():
+            raise Stopped
+
+    def _keep_pace(self, rows: int) -> None:
+        self._landing.pace.take(rows, self._stop)
+        if self._stop.is_set():
+            raise Stopped
+
+    def _high(self) -> Lsn:
+        return max(read_high(self._connection), Lsn(self._landing.start.value + 1))
+
+    def _begin(self, table: TableContract, plan: SnapshotPlan, at: Lsn | None) -> Mark:
+        """Open the transaction that reads ``table``; returns a mark that is safe for it, from ``at`` on."""
+        began, told = time.monotonic(), False
+        while not self._stop.is_set():
+            own = read_mark(self._connection)
+            known = self._landing.marks.offer(own)
+            if not self._open(table, plan):
+                self._end()
+                if not told:
+                    told = True
+                    _log.warning("the snapshot waits for a lock on %s that somebody holds", table.full_name)
+                continue
+            sees = read_visibility(self._connection)
+            mark = self._landing.marks.newest_safe(known, sees)
+            if mark is not None and (at is None or mark.lsn >= at):
+                return mark
+            self._end()
+            if not told and time.monotonic() - began > _SILENT_SECONDS:
+                told = True
+                _log.warning(
+                    "the snapshot waits for transactions that were under way when it began: %s",
+                    self._named(sees.unfinished(own.holders)),
+                )
+            self._stop.wait(_RETRY_SECONDS)
+        raise Stopped
+
+    def _open(self, table: TableContract, plan: SnapshotPlan) -> bool:
+        """Begin a read; false if somebody holds a lock on the table: then end it and try again."""
+        with source_errors(f"opening {table.full_name}"), self._connection.cursor() as cursor:
+            cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            by_index = plan.scope is not None and plan.by not in ((), (PLACE,))
+            if plan.chunks > _SEQUENTIAL_CHUNKS or by_index:
+                cursor.execute("SET LOCAL enable_seqscan = off")
+            # Held before the snapshot is taken: TRUNCATE and the ALTER TABLE that rewrites heed no
+            # older snapshot (PostgreSQL manual, "Caveats" of concurrency control), so a read through
+            # one would find nothing.
+            return hold_readable(self._connection, table)
+
+    def _require_places(self, table: TableContract, plan: SnapshotPlan) -> None:
+        """A chunk is a range of places: whoever rewrites the table moves rows past it. The lock is held."""
+        if plan.by != (PLACE,):
+            return
+        if read_storage(self._connection, table.schema, table.table) != plan.storage:
+            raise TableUnreadable(
+                f"Table {table.full_name} was rewritten (VACUUM FULL, CLUSTER, ALTER TABLE …) while it was "
+                "read by the places of its rows, as its key has no index.",
+                fix="Start capture again (the platform does so by itself): the table is read anew. A unique "
+                "index on the key columns of its contract makes it be read by the key.",
+                table=table.full_name,
+            )
+
+    def _end(self) -> None:
+        if not self._connection.closed:
+            with source_errors("ending a read"), self._connection.cursor() as cursor:
+                cursor.execute("ROLLBACK")
+
+    def _named(self, ids: frozenset[int]) -> str:
+        short = {each % (1 << 32) for each in ids}
+        waited_for = [each for each in open_transactions(self._connection) if each.ids & short]
+        return listed(waited_for) or "none any more"

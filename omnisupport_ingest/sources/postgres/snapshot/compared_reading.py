@@ -1,0 +1,174 @@
+"""Reading again only what differs: a snapshot of a table whose earlier rows the lake still has.
+
+Every chunk is compared with the lake: by a checksum that the server works out (``row_checksum``), and where
+that differs or there is none, row by row. One that is the same lands as an empty batch, one that is not is
+read once more and lands whole, as in any snapshot. No boundary ends what was not read: each row of the
+lake that no chunk had is ended by a delete of its own, where the boundary would stand. What the lake has of
+a row that is the same stays its state: the stream of the epoch, which begins below every chunk, has all that
+was done to it since.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.contracts.row_checksum import RowChecksum, has_checksum
+from omnisupport_ingest.landing.manifest import ChunkSpan, Manifest
+from omnisupport_ingest.landing.rows import LandedEvent
+from omnisupport_ingest.landing.snapshot_plans import SnapshotPlan
+from omnisupport_ingest.landing.writer import BatchWriter
+from omnisupport_ingest.sources.postgres.snapshot.chunk_reader import ChunkReader, Landing, LookedAt
+
+
+class LakeRows(Protocol):
+    """The rows that the lake has of one table."""
+
+    @property
+    def scratch(self) -> Path:
+        """An existing folder for rows of the source."""
+
+    def has(
+        self, checksum: RowChecksum, by: Sequence[str], start: Sequence[str] | None, end: Sequence[str] | None
+    ) -> bool:
+        """Whether its living rows with keys above ``start``, up to and with ``end`` (null: open), are known
+        for certain and have ``checksum``. ``by``: the columns that bounds are values of. False where it
+        cannot be told.
+        """
+
+    def same(self, rows: Path) -> bool:
+        """Whether the lake has every row in ``rows`` (``write_text_rows``) as it is there."""
+
+    def unmet(self) -> Sequence[str]:
+        """The keys (JSON arrays) of the living rows that were in none of those files and ranges."""
+
+
+class Lake(Protocol):
+    """The tables of a lake, to compare with."""
+
+    def pin(self) -> None:
+        """Hold them as they are, all that has landed taken in; an ``IngestError`` where it is not."""
+
+    def rows(self, table: TableContract, /) -> AbstractContextManager[LakeRows]:
+        """Those of one table, as they were held."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """What came of one table: of ``chunks``, ``by_rows`` were compared row by row and ``read_again`` differed
+    and landed ``rows`` rows; ``ended`` rows are gone from the source.
+    """
+
+    table: str
+    chunks: int
+    by_rows: int
+    read_again: int
+    rows: int
+    ended: int
+
+
+class ComparedReading:
+    """Compares and reads tables by their plans, one chunk after the other."""
+
+    def __init__(
+        self,
+        reader: ChunkReader,
+        landing: Landing,
+        landed: Callable[[Manifest], None],
+    ) -> None:
+        """``landed`` is called with each batch, once durable."""
+        self._reader, self._landing, self._landed = reader, landing, landed
+
+    def run(self, table: TableContract, plan: SnapshotPlan, lake: LakeRows) -> Recovered:
+        """Land what differs. Raises ``Stopped`` or ``SourceUnavailable``: the table counts as unread then."""
+        read = [self._chunk(table, plan, chunk, lake) for chunk in range(plan.chunks)]
+        gone = lake.unmet()
+        self._landed(self._end(table, plan, read, gone))
+        again = [each for each in read if each.again]
+        return Recovered(
+            table.name,
+            plan.chunks,
+            sum(each.by_rows for each in read),
+            len(again),
+            sum(each.batch.rows for each in again),
+            len(gone),
+        )
+
+    def _chunk(self, table: TableContract, plan: SnapshotPlan, chunk: int, lake: LakeRows) -> _Chunk:
+        found = self._by_checksum(table, plan, chunk, lake)
+        again, by_rows = False, found is None
+        if found is None:
+            rows = lake.scratch / f"{chunk}.parquet"
+            found = self._reader.read_text(table, plan, chunk, rows)
+            again = not lake.same(rows)
+            rows.unlink()
+        batch = (
+            self._reader.read(table, plan, chunk) if again else self._land_empty(table, plan, chunk, found)
+        )
+        self._landed(batch)
+        return _Chunk(found, batch, again, by_rows)
+
+    def _by_checksum(
+        self, table: TableContract, plan: SnapshotPlan, chunk: int, lake: LakeRows
+    ) -> LookedAt | None:
+        """Where the server's look at the chunk stands, if the lake has all of it by its checksum."""
+        by_key = set(plan.by) <= set(table.key)
+        if not has_checksum(table) or not (by_key or plan.chunks == 1):
+            return None
+        found, checksum = self._reader.read_checksum(table, plan, chunk)
+        return found if lake.has(checksum, plan.by, *plan.range_of(chunk)) else None
+
+    def _land_empty(self, table: TableContract, plan: SnapshotPlan, chunk: int, found: LookedAt) -> Manifest:
+        start, end = plan.range_of(chunk)
+        with BatchWriter(self._landing.store, self._landing.grid, plan.epoch, plan.batch_id(chunk)) as writer:
+            span = ChunkSpan(
+                plan.snapshot_id,
+                table.name,
+                chunk,
+                1,
+                found.low,
+                found.high,
+                found.clock,
+                None if start is None else json.dumps(start),
+                None if end is None else json.dumps(end),
+            )
+            return writer.seal(chunk=span, relations=(found.relation,))
+
+    def _end(
+        self, table: TableContract, plan: SnapshotPlan, read: Sequence[_Chunk], gone: Sequence[str]
+    ) -> Manifest:
+        """Land a delete of each key in ``gone``, where every change that a chunk had not seen is above it."""
+        lowest = min((each.found for each in read), key=lambda found: found.low)
+        high = max(each.batch.chunk.high for each in read if each.batch.chunk is not None)
+        landing = self._landing
+        first = landing.ordinals.take(len(gone))
+        chunk_id = f"{plan.snapshot_id}-{table.name}-{plan.chunks:06d}"
+        with BatchWriter(landing.store, landing.grid, plan.epoch, plan.boundary_id) as writer:
+            for number, key in enumerate(gone):
+                event = LandedEvent(
+                    plan.epoch, lowest.low.value, first + number, "d", lowest.clock, None, None,
+                    table.schema, table.table, key, None, None, None, None, chunk_id,
+                )  # fmt: skip
+                writer.add(event)
+            span = ChunkSpan(
+                plan.snapshot_id, table.name, plan.chunks, 1, lowest.low, high, lowest.clock, boundary=True
+            )
+            return writer.seal(chunk=span)
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """How a chunk was ``found``, and what landed of it: its rows if it was read ``again``, else none.
+
+    ``by_rows``: it was compared row by row.
+    """
+
+    found: LookedAt
+    batch: Manifest
+    again: bool
+    by_rows: bool

@@ -1,0 +1,201 @@
+"""Keeping the lake right about rows that came or left with their partition, which no change tells of.
+
+Rows of a new partition are read, as one more chunk of the table's snapshot. Where rows may have left, the
+whole table is read again: only the boundary of a snapshot ends rows that nobody has deleted. From the last
+look before until then the table is not as the source was: that stretch is written down first.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+
+from psycopg2.extensions import connection as Connection
+
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.landing.epochs import EpochRecord
+from omnisupport_ingest.landing.lost_changes import LostChanges
+from omnisupport_ingest.landing.manifest import Manifest
+from omnisupport_ingest.landing.snapshot_plans import SnapshotPlan
+from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.sources.postgres.catalog.partition_records import KnownPartitions, PartitionRecords
+from omnisupport_ingest.sources.postgres.catalog.partitions import (
+    Partitions,
+    difference,
+    read_partitions,
+    rows_of,
+)
+from omnisupport_ingest.sources.postgres.catalog.relations import read_relation
+from omnisupport_ingest.sources.postgres.session.connection import source_errors
+from omnisupport_ingest.sources.postgres.slot.same_server import connect_to_source
+from omnisupport_ingest.sources.postgres.snapshot.catalog_looks import REMEMBER_SECONDS, CatalogLooks
+from omnisupport_ingest.sources.postgres.snapshot.chunk_reader import ChunkReader, Landing, Stopped
+from omnisupport_ingest.sources.postgres.snapshot.key_ranges import source_of_rows
+from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotRequests
+from omnisupport_ingest.sources.postgres.snapshot.safe_watermark import read_high
+
+_log = logging.getLogger(__name__)
+
+
+class PartitionWatch:
+    """The partitions of the tables of one source, in one epoch."""
+
+    def __init__(
+        self,
+        dsn: str,
+        store: LandingStore,
+        epoch: EpochRecord,
+        tables: Sequence[TableContract],
+        publication: str,
+        lost: LostChanges,
+        landed: Callable[[Manifest], None],
+    ) -> None:
+        """``landed`` is called with each batch, once durable."""
+        self.needed = True
+        """Whether any of the tables was partitioned at the last look."""
+        self._dsn, self._store, self._epoch, self._landed = dsn, store, epoch, landed
+        self._tables, self._publication = {(each.schema, each.table): each for each in tables}, publication
+        self._records = PartitionRecords(store.folder, epoch.number)
+        self._requests = SnapshotRequests(store.folder)
+        self._lost, self._looks = lost, CatalogLooks()
+        self._certain, self._written = dict[str, Lsn](), dict[str, float]()
+
+    def take_up(self, tables: Sequence[TableContract]) -> None:
+        """From now on ``tables`` are of the source too."""
+        self._tables |= {(each.schema, each.table): each for each in tables}
+        self.needed = True
+
+    def planned(self, connection: Connection, table: TableContract) -> Partitions | None:
+        """The partitions that a snapshot that is being planned will read; null if there are none."""
+        name = (table.schema, table.table)
+        return read_partitions(connection, [name]).get(name)
+
+    def will_be_read(self, table: TableContract, partitions: Partitions | None) -> None:
+        """The plan of a snapshot that reads ``partitions`` is durable."""
+        if partitions is not None:
+            # What an earlier look was certain of, a later one is.
+            self._records.write(table.name, self._known(table, partitions, Lsn(0)))
+
+    def look(
+        self,
+        plans: Mapping[str, SnapshotPlan],
+        landing: Callable[[], Landing] | None,
+        stop: threading.Event,
+    ) -> Lsn | None:
+        """Compare, ask for what has to be read whole, and read new partitions.
+
+        ``plans``: of this epoch, by table; a table without one is incomplete, and told to be. Without
+        ``landing`` new partitions are left for a later look. Returns the highest LSN that was seen by
+        reading; null if nothing was read or ``stop`` came.
+        """
+        tables = {name: each for name, each in self._tables.items() if each.name in plans}
+        if not tables:
+            return None
+        highs: list[Lsn] = []
+        with closing(connect_to_source(self._dsn, self._epoch)) as connection:
+            certain = self._looks.begin(connection)
+            trees = read_partitions(connection, tables)
+            looked = read_high(connection)
+            self.needed = bool(trees)
+            for name, now in trees.items():
+                table = tables[name]
+                try:
+                    read = self._settle(connection, table, plans[table.name], now, landing, stop)
+                except Stopped:
+                    return None
+                if read is None:
+                    continue
+                highs += read
+                # Also of a partition that left again before its rows were read.
+                self._lost.was_mended(table.name, max(read, default=looked))
+                self._seen(table, self._known(table, now, certain))
+        return max(highs, default=None)
+
+    def _certain_of(self, table: TableContract) -> Lsn:
+        known = self._records.read(table.name)
+        return max(self._certain.get(table.name, Lsn(0)), Lsn(0) if known is None else known.certain)
+
+    def _known(self, table: TableContract, now: Partitions, certain: Lsn) -> KnownPartitions:
+        known, before = self._records.read(table.name), self._certain_of(table)
+        certain = max(certain, before)
+        if known is None:
+            return KnownPartitions(now, certain)
+        if known.partitions == now and not known.since and not known.left:
+            return replace(known, certain=certain)
+        last = self._store.last_stream(self._epoch.number)
+        read_to = last.stream.end_lsn if last is not None and last.stream is not None else Lsn(0)
+        return known.followed_by(now, before, certain, read_to)
+
+    def _seen(self, table: TableContract, now: KnownPartitions) -> None:
+        """Nothing is left to do for ``now``; that no look since has found more is remembered now and then."""
+        self._certain[table.name] = now.certain
+        known, written = self._records.read(table.name), self._written.get(table.name)
+        if (
+            known is None
+            or known.partitions != now.partitions
+            or written is None
+            or time.monotonic() - written >= REMEMBER_SECONDS
+        ):
+            if known != now:
+                self._records.write(table.name, now)
+            self._written[table.name] = time.monotonic()
+
+    def _settle(
+        self,
+        connection: Connection,
+        table: TableContract,
+        plan: SnapshotPlan,
+        now: Partitions,
+        landing: Callable[[], Landing] | None,
+        stop: threading.Event,
+    ) -> list[Lsn] | None:
+        """Do what the difference of ``now`` from what was known takes; null if something is left to do.
+
+        Returns the highest LSNs that were seen by reading.
+        """
+        known = self._records.read(table.name)
+        found = difference(now if known is None else known.partitions, now)
+        if found.left:
+            reason = f"partition {', '.join(found.left)}"
+            _log.warning("%s is read again, as %s", table.full_name, reason)
+            self._lost.found(table.name, reason, self._certain_of(table))
+            self._requests.write(table.name, reason)
+            return []
+        highs = []
+        for oid in found.new:
+            condition = rows_of(connection, oid)
+            if condition is None or not self._any(connection, table, condition):
+                continue
+            new = now[oid].name
+            self._lost.found(
+                table.name, f"partition {new} came with rows", self._certain_of(table), whole=False
+            )
+            if landing is None:
+                return None
+            _log.info("reading partition %s, which is new in %s", new, table.full_name)
+            reader = ChunkReader(connection, landing(), stop)
+            batch = reader.read_more(table, plan, plan.chunks + self._read_more(plan), condition)
+            self._landed(batch)
+            if batch.chunk is not None:
+                highs.append(batch.chunk.high)
+        return highs
+
+    def _read_more(self, plan: SnapshotPlan) -> int:
+        """How many chunks have been added to the snapshot since its boundary."""
+        count = 0
+        while self._store.exists(plan.batch_id(plan.chunks + count)):
+            count += 1
+        return count
+
+    def _any(self, connection: Connection, table: TableContract, condition: str) -> bool:
+        relation = read_relation(connection, self._publication, table)
+        name = source_of_rows(table.schema, table.table, relation)
+        with source_errors(f"looking into a partition of {table.full_name}"), connection.cursor() as cursor:
+            cursor.execute(f"SELECT EXISTS (SELECT FROM {name}{condition})")
+            (found,) = cursor.fetchone()
+        return bool(found)

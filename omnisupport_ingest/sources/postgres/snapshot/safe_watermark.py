@@ -1,0 +1,147 @@
+"""The low watermark of a snapshot's chunk: an LSN below which every commit is visible to its read.
+
+The current end of the WAL is no such LSN. PostgreSQL writes a commit record first and makes the
+transaction visible later, after the flush and after a synchronous standby has answered; a read in
+between finds the old row, though the commit lies below the end of the WAL. A transaction gives up the
+lock on its own id only once it is visible. So: read an LSN, then list who still holds such a lock; the
+LSN is safe for every snapshot that sees all of those as finished. Needs no lock on a table, writes
+nothing at the source, and must be asked of the primary (``semantics.md``, 1).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+
+from psycopg2 import errors as sql_errors
+from psycopg2.extensions import connection as Connection
+
+from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.sources.postgres.session.connection import source_errors
+from omnisupport_ingest.sources.postgres.session.errors import SourceRefused
+from omnisupport_ingest.sources.postgres.session.server import STANDBY, STANDBY_FIX
+
+_WAL_PAGE = 8192
+_PAGE_HEADERS = (24, 40)
+_KEPT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """An LSN, the server's ``clock`` read with it, and the ids of the transactions under way after it.
+
+    ``holders``: ids of 64 bits, as ``pg_current_snapshot`` has them.
+    """
+
+    lsn: Lsn
+    clock: datetime
+    holders: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Visibility:
+    """What a snapshot sees as finished: every transaction below ``xmax`` that is not in ``running``."""
+
+    xmax: int
+    running: frozenset[int]
+
+    def unfinished(self, ids: Iterable[int]) -> frozenset[int]:
+        """Those of ``ids`` that may commit, or become visible, after this snapshot was taken.
+
+        Sub-transactions are not told apart from finished ones; their top transaction always is in a
+        ``Mark`` beside them.
+        """
+        return frozenset(each for each in ids if each >= self.xmax or each in self.running)
+
+
+class SafeWatermarks:
+    """The marks read so far, of which every read takes the newest that is safe for it. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._marks: deque[Mark] = deque(maxlen=_KEPT)
+        self._proven: Mark | None = None
+
+    def offer(self, mark: Mark) -> tuple[Mark, ...]:
+        """Take in a new mark; returns the marks that a snapshot taken from now on may stand at.
+
+        One that another read offers later is not for it: between the two a transaction may commit, be seen
+        by everybody and be no holder any more, and the snapshot does not see it.
+        """
+        with self._lock:
+            self._marks.append(mark)
+            return (*self._marks,) if self._proven is None else (self._proven, *self._marks)
+
+    def newest_safe(self, known: Iterable[Mark], visibility: Visibility) -> Mark | None:
+        """The newest of ``known`` that is safe for a snapshot of this ``visibility``; none if none is.
+
+        ``known``: what ``offer`` returned before the snapshot was taken. A lower watermark is always safe,
+        so while one long transaction keeps new marks from being safe, an older one stays in force.
+        """
+        safe = [mark for mark in known if not visibility.unfinished(mark.holders)]
+        newest = max(safe, key=lambda mark: mark.lsn, default=None)
+        with self._lock:
+            if newest is not None and (self._proven is None or newest.lsn > self._proven.lsn):
+                self._proven = newest
+        return newest
+
+
+def read_mark(connection: Connection) -> Mark:
+    """A new mark. ``connection`` is in autocommit. ``SourceRefused`` on a standby."""
+    with source_errors("reading a watermark"), connection.cursor() as cursor:
+        # Statements of their own: the order is what makes it exact.
+        try:
+            cursor.execute("SELECT pg_current_wal_insert_lsn()::text")
+        except sql_errors.ObjectNotInPrerequisiteState:
+            raise SourceRefused(STANDBY, fix=STANDBY_FIX) from None
+        lsn = page_end(Lsn.parse(cursor.fetchone()[0]))
+        cursor.execute(
+            "SELECT transactionid::text::bigint FROM pg_locks"
+            " WHERE locktype = 'transactionid' AND mode = 'ExclusiveLock' AND granted"
+        )
+        short = [row[0] for row in cursor.fetchall()]
+        cursor.execute("SELECT clock_timestamp(), pg_snapshot_xmax(pg_current_snapshot())::text::bigint")
+        clock, xmax = cursor.fetchone()
+    return Mark(lsn, clock, frozenset(widened(each, xmax) for each in short))
+
+
+def read_visibility(connection: Connection) -> Visibility:
+    """What the open transaction of ``connection`` sees; takes its snapshot if it has none yet."""
+    with source_errors("reading what a snapshot sees"), connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT pg_snapshot_xmax(s)::text::bigint,"
+            " ARRAY(SELECT x::text::bigint FROM pg_snapshot_xip(s) x) FROM pg_current_snapshot() s"
+        )
+        xmax, running = cursor.fetchone()
+    return Visibility(xmax, frozenset(running))
+
+
+def read_high(connection: Connection) -> Lsn:
+    """An LSN above every commit that the snapshot of ``connection``, taken before, can see."""
+    with source_errors("reading the end of the WAL"), connection.cursor() as cursor:
+        # Of what is inserted, not flushed: an asynchronous commit is visible before it is flushed.
+        cursor.execute("SELECT pg_current_wal_insert_lsn()::text")
+        (text,) = cursor.fetchone()
+    return page_end(Lsn.parse(text))
+
+
+def widened(xid: int, near: int) -> int:
+    """The 64-bit id of the transaction whose last 32 bits are ``xid``, the one closest to ``near``."""
+    span = 1 << 32
+    found = near - near % span + xid
+    if found - near > span // 2:
+        return found - span
+    return found + span if near - found > span // 2 else found
+
+
+def page_end(insert: Lsn) -> Lsn:
+    """``insert`` as the stream will tell it: at the start of a WAL page, not behind the page's header.
+
+    Where the WAL ends with a page, the next record is to be inserted behind the header of a page that
+    is not there yet; the stream never says that it has passed that place while nothing is written.
+    """
+    behind = insert.value % _WAL_PAGE
+    return Lsn(insert.value - behind) if behind in _PAGE_HEADERS else insert

@@ -1,0 +1,320 @@
+"""Snapshots of tables: every row as an ``r`` event, read in chunks, in parallel and without locks.
+
+Each chunk is read by a transaction of its own, which is short, and stands at its own safe low watermark
+(``safe_watermark``): whatever commits above it comes by the stream and overrides the row. So chunks need
+not be of one moment, the source goes on being written, and no old row version is held back there. The
+table's boundary, at the lowest of these watermarks and below all of its rows, ends every older life that
+no chunk found. What is still to be read is told by the plan and by what has landed: after a crash, a pause
+or a restart a snapshot goes on with the chunks that are missing.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from datetime import UTC, datetime
+
+from psycopg2.extensions import connection as Connection
+
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.key_range import KeyRange
+from omnisupport_ingest.landing.epochs import EpochRecord
+from omnisupport_ingest.landing.manifest import ChunkSpan, Manifest
+from omnisupport_ingest.landing.names import chunk_batch_id
+from omnisupport_ingest.landing.snapshot_plans import (
+    SCHEMA_ONLY,
+    SnapshotPlan,
+    SnapshotPlans,
+    newest_of_each,
+    that_count,
+)
+from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.landing.writer import BatchWriter
+from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.settings import Settings
+from omnisupport_ingest.sources.postgres.catalog.published import PublishedTables
+from omnisupport_ingest.sources.postgres.catalog.relations import CatalogRelation, read_relation, read_storage
+from omnisupport_ingest.sources.postgres.catalog.table_lock import hold_readable, readable
+from omnisupport_ingest.sources.postgres.session.connection import source_errors
+from omnisupport_ingest.sources.postgres.session.server import wal_clock
+from omnisupport_ingest.sources.postgres.slot.same_server import connect_to_source
+from omnisupport_ingest.sources.postgres.slot.slot import flush_wal
+from omnisupport_ingest.sources.postgres.snapshot.chunk_reader import ChunkReader, Landing, Stopped
+from omnisupport_ingest.sources.postgres.snapshot.compared_reading import ComparedReading, LakeRows, Recovered
+from omnisupport_ingest.sources.postgres.snapshot.due import DueSnapshots, Wanted
+from omnisupport_ingest.sources.postgres.snapshot.key_ranges import PLACE, columns_to_cut_by, cut
+from omnisupport_ingest.sources.postgres.snapshot.key_scope import conditions, kinds_of
+from omnisupport_ingest.sources.postgres.snapshot.moved_reading import MovedReading
+from omnisupport_ingest.sources.postgres.snapshot.ordinals import Ordinals
+from omnisupport_ingest.sources.postgres.snapshot.pace import Pace
+from omnisupport_ingest.sources.postgres.snapshot.parallel_reading import ParallelReading
+from omnisupport_ingest.sources.postgres.snapshot.partition_watch import PartitionWatch
+from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotRequests
+from omnisupport_ingest.sources.postgres.snapshot.safe_watermark import SafeWatermarks, read_mark
+from omnisupport_ingest.windows import WindowGrid
+
+_log = logging.getLogger(__name__)
+
+
+class Snapshots:
+    """The snapshots of one source in one epoch.
+
+    The publication must cover the tables: what commits above a chunk's watermark comes by the stream.
+    """
+
+    def __init__(
+        self,
+        dsn: str,
+        store: LandingStore,
+        grid: WindowGrid,
+        epoch: EpochRecord,
+        tables: Sequence[TableContract],
+        settings: Settings,
+        published: PublishedTables,
+        landed: Callable[[Manifest], None],
+    ) -> None:
+        """``landed`` is called with each batch, once durable, on the thread that read it."""
+        self._dsn, self._store, self._of, self._tables = dsn, store, epoch, tuple(tables)
+        self._epoch = epoch.number
+        self._start = epoch.facts.consistent_point if epoch.facts else Lsn(0)
+        self._settings, self._published, self._landed, self._grid = settings, published, landed, grid
+        self._moved = MovedReading(dsn, store, epoch, landed)
+        self._partitions = PartitionWatch(
+            dsn, store, epoch, self._tables, settings.publication, published.lost, landed
+        )
+        self._plans, self._requests = SnapshotPlans(store.folder), SnapshotRequests(store.folder)
+        self._due = DueSnapshots(
+            store, epoch.number, self._tables, first_reads=settings.snapshot_mode.reads_rows
+        )
+
+    @property
+    def asked(self) -> bool:
+        """Whether a person has asked for a snapshot that is not planned yet. Cheap."""
+        asked = {request.table for request in self._requests.read()}
+        return bool(asked & {table.name for table in self._tables})
+
+    def take_up(self, tables: Sequence[TableContract]) -> None:
+        """From now on ``tables`` are of the source too. The stream tells their changes by their contracts."""
+        self._tables += tuple(tables)
+        self._partitions.take_up(tables)
+        self._due.take_up(tables)
+
+    def take(self, stop: threading.Event) -> Lsn | None:
+        """Read what is due; returns the LSN that the stream must pass for it to be whole.
+
+        Null if nothing was due, or ``stop`` came first. Raises what reading or landing a chunk raises:
+        the chunks that have landed stay.
+        """
+        wanted = self._due.now()
+        if not wanted:
+            return None
+        self._moved.settled = False
+        landing = self._landing()
+        planned = []
+        with closing(connect_to_source(self._dsn, self._of)) as connection:
+            # Before the request is gone: it is what takes the doubt away.
+            whole = {each.table.name for each in wanted if each.plan is None and each.scope is None}
+            self._published.accept(connection, whole)
+            for each in wanted:
+                plan = self._planned(connection, each, landing.ordinals, stop)
+                if plan is None:
+                    return None
+                planned.append((each.table, plan))
+        threads = self._settings.snapshot_threads
+        reading = ParallelReading(self._dsn, self._of, landing, planned, self._landed, threads)
+        high = reading.run(stop)
+        if high is not None:
+            self._have_flushed(high)
+        return high
+
+    def recover(
+        self, table: TableContract, lake: LakeRows, reason: str, stop: threading.Event
+    ) -> Recovered | None:
+        """Read of ``table`` only what ``lake``, which has all of the epochs before, has not.
+
+        Null if ``stop`` came first; the table is read whole then by the next ``take``, as after an error.
+        Raises ``TableInterrupted`` too, if a table has been published otherwise since the epoch began.
+        """
+        landing = self._landing()
+        asked = tuple(request for request in self._requests.read() if request.table == table.name)
+        wanted = Wanted(table, None, reason, answers=asked)
+        with closing(connect_to_source(self._dsn, self._of)) as connection:
+            # Nothing ends what the stream has of rows that another filter leaves out by now.
+            self._published.require_same(connection)
+            plan = self._planned(connection, wanted, landing.ordinals, stop, compared=True)
+            if plan is None:
+                return None
+            reader = ChunkReader(connection, landing, stop)
+            try:
+                recovered = ComparedReading(reader, landing, self._landed).run(table, plan, lake)
+            except Stopped:
+                return None
+        end = self._store.read(plan.boundary_id).chunk
+        assert end is not None
+        self._have_flushed(end.high)
+        return recovered
+
+    @property
+    def settled(self) -> bool:
+        """Whether ``read_moved`` has nothing to look for until ``take`` has read something."""
+        return self._moved.settled
+
+    def read_moved(self, stop: threading.Event) -> Lsn | None:
+        """Read again the rows whose keys changed while their table was read, where the stream lacks columns.
+
+        For tables whose snapshot the stream has passed; to be called until it finds nothing. Returns and
+        raises as ``take`` does.
+        """
+        plans = that_count(self._plans.all(self._epoch))
+        high = self._moved.run(self._tables, plans, self._landing, stop)
+        if high is not None:
+            self._have_flushed(high)
+        return high
+
+    @property
+    def watches_partitions(self) -> bool:
+        """Whether there may be partitions to look for."""
+        return self._partitions.needed
+
+    def look_at_partitions(self, stop: threading.Event) -> Lsn | None:
+        """Have what came or left with a partition read: by a chunk of its own, else by asking for all of
+        its table. Returns and raises as ``take`` does.
+        """
+        plans = newest_of_each(self._plans.all(self._epoch))
+        # A chunk that is added before the search for moved rows is over would have it begin too late.
+        high = self._partitions.look(plans, self._landing if self._moved.settled else None, stop)
+        if high is not None:
+            for plan in plans.values():
+                self._moved.search_again(plan.snapshot_id)
+            self._have_flushed(high)
+        return high
+
+    def _have_flushed(self, high: Lsn) -> None:
+        with closing(connect_to_source(self._dsn, self._of)) as connection:
+            if wal_clock(connection).flushed < high:
+                flush_wal(self._dsn)
+
+    def _landing(self) -> Landing:
+        return Landing(
+            self._settings.publication,
+            self._store,
+            self._grid,
+            SafeWatermarks(),
+            Ordinals(self._store, self._epoch),
+            Pace(self._settings.snapshot_rows_per_second),
+            self._settings.snapshot_fetch_bytes,
+            self._settings.max_row_bytes,
+            self._start,
+        )
+
+    def land_schemas(self, connection: Connection) -> None:
+        """Land the form of each table that this epoch has none of yet, in a batch without rows."""
+        for table in self._tables:
+            batch_id = chunk_batch_id(self._epoch, SCHEMA_ONLY, table.name, 0, 1)
+            if self._store.exists(batch_id):
+                continue
+            mark = read_mark(connection)
+            relation = read_relation(connection, self._settings.publication, table)
+            with BatchWriter(self._store, self._grid, self._epoch, batch_id) as writer:
+                span = ChunkSpan(SCHEMA_ONLY, table.name, 0, 1, mark.lsn, mark.lsn, mark.clock)
+                self._landed(writer.seal(chunk=span, relations=(relation.version(table),)))
+
+    def _planned(
+        self,
+        connection: Connection,
+        wanted: Wanted,
+        ordinals: Ordinals,
+        stop: threading.Event,
+        *,
+        compared: bool = False,
+    ) -> SnapshotPlan | None:
+        """The plan to read by, written down; null if ``stop`` came before it was made."""
+        table, plan, scope = wanted.table, wanted.plan, wanted.scope
+        try:
+            if not _begin(connection, table, stop):
+                return None
+            relation = read_relation(connection, self._settings.publication, table)
+            storage = read_storage(connection, table.schema, table.table)
+            if plan is not None and _still_fits(plan, relation, table, storage):
+                return plan
+            if scope is not None and not _fits(scope, relation, table):
+                _log.warning(
+                    "%s is read as a whole: its key is not what it was when a range of it was asked for",
+                    table.full_name,
+                )
+                scope = None
+            by = columns_to_cut_by(
+                connection, table.schema, table.table, table.key, partitioned=relation.partitioned
+            )
+            types = _types(by, relation)
+            rows = self._settings.snapshot_chunk_rows
+            partitions = self._partitions.planned(connection, table)
+            only = () if scope is None else conditions(table, relation, scope)
+            bounds = []
+            with readable(table):
+                for bound in cut(connection, table.schema, table.table, relation, by, types, rows, only):
+                    if stop.is_set():
+                        return None
+                    bounds.append(bound)
+        finally:
+            with source_errors("ending a transaction"), connection.cursor() as cursor:
+                cursor.execute("ROLLBACK")
+        # Taken before any row's: the boundary must end older lives, not those of its rows.
+        ordinal = ordinals.take()
+        made = SnapshotPlan(
+            snapshot_id=f"{ordinal & 0xFFFFFFFFFFFF:012x}",
+            epoch=self._epoch,
+            table=table.name,
+            reason=wanted.reason,
+            planned_at=datetime.now(UTC),
+            boundary_ordinal=ordinal,
+            rows=rows,
+            by=by,
+            types=types,
+            bounds=tuple(bounds),
+            compared=compared,
+            scope=scope,
+            storage=storage if by == (PLACE,) else None,
+        )
+        self._plans.write(made)
+        if scope is None:
+            self._partitions.will_be_read(table, partitions)
+        for request in wanted.answers:
+            self._requests.clear(request)
+        return made
+
+
+def _begin(connection: Connection, table: TableContract, stop: threading.Event) -> bool:
+    """Begin a transaction in which ``table`` can be read; false if ``stop`` came before that."""
+    while not stop.is_set():
+        with source_errors(f"planning the snapshot of {table.full_name}"), connection.cursor() as cursor:
+            cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            if hold_readable(connection, table):
+                return True
+            cursor.execute("ROLLBACK")
+    return False
+
+
+def _types(by: Sequence[str], relation: CatalogRelation) -> tuple[str, ...]:
+    of = dict(zip(relation.columns, relation.types, strict=True)) | {PLACE: "tid"}
+    return tuple(of[name] for name in by)
+
+
+def _fits(scope: KeyRange, relation: CatalogRelation, table: TableContract) -> bool:
+    """Whether the columns that ``scope`` names the values of are still those of the key, ordered as then."""
+    columns = table.key[: len(scope.kinds)]
+    return set(columns) <= set(relation.columns) and kinds_of(relation, columns) == scope.kinds
+
+
+def _still_fits(plan: SnapshotPlan, relation: CatalogRelation, table: TableContract, storage: str) -> bool:
+    """Whether the table can still be cut as planned: by its key as it is now, which has no NULLs, or by the
+    places of its rows, where none has another since."""
+    if plan.by == (PLACE,) and plan.storage != storage:
+        return False
+    if plan.scope is not None and not _fits(plan.scope, relation, table):
+        return False
+    if plan.by not in ((), (PLACE,)) and set(plan.by) != set(table.key):
+        return False
+    return set(plan.by) <= {*relation.columns, PLACE} and _types(plan.by, relation) == plan.types

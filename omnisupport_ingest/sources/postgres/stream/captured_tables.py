@@ -1,0 +1,62 @@
+"""The tables that a capture has contracts of; more may join while it runs.
+
+Those are handed to the thread that reads the stream, which takes them between two transactions: only then
+every change that is still to come is told by its contract.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.sources.postgres.catalog.live_table import TableName
+
+
+class CapturedTables:
+    """Shared by the thread that reads the stream and one other, which hands over one group at a time."""
+
+    def __init__(self, tables: Iterable[TableContract], left_out: Iterable[TableContract] = ()) -> None:
+        """``left_out``: contracted too, and not captured: their changes land without a key."""
+        self._all = tuple(tables)
+        self._left_out = tuple(left_out)
+        self._lock = threading.Lock()
+        self._handed: tuple[TableContract, ...] = ()
+
+    @property
+    def all(self) -> tuple[TableContract, ...]:
+        """Those that the stream is read for."""
+        return self._all
+
+    @property
+    def left_out(self) -> tuple[TableContract, ...]:
+        """Those whose changes land without a key."""
+        return self._left_out
+
+    @property
+    def keys(self) -> dict[TableName, tuple[str, ...]]:
+        """What the changes of each table are told by: the key of its contract, nothing if it is left out."""
+        return {
+            (each.schema, each.table): () if each in self._left_out else each.key
+            for each in (*self._left_out, *self._all)
+        }
+
+    @property
+    def any_handed_over(self) -> bool:
+        """Whether some wait to be taken. Cheap."""
+        return bool(self._handed)
+
+    def hand_over(self, tables: Sequence[TableContract]) -> None:
+        """Have ``tables`` taken, instead of any that were handed over before and are not taken yet."""
+        with self._lock:
+            self._handed = tuple(tables)
+
+    def take(self, take_up: Callable[[Sequence[TableContract]], None]) -> None:
+        """Have ``take_up`` take what is handed over, if something is."""
+        with self._lock:
+            if self._handed:
+                take_up(self._handed)
+                self._all += self._handed
+                joined = {each.name for each in self._handed}
+                self._left_out = tuple(each for each in self._left_out if each.name not in joined)
+                self._handed = ()

@@ -1,0 +1,182 @@
+"""The slot's stream of one epoch, read into batches from where landing ends: again and again, if need be.
+
+A transaction in progress that cannot be told from one that has committed is read after its commit: then the
+server is asked to send transactions whole.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from psycopg2.extensions import connection as Connection
+
+from omnisupport_ingest.home import Home
+from omnisupport_ingest.landing.epochs import EpochRecord
+from omnisupport_ingest.landing.manifest import Manifest
+from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.settings import Settings
+from omnisupport_ingest.sources.postgres.capture.epoch_start import SLOT_WAIT_SECONDS
+from omnisupport_ingest.sources.postgres.catalog.partition_roots import PartitionRoots
+from omnisupport_ingest.sources.postgres.catalog.partitions import is_partitioned
+from omnisupport_ingest.sources.postgres.catalog.published import PublishedTables
+from omnisupport_ingest.sources.postgres.protocol.changes import EventReader
+from omnisupport_ingest.sources.postgres.protocol.walstream import WalStream
+from omnisupport_ingest.sources.postgres.session.connection import connect_replication
+from omnisupport_ingest.sources.postgres.session.errors import HoleInSource
+from omnisupport_ingest.sources.postgres.session.server import (
+    identify,
+    server_facts,
+    slot_facts,
+    wait_until_free,
+    wal_clock,
+)
+from omnisupport_ingest.sources.postgres.slot.continuity import (
+    ResumePoint,
+    require_same_server,
+    require_unmoved,
+    resume_point,
+)
+from omnisupport_ingest.sources.postgres.slot.home_slot import end_of_chain
+from omnisupport_ingest.sources.postgres.slot.recovery import require_recovery
+from omnisupport_ingest.sources.postgres.slot.same_server import require_source
+from omnisupport_ingest.sources.postgres.stream.batches import StreamBatches
+from omnisupport_ingest.sources.postgres.stream.captured_tables import CapturedTables
+from omnisupport_ingest.sources.postgres.stream.follower import Follower
+from omnisupport_ingest.sources.postgres.stream.in_progress import Doubtful, InProgress
+from omnisupport_ingest.sources.postgres.stream.kept_transaction import NotKept
+
+_log = logging.getLogger(__name__)
+
+_STREAMS_IN_PROGRESS = 140000
+"""Servers from this version on send what is in progress; older ones nothing before the commit."""
+
+
+def prove_source(dsn: str, connection: Connection, store: LandingStore, epoch: EpochRecord) -> ResumePoint:
+    """Where the stream goes on, once the server has proved to be the one that landing is from.
+
+    ``HoleInSource`` if it is not, or has lost what comes next.
+    """
+    server, chain = server_facts(dsn), end_of_chain(store, epoch)
+    slot = slot_facts(connection, epoch.facts.slot) if epoch.facts else None
+    resume = resume_point(epoch, chain, server, wal_clock(connection).flushed, slot)
+    # What was asked here was asked of the same server.
+    require_source(connection, epoch)
+    return resume
+
+
+@dataclass(frozen=True)
+class StreamReading:
+    """Reads the stream of ``epoch``. ``tell`` is called with each batch once it is durable and confirmed.
+
+    It takes the ``tables`` that are handed over meanwhile.
+    ``proved`` is set as soon as the stream is seen to continue what has landed.
+    """
+
+    settings: Settings
+    home: Home
+    store: LandingStore
+    epoch: EpochRecord
+    tables: CapturedTables
+    published: PublishedTables
+    dsn: str
+    connection: Connection
+    tell: Callable[[Manifest], None]
+    proved: threading.Event = field(default_factory=threading.Event)
+
+    def follow(self, until: Lsn | None, stop: threading.Event) -> None:
+        """Read until all that committed below ``until`` is durable (null: for ever), or ``stop``."""
+        if self.settings.stream_transactions and self.connection.server_version >= _STREAMS_IN_PROGRESS:
+            try:
+                return self._follow(until, stop, in_progress=True)
+            except (Doubtful, NotKept) as reason:
+                _log.warning("%s Until the next start, transactions are read after their commit.", reason)
+                wait_until_free(self.connection, self._slot, SLOT_WAIT_SECONDS)
+        return self._follow(until, stop, in_progress=False)
+
+    @property
+    def _slot(self) -> str:
+        return self.epoch.facts.slot if self.epoch.facts else ""
+
+    def _follow(self, until: Lsn | None, stop: threading.Event, *, in_progress: bool) -> None:
+        resume = prove_source(self.dsn, self.connection, self.store, self.epoch)
+        batches = StreamBatches(
+            self.store, self.home.grid, self.epoch.number, resume.end_of_chain, self.settings
+        )
+        batches.recovered_from = resume.recovered_from
+        if resume.proved:
+            self.proved.set()
+        if until is not None and batches.end >= until and resume.proved:
+            return
+        if resume.recovered_from is not None:
+            require_recovery(self.settings, resume.recovered_from, resume.end_of_chain)
+        _log_start(resume)
+        events = EventReader(
+            self.epoch.number,
+            self.tables.keys,
+            lambda relation: is_partitioned(self.connection, relation.oid),
+        )
+        stream = self._open(resume, in_progress=in_progress)
+        messages = InProgress(stream.read, self.home.run)
+        try:
+            # Nobody else can move the slot from here on, but somebody may have since it was looked at.
+            if (held := slot_facts(self.connection, self._slot)) is not None:
+                require_unmoved(held, resume.end_of_chain)
+            folder, tables = self.store.folder, self.tables
+            roots = PartitionRoots(
+                self.connection, folder, self.epoch.number, tables.all, self.published.lost
+            )
+            told = self.tell, self.proved.set
+            follower = Follower(
+                stream,
+                messages,
+                self.connection,
+                batches,
+                events,
+                resume,
+                self.published,
+                roots,
+                tables,
+                *told,
+            )
+            try:
+                follower.run(until, stop)
+            except (Doubtful, NotKept, HoleInSource):
+                # The stream is whole, and may be gone on with at once.
+                stream.end()
+                raise
+            stream.end()
+        finally:
+            messages.close()
+            stream.close()
+
+    def _open(self, resume: ResumePoint, *, in_progress: bool) -> WalStream:
+        wait_until_free(self.connection, self._slot, SLOT_WAIT_SECONDS)
+        decoding_memory = self.settings.stream_above_bytes if in_progress else None
+        replication = connect_replication(self.dsn, decoding_memory=decoding_memory)
+        if self.epoch.facts is not None:
+            here = identify(replication)
+            require_same_server(self.epoch.facts, here.system_identifier, here.timeline, here.database)
+        return WalStream(
+            replication,
+            self._slot,
+            self.settings.publication,
+            resume.start,
+            in_progress=in_progress,
+            max_row_bytes=self.settings.max_row_bytes,
+        )
+
+
+def _log_start(resume: ResumePoint) -> None:
+    if resume.resent is not None:
+        _log.info("continuing at %s: the last landed transaction must be sent again", resume.start)
+    else:
+        _log.info(
+            "continuing at %s by the weaker proof: the slot stands where a batch ends; nothing may be "
+            "sent below %s, the end of the chain",
+            resume.start,
+            resume.end_of_chain,
+        )
