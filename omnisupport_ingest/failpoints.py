@@ -65,16 +65,18 @@ GATES: dict[str, Gate] = {
         _gate("source.slot_drop", "the replication slot is gone", "sources/postgres/slot/slot.py"),
         _gate("source.slot_intent_clear", "that note is gone", "sources/postgres/slot/home_slot.py"),
         _gate("source.confirm", "the position told to the slot", "sources/postgres/protocol/walstream.py"),
-        _gate("source.pause", "the note that capture is paused", "sources/postgres/capture/pause.py"),
-        _gate("source.resume", "that note is gone", "sources/postgres/capture/pause.py"),
+        _gate("source.pause", "the note that capture is paused", "sources/postgres/capture/requests.py"),
+        _gate("source.resume", "that note is gone", "sources/postgres/capture/requests.py"),
         _gate(
-            "source.restart", "the note that capture is to start again", "sources/postgres/capture/restart.py"
+            "source.restart",
+            "the note that capture is to start again",
+            "sources/postgres/capture/requests.py",
         ),
-        _gate("source.restart_clear", "that note is gone", "sources/postgres/capture/restart.py"),
+        _gate("source.restart_clear", "that note is gone", "sources/postgres/capture/requests.py"),
         _gate(
             "source.capture_record",
             "how the last capture began or ended",
-            "sources/postgres/capture/capture_record.py",
+            "sources/postgres/capture/state.py",
         ),
         _gate(
             "source.snapshot_request",
@@ -86,7 +88,7 @@ GATES: dict[str, Gate] = {
         _gate(
             "source.partitions",
             "the note of the partitions whose rows are known",
-            "sources/postgres/catalog/partition_records.py",
+            "sources/postgres/catalog/partitions.py",
         ),
         _gate("landing.epoch", "the record of an epoch", "landing/epochs.py"),
         _gate(

@@ -151,13 +151,13 @@ WITHOUT_GATE: dict[tuple[str, str], str] = {
     ("sources/debezium/latest_times.py", "LatestTimes.__init__"): "a temporary database of one reading",
     ("sources/postgres/session/lease.py", "Lease.take"): _LOCK,
     ("sources/postgres/catalog/live_table.py", "read_live_tables"): _READS,
-    ("sources/postgres/session/open_transactions.py", "open_transactions"): _READS,
+    ("sources/postgres/session/server.py", "open_transactions"): _READS,
     ("sources/postgres/catalog/partitions.py", "read_partitions"): _READS,
     ("sources/postgres/catalog/partitions.py", "read_root"): _READS,
     ("sources/postgres/catalog/partitions.py", "without_key"): _READS,
-    ("sources/postgres/preflight/refused_writes.py", "refused_writes"): _READS,
-    ("sources/postgres/preflight/rows.py", "one_row"): _READS,
-    ("sources/postgres/snapshot/text_rows.py", "write_text_rows"): _SCRATCH,
+    ("sources/postgres/preflight/publication.py", "refused_writes"): _READS,
+    ("sources/postgres/session/connection.py", "one_row"): _READS,
+    ("sources/postgres/snapshot/comparison_rows.py", "write_text_rows"): _SCRATCH,
     ("sources/postgres/snapshot/compared_reading.py", "ComparedReading._chunk"): _SCRATCH,
     ("stages/dimension_rows.py", "DimensionRows.__init__"): _SCRATCH,
     ("stages/dimension_rows.py", "DimensionRows.same"): _SCRATCH,
@@ -165,7 +165,7 @@ WITHOUT_GATE: dict[tuple[str, str], str] = {
     ("stages/dimension_rows.py", "PinnedDimensions.pin"): _SCRATCH,
     ("stages/dimension_rows.py", "PinnedDimensions.rows"): _SCRATCH,
     (
-        "sources/postgres/slot/slot_making.py",
+        "sources/postgres/slot/slot.py",
         "_execute",
     ): "source.slot stands around it for a slot that stays; a temporary one goes with its session",
     ("sources/postgres/slot/slot.py", "flush_wal"): "a temporary slot, which goes with its session",
@@ -181,7 +181,7 @@ WITHOUT_GATE: dict[tuple[str, str], str] = {
         ): "the traffic of the demo, a client of its source"
         for name in ("truncate", "rows_of")
     },
-    ("demo/statements.py", "Table.change_key"): "the traffic of the demo",
+    ("demo/actor.py", "Table.change_key"): "the traffic of the demo",
     **{
         ("sources/postgres/embedded/server.py", f"EmbeddedPostgres.{name}"): _EMBEDDED
         for name in ("start", "destroy", "_locked", "_make_data", "_launch", "_make_database")
@@ -193,7 +193,7 @@ WITHOUT_GATE: dict[tuple[str, str], str] = {
     ("sources/postgres/embedded/location.py", "make_private_folder"): _EMBEDDED,
     ("sources/postgres/embedded/log.py", "ServerLog.open"): "logs",
     ("sources/postgres/embedded/log.py", "ServerLog._rotate"): "logs",
-    ("sources/postgres/embedded/processes.py", "remove_stale_locks"): "locks of a server that is dead",
+    ("sources/postgres/embedded/server.py", "remove_stale_locks"): "locks of a server that is dead",
     ("sources/postgres/catalog/cursor_candidates.py", "cursor_candidates"): _READS,
     **{("sources/query/dialect.py", f"DialectReader.{name}"): _READS for name in ("_take", "keys")},
     **{("sources/query/postgres.py", f"PostgresReader.{name}"): _READS for name in ("_asked", "_identity")},

@@ -57,9 +57,9 @@ def capture(name: str | None, once: bool, reason: str | None) -> None:
     from omnisupport_ingest.landing.manifest import Manifest
     from omnisupport_ingest.landing.store import LandingStore
     from omnisupport_ingest.sources.postgres.capture.capture import Capture
-    from omnisupport_ingest.sources.postgres.capture.pause import PauseNote
+    from omnisupport_ingest.sources.postgres.capture.requests import PauseNote
     from omnisupport_ingest.sources.postgres.session.errors import SourceUnavailable
-    from omnisupport_ingest.sources.postgres.slot.slot_making import SlotNotMade
+    from omnisupport_ingest.sources.postgres.slot.slot import SlotNotMade
 
     # The home records what is its own, not what this source has.
     home = open_home(open_settings())

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from omnisupport_ingest.sources.postgres.capture.pause import PauseNote
+    from omnisupport_ingest.sources.postgres.capture.requests import PauseNote
 
 _LOOK_SECONDS = 0.5
 

@@ -58,7 +58,7 @@ def grants(name: str | None, role: str | None, database: str | None) -> None:
     Example:
       omnisupport-ingest source grants --database shop | psql -d shop
     """
-    from omnisupport_ingest.sources.postgres.catalog.grants import DEFAULT_ROLE, grants_sql
+    from omnisupport_ingest.sources.postgres.catalog.publication import DEFAULT_ROLE, grants_sql
     from omnisupport_ingest.sources.postgres.embedded.server import database_of
     from omnisupport_ingest.sources.postgres.session.connection import dsn_parts
 
@@ -132,7 +132,7 @@ def pause(name: str | None, reason: str) -> None:
       omnisupport-ingest source pause --reason "maintenance of the database"
     """
     from omnisupport_ingest.landing.store import LandingStore
-    from omnisupport_ingest.sources.postgres.capture.pause import PauseNote
+    from omnisupport_ingest.sources.postgres.capture.requests import PauseNote
     from omnisupport_ingest.sources.postgres.session.errors import CaptureRunning
     from omnisupport_ingest.sources.postgres.session.lease import Lease
 
@@ -167,7 +167,7 @@ def resume(name: str | None) -> None:
       omnisupport-ingest source resume
     """
     from omnisupport_ingest.landing.store import LandingStore
-    from omnisupport_ingest.sources.postgres.capture.pause import PauseNote
+    from omnisupport_ingest.sources.postgres.capture.requests import PauseNote
 
     settings = named_source(open_settings(), name)
     home = existing_home(settings)
@@ -202,7 +202,7 @@ def restart(name: str | None, reason: str) -> None:
     settings or a contract.
     """
     from omnisupport_ingest.landing.store import LandingStore
-    from omnisupport_ingest.sources.postgres.capture.restarting import ask_for_restart, wait_for_restart
+    from omnisupport_ingest.sources.postgres.capture.state import ask_for_restart, wait_for_restart
 
     settings = log_of(open_settings(), name)
     home = existing_home(settings)

@@ -94,7 +94,7 @@ def repair(name: str | None, mode: str, reason: str, by: str | None) -> None:
 
 
 def _recover(settings: Settings, capture: Capture, reason: str) -> None:
-    from omnisupport_ingest.sources.postgres.slot.slot_making import SlotNotMade
+    from omnisupport_ingest.sources.postgres.slot.slot import SlotNotMade
     from omnisupport_ingest.stages.dimension_rows import PinnedDimensions
     from omnisupport_ingest.stages.workspace import Workspace
 

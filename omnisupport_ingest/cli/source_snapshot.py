@@ -55,7 +55,7 @@ def snapshot(
     """
     from omnisupport_ingest.contracts.model import table_named
     from omnisupport_ingest.landing.store import LandingStore
-    from omnisupport_ingest.sources.postgres.capture.joining import not_captured, takes_up
+    from omnisupport_ingest.sources.postgres.capture.added_tables import not_captured, takes_up
     from omnisupport_ingest.sources.postgres.session.lease import Lease
     from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotRequests
 
@@ -92,7 +92,7 @@ def snapshot(
 
 def _require_ready(settings: Settings, home: Home, store: LandingStore, new: Sequence[TableContract]) -> None:
     """Raise what the capture would refuse ``new`` tables for, before it is asked; tell what it warns of."""
-    from omnisupport_ingest.sources.postgres.capture.joining import joining_findings
+    from omnisupport_ingest.sources.postgres.capture.added_tables import joining_findings
     from omnisupport_ingest.sources.postgres.preflight import Severity, require_ready
 
     if not new:
@@ -120,7 +120,7 @@ def _connected(settings: Settings, home: Home) -> Iterator[Connection]:
 def _key_range(
     settings: Settings, home: Home, table: TableContract, start: str | None, end: str | None
 ) -> KeyRange:
-    from omnisupport_ingest.sources.postgres.snapshot.key_scope import key_range
+    from omnisupport_ingest.sources.postgres.snapshot.key_ranges import key_range
 
     with _connected(settings, home) as connection:
         bounds = _bound("--from", start), _bound("--to", end)

@@ -12,7 +12,7 @@ from omnisupport_ingest.cli.slot_left import size_text
 
 if TYPE_CHECKING:
     from omnisupport_ingest.landing.snapshot_progress import SnapshotProgress
-    from omnisupport_ingest.sources.postgres.capture.capture_state import CaptureState
+    from omnisupport_ingest.sources.postgres.capture.state import CaptureState
     from omnisupport_ingest.sources.postgres.capture.status import LandedUpTo, ServerState, SourceStatus
     from omnisupport_ingest.sources.postgres.session.server import SlotFacts
 
@@ -47,7 +47,7 @@ def print_status(status: SourceStatus) -> None:
 
 def status_document(status: SourceStatus) -> dict[str, object]:
     """``status`` for ``--json``: sizes in bytes, times in ISO 8601, LSNs as PostgreSQL writes them."""
-    from omnisupport_ingest.sources.postgres.capture.capture_state import State
+    from omnisupport_ingest.sources.postgres.capture.state import State
 
     server, landed = status.server, status.landed
     holder, error = status.capture.holder, status.capture.last_error
@@ -148,7 +148,7 @@ def _server_document(status: SourceStatus, server: ServerState) -> dict[str, obj
 
 
 def _state(status: SourceStatus) -> str:
-    from omnisupport_ingest.sources.postgres.capture.capture_state import State
+    from omnisupport_ingest.sources.postgres.capture.state import State
 
     capture, paused, holder = status.capture, status.paused, status.capture.holder
     since = f" since {_clock(capture.since)}" if capture.since else ""
@@ -172,7 +172,7 @@ def _coloured(capture: CaptureState) -> str:
 
 
 def _last_error(status: SourceStatus) -> str:
-    from omnisupport_ingest.sources.postgres.capture.capture_state import State
+    from omnisupport_ingest.sources.postgres.capture.state import State
 
     error = status.capture.last_error
     if error is None:

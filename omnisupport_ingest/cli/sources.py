@@ -236,7 +236,7 @@ def _problem(settings: Settings, definition: SourceDefinition) -> str | None:
 
 def _facts(settings: Settings, definition: SourceDefinition) -> dict[str, Any]:
     from omnisupport_ingest.contracts.in_force import contracts_in_force
-    from omnisupport_ingest.sources.postgres.capture.pause import PauseNote
+    from omnisupport_ingest.sources.postgres.capture.requests import PauseNote
 
     tables = definition.tables(contracts_in_force(settings))
     return {

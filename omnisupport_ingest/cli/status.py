@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from omnisupport_ingest.contracts.model import Contracts
     from omnisupport_ingest.home import Home
     from omnisupport_ingest.settings import Settings
-    from omnisupport_ingest.sources.postgres.session.reach import Reach, SourceLook
+    from omnisupport_ingest.sources.postgres.session.server import Reach, SourceLook
     from omnisupport_ingest.stages.overview import SourceOverview
 
     _Log = tuple[Settings, SourceLook | Reach]
@@ -47,7 +47,7 @@ def status(as_json: bool) -> int:
     2 usage or settings, 3 no home or another home's contracts.
     """
     from omnisupport_ingest.contracts.in_force import in_force
-    from omnisupport_ingest.sources.postgres.capture.capture_state import State
+    from omnisupport_ingest.sources.postgres.capture.state import State
     from omnisupport_ingest.stages.overview import overview
     from omnisupport_ingest.stages.workspace import Workspace
 
@@ -90,7 +90,7 @@ def _looks(settings: Settings, home: Home, contracts: Contracts) -> list[_Log]:
     """Every log of the home, its own source first, each with a look that has begun, or why there is none."""
     from omnisupport_ingest.contracts.sources import SourceKind, log_settings, log_sources, sources_in_force
     from omnisupport_ingest.errors import IngestError
-    from omnisupport_ingest.sources.postgres.session.reach import Reach
+    from omnisupport_ingest.sources.postgres.session.server import Reach
 
     own = sources_in_force(settings, contracts).find(settings.source)
     others = (each for each in log_sources(settings, contracts) if each.name != own.name)
@@ -108,7 +108,7 @@ def _looks(settings: Settings, home: Home, contracts: Contracts) -> list[_Log]:
 def _look(settings: Settings, home: Home) -> SourceLook | Reach:
     from omnisupport_ingest.errors import IngestError
     from omnisupport_ingest.sources.postgres.session.dsn import source_dsn
-    from omnisupport_ingest.sources.postgres.session.reach import Reach, SourceLook
+    from omnisupport_ingest.sources.postgres.session.server import Reach, SourceLook
 
     away = Reach(False, "The embedded PostgreSQL is not running.")
     if settings.source_dsn is None and not (home.path / "postgres").exists():
@@ -120,9 +120,9 @@ def _look(settings: Settings, home: Home) -> SourceLook | Reach:
 
 
 def _source(settings: Settings, home: Home, look: SourceLook | Reach, answered_by: float) -> dict[str, Any]:
-    from omnisupport_ingest.sources.postgres.capture.capture_state import capture_state
-    from omnisupport_ingest.sources.postgres.capture.pause import PauseNote
-    from omnisupport_ingest.sources.postgres.session.reach import Reach
+    from omnisupport_ingest.sources.postgres.capture.requests import PauseNote
+    from omnisupport_ingest.sources.postgres.capture.state import capture_state
+    from omnisupport_ingest.sources.postgres.session.server import Reach
 
     reach = look if isinstance(look, Reach) else look.result(max(0.0, answered_by - time.monotonic()))
     landing = home.path / "landing" / settings.source

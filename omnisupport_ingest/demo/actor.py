@@ -1,18 +1,147 @@
-"""The state of a database as its traffic sees it: which keys live, which are gone, what was done."""
+"""What writes the traffic of a demo database: its state as the traffic sees it, its SQL, and what it did.
+
+An actor knows which keys live and which are gone. A statement changes any number of rows and returns how
+many.
+"""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from typing import cast
 
 import psycopg2
+from psycopg2.extensions import cursor as Cursor
+from psycopg2.extras import execute_values
 
-from omnisupport_ingest.demo.report import WorkloadReport
-from omnisupport_ingest.demo.statements import Key, Table
+
+@dataclass(frozen=True)
+class WorkloadReport:
+    """Committed row changes by kind; reports of parts add up with ``+``.
+
+    ``changes`` is what logical decoding sends for them: one for each row inserted, updated or
+    deleted, one for each TRUNCATE. The kinds marked *of which* count only the rows that were
+    changed for that purpose; ordinary traffic may add more of the same.
+    """
+
+    inserts: int = 0
+    updates: int = 0
+    deletes: int = 0
+    truncates: int = 0
+    # Of which:
+    reinserts: int = 0
+    """Inserts of a key that was deleted before."""
+    key_changes: int = 0
+    """Updates of a primary key, those of a swap and with an unsent body included."""
+    key_changes_with_unsent_body: int = 0
+    key_swaps: int = 0
+    """Pairs of rows that exchanged their keys, by three updates over a temporary key."""
+    updates_with_unsent_body: int = 0
+    """Updates that leave a long body, stored out of line, alone; key changes not included."""
+    updates_of_long_body: int = 0
+    """Updates that set a body that was or becomes long."""
+    updates_to_null: int = 0
+    soft_deletes: int = 0
+    undeletes: int = 0
+    awkward_texts: int = 0
+    """Rows inserted for their quotes, backslashes, control characters, empty text and so on."""
+    transactions: int = 0
+    multi_table_transactions: int = 0
+    largest_transaction: int = 0
+    """Changes of the largest transaction (the larger of two, when reports are added)."""
+    rolled_back_transactions: int = 0
+    rolled_back_changes: int = 0
+    """Row changes in rolled-back transactions and savepoints; not in ``changes``."""
+    rolled_back_savepoints: int = 0
+
+    @property
+    def changes(self) -> int:
+        return self.inserts + self.updates + self.deletes + self.truncates
+
+    def __add__(self, other: WorkloadReport) -> WorkloadReport:
+        sums = {field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(self)}
+        sums["largest_transaction"] = max(self.largest_transaction, other.largest_transaction)
+        return WorkloadReport(**sums)
+
+
+_ROWS_OF_A_STATEMENT = 1000
+
+Key = tuple[object, ...]
+"""A primary key: one value for each key column."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table that traffic changes. ``name``: with its schema; plain names, as they stand in SQL.
+
+    ``columns``: those that an insert gives, in order. ``key``: primary key columns with their types.
+    """
+
+    name: str
+    columns: tuple[str, ...]
+    key: tuple[tuple[str, str], ...]
+
+    @property
+    def key_columns(self) -> str:
+        """The key's columns, for a SELECT."""
+        return ", ".join(column for column, _ in self.key)
+
+    @property
+    def _key_values(self) -> list[str]:
+        return [f"k{number}" for number in range(len(self.key))]
+
+    @property
+    def _same_key(self) -> str:
+        columns = zip(self._key_values, self.key, strict=True)
+        return " AND ".join(f"t.{column} = v.{name}::{kind}" for name, (column, kind) in columns)
+
+    def insert(self, cursor: Cursor, rows: Sequence[tuple[object, ...]]) -> int:
+        """Insert ``rows``, which have the columns of the table."""
+        statement = f"INSERT INTO {self.name} ({', '.join(self.columns)}) VALUES %s"
+        for start in range(0, len(rows), _ROWS_OF_A_STATEMENT):
+            part = rows[start : start + _ROWS_OF_A_STATEMENT]
+            execute_values(cursor, statement, part, page_size=len(part))
+        return len(rows)
+
+    def update(self, cursor: Cursor, assignments: str, rows: Sequence[tuple[Key, tuple[object, ...]]]) -> int:
+        """Set columns of the rows with the given keys to values of their own.
+
+        ``assignments`` is the SET list over ``v1``, ``v2``, … for the values beside each key, with a
+        cast where the column is not text: ``"priority = v1::smallint"``.
+        """
+        if not rows:
+            return 0
+        values = [f"v{number + 1}" for number in range(len(rows[0][1]))]
+        names = ", ".join(self._key_values + values)
+        statement = (
+            f"UPDATE {self.name} AS t SET {assignments} FROM (VALUES %s) AS v({names}) WHERE {self._same_key}"
+        )
+        execute_values(cursor, statement, [key + given for key, given in rows], page_size=len(rows))
+        return int(cursor.rowcount)
+
+    def delete(self, cursor: Cursor, keys: Sequence[Key]) -> int:
+        """Delete the rows with the given keys."""
+        if not keys:
+            return 0
+        names = ", ".join(self._key_values)
+        statement = f"DELETE FROM {self.name} AS t USING (VALUES %s) AS v({names}) WHERE {self._same_key}"
+        execute_values(cursor, statement, keys, page_size=len(keys))
+        return int(cursor.rowcount)
+
+    def change_key(self, cursor: Cursor, old: Key, new: Key, at: datetime | None = None) -> int:
+        """Give the row ``old`` the key ``new``, and nothing else but, where given, ``updated_at``."""
+        columns = [column for column, _ in self.key]
+        assignments = [f"{column} = %s" for column in columns] + (["updated_at = %s"] if at else [])
+        statement = (
+            f"UPDATE {self.name} SET {', '.join(assignments)} "
+            f"WHERE {' AND '.join(f'{column} = %s' for column in columns)}"
+        )
+        cursor.execute(statement, (*new, *((at,) if at else ()), *old))
+        return int(cursor.rowcount)
+
 
 SECONDS_BETWEEN_RUNS = 7 * 24 * 3600
 

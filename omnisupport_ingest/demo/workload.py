@@ -12,8 +12,8 @@ from typing import Generic
 
 import psycopg2
 
+from omnisupport_ingest.demo.actor import WorkloadReport
 from omnisupport_ingest.demo.domain import A, Domain
-from omnisupport_ingest.demo.report import WorkloadReport
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.sources.postgres.session.connection import writer_dsn
 

@@ -12,7 +12,7 @@ import pytest
 
 from omnisupport_ingest.contracts.sources import load_source
 from omnisupport_ingest.landing.store import LandingStore
-from omnisupport_ingest.sources.postgres.capture.pause import PauseNote
+from omnisupport_ingest.sources.postgres.capture.requests import PauseNote
 from omnisupport_ingest_tests.cli.command import command, environment
 from omnisupport_ingest_tests.sources.query.tickets import contract_document
 

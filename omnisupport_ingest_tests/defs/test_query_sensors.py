@@ -14,7 +14,7 @@ import pytest
 
 from omnisupport_ingest.definitions import build_definitions
 from omnisupport_ingest.settings import Settings
-from omnisupport_ingest.sources.postgres.capture.pause import PauseNote
+from omnisupport_ingest.sources.postgres.capture.requests import PauseNote
 from omnisupport_ingest.stages.workspace import Workspace
 from omnisupport_ingest_tests.sources.query.tickets import contract_document
 

@@ -9,7 +9,7 @@ from contextlib import closing
 import psycopg2
 import pytest
 
-from omnisupport_ingest.demo.report import WorkloadReport
+from omnisupport_ingest.demo.actor import WorkloadReport
 from omnisupport_ingest.demo.rows import AWKWARD_TEXTS, ROLLED_BACK
 from omnisupport_ingest.demo.social import SOCIAL
 from omnisupport_ingest.demo.social.rows import TABLES

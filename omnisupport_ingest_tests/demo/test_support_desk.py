@@ -14,7 +14,7 @@ from itertools import pairwise
 import psycopg2
 import pytest
 
-from omnisupport_ingest.demo.report import WorkloadReport
+from omnisupport_ingest.demo.actor import WorkloadReport
 from omnisupport_ingest.demo.rows import AWKWARD_TEXTS, ROLLED_BACK
 from omnisupport_ingest.demo.support_desk import SUPPORT_DESK
 from omnisupport_ingest.demo.support_desk.rows import TABLES

@@ -3,8 +3,7 @@
 from omnisupport_ingest.demo.domain import Domain
 from omnisupport_ingest.demo.social import scenes
 from omnisupport_ingest.demo.social.network import Network
-from omnisupport_ingest.demo.social.rows import SCHEMA
-from omnisupport_ingest.demo.social.seed import fill
+from omnisupport_ingest.demo.social.rows import SCHEMA, fill
 from omnisupport_ingest.demo.social.traffic import ORDINARY
 
 SOCIAL = Domain(

@@ -6,11 +6,9 @@ from typing import cast
 
 import psycopg2
 
-from omnisupport_ingest.demo.actor import Actor
+from omnisupport_ingest.demo.actor import Actor, Key
 from omnisupport_ingest.demo.rows import LONG_TEXT
-from omnisupport_ingest.demo.social.rows import TABLES, RowMaker
-from omnisupport_ingest.demo.social.seed import famous
-from omnisupport_ingest.demo.statements import Key
+from omnisupport_ingest.demo.social.rows import TABLES, RowMaker, famous
 
 _TRIES = 20
 """Draws for a pair that there is not yet: the famous are followed by nearly everybody."""

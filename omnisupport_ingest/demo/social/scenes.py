@@ -5,8 +5,8 @@ Keys change where accounts are merged, in tables whose key is two columns; nothi
 
 from __future__ import annotations
 
+from omnisupport_ingest.demo.actor import WorkloadReport
 from omnisupport_ingest.demo.domain import Scene
-from omnisupport_ingest.demo.report import WorkloadReport
 from omnisupport_ingest.demo.rows import AWKWARD_TEXTS, ROLLED_BACK
 from omnisupport_ingest.demo.social import traffic
 from omnisupport_ingest.demo.social.network import Network

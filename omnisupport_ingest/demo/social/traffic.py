@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from omnisupport_ingest.demo.actor import WorkloadReport
 from omnisupport_ingest.demo.domain import Action
-from omnisupport_ingest.demo.report import WorkloadReport
 from omnisupport_ingest.demo.social.network import Network
 from omnisupport_ingest.demo.social.rows import REACTIONS, VISIBILITIES
 

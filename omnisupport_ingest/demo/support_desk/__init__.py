@@ -3,8 +3,7 @@
 from omnisupport_ingest.demo.domain import Domain
 from omnisupport_ingest.demo.support_desk import scenes
 from omnisupport_ingest.demo.support_desk.desk import Desk
-from omnisupport_ingest.demo.support_desk.rows import SCHEMA
-from omnisupport_ingest.demo.support_desk.seed import fill
+from omnisupport_ingest.demo.support_desk.rows import SCHEMA, fill
 from omnisupport_ingest.demo.support_desk.traffic import ORDINARY
 
 SUPPORT_DESK = Domain(

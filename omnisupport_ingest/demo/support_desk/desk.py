@@ -7,9 +7,8 @@ from uuid import UUID
 
 import psycopg2
 
-from omnisupport_ingest.demo.actor import Actor
+from omnisupport_ingest.demo.actor import Actor, Key
 from omnisupport_ingest.demo.rows import LONG_TEXT
-from omnisupport_ingest.demo.statements import Key
 from omnisupport_ingest.demo.support_desk.rows import TABLES, RowMaker
 
 

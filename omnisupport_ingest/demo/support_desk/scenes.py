@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import cast
 
+from omnisupport_ingest.demo.actor import Key, WorkloadReport
 from omnisupport_ingest.demo.domain import Scene
-from omnisupport_ingest.demo.report import WorkloadReport
 from omnisupport_ingest.demo.rows import AWKWARD_TEXTS, ROLLED_BACK
-from omnisupport_ingest.demo.statements import Key
 from omnisupport_ingest.demo.support_desk import traffic
 from omnisupport_ingest.demo.support_desk.desk import Desk
 from omnisupport_ingest.demo.support_desk.rows import TABLES

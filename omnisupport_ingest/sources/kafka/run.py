@@ -21,7 +21,7 @@ from omnisupport_ingest.sources.kafka.client import Cluster
 from omnisupport_ingest.sources.kafka.errors import KafkaPaused, KafkaRefused
 from omnisupport_ingest.sources.kafka.offsets import UNDECIDED, Held, Ways, landed_offsets
 from omnisupport_ingest.sources.kafka.sync import KafkaInlet, KafkaReport, sync_topics
-from omnisupport_ingest.sources.postgres.capture.pause import PauseNote
+from omnisupport_ingest.sources.postgres.capture.requests import PauseNote
 from omnisupport_ingest.sources.postgres.session.lease import Lease
 
 

@@ -22,7 +22,7 @@ from omnisupport_ingest.sources.postgres.protocol.row_events import row_key
 from omnisupport_ingest.sources.postgres.protocol.text_columns import Irregular, line_columns
 from omnisupport_ingest.sources.postgres.session.connection import connect, source_errors
 from omnisupport_ingest.sources.postgres.session.quoting import identifier, literal, qualified
-from omnisupport_ingest.sources.postgres.snapshot.server_checksum import server_checksum
+from omnisupport_ingest.sources.postgres.snapshot.comparison_rows import server_checksum
 from omnisupport_ingest.sources.query.cursor import CursorColumn, Place, cursor_kind, micros_of
 from omnisupport_ingest.sources.query.errors import QueryRefused
 from omnisupport_ingest.sources.query.reader import KeyBounds, Moment, Rows, Span

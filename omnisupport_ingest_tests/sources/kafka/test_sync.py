@@ -24,7 +24,7 @@ from omnisupport_ingest.sources.kafka.errors import (
     TopicReplaced,
 )
 from omnisupport_ingest.sources.kafka.offsets import Ways, landed_offsets
-from omnisupport_ingest.sources.postgres.capture.pause import PauseNote
+from omnisupport_ingest.sources.postgres.capture.requests import PauseNote
 from omnisupport_ingest.sources.postgres.session.errors import CaptureRunning
 from omnisupport_ingest.sources.postgres.session.lease import Lease
 from omnisupport_ingest_tests.sources.debezium.recorded import DEFAULTS, SOURCE, Recorder

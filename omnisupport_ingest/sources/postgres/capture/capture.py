@@ -22,19 +22,24 @@ from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.settings import Settings, SnapshotMode
-from omnisupport_ingest.sources.postgres.capture.capture_record import CaptureRecords, recorded
+from omnisupport_ingest.sources.postgres.capture.added_tables import NewTables, SnapshotsBeside
 from omnisupport_ingest.sources.postgres.capture.epoch_start import EpochStart
-from omnisupport_ingest.sources.postgres.capture.new_tables import NewTables
-from omnisupport_ingest.sources.postgres.capture.parked import ParkedTables, left_out, ready_tables
-from omnisupport_ingest.sources.postgres.capture.pause import PauseNote, StopOrPause
-from omnisupport_ingest.sources.postgres.capture.restart import RestartNote, StopOrRestart
-from omnisupport_ingest.sources.postgres.capture.snapshots_beside import SnapshotsBeside
-from omnisupport_ingest.sources.postgres.capture.table_faults import (
+from omnisupport_ingest.sources.postgres.capture.parked import (
     TABLE_FAULTS,
+    ParkedTables,
     TableFault,
     TableFaults,
     all_that_was_read,
+    left_out,
+    ready_tables,
 )
+from omnisupport_ingest.sources.postgres.capture.requests import (
+    PauseNote,
+    RestartNote,
+    StopOrPause,
+    StopOrRestart,
+)
+from omnisupport_ingest.sources.postgres.capture.state import CaptureRecords, recorded
 from omnisupport_ingest.sources.postgres.catalog.publication import ensure_publication
 from omnisupport_ingest.sources.postgres.catalog.published import PublishedTables, recorded_tables
 from omnisupport_ingest.sources.postgres.preflight.source_check import NO_PROOF, contracted_tables
@@ -51,7 +56,7 @@ from omnisupport_ingest.sources.postgres.session.errors import (
 from omnisupport_ingest.sources.postgres.session.lease import Lease
 from omnisupport_ingest.sources.postgres.session.server import wal_clock
 from omnisupport_ingest.sources.postgres.slot.home_identity import HomeIdentity
-from omnisupport_ingest.sources.postgres.slot.slot_making import SlotNotMade
+from omnisupport_ingest.sources.postgres.slot.slot import SlotNotMade
 from omnisupport_ingest.sources.postgres.snapshot.compared_reading import Lake, Recovered
 from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotRequests
 from omnisupport_ingest.sources.postgres.snapshot.snapshot import Snapshots

@@ -8,8 +8,7 @@ from omnisupport_ingest.home import Home
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres.catalog.publication import drop_publication, read_publication
-from omnisupport_ingest.sources.postgres.preflight.rows import one_row
-from omnisupport_ingest.sources.postgres.session.connection import connect, source_errors
+from omnisupport_ingest.sources.postgres.session.connection import connect, one_row, source_errors
 from omnisupport_ingest.sources.postgres.session.lease import Lease
 from omnisupport_ingest.sources.postgres.session.quoting import identifier, literal
 from omnisupport_ingest.sources.postgres.session.server import server_facts, slot_facts, slot_in_use

@@ -20,7 +20,7 @@ from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres.capture.parked import ready_tables
 from omnisupport_ingest.sources.postgres.catalog.publication import ensure_publication
 from omnisupport_ingest.sources.postgres.preflight import Finding, Severity, preflight
-from omnisupport_ingest.sources.postgres.preflight.landed_keys import landed_key_findings
+from omnisupport_ingest.sources.postgres.preflight.source_check import landed_key_findings
 from omnisupport_ingest.sources.postgres.session.connection import VALUE_SETTINGS, connect
 from omnisupport_ingest.sources.postgres.session.server import server_facts, slot_facts, wait_until_free
 from omnisupport_ingest.sources.postgres.slot.home_identity import HomeIdentity

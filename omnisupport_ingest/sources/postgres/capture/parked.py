@@ -2,26 +2,60 @@
 
 A table is parked when its changes cannot be told by its contract any more, or may not have been sent: its
 key has left the replica identity, its contract no longer fits it, it was out of the publication for a time,
-a row of it is too large; or when it cannot be read.
-Before that the stretch in which changes may be missing is written down (``landing/lost_changes``), so it is
-incomplete from then on. What the stream still has of it lands without a key, as of a table that has no
-contract yet: no layer above raw takes it. It comes back when a person asks for it to be read again, as a new
-table joins: it is checked, told by its contract from then on, and read above that.
+a row of it is too large; or when it cannot be read. Before that the stretch in which changes may be missing
+is written down (``landing/lost_changes``), so it is incomplete from then on. What the stream still has of
+it lands without a key, as of a table that has no contract yet: no layer above raw takes it. It comes back
+when a person asks for it to be read again, as a table is added: it is checked, told by its contract from
+then on, and read above that.
+
+There are three kinds of fault:
+
+- Its changes do not fit its contract, or were not sent for a time. The table is parked until a snapshot reads
+  it again. The mode ``when_needed`` requests one.
+- It changed while a snapshot read it. Checks and read are repeated once, because it may fit after all.
+- A row cannot be read, or is too large. Another read would fail in the same way, so the table is parked in
+  every mode until a person has mended the cause and requests a snapshot.
+
+If no other table is captured, capture stops instead, and nothing is lost.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from psycopg2.extensions import connection as Connection
+
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.durable import replace as replace_file
+from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.landing.encoding import content_of, decode, encode
+from omnisupport_ingest.landing.epochs import EpochRecord
+from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.settings import SnapshotMode
+from omnisupport_ingest.sources.postgres.catalog.published import PublishedTables
 from omnisupport_ingest.sources.postgres.preflight.findings import Finding, blocking, require_ready
-from omnisupport_ingest.sources.postgres.session.errors import TableInterrupted
+from omnisupport_ingest.sources.postgres.protocol.row_events import KeyNotSent
+from omnisupport_ingest.sources.postgres.session.errors import (
+    ColumnsNotSent,
+    RowTooLarge,
+    TableInterrupted,
+    TableUnreadable,
+)
+from omnisupport_ingest.sources.postgres.session.server import wal_clock
+from omnisupport_ingest.sources.postgres.slot.home_slot import end_of_chain
+from omnisupport_ingest.sources.postgres.slot.slot import flush_wal
+from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotRequests
+from omnisupport_ingest.sources.postgres.snapshot.safe_watermark import read_high
+from omnisupport_ingest.sources.postgres.stream.captured_tables import CapturedTables
+
+_log = logging.getLogger(__name__)
+
 
 FORMAT_VERSION = 1
 
@@ -116,3 +150,108 @@ def left_out(parked: Mapping[str, ParkedTable]) -> TableInterrupted:
     return TableInterrupted(
         f"Capture leaves out what it cannot follow: {told}", fix=way_back(" ".join(names)), tables=names
     )
+
+
+TABLE_FAULTS = (TableInterrupted, KeyNotSent, RowTooLarge, TableUnreadable, ColumnsNotSent)
+"""The errors of capture that name the tables that they concern."""
+
+TableFault = TableInterrupted | KeyNotSent | RowTooLarge | TableUnreadable | ColumnsNotSent
+
+
+class TableFaults:
+    """Those of one source, for one capture."""
+
+    def __init__(self, store: LandingStore, mode: SnapshotMode) -> None:
+        """``store``: the landing of the source. ``mode``: how its snapshots are taken."""
+        self.left_out: IngestError | None = None
+        """What was wrong with the tables that the last run left out."""
+        self._store, self._asks = store, mode is SnapshotMode.WHEN_NEEDED
+        self._requests = SnapshotRequests(store.folder)
+        self._looked_at_again: set[str] = set()
+
+    def met(
+        self,
+        epoch: EpochRecord,
+        published: PublishedTables,
+        captured: CapturedTables,
+        known: Sequence[TableContract],
+        fault: TableFault,
+    ) -> None:
+        """Have capture go on without the tables of ``fault``, or raise it where that would change nothing.
+
+        ``known``: all tables of the source that have contracts.
+        """
+        reasons = _reasons(fault, known)
+        if not reasons:
+            raise fault
+        if isinstance(fault, TableInterrupted | KeyNotSent):
+            if self._asks:
+                _log.warning("%s It is read again, as the snapshot mode is when_needed.", fault.problem)
+                self.ask_to_read(reasons)
+            else:
+                self.park(epoch, published, reasons)
+            return
+        if all(each.name in reasons for each in captured.all):
+            raise fault
+        if not isinstance(fault, RowTooLarge) and not reasons.keys() <= self._looked_at_again:
+            _log.warning("%s It is looked at, and read, once more.", fault.problem)
+            self._looked_at_again |= reasons.keys()
+            return
+        self.park(epoch, published, reasons)
+        for request in self._requests.read():
+            if request.table in reasons:
+                self._requests.clear(request)
+
+    def park(self, epoch: EpochRecord, published: PublishedTables, reasons: Mapping[str, str]) -> None:
+        """Leave out the tables of ``reasons`` until a snapshot of them is requested; durable on return."""
+        # The stretch first: no crash in between takes the doubt away.
+        published.leave_out(reasons, end_of_chain(self._store, epoch).end)
+        ParkedTables(self._store.folder, epoch.number).park(reasons)
+
+    def ask_to_read(self, reasons: Mapping[str, str]) -> None:
+        """Ask for snapshots of the tables of ``reasons``."""
+        for name, reason in reasons.items():
+            self._requests.write(name, reason)
+
+    def tell(
+        self,
+        epoch: EpochRecord,
+        captured: CapturedTables,
+        found: Sequence[Finding],
+        wrong: Mapping[str, str],
+    ) -> None:
+        """Log what a run leaves out, and keep it: what is parked, and what ``found`` says of those that are
+        ``wrong``."""
+        parked = ParkedTables(self._store.folder, epoch.number).all()
+        still = {each.name: parked[each.name] for each in captured.left_out if each.name in parked}
+        if still:
+            self.left_out = left_out(still)
+        try:
+            require_ready([each for each in found if each.table in wrong])
+        except IngestError as error:
+            self.left_out = error
+        for name in sorted(still.keys() | wrong.keys()):
+            told = wrong.get(name) or still[name].reason
+            _log.warning("%s is left out, the other tables go on: %s Fix: %s", name, told, way_back(name))
+
+
+def _reasons(fault: TableFault, known: Sequence[TableContract]) -> dict[str, str]:
+    """The tables of ``fault`` among those that are known, each with what is wrong with it, in words."""
+    if isinstance(fault, TableInterrupted):
+        names = {each.name for each in known}
+        return {name: fault.problem for name in fault.tables if name in names}
+    table = ".".join(fault.table) if isinstance(fault, KeyNotSent) else fault.table
+    return {each.name: fault.problem for each in known if each.full_name == table}
+
+
+def all_that_was_read(dsn: str, connection: Connection, epoch: EpochRecord) -> Lsn:
+    """An LSN above everything that the landed chunks have read.
+
+    The snapshot that failed cannot name it any more. A capture with a goal follows the stream beyond it.
+    """
+    start = epoch.facts.consistent_point.value if epoch.facts else 0
+    # No chunk stands where the stream begins: it has to land something to show that it has passed one.
+    high = max(read_high(connection), Lsn(start + 1))
+    if wal_clock(connection).flushed < high:
+        flush_wal(dsn)
+    return high

@@ -19,16 +19,15 @@ from omnisupport_ingest.landing.snapshot_progress import SnapshotProgress, snaps
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.settings import Settings
-from omnisupport_ingest.sources.postgres.capture.capture_state import CaptureState, State, capture_state
-from omnisupport_ingest.sources.postgres.capture.joining import joining_findings, not_captured, takes_up
+from omnisupport_ingest.sources.postgres.capture.added_tables import joining_findings, not_captured, takes_up
 from omnisupport_ingest.sources.postgres.capture.parked import ParkedTables, way_back
-from omnisupport_ingest.sources.postgres.capture.pause import Pause, PauseNote
+from omnisupport_ingest.sources.postgres.capture.requests import Pause, PauseNote
+from omnisupport_ingest.sources.postgres.capture.state import CaptureState, State, capture_state
 from omnisupport_ingest.sources.postgres.catalog.publication import read_publication
 from omnisupport_ingest.sources.postgres.embedded.location import Location
 from omnisupport_ingest.sources.postgres.preflight import blocking
-from omnisupport_ingest.sources.postgres.preflight.continuity import continuity_findings, published_findings
-from omnisupport_ingest.sources.postgres.preflight.rows import one_row
-from omnisupport_ingest.sources.postgres.session.connection import connect, source_errors
+from omnisupport_ingest.sources.postgres.preflight.source_check import continuity_findings, published_findings
+from omnisupport_ingest.sources.postgres.session.connection import connect, one_row, source_errors
 from omnisupport_ingest.sources.postgres.session.errors import SourceRefused, SourceUnavailable
 from omnisupport_ingest.sources.postgres.session.server import SlotFacts, slot_facts
 from omnisupport_ingest.sources.postgres.slot.home_identity import HomeCopied, HomeIdentity

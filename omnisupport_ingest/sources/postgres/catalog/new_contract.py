@@ -1,24 +1,152 @@
 """A contract for a table as it is now: the draft that a person goes on from.
 
 It says what the source says (types, key, NOT NULL, enum labels, lengths, comments) and decides nothing
-else: no column is marked as personal data, no rule is made up.
+else: no column is marked as personal data, no rule is made up. ``choose`` finds a table that a person
+named; ``key_of`` finds the key that tells its changes apart, or says what to do for a table without one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import difflib
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from omnisupport_ingest.contracts.columns import PARTITION_COLUMN, RESERVED_PREFIX
 from omnisupport_ingest.contracts.cursor_policy import TIMES
 from omnisupport_ingest.contracts.model import CursorCandidate
-from omnisupport_ingest.contracts.names import COLUMN_NAME
+from omnisupport_ingest.contracts.names import COLUMN_NAME, spellings
 from omnisupport_ingest.contracts.pg_types import ARRAYS, INTEGERS, NUMBERS, Kind
 from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.sources.postgres.catalog.live_table import LiveColumn, LiveTable
-from omnisupport_ingest.sources.postgres.catalog.table_key import key_of
+from omnisupport_ingest.sources.postgres.catalog.live_table import LiveColumn, LiveIndex, LiveTable, TableName
 from omnisupport_ingest.sources.postgres.session.quoting import identifier, qualified
+
+
+class NoSuchTable(IngestError):
+    """The source has no table of the name that was given, or several."""
+
+
+def choose(text: str, tables: Collection[TableName]) -> TableName:
+    """The table that ``text`` names: ``schema.table``, either part quoted or not, or ``table`` of public.
+
+    Letters count as they are written. ``NoSuchTable`` with the nearest names.
+    """
+    found = [name for name in tables if text in _spellings(name)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        listed = " or ".join(f"{identifier(schema)}.{identifier(table)}" for schema, table in sorted(found))
+        raise NoSuchTable(f"{text} may be one of several tables.", fix=f"Quote its parts: {listed}")
+    near = difflib.get_close_matches(text.lower(), [_plain(name).lower() for name in tables], n=3, cutoff=0.8)
+    meant = [_plain(name) for name in sorted(tables) if _plain(name).lower() in near]
+    raise NoSuchTable(
+        f"The source has no table {text}.",
+        fix=f"Did you mean {' or '.join(meant)}?"
+        if meant
+        else "Name it as schema.table; --all takes every one.",
+    )
+
+
+def all_tables(tables: Collection[LiveTable]) -> list[LiveTable]:
+    """The tables that ``--all`` means: not views, nor partitions, nor what an extension keeps for itself."""
+    return [
+        table
+        for table in tables
+        if table.kind in ("r", "p") and table.root is None and table.extension is None
+    ]
+
+
+def _plain(name: TableName) -> str:
+    return f"{name[0]}.{name[1]}"
+
+
+def _spellings(name: TableName) -> set[str]:
+    schema, table = name
+    alone = {table, identifier(table)}
+    return spellings(name) - (set() if schema == "public" else alone)
+
+
+class NoKey(IngestError):
+    """Nothing at the source tells the rows of a table apart in its changes."""
+
+
+def key_of(table: LiveTable) -> LiveIndex:
+    """The index whose columns are the key of ``table``: the primary key where the stream carries it.
+
+    ``NoKey`` names every way to give the table one.
+    """
+    name, primary = qualified(table.schema, table.table), table.primary_key
+    if table.replica_identity == "n":
+        raise NoKey(
+            f"{table.full_name} has replica identity NOTHING: its updates and deletes name no row.",
+            fix=f"ALTER TABLE {name} REPLICA IDENTITY DEFAULT;" if primary else _ways_out(table),
+        )
+    usable = [
+        index
+        for index in table.unique
+        if not index.deferrable and set(index.columns) <= table.identity and _may_be_key(table, index)
+    ]
+    if usable:
+        # The primary key is first.
+        return usable[0]
+    if primary is not None and primary.deferrable:
+        raise NoKey(
+            f"The primary key of {table.full_name} is deferrable: two rows may share a key for a time, and "
+            "it is no replica identity.",
+            fix=f"ALTER TABLE {name} DROP CONSTRAINT {identifier(primary.name)}, ADD CONSTRAINT"
+            f" {identifier(primary.name)} PRIMARY KEY ({_listed(primary.columns)}) NOT DEFERRABLE;",
+        )
+    if primary is not None and not _may_be_key(table, primary):
+        raise NoKey(
+            f"The primary key of {table.full_name} has a column that the server generates; the stream does "
+            "not carry it.",
+            fix=f"ALTER TABLE {name} REPLICA IDENTITY USING INDEX ...; of an index on other columns, or "
+            "leave the table out: capture does not publish a table without a contract.",
+        )
+    if table.replica_identity == "i" and primary is not None:
+        raise NoKey(
+            f"The index that was the replica identity of {table.full_name} is gone.",
+            fix=f"ALTER TABLE {name} REPLICA IDENTITY DEFAULT;",
+        )
+    if table.replica_identity == "f":
+        problem = (
+            f"{table.full_name} has replica identity FULL, but nothing that keeps its rows apart: two equal "
+            "rows would be one."
+        )
+    else:
+        problem = (
+            f"{table.full_name} has no primary key and no other replica identity: its updates and deletes "
+            "could not name their row."
+        )
+    raise NoKey(problem, fix=_ways_out(table))
+
+
+def _may_be_key(table: LiveTable, index: LiveIndex) -> bool:
+    columns = [table.column(name) for name in index.columns]
+    return all(column is not None and not column.generated for column in columns)
+
+
+def _ways_out(table: LiveTable) -> str:
+    name = qualified(table.schema, table.table)
+    candidates = [index for index in table.unique if not index.deferrable and _may_be_key(table, index)]
+    if candidates:
+        by_index = f"ALTER TABLE {name} REPLICA IDENTITY USING INDEX {identifier(candidates[0].name)};"
+    else:
+        by_index = (
+            f"CREATE UNIQUE INDEX ... ON {name} (...); on NOT NULL columns, then "
+            f"ALTER TABLE {name} REPLICA IDENTITY USING INDEX ...;"
+        )
+    return (
+        f"one of\n  ALTER TABLE {name} ADD PRIMARY KEY (...);\n  {by_index}\n"
+        "  or leave it out: capture does not publish a table without a contract.\n"
+        "  (REPLICA IDENTITY FULL alone is no way: it sends whole rows, and does not keep them apart. For\n"
+        "  columns that you know to do that, write a contract by hand: docs/source.md, tables without a key.)"
+    )
+
+
+def _listed(columns: tuple[str, ...]) -> str:
+    return ", ".join(identifier(column) for column in columns)
+
 
 _JSON = ["object", "array", "string", "number", "boolean"]
 

@@ -20,8 +20,11 @@ from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.landing.lost_changes import LostChanges
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.sources.postgres.catalog.live_table import TableName
-from omnisupport_ingest.sources.postgres.catalog.partition_records import PartitionRecords
-from omnisupport_ingest.sources.postgres.catalog.partitions import read_partitions, read_root
+from omnisupport_ingest.sources.postgres.catalog.partitions import (
+    PartitionRecords,
+    read_partitions,
+    read_root,
+)
 from omnisupport_ingest.sources.postgres.protocol.pgoutput import Relation
 
 _log = logging.getLogger(__name__)

@@ -30,8 +30,11 @@ from omnisupport_ingest.sources.postgres.protocol.pgoutput import Relation
 from omnisupport_ingest.sources.postgres.session.connection import source_errors
 from omnisupport_ingest.sources.postgres.session.errors import HoleInSource, TableInterrupted
 from omnisupport_ingest.sources.postgres.slot.continuity import REPAIR
-from omnisupport_ingest.sources.postgres.snapshot.catalog_looks import REMEMBER_SECONDS, CatalogLooks
-from omnisupport_ingest.sources.postgres.snapshot.safe_watermark import page_end
+from omnisupport_ingest.sources.postgres.snapshot.safe_watermark import (
+    REMEMBER_SECONDS,
+    CatalogLooks,
+    page_end,
+)
 
 FORMAT_VERSION = 2
 """Version 2 added ``certain`` to each table."""

@@ -14,16 +14,19 @@ from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.sources.postgres.catalog.live_table import read_live_tables
 from omnisupport_ingest.sources.postgres.preflight.findings import Finding, Severity, blocking, require_ready
 from omnisupport_ingest.sources.postgres.preflight.publication import publication_findings
-from omnisupport_ingest.sources.postgres.preflight.rows import one_row
-from omnisupport_ingest.sources.postgres.preflight.server import right_findings, server_findings
-from omnisupport_ingest.sources.postgres.preflight.session import replication_findings, session_findings
-from omnisupport_ingest.sources.postgres.preflight.slot import slot_findings
+from omnisupport_ingest.sources.postgres.preflight.server import (
+    replication_findings,
+    right_findings,
+    server_findings,
+    session_findings,
+    slot_findings,
+)
 from omnisupport_ingest.sources.postgres.preflight.tables import (
     partition_findings,
     read_table,
     table_findings,
 )
-from omnisupport_ingest.sources.postgres.session.connection import connect, source_errors
+from omnisupport_ingest.sources.postgres.session.connection import connect, one_row, source_errors
 from omnisupport_ingest.sources.postgres.slot.home_slot import ExpectedSlot
 
 __all__ = ["Finding", "Severity", "blocking", "preflight", "preflight_tables", "require_ready"]

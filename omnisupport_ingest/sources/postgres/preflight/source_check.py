@@ -1,24 +1,122 @@
-"""The preflight of the configured source, as its home sees it: with the slot and chain it has."""
+"""The preflight of the configured source, as its home sees it: with its slot, chain and landed keys.
+
+``continuity_findings`` asks for the same proof that a start of capture asks for.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
+
+from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.contracts.model import Contracts, TableContract
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.home import Home
+from omnisupport_ingest.landing.manifest import Manifest
+from omnisupport_ingest.landing.names import chunk_batch_id, chunk_prefix
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.settings import Settings
-from omnisupport_ingest.sources.postgres.preflight import Finding, Severity, preflight
-from omnisupport_ingest.sources.postgres.preflight.continuity import continuity_findings, published_findings
-from omnisupport_ingest.sources.postgres.preflight.landed_keys import landed_key_findings
+from omnisupport_ingest.sources.postgres.catalog.published import PublishedTables
+from omnisupport_ingest.sources.postgres.preflight import Severity, preflight
+from omnisupport_ingest.sources.postgres.preflight.findings import Finding
 from omnisupport_ingest.sources.postgres.session.connection import connect
-from omnisupport_ingest.sources.postgres.session.errors import SourceRefused, SourceUnavailable
+from omnisupport_ingest.sources.postgres.session.errors import HoleInSource, SourceRefused, SourceUnavailable
 from omnisupport_ingest.sources.postgres.session.lease import Lease
+from omnisupport_ingest.sources.postgres.session.server import server_facts, slot_facts, wal_clock
+from omnisupport_ingest.sources.postgres.slot.continuity import resume_point
 from omnisupport_ingest.sources.postgres.slot.home_identity import HomeCopied, HomeIdentity
-from omnisupport_ingest.sources.postgres.slot.home_slot import ExpectedSlot, Presence, expected_slot
+from omnisupport_ingest.sources.postgres.slot.home_slot import (
+    ExpectedSlot,
+    Presence,
+    end_of_chain,
+    expected_slot,
+)
+from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotRequests
+
+
+def landed_key_findings(store: LandingStore, tables: Sequence[TableContract]) -> tuple[Finding, ...]:
+    """A finding for each table whose contract has another key, or the same in another order.
+
+    An event bears the values of its key alone: under another key they would be those of other rows.
+    """
+    landed: dict[tuple[str, str], tuple[str, ...]] = {}
+    for batch in _that_describe(store):
+        for relation in batch.relations:
+            if relation.key_columns:
+                landed.setdefault((relation.schema, relation.table), relation.key_columns)
+    return tuple(
+        _changed(table, landed[table.schema, table.table])
+        for table in tables
+        if landed.get((table.schema, table.table), table.key) != table.key
+    )
+
+
+def _that_describe(store: LandingStore) -> Iterator[Manifest]:
+    """The end of the stream, and the first chunk of each snapshot that is finished, the newest first."""
+    epoch = store.current_epoch()
+    last = store.last_stream_until(epoch.number) if epoch is not None else None
+    if last is not None:
+        yield last
+    chunks = [name for each in store.epoch_standings() for name in store.batch_ids(chunk_prefix(each.epoch))]
+    for boundary_id in reversed([name for name in chunks if name.endswith("-boundary")]):
+        boundary = store.read(boundary_id)
+        if boundary.chunk is not None:
+            first = chunk_batch_id(boundary.epoch, boundary.chunk.snapshot_id, boundary.chunk.table, 0, 1)
+            if store.exists(first):
+                yield store.read(first)
+
+
+def _changed(table: TableContract, landed: tuple[str, ...]) -> Finding:
+    return Finding(
+        "landed_key",
+        f"The contract {table.path} gives {table.full_name} the key ({', '.join(table.key)}), and what has "
+        f"landed of it has the key ({', '.join(landed)}).",
+        f"Give the contract the key ({', '.join(landed)}) again. To capture the table under another key, "
+        "begin with a home of its own (OMNISUPPORT_HOME): the events that have landed cannot be told by it.",
+        table=table.name,
+    )
+
+
+def published_findings(
+    connection: Connection, store: LandingStore, publication: str, tables: Sequence[TableContract]
+) -> Iterator[Finding]:
+    """What a start of capture would refuse because changes may not have been sent, if there is such."""
+    epoch = store.current_epoch()
+    if epoch is None:
+        return
+    requests = SnapshotRequests(store.folder)
+    published = PublishedTables(
+        store.folder, epoch.number, publication, tables, lambda: requests.whole_tables().keys()
+    )
+    try:
+        published.look(connection)
+    except HoleInSource as hole:
+        yield Finding("published", hole.problem, hole.fix, raises=type(hole))
+
+
+def continuity_findings(dsn: str, store: LandingStore) -> Iterator[Finding]:
+    """The hole, if there is one; nothing for a home that has no epoch from a server yet.
+
+    True while a capture runs as well. Raises ``SourceRefused`` or ``SourceUnavailable``.
+    """
+    epoch = store.current_epoch()
+    if epoch is None or epoch.facts is None:
+        return
+    server = server_facts(dsn)
+    connection = connect(dsn)
+    try:
+        # In this order: a capture that runs lands first and confirms after, and the WAL is ahead of both.
+        slot = slot_facts(connection, epoch.facts.slot)
+        chain = end_of_chain(store, epoch)
+        flushed = wal_clock(connection).flushed
+        resume_point(epoch, chain, server, flushed, slot)
+    except HoleInSource as hole:
+        yield Finding("continuity", hole.problem, hole.fix, raises=HoleInSource)
+    finally:
+        connection.close()
+
 
 NO_PROOF = {"standby", "replication_right", "replication_connection", "server_version"}
 """Findings without whose repair the server cannot be asked for the proof of continuity."""

@@ -12,7 +12,7 @@ from omnisupport_ingest.sources.postgres.catalog.live_table import LiveTable
 from omnisupport_ingest.sources.postgres.catalog.partitions import without_key
 from omnisupport_ingest.sources.postgres.preflight.contract_match import contract_findings
 from omnisupport_ingest.sources.postgres.preflight.findings import Finding, Severity
-from omnisupport_ingest.sources.postgres.preflight.rows import one_row
+from omnisupport_ingest.sources.postgres.session.connection import one_row
 from omnisupport_ingest.sources.postgres.session.quoting import identifier, qualified
 
 

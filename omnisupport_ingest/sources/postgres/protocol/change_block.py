@@ -19,7 +19,6 @@ import pyarrow.compute as pc
 
 from omnisupport_ingest.landing.columns import events_table, times
 from omnisupport_ingest.landing.rows import EVENT_SCHEMA, LandedEvent
-from omnisupport_ingest.sources.postgres.protocol.json_columns import escaped, json_arrays, json_objects
 from omnisupport_ingest.sources.postgres.protocol.pgoutput import Begin, Decoder, RowChange
 from omnisupport_ingest.sources.postgres.protocol.row_events import Place, Shape, row_events
 from omnisupport_ingest.sources.postgres.protocol.text_columns import (
@@ -28,6 +27,9 @@ from omnisupport_ingest.sources.postgres.protocol.text_columns import (
     Positions,
     TextColumns,
     big_endian,
+    escaped,
+    json_arrays,
+    json_objects,
     tuple_columns,
 )
 from omnisupport_ingest.sources.postgres.protocol.walstream import WAL_DATA_HEADER

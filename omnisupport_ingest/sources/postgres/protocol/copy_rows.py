@@ -16,9 +16,15 @@ import numpy as np
 import pyarrow as pa
 from psycopg2.extensions import connection as Connection
 
-from omnisupport_ingest.sources.postgres.protocol.json_columns import escape, json_arrays, json_objects
 from omnisupport_ingest.sources.postgres.protocol.row_events import row_image, row_key
-from omnisupport_ingest.sources.postgres.protocol.text_columns import Irregular, line_columns, pieces
+from omnisupport_ingest.sources.postgres.protocol.text_columns import (
+    Irregular,
+    escape,
+    json_arrays,
+    json_objects,
+    line_columns,
+    pieces,
+)
 from omnisupport_ingest.sources.postgres.session.connection import source_errors
 from omnisupport_ingest.sources.postgres.session.errors import RowTooLarge
 from omnisupport_ingest.sources.postgres.session.silence import Awaited

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import psycopg2
 from psycopg2.extensions import connection as Connection
@@ -201,3 +202,10 @@ def dsn_parts(dsn: str, called: Called = SOURCE) -> dict[str, str]:
             "special characters percent-encoded in the first form and quoted in the second.",
         ) from None
     return given
+
+
+def one_row(connection: Connection, query: str, parameters: tuple[object, ...] | None = None) -> Any:
+    """The first row of ``query`` as a tuple; null if there is none."""
+    with connection.cursor() as cursor:
+        cursor.execute(query, parameters)
+        return cursor.fetchone()

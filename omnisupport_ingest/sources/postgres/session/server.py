@@ -1,16 +1,30 @@
-"""Facts about the source server that capture decides by: who it is, where its WAL ends, its slots."""
+"""Facts about the source server: who it is, where its WAL ends, its slots, who writes to it now.
+
+Capture decides by these facts. Open transactions may be of any database of the server, and prepared ones
+have no session. ``pg_locks`` shows them to every role: a transaction holds the lock on its own id. When it
+began is hidden from a role that may not see the sessions of others (PostgreSQL manual, "pg_stat_activity").
+"""
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
 from psycopg2 import errors as sql_errors
 from psycopg2.extensions import connection as Connection
+from psycopg2.extensions import make_dsn
 
+from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.position import Lsn
-from omnisupport_ingest.sources.postgres.session.connection import connect, connect_replication, source_errors
+from omnisupport_ingest.sources.postgres.session.connection import (
+    connect,
+    connect_replication,
+    dsn_parts,
+    source_errors,
+)
 from omnisupport_ingest.sources.postgres.session.errors import SlotInUse, SourceRefused
 
 STANDBY = "The server is a standby (it is in recovery); capture reads from the primary."
@@ -183,3 +197,101 @@ def current_wal_lsn(dsn: str) -> Lsn:
 
 def _lsn(text: str | None) -> Lsn | None:
     return None if text is None else Lsn.parse(text)
+
+
+_QUERY = """
+SELECT array_agg(l.transactionid::text::bigint), l.pid, p.gid, coalesce(a.datname, p.database),
+    coalesce(a.usename, p.owner),
+    min(extract(epoch FROM clock_timestamp() - coalesce(a.xact_start, p.prepared)))::float8
+FROM pg_locks l
+LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+LEFT JOIN pg_prepared_xacts p ON p.transaction = l.transactionid
+WHERE l.locktype = 'transactionid' AND l.granted AND l.mode = 'ExclusiveLock'
+    AND (l.pid IS NOT NULL OR p.gid IS NOT NULL)
+GROUP BY 2, 3, 4, 5
+ORDER BY 6 DESC NULLS LAST, 2, 3
+"""
+_LONGEST = 80
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTransaction:
+    """One of them. ``pid`` is None for a prepared one, ``gid`` for one of a session."""
+
+    ids: frozenset[int]
+    """Its id and those of its subtransactions, the lower 32 bits."""
+    pid: int | None
+    gid: str | None
+    database: str | None
+    user: str | None
+    seconds: float | None
+    """Since it began, of a prepared one since it was prepared; None where that is hidden."""
+
+    @property
+    def name(self) -> str:
+        """How to find it: process id or gid, database and user."""
+        where = f"{self.user or 'an unknown user'} in database {self.database or 'unknown'}"
+        if self.pid is None:
+            gid = self.gid or ""
+            shown = gid if len(gid) <= _LONGEST else f"{gid[:_LONGEST]}…"
+            return f"prepared as {shown!r} by {where}"
+        return f"of process {self.pid}, {where}"
+
+    def __str__(self) -> str:
+        if self.seconds is None:
+            return self.name
+        return f"{self.name}, for {max(self.seconds, 0):,.0f} s"
+
+
+def open_transactions(connection: Connection) -> list[OpenTransaction]:
+    """Return every open transaction of the server that has an id, the oldest first."""
+    with source_errors("looking for transactions"), connection.cursor() as cursor:
+        cursor.execute(_QUERY)
+        return [OpenTransaction(frozenset(ids), *rest) for ids, *rest in cursor.fetchall()]
+
+
+def listed(transactions: Iterable[OpenTransaction]) -> str:
+    """The transactions as a part of a sentence."""
+    return "; ".join(map(str, transactions))
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """Whether the source answered. ``problem`` says why not, without a password.
+
+    ``server``: major and minor version. ``slot`` is null if there is none of that name.
+    """
+
+    reachable: bool
+    problem: str | None = None
+    server: str | None = None
+    slot: SlotFacts | None = None
+
+
+class SourceLook:
+    """A look at the source in a thread of its own, begun when made; ``result`` waits for it."""
+
+    def __init__(self, dsn: str, slot: str) -> None:
+        self._dsn, self._slot = dsn, slot
+        self._result: Reach | None = None
+        # A name that does not resolve, or a host that swallows packets, must not hold up the caller.
+        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread.start()
+
+    def result(self, seconds: float) -> Reach:
+        """What was seen; not reachable if there was no answer within ``seconds`` from now."""
+        self._thread.join(seconds)
+        return self._result or Reach(False, f"No answer within {seconds:.1f} seconds.")
+
+    def _look(self) -> None:
+        try:
+            parts = dsn_parts(self._dsn) | {"connect_timeout": "2"}
+            connection = connect(make_dsn(**parts), application_name="omnisupport-ingest status")
+            try:
+                slot = slot_facts(connection, self._slot)
+                major, minor = divmod(connection.server_version, 10000)
+                self._result = Reach(True, None, f"{major}.{minor}", slot)
+            finally:
+                connection.close()
+        except IngestError as error:
+            self._result = Reach(False, error.problem)

@@ -1,10 +1,14 @@
-"""Does the slot continue what has landed? The proof, from facts alone (no connection, no files).
+"""Does the slot continue what has landed? The proof, from facts alone (no files).
 
 A server may have been put back to an earlier state and written to since, until its WAL is as long as it
 was. So what is compared is not how far it reaches, but what it sends. The strong proof: the last landed
-transaction is sent again, and is the same. It needs a slot whose confirmed position lies at or below
-that transaction's commit. Else the weaker one: the slot stands where this home has confirmed it, so the
-server has been there. Either way nothing else may be sent below the end of the chain.
+transaction is sent again, and is the same. It needs a slot whose confirmed position lies at or below that
+transaction's commit. Else the weaker one: the slot stands where this home has confirmed it, so the server
+has been there. Either way nothing else may be sent below the end of the chain.
+
+A name may lead to another server from one connection to the next: after a fail-over, while the stream is
+still open to the old primary, or with a connection string of several hosts. ``connect_to_source`` opens SQL
+connections that certainly lead to the server of the epoch.
 """
 
 from __future__ import annotations
@@ -13,11 +17,20 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
 
+from psycopg2 import errors as sql_errors
+from psycopg2.extensions import connection as Connection
+
 from omnisupport_ingest.landing.epochs import EpochFacts, EpochRecord
 from omnisupport_ingest.landing.manifest import StreamSpan
 from omnisupport_ingest.position import Lsn
-from omnisupport_ingest.sources.postgres.session.errors import AnotherSource, HoleInSource, SlotMoved
-from omnisupport_ingest.sources.postgres.session.server import ServerFacts, SlotFacts
+from omnisupport_ingest.sources.postgres.session.connection import connect, source_errors
+from omnisupport_ingest.sources.postgres.session.errors import (
+    AnotherSource,
+    HoleInSource,
+    SlotMoved,
+    SourceRefused,
+)
+from omnisupport_ingest.sources.postgres.session.server import STANDBY, STANDBY_FIX, ServerFacts, SlotFacts
 
 REPAIR = (
     "Find out what happened to the source first. Then begin a new epoch, which takes a new snapshot of "
@@ -195,3 +208,37 @@ def _moved(problem: str, values: str, *, instead: str = "") -> SlotMoved:
 
 def _hole(problem: str, values: str) -> HoleInSource:
     return HoleInSource(f"{problem}: {values}. Events may be missing.", fix=REPAIR)
+
+
+_TIMELINE_DIGITS = 8
+"""The name of a WAL file begins with its timeline, in hexadecimal."""
+
+
+def connect_to_source(dsn: str, epoch: EpochRecord) -> Connection:
+    """``connect``, to the server of ``epoch`` and no other: ``HoleInSource``, or ``SourceRefused`` for a
+    standby."""
+    connection = connect(dsn)
+    try:
+        require_source(connection, epoch)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def require_source(connection: Connection, epoch: EpochRecord) -> None:
+    """Raise as ``connect_to_source`` does, unless ``connection`` is to the server of ``epoch``."""
+    if epoch.facts is None:
+        return
+    with source_errors("asking the server who it is"), connection.cursor() as cursor:
+        try:
+            cursor.execute("SELECT current_database()::text, pg_walfile_name(pg_current_wal_insert_lsn())")
+        except sql_errors.ObjectNotInPrerequisiteState:
+            raise SourceRefused(STANDBY, fix=STANDBY_FIX) from None
+        database, wal_file = cursor.fetchone()
+        try:
+            cursor.execute("SELECT system_identifier::text FROM pg_control_system()")
+            (identifier,) = cursor.fetchone()
+        except sql_errors.InsufficientPrivilege:
+            identifier = None
+    require_same_server(epoch.facts, identifier, int(wal_file[:_TIMELINE_DIGITS], 16), database)

@@ -1,18 +1,29 @@
-"""What a home remembers of its replication slot: whether it has made one, and how far it has read it."""
+"""What a home remembers of its replication slot: whether it has made one, and how far it has read it.
+
+After a crash between a durable batch and its confirmation the decision table says whether capture goes on.
+"""
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from omnisupport_ingest.contracts.decision_table import CRASH_AFTER_EMIT, RECOVERY_LSN, STOP
+from omnisupport_ingest.contracts.in_force import decisions_in_force
 from omnisupport_ingest.durable import replace, sync_folder
+from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.foreign import Unreadable, read_file
 from omnisupport_ingest.landing.epochs import EpochRecord
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres.slot.continuity import LandedChain, LandedTransaction
+
+_log = logging.getLogger(__name__)
+
 
 _NAME_BYTES = 1024
 """More than any slot's name has."""
@@ -92,3 +103,29 @@ def end_of_chain(store: LandingStore, epoch: EpochRecord) -> LandedChain:
     else:
         stops.append(epoch.facts.consistent_point if epoch.facts else Lsn(0))
     return LandedChain(stops[0], last, frozenset(stops))
+
+
+FOUND = RECOVERY_LSN.found(CRASH_AFTER_EMIT)
+"""The slot is confirmed below what has landed. It is counted by the batches that say so
+(``stream.recovered_from``)."""
+
+
+class RecoveryStopped(IngestError):
+    """The decision table wants a person to look before capture goes on after a crash."""
+
+
+def require_recovery(settings: Settings, confirmed: Lsn, landed: Lsn) -> None:
+    """Say that the source sends ``confirmed`` to ``landed`` again, and that the copies are dropped.
+
+    ``RecoveryStopped`` where the decision table says stop for this scenario.
+    """
+    decisions = decisions_in_force(settings)
+    if decisions.action(FOUND.scenario) == STOP:
+        raise RecoveryStopped(
+            f"The slot is confirmed up to {confirmed}, and batches have landed up to {landed}: capture or "
+            f"the source ended before that was confirmed. {decisions.path} says stop for "
+            f"{FOUND.scenario}. Nothing is lost.",
+            fix="See why it ended. Then write replay_and_dedupe in that row and start capture again: what "
+            "the source sends a second time is dropped.",
+        )
+    _log.info("the source sends %s to %s again; what has landed of it is dropped", confirmed, landed)

@@ -1,4 +1,8 @@
-"""Reading one chunk of a table's snapshot, exact while the table is being written, into one batch."""
+"""Reading one chunk of a table's snapshot, exact while the table is being written, into one batch.
+
+The ordinals of snapshot events are negative, and each is given once per epoch. A pace limits the rows per
+second of a snapshot over all its connections.
+"""
 
 from __future__ import annotations
 
@@ -9,35 +13,43 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
+import pyarrow as pa
 from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.row_checksum import RowChecksum
 from omnisupport_ingest.landing.manifest import ChunkSpan, Manifest, RelationVersion
-from omnisupport_ingest.landing.snapshot_plans import SnapshotPlan
+from omnisupport_ingest.landing.rows import EVENT_SCHEMA
+from omnisupport_ingest.landing.snapshot_plans import SnapshotPlan, SnapshotPlans
 from omnisupport_ingest.landing.store import LandingStore
-from omnisupport_ingest.landing.writer import BatchWriter
+from omnisupport_ingest.landing.writer import BatchWriter, EventBlock
 from omnisupport_ingest.position import Lsn
-from omnisupport_ingest.sources.postgres.catalog.relations import CatalogRelation, read_relation, read_storage
-from omnisupport_ingest.sources.postgres.catalog.table_lock import hold_readable, readable
-from omnisupport_ingest.sources.postgres.protocol.copy_rows import copy_lines
+from omnisupport_ingest.sources.postgres.catalog.relations import (
+    CatalogRelation,
+    hold_readable,
+    read_relation,
+    read_storage,
+    readable,
+)
+from omnisupport_ingest.sources.postgres.protocol.copy_rows import copy_lines, keys_and_images
 from omnisupport_ingest.sources.postgres.session.connection import source_errors
 from omnisupport_ingest.sources.postgres.session.errors import RowTooLarge, TableUnreadable
-from omnisupport_ingest.sources.postgres.session.open_transactions import listed, open_transactions
 from omnisupport_ingest.sources.postgres.session.quoting import identifier
+from omnisupport_ingest.sources.postgres.session.server import listed, open_transactions
+from omnisupport_ingest.sources.postgres.snapshot.comparison_rows import server_checksum, write_text_rows
 from omnisupport_ingest.sources.postgres.snapshot.key_ranges import (
     PLACE,
     Bound,
+    conditions,
     source_of_rows,
     where,
     where_key,
 )
-from omnisupport_ingest.sources.postgres.snapshot.key_scope import conditions
-from omnisupport_ingest.sources.postgres.snapshot.ordinals import Ordinals
-from omnisupport_ingest.sources.postgres.snapshot.pace import Pace
 from omnisupport_ingest.sources.postgres.snapshot.safe_watermark import (
     Mark,
     SafeWatermarks,
@@ -45,14 +57,114 @@ from omnisupport_ingest.sources.postgres.snapshot.safe_watermark import (
     read_mark,
     read_visibility,
 )
-from omnisupport_ingest.sources.postgres.snapshot.server_checksum import server_checksum
-from omnisupport_ingest.sources.postgres.snapshot.snapshot_rows import SnapshotChunk, SnapshotRows
-from omnisupport_ingest.sources.postgres.snapshot.text_rows import write_text_rows
 from omnisupport_ingest.windows import WindowGrid
+
+_log = logging.getLogger(__name__)
+
+
+FIRST_ORDINAL = -(1 << 48)
+"""Ordinals of snapshot events count up from here, so they stay negative: below every change."""
+
+
+class Ordinals:
+    """The count of one epoch. It only grows, so a row that is read again is a later event, never a
+    collision. Thread-safe."""
+
+    def __init__(self, store: LandingStore, epoch: int) -> None:
+        """Go on above what has landed or was given to a plan in ``epoch``."""
+        standings = (each for each in store.epoch_standings() if each.epoch == epoch)
+        used = [each.chunk_ordinal for each in standings if each.chunk_ordinal is not None]
+        used += [plan.boundary_ordinal for plan in SnapshotPlans(store.folder).all(epoch)]
+        self._lock = threading.Lock()
+        self._next = max(used, default=FIRST_ORDINAL - 1) + 1
+
+    def take(self, count: int = 1) -> int:
+        """The first of ``count`` ordinals in a row."""
+        with self._lock:
+            first = self._next
+            self._next += count
+        return first
+
+
+class Pace:
+    """``rows_per_second``: null for as fast as it goes. Thread-safe."""
+
+    def __init__(self, rows_per_second: int | None) -> None:
+        self._rate = rows_per_second
+        self._lock = threading.Lock()
+        self._free_at = time.monotonic()
+
+    def take(self, rows: int, stop: threading.Event) -> None:
+        """Wait until ``rows`` that were read fit the rate, or ``stop`` is set."""
+        if self._rate is None:
+            return
+        with self._lock:
+            self._free_at = max(self._free_at, time.monotonic()) + rows / self._rate
+            free_at = self._free_at
+        while not stop.is_set() and (left := free_at - time.monotonic()) > 0:
+            time.sleep(min(left, 0.1))
+
+
+_OVERHEAD = 100
+"""Bytes that an event costs beside its line; an estimate."""
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotChunk:
+    """What the ``r`` events of one read of ``table`` share: its ``columns``, and where and when it stands."""
+
+    table: TableContract
+    columns: tuple[str, ...]
+    chunk_id: str
+    epoch: int
+    lsn: Lsn
+    clock: datetime
+
+    def events(self, lines: bytes, first_ordinal: int) -> pa.Table:
+        """Events of COPY's ``lines`` (one or more), as a table of ``EVENT_SCHEMA``."""
+        key = [self.columns.index(name) for name in self.table.key]
+        keys, images = keys_and_images(lines, self.columns, key)
+        count = len(keys)
+        of_each = {
+            "ordinal": pa.array(np.arange(first_ordinal, first_ordinal + count)),
+            "key": keys,
+            "after": images,
+        }
+        of_all = {
+            "epoch": self.epoch,
+            "commit_lsn": self.lsn.value,
+            "op": "r",
+            "source_ts": self.clock,
+            "source_schema": self.table.schema,
+            "source_table": self.table.table,
+            "chunk_id": self.chunk_id,
+        }
+        arrays = [
+            of_each[each.name]
+            if each.name in of_each
+            else pa.repeat(pa.scalar(of_all.get(each.name), each.type), count)
+            for each in EVENT_SCHEMA
+        ]
+        return pa.Table.from_arrays(arrays, schema=EVENT_SCHEMA)
+
+
+class SnapshotRows:
+    """Takes the lines of ``chunk`` to ``writer``; ``ordinals`` gives a block of lines its numbers."""
+
+    def __init__(self, chunk: SnapshotChunk, writer: BatchWriter, ordinals: Callable[[int], int]) -> None:
+        self._chunk, self._writer, self._ordinals = chunk, writer, ordinals
+
+    def add(self, lines: bytes) -> int:
+        """Take in one or more rows; returns how many."""
+        count, clock = lines.count(b"\n"), self._chunk.clock
+        table = partial(self._chunk.events, lines, self._ordinals(count))
+        size = len(lines) + _OVERHEAD * count
+        self._writer.add_block(EventBlock(self._writer.window_of(clock), count, size, clock, table))
+        return count
+
 
 T = TypeVar("T")
 
-_log = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 0.2
 _SILENT_SECONDS = 5.0

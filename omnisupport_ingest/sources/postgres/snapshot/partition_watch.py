@@ -23,8 +23,9 @@ from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.landing.snapshot_plans import SnapshotPlan
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.position import Lsn
-from omnisupport_ingest.sources.postgres.catalog.partition_records import KnownPartitions, PartitionRecords
 from omnisupport_ingest.sources.postgres.catalog.partitions import (
+    KnownPartitions,
+    PartitionRecords,
     Partitions,
     difference,
     read_partitions,
@@ -32,12 +33,15 @@ from omnisupport_ingest.sources.postgres.catalog.partitions import (
 )
 from omnisupport_ingest.sources.postgres.catalog.relations import read_relation
 from omnisupport_ingest.sources.postgres.session.connection import source_errors
-from omnisupport_ingest.sources.postgres.slot.same_server import connect_to_source
-from omnisupport_ingest.sources.postgres.snapshot.catalog_looks import REMEMBER_SECONDS, CatalogLooks
+from omnisupport_ingest.sources.postgres.slot.continuity import connect_to_source
 from omnisupport_ingest.sources.postgres.snapshot.chunk_reader import ChunkReader, Landing, Stopped
 from omnisupport_ingest.sources.postgres.snapshot.key_ranges import source_of_rows
 from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotRequests
-from omnisupport_ingest.sources.postgres.snapshot.safe_watermark import read_high
+from omnisupport_ingest.sources.postgres.snapshot.safe_watermark import (
+    REMEMBER_SECONDS,
+    CatalogLooks,
+    read_high,
+)
 
 _log = logging.getLogger(__name__)
 

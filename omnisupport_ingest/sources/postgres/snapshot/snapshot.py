@@ -35,23 +35,35 @@ from omnisupport_ingest.landing.writer import BatchWriter
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres.catalog.published import PublishedTables
-from omnisupport_ingest.sources.postgres.catalog.relations import CatalogRelation, read_relation, read_storage
-from omnisupport_ingest.sources.postgres.catalog.table_lock import hold_readable, readable
+from omnisupport_ingest.sources.postgres.catalog.relations import (
+    CatalogRelation,
+    hold_readable,
+    read_relation,
+    read_storage,
+    readable,
+)
 from omnisupport_ingest.sources.postgres.session.connection import source_errors
 from omnisupport_ingest.sources.postgres.session.server import wal_clock
-from omnisupport_ingest.sources.postgres.slot.same_server import connect_to_source
+from omnisupport_ingest.sources.postgres.slot.continuity import connect_to_source
 from omnisupport_ingest.sources.postgres.slot.slot import flush_wal
-from omnisupport_ingest.sources.postgres.snapshot.chunk_reader import ChunkReader, Landing, Stopped
+from omnisupport_ingest.sources.postgres.snapshot.chunk_reader import (
+    ChunkReader,
+    Landing,
+    Ordinals,
+    Pace,
+    Stopped,
+)
 from omnisupport_ingest.sources.postgres.snapshot.compared_reading import ComparedReading, LakeRows, Recovered
-from omnisupport_ingest.sources.postgres.snapshot.due import DueSnapshots, Wanted
-from omnisupport_ingest.sources.postgres.snapshot.key_ranges import PLACE, columns_to_cut_by, cut
-from omnisupport_ingest.sources.postgres.snapshot.key_scope import conditions, kinds_of
-from omnisupport_ingest.sources.postgres.snapshot.moved_reading import MovedReading
-from omnisupport_ingest.sources.postgres.snapshot.ordinals import Ordinals
-from omnisupport_ingest.sources.postgres.snapshot.pace import Pace
-from omnisupport_ingest.sources.postgres.snapshot.parallel_reading import ParallelReading
+from omnisupport_ingest.sources.postgres.snapshot.key_ranges import (
+    PLACE,
+    columns_to_cut_by,
+    conditions,
+    cut,
+    kinds_of,
+)
+from omnisupport_ingest.sources.postgres.snapshot.parallel_reading import MovedReading, ParallelReading
 from omnisupport_ingest.sources.postgres.snapshot.partition_watch import PartitionWatch
-from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotRequests
+from omnisupport_ingest.sources.postgres.snapshot.requests import DueSnapshots, SnapshotRequests, Wanted
 from omnisupport_ingest.sources.postgres.snapshot.safe_watermark import SafeWatermarks, read_mark
 from omnisupport_ingest.windows import WindowGrid
 

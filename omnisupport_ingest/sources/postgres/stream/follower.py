@@ -40,8 +40,7 @@ from omnisupport_ingest.sources.postgres.session.server import WalClock, wal_clo
 from omnisupport_ingest.sources.postgres.slot.continuity import ResumePoint, below_the_chain, not_resent
 from omnisupport_ingest.sources.postgres.stream.batches import StreamBatches
 from omnisupport_ingest.sources.postgres.stream.captured_tables import CapturedTables
-from omnisupport_ingest.sources.postgres.stream.in_progress import InProgress
-from omnisupport_ingest.sources.postgres.stream.kept_transaction import TAKEN
+from omnisupport_ingest.sources.postgres.stream.in_progress import TAKEN, InProgress
 
 _log = logging.getLogger(__name__)
 

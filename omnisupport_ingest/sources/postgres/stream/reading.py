@@ -37,17 +37,15 @@ from omnisupport_ingest.sources.postgres.session.server import (
 from omnisupport_ingest.sources.postgres.slot.continuity import (
     ResumePoint,
     require_same_server,
+    require_source,
     require_unmoved,
     resume_point,
 )
-from omnisupport_ingest.sources.postgres.slot.home_slot import end_of_chain
-from omnisupport_ingest.sources.postgres.slot.recovery import require_recovery
-from omnisupport_ingest.sources.postgres.slot.same_server import require_source
+from omnisupport_ingest.sources.postgres.slot.home_slot import end_of_chain, require_recovery
 from omnisupport_ingest.sources.postgres.stream.batches import StreamBatches
 from omnisupport_ingest.sources.postgres.stream.captured_tables import CapturedTables
 from omnisupport_ingest.sources.postgres.stream.follower import Follower
-from omnisupport_ingest.sources.postgres.stream.in_progress import Doubtful, InProgress
-from omnisupport_ingest.sources.postgres.stream.kept_transaction import NotKept
+from omnisupport_ingest.sources.postgres.stream.in_progress import Doubtful, InProgress, NotKept
 
 _log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from omnisupport_ingest.landing.store import LandingStore
-from omnisupport_ingest.sources.postgres.capture.capture_record import CaptureRecord, CaptureRecords
+from omnisupport_ingest.sources.postgres.capture.state import CaptureRecord, CaptureRecords
 from omnisupport_ingest.sources.postgres.session.errors import PreflightFailed
 from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotRequests
 from omnisupport_ingest_tests.sources.postgres.awkward import ROLE, SOURCE, Shop

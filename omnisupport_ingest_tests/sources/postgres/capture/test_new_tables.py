@@ -14,7 +14,7 @@ from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.landing.snapshot_plans import SnapshotPlans
-from omnisupport_ingest.sources.postgres.capture import new_tables, snapshots_beside
+from omnisupport_ingest.sources.postgres.capture import added_tables
 from omnisupport_ingest.sources.postgres.capture.parked import ParkedTables
 from omnisupport_ingest.sources.postgres.session import connection as connection_settings
 from omnisupport_ingest.sources.postgres.session.errors import TableInterrupted
@@ -223,7 +223,7 @@ def test_table_that_has_joined_is_watched_like_the_others(tickets: SourceUnderTe
 def test_partitioned_table_joins_with_the_partitions_it_has_and_gets(
     tickets: SourceUnderTest, via_root: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(snapshots_beside, "PARTITION_SECONDS", 0.3)
+    monkeypatch.setattr(added_tables, "PARTITION_SECONDS", 0.3)
     tickets.sql(
         "CREATE TABLE late (id int PRIMARY KEY, v text) PARTITION BY RANGE (id)",
         "CREATE TABLE late_1 PARTITION OF late FOR VALUES FROM (0) TO (100)",
@@ -326,7 +326,7 @@ def _transaction(connection: Connection, chance: Random, writers: int, number: i
 def test_table_that_cannot_be_captured_is_told_and_joins_once_it_can(
     tickets: SourceUnderTest, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(new_tables, "_AGAIN_SECONDS", 0.2)
+    monkeypatch.setattr(added_tables, "_AGAIN_SECONDS", 0.2)
     tickets.sql("CREATE TABLE late (id int NOT NULL, v text)", "INSERT INTO late VALUES (1, 'one')")
     with joined(tickets):
         ask(tickets)
@@ -343,7 +343,7 @@ def test_table_that_cannot_be_captured_is_told_and_joins_once_it_can(
 def test_table_that_somebody_holds_joins_once_it_is_let_go_and_holds_up_no_other(
     tickets: SourceUnderTest, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(new_tables, "_AGAIN_SECONDS", 0.2)
+    monkeypatch.setattr(added_tables, "_AGAIN_SECONDS", 0.2)
     monkeypatch.setitem(connection_settings._SQL_SETTINGS, "lock_timeout", "200ms")
     make_late(tickets)
     with joined(tickets):

@@ -20,21 +20,20 @@ from omnisupport_ingest.key_range import TEXT, KeyRange
 from omnisupport_ingest.landing.encoding import encode
 from omnisupport_ingest.landing.errors import ManifestFromNewerVersion, ManifestUnreadable
 from omnisupport_ingest.position import Lsn
-from omnisupport_ingest.sources.postgres.capture.capture_record import (
+from omnisupport_ingest.sources.postgres.capture.parked import ParkedTables
+from omnisupport_ingest.sources.postgres.capture.requests import PauseNote, RestartNote
+from omnisupport_ingest.sources.postgres.capture.state import (
     CaptureRecord,
     CaptureRecords,
     LastError,
     recorded,
 )
-from omnisupport_ingest.sources.postgres.capture.parked import ParkedTables
-from omnisupport_ingest.sources.postgres.capture.pause import PauseNote
-from omnisupport_ingest.sources.postgres.capture.restart import RestartNote
-from omnisupport_ingest.sources.postgres.catalog.partition_records import (
+from omnisupport_ingest.sources.postgres.catalog.partitions import (
     KnownPartitions,
+    Partition,
     PartitionRecords,
     Stay,
 )
-from omnisupport_ingest.sources.postgres.catalog.partitions import Partition
 from omnisupport_ingest.sources.postgres.catalog.published import Published, PublishedTable, recorded_tables
 from omnisupport_ingest.sources.postgres.embedded.location import Location, LocationUnusable
 from omnisupport_ingest.sources.postgres.session.lease import Lease

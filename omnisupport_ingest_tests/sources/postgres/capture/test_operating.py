@@ -18,9 +18,14 @@ from omnisupport_ingest.home import Home
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.runtime.supervisor import Supervisor
 from omnisupport_ingest.settings import Settings
-from omnisupport_ingest.sources.postgres.capture.capture_record import CaptureRecords, LastError, recorded
-from omnisupport_ingest.sources.postgres.capture.capture_state import State, capture_state
-from omnisupport_ingest.sources.postgres.capture.restart import RestartNote
+from omnisupport_ingest.sources.postgres.capture.requests import RestartNote
+from omnisupport_ingest.sources.postgres.capture.state import (
+    CaptureRecords,
+    LastError,
+    State,
+    capture_state,
+    recorded,
+)
 from omnisupport_ingest.sources.postgres.session.errors import HoleInSource, NotRestartable, SourceUnavailable
 from omnisupport_ingest.sources.postgres.session.lease import Lease
 from omnisupport_ingest.windows import WindowSize

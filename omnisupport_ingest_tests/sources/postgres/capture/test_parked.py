@@ -13,7 +13,7 @@ from omnisupport_ingest.contracts.model import Column, TableContract
 from omnisupport_ingest.landing.lost_changes import LostChanges
 from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.settings import SnapshotMode
-from omnisupport_ingest.sources.postgres.capture import new_tables
+from omnisupport_ingest.sources.postgres.capture import added_tables
 from omnisupport_ingest.sources.postgres.capture.parked import ParkedTables
 from omnisupport_ingest.sources.postgres.capture.status import source_status
 from omnisupport_ingest.sources.postgres.session.connection import connect
@@ -142,7 +142,7 @@ def _typed(table: TableContract, pg_type: str) -> TableContract:
 def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Capture looks at the catalogs several times a second."""
     monkeypatch.setattr(follower, "IDLE_SECONDS", 0.3)
-    monkeypatch.setattr(new_tables, "_AGAIN_SECONDS", 0.3)
+    monkeypatch.setattr(added_tables, "_AGAIN_SECONDS", 0.3)
 
 
 @pytest.mark.parametrize(

@@ -35,8 +35,7 @@ from omnisupport_ingest.sources.postgres.session.errors import (
 )
 from omnisupport_ingest.sources.postgres.session.lease import Lease
 from omnisupport_ingest.sources.postgres.session.server import current_wal_lsn
-from omnisupport_ingest.sources.postgres.slot.home_slot import end_of_chain
-from omnisupport_ingest.sources.postgres.slot.recovery import RecoveryStopped
+from omnisupport_ingest.sources.postgres.slot.home_slot import RecoveryStopped, end_of_chain
 from omnisupport_ingest_tests.contracts.decision_tables import write_decision
 from omnisupport_ingest_tests.landing.batches import is_stream
 from omnisupport_ingest_tests.sources.postgres import fronts

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from omnisupport_ingest.sources.postgres.catalog.live_table import read_live_tables
-from omnisupport_ingest.sources.postgres.catalog.table_key import key_of
+from omnisupport_ingest.sources.postgres.catalog.new_contract import key_of
 from omnisupport_ingest.sources.postgres.preflight.contract_match import contract_findings
 from omnisupport_ingest.sources.postgres.session.connection import connect
 from omnisupport_ingest.sources.postgres.session.errors import PreflightFailed

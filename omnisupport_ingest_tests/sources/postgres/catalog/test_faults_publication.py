@@ -10,7 +10,7 @@ import pytest
 
 from omnisupport_ingest.settings import SnapshotMode
 from omnisupport_ingest.sources.postgres.capture.parked import ParkedTables
-from omnisupport_ingest.sources.postgres.preflight.continuity import published_findings
+from omnisupport_ingest.sources.postgres.preflight.source_check import published_findings
 from omnisupport_ingest.sources.postgres.session.errors import HoleInSource, PreflightFailed, TableInterrupted
 from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotRequests
 from omnisupport_ingest.sources.postgres.stream import follower

@@ -15,11 +15,11 @@ from omnisupport_ingest.landing.lost_changes import LostChanges, LostStretch
 from omnisupport_ingest.position import Lsn, Position
 from omnisupport_ingest.settings import SnapshotMode
 from omnisupport_ingest.sources.postgres.catalog.published import PublishedTables
-from omnisupport_ingest.sources.postgres.preflight.continuity import published_findings
+from omnisupport_ingest.sources.postgres.preflight.source_check import published_findings
 from omnisupport_ingest.sources.postgres.session.errors import HoleInSource, TableInterrupted
 from omnisupport_ingest.sources.postgres.session.server import current_wal_lsn
-from omnisupport_ingest.sources.postgres.snapshot.catalog_looks import CatalogLooks
 from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotRequests
+from omnisupport_ingest.sources.postgres.snapshot.safe_watermark import CatalogLooks
 from omnisupport_ingest_tests.sources.postgres.snapshot_facts import (
     COLUMNS,
     complete,

@@ -10,8 +10,7 @@ import pytest
 from omnisupport_ingest.contracts.load import contract_of
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.sources.postgres.catalog.live_table import LiveTable, read_live_tables
-from omnisupport_ingest.sources.postgres.catalog.new_contract import CannotBeCaptured, draft
-from omnisupport_ingest.sources.postgres.catalog.table_key import NoKey
+from omnisupport_ingest.sources.postgres.catalog.new_contract import CannotBeCaptured, NoKey, draft
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest
 
 

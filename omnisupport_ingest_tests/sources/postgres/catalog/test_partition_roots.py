@@ -10,13 +10,13 @@ import pytest
 
 from omnisupport_ingest.landing.lost_changes import LostChanges
 from omnisupport_ingest.position import Lsn
-from omnisupport_ingest.sources.postgres.catalog.partition_records import (
+from omnisupport_ingest.sources.postgres.catalog.partition_roots import PartitionRoots
+from omnisupport_ingest.sources.postgres.catalog.partitions import (
     KnownPartitions,
+    Partition,
     PartitionRecords,
     Stay,
 )
-from omnisupport_ingest.sources.postgres.catalog.partition_roots import PartitionRoots
-from omnisupport_ingest.sources.postgres.catalog.partitions import Partition
 from omnisupport_ingest.sources.postgres.protocol.pgoutput import Relation
 from omnisupport_ingest_tests.sources.postgres.partitioned_logs import make_logs, same
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract

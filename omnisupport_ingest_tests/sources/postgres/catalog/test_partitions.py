@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from omnisupport_ingest.sources.postgres.capture import snapshots_beside
+from omnisupport_ingest.sources.postgres.capture import added_tables
 from omnisupport_ingest.sources.postgres.session.errors import HoleInSource
 from omnisupport_ingest_tests.sources.postgres.partitioned_logs import (
     ATTACH,
@@ -82,7 +82,7 @@ def test_rows_that_come_or_leave_with_a_partition_while_capture_runs_are_right_b
 def test_many_new_partitions_are_not_read_where_they_are_seen_empty(
     logs: SourceUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(snapshots_beside, "PARTITION_SECONDS", 0.2)
+    monkeypatch.setattr(added_tables, "PARTITION_SECONDS", 0.2)
     note = logs.store.folder / "partitions-logs.json"
     with followed(logs):
         logs.sql("CREATE TABLE logs_9 PARTITION OF logs FOR VALUES FROM (90) TO (99)")

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import pytest
 
 from omnisupport_ingest.landing.lost_changes import LostChanges
-from omnisupport_ingest.sources.postgres.capture import snapshots_beside
+from omnisupport_ingest.sources.postgres.capture import added_tables
 from omnisupport_ingest.sources.postgres.capture.status import source_status
 from omnisupport_ingest.sources.postgres.session.errors import PreflightFailed, TableInterrupted
 from omnisupport_ingest_tests.sources.postgres.partitioned_logs import (
@@ -123,7 +123,7 @@ def test_what_becomes_of_a_table_after_it_was_a_partition_is_not_told_of_its_old
     source: SourceUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_logs(source, by_name(source, "ALL TABLES"))
-    monkeypatch.setattr(snapshots_beside, "PARTITION_SECONDS", 0.3)
+    monkeypatch.setattr(added_tables, "PARTITION_SECONDS", 0.3)
     with followed(source):
         source.sql("UPDATE logs SET v = 'a partition' WHERE id = 3")
         until(lambda: same(source))

@@ -9,7 +9,7 @@ import pytest
 
 from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.sources.postgres.slot.slot import consistent_snapshot
-from omnisupport_ingest.sources.postgres.snapshot.rows_at import write_rows_at
+from omnisupport_ingest.sources.postgres.snapshot.comparison_rows import write_rows_at
 from omnisupport_ingest_tests.sources.postgres.published_facts import (
     COLUMNS,
     PAPERS,

@@ -13,9 +13,8 @@ from omnisupport_ingest.sources.postgres.preflight import (
     preflight,
     require_ready,
 )
-from omnisupport_ingest.sources.postgres.preflight.continuity import continuity_findings
 from omnisupport_ingest.sources.postgres.preflight.server import minor_findings
-from omnisupport_ingest.sources.postgres.preflight.source_check import check_source
+from omnisupport_ingest.sources.postgres.preflight.source_check import check_source, continuity_findings
 from omnisupport_ingest.sources.postgres.protocol.walstream import WalStream
 from omnisupport_ingest.sources.postgres.session.connection import connect, connect_replication
 from omnisupport_ingest.sources.postgres.session.errors import HoleInSource, PreflightFailed, SlotInUse

@@ -20,7 +20,7 @@ from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.sources.postgres.session.connection import connect_replication
 from omnisupport_ingest.sources.postgres.session.errors import HoleInSource, PreflightFailed
 from omnisupport_ingest.sources.postgres.session.server import current_wal_lsn
-from omnisupport_ingest.sources.postgres.slot.same_server import connect_to_source
+from omnisupport_ingest.sources.postgres.slot.continuity import connect_to_source
 from omnisupport_ingest.sources.postgres.snapshot.compared_reading import Recovered
 from omnisupport_ingest_tests.sources.postgres.copied_server import CopiedServer
 from omnisupport_ingest_tests.sources.postgres.folded_lake import FoldedLake

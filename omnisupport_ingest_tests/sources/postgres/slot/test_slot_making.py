@@ -16,10 +16,9 @@ from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.sources.postgres.embedded.server import EmbeddedPostgres
 from omnisupport_ingest.sources.postgres.session.connection import connect
 from omnisupport_ingest.sources.postgres.session.errors import HoleInSource
-from omnisupport_ingest.sources.postgres.session.open_transactions import open_transactions
-from omnisupport_ingest.sources.postgres.slot import slot_making
-from omnisupport_ingest.sources.postgres.slot.slot import consistent_snapshot, create_slot
-from omnisupport_ingest.sources.postgres.slot.slot_making import SlotNotMade
+from omnisupport_ingest.sources.postgres.session.server import open_transactions
+from omnisupport_ingest.sources.postgres.slot import slot
+from omnisupport_ingest.sources.postgres.slot.slot import SlotNotMade, consistent_snapshot, create_slot
 from omnisupport_ingest_tests.sources.postgres.awkward import Shop
 from omnisupport_ingest_tests.sources.postgres.shop_facts import same_as_source
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract
@@ -28,7 +27,7 @@ from omnisupport_ingest_tests.waiting import PATIENCE, until
 
 @pytest.fixture
 def tickets(source: SourceUnderTest, monkeypatch: pytest.MonkeyPatch) -> SourceUnderTest:
-    monkeypatch.setattr(slot_making, "_SILENT_SECONDS", 0.2)
+    monkeypatch.setattr(slot, "_SILENT_SECONDS", 0.2)
     source.sql("CREATE TABLE tickets (id int PRIMARY KEY, v text)", "INSERT INTO tickets VALUES (1, 'one')")
     source.tables.append(contract("tickets", ("id", "v")))
     return source
@@ -160,7 +159,7 @@ def test_a_transaction_of_another_database_is_named_with_database_user_and_age_a
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(slot_making, "_AGAIN_SECONDS", 0.5)
+    monkeypatch.setattr(slot, "_AGAIN_SECONDS", 0.5)
 
     def read() -> None:
         with consistent_snapshot(tickets.dsn):

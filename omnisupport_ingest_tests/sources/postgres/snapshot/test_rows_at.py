@@ -11,7 +11,7 @@ import pytest
 
 from omnisupport_ingest.contracts.model import Column, TableContract
 from omnisupport_ingest.sources.postgres.slot.slot import consistent_snapshot
-from omnisupport_ingest.sources.postgres.snapshot.rows_at import RowsAt, write_rows_at
+from omnisupport_ingest.sources.postgres.snapshot.comparison_rows import RowsAt, write_rows_at
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract
 
 

@@ -12,7 +12,7 @@ from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.landing.snapshot_plans import SnapshotPlans
 from omnisupport_ingest.landing.snapshot_progress import snapshots_under_way
 from omnisupport_ingest.sources.postgres.session.connection import connect
-from omnisupport_ingest.sources.postgres.snapshot.key_scope import NoKeyRange
+from omnisupport_ingest.sources.postgres.snapshot.key_ranges import NoKeyRange
 from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotRequests
 from omnisupport_ingest_tests.sources.postgres.range_facts import Keys, ask, lose, ranged, scope_of
 from omnisupport_ingest_tests.sources.postgres.snapshot_facts import (

@@ -22,8 +22,7 @@ from omnisupport_ingest.sources.postgres.protocol.pgoutput import (
 )
 from omnisupport_ingest.sources.postgres.protocol.walstream import WAL_DATA_HEADER
 from omnisupport_ingest.sources.postgres.session.errors import ProtocolViolation
-from omnisupport_ingest.sources.postgres.stream.in_progress import Doubtful, InProgress
-from omnisupport_ingest.sources.postgres.stream.kept_transaction import TAKEN, NotKept
+from omnisupport_ingest.sources.postgres.stream.in_progress import TAKEN, Doubtful, InProgress, NotKept
 
 TABLE = 16384
 

@@ -1,10 +1,13 @@
-"""Tables of new contracts, taken up while the stream and the snapshots of the others go on.
+"""Adding tables of new contracts while the stream and the snapshots of the others go on.
 
-A person asks for the snapshot of a table that capture has no contract of; the contracts are read again then.
-The order is what makes it exact. The table is published before its changes are told by its contract, and that
-before the watermark of any chunk is read: what commits above one is sent, with the contract's key. What was
-written before and commits after the chunk has waited for is seen by the chunk, as it waits for all that was
-under way.
+A person asks for the snapshot of a table that capture has no contract of; the contracts are read again
+then. The order is what makes it exact. The table is published before its changes are told by its contract,
+and that before the watermark of any chunk is read: what commits above one is sent, with the contract's key.
+What was written before and commits after the chunk has waited for is seen by the chunk, as it waits for all
+that was under way.
+
+Snapshots are read on a thread of their own (``SnapshotsBeside``), which looks for requests between two of
+them.
 """
 
 from __future__ import annotations
@@ -16,25 +19,50 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 
 import psycopg2
+from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.contracts.model import Contracts, TableContract
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.landing.epochs import EpochRecord
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.settings import Settings
-from omnisupport_ingest.sources.postgres.capture.joining import joining_findings
 from omnisupport_ingest.sources.postgres.capture.parked import ParkedTables
+from omnisupport_ingest.sources.postgres.capture.state import CaptureRecords
 from omnisupport_ingest.sources.postgres.catalog.publication import ensure_publication
-from omnisupport_ingest.sources.postgres.catalog.published import PublishedTables
-from omnisupport_ingest.sources.postgres.preflight import Severity, require_ready
+from omnisupport_ingest.sources.postgres.catalog.published import PublishedTables, recorded_tables
+from omnisupport_ingest.sources.postgres.preflight import Finding, Severity, preflight_tables, require_ready
+from omnisupport_ingest.sources.postgres.preflight.server import minor_findings
+from omnisupport_ingest.sources.postgres.preflight.source_check import landed_key_findings
 from omnisupport_ingest.sources.postgres.session.connect_errors import first_line
 from omnisupport_ingest.sources.postgres.session.errors import HoleInSource
-from omnisupport_ingest.sources.postgres.slot.same_server import connect_to_source
+from omnisupport_ingest.sources.postgres.slot.continuity import connect_to_source
 from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotRequests
 from omnisupport_ingest.sources.postgres.snapshot.snapshot import Snapshots
 from omnisupport_ingest.sources.postgres.stream.captured_tables import CapturedTables
 
 _log = logging.getLogger(__name__)
+
+
+def not_captured(store: LandingStore, tables: Sequence[TableContract]) -> tuple[TableContract, ...]:
+    """Those of ``tables`` that no capture of the current epoch has known; none before its first start."""
+    epoch = store.current_epoch()
+    known = set() if epoch is None else recorded_tables(store.folder, epoch.number)
+    return tuple(each for each in tables if known and each.full_name not in known)
+
+
+def takes_up(store: LandingStore) -> bool:
+    """Whether the last capture that began takes up new tables, if it still runs: it is one that follows."""
+    record = CaptureRecords(store.folder).read()
+    return record is not None and record.follows and record.ended is None
+
+
+def joining_findings(
+    connection: Connection, store: LandingStore, publication: str, tables: Sequence[TableContract]
+) -> tuple[Finding, ...]:
+    """Every finding about ``tables``, which are to join a capture that runs. ``SourceUnavailable``."""
+    found = preflight_tables(connection, tables, publication=publication)
+    return (*landed_key_findings(store, tables), *minor_findings(connection.server_version), *found)
+
 
 _AGAIN_SECONDS = 10.0
 """How long after tables could not be taken up that is tried again."""
@@ -142,3 +170,74 @@ class NewTables:
 
 class _NotContracted(IngestError):
     """What is asked for has no contract that it could be taken up by."""
+
+
+_LOOK_SECONDS = 0.5
+"""How often a request for a snapshot is looked for: a look into a folder, empty as a rule."""
+
+PARTITION_SECONDS = 10.0
+"""How often partitions that came or left are looked for, where a table has some: a query on the catalog."""
+
+
+class SnapshotsBeside:
+    """As a context: reads what is due until the context ends, which waits for the chunks in hand to stop.
+
+    ``stop`` is for what runs in the context: set when the caller's stop is, or when a snapshot failed.
+    Nothing is read before ``proved`` is set: the server may be one that was put back to an earlier state.
+    """
+
+    def __init__(
+        self, snapshots: Snapshots, new: NewTables, stop: threading.Event, proved: threading.Event
+    ) -> None:
+        """``new``: looked for between two snapshots."""
+        self._snapshots, self._new = snapshots, new
+        self._over, self._proved = threading.Event(), proved
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="snapshots")
+        self.stop: threading.Event = _Either(stop, self._over)
+
+    def __enter__(self) -> SnapshotsBeside:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def raise_failure(self) -> None:
+        """Raise what a snapshot failed with, if one did."""
+        if self._failure is not None:
+            raise self._failure
+
+    def _run(self) -> None:
+        try:
+            while not self._proved.wait(_LOOK_SECONDS):
+                if self._over.is_set():
+                    return
+            snapshots, next_partitions = self._snapshots, time.monotonic()
+            snapshots.look_at_partitions(self._over)
+            snapshots.take(self._over)
+            while not self._over.is_set():
+                self._new.look(self._over)
+                if snapshots.asked:
+                    snapshots.take(self._over)
+                if not snapshots.settled:
+                    snapshots.read_moved(self._over)
+                if snapshots.watches_partitions and time.monotonic() >= next_partitions:
+                    snapshots.look_at_partitions(self._over)
+                    next_partitions = time.monotonic() + PARTITION_SECONDS
+                self._over.wait(_LOOK_SECONDS)
+        except BaseException as error:
+            self._failure = error
+            self._over.set()
+
+
+class _Either(threading.Event):
+    """Set while one of two events is. Only the thread that follows asks, as the first may look at files."""
+
+    def __init__(self, first: threading.Event, second: threading.Event) -> None:
+        super().__init__()
+        self._first, self._second = first, second
+
+    def is_set(self) -> bool:
+        return self._first.is_set() or self._second.is_set()

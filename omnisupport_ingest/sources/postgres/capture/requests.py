@@ -1,0 +1,196 @@
+"""Requests to a running capture: files in the home that ask it to pause or to start again.
+
+A running capture looks for them, and ends where the next batch ends. A pause holds until a person resumes
+the source: the slot stays, so nothing is lost, and the server keeps the WAL until capture goes on. A
+request to restart is obeyed once: the next start removes it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Protocol
+
+from omnisupport_ingest.durable import create_exclusively, sync_folder
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.foreign import Unreadable
+from omnisupport_ingest.json_values import read_note
+from omnisupport_ingest.sources.postgres.session.errors import CapturePaused, CaptureRestarts
+
+_LOOK_SECONDS = 0.5
+"""How often a capture that runs looks for the note."""
+
+
+class Note(Protocol):
+    """A file that is there or not."""
+
+    @property
+    def present(self) -> bool: ...
+
+
+class StopOrNote(threading.Event):
+    """A stop that is also set while a note is there; what asks for ``is_set`` obeys both."""
+
+    def __init__(self, stop: threading.Event, note: Note) -> None:
+        super().__init__()
+        self._stop, self._note = stop, note
+        self._next_look = 0.0
+        self.is_set()
+
+    def is_set(self) -> bool:
+        if self._stop.is_set() or super().is_set():
+            return True
+        now = time.monotonic()
+        if now >= self._next_look:
+            self._next_look = now + _LOOK_SECONDS
+            if self._note.present:
+                # It stays set if the note goes meanwhile: whoever saw it is stopping.
+                self.set()
+                return True
+        return False
+
+    @property
+    def by_note(self) -> bool:
+        """Whether the note has been seen, and not the stop."""
+        return super().is_set() and not self._stop.is_set()
+
+
+_PAUSE_FILE = "paused.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """A pause in force. ``reason`` is what the person said, or empty."""
+
+    since: datetime
+    reason: str
+
+    def __str__(self) -> str:
+        return f"since {self.since.isoformat(timespec='seconds')}" + (
+            f" ({self.reason})" if self.reason else ""
+        )
+
+
+class PauseNote:
+    """The note of one source, in its landing folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / _PAUSE_FILE
+
+    def write(self, reason: str = "") -> Pause:
+        """Pause; a pause that is in force already stays as it is. Durable when this returns."""
+        pause = Pause(datetime.now(UTC), reason)
+        content = {"since": pause.since.isoformat(), "reason": reason}
+        with gate("source.pause"):
+            create_exclusively(self._path, json.dumps(content).encode() + b"\n")
+        return self.read() or pause
+
+    def clear(self) -> bool:
+        """End the pause; returns whether there was one."""
+        try:
+            with gate("source.resume"):
+                self._path.unlink()
+                sync_folder(self._path.parent)
+        except FileNotFoundError:
+            return False
+        except IsADirectoryError:
+            raise IngestError(
+                f"{self._path} is a folder: the source is paused, and no command ends this.",
+                fix=f"Move {self._path} away.",
+            ) from None
+        return True
+
+    @property
+    def present(self) -> bool:
+        return os.path.lexists(self._path)
+
+    def read(self) -> Pause | None:
+        """The pause in force, if any. A note that cannot be read is a pause all the same."""
+        try:
+            return read_note(Pause, self._path)
+        except FileNotFoundError:
+            return None
+        except (OSError, Unreadable):
+            # Of a link that leads nowhere the time is its own.
+            since = datetime.fromtimestamp(self._path.lstat().st_mtime, UTC)
+            return Pause(since, f"{self._path} cannot be read")
+
+
+class StopOrPause(StopOrNote):
+    """A stop that is also set while the source is paused."""
+
+    def __init__(self, stop: threading.Event, note: PauseNote) -> None:
+        self._pause = note
+        super().__init__(stop, note)
+
+    def raise_if_paused(self, source: str) -> None:
+        """``CapturePaused`` if a pause has been seen, and not the stop."""
+        if self.by_note:
+            pause = self._pause.read()
+            raise CapturePaused(
+                f"The capture of {source} is paused{f' {pause}' if pause else ''}.",
+                fix="omnisupport-ingest source resume",
+            )
+
+
+_RESTART_FILE = "restart.json"
+
+
+@dataclass(frozen=True, slots=True)
+class _RestartContent:
+    reason: str
+
+
+class RestartNote:
+    """The note of one source, in its landing folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / _RESTART_FILE
+
+    def write(self, reason: str = "") -> None:
+        """Ask for a restart; one that was asked for already stays as it is. Durable when this returns."""
+        content = {"at": datetime.now(UTC).isoformat(), "reason": reason}
+        with gate("source.restart"):
+            create_exclusively(self._path, json.dumps(content).encode() + b"\n")
+
+    def clear(self) -> None:
+        """A start has been made: nothing is asked for any more."""
+        if self.present:
+            with gate("source.restart_clear"):
+                self._path.unlink(missing_ok=True)
+                sync_folder(self._path.parent)
+
+    @property
+    def present(self) -> bool:
+        return self._path.is_file()
+
+    @property
+    def reason(self) -> str:
+        """What the person said, or empty; also if the note is gone or cannot be read."""
+        try:
+            return read_note(_RestartContent, self._path).reason
+        except (OSError, Unreadable):
+            return ""
+
+
+class StopOrRestart(StopOrNote):
+    """A stop that is also set once a restart is asked for."""
+
+    def __init__(self, stop: threading.Event, note: RestartNote) -> None:
+        self._restart = note
+        super().__init__(stop, note)
+
+    def raise_if_asked(self, source: str) -> None:
+        """``CaptureRestarts`` if a restart has been seen, and not the stop."""
+        if self.by_note:
+            reason = self._restart.reason
+            raise CaptureRestarts(
+                f"A restart of the capture of {source} was asked for{f' ({reason})' if reason else ''}.",
+                fix="Start it again: omnisupport-ingest capture",
+            )
