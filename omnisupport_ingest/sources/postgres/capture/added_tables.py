@@ -23,22 +23,19 @@ from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.contracts.model import Contracts, TableContract
 from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.landing.epochs import EpochRecord
 from omnisupport_ingest.landing.store import LandingStore
-from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres.capture.parked import ParkedTables
 from omnisupport_ingest.sources.postgres.capture.state import CaptureRecords
 from omnisupport_ingest.sources.postgres.catalog.publication import ensure_publication
-from omnisupport_ingest.sources.postgres.catalog.published import PublishedTables, recorded_tables
+from omnisupport_ingest.sources.postgres.catalog.published import recorded_tables
 from omnisupport_ingest.sources.postgres.preflight import Finding, Severity, preflight_tables, require_ready
 from omnisupport_ingest.sources.postgres.preflight.server import minor_findings
 from omnisupport_ingest.sources.postgres.preflight.source_check import landed_key_findings
 from omnisupport_ingest.sources.postgres.session.connect_errors import first_line
 from omnisupport_ingest.sources.postgres.session.errors import HoleInSource
-from omnisupport_ingest.sources.postgres.slot.continuity import connect_to_source
 from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotRequests
 from omnisupport_ingest.sources.postgres.snapshot.snapshot import Snapshots
-from omnisupport_ingest.sources.postgres.stream.captured_tables import CapturedTables
+from omnisupport_ingest.sources.postgres.stream.captured import CapturedEpoch, CapturedTables
 
 _log = logging.getLogger(__name__)
 
@@ -73,20 +70,15 @@ class NewTables:
 
     def __init__(
         self,
-        dsn: str,
-        epoch: EpochRecord,
-        store: LandingStore,
-        settings: Settings,
+        epoch: CapturedEpoch,
         contracts: Callable[[], Contracts],
         captured: CapturedTables,
-        published: PublishedTables,
         snapshots: Snapshots,
     ) -> None:
         """``contracts`` reads them anew."""
-        self._dsn, self._epoch, self._store, self._settings = dsn, epoch, store, settings
-        self._contracts, self._captured = contracts, captured
-        self._published, self._snapshots = published, snapshots
-        self._requests = SnapshotRequests(store.folder)
+        self._epoch, self._store, self._settings = epoch, epoch.store, epoch.settings
+        self._contracts, self._captured, self._snapshots = contracts, captured, snapshots
+        self._requests = SnapshotRequests(epoch.store.folder)
         self._tried, self._next_try = set[str](), 0.0
         self._told = dict[str, str]()
         self._handed: list[TableContract] = []
@@ -142,7 +134,7 @@ class NewTables:
         return new
 
     def _publish(self, table: TableContract) -> None:
-        with closing(connect_to_source(self._dsn, self._epoch)) as connection:
+        with closing(self._epoch.connect()) as connection:
             found = joining_findings(connection, self._store, self._settings.publication, [table])
             require_ready(found)
             ensure_publication(connection, self._settings.publication, [table])
@@ -151,8 +143,8 @@ class NewTables:
                 _log.warning("%s Fix: %s", each.problem, each.fix)
 
     def _join(self, tables: Sequence[TableContract]) -> None:
-        with closing(connect_to_source(self._dsn, self._epoch)) as connection:
-            self._published.take_up(connection, tables)
+        with closing(self._epoch.connect()) as connection:
+            self._epoch.published.take_up(connection, tables)
         ParkedTables(self._store.folder, self._epoch.number).take_back([each.name for each in tables])
         self._snapshots.take_up(tables)
         _log.info("%s joined the tables that are captured", ", ".join(each.full_name for each in tables))

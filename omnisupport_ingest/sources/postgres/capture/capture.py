@@ -60,7 +60,7 @@ from omnisupport_ingest.sources.postgres.slot.slot import SlotNotMade
 from omnisupport_ingest.sources.postgres.snapshot.compared_reading import Lake, Recovered
 from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotRequests
 from omnisupport_ingest.sources.postgres.snapshot.snapshot import Snapshots
-from omnisupport_ingest.sources.postgres.stream.captured_tables import CapturedTables
+from omnisupport_ingest.sources.postgres.stream.captured import CapturedEpoch, CapturedTables
 from omnisupport_ingest.sources.postgres.stream.reading import StreamReading, prove_source
 
 _log = logging.getLogger(__name__)
@@ -208,10 +208,10 @@ class Capture:
             epoch = self._epochs(stop).next(dsn, reason)
             ready, _ = ready_tables(self._epochs().findings(dsn), self._tables)
             self._captured = CapturedTables(ready)
-            published = self._published(epoch)
+            captured = self._epoch(dsn, epoch)
             with closing(connect(dsn)) as connection:
-                published.begin(connection)
-            snapshots = self._snapshots(dsn, epoch, published)
+                captured.published.begin(connection)
+            snapshots = Snapshots(captured, self._tables)
             for table in self._tables:
                 with lake.rows(table) as rows:
                     recovered = snapshots.recover(table, rows, reason, stop)
@@ -336,21 +336,11 @@ class Capture:
     def _capture(
         self, dsn: str, connection: Connection, epoch: EpochRecord, until: Lsn | None, stop: threading.Event
     ) -> None:
-        published = self._published(epoch)
-        snapshots = self._snapshots(dsn, epoch, published)
+        captured = self._epoch(dsn, epoch)
+        snapshots = Snapshots(captured, self._tables)
         if self._settings.snapshot_mode is SnapshotMode.SCHEMA_ONLY:
             snapshots.land_schemas(connection)
-        stream = StreamReading(
-            self._settings,
-            self._home,
-            self._store,
-            epoch,
-            self._captured,
-            published,
-            dsn,
-            connection,
-            self._tell,
-        )
+        stream = StreamReading(captured, self._captured, connection, self._home.run)
         if until is not None:
             stream.follow(_PROOF, stop)
             if not stream.proved.is_set():
@@ -363,26 +353,16 @@ class Capture:
                 goal = snapshots.read_moved(stop)
                 if goal is None and snapshots.watches_partitions:
                     goal = snapshots.look_at_partitions(stop) or snapshots.take(stop)
-            published.require_same(connection, last=True)
+            captured.published.require_same(connection, last=True)
             return
-        new = NewTables(
-            dsn,
-            epoch,
-            self._store,
-            self._settings,
-            self._contracts_again,
-            self._captured,
-            published,
-            snapshots,
-        )
+        new = NewTables(captured, self._contracts_again, self._captured, snapshots)
         with SnapshotsBeside(snapshots, new, stop, stream.proved) as beside:
             stream.follow(None, beside.stop)
         beside.raise_failure()
 
-    def _snapshots(self, dsn: str, epoch: EpochRecord, published: PublishedTables) -> Snapshots:
-        return Snapshots(
-            dsn, self._store, self._home.grid, epoch, self._tables, self._settings, published, self._tell
-        )
+    def _epoch(self, dsn: str, epoch: EpochRecord) -> CapturedEpoch:
+        published = self._published(epoch)
+        return CapturedEpoch(dsn, self._settings, self._store, self._home.grid, epoch, published, self._tell)
 
     def _tell(self, batch: Manifest) -> None:
         """Snapshots and stream land on threads of their own; who is told is told of one batch at a time."""

@@ -52,7 +52,7 @@ from omnisupport_ingest.sources.postgres.slot.home_slot import end_of_chain
 from omnisupport_ingest.sources.postgres.slot.slot import flush_wal
 from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotRequests
 from omnisupport_ingest.sources.postgres.snapshot.safe_watermark import read_high
-from omnisupport_ingest.sources.postgres.stream.captured_tables import CapturedTables
+from omnisupport_ingest.sources.postgres.stream.captured import CapturedTables
 
 _log = logging.getLogger(__name__)
 

@@ -71,29 +71,29 @@ def row_events(shape: Shape, change: RowChange, place: Place) -> tuple[LandedEve
     before = None if old is None else shape.old_image(old, change.old_is_key)
     if new is None:
         key = shape.old_key(old or [])
-        return (_event(place, "d", shape.name, key, before, None, None, None),)
+        return (_event(place, "d", shape.name, _Content(key, before)),)
     after, unchanged = shape.new_image(new)
     key = shape.key(new, old)
     if change.kind == "I":
-        return (_event(place, "c", shape.name, key, None, after, unchanged, None),)
+        return (_event(place, "c", shape.name, _Content(key, None, after, unchanged)),)
     old_key = key if old is None else shape.old_key(old)
     if old_key == key:
-        return (_event(place, "u", shape.name, key, before, after, unchanged, None),)
+        return (_event(place, "u", shape.name, _Content(key, before, after, unchanged)),)
     above = place._replace(ordinal=place.ordinal + 1)
     return (
-        _event(place, "d", shape.name, old_key, before, None, None, None),
-        _event(above, "c", shape.name, key, before, after, unchanged, old_key),
+        _event(place, "d", shape.name, _Content(old_key, before)),
+        _event(above, "c", shape.name, _Content(key, before, after, unchanged, old_key)),
     )
 
 
 def not_taken_event(kind: str, name: TableName, place: Place) -> LandedEvent:
     """The event of a row change whose row was not taken, for its size: without a key and without an image."""
-    return _event(place, _OPS[kind], name, None, None, None, None, None)
+    return _event(place, _OPS[kind], name, _Content())
 
 
 def truncate_event(name: TableName, place: Place) -> LandedEvent:
     """The ``t`` event of one truncated table."""
-    return _event(place, "t", name, None, None, None, None, None)
+    return _event(place, "t", name, _Content())
 
 
 def message_event(message: LogicalMessage, place: Place) -> LandedEvent:
@@ -105,19 +105,20 @@ def message_event(message: LogicalMessage, place: Place) -> LandedEvent:
     )  # fmt: skip
 
 
-def _event(
-    place: Place,
-    op: str,
-    name: TableName,
-    key: str | None,
-    before: str | None,
-    after: str | None,
-    unchanged: list[str] | None,
-    moved_from_key: str | None,
-) -> LandedEvent:
+class _Content(NamedTuple):
+    """What an event carries beside its position: JSON texts, and the columns that were not sent."""
+
+    key: str | None = None
+    before: str | None = None
+    after: str | None = None
+    unchanged: list[str] | None = None
+    moved_from_key: str | None = None
+
+
+def _event(place: Place, op: str, name: TableName, content: _Content) -> LandedEvent:
     return LandedEvent(
         place.epoch, place.commit_lsn, place.ordinal, op, place.commit_ts, place.xid, place.lsn,
-        *name, key, before, after, unchanged, moved_from_key, None,
+        *name, content.key, content.before, content.after, content.unchanged, content.moved_from_key, None,
     )  # fmt: skip
 
 

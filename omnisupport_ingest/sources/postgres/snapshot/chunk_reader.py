@@ -23,6 +23,7 @@ from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.row_checksum import RowChecksum
+from omnisupport_ingest.key_range import KeyRange
 from omnisupport_ingest.landing.manifest import ChunkSpan, Manifest, RelationVersion
 from omnisupport_ingest.landing.rows import EVENT_SCHEMA
 from omnisupport_ingest.landing.snapshot_plans import SnapshotPlan, SnapshotPlans
@@ -199,6 +200,40 @@ class Landing:
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedChunk:
+    """Chunk ``number`` of ``table``, as ``plan`` cuts it; from ``plan.chunks`` on one that was added."""
+
+    table: TableContract
+    plan: SnapshotPlan
+    number: int
+
+    @property
+    def bounds(self) -> tuple[Bound | None, Bound | None]:
+        """The keys that it begins above and ends with; null: open. Both are null for one that was added."""
+        return self.plan.range_of(self.number) if self.number < self.plan.chunks else (None, None)
+
+    @property
+    def batch_id(self) -> str:
+        return self.plan.batch_id(self.number)
+
+    def span(self, low: Lsn, high: Lsn, clock: datetime, *, scope: KeyRange | None = None) -> ChunkSpan:
+        """What its manifest says of it."""
+        start, end = (None if bound is None else json.dumps(bound) for bound in self.bounds)
+        return ChunkSpan(
+            self.plan.snapshot_id,
+            self.table.name,
+            self.number,
+            1,
+            low,
+            high,
+            clock,
+            start,
+            end,
+            scope=scope,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class LookedAt:
     """Where a look at a chunk stands: ``low`` and ``clock`` of its safe low watermark, ``high``, and the form
     that the table had.
@@ -217,41 +252,37 @@ class ChunkReader:
         """``connection`` is in autocommit, and this reader's own."""
         self._connection, self._landing, self._stop = connection, landing, stop
 
-    def read(self, table: TableContract, plan: SnapshotPlan, chunk: int) -> Manifest:
+    def read(self, chunk: PlannedChunk) -> Manifest:
         """Land the rows of ``chunk``. ``Stopped``; ``SourceUnavailable`` if the server goes away;
-        ``TableUnreadable``, ``RowTooLarge``, ``PreflightFailed`` for what concerns ``table`` alone."""
-        start, end = plan.range_of(chunk)
+        ``TableUnreadable``, ``RowTooLarge``, ``PreflightFailed`` for what concerns its table alone."""
+        table, plan = chunk.table, chunk.plan
         others: tuple[str, ...] = ()
         if plan.scope is not None:
             others = conditions(table, self._relation(table), plan.scope)
-        return self._land(table, plan, chunk, where(plan.by, plan.types, start, end, others), start, end)
+        return self._land(chunk, where(plan.by, plan.types, *chunk.bounds, others))
 
-    def read_text(self, table: TableContract, plan: SnapshotPlan, chunk: int, path: Path) -> LookedAt:
+    def read_text(self, chunk: PlannedChunk, path: Path) -> LookedAt:
         """Write the rows of ``chunk`` to a file, by ``write_text_rows``; errors as in ``read``."""
 
         def read(rows: str) -> None:
-            write_text_rows(self._connection, table, rows, path, fetched=self._keep_pace)
+            write_text_rows(self._connection, chunk.table, rows, path, fetched=self._keep_pace)
 
-        looked_at, _ = self._look(table, plan, chunk, read)
+        looked_at, _ = self._look(chunk, read)
         return looked_at
 
-    def read_checksum(
-        self, table: TableContract, plan: SnapshotPlan, chunk: int
-    ) -> tuple[LookedAt, RowChecksum]:
+    def read_checksum(self, chunk: PlannedChunk) -> tuple[LookedAt, RowChecksum]:
         """Have the server work out the checksum of the rows of ``chunk``; errors as in ``read``."""
 
         def read(rows: str) -> RowChecksum:
-            found = server_checksum(self._connection, table, rows)
+            found = server_checksum(self._connection, chunk.table, rows)
             self._keep_pace(found.rows)
             return found
 
-        return self._look(table, plan, chunk, read)
+        return self._look(chunk, read)
 
-    def _look(
-        self, table: TableContract, plan: SnapshotPlan, chunk: int, read: Callable[[str], T]
-    ) -> tuple[LookedAt, T]:
+    def _look(self, chunk: PlannedChunk, read: Callable[[str], T]) -> tuple[LookedAt, T]:
         """Have the rows of ``chunk`` read by ``read``, which is given what stands behind FROM."""
-        start, end = plan.range_of(chunk)
+        table, plan = chunk.table, chunk.plan
         mark = self._begin(table, plan, None)
         try:
             self._require_places(table, plan)
@@ -259,20 +290,18 @@ class ChunkReader:
             relation = self._relation(table)
             name = source_of_rows(table.schema, table.table, relation)
             with readable(table), source_errors(f"reading {table.full_name}"):
-                found = read(f"{name}{where(plan.by, plan.types, start, end)}")
+                found = read(f"{name}{where(plan.by, plan.types, *chunk.bounds)}")
             return LookedAt(mark.lsn, high, mark.clock, relation.version(table)), found
         finally:
             self._end()
 
-    def read_keys(
-        self, table: TableContract, plan: SnapshotPlan, chunk: int, keys: Collection[str], at: Lsn
-    ) -> Manifest:
+    def read_keys(self, chunk: PlannedChunk, keys: Collection[str], at: Lsn) -> Manifest:
         """Land the rows of ``keys`` (JSON arrays) once more, to stand at ``at``, once that is safe."""
-        return self._land(table, plan, chunk, where_key(table, self._types(table), keys), at=at)
+        return self._land(chunk, where_key(chunk.table, self._types(chunk.table), keys), at=at)
 
-    def read_more(self, table: TableContract, plan: SnapshotPlan, chunk: int, condition: str) -> Manifest:
-        """Land the rows that meet ``condition`` as one more chunk of a snapshot that is finished."""
-        return self._land(table, plan, chunk, condition)
+    def read_more(self, chunk: PlannedChunk, condition: str) -> Manifest:
+        """Land the rows that meet ``condition`` as ``chunk``, one more of a snapshot that is finished."""
+        return self._land(chunk, condition)
 
     def _relation(self, table: TableContract) -> CatalogRelation:
         return read_relation(self._connection, self._landing.publication, table)
@@ -282,47 +311,27 @@ class ChunkReader:
         of = dict(zip(relation.columns, relation.types, strict=True))
         return tuple(of[name] for name in table.key)
 
-    def _land(
-        self,
-        table: TableContract,
-        plan: SnapshotPlan,
-        chunk: int,
-        condition: str,
-        start: Bound | None = None,
-        end: Bound | None = None,
-        *,
-        at: Lsn | None = None,
-    ) -> Manifest:
+    def _land(self, chunk: PlannedChunk, condition: str, *, at: Lsn | None = None) -> Manifest:
+        table, plan = chunk.table, chunk.plan
         mark = self._begin(table, plan, at)
         low = mark.lsn if at is None else at
         landing = self._landing
         try:
-            if start is not None or end is not None:
+            if chunk.bounds != (None, None):
                 self._require_places(table, plan)
             high = self._high()
             relation = self._relation(table)
             about = SnapshotChunk(
                 table,
                 relation.columns,
-                f"{plan.snapshot_id}-{table.name}-{chunk:06d}",
+                f"{plan.snapshot_id}-{table.name}-{chunk.number:06d}",
                 plan.epoch,
                 low,
                 mark.clock,
             )
-            with BatchWriter(landing.store, landing.grid, plan.epoch, plan.batch_id(chunk)) as writer:
+            with BatchWriter(landing.store, landing.grid, plan.epoch, chunk.batch_id) as writer:
                 self._copy(table, relation, condition, SnapshotRows(about, writer, landing.ordinals.take))
-                span = ChunkSpan(
-                    plan.snapshot_id,
-                    table.name,
-                    chunk,
-                    1,
-                    low,
-                    high,
-                    mark.clock,
-                    None if start is None else json.dumps(start),
-                    None if end is None else json.dumps(end),
-                    scope=plan.scope,
-                )
+                span = chunk.span(low, high, mark.clock, scope=plan.scope)
                 return writer.seal(chunk=span, relations=(relation.version(table),))
         finally:
             self._end()

@@ -10,7 +10,6 @@ was done to it since.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -23,7 +22,12 @@ from omnisupport_ingest.landing.manifest import ChunkSpan, Manifest
 from omnisupport_ingest.landing.rows import LandedEvent
 from omnisupport_ingest.landing.snapshot_plans import SnapshotPlan
 from omnisupport_ingest.landing.writer import BatchWriter
-from omnisupport_ingest.sources.postgres.snapshot.chunk_reader import ChunkReader, Landing, LookedAt
+from omnisupport_ingest.sources.postgres.snapshot.chunk_reader import (
+    ChunkReader,
+    Landing,
+    LookedAt,
+    PlannedChunk,
+)
 
 
 class LakeRows(Protocol):
@@ -86,7 +90,7 @@ class ComparedReading:
 
     def run(self, table: TableContract, plan: SnapshotPlan, lake: LakeRows) -> Recovered:
         """Land what differs. Raises ``Stopped`` or ``SourceUnavailable``: the table counts as unread then."""
-        read = [self._chunk(table, plan, chunk, lake) for chunk in range(plan.chunks)]
+        read = [self._chunk(PlannedChunk(table, plan, number), lake) for number in range(plan.chunks)]
         gone = lake.unmet()
         self._landed(self._end(table, plan, read, gone))
         again = [each for each in read if each.again]
@@ -99,48 +103,35 @@ class ComparedReading:
             len(gone),
         )
 
-    def _chunk(self, table: TableContract, plan: SnapshotPlan, chunk: int, lake: LakeRows) -> _Chunk:
-        found = self._by_checksum(table, plan, chunk, lake)
+    def _chunk(self, chunk: PlannedChunk, lake: LakeRows) -> _Compared:
+        found = self._by_checksum(chunk, lake)
         again, by_rows = False, found is None
         if found is None:
-            rows = lake.scratch / f"{chunk}.parquet"
-            found = self._reader.read_text(table, plan, chunk, rows)
+            rows = lake.scratch / f"{chunk.number}.parquet"
+            found = self._reader.read_text(chunk, rows)
             again = not lake.same(rows)
             rows.unlink()
-        batch = (
-            self._reader.read(table, plan, chunk) if again else self._land_empty(table, plan, chunk, found)
-        )
+        batch = self._reader.read(chunk) if again else self._land_empty(chunk, found)
         self._landed(batch)
-        return _Chunk(found, batch, again, by_rows)
+        return _Compared(found, batch, again, by_rows)
 
-    def _by_checksum(
-        self, table: TableContract, plan: SnapshotPlan, chunk: int, lake: LakeRows
-    ) -> LookedAt | None:
+    def _by_checksum(self, chunk: PlannedChunk, lake: LakeRows) -> LookedAt | None:
         """Where the server's look at the chunk stands, if the lake has all of it by its checksum."""
+        table, plan = chunk.table, chunk.plan
         by_key = set(plan.by) <= set(table.key)
         if not has_checksum(table) or not (by_key or plan.chunks == 1):
             return None
-        found, checksum = self._reader.read_checksum(table, plan, chunk)
-        return found if lake.has(checksum, plan.by, *plan.range_of(chunk)) else None
+        found, checksum = self._reader.read_checksum(chunk)
+        return found if lake.has(checksum, plan.by, *chunk.bounds) else None
 
-    def _land_empty(self, table: TableContract, plan: SnapshotPlan, chunk: int, found: LookedAt) -> Manifest:
-        start, end = plan.range_of(chunk)
-        with BatchWriter(self._landing.store, self._landing.grid, plan.epoch, plan.batch_id(chunk)) as writer:
-            span = ChunkSpan(
-                plan.snapshot_id,
-                table.name,
-                chunk,
-                1,
-                found.low,
-                found.high,
-                found.clock,
-                None if start is None else json.dumps(start),
-                None if end is None else json.dumps(end),
-            )
+    def _land_empty(self, chunk: PlannedChunk, found: LookedAt) -> Manifest:
+        landing = self._landing
+        with BatchWriter(landing.store, landing.grid, chunk.plan.epoch, chunk.batch_id) as writer:
+            span = chunk.span(found.low, found.high, found.clock)
             return writer.seal(chunk=span, relations=(found.relation,))
 
     def _end(
-        self, table: TableContract, plan: SnapshotPlan, read: Sequence[_Chunk], gone: Sequence[str]
+        self, table: TableContract, plan: SnapshotPlan, read: Sequence[_Compared], gone: Sequence[str]
     ) -> Manifest:
         """Land a delete of each key in ``gone``, where every change that a chunk had not seen is above it."""
         lowest = min((each.found for each in read), key=lambda found: found.low)
@@ -162,7 +153,7 @@ class ComparedReading:
 
 
 @dataclass(frozen=True, slots=True)
-class _Chunk:
+class _Compared:
     """How a chunk was ``found``, and what landed of it: its rows if it was read ``again``, else none.
 
     ``by_rows``: it was compared row by row.

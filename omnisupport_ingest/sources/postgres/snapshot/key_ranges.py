@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 
 import psycopg2
 from psycopg2.extensions import connection as Connection
@@ -59,34 +60,41 @@ def columns_to_cut_by(
     return () if partitioned else (PLACE,)
 
 
+@dataclass(frozen=True, slots=True)
+class CutBy:
+    """How a table is cut: by columns ``by`` with ``types``, into chunks of about ``rows`` rows."""
+
+    by: tuple[str, ...]
+    types: tuple[str, ...]
+    rows: int
+
+
 def cut(
     connection: Connection,
-    schema: str,
-    table: str,
+    table: TableContract,
     relation: CatalogRelation,
-    by: Sequence[str],
-    types: Sequence[str],
-    rows: int,
+    into: CutBy,
     conditions: Sequence[str] = (),
 ) -> Iterator[Bound]:
-    """The keys between chunks of about ``rows`` rows that meet ``conditions``; none if one chunk holds them.
+    """The keys between the chunks of the rows that meet ``conditions``; none if one chunk holds them.
 
     Each is read as it is asked for, in the open transaction of ``connection``: all of a large table take
     a while.
     """
+    by, rows = into.by, into.rows
     if not by:
         return
-    if tuple(by) == (PLACE,):
-        yield from _pages(connection, schema, table, rows)
+    if by == (PLACE,):
+        yield from _pages(connection, table.schema, table.table, rows)
         return
     listed = ", ".join(identifier(name) for name in by)
     # With names of their own, or ORDER BY would mean the texts.
     texts = ", ".join(f"{identifier(name)}::text AS bound_{n}" for n, name in enumerate(by))
-    name = source_of_rows(schema, table, relation)
+    name = source_of_rows(table.schema, table.table, relation)
     bound: Bound | None = None
     while True:
-        condition = where(by, types, bound, None, conditions)
-        with source_errors(f"cutting {schema}.{table} into chunks"), connection.cursor() as cursor:
+        condition = where(by, into.types, bound, None, conditions)
+        with source_errors(f"cutting {table.full_name} into chunks"), connection.cursor() as cursor:
             cursor.execute(
                 f"SELECT {texts} FROM {name}{condition} ORDER BY {listed} OFFSET {rows - 1} LIMIT 1"
             )

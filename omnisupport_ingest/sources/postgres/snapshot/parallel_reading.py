@@ -11,17 +11,20 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 
 from omnisupport_ingest.contracts.model import TableContract
-from omnisupport_ingest.landing.epochs import EpochRecord
 from omnisupport_ingest.landing.manifest import ChunkSpan, Manifest
 from omnisupport_ingest.landing.moved_rows import moved_rows
 from omnisupport_ingest.landing.names import chunk_prefix
 from omnisupport_ingest.landing.rows import LandedEvent
 from omnisupport_ingest.landing.snapshot_plans import SnapshotPlan
-from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.landing.writer import BatchWriter
 from omnisupport_ingest.position import Lsn
-from omnisupport_ingest.sources.postgres.slot.continuity import connect_to_source
-from omnisupport_ingest.sources.postgres.snapshot.chunk_reader import ChunkReader, Landing, Stopped
+from omnisupport_ingest.sources.postgres.snapshot.chunk_reader import (
+    ChunkReader,
+    Landing,
+    PlannedChunk,
+    Stopped,
+)
+from omnisupport_ingest.sources.postgres.stream.captured import CapturedEpoch
 
 _LOOK_SECONDS = 0.1
 """How often the caller's stop is asked while chunks are being read."""
@@ -32,21 +35,18 @@ class ParallelReading:
 
     def __init__(
         self,
-        dsn: str,
-        epoch: EpochRecord,
+        epoch: CapturedEpoch,
         landing: Landing,
         planned: Sequence[tuple[TableContract, SnapshotPlan]],
-        landed: Callable[[Manifest], None],
-        threads: int,
     ) -> None:
-        """``planned``: each table with its plan. ``landed`` is called by several threads."""
-        self._dsn, self._epoch, self._landing, self._landed = dsn, epoch, landing, landed
+        """``planned``: each table with its plan."""
+        self._epoch, self._landing = epoch, landing
         exists = landing.store.exists
         self._left = deque(
-            (table, plan, chunk)
+            PlannedChunk(table, plan, number)
             for table, plan in planned
-            for chunk in range(plan.chunks)
-            if not exists(plan.batch_id(chunk))
+            for number in range(plan.chunks)
+            if not exists(plan.batch_id(number))
         )
         self._missing = {
             plan.snapshot_id: sum(not exists(plan.batch_id(chunk)) for chunk in range(plan.chunks))
@@ -54,7 +54,7 @@ class ParallelReading:
         }
         # Those whose last chunk landed just before the end of an earlier process.
         self._ended = [(table, plan) for table, plan in planned if not self._missing[plan.snapshot_id]]
-        self._threads = max(1, min(threads, len(self._left)))
+        self._threads = max(1, min(epoch.settings.snapshot_threads, len(self._left)))
         self._lock = threading.Lock()
         self._failure: BaseException | None = None
         self._over = threading.Event()
@@ -84,11 +84,10 @@ class ParallelReading:
 
     def _work(self) -> None:
         try:
-            with closing(connect_to_source(self._dsn, self._epoch)) as connection:
+            with closing(self._epoch.connect()) as connection:
                 reader = ChunkReader(connection, self._landing, self._over)
-                while (task := self._next()) is not None:
-                    table, plan, chunk = task
-                    self._done(table, plan, reader.read(table, plan, chunk))
+                while (chunk := self._next()) is not None:
+                    self._done(chunk, reader.read(chunk))
         except Stopped:
             pass
         except BaseException as error:
@@ -96,17 +95,17 @@ class ParallelReading:
                 self._failure = self._failure or error
             self._over.set()
 
-    def _next(self) -> tuple[TableContract, SnapshotPlan, int] | None:
+    def _next(self) -> PlannedChunk | None:
         with self._lock:
             return self._left.popleft() if self._left and not self._over.is_set() else None
 
-    def _done(self, table: TableContract, plan: SnapshotPlan, batch: Manifest) -> None:
-        self._landed(batch)
+    def _done(self, chunk: PlannedChunk, batch: Manifest) -> None:
+        self._epoch.landed(batch)
         with self._lock:
-            self._missing[plan.snapshot_id] -= 1
-            last = not self._missing[plan.snapshot_id]
+            self._missing[chunk.plan.snapshot_id] -= 1
+            last = not self._missing[chunk.plan.snapshot_id]
         if last:
-            self._end(table, plan)
+            self._end(chunk.table, chunk.plan)
 
     def _end(self, table: TableContract, plan: SnapshotPlan) -> None:
         """Land the boundary: every chunk has landed."""
@@ -136,19 +135,16 @@ class ParallelReading:
             batch = writer.seal(chunk=span)
         with self._lock:
             self._high = max(self._high, high)
-        self._landed(batch)
+        self._epoch.landed(batch)
 
 
 class MovedReading:
     """The search in the stream of one epoch, beside the snapshots whose chunks it adds to."""
 
-    def __init__(
-        self, dsn: str, store: LandingStore, epoch: EpochRecord, landed: Callable[[Manifest], None]
-    ) -> None:
+    def __init__(self, epoch: CapturedEpoch) -> None:
         self.settled = False
         """Whether the stream was searched for every snapshot that was told of."""
-        self._dsn, self._store, self._of, self._landed = dsn, store, epoch, landed
-        self._epoch = epoch.number
+        self._of, self._store, self._epoch = epoch, epoch.store, epoch.number
         self._searched: set[str] = set()
 
     def run(
@@ -224,10 +220,10 @@ class MovedReading:
         if not moved:
             self._searched.add(plan.snapshot_id)
             return None
-        with closing(connect_to_source(self._dsn, self._of)) as connection:
+        with closing(self._of.connect()) as connection:
             reader = ChunkReader(connection, landing(), stop)
-            batch = reader.read_keys(table, plan, plan.chunks + len(again), moved, high)
-        self._landed(batch)
+            batch = reader.read_keys(PlannedChunk(table, plan, plan.chunks + len(again)), moved, high)
+        self._of.landed(batch)
         return None if batch.chunk is None else batch.chunk.high
 
     @staticmethod

@@ -17,11 +17,7 @@ from dataclasses import replace
 from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.contracts.model import TableContract
-from omnisupport_ingest.landing.epochs import EpochRecord
-from omnisupport_ingest.landing.lost_changes import LostChanges
-from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.landing.snapshot_plans import SnapshotPlan
-from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.sources.postgres.catalog.partitions import (
     KnownPartitions,
@@ -33,8 +29,12 @@ from omnisupport_ingest.sources.postgres.catalog.partitions import (
 )
 from omnisupport_ingest.sources.postgres.catalog.relations import read_relation
 from omnisupport_ingest.sources.postgres.session.connection import source_errors
-from omnisupport_ingest.sources.postgres.slot.continuity import connect_to_source
-from omnisupport_ingest.sources.postgres.snapshot.chunk_reader import ChunkReader, Landing, Stopped
+from omnisupport_ingest.sources.postgres.snapshot.chunk_reader import (
+    ChunkReader,
+    Landing,
+    PlannedChunk,
+    Stopped,
+)
 from omnisupport_ingest.sources.postgres.snapshot.key_ranges import source_of_rows
 from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotRequests
 from omnisupport_ingest.sources.postgres.snapshot.safe_watermark import (
@@ -42,6 +42,7 @@ from omnisupport_ingest.sources.postgres.snapshot.safe_watermark import (
     CatalogLooks,
     read_high,
 )
+from omnisupport_ingest.sources.postgres.stream.captured import CapturedEpoch
 
 _log = logging.getLogger(__name__)
 
@@ -49,24 +50,14 @@ _log = logging.getLogger(__name__)
 class PartitionWatch:
     """The partitions of the tables of one source, in one epoch."""
 
-    def __init__(
-        self,
-        dsn: str,
-        store: LandingStore,
-        epoch: EpochRecord,
-        tables: Sequence[TableContract],
-        publication: str,
-        lost: LostChanges,
-        landed: Callable[[Manifest], None],
-    ) -> None:
-        """``landed`` is called with each batch, once durable."""
+    def __init__(self, epoch: CapturedEpoch, tables: Sequence[TableContract]) -> None:
         self.needed = True
         """Whether any of the tables was partitioned at the last look."""
-        self._dsn, self._store, self._epoch, self._landed = dsn, store, epoch, landed
-        self._tables, self._publication = {(each.schema, each.table): each for each in tables}, publication
-        self._records = PartitionRecords(store.folder, epoch.number)
-        self._requests = SnapshotRequests(store.folder)
-        self._lost, self._looks = lost, CatalogLooks()
+        self._epoch, self._store = epoch, epoch.store
+        self._tables = {(each.schema, each.table): each for each in tables}
+        self._records = PartitionRecords(epoch.store.folder, epoch.number)
+        self._requests = SnapshotRequests(epoch.store.folder)
+        self._lost, self._looks = epoch.published.lost, CatalogLooks()
         self._certain, self._written = dict[str, Lsn](), dict[str, float]()
 
     def take_up(self, tables: Sequence[TableContract]) -> None:
@@ -101,7 +92,7 @@ class PartitionWatch:
         if not tables:
             return None
         highs: list[Lsn] = []
-        with closing(connect_to_source(self._dsn, self._epoch)) as connection:
+        with closing(self._epoch.connect()) as connection:
             certain = self._looks.begin(connection)
             trees = read_partitions(connection, tables)
             looked = read_high(connection)
@@ -183,8 +174,9 @@ class PartitionWatch:
                 return None
             _log.info("reading partition %s, which is new in %s", new, table.full_name)
             reader = ChunkReader(connection, landing(), stop)
-            batch = reader.read_more(table, plan, plan.chunks + self._read_more(plan), condition)
-            self._landed(batch)
+            chunk = PlannedChunk(table, plan, plan.chunks + self._read_more(plan))
+            batch = reader.read_more(chunk, condition)
+            self._epoch.landed(batch)
             if batch.chunk is not None:
                 highs.append(batch.chunk.high)
         return highs
@@ -197,7 +189,7 @@ class PartitionWatch:
         return count
 
     def _any(self, connection: Connection, table: TableContract, condition: str) -> bool:
-        relation = read_relation(connection, self._publication, table)
+        relation = read_relation(connection, self._epoch.settings.publication, table)
         name = source_of_rows(table.schema, table.table, relation)
         with source_errors(f"looking into a partition of {table.full_name}"), connection.cursor() as cursor:
             cursor.execute(f"SELECT EXISTS (SELECT FROM {name}{condition})")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from datetime import UTC, datetime
 
@@ -20,8 +20,7 @@ from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.key_range import KeyRange
-from omnisupport_ingest.landing.epochs import EpochRecord
-from omnisupport_ingest.landing.manifest import ChunkSpan, Manifest
+from omnisupport_ingest.landing.manifest import ChunkSpan
 from omnisupport_ingest.landing.names import chunk_batch_id
 from omnisupport_ingest.landing.snapshot_plans import (
     SCHEMA_ONLY,
@@ -30,11 +29,8 @@ from omnisupport_ingest.landing.snapshot_plans import (
     newest_of_each,
     that_count,
 )
-from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.landing.writer import BatchWriter
 from omnisupport_ingest.position import Lsn
-from omnisupport_ingest.settings import Settings
-from omnisupport_ingest.sources.postgres.catalog.published import PublishedTables
 from omnisupport_ingest.sources.postgres.catalog.relations import (
     CatalogRelation,
     hold_readable,
@@ -44,7 +40,6 @@ from omnisupport_ingest.sources.postgres.catalog.relations import (
 )
 from omnisupport_ingest.sources.postgres.session.connection import source_errors
 from omnisupport_ingest.sources.postgres.session.server import wal_clock
-from omnisupport_ingest.sources.postgres.slot.continuity import connect_to_source
 from omnisupport_ingest.sources.postgres.slot.slot import flush_wal
 from omnisupport_ingest.sources.postgres.snapshot.chunk_reader import (
     ChunkReader,
@@ -56,6 +51,7 @@ from omnisupport_ingest.sources.postgres.snapshot.chunk_reader import (
 from omnisupport_ingest.sources.postgres.snapshot.compared_reading import ComparedReading, LakeRows, Recovered
 from omnisupport_ingest.sources.postgres.snapshot.key_ranges import (
     PLACE,
+    CutBy,
     columns_to_cut_by,
     conditions,
     cut,
@@ -65,7 +61,7 @@ from omnisupport_ingest.sources.postgres.snapshot.parallel_reading import MovedR
 from omnisupport_ingest.sources.postgres.snapshot.partition_watch import PartitionWatch
 from omnisupport_ingest.sources.postgres.snapshot.requests import DueSnapshots, SnapshotRequests, Wanted
 from omnisupport_ingest.sources.postgres.snapshot.safe_watermark import SafeWatermarks, read_mark
-from omnisupport_ingest.windows import WindowGrid
+from omnisupport_ingest.sources.postgres.stream.captured import CapturedEpoch
 
 _log = logging.getLogger(__name__)
 
@@ -76,30 +72,16 @@ class Snapshots:
     The publication must cover the tables: what commits above a chunk's watermark comes by the stream.
     """
 
-    def __init__(
-        self,
-        dsn: str,
-        store: LandingStore,
-        grid: WindowGrid,
-        epoch: EpochRecord,
-        tables: Sequence[TableContract],
-        settings: Settings,
-        published: PublishedTables,
-        landed: Callable[[Manifest], None],
-    ) -> None:
-        """``landed`` is called with each batch, once durable, on the thread that read it."""
-        self._dsn, self._store, self._of, self._tables = dsn, store, epoch, tuple(tables)
-        self._epoch = epoch.number
-        self._start = epoch.facts.consistent_point if epoch.facts else Lsn(0)
-        self._settings, self._published, self._landed, self._grid = settings, published, landed, grid
-        self._moved = MovedReading(dsn, store, epoch, landed)
-        self._partitions = PartitionWatch(
-            dsn, store, epoch, self._tables, settings.publication, published.lost, landed
-        )
-        self._plans, self._requests = SnapshotPlans(store.folder), SnapshotRequests(store.folder)
-        self._due = DueSnapshots(
-            store, epoch.number, self._tables, first_reads=settings.snapshot_mode.reads_rows
-        )
+    def __init__(self, epoch: CapturedEpoch, tables: Sequence[TableContract]) -> None:
+        """The thread that reads a batch tells ``epoch.landed`` of it."""
+        self._of, self._tables = epoch, tuple(tables)
+        self._epoch, self._store, self._settings = epoch.number, epoch.store, epoch.settings
+        self._moved = MovedReading(epoch)
+        self._partitions = PartitionWatch(epoch, self._tables)
+        folder = epoch.store.folder
+        self._plans, self._requests = SnapshotPlans(folder), SnapshotRequests(folder)
+        first_reads = epoch.settings.snapshot_mode.reads_rows
+        self._due = DueSnapshots(epoch.store, epoch.number, self._tables, first_reads=first_reads)
 
     @property
     def asked(self) -> bool:
@@ -125,18 +107,16 @@ class Snapshots:
         self._moved.settled = False
         landing = self._landing()
         planned = []
-        with closing(connect_to_source(self._dsn, self._of)) as connection:
+        with closing(self._of.connect()) as connection:
             # Before the request is gone: it is what takes the doubt away.
             whole = {each.table.name for each in wanted if each.plan is None and each.scope is None}
-            self._published.accept(connection, whole)
+            self._of.published.accept(connection, whole)
             for each in wanted:
                 plan = self._planned(connection, each, landing.ordinals, stop)
                 if plan is None:
                     return None
                 planned.append((each.table, plan))
-        threads = self._settings.snapshot_threads
-        reading = ParallelReading(self._dsn, self._of, landing, planned, self._landed, threads)
-        high = reading.run(stop)
+        high = ParallelReading(self._of, landing, planned).run(stop)
         if high is not None:
             self._have_flushed(high)
         return high
@@ -152,15 +132,15 @@ class Snapshots:
         landing = self._landing()
         asked = tuple(request for request in self._requests.read() if request.table == table.name)
         wanted = Wanted(table, None, reason, answers=asked)
-        with closing(connect_to_source(self._dsn, self._of)) as connection:
+        with closing(self._of.connect()) as connection:
             # Nothing ends what the stream has of rows that another filter leaves out by now.
-            self._published.require_same(connection)
+            self._of.published.require_same(connection)
             plan = self._planned(connection, wanted, landing.ordinals, stop, compared=True)
             if plan is None:
                 return None
             reader = ChunkReader(connection, landing, stop)
             try:
-                recovered = ComparedReading(reader, landing, self._landed).run(table, plan, lake)
+                recovered = ComparedReading(reader, landing, self._of.landed).run(table, plan, lake)
             except Stopped:
                 return None
         end = self._store.read(plan.boundary_id).chunk
@@ -204,21 +184,21 @@ class Snapshots:
         return high
 
     def _have_flushed(self, high: Lsn) -> None:
-        with closing(connect_to_source(self._dsn, self._of)) as connection:
+        with closing(self._of.connect()) as connection:
             if wal_clock(connection).flushed < high:
-                flush_wal(self._dsn)
+                flush_wal(self._of.dsn)
 
     def _landing(self) -> Landing:
         return Landing(
             self._settings.publication,
             self._store,
-            self._grid,
+            self._of.grid,
             SafeWatermarks(),
             Ordinals(self._store, self._epoch),
             Pace(self._settings.snapshot_rows_per_second),
             self._settings.snapshot_fetch_bytes,
             self._settings.max_row_bytes,
-            self._start,
+            self._of.start,
         )
 
     def land_schemas(self, connection: Connection) -> None:
@@ -229,9 +209,9 @@ class Snapshots:
                 continue
             mark = read_mark(connection)
             relation = read_relation(connection, self._settings.publication, table)
-            with BatchWriter(self._store, self._grid, self._epoch, batch_id) as writer:
+            with BatchWriter(self._store, self._of.grid, self._epoch, batch_id) as writer:
                 span = ChunkSpan(SCHEMA_ONLY, table.name, 0, 1, mark.lsn, mark.lsn, mark.clock)
-                self._landed(writer.seal(chunk=span, relations=(relation.version(table),)))
+                self._of.landed(writer.seal(chunk=span, relations=(relation.version(table),)))
 
     def _planned(
         self,
@@ -260,13 +240,12 @@ class Snapshots:
             by = columns_to_cut_by(
                 connection, table.schema, table.table, table.key, partitioned=relation.partitioned
             )
-            types = _types(by, relation)
-            rows = self._settings.snapshot_chunk_rows
+            into = CutBy(by, _types(by, relation), self._settings.snapshot_chunk_rows)
             partitions = self._partitions.planned(connection, table)
             only = () if scope is None else conditions(table, relation, scope)
             bounds = []
             with readable(table):
-                for bound in cut(connection, table.schema, table.table, relation, by, types, rows, only):
+                for bound in cut(connection, table, relation, into, only):
                     if stop.is_set():
                         return None
                     bounds.append(bound)
@@ -282,9 +261,9 @@ class Snapshots:
             reason=wanted.reason,
             planned_at=datetime.now(UTC),
             boundary_ordinal=ordinal,
-            rows=rows,
-            by=by,
-            types=types,
+            rows=into.rows,
+            by=into.by,
+            types=into.types,
             bounds=tuple(bounds),
             compared=compared,
             scope=scope,

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from psycopg2.extensions import connection as Connection
 
@@ -39,7 +40,7 @@ from omnisupport_ingest.sources.postgres.session.errors import ProtocolViolation
 from omnisupport_ingest.sources.postgres.session.server import WalClock, wal_clock
 from omnisupport_ingest.sources.postgres.slot.continuity import ResumePoint, below_the_chain, not_resent
 from omnisupport_ingest.sources.postgres.stream.batches import StreamBatches
-from omnisupport_ingest.sources.postgres.stream.captured_tables import CapturedTables
+from omnisupport_ingest.sources.postgres.stream.captured import CapturedTables
 from omnisupport_ingest.sources.postgres.stream.in_progress import TAKEN, InProgress
 
 _log = logging.getLogger(__name__)
@@ -57,37 +58,51 @@ _CHECK_MESSAGES = 4096
 """Messages between two looks at clock and stop within one transaction."""
 
 
+@dataclass(frozen=True, slots=True)
+class OpenStream:
+    """A stream that was started at ``resume.start``.
+
+    ``messages`` gives what ``stream`` receives. ``connection``: for SQL on the side.
+    """
+
+    stream: WalStream
+    messages: InProgress
+    connection: Connection
+    resume: ResumePoint
+
+
+@dataclass(frozen=True, slots=True)
+class FollowedTables:
+    """The tables that a stream is read for: those that are handed over to ``captured`` are taken."""
+
+    captured: CapturedTables
+    published: PublishedTables
+    roots: PartitionRoots
+
+
 class Follower:
     """One run of one stream. ``run`` returns when it is told to stop or has reached its goal."""
 
     def __init__(
         self,
-        stream: WalStream,
-        messages: InProgress,
-        connection: Connection,
-        batches: StreamBatches,
+        opened: OpenStream,
+        tables: FollowedTables,
         events: EventReader,
-        resume: ResumePoint,
-        published: PublishedTables,
-        roots: PartitionRoots,
-        tables: CapturedTables,
+        batches: StreamBatches,
         landed: Callable[[Manifest], None],
         proved: Callable[[], None],
     ) -> None:
-        """``connection``: for SQL on the side. ``landed`` is called with each batch, once durable.
-
-        ``messages`` gives what ``stream`` receives, which must have been started at ``resume.start``.
-        ``tables``: those that are handed over are taken. ``proved`` is called once the stream has shown that
-        it continues the chain, where that was not certain before.
+        """``landed`` is called with each batch, once durable. ``proved`` is called once the stream has shown
+        that it continues the chain, where that was not certain before.
         """
         self.skipped_messages = 0
         """Logical messages outside any transaction: they have no commit, so no position. Not landed."""
-        self._stream, self._messages = stream, messages
-        self._connection, self._batches = connection, batches
-        self._events, self._landed = events, landed
-        self._published, self._roots, self._tables = published, roots, tables
+        resume = opened.resume
+        self._stream, self._messages, self._connection = opened.stream, opened.messages, opened.connection
+        self._published, self._roots, self._tables = tables.published, tables.roots, tables.captured
+        self._events, self._batches, self._landed = events, batches, landed
         self._decoder = Decoder()
-        self._types = TypeNames(connection)
+        self._types = TypeNames(opened.connection)
         self._expected = resume.resent
         self._unproved_below = None if resume.proved else resume.end_of_chain
         self._tell_proved = proved
@@ -95,7 +110,7 @@ class Follower:
         self._window: str | None = None
         self._heard: Lsn = batches.end
         # A keepalive that has reached ``flushed`` proves the clock: what had committed has arrived.
-        self._clock: WalClock = wal_clock(connection)
+        self._clock: WalClock = wal_clock(opened.connection)
         self._clock_proved = False
         self._idle_wanted = True
         self._next_ask = time.monotonic()

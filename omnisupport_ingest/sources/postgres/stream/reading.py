@@ -8,21 +8,17 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from psycopg2.extensions import connection as Connection
 
-from omnisupport_ingest.home import Home
 from omnisupport_ingest.landing.epochs import EpochRecord
-from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.position import Lsn
-from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres.capture.epoch_start import SLOT_WAIT_SECONDS
 from omnisupport_ingest.sources.postgres.catalog.partition_roots import PartitionRoots
 from omnisupport_ingest.sources.postgres.catalog.partitions import is_partitioned
-from omnisupport_ingest.sources.postgres.catalog.published import PublishedTables
 from omnisupport_ingest.sources.postgres.protocol.changes import EventReader
 from omnisupport_ingest.sources.postgres.protocol.walstream import WalStream
 from omnisupport_ingest.sources.postgres.session.connection import connect_replication
@@ -43,8 +39,8 @@ from omnisupport_ingest.sources.postgres.slot.continuity import (
 )
 from omnisupport_ingest.sources.postgres.slot.home_slot import end_of_chain, require_recovery
 from omnisupport_ingest.sources.postgres.stream.batches import StreamBatches
-from omnisupport_ingest.sources.postgres.stream.captured_tables import CapturedTables
-from omnisupport_ingest.sources.postgres.stream.follower import Follower
+from omnisupport_ingest.sources.postgres.stream.captured import CapturedEpoch, CapturedTables
+from omnisupport_ingest.sources.postgres.stream.follower import FollowedTables, Follower, OpenStream
 from omnisupport_ingest.sources.postgres.stream.in_progress import Doubtful, InProgress, NotKept
 
 _log = logging.getLogger(__name__)
@@ -68,77 +64,60 @@ def prove_source(dsn: str, connection: Connection, store: LandingStore, epoch: E
 
 @dataclass(frozen=True)
 class StreamReading:
-    """Reads the stream of ``epoch``. ``tell`` is called with each batch once it is durable and confirmed.
+    """Reads the stream of ``epoch``, which hears of each batch once that is durable and confirmed.
 
-    It takes the ``tables`` that are handed over meanwhile.
-    ``proved`` is set as soon as the stream is seen to continue what has landed.
+    It takes the ``tables`` that are handed over meanwhile. ``connection``: for SQL on the side. ``scratch``:
+    a folder on a disk with room for transactions in progress. ``proved`` is set as soon as the stream is seen
+    to continue what has landed.
     """
 
-    settings: Settings
-    home: Home
-    store: LandingStore
-    epoch: EpochRecord
+    epoch: CapturedEpoch
     tables: CapturedTables
-    published: PublishedTables
-    dsn: str
     connection: Connection
-    tell: Callable[[Manifest], None]
+    scratch: Path
     proved: threading.Event = field(default_factory=threading.Event)
 
     def follow(self, until: Lsn | None, stop: threading.Event) -> None:
         """Read until all that committed below ``until`` is durable (null: for ever), or ``stop``."""
-        if self.settings.stream_transactions and self.connection.server_version >= _STREAMS_IN_PROGRESS:
+        if self.epoch.settings.stream_transactions and self.connection.server_version >= _STREAMS_IN_PROGRESS:
             try:
                 return self._follow(until, stop, in_progress=True)
             except (Doubtful, NotKept) as reason:
                 _log.warning("%s Until the next start, transactions are read after their commit.", reason)
-                wait_until_free(self.connection, self._slot, SLOT_WAIT_SECONDS)
+                wait_until_free(self.connection, self.epoch.slot, SLOT_WAIT_SECONDS)
         return self._follow(until, stop, in_progress=False)
 
-    @property
-    def _slot(self) -> str:
-        return self.epoch.facts.slot if self.epoch.facts else ""
-
     def _follow(self, until: Lsn | None, stop: threading.Event, *, in_progress: bool) -> None:
-        resume = prove_source(self.dsn, self.connection, self.store, self.epoch)
-        batches = StreamBatches(
-            self.store, self.home.grid, self.epoch.number, resume.end_of_chain, self.settings
-        )
+        epoch, tables = self.epoch, self.tables
+        resume = prove_source(epoch.dsn, self.connection, epoch.store, epoch.record)
+        batches = StreamBatches(epoch.store, epoch.grid, epoch.number, resume.end_of_chain, epoch.settings)
         batches.recovered_from = resume.recovered_from
         if resume.proved:
             self.proved.set()
         if until is not None and batches.end >= until and resume.proved:
             return
         if resume.recovered_from is not None:
-            require_recovery(self.settings, resume.recovered_from, resume.end_of_chain)
+            require_recovery(epoch.settings, resume.recovered_from, resume.end_of_chain)
         _log_start(resume)
         events = EventReader(
-            self.epoch.number,
-            self.tables.keys,
-            lambda relation: is_partitioned(self.connection, relation.oid),
+            epoch.number, tables.keys, lambda relation: is_partitioned(self.connection, relation.oid)
         )
         stream = self._open(resume, in_progress=in_progress)
-        messages = InProgress(stream.read, self.home.run)
+        messages = InProgress(stream.read, self.scratch)
         try:
             # Nobody else can move the slot from here on, but somebody may have since it was looked at.
-            if (held := slot_facts(self.connection, self._slot)) is not None:
+            if (held := slot_facts(self.connection, epoch.slot)) is not None:
                 require_unmoved(held, resume.end_of_chain)
-            folder, tables = self.store.folder, self.tables
             roots = PartitionRoots(
-                self.connection, folder, self.epoch.number, tables.all, self.published.lost
+                self.connection, epoch.store.folder, epoch.number, tables.all, epoch.published.lost
             )
-            told = self.tell, self.proved.set
             follower = Follower(
-                stream,
-                messages,
-                self.connection,
-                batches,
+                OpenStream(stream, messages, self.connection, resume),
+                FollowedTables(tables, epoch.published, roots),
                 events,
-                resume,
-                self.published,
-                roots,
-                tables,
-                *told,
+                batches,
+                epoch.landed,
+                self.proved.set,
             )
             try:
                 follower.run(until, stop)
@@ -152,19 +131,20 @@ class StreamReading:
             stream.close()
 
     def _open(self, resume: ResumePoint, *, in_progress: bool) -> WalStream:
-        wait_until_free(self.connection, self._slot, SLOT_WAIT_SECONDS)
-        decoding_memory = self.settings.stream_above_bytes if in_progress else None
-        replication = connect_replication(self.dsn, decoding_memory=decoding_memory)
-        if self.epoch.facts is not None:
+        epoch, settings = self.epoch, self.epoch.settings
+        wait_until_free(self.connection, epoch.slot, SLOT_WAIT_SECONDS)
+        decoding_memory = settings.stream_above_bytes if in_progress else None
+        replication = connect_replication(epoch.dsn, decoding_memory=decoding_memory)
+        if epoch.record.facts is not None:
             here = identify(replication)
-            require_same_server(self.epoch.facts, here.system_identifier, here.timeline, here.database)
+            require_same_server(epoch.record.facts, here.system_identifier, here.timeline, here.database)
         return WalStream(
             replication,
-            self._slot,
-            self.settings.publication,
+            epoch.slot,
+            settings.publication,
             resume.start,
             in_progress=in_progress,
-            max_row_bytes=self.settings.max_row_bytes,
+            max_row_bytes=settings.max_row_bytes,
         )
 
 

@@ -20,7 +20,7 @@ from omnisupport_ingest.sources.postgres.session import connection as connection
 from omnisupport_ingest.sources.postgres.session.errors import TableInterrupted
 from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotRequests
 from omnisupport_ingest.sources.postgres.stream import follower
-from omnisupport_ingest.sources.postgres.stream.captured_tables import CapturedTables
+from omnisupport_ingest.sources.postgres.stream.captured import CapturedTables
 from omnisupport_ingest_tests.sources.postgres.snapshot_facts import (
     COLUMNS,
     chunks,

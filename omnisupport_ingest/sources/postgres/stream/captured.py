@@ -1,16 +1,61 @@
-"""The tables that a capture has contracts of; more may join while it runs.
+"""What a running capture works on: its epoch, and the tables that it has contracts of.
 
-Those are handed to the thread that reads the stream, which takes them between two transactions: only then
-every change that is still to come is told by its contract.
+Tables may be added while it runs. They are handed to the thread that reads the stream, which takes them
+between two transactions: only then every change that is still to come is told by its contract.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.landing.epochs import EpochRecord
+from omnisupport_ingest.landing.manifest import Manifest
+from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres.catalog.live_table import TableName
+from omnisupport_ingest.sources.postgres.catalog.published import PublishedTables
+from omnisupport_ingest.sources.postgres.slot.continuity import connect_to_source
+from omnisupport_ingest.windows import WindowGrid
+
+
+@dataclass(frozen=True)
+class CapturedEpoch:
+    """An epoch of a source, and where its batches go: what the stream and the snapshots of a capture share.
+
+    ``landed`` is called with each batch, once it is durable, by the thread that wrote it.
+    """
+
+    dsn: str
+    settings: Settings
+    store: LandingStore
+    grid: WindowGrid
+    record: EpochRecord
+    published: PublishedTables
+    landed: Callable[[Manifest], None]
+
+    @property
+    def number(self) -> int:
+        return self.record.number
+
+    @property
+    def slot(self) -> str:
+        """The name of its replication slot; empty if none was made for it."""
+        return self.record.facts.slot if self.record.facts else ""
+
+    @property
+    def start(self) -> Lsn:
+        """Where its stream begins."""
+        return self.record.facts.consistent_point if self.record.facts else Lsn(0)
+
+    def connect(self) -> Connection:
+        """Open a connection for SQL, certainly to the server of this epoch. Raises ``SourceUnavailable``."""
+        return connect_to_source(self.dsn, self.record)
 
 
 class CapturedTables:
