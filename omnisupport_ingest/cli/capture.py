@@ -57,7 +57,7 @@ def capture(name: str | None, once: bool, reason: str | None) -> None:
     from omnisupport_ingest.landing.manifest import Manifest
     from omnisupport_ingest.landing.store import LandingStore
     from omnisupport_ingest.sources.postgres.capture.capture import Capture
-    from omnisupport_ingest.sources.postgres.capture.requests import PauseNote
+    from omnisupport_ingest.sources.postgres.capture.requests import PauseRequest
     from omnisupport_ingest.sources.postgres.session.errors import SourceUnavailable
     from omnisupport_ingest.sources.postgres.slot.slot import SlotNotMade
 
@@ -89,7 +89,7 @@ def capture(name: str | None, once: bool, reason: str | None) -> None:
         return
     with stop_on_signal() as stop:
         begin_new_epoch(stop)
-        note = PauseNote(LandingStore(home.landing, settings.source).folder)
+        note = PauseRequest(LandingStore(home.landing, settings.source).folder)
         kept: list[Capture] = []
 
         def start() -> None:

@@ -132,14 +132,14 @@ def pause(name: str | None, reason: str) -> None:
       omnisupport-ingest source pause --reason "maintenance of the database"
     """
     from omnisupport_ingest.landing.store import LandingStore
-    from omnisupport_ingest.sources.postgres.capture.requests import PauseNote
+    from omnisupport_ingest.sources.postgres.capture.requests import PauseRequest
     from omnisupport_ingest.sources.postgres.session.errors import CaptureRunning
     from omnisupport_ingest.sources.postgres.session.lease import Lease
 
     settings = named_source(open_settings(), name)
     home = existing_home(settings)
     was_running = Lease.is_held(home.run, settings.source)
-    set_pause = PauseNote(LandingStore(home.landing, settings.source).folder).write(reason)
+    set_pause = PauseRequest(LandingStore(home.landing, settings.source).folder).write(reason)
     give_up = time.monotonic() + _STOP_SECONDS
     while Lease.is_held(home.run, settings.source):
         if time.monotonic() > give_up:
@@ -167,11 +167,11 @@ def resume(name: str | None) -> None:
       omnisupport-ingest source resume
     """
     from omnisupport_ingest.landing.store import LandingStore
-    from omnisupport_ingest.sources.postgres.capture.requests import PauseNote
+    from omnisupport_ingest.sources.postgres.capture.requests import PauseRequest
 
     settings = named_source(open_settings(), name)
     home = existing_home(settings)
-    if PauseNote(LandingStore(home.landing, settings.source).folder).clear():
+    if PauseRequest(LandingStore(home.landing, settings.source).folder).clear():
         click.echo(f"{settings.source} is no longer paused; a capture that waits goes on where it stopped.")
     else:
         click.echo(f"{settings.source} was not paused.")
@@ -202,14 +202,14 @@ def restart(name: str | None, reason: str) -> None:
     settings or a contract.
     """
     from omnisupport_ingest.landing.store import LandingStore
-    from omnisupport_ingest.sources.postgres.capture.state import ask_for_restart, wait_for_restart
+    from omnisupport_ingest.sources.postgres.capture.state import request_restart, wait_for_restart
 
     settings = log_of(open_settings(), name)
     home = existing_home(settings)
     # The start reads them: a capture that runs is not ended for contracts that it cannot read.
     contracted_tables(settings)
     folder = LandingStore(home.landing, settings.source).folder
-    before = ask_for_restart(home.run, folder, settings.source, reason)
+    before = request_restart(home.run, folder, settings.source, reason)
     click.echo(f"Asked process {before.pid} to start again …", err=True)
     after = wait_for_restart(folder, settings.source, before, seconds=_RESTART_SECONDS)
     click.echo(f"{settings.source} is captured again by process {after.pid}, it goes on where it stopped.")

@@ -55,7 +55,7 @@ def snapshot(
     """
     from omnisupport_ingest.contracts.model import table_named
     from omnisupport_ingest.landing.store import LandingStore
-    from omnisupport_ingest.sources.postgres.capture.added_tables import not_captured, takes_up
+    from omnisupport_ingest.sources.postgres.capture.added_tables import adds_tables, not_captured
     from omnisupport_ingest.sources.postgres.session.lease import Lease
     from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotRequests
 
@@ -65,7 +65,7 @@ def snapshot(
     chosen = list(dict.fromkeys(table_named(name, known) for name in tables))
     store = LandingStore(home.landing, settings.source)
     running = Lease.is_held(home.run, settings.source)
-    new = not_captured(store, chosen) if running and takes_up(store) else ()
+    new = not_captured(store, chosen) if running and adds_tables(store) else ()
     scope = None
     if start is not None or end is not None:
         if len(chosen) > 1:
@@ -92,13 +92,13 @@ def snapshot(
 
 def _require_ready(settings: Settings, home: Home, store: LandingStore, new: Sequence[TableContract]) -> None:
     """Raise what the capture would refuse ``new`` tables for, before it is asked; tell what it warns of."""
-    from omnisupport_ingest.sources.postgres.capture.added_tables import joining_findings
+    from omnisupport_ingest.sources.postgres.capture.added_tables import added_table_findings
     from omnisupport_ingest.sources.postgres.preflight import Severity, require_ready
 
     if not new:
         return
     with _connected(settings, home) as connection:
-        found = joining_findings(connection, store, settings.publication, new)
+        found = added_table_findings(connection, store, settings.publication, new)
     require_ready(found)
     for each in found:
         if each.severity is Severity.WARNS:

@@ -120,13 +120,13 @@ def _look(settings: Settings, home: Home) -> SourceLook | Reach:
 
 
 def _source(settings: Settings, home: Home, look: SourceLook | Reach, answered_by: float) -> dict[str, Any]:
-    from omnisupport_ingest.sources.postgres.capture.requests import PauseNote
+    from omnisupport_ingest.sources.postgres.capture.requests import PauseRequest
     from omnisupport_ingest.sources.postgres.capture.state import capture_state
     from omnisupport_ingest.sources.postgres.session.server import Reach
 
     reach = look if isinstance(look, Reach) else look.result(max(0.0, answered_by - time.monotonic()))
     landing = home.path / "landing" / settings.source
-    pause = PauseNote(landing).read()
+    pause = PauseRequest(landing).read()
     capture = capture_state(home.path / "run", landing, settings.source, pause, None)
     slot = reach.slot
     return {

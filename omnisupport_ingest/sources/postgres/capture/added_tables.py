@@ -32,7 +32,7 @@ from omnisupport_ingest.sources.postgres.preflight import Finding, Severity, pre
 from omnisupport_ingest.sources.postgres.preflight.server import minor_findings
 from omnisupport_ingest.sources.postgres.preflight.source_check import landed_key_findings
 from omnisupport_ingest.sources.postgres.session.connect_errors import first_line
-from omnisupport_ingest.sources.postgres.session.errors import HoleInSource
+from omnisupport_ingest.sources.postgres.session.errors import GapInSource
 from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotRequests
 from omnisupport_ingest.sources.postgres.snapshot.snapshot import Snapshots
 from omnisupport_ingest.sources.postgres.stream.captured import CapturedEpoch, CapturedTables
@@ -47,13 +47,13 @@ def not_captured(store: LandingStore, tables: Sequence[TableContract]) -> tuple[
     return tuple(each for each in tables if known and each.full_name not in known)
 
 
-def takes_up(store: LandingStore) -> bool:
+def adds_tables(store: LandingStore) -> bool:
     """Whether the last capture that began takes up new tables, if it still runs: it is one that follows."""
     record = CaptureRecords(store.folder).read()
     return record is not None and record.follows and record.ended is None
 
 
-def joining_findings(
+def added_table_findings(
     connection: Connection, store: LandingStore, publication: str, tables: Sequence[TableContract]
 ) -> tuple[Finding, ...]:
     """Every finding about ``tables``, which are to join a capture that runs. ``SourceUnavailable``."""
@@ -65,7 +65,7 @@ _AGAIN_SECONDS = 10.0
 """How long after tables could not be taken up that is tried again."""
 
 
-class NewTables:
+class AddedTables:
     """Those of one source, for one run of its capture; looked for by the thread that reads snapshots."""
 
     def __init__(
@@ -89,7 +89,7 @@ class NewTables:
         """Take up the tables that are asked for and not captured. What stands in the way is told in the log,
         and the others go on; it is tried again until it works. Raises what ``PublishedTables.begin`` does.
         """
-        if self._captured.any_handed_over:
+        if self._captured.any_waiting:
             # The stream is within a transaction.
             return
         if self._handed:
@@ -106,7 +106,7 @@ class NewTables:
                 table = self._contract(name)
                 self._publish(table)
             except (IngestError, psycopg2.Error) as error:
-                if isinstance(error, HoleInSource):
+                if isinstance(error, GapInSource):
                     raise
                 # Also if the server is away: whoever reads the stream says that.
                 self._tell(name, error)
@@ -135,7 +135,7 @@ class NewTables:
 
     def _publish(self, table: TableContract) -> None:
         with closing(self._epoch.connect()) as connection:
-            found = joining_findings(connection, self._store, self._settings.publication, [table])
+            found = added_table_findings(connection, self._store, self._settings.publication, [table])
             require_ready(found)
             ensure_publication(connection, self._settings.publication, [table])
         for each in found:
@@ -144,9 +144,9 @@ class NewTables:
 
     def _join(self, tables: Sequence[TableContract]) -> None:
         with closing(self._epoch.connect()) as connection:
-            self._epoch.published.take_up(connection, tables)
+            self._epoch.published.add_tables(connection, tables)
         ParkedTables(self._store.folder, self._epoch.number).take_back([each.name for each in tables])
-        self._snapshots.take_up(tables)
+        self._snapshots.add_tables(tables)
         _log.info("%s joined the tables that are captured", ", ".join(each.full_name for each in tables))
 
     def _tell(self, name: str, error: IngestError | psycopg2.Error) -> None:
@@ -179,7 +179,7 @@ class SnapshotsBeside:
     """
 
     def __init__(
-        self, snapshots: Snapshots, new: NewTables, stop: threading.Event, proved: threading.Event
+        self, snapshots: Snapshots, new: AddedTables, stop: threading.Event, proved: threading.Event
     ) -> None:
         """``new``: looked for between two snapshots."""
         self._snapshots, self._new = snapshots, new

@@ -22,20 +22,20 @@ from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.settings import Settings, SnapshotMode
-from omnisupport_ingest.sources.postgres.capture.added_tables import NewTables, SnapshotsBeside
+from omnisupport_ingest.sources.postgres.capture.added_tables import AddedTables, SnapshotsBeside
 from omnisupport_ingest.sources.postgres.capture.epoch_start import EpochStart
 from omnisupport_ingest.sources.postgres.capture.parked import (
     TABLE_FAULTS,
     ParkedTables,
     TableFault,
     TableFaults,
-    all_that_was_read,
+    highest_read,
     left_out,
     ready_tables,
 )
 from omnisupport_ingest.sources.postgres.capture.requests import (
-    PauseNote,
-    RestartNote,
+    PauseRequest,
+    RestartRequest,
     StopOrPause,
     StopOrRestart,
 )
@@ -47,11 +47,11 @@ from omnisupport_ingest.sources.postgres.session.connection import connect
 from omnisupport_ingest.sources.postgres.session.dsn import source_dsn
 from omnisupport_ingest.sources.postgres.session.errors import (
     AnotherSource,
-    HoleInSource,
+    GapInSource,
     NotOurSlot,
     SlotMoved,
     SourceRefused,
-    TableInterrupted,
+    TableMissedChanges,
 )
 from omnisupport_ingest.sources.postgres.session.lease import Lease
 from omnisupport_ingest.sources.postgres.session.server import wal_clock
@@ -121,11 +121,11 @@ class Capture:
         none in this epoch. A table that cannot be followed is left out, and the others go on
         (``raise_left_out``). How it ends is recorded (``capture_record``). Raises ``CaptureRunning``,
         ``CapturePaused``, ``CaptureRestarts`` (call it again; only without ``until``),
-        ``PreflightFailed``, ``SourceRefused``, ``SlotInUse``, ``HoleInSource``, ``SourceUnavailable``
+        ``PreflightFailed``, ``SourceRefused``, ``SlotInUse``, ``GapInSource``, ``SourceUnavailable``
         (start again later), ``ChainContested``.
         """
         source, folder = self._settings.source, self._store.folder
-        pause = StopOrPause(stop, PauseNote(folder))
+        pause = StopOrPause(stop, PauseRequest(folder))
         pause.raise_if_paused(source)
         restart: StopOrRestart | None = None
         with (
@@ -136,7 +136,7 @@ class Capture:
         ):
             stop = pause
             if until is None:
-                note = RestartNote(folder)
+                note = RestartRequest(folder)
                 note.clear()
                 stop = restart = StopOrRestart(pause, note)
             self._identity.require_original()
@@ -153,7 +153,7 @@ class Capture:
                 connection.close()
         pause.raise_if_paused(source)
         if restart is not None:
-            restart.raise_if_asked(source)
+            restart.raise_if_requested(source)
 
     def check(self) -> None:
         """Raise what a person must change before capture can begin; changes nothing.
@@ -168,7 +168,7 @@ class Capture:
     def left_out(self) -> IngestError | None:
         """What was wrong with the tables that the last ``run`` left out; null if there were none.
 
-        ``PreflightFailed`` where its start found that, else ``TableInterrupted``. All that it could land of
+        ``PreflightFailed`` where its start found that, else ``TableMissedChanges``. All that it could land of
         the others has landed.
         """
         return self._faults.left_out
@@ -235,8 +235,8 @@ class Capture:
     def _prepare(self, dsn: str, connection: Connection, stop: threading.Event) -> EpochRecord:
         try:
             return self._prepared(dsn, connection, stop)
-        except HoleInSource as hole:
-            return self._after_hole(dsn, connection, hole, stop)
+        except GapInSource as hole:
+            return self._after_gap(dsn, connection, hole, stop)
 
     def _followed(
         self, dsn: str, connection: Connection, epoch: EpochRecord, until: Lsn | None, stop: threading.Event
@@ -248,11 +248,11 @@ class Capture:
                 return self._capture(dsn, connection, epoch, until, stop)
             except TABLE_FAULTS as fault:
                 self._met(epoch, fault)
-                until = None if until is None else max(until, all_that_was_read(dsn, connection, epoch))
-            except HoleInSource as hole:
+                until = None if until is None else max(until, highest_read(dsn, connection, epoch))
+            except GapInSource as hole:
                 if repaired:
                     raise
-                epoch, repaired = self._after_hole(dsn, connection, hole, stop), True
+                epoch, repaired = self._after_gap(dsn, connection, hole, stop), True
                 continue
             epoch = self._prepare(dsn, connection, stop)
 
@@ -261,12 +261,12 @@ class Capture:
         known = (*self._contracted, *self._captured.all)
         self._faults.met(epoch, self._published(epoch), self._captured, known, fault)
 
-    def _after_hole(
-        self, dsn: str, connection: Connection, hole: HoleInSource, stop: threading.Event
+    def _after_gap(
+        self, dsn: str, connection: Connection, hole: GapInSource, stop: threading.Event
     ) -> EpochRecord:
         """The new epoch to go on in after ``hole``, where the settings leave that to us; else raises it."""
         by_itself = self._settings.snapshot_mode is SnapshotMode.WHEN_NEEDED
-        asks = AnotherSource | NotOurSlot | SlotMoved | TableInterrupted
+        asks = AnotherSource | NotOurSlot | SlotMoved | TableMissedChanges
         if not by_itself or isinstance(hole, asks):
             raise hole
         _log.warning("%s A new epoch begins, as the snapshot mode is when_needed.", hole.problem)
@@ -305,7 +305,7 @@ class Capture:
             parking = {name: reason for name, reason in wrong.items() if name in captured}
             self._faults.park(epoch, self._published(epoch), parking)
             if self._settings.snapshot_mode is SnapshotMode.WHEN_NEEDED:
-                self._faults.ask_to_read(wrong)
+                self._faults.request_snapshots(wrong)
         self._store.clear_garbage()
         # Before any slot of a snapshot: what commits above its point must be published already.
         ensure_publication(connection, self._settings.publication, ready)
@@ -313,7 +313,7 @@ class Capture:
             epoch = self._epochs(stop).first(dsn, connection)
         try:
             self._published(epoch).begin(connection)
-        except TableInterrupted as interrupted:
+        except TableMissedChanges as interrupted:
             self._met(epoch, interrupted)
             return self._prepared(dsn, connection, stop)
         if parked is not None:
@@ -355,7 +355,7 @@ class Capture:
                     goal = snapshots.look_at_partitions(stop) or snapshots.take(stop)
             captured.published.require_same(connection, last=True)
             return
-        new = NewTables(captured, self._contracts_again, self._captured, snapshots)
+        new = AddedTables(captured, self._contracts_again, self._captured, snapshots)
         with SnapshotsBeside(snapshots, new, stop, stream.proved) as beside:
             stream.follow(None, beside.stop)
         beside.raise_failure()

@@ -44,7 +44,7 @@ from omnisupport_ingest.sources.postgres.protocol.row_events import KeyNotSent
 from omnisupport_ingest.sources.postgres.session.errors import (
     ColumnsNotSent,
     RowTooLarge,
-    TableInterrupted,
+    TableMissedChanges,
     TableUnreadable,
 )
 from omnisupport_ingest.sources.postgres.session.server import wal_clock
@@ -141,21 +141,21 @@ def ready_tables(
     return ready, reasons
 
 
-def left_out(parked: Mapping[str, ParkedTable]) -> TableInterrupted:
+def left_out(parked: Mapping[str, ParkedTable]) -> TableMissedChanges:
     """The error that names the tables that a capture leaves out."""
     names = tuple(sorted(parked))
     told = "; ".join(
         f"{name}, since {parked[name].since:%Y-%m-%d %H:%M} UTC: {parked[name].reason}" for name in names
     )
-    return TableInterrupted(
+    return TableMissedChanges(
         f"Capture leaves out what it cannot follow: {told}", fix=way_back(" ".join(names)), tables=names
     )
 
 
-TABLE_FAULTS = (TableInterrupted, KeyNotSent, RowTooLarge, TableUnreadable, ColumnsNotSent)
+TABLE_FAULTS = (TableMissedChanges, KeyNotSent, RowTooLarge, TableUnreadable, ColumnsNotSent)
 """The errors of capture that name the tables that they concern."""
 
-TableFault = TableInterrupted | KeyNotSent | RowTooLarge | TableUnreadable | ColumnsNotSent
+TableFault = TableMissedChanges | KeyNotSent | RowTooLarge | TableUnreadable | ColumnsNotSent
 
 
 class TableFaults:
@@ -184,10 +184,10 @@ class TableFaults:
         reasons = _reasons(fault, known)
         if not reasons:
             raise fault
-        if isinstance(fault, TableInterrupted | KeyNotSent):
+        if isinstance(fault, TableMissedChanges | KeyNotSent):
             if self._asks:
                 _log.warning("%s It is read again, as the snapshot mode is when_needed.", fault.problem)
-                self.ask_to_read(reasons)
+                self.request_snapshots(reasons)
             else:
                 self.park(epoch, published, reasons)
             return
@@ -208,7 +208,7 @@ class TableFaults:
         published.leave_out(reasons, end_of_chain(self._store, epoch).end)
         ParkedTables(self._store.folder, epoch.number).park(reasons)
 
-    def ask_to_read(self, reasons: Mapping[str, str]) -> None:
+    def request_snapshots(self, reasons: Mapping[str, str]) -> None:
         """Ask for snapshots of the tables of ``reasons``."""
         for name, reason in reasons.items():
             self._requests.write(name, reason)
@@ -237,14 +237,14 @@ class TableFaults:
 
 def _reasons(fault: TableFault, known: Sequence[TableContract]) -> dict[str, str]:
     """The tables of ``fault`` among those that are known, each with what is wrong with it, in words."""
-    if isinstance(fault, TableInterrupted):
+    if isinstance(fault, TableMissedChanges):
         names = {each.name for each in known}
         return {name: fault.problem for name in fault.tables if name in names}
     table = ".".join(fault.table) if isinstance(fault, KeyNotSent) else fault.table
     return {each.name: fault.problem for each in known if each.full_name == table}
 
 
-def all_that_was_read(dsn: str, connection: Connection, epoch: EpochRecord) -> Lsn:
+def highest_read(dsn: str, connection: Connection, epoch: EpochRecord) -> Lsn:
     """An LSN above everything that the landed chunks have read.
 
     The snapshot that failed cannot name it any more. A capture with a goal follows the stream beyond it.

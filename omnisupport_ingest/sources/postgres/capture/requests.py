@@ -34,7 +34,7 @@ class Note(Protocol):
     def present(self) -> bool: ...
 
 
-class StopOrNote(threading.Event):
+class StopOrRequest(threading.Event):
     """A stop that is also set while a note is there; what asks for ``is_set`` obeys both."""
 
     def __init__(self, stop: threading.Event, note: Note) -> None:
@@ -56,7 +56,7 @@ class StopOrNote(threading.Event):
         return False
 
     @property
-    def by_note(self) -> bool:
+    def by_request(self) -> bool:
         """Whether the note has been seen, and not the stop."""
         return super().is_set() and not self._stop.is_set()
 
@@ -77,7 +77,7 @@ class Pause:
         )
 
 
-class PauseNote:
+class PauseRequest:
     """The note of one source, in its landing folder."""
 
     def __init__(self, folder: Path) -> None:
@@ -122,16 +122,16 @@ class PauseNote:
             return Pause(since, f"{self._path} cannot be read")
 
 
-class StopOrPause(StopOrNote):
+class StopOrPause(StopOrRequest):
     """A stop that is also set while the source is paused."""
 
-    def __init__(self, stop: threading.Event, note: PauseNote) -> None:
+    def __init__(self, stop: threading.Event, note: PauseRequest) -> None:
         self._pause = note
         super().__init__(stop, note)
 
     def raise_if_paused(self, source: str) -> None:
         """``CapturePaused`` if a pause has been seen, and not the stop."""
-        if self.by_note:
+        if self.by_request:
             pause = self._pause.read()
             raise CapturePaused(
                 f"The capture of {source} is paused{f' {pause}' if pause else ''}.",
@@ -147,7 +147,7 @@ class _RestartContent:
     reason: str
 
 
-class RestartNote:
+class RestartRequest:
     """The note of one source, in its landing folder."""
 
     def __init__(self, folder: Path) -> None:
@@ -179,16 +179,16 @@ class RestartNote:
             return ""
 
 
-class StopOrRestart(StopOrNote):
+class StopOrRestart(StopOrRequest):
     """A stop that is also set once a restart is asked for."""
 
-    def __init__(self, stop: threading.Event, note: RestartNote) -> None:
+    def __init__(self, stop: threading.Event, note: RestartRequest) -> None:
         self._restart = note
         super().__init__(stop, note)
 
-    def raise_if_asked(self, source: str) -> None:
+    def raise_if_requested(self, source: str) -> None:
         """``CaptureRestarts`` if a restart has been seen, and not the stop."""
-        if self.by_note:
+        if self.by_request:
             reason = self._restart.reason
             raise CaptureRestarts(
                 f"A restart of the capture of {source} was asked for{f' ({reason})' if reason else ''}.",

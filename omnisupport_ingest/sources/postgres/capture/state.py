@@ -1,7 +1,7 @@
 """The state of a capture: the record of its starts and ends, and what follows from it.
 
 The record keeps the last error of a capture that is gone. ``capture_state`` says in one word whether
-capture runs, is paused, has failed, or was stopped. ``ask_for_restart`` asks a running capture to start
+capture runs, is paused, has failed, or was stopped. ``request_restart`` asks a running capture to start
 again.
 """
 
@@ -24,7 +24,7 @@ from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.foreign import Unreadable
 from omnisupport_ingest.json_values import read_note
-from omnisupport_ingest.sources.postgres.capture.requests import Pause, PauseNote, RestartNote
+from omnisupport_ingest.sources.postgres.capture.requests import Pause, PauseRequest, RestartRequest
 from omnisupport_ingest.sources.postgres.session.errors import CapturePaused, NotRestartable
 from omnisupport_ingest.sources.postgres.session.lease import Holder, Lease
 
@@ -224,12 +224,12 @@ _SETTLE_SECONDS = 1.0
 _START = "Start it: `omnisupport-ingest up`, or `omnisupport-ingest capture`."
 
 
-def ask_for_restart(run_folder: Path, landing: Path, source: str, reason: str) -> CaptureRecord:
+def request_restart(run_folder: Path, landing: Path, source: str, reason: str) -> CaptureRecord:
     """Leave the note, and return the start that is to end. ``landing``: the landing folder of ``source``.
 
     ``CapturePaused`` or ``NotRestartable`` if no capture runs that would obey.
     """
-    pause = PauseNote(landing).read()
+    pause = PauseRequest(landing).read()
     if pause is not None:
         raise CapturePaused(
             f"The capture of {source} is paused {pause}, so it does not run.",
@@ -244,7 +244,7 @@ def ask_for_restart(run_folder: Path, landing: Path, source: str, reason: str) -
             if time.monotonic() > settled:
                 raise
         time.sleep(_LOOK_SECONDS)
-    RestartNote(landing).write(reason)
+    RestartRequest(landing).write(reason)
     return record
 
 

@@ -19,9 +19,13 @@ from omnisupport_ingest.landing.snapshot_progress import SnapshotProgress, snaps
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.settings import Settings
-from omnisupport_ingest.sources.postgres.capture.added_tables import joining_findings, not_captured, takes_up
+from omnisupport_ingest.sources.postgres.capture.added_tables import (
+    added_table_findings,
+    adds_tables,
+    not_captured,
+)
 from omnisupport_ingest.sources.postgres.capture.parked import ParkedTables, way_back
-from omnisupport_ingest.sources.postgres.capture.requests import Pause, PauseNote
+from omnisupport_ingest.sources.postgres.capture.requests import Pause, PauseRequest
 from omnisupport_ingest.sources.postgres.capture.state import CaptureState, State, capture_state
 from omnisupport_ingest.sources.postgres.catalog.publication import read_publication
 from omnisupport_ingest.sources.postgres.embedded.location import Location
@@ -120,7 +124,7 @@ def source_status(
     store = LandingStore(home.landing, settings.source)
     epoch = store.current_epoch()
     slot_name = epoch.facts.slot if epoch is not None and epoch.facts is not None else settings.slot
-    paused = PauseNote(store.folder).read()
+    paused = PauseRequest(store.folder).read()
     landed = _landed(store)
     capture = capture_state(
         home.run, store.folder, settings.source, paused, landed.at if landed is not None else None
@@ -144,7 +148,7 @@ def source_status(
             known = [each for each in tables if each not in new and each.name not in parked]
             server = _ask(dsn, settings, home, store, slot_name, tables)
             found += _dangers(dsn, settings, store, server, known, _start_reading(paused))
-            if capture.state is State.RUNNING and takes_up(store):
+            if capture.state is State.RUNNING and adds_tables(store):
                 found += _joining(dsn, settings, store, new)
             else:
                 found += [each for table in new for each in _in_the_way(dsn, settings, store, table)]
@@ -290,14 +294,14 @@ def _joining(
     if waiting:
         with closing(connect(dsn)) as connection:
             for table in waiting:
-                for each in blocking(joining_findings(connection, store, settings.publication, [table])):
+                for each in blocking(added_table_findings(connection, store, settings.publication, [table])):
                     yield Warned(f"{table.name} is not captured yet. {each.problem}", each.fix)
 
 
 def _in_the_way(dsn: str, settings: Settings, store: LandingStore, table: TableContract) -> list[Warned]:
     """Why a start leaves ``table`` out, which was never captured; nothing if it takes it up."""
     with closing(connect(dsn)) as connection:
-        wrong = blocking(joining_findings(connection, store, settings.publication, [table]))
+        wrong = blocking(added_table_findings(connection, store, settings.publication, [table]))
     return [Warned(f"{table.name} is not captured. {each.problem}", each.fix) for each in wrong]
 
 

@@ -47,7 +47,7 @@ class PartitionRoots:
         self._records = PartitionRecords(folder, epoch)
         self._tables = {(each.schema, each.table): each for each in tables}
 
-    def take_up(self, tables: Sequence[TableContract]) -> None:
+    def add_tables(self, tables: Sequence[TableContract]) -> None:
         """From now on ``tables`` are contracted too."""
         self._tables |= {(each.schema, each.table): each for each in tables}
 

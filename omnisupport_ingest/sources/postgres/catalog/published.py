@@ -28,7 +28,7 @@ from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.sources.postgres.catalog.live_table import TableName
 from omnisupport_ingest.sources.postgres.protocol.pgoutput import Relation
 from omnisupport_ingest.sources.postgres.session.connection import source_errors
-from omnisupport_ingest.sources.postgres.session.errors import HoleInSource, TableInterrupted
+from omnisupport_ingest.sources.postgres.session.errors import GapInSource, TableMissedChanges
 from omnisupport_ingest.sources.postgres.slot.continuity import REPAIR
 from omnisupport_ingest.sources.postgres.snapshot.safe_watermark import (
     REMEMBER_SECONDS,
@@ -87,7 +87,7 @@ class PublishedTables:
         self._record = self._durable = _read(self._path)
 
     def require_publication(self, connection: Connection) -> None:
-        """``HoleInSource`` if the publication is not the recorded one any more."""
+        """``GapInSource`` if the publication is not the recorded one any more."""
         with self._lock:
             self._compare_publication(self._now(connection), self._note)
 
@@ -100,7 +100,7 @@ class PublishedTables:
             if self._record is None or now.tables.keys() - before.keys():
                 self._write(replace(now, tables=now.tables | before))
 
-    def take_up(self, connection: Connection, contracts: Sequence[TableContract]) -> None:
+    def add_tables(self, connection: Connection, contracts: Sequence[TableContract]) -> None:
         """Record new tables, which the publication has by now, as ``begin`` does; errors as there."""
         with self._lock:
             self._contracts += tuple(contracts)
@@ -119,7 +119,7 @@ class PublishedTables:
             self._write(replace(self._record or now, tables=before | taken))
 
     def require_same(self, connection: Connection, *, last: bool = False) -> None:
-        """``TableInterrupted`` or ``HoleInSource`` if changes may have gone unsent since the record.
+        """``TableMissedChanges`` or ``GapInSource`` if changes may have gone unsent since the record.
 
         ``last``: no look comes after this one, which is to be remembered.
         """
@@ -144,7 +144,7 @@ class PublishedTables:
             self._compare(self._now(connection), _note_nothing)
 
     def require_named(self, relation: Relation, commit_lsn: int) -> None:
-        """``TableInterrupted`` if the stream gives a captured table another name, or its name to another.
+        """``TableMissedChanges`` if the stream gives a captured table another name, or its name to another.
 
         Nothing of the transaction that committed at ``commit_lsn`` has landed yet.
         """
@@ -348,9 +348,9 @@ def _difference(before: PublishedTable, now: PublishedTable | None) -> str | Non
     return None
 
 
-def _interrupted(changed: Mapping[str, str]) -> TableInterrupted:
+def _interrupted(changed: Mapping[str, str]) -> TableMissedChanges:
     told = ", ".join(f"{name} {what}" for name, what in sorted(changed.items()))
-    return TableInterrupted(
+    return TableMissedChanges(
         f"Changes of single tables may not have been sent: {told}.",
         fix="Find out what happened at the source. Then have them read again, which makes their current "
         "state right, and capture goes on: "
@@ -359,7 +359,7 @@ def _interrupted(changed: Mapping[str, str]) -> TableInterrupted:
     )
 
 
-def _hole(problem: str) -> HoleInSource:
-    return HoleInSource(
+def _hole(problem: str) -> GapInSource:
+    return GapInSource(
         f"{problem}. What committed meanwhile was not sent. Events may be missing.", fix=REPAIR
     )

@@ -22,7 +22,7 @@ from omnisupport_ingest.sources.postgres.catalog.published import PublishedTable
 from omnisupport_ingest.sources.postgres.preflight import Severity, preflight
 from omnisupport_ingest.sources.postgres.preflight.findings import Finding
 from omnisupport_ingest.sources.postgres.session.connection import connect
-from omnisupport_ingest.sources.postgres.session.errors import HoleInSource, SourceRefused, SourceUnavailable
+from omnisupport_ingest.sources.postgres.session.errors import GapInSource, SourceRefused, SourceUnavailable
 from omnisupport_ingest.sources.postgres.session.lease import Lease
 from omnisupport_ingest.sources.postgres.session.server import server_facts, slot_facts, wal_clock
 from omnisupport_ingest.sources.postgres.slot.continuity import resume_point
@@ -92,7 +92,7 @@ def published_findings(
     )
     try:
         published.look(connection)
-    except HoleInSource as hole:
+    except GapInSource as hole:
         yield Finding("published", hole.problem, hole.fix, raises=type(hole))
 
 
@@ -112,8 +112,8 @@ def continuity_findings(dsn: str, store: LandingStore) -> Iterator[Finding]:
         chain = end_of_chain(store, epoch)
         flushed = wal_clock(connection).flushed
         resume_point(epoch, chain, server, flushed, slot)
-    except HoleInSource as hole:
-        yield Finding("continuity", hole.problem, hole.fix, raises=HoleInSource)
+    except GapInSource as hole:
+        yield Finding("continuity", hole.problem, hole.fix, raises=GapInSource)
     finally:
         connection.close()
 

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from omnisupport_ingest.landing.columns import events_table, times
 from omnisupport_ingest.landing.rows import EVENT_SCHEMA, LandedEvent
 from omnisupport_ingest.sources.postgres.protocol.pgoutput import Begin, Decoder, RowChange
-from omnisupport_ingest.sources.postgres.protocol.row_events import Place, Shape, row_events
+from omnisupport_ingest.sources.postgres.protocol.row_events import EventHeader, RowSchema, row_events
 from omnisupport_ingest.sources.postgres.protocol.text_columns import (
     PADDING,
     Irregular,
@@ -53,14 +53,14 @@ class Run(NamedTuple):
 
 @dataclass(slots=True)
 class ChangeBlock:
-    """Changes of one or more transactions, in the order received, with the tables' ``shapes`` by oid.
+    """Changes of one or more transactions, in the order received, with the tables' ``schemas`` by oid.
 
     ``messages``: the changes of rows, as ``WAL_DATA`` messages. ``events``: truncates and messages,
     which have their places already. ``received_bytes``: size of ``messages``.
     """
 
     epoch: int
-    shapes: Mapping[int, Shape]
+    schemas: Mapping[int, RowSchema]
     messages: list[bytes] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)
     events: list[LandedEvent] = field(default_factory=list)
@@ -103,7 +103,7 @@ class _Rows:
 
     def __init__(self, block: ChangeBlock) -> None:
         messages, block.messages = block.messages, []
-        self._epoch, self._shapes, self._runs = block.epoch, block.shapes, block.runs
+        self._epoch, self._schemas, self._runs = block.epoch, block.schemas, block.runs
         self._bytes = b"".join([*messages, PADDING])
         self._ends = np.cumsum(np.fromiter(map(len, messages), np.int64, len(messages)))
         self._starts = np.concatenate((np.zeros(1, np.int64), self._ends[:-1]))
@@ -127,9 +127,9 @@ class _Rows:
         parts = []
         for group in np.unique(groups).tolist():
             rows = np.flatnonzero(groups == group)
-            shape = self._shapes.get(group >> 8 & 0xFFFFFFFF)
+            schema = self._schemas.get(group >> 8 & 0xFFFFFFFF)
             try:
-                part = self._group(group >> 40, group & 0xFF, shape, rows)
+                part = self._group(group >> 40, group & 0xFF, schema, rows)
             except (Irregular, pa.ArrowInvalid):
                 part = None
             if part is None:
@@ -140,44 +140,44 @@ class _Rows:
             parts.append(self._each_alone(sorted(self._one_by_one)))
         return parts
 
-    def _group(self, kind: int, marker: int, shape: Shape | None, rows: Positions) -> pa.Table | None:
+    def _group(self, kind: int, marker: int, schema: RowSchema | None, rows: Positions) -> pa.Table | None:
         """The events of ``rows``, changes of one form of one table; null for forms that are rare."""
         at = self._starts[rows] + _MARKER + 1
-        if shape is None:
+        if schema is None:
             return None
         if kind == _UPDATE and marker == _NEW:
-            new = self._tuples(at, rows, shape)
+            new = self._tuples(at, rows, schema)
             self._require_end(new, rows)
             ops = pc.if_else(pa.array(self._is_insert[rows]), "c", "u")
-            return self._table(ops, shape, rows, _key(shape, new, None), None, new)
+            return self._table(ops, schema, rows, _key(schema, new, None), None, new)
         if kind == _DELETE and marker in (_OLD_KEY, _OLD_ROW):
-            old = self._tuples(at, rows, shape)
+            old = self._tuples(at, rows, schema)
             self._require_end(old, rows)
-            before = _old_image(shape, old, marker == _OLD_KEY)
+            before = _old_image(schema, old, marker == _OLD_KEY)
             ops = pa.repeat("d", len(rows))
-            return self._table(ops, shape, rows, _key(shape, old, None), before, None)
+            return self._table(ops, schema, rows, _key(schema, old, None), before, None)
         if kind == _UPDATE and marker == _OLD_ROW:
-            return self._updates_of_whole_rows(shape, rows, at)
+            return self._updates_of_whole_rows(schema, rows, at)
         return None
 
-    def _updates_of_whole_rows(self, shape: Shape, rows: Positions, at: Positions) -> pa.Table:
+    def _updates_of_whole_rows(self, schema: RowSchema, rows: Positions, at: Positions) -> pa.Table:
         """Updates under replica identity full; those that changed the key are left to ``row_events``."""
-        old = self._tuples(at, rows, shape)
+        old = self._tuples(at, rows, schema)
         if (np.frombuffer(self._bytes, np.uint8)[old.ends] != _NEW).any():
             raise Irregular("an old row without a new one behind it")
-        new = self._tuples(old.ends + 1, rows, shape)
+        new = self._tuples(old.ends + 1, rows, schema)
         self._require_end(new, rows)
-        key = _key(shape, new, old)
+        key = _key(schema, new, old)
         ops = pa.repeat("u", len(rows))
-        table = self._table(ops, shape, rows, key, _old_image(shape, old, False), new)
+        table = self._table(ops, schema, rows, key, _old_image(schema, old, False), new)
         if key is None:
             return table
-        kept = pc.equal(key, _key(shape, old, None))
+        kept = pc.equal(key, _key(schema, old, None))
         self._one_by_one += rows[~np.asarray(kept)].tolist()
         return table.filter(kept)
 
-    def _tuples(self, at: Positions, rows: Positions, shape: Shape) -> TextColumns:
-        found = tuple_columns(self._bytes, at, self._ends[rows], len(shape.names))
+    def _tuples(self, at: Positions, rows: Positions, schema: RowSchema) -> TextColumns:
+        found = tuple_columns(self._bytes, at, self._ends[rows], len(schema.names))
         return TextColumns([escaped(column) for column in found.columns], found.unchanged, found.ends)
 
     def _require_end(self, last: TextColumns, rows: Positions) -> None:
@@ -187,7 +187,7 @@ class _Rows:
     def _table(
         self,
         ops: pa.StringArray,
-        shape: Shape,
+        schema: RowSchema,
         rows: Positions,
         key: pa.StringArray | None,
         before: pa.StringArray | None,
@@ -203,25 +203,25 @@ class _Rows:
             "source_ts": times([each.commit_ts for each in transactions]).take(pa.array(runs)),
             "tx_id": np.array([each.xid for each in transactions])[runs],
             "lsn": self._lsns[rows],
-            "source_schema": pa.repeat(shape.name[0], count),
-            "source_table": pa.repeat(shape.name[1], count),
+            "source_schema": pa.repeat(schema.name[0], count),
+            "source_table": pa.repeat(schema.name[1], count),
             "key": _valid(key),
             "before": _valid(before),
         }
         if new is not None:
-            columns["after"] = _valid(json_objects(shape.names, new.columns, new.unchanged))
-            columns["unchanged"] = _unsent_names(shape.names, new)
+            columns["after"] = _valid(json_objects(schema.names, new.columns, new.unchanged))
+            columns["unchanged"] = _unsent_names(schema.names, new)
         arrays = [_column(columns.get(each.name), each.type, count) for each in EVENT_SCHEMA]
         return pa.Table.from_arrays(arrays, schema=EVENT_SCHEMA)
 
     def _each_alone(self, rows: list[int]) -> pa.Table:
-        decoder = Decoder(shape.relation for shape in self._shapes.values())
+        decoder = Decoder(schema.relation for schema in self._schemas.values())
         events: list[LandedEvent] = []
         for row in rows:
             change = decoder.decode(self._bytes[self._starts[row] + WAL_DATA_HEADER : self._ends[row]])
             assert isinstance(change, RowChange)
             transaction = self._runs[self._run_of[row]].transaction
-            place = Place(
+            place = EventHeader(
                 self._epoch,
                 transaction.commit_lsn,
                 int(self._ordinals[row]),
@@ -229,16 +229,16 @@ class _Rows:
                 transaction.xid,
                 int(self._lsns[row]),
             )
-            events += row_events(self._shapes[change.relation.oid], change, place)
+            events += row_events(self._schemas[change.relation.oid], change, place)
         return events_table(events)
 
 
-def _key(shape: Shape, row: TextColumns, fallback: TextColumns | None) -> pa.StringArray | None:
+def _key(schema: RowSchema, row: TextColumns, fallback: TextColumns | None) -> pa.StringArray | None:
     """The keys; a key value too long to be sent again stands in ``fallback``."""
-    if not shape.key_places:
+    if not schema.key_indexes:
         return None
     columns = []
-    for place in shape.key_places:
+    for place in schema.key_indexes:
         column = row.columns[place]
         if row.unchanged is not None and row.unchanged[:, place].any():
             if fallback is None:
@@ -248,15 +248,15 @@ def _key(shape: Shape, row: TextColumns, fallback: TextColumns | None) -> pa.Str
     return json_arrays(columns)
 
 
-def _old_image(shape: Shape, row: TextColumns, is_key: bool) -> pa.StringArray:
+def _old_image(schema: RowSchema, row: TextColumns, is_key: bool) -> pa.StringArray:
     """The old rows as sent: in a key tuple the other columns are null without being so."""
-    if is_key and (not shape.identity or row.unchanged is not None):
+    if is_key and (not schema.identity or row.unchanged is not None):
         raise Irregular("a key tuple without a key")
-    places = shape.identity if is_key else range(len(shape.names))
-    names, columns = [shape.names[i] for i in places], [row.columns[i] for i in places]
-    if not shape.partitioned:
+    places = schema.identity if is_key else range(len(schema.names))
+    names, columns = [schema.names[i] for i in places], [row.columns[i] for i in places]
+    if not schema.partitioned:
         return json_objects(names, columns, None if is_key else row.unchanged)
-    if any(row.columns[i].null_count for i in shape.key_places):
+    if any(row.columns[i].null_count for i in schema.key_indexes):
         raise Irregular("an old row without its key")
     unsent = np.column_stack([np.asarray(column.is_null()) for column in columns])
     return json_objects(names, columns, unsent if row.unchanged is None else unsent | row.unchanged)

@@ -14,9 +14,9 @@ from omnisupport_ingest.sources.postgres.catalog.live_table import TableName
 from omnisupport_ingest.sources.postgres.protocol.change_block import ChangeBlock, Run
 from omnisupport_ingest.sources.postgres.protocol.pgoutput import Begin, LogicalMessage, Relation, RowNotTaken
 from omnisupport_ingest.sources.postgres.protocol.row_events import (
+    EventHeader,
     KeyNotSent,
-    Place,
-    Shape,
+    RowSchema,
     message_event,
     not_taken_event,
     truncate_event,
@@ -37,7 +37,7 @@ class EventReader:
     ) -> None:
         self._epoch = epoch
         self._keys, self._is_partitioned = dict(keys), is_partitioned
-        self._shapes: dict[int, Shape] = {}
+        self._schemas: dict[int, RowSchema] = {}
         self._transaction: Begin | None = None
         self._index = 0
         self._block = ChangeBlock(epoch, {})
@@ -50,7 +50,7 @@ class EventReader:
     @property
     def without_contract(self) -> list[Relation]:
         """What has been described and is of no table that is told by its contract."""
-        return [each.relation for each in self._shapes.values() if not self._keys.get(each.name)]
+        return [each.relation for each in self._schemas.values() if not self._keys.get(each.name)]
 
     def begin(self, transaction: Begin) -> None:
         """The changes that follow belong to ``transaction``."""
@@ -59,7 +59,7 @@ class EventReader:
 
     def describe(
         self, relation: Relation, name: TableName | None = None, *, read_above: bool = False
-    ) -> Shape:
+    ) -> RowSchema:
         """Take a new description of a table, which may have no key; ``KeyNotSent``.
 
         ``name``: of the table whose rows these are, if it is not its own: that of which it is a partition.
@@ -67,33 +67,33 @@ class EventReader:
         where the key is not sent: they have none then. Only after ``take``: a block knows one description of
         each table.
         """
-        shape = self._shape(relation, name or (relation.schema, relation.table), self._keys, read_above)
-        self._install([shape])
-        return shape
+        schema = self._schema(relation, name or (relation.schema, relation.table), self._keys, read_above)
+        self._install([schema])
+        return schema
 
-    def take_up(self, keys: Keys, described: Sequence[tuple[Relation, TableName]]) -> list[Shape]:
+    def add_tables(self, keys: Keys, described: Sequence[tuple[Relation, TableName]]) -> list[RowSchema]:
         """Give what comes from now on of the tables of ``keys``, new ones, the keys of their contracts.
 
         ``described``: what has been described already and is theirs, with the table's name. Only after
         ``take``.
         """
-        shapes = [self._shape(relation, name, keys, True) for relation, name in described]
+        schemas = [self._schema(relation, name, keys, True) for relation, name in described]
         self._keys.update(keys)
-        self._install(shapes)
-        return shapes
+        self._install(schemas)
+        return schemas
 
-    def _shape(self, relation: Relation, name: TableName, keys: Keys, read_above: bool) -> Shape:
+    def _schema(self, relation: Relation, name: TableName, keys: Keys, read_above: bool) -> RowSchema:
         partitioned = self._is_partitioned(relation)
         try:
-            return Shape(relation, keys.get(name), name=name, partitioned=partitioned)
+            return RowSchema(relation, keys.get(name), name=name, partitioned=partitioned)
         except KeyNotSent:
             if not read_above:
                 raise
-            return Shape(relation, (), name=name, partitioned=partitioned)
+            return RowSchema(relation, (), name=name, partitioned=partitioned)
 
-    def _install(self, shapes: Sequence[Shape]) -> None:
+    def _install(self, schemas: Sequence[RowSchema]) -> None:
         assert not self._block.rows, "changes that were described otherwise have not been taken"
-        self._shapes.update({shape.relation.oid: shape for shape in shapes})
+        self._schemas.update({schema.relation.oid: schema for schema in schemas})
         self.take()
 
     def row(self, message: bytes) -> bool:
@@ -106,30 +106,30 @@ class EventReader:
 
     def table_of(self, relation: Relation) -> tuple[TableName, bool]:
         """The name of the table whose rows those of ``relation`` are, and whether its contract tells them."""
-        name = self._shapes[relation.oid].name
+        name = self._schemas[relation.oid].name
         return name, bool(self._keys.get(name))
 
     def not_taken(self, change: RowNotTaken, lsn: int) -> None:
         """Collect, of a row change whose row was not taken, that it was. ``lsn`` is that of the change."""
         name, _ = self.table_of(change.relation)
-        self._block.events.append(not_taken_event(change.kind, name, self._next_place(lsn)))
+        self._block.events.append(not_taken_event(change.kind, name, self._next_header(lsn)))
         self._begin_run()
 
     def truncate(self, names: Sequence[TableName], lsn: int) -> None:
         """Collect one ``t`` event for each truncated table. ``lsn`` is that of the change itself."""
         for name in names:
-            self._block.events.append(truncate_event(name, self._next_place(lsn)))
+            self._block.events.append(truncate_event(name, self._next_header(lsn)))
         self._begin_run()
 
     def message(self, message: LogicalMessage) -> None:
         """Collect the ``m`` event of a transactional message."""
-        self._block.events.append(message_event(message, self._next_place(message.lsn)))
+        self._block.events.append(message_event(message, self._next_header(message.lsn)))
         self._begin_run()
 
     def take(self) -> ChangeBlock:
         """What was collected; it may be empty."""
         block = self._block
-        self._block = ChangeBlock(self._epoch, dict(self._shapes))
+        self._block = ChangeBlock(self._epoch, dict(self._schemas))
         self._begin_run()
         return block
 
@@ -138,10 +138,10 @@ class EventReader:
         if self._transaction is not None:
             self._block.runs.append(Run(len(self._block.messages), self._transaction, self._index))
 
-    def _next_place(self, lsn: int) -> Place:
+    def _next_header(self, lsn: int) -> EventHeader:
         transaction, index = self._transaction, self._index
         assert transaction is not None, "an event outside a transaction"
         self._index += 1
-        return Place(
+        return EventHeader(
             self._epoch, transaction.commit_lsn, 2 * index, transaction.commit_ts, transaction.xid, lsn
         )

@@ -50,7 +50,7 @@ def row_key(values: list[str | None]) -> str:
     return orjson.dumps(values).decode()
 
 
-class Place(NamedTuple):
+class EventHeader(NamedTuple):
     """Where an event stands: its position, commit time, transaction, and the LSN of the change itself."""
 
     epoch: int
@@ -61,46 +61,46 @@ class Place(NamedTuple):
     lsn: int
 
 
-def row_events(shape: Shape, change: RowChange, place: Place) -> tuple[LandedEvent, ...]:
+def row_events(schema: RowSchema, change: RowChange, header: EventHeader) -> tuple[LandedEvent, ...]:
     """One event, or two for an update that changed the key: ``d`` of the old, ``c`` of the new.
 
     Both carry the old row as it was sent (``before``): all of it under replica identity full,
     else the columns of the identity.
     """
     old, new = change.old, change.new
-    before = None if old is None else shape.old_image(old, change.old_is_key)
+    before = None if old is None else schema.old_image(old, change.old_is_key)
     if new is None:
-        key = shape.old_key(old or [])
-        return (_event(place, "d", shape.name, _Content(key, before)),)
-    after, unchanged = shape.new_image(new)
-    key = shape.key(new, old)
+        key = schema.old_key(old or [])
+        return (_event(header, "d", schema.name, _Content(key, before)),)
+    after, unchanged = schema.new_image(new)
+    key = schema.key(new, old)
     if change.kind == "I":
-        return (_event(place, "c", shape.name, _Content(key, None, after, unchanged)),)
-    old_key = key if old is None else shape.old_key(old)
+        return (_event(header, "c", schema.name, _Content(key, None, after, unchanged)),)
+    old_key = key if old is None else schema.old_key(old)
     if old_key == key:
-        return (_event(place, "u", shape.name, _Content(key, before, after, unchanged)),)
-    above = place._replace(ordinal=place.ordinal + 1)
+        return (_event(header, "u", schema.name, _Content(key, before, after, unchanged)),)
+    above = header._replace(ordinal=header.ordinal + 1)
     return (
-        _event(place, "d", shape.name, _Content(old_key, before)),
-        _event(above, "c", shape.name, _Content(key, before, after, unchanged, old_key)),
+        _event(header, "d", schema.name, _Content(old_key, before)),
+        _event(above, "c", schema.name, _Content(key, before, after, unchanged, old_key)),
     )
 
 
-def not_taken_event(kind: str, name: TableName, place: Place) -> LandedEvent:
+def not_taken_event(kind: str, name: TableName, header: EventHeader) -> LandedEvent:
     """The event of a row change whose row was not taken, for its size: without a key and without an image."""
-    return _event(place, _OPS[kind], name, _Content())
+    return _event(header, _OPS[kind], name, _Content())
 
 
-def truncate_event(name: TableName, place: Place) -> LandedEvent:
+def truncate_event(name: TableName, header: EventHeader) -> LandedEvent:
     """The ``t`` event of one truncated table."""
-    return _event(place, "t", name, _Content())
+    return _event(header, "t", name, _Content())
 
 
-def message_event(message: LogicalMessage, place: Place) -> LandedEvent:
+def message_event(message: LogicalMessage, header: EventHeader) -> LandedEvent:
     """An ``m`` event of no table; ``after`` holds the prefix and the content in base64."""
     content = base64.b64encode(message.content).decode()
     return LandedEvent(
-        place.epoch, place.commit_lsn, place.ordinal, "m", place.commit_ts, place.xid, place.lsn,
+        header.epoch, header.commit_lsn, header.ordinal, "m", header.commit_ts, header.xid, header.lsn,
         "", "", None, None, row_image(("prefix", "content"), [message.prefix, content]), None, None, None,
     )  # fmt: skip
 
@@ -115,14 +115,14 @@ class _Content(NamedTuple):
     moved_from_key: str | None = None
 
 
-def _event(place: Place, op: str, name: TableName, content: _Content) -> LandedEvent:
+def _event(header: EventHeader, op: str, name: TableName, content: _Content) -> LandedEvent:
     return LandedEvent(
-        place.epoch, place.commit_lsn, place.ordinal, op, place.commit_ts, place.xid, place.lsn,
+        header.epoch, header.commit_lsn, header.ordinal, op, header.commit_ts, header.xid, header.lsn,
         *name, content.key, content.before, content.after, content.unchanged, content.moved_from_key, None,
     )  # fmt: skip
 
 
-class Shape:
+class RowSchema:
     """What is worked out once for each description of a table. ``KeyNotSent`` if it lacks the key."""
 
     def __init__(
@@ -162,21 +162,21 @@ class Shape:
             names = () if full_without_contract else identity_names
         self.key_names = names
         """The columns of the key: the contract's, else those of the replica identity; may be none."""
-        self.key_places = [self.names.index(name) for name in names]
+        self.key_indexes = [self.names.index(name) for name in names]
         self._contracted = contract_key is not None
 
     def key(self, values: list[Value], fallback: list[Value] | None) -> str | None:
         """The key in ``values``; a key value too long to be sent again stands in ``fallback``."""
-        if not self.key_places:
+        if not self.key_indexes:
             return None
-        found = [values[i] for i in self.key_places]
+        found = [values[i] for i in self.key_indexes]
         if UNCHANGED in found and fallback is not None:
-            found = [fallback[i] if values[i] is UNCHANGED else values[i] for i in self.key_places]
+            found = [fallback[i] if values[i] is UNCHANGED else values[i] for i in self.key_indexes]
         return orjson.dumps(found).decode()
 
     def old_key(self, values: list[Value]) -> str | None:
         """The key in an old row. ``KeyNotSent`` if a part of it was not sent."""
-        lacking = [self.names[i] for i in self.key_places if values[i] is None]
+        lacking = [self.names[i] for i in self.key_indexes if values[i] is None]
         if lacking and self._contracted and self.partitioned:
             raise KeyNotSent(
                 f"{self.relation.schema}.{self.relation.table}: a change names its row without key column "

@@ -72,31 +72,31 @@ class NotRestartable(IngestError):
     """There is no capture that follows the source now, so none that could start again."""
 
 
-class HoleInSource(IngestError):
+class GapInSource(IngestError):
     """It cannot be proved that the slot continues what has landed: something may be missing."""
 
     exit_code = 7
 
 
-class AnotherSource(HoleInSource):
+class AnotherSource(GapInSource):
     """The connection string leads to another server or database than the one that was captured.
 
     Never repaired by itself: it may be a mistake.
     """
 
 
-class SlotMoved(HoleInSource):
+class SlotMoved(GapInSource):
     """The slot has gone on further than this home has landed, or stands where it never was.
 
     Never repaired by itself: a copy of this home may be reading it.
     """
 
 
-class NotOurSlot(HoleInSource):
+class NotOurSlot(GapInSource):
     """The slot of the epoch belongs to the home that this one is a copy of."""
 
 
-class TableInterrupted(HoleInSource):
+class TableMissedChanges(GapInSource):
     """Changes of single tables were not sent for a time, or cannot be told. The others are not concerned.
 
     ``tables``: the names of their contracts.

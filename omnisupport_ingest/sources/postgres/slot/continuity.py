@@ -26,7 +26,7 @@ from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.sources.postgres.session.connection import connect, source_errors
 from omnisupport_ingest.sources.postgres.session.errors import (
     AnotherSource,
-    HoleInSource,
+    GapInSource,
     SlotMoved,
     SourceRefused,
 )
@@ -95,7 +95,7 @@ class ResumePoint:
 def resume_point(
     epoch: EpochRecord, chain: LandedChain, server: ServerFacts, flushed: Lsn, slot: SlotFacts | None
 ) -> ResumePoint:
-    """Where the stream of ``epoch`` continues; ``HoleInSource`` if continuity cannot be proved.
+    """Where the stream of ``epoch`` continues; ``GapInSource`` if continuity cannot be proved.
 
     ``flushed``: the end of the server's flushed WAL. Unless the point is ``proved``, the stream has to
     show up to the end of the chain that it is the one that has landed.
@@ -129,7 +129,7 @@ def resume_point(
 def require_same_server(
     facts: EpochFacts, system_identifier: str | None, timeline: int, database: str
 ) -> None:
-    """``HoleInSource`` unless these are the facts of the server that an epoch is captured from.
+    """``GapInSource`` unless these are the facts of the server that an epoch is captured from.
 
     ``system_identifier``: null where the server does not tell it. ``AnotherSource`` is the kind of hole
     that may be nothing but a wrong connection string.
@@ -153,7 +153,7 @@ def require_same_server(
 
 
 def require_unmoved(slot: SlotFacts, end_of_chain: Lsn) -> None:
-    """``HoleInSource`` if ``slot`` is confirmed further than the chain reaches.
+    """``GapInSource`` if ``slot`` is confirmed further than the chain reaches.
 
     To be asked once more when the slot is being read: the server passes over what lies below without a word.
     """
@@ -166,7 +166,7 @@ def require_unmoved(slot: SlotFacts, end_of_chain: Lsn) -> None:
         )
 
 
-def not_resent(expected: LandedTransaction, found: str) -> HoleInSource:
+def not_resent(expected: LandedTransaction, found: str) -> GapInSource:
     """The error when another thing than the last landed transaction comes first."""
     return _hole(
         "The source does not send the last landed transaction again: its history is another one",
@@ -175,7 +175,7 @@ def not_resent(expected: LandedTransaction, found: str) -> HoleInSource:
     )
 
 
-def below_the_chain(commit_lsn: Lsn, end_of_chain: Lsn) -> HoleInSource:
+def below_the_chain(commit_lsn: Lsn, end_of_chain: Lsn) -> GapInSource:
     """The error for a transaction that stands where the chain says there is none."""
     return _hole(
         "The source sends a transaction that the landed chain has passed without seeing",
@@ -206,8 +206,8 @@ def _moved(problem: str, values: str, *, instead: str = "") -> SlotMoved:
     )
 
 
-def _hole(problem: str, values: str) -> HoleInSource:
-    return HoleInSource(f"{problem}: {values}. Events may be missing.", fix=REPAIR)
+def _hole(problem: str, values: str) -> GapInSource:
+    return GapInSource(f"{problem}: {values}. Events may be missing.", fix=REPAIR)
 
 
 _TIMELINE_DIGITS = 8
@@ -215,7 +215,7 @@ _TIMELINE_DIGITS = 8
 
 
 def connect_to_source(dsn: str, epoch: EpochRecord) -> Connection:
-    """``connect``, to the server of ``epoch`` and no other: ``HoleInSource``, or ``SourceRefused`` for a
+    """``connect``, to the server of ``epoch`` and no other: ``GapInSource``, or ``SourceRefused`` for a
     standby."""
     connection = connect(dsn)
     try:

@@ -44,7 +44,7 @@ from omnisupport_ingest.sources.postgres.session.quoting import identifier
 from omnisupport_ingest.sources.postgres.session.server import listed, open_transactions
 from omnisupport_ingest.sources.postgres.snapshot.comparison_rows import server_checksum, write_text_rows
 from omnisupport_ingest.sources.postgres.snapshot.key_ranges import (
-    PLACE,
+    CTID,
     Bound,
     conditions,
     source_of_rows,
@@ -285,7 +285,7 @@ class ChunkReader:
         table, plan = chunk.table, chunk.plan
         mark = self._begin(table, plan, None)
         try:
-            self._require_places(table, plan)
+            self._require_storage(table, plan)
             high = self._high()
             relation = self._relation(table)
             name = source_of_rows(table.schema, table.table, relation)
@@ -318,7 +318,7 @@ class ChunkReader:
         landing = self._landing
         try:
             if chunk.bounds != (None, None):
-                self._require_places(table, plan)
+                self._require_storage(table, plan)
             high = self._high()
             relation = self._relation(table)
             about = SnapshotChunk(
@@ -401,7 +401,7 @@ class ChunkReader:
         """Begin a read; false if somebody holds a lock on the table: then end it and try again."""
         with source_errors(f"opening {table.full_name}"), self._connection.cursor() as cursor:
             cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            by_index = plan.scope is not None and plan.by not in ((), (PLACE,))
+            by_index = plan.scope is not None and plan.by not in ((), (CTID,))
             if plan.chunks > _SEQUENTIAL_CHUNKS or by_index:
                 cursor.execute("SET LOCAL enable_seqscan = off")
             # Held before the snapshot is taken: TRUNCATE and the ALTER TABLE that rewrites heed no
@@ -409,9 +409,9 @@ class ChunkReader:
             # one would find nothing.
             return hold_readable(self._connection, table)
 
-    def _require_places(self, table: TableContract, plan: SnapshotPlan) -> None:
+    def _require_storage(self, table: TableContract, plan: SnapshotPlan) -> None:
         """A chunk is a range of places: whoever rewrites the table moves rows past it. The lock is held."""
-        if plan.by != (PLACE,):
+        if plan.by != (CTID,):
             return
         if read_storage(self._connection, table.schema, table.table) != plan.storage:
             raise TableUnreadable(

@@ -28,7 +28,7 @@ from omnisupport_ingest.sources.postgres.session.quoting import identifier, lite
 Bound = tuple[str, ...]
 """The values of the columns that a table is cut by, as PostgreSQL's text."""
 
-PLACE = "ctid"
+CTID = "ctid"
 _ROWS_PER_PAGE = 60
 """Assumed where the server has never counted; only the size of chunks depends on it."""
 
@@ -57,7 +57,7 @@ def columns_to_cut_by(
         for (columns,) in cursor.fetchall():
             if set(columns) == set(key):
                 return tuple(columns)
-    return () if partitioned else (PLACE,)
+    return () if partitioned else (CTID,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def cut(
     by, rows = into.by, into.rows
     if not by:
         return
-    if by == (PLACE,):
+    if by == (CTID,):
         yield from _pages(connection, table.schema, table.table, rows)
         return
     listed = ", ".join(identifier(name) for name in by)
@@ -139,7 +139,7 @@ def source_of_rows(schema: str, table: str, relation: CatalogRelation) -> str:
     if relation.row_filter is None:
         return name
     # So plain that the planner reads the table itself, by key, place or partition.
-    rows = f"SELECT {PLACE}, tableoid, * FROM {name} WHERE ({relation.row_filter})"
+    rows = f"SELECT {CTID}, tableoid, * FROM {name} WHERE ({relation.row_filter})"
     return f"({rows}) AS {identifier(table)}"
 
 

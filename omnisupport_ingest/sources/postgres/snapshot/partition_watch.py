@@ -60,7 +60,7 @@ class PartitionWatch:
         self._lost, self._looks = epoch.published.lost, CatalogLooks()
         self._certain, self._written = dict[str, Lsn](), dict[str, float]()
 
-    def take_up(self, tables: Sequence[TableContract]) -> None:
+    def add_tables(self, tables: Sequence[TableContract]) -> None:
         """From now on ``tables`` are of the source too."""
         self._tables |= {(each.schema, each.table): each for each in tables}
         self.needed = True

@@ -138,7 +138,7 @@ class DueSnapshots:
         self._tables = tuple(tables)
         self._plans, self._requests = SnapshotPlans(store.folder), SnapshotRequests(store.folder)
 
-    def take_up(self, tables: Sequence[TableContract]) -> None:
+    def add_tables(self, tables: Sequence[TableContract]) -> None:
         """From now on ``tables`` are of the source too."""
         self._tables += tuple(tables)
 

@@ -50,7 +50,7 @@ from omnisupport_ingest.sources.postgres.snapshot.chunk_reader import (
 )
 from omnisupport_ingest.sources.postgres.snapshot.compared_reading import ComparedReading, LakeRows, Recovered
 from omnisupport_ingest.sources.postgres.snapshot.key_ranges import (
-    PLACE,
+    CTID,
     CutBy,
     columns_to_cut_by,
     conditions,
@@ -89,11 +89,11 @@ class Snapshots:
         asked = {request.table for request in self._requests.read()}
         return bool(asked & {table.name for table in self._tables})
 
-    def take_up(self, tables: Sequence[TableContract]) -> None:
+    def add_tables(self, tables: Sequence[TableContract]) -> None:
         """From now on ``tables`` are of the source too. The stream tells their changes by their contracts."""
         self._tables += tuple(tables)
-        self._partitions.take_up(tables)
-        self._due.take_up(tables)
+        self._partitions.add_tables(tables)
+        self._due.add_tables(tables)
 
     def take(self, stop: threading.Event) -> Lsn | None:
         """Read what is due; returns the LSN that the stream must pass for it to be whole.
@@ -127,7 +127,7 @@ class Snapshots:
         """Read of ``table`` only what ``lake``, which has all of the epochs before, has not.
 
         Null if ``stop`` came first; the table is read whole then by the next ``take``, as after an error.
-        Raises ``TableInterrupted`` too, if a table has been published otherwise since the epoch began.
+        Raises ``TableMissedChanges`` too, if a table has been published otherwise since the epoch began.
         """
         landing = self._landing()
         asked = tuple(request for request in self._requests.read() if request.table == table.name)
@@ -267,7 +267,7 @@ class Snapshots:
             bounds=tuple(bounds),
             compared=compared,
             scope=scope,
-            storage=storage if by == (PLACE,) else None,
+            storage=storage if by == (CTID,) else None,
         )
         self._plans.write(made)
         if scope is None:
@@ -289,7 +289,7 @@ def _begin(connection: Connection, table: TableContract, stop: threading.Event) 
 
 
 def _types(by: Sequence[str], relation: CatalogRelation) -> tuple[str, ...]:
-    of = dict(zip(relation.columns, relation.types, strict=True)) | {PLACE: "tid"}
+    of = dict(zip(relation.columns, relation.types, strict=True)) | {CTID: "tid"}
     return tuple(of[name] for name in by)
 
 
@@ -302,10 +302,10 @@ def _fits(scope: KeyRange, relation: CatalogRelation, table: TableContract) -> b
 def _still_fits(plan: SnapshotPlan, relation: CatalogRelation, table: TableContract, storage: str) -> bool:
     """Whether the table can still be cut as planned: by its key as it is now, which has no NULLs, or by the
     places of its rows, where none has another since."""
-    if plan.by == (PLACE,) and plan.storage != storage:
+    if plan.by == (CTID,) and plan.storage != storage:
         return False
     if plan.scope is not None and not _fits(plan.scope, relation, table):
         return False
-    if plan.by not in ((), (PLACE,)) and set(plan.by) != set(table.key):
+    if plan.by not in ((), (CTID,)) and set(plan.by) != set(table.key):
         return False
-    return set(plan.by) <= {*relation.columns, PLACE} and _types(plan.by, relation) == plan.types
+    return set(plan.by) <= {*relation.columns, CTID} and _types(plan.by, relation) == plan.types

@@ -87,7 +87,7 @@ class CapturedTables:
         }
 
     @property
-    def any_handed_over(self) -> bool:
+    def any_waiting(self) -> bool:
         """Whether some wait to be taken. Cheap."""
         return bool(self._handed)
 
@@ -96,11 +96,11 @@ class CapturedTables:
         with self._lock:
             self._handed = tuple(tables)
 
-    def take(self, take_up: Callable[[Sequence[TableContract]], None]) -> None:
-        """Have ``take_up`` take what is handed over, if something is."""
+    def take(self, add_tables: Callable[[Sequence[TableContract]], None]) -> None:
+        """Have ``add_tables`` take what is handed over, if something is."""
         with self._lock:
             if self._handed:
-                take_up(self._handed)
+                add_tables(self._handed)
                 self._all += self._handed
                 joined = {each.name for each in self._handed}
                 self._left_out = tuple(each for each in self._left_out if each.name not in joined)

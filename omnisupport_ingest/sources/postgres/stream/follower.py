@@ -28,7 +28,7 @@ from omnisupport_ingest.sources.postgres.protocol.pgoutput import (
     RowNotTaken,
     Truncate,
 )
-from omnisupport_ingest.sources.postgres.protocol.row_events import Shape
+from omnisupport_ingest.sources.postgres.protocol.row_events import RowSchema
 from omnisupport_ingest.sources.postgres.protocol.walstream import (
     KEEPALIVE,
     WAL_DATA,
@@ -125,7 +125,7 @@ class Follower:
         """Follow until everything that committed below ``until`` is durable, or ``stop`` is set.
 
         A stop lands what is complete. Raises ``SourceUnavailable`` when the server goes away,
-        ``RowTooLarge`` (with the table, if it is a row), ``HoleInSource``, ``ChainContested``,
+        ``RowTooLarge`` (with the table, if it is a row), ``GapInSource``, ``ChainContested``,
         ``LandingFailed``; ``Doubtful`` and ``NotKept`` if what has not landed is to be read without
         transactions in progress.
         """
@@ -254,17 +254,17 @@ class Follower:
         read_above = self._published.read_above(name, self._commit_lsn)
         self._describe_batch(self._events.describe(relation, name, read_above=read_above))
 
-    def _describe_batch(self, shape: Shape) -> None:
-        relation = shape.relation
-        self._batches.relations[shape.name] = RelationVersion(
-            *shape.name,
+    def _describe_batch(self, schema: RowSchema) -> None:
+        relation = schema.relation
+        self._batches.relations[schema.name] = RelationVersion(
+            *schema.name,
             tuple(column.name for column in relation.columns),
             self._types.of(relation.columns),
-            shape.key_names,
+            schema.key_names,
             relation.replica_identity,
         )
 
-    def _take_up(self, tables: Sequence[TableContract]) -> None:
+    def _add_tables(self, tables: Sequence[TableContract]) -> None:
         """From the next transaction on, changes of ``tables`` are told by their contracts."""
         if self._batches.pending:
             # Its changes of them have the keys that it says.
@@ -276,10 +276,10 @@ class Follower:
             for relation in self._events.without_contract
             if (name := self._roots.name_among(relation, keys)) is not None
         ]
-        shapes = self._events.take_up(keys, described)
-        self._roots.take_up(tables)
-        for shape in shapes:
-            self._describe_batch(shape)
+        schemas = self._events.add_tables(keys, described)
+        self._roots.add_tables(tables)
+        for schema in schemas:
+            self._describe_batch(schema)
 
     # --- durable, then confirmed ---------------------------------------------------------------
 
@@ -336,8 +336,8 @@ class Follower:
         at_commit = not batches.in_transaction
         if at_commit and batches.due(self._events.collected_bytes):
             self._seal()
-        if at_commit and not self._passing_over and self._tables.any_handed_over:
-            self._tables.take(self._take_up)
+        if at_commit and not self._passing_over and self._tables.any_waiting:
+            self._tables.take(self._add_tables)
         if self._until is not None and batches.end >= self._until and self._unproved_below is None:
             return True
         if stop.is_set() and self._may_stop():

@@ -22,7 +22,7 @@ from omnisupport_ingest.sources.postgres.catalog.partitions import is_partitione
 from omnisupport_ingest.sources.postgres.protocol.changes import EventReader
 from omnisupport_ingest.sources.postgres.protocol.walstream import WalStream
 from omnisupport_ingest.sources.postgres.session.connection import connect_replication
-from omnisupport_ingest.sources.postgres.session.errors import HoleInSource
+from omnisupport_ingest.sources.postgres.session.errors import GapInSource
 from omnisupport_ingest.sources.postgres.session.server import (
     identify,
     server_facts,
@@ -52,7 +52,7 @@ _STREAMS_IN_PROGRESS = 140000
 def prove_source(dsn: str, connection: Connection, store: LandingStore, epoch: EpochRecord) -> ResumePoint:
     """Where the stream goes on, once the server has proved to be the one that landing is from.
 
-    ``HoleInSource`` if it is not, or has lost what comes next.
+    ``GapInSource`` if it is not, or has lost what comes next.
     """
     server, chain = server_facts(dsn), end_of_chain(store, epoch)
     slot = slot_facts(connection, epoch.facts.slot) if epoch.facts else None
@@ -121,7 +121,7 @@ class StreamReading:
             )
             try:
                 follower.run(until, stop)
-            except (Doubtful, NotKept, HoleInSource):
+            except (Doubtful, NotKept, GapInSource):
                 # The stream is whole, and may be gone on with at once.
                 stream.end()
                 raise

@@ -17,7 +17,7 @@ from omnisupport_ingest.landing.snapshot_plans import SnapshotPlans
 from omnisupport_ingest.sources.postgres.capture import added_tables
 from omnisupport_ingest.sources.postgres.capture.parked import ParkedTables
 from omnisupport_ingest.sources.postgres.session import connection as connection_settings
-from omnisupport_ingest.sources.postgres.session.errors import TableInterrupted
+from omnisupport_ingest.sources.postgres.session.errors import TableMissedChanges
 from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotRequests
 from omnisupport_ingest.sources.postgres.stream import follower
 from omnisupport_ingest.sources.postgres.stream.captured import CapturedTables
@@ -155,9 +155,9 @@ def test_nothing_of_it_is_read_before_the_stream_has_taken_it(
     tickets.sql(f"CREATE PUBLICATION {tickets.slot} FOR ALL TABLES")
     between_transactions, take = threading.Event(), CapturedTables.take
 
-    def take_then(self: CapturedTables, take_up: Callable[[Sequence[TableContract]], None]) -> None:
+    def take_then(self: CapturedTables, add_tables: Callable[[Sequence[TableContract]], None]) -> None:
         if between_transactions.is_set():
-            take(self, take_up)
+            take(self, add_tables)
 
     monkeypatch.setattr(CapturedTables, "take", take_then)
     with joined(tickets):
@@ -383,15 +383,15 @@ def test_tables_that_are_handed_over_are_taken_once_and_only_the_last_of_them() 
     tables = CapturedTables([contract("tickets", COLUMNS)])
     taken = list[str]()
 
-    def take_up(handed: Sequence[TableContract]) -> None:
+    def add_tables(handed: Sequence[TableContract]) -> None:
         taken.extend(each.name for each in handed)
 
     tables.hand_over([contract("gone", COLUMNS)])
     tables.hand_over([contract("late", COLUMNS), contract("later", COLUMNS)])
-    assert tables.any_handed_over and [each.name for each in tables.all] == ["tickets"]
-    tables.take(take_up)
-    tables.take(take_up)
-    assert not tables.any_handed_over and taken == ["late", "later"]
+    assert tables.any_waiting and [each.name for each in tables.all] == ["tickets"]
+    tables.take(add_tables)
+    tables.take(add_tables)
+    assert not tables.any_waiting and taken == ["late", "later"]
     assert [each.name for each in tables.all] == ["tickets", "late", "later"]
 
 
@@ -428,7 +428,7 @@ def test_changes_from_before_the_table_had_its_key_stop_no_start_that_is_far_beh
     # What comes above the snapshot must have the key.
     tickets.sql("ALTER TABLE late DROP CONSTRAINT late_pkey", "INSERT INTO late VALUES (3, 'three')")
     tickets.sql("ALTER TABLE late ADD PRIMARY KEY (id)")
-    with pytest.raises(TableInterrupted, match="key column id"):
+    with pytest.raises(TableMissedChanges, match="key column id"):
         tickets.catch_up()
 
 

@@ -21,7 +21,7 @@ from omnisupport_ingest.landing.encoding import encode
 from omnisupport_ingest.landing.errors import ManifestFromNewerVersion, ManifestUnreadable
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.sources.postgres.capture.parked import ParkedTables
-from omnisupport_ingest.sources.postgres.capture.requests import PauseNote, RestartNote
+from omnisupport_ingest.sources.postgres.capture.requests import PauseRequest, RestartRequest
 from omnisupport_ingest.sources.postgres.capture.state import (
     CaptureRecord,
     CaptureRecords,
@@ -124,13 +124,13 @@ def start_and_end(folder: Path) -> None:
 NOTES: dict[str, tuple[str, Callable[[Path], object], Callable[[Path], object]]] = {
     "pause": (
         "paused.json",
-        lambda folder: PauseNote(folder).write("why"),
-        lambda folder: str(PauseNote(folder).read()),
+        lambda folder: PauseRequest(folder).write("why"),
+        lambda folder: str(PauseRequest(folder).read()),
     ),
     "restart": (
         "restart.json",
-        lambda folder: RestartNote(folder).write("why"),
-        lambda folder: RestartNote(folder).reason,
+        lambda folder: RestartRequest(folder).write("why"),
+        lambda folder: RestartRequest(folder).reason,
     ),
     "snapshot request": (
         "snapshot_requests/tickets.json",
@@ -202,8 +202,8 @@ def test_notes_come_back_as_they_were_written(tmp_path: Path) -> None:
     for which in NOTES:
         if which != "capture record, followed":
             written(tmp_path, which)
-    assert (pause := PauseNote(tmp_path).read()) is not None and pause.reason == "why"
-    assert RestartNote(tmp_path).reason == "why"
+    assert (pause := PauseRequest(tmp_path).read()) is not None and pause.reason == "why"
+    assert RestartRequest(tmp_path).reason == "why"
     (request,) = SnapshotRequests(tmp_path).read()
     assert (request.table, request.reason, request.scope) == ("tickets", "why", None)
     assert CaptureRecords(tmp_path).read() == CaptureRecord(5, "host", NOON, True, True, None, NOON, ERROR)
@@ -216,7 +216,7 @@ def test_notes_come_back_as_they_were_written(tmp_path: Path) -> None:
 def test_whatever_stands_where_the_note_of_a_pause_would_is_a_pause_and_a_person_can_end_it(
     tmp_path: Path, what: str
 ) -> None:
-    note = PauseNote(tmp_path)
+    note = PauseRequest(tmp_path)
     IN_THE_PLACE[what](tmp_path / "paused.json")
     with in_time():
         assert note.present
@@ -233,7 +233,7 @@ def test_whatever_stands_where_the_note_of_a_pause_would_is_a_pause_and_a_person
 
 @pytest.mark.parametrize("what", IN_THE_PLACE)
 def test_a_start_takes_any_note_of_a_restart_away(tmp_path: Path, what: str) -> None:
-    note = RestartNote(tmp_path)
+    note = RestartRequest(tmp_path)
     IN_THE_PLACE[what](tmp_path / "restart.json")
     with in_time():
         assert note.reason == ""

@@ -18,7 +18,7 @@ from omnisupport_ingest.home import Home
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.runtime.supervisor import Supervisor
 from omnisupport_ingest.settings import Settings
-from omnisupport_ingest.sources.postgres.capture.requests import RestartNote
+from omnisupport_ingest.sources.postgres.capture.requests import RestartRequest
 from omnisupport_ingest.sources.postgres.capture.state import (
     CaptureRecords,
     LastError,
@@ -26,7 +26,7 @@ from omnisupport_ingest.sources.postgres.capture.state import (
     capture_state,
     recorded,
 )
-from omnisupport_ingest.sources.postgres.session.errors import HoleInSource, NotRestartable, SourceUnavailable
+from omnisupport_ingest.sources.postgres.session.errors import GapInSource, NotRestartable, SourceUnavailable
 from omnisupport_ingest.sources.postgres.session.lease import Lease
 from omnisupport_ingest.windows import WindowSize
 from omnisupport_ingest_tests.cli.command import environment
@@ -82,15 +82,15 @@ def test_error_of_a_capture_is_shown_when_it_is_gone_and_stays_after_a_good_star
     assert shop.run(*ONCE).code == 0
     shop.sql(f"SELECT pg_drop_replication_slot('{shop.database}')")
     refused = shop.run(*ONCE)
-    assert refused.code == HoleInSource.exit_code
+    assert refused.code == GapInSource.exit_code
     failed = status(shop, code=1)
     error = failed["last_error"]
     assert failed["state"] == "FAILED" and failed["state_since"] == error["at"]
-    assert error["error"] == "HoleInSource" and error["problem"] in refused.err
+    assert error["error"] == "GapInSource" and error["problem"] in refused.err
     assert "--new-epoch" in error["fix"] and failed["capture"]["killed"] is False
     shown = shop.run("source", "status").out
-    assert "FAILED since" in shown and "HoleInSource" in shown and shown.count(error["problem"]) == 1
-    assert shop.run(*ONCE).code == HoleInSource.exit_code
+    assert "FAILED since" in shown and "GapInSource" in shown and shown.count(error["problem"]) == 1
+    assert shop.run(*ONCE).code == GapInSource.exit_code
     again = status(shop, code=1)
     # The state has lasted since the first of the failures; the error is the last one.
     assert again["state_since"] == failed["state_since"] and again["last_error"]["at"] > error["at"]
@@ -271,7 +271,7 @@ def test_restart_killed_at_its_gates_is_made_by_the_same_command_and_not_twice(
     assert shop.run("source", "restart").code == 0
     capture.says("The capture starts again.")
     assert capture.stop() == 0
-    note = RestartNote(record_file(shop).parent)
+    note = RestartRequest(record_file(shop).parent)
     for _ in range(times):
         note.write("left behind")
         killed_at(shop, f"source.restart_clear.{moment}", "capture")

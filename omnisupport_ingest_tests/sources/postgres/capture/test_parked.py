@@ -17,7 +17,7 @@ from omnisupport_ingest.sources.postgres.capture import added_tables
 from omnisupport_ingest.sources.postgres.capture.parked import ParkedTables
 from omnisupport_ingest.sources.postgres.capture.status import source_status
 from omnisupport_ingest.sources.postgres.session.connection import connect
-from omnisupport_ingest.sources.postgres.session.errors import PreflightFailed, TableInterrupted
+from omnisupport_ingest.sources.postgres.session.errors import PreflightFailed, TableMissedChanges
 from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotRequests
 from omnisupport_ingest.sources.postgres.stream import follower
 from omnisupport_ingest_tests.sources.postgres.snapshot_facts import capture, complete, following
@@ -104,7 +104,7 @@ def test_table_that_cannot_be_followed_is_left_out_by_name_and_comes_back_exact(
         mends = ("ALTER TABLE tickets ALTER v TYPE timestamp USING now()",)
     three.sql(*breaks, "UPDATE agents SET v = 'beside'", "UPDATE orders SET v = 'beside'")
     for round_ in range(2):
-        with pytest.raises((PreflightFailed, TableInterrupted), match="tickets") as told:
+        with pytest.raises((PreflightFailed, TableMissedChanges), match="tickets") as told:
             three.catch_up()
         assert "agents" not in str(told.value), "one table alone is to blame"
         assert parked(three) == {"tickets"}
@@ -115,7 +115,7 @@ def test_table_that_cannot_be_followed_is_left_out_by_name_and_comes_back_exact(
         assert any("source snapshot tickets" in each.fix for each in warnings)
         three.sql(f"UPDATE agents SET v = 'round {round_}'")
     three.sql(*mends)
-    with pytest.raises(TableInterrupted, match="source snapshot tickets"):
+    with pytest.raises(TableMissedChanges, match="source snapshot tickets"):
         # That it fits again is no proof of what was missed.
         three.catch_up()
     SnapshotRequests(three.store.folder).write("tickets", "a test")
@@ -230,7 +230,7 @@ def test_capture_killed_while_it_parks_a_table_parks_it_at_its_next_start(
 ) -> None:
     three.sql(*OTHER_IDENTITY, *IDENTITY_BACK, "UPDATE agents SET v = 'beside'")
     three.killed_at(point)
-    with pytest.raises(TableInterrupted, match="tickets"):
+    with pytest.raises(TableMissedChanges, match="tickets"):
         three.catch_up()
     assert parked(three) == {"tickets"} and not complete(three, "tickets") and same(three, "agents")
 
@@ -267,7 +267,7 @@ def test_table_with_a_row_that_cannot_be_read_waits_and_the_others_are_read(
     make_three(source)
     source.sql(*breaks)
     for _ in range(2):
-        with pytest.raises(TableInterrupted, match=why) as told:
+        with pytest.raises(TableMissedChanges, match=why) as told:
             source.catch_up()
         assert "source snapshot tickets" in told.value.fix and "xxx" not in str(told.value)
         assert parked(source) == {"tickets"} and not complete(source, "tickets")
@@ -277,7 +277,7 @@ def test_table_with_a_row_that_cannot_be_read_waits_and_the_others_are_read(
     assert any("tickets is left out" in each.problem for each in warnings), warnings
     # Asked for before it is mended: it waits again, and nothing goes round.
     SnapshotRequests(source.store.folder).write("tickets", "too early")
-    with pytest.raises(TableInterrupted, match=why):
+    with pytest.raises(TableMissedChanges, match=why):
         source.catch_up()
     assert parked(source) == {"tickets"} and SnapshotRequests(source.store.folder).read() == []
     source.sql(*mends)
@@ -322,7 +322,7 @@ def _waits_till_it_is_mended(source: SourceUnderTest, mends: Sequence[str], why:
     for _ in range(2):
         # A table is complete once the stream has passed its reading, and a silent server has nothing beyond.
         source.sql("UPDATE agents SET v = v || '+'")
-        with pytest.raises(TableInterrupted, match=why):
+        with pytest.raises(TableMissedChanges, match=why):
             source.catch_up()
         assert parked(source) == {"tickets"} and not complete(source, "tickets")
         assert same(source, "agents", "orders") and complete(source, "agents") and complete(source, "orders")
@@ -423,7 +423,7 @@ def test_change_of_a_row_that_is_too_large_parks_its_table_and_lands_by_name_alo
     three.sql("UPDATE tickets SET v = 'later' WHERE id = 1", "UPDATE agents SET v = 'later'")
     for _ in range(2):
         with pytest.raises(
-            TableInterrupted, match=r"A row of public\.tickets has 1,0\d\d,\d\d\d bytes"
+            TableMissedChanges, match=r"A row of public\.tickets has 1,0\d\d,\d\d\d bytes"
         ) as told:
             three.catch_up()
         assert "OMNISUPPORT_MAX_ROW_BYTES" in told.value.problem and "xxx" not in str(told.value)

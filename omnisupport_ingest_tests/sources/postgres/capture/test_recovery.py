@@ -28,7 +28,7 @@ from omnisupport_ingest.sources.postgres.protocol.walstream import WalStream
 from omnisupport_ingest.sources.postgres.session.connection import connect_replication
 from omnisupport_ingest.sources.postgres.session.errors import (
     CaptureRunning,
-    HoleInSource,
+    GapInSource,
     PreflightFailed,
     SlotInUse,
     SourceUnavailable,
@@ -448,7 +448,7 @@ def test_dropped_slot_is_a_hole_and_a_new_epoch_repairs_it(tickets: SourceUnderT
     tickets.catch_up()
     tickets.wait_for_free_slot()
     tickets.sql(f"SELECT pg_drop_replication_slot('{tickets.slot}')", "DELETE FROM tickets WHERE id < 50")
-    with pytest.raises(HoleInSource, match="is gone"):
+    with pytest.raises(GapInSource, match="is gone"):
         tickets.catch_up()
     tickets.capture().begin_new_epoch("slot dropped")
     tickets.catch_up()
@@ -468,7 +468,7 @@ def test_source_with_another_last_transaction_is_a_hole_at_every_start(tickets: 
     manifest.write_text(re.sub(r'"last_xid": \d+', '"last_xid": 3', manifest.read_text()))
     _change(tickets, "two")
     for _ in range(2):
-        with pytest.raises(HoleInSource, match="history is another one"):
+        with pytest.raises(GapInSource, match="history is another one"):
             tickets.catch_up()
     tickets.capture().begin_new_epoch("another history")
     tickets.catch_up()
@@ -483,7 +483,7 @@ def test_slot_made_anew_by_somebody_is_a_hole(tickets: SourceUnderTest) -> None:
         "DELETE FROM tickets WHERE id < 50",
         f"SELECT pg_create_logical_replication_slot('{tickets.slot}', 'pgoutput')",
     )
-    with pytest.raises(HoleInSource, match="made anew"):
+    with pytest.raises(GapInSource, match="made anew"):
         tickets.catch_up()
 
 

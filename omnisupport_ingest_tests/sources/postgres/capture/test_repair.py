@@ -7,7 +7,7 @@ import pytest
 from omnisupport_ingest.landing.accepted_losses import AcceptedLosses
 from omnisupport_ingest.landing.completeness import incomplete_now
 from omnisupport_ingest.landing.store import LandingStore
-from omnisupport_ingest.sources.postgres.session.errors import HoleInSource
+from omnisupport_ingest.sources.postgres.session.errors import GapInSource
 from omnisupport_ingest_tests.sources.postgres.awkward import SOURCE, Shop
 from omnisupport_ingest_tests.sources.postgres.shop_facts import (
     killed_at,
@@ -40,7 +40,7 @@ def without_slot(shop: Shop) -> Shop:
         "UPDATE items SET v = 'unseen' WHERE id = 1",
         "DELETE FROM orders WHERE id = 2",
     )
-    assert shop.run(*ONCE).code == HoleInSource.exit_code
+    assert shop.run(*ONCE).code == GapInSource.exit_code
     return shop
 
 

@@ -13,7 +13,7 @@ from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.runtime.supervisor import Supervisor
 from omnisupport_ingest.settings import Settings
-from omnisupport_ingest.sources.postgres.session.errors import CaptureRunning, HoleInSource
+from omnisupport_ingest.sources.postgres.session.errors import CaptureRunning, GapInSource
 from omnisupport_ingest.sources.postgres.session.lease import Lease
 from omnisupport_ingest.windows import WindowSize
 from omnisupport_ingest_tests.cli.command import environment
@@ -115,7 +115,7 @@ def test_status_warns_of_a_slot_near_its_limit_and_of_one_that_is_gone(shop: Sho
         assert shop.run("preflight").code == 1
     finally:
         shop.sql("ALTER SYSTEM RESET max_slot_wal_keep_size", "SELECT pg_reload_conf()")
-    assert shop.run(*CAPTURE).code == HoleInSource.exit_code
+    assert shop.run(*CAPTURE).code == GapInSource.exit_code
     anew = shop.run(*CAPTURE, "--new-epoch", "the server gave the slot up")
     assert anew.code == 0, anew.told
     until(lambda: shop.run("source", "status").code == 0)
@@ -196,7 +196,7 @@ def test_drop_asks_says_what_it_means_and_takes_only_what_capture_made(
     assert shop.query("SELECT FROM pg_publication") == []
     assert shop.landed()
     assert "Nothing of ours" in shop.run("source", "drop", "--yes").out
-    assert shop.run(*CAPTURE).code == HoleInSource.exit_code
+    assert shop.run(*CAPTURE).code == GapInSource.exit_code
     came_back = shop.run(*CAPTURE, "--new-epoch", "back again")
     assert came_back.code == 0, came_back.told
 

@@ -8,7 +8,7 @@ import pytest
 
 from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.settings import SnapshotMode
-from omnisupport_ingest.sources.postgres.session.errors import PreflightFailed, TableInterrupted
+from omnisupport_ingest.sources.postgres.session.errors import PreflightFailed, TableMissedChanges
 from omnisupport_ingest_tests.sources.postgres.published_facts import (
     columns_in_manifests,
     held,
@@ -119,7 +119,7 @@ def test_form_of_a_table_that_is_not_read_is_that_of_the_list(people: SourceUnde
 def test_another_list_is_named_and_what_it_has_is_read(people: SourceUnderTest) -> None:
     people.catch_up()
     people.sql(publish_otherwise(people, "TABLE people (id, v, email)"))
-    with pytest.raises(TableInterrupted, match="published with other columns or rows"):
+    with pytest.raises(TableMissedChanges, match="published with other columns or rows"):
         people.catch_up()
     read_again(people, "people")
     assert held(people) == people.rows("people", ("id", "email", "v")) and complete(people, "people")
@@ -137,7 +137,7 @@ def test_snapshot_ends_where_the_list_has_lost_a_contracted_column(people: Sourc
     with pytest.raises(PreflightFailed, match=r"does not send v of public\.people") as refused:
         people.catch_up()
     people.sql(refused.value.fix.strip())
-    with pytest.raises(TableInterrupted):
+    with pytest.raises(TableMissedChanges):
         people.catch_up()
     read_again(people, "people")
     assert held(people) == people.rows("people", ("id", "email", "v", "more")) and complete(people, "people")

@@ -11,7 +11,11 @@ import pytest
 from omnisupport_ingest.settings import SnapshotMode
 from omnisupport_ingest.sources.postgres.capture.parked import ParkedTables
 from omnisupport_ingest.sources.postgres.preflight.source_check import published_findings
-from omnisupport_ingest.sources.postgres.session.errors import HoleInSource, PreflightFailed, TableInterrupted
+from omnisupport_ingest.sources.postgres.session.errors import (
+    GapInSource,
+    PreflightFailed,
+    TableMissedChanges,
+)
 from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotRequests
 from omnisupport_ingest.sources.postgres.stream import follower
 from omnisupport_ingest_tests.landing.batches import is_stream
@@ -150,7 +154,7 @@ def test_table_that_was_published_otherwise_while_capture_was_off_is_named_and_r
         pytest.skip("row filters and column lists came with PostgreSQL 15")
     tickets.sql(*statements(tickets, story))
     for _ in range(2):
-        with pytest.raises(TableInterrupted, match="tickets was out of the publication") as told:
+        with pytest.raises(TableMissedChanges, match="tickets was out of the publication") as told:
             tickets.catch_up()
         assert "source snapshot tickets" in told.value.fix and "agents" not in told.value.problem
     read_again(tickets, "tickets")
@@ -183,7 +187,7 @@ def test_row_filter_that_stays_is_that_of_the_lake_once_the_table_is_read_again(
         pytest.skip("row filters came with PostgreSQL 15")
     tickets.sql(publication(tickets, "SET TABLE agents, tickets WHERE (id > 1)"), *UNSEEN)
     for _ in range(2):
-        with pytest.raises(TableInterrupted, match="published with other columns or rows"):
+        with pytest.raises(TableMissedChanges, match="published with other columns or rows"):
             tickets.catch_up()
     read_again(tickets, "tickets")
     assert folded(tickets.events(), "tickets") == tickets.rows("tickets WHERE id > 1", COLUMNS)
@@ -191,7 +195,7 @@ def test_row_filter_that_stays_is_that_of_the_lake_once_the_table_is_read_again(
     tickets.catch_up()
     assert folded(tickets.events(), "tickets") == tickets.rows("tickets WHERE id > 1", COLUMNS)
     tickets.sql(publication(tickets, OTHER_ROWS[-1]))
-    with pytest.raises(TableInterrupted):
+    with pytest.raises(TableMissedChanges):
         tickets.catch_up()
     read_again(tickets, "tickets")
     goes_on(tickets)
@@ -206,7 +210,7 @@ def test_column_list_that_stays_without_a_contracted_column_is_refused_until_it_
     with pytest.raises(PreflightFailed, match=r"public\.tickets") as refused:
         tickets.catch_up()
     tickets.sql(refused.value.fix.strip())
-    with pytest.raises(TableInterrupted):
+    with pytest.raises(TableMissedChanges):
         tickets.catch_up()
     read_again(tickets, "tickets")
     goes_on(tickets)
@@ -218,7 +222,7 @@ def test_table_that_stays_out_of_the_publication_is_put_back_and_read_again(
     with left_out(tickets, monkeypatch) as why:
         tickets.sql(publication(tickets, "DROP TABLE tickets"), *UNSEEN)
     assert "is not in the publication any more" in why[0]
-    with pytest.raises(TableInterrupted):
+    with pytest.raises(TableMissedChanges):
         tickets.catch_up()
     read_again(tickets, "tickets")
     goes_on(tickets)
@@ -232,7 +236,7 @@ def test_publication_dropped_while_capture_was_off_is_a_hole(
     if comes_back:
         tickets.sql(f"CREATE PUBLICATION {tickets.slot} FOR TABLE tickets, agents")
     for _ in range(2):
-        with pytest.raises(HoleInSource, match="made anew" if comes_back else "is gone") as hole:
+        with pytest.raises(GapInSource, match="made anew" if comes_back else "is gone") as hole:
             tickets.catch_up()
         assert "--new-epoch" in hole.value.fix
     # Nothing was changed at the source before a person has decided.
@@ -248,7 +252,7 @@ def test_publication_dropped_while_capture_runs_ends_it_and_is_a_hole(
     with following(tickets, monkeypatch) as failed:
         tickets.sql(f"DROP PUBLICATION {tickets.slot}", *UNSEEN)
     assert len(failed) == 1
-    with pytest.raises(HoleInSource, match="is gone"):
+    with pytest.raises(GapInSource, match="is gone"):
         tickets.catch_up()
     tickets.capture().begin_new_epoch("publication dropped")
     tickets.catch_up()
@@ -260,7 +264,7 @@ def test_schema_that_was_out_of_the_publication_for_a_time_interrupts_its_tables
 ) -> None:
     made = _captured(source, "TABLES IN SCHEMA public")
     made.sql(*statements(made, ("DROP TABLES IN SCHEMA public", *UNSEEN, "ADD TABLES IN SCHEMA public")))
-    with pytest.raises(TableInterrupted, match=r"agents was out of .*, tickets was out of"):
+    with pytest.raises(TableMissedChanges, match=r"agents was out of .*, tickets was out of"):
         made.catch_up()
     read_again(made, "tickets", "agents")
     goes_on(made)
@@ -283,7 +287,7 @@ def test_publication_altered_as_a_whole_for_a_time_is_a_hole(
         else publication(tickets, last)
     )
     tickets.sql(publication(tickets, first), *UNSEEN, back)
-    with pytest.raises(HoleInSource, match="altered as a whole"):
+    with pytest.raises(GapInSource, match="altered as a whole"):
         tickets.catch_up()
     tickets.capture().begin_new_epoch("publication altered")
     tickets.catch_up()
@@ -301,7 +305,7 @@ def test_table_made_anew_while_capture_was_off_leaves_no_old_row_alive(
     made.sql(
         "DELETE FROM tickets WHERE id = 1", *made_anew("tickets"), "INSERT INTO tickets VALUES (3, 'new')"
     )
-    with pytest.raises(TableInterrupted, match="tickets was dropped and made anew"):
+    with pytest.raises(TableMissedChanges, match="tickets was dropped and made anew"):
         made.catch_up()
     read_again(made, "tickets")
     assert folded(made.events(), "tickets") == {'["3"]': {"id": "3", "v": "new"}}
@@ -328,7 +332,7 @@ def test_table_that_is_dropped_for_good_is_named_until_its_contract_is_out(
     with left_out(tickets, monkeypatch) as why:
         tickets.sql("DROP TABLE tickets")
     assert "tickets is gone" in why[0]
-    with pytest.raises(TableInterrupted, match="tickets is gone"):
+    with pytest.raises(TableMissedChanges, match="tickets is gone"):
         tickets.catch_up()
     del tickets.tables[0]
     tickets.catch_up()
@@ -342,7 +346,7 @@ def test_table_that_had_another_name_for_a_time_is_named_and_read_again(tickets:
         "ALTER TABLE elsewhere RENAME TO tickets",
     )
     for _ in range(2):
-        with pytest.raises(TableInterrupted, match=r"tickets was called public\.elsewhere for a time"):
+        with pytest.raises(TableMissedChanges, match=r"tickets was called public\.elsewhere for a time"):
             tickets.catch_up()
     read_again(tickets, "tickets")
     goes_on(tickets)
@@ -360,7 +364,7 @@ def test_key_that_left_the_replica_identity_for_a_time_is_named_and_read_again_g
         "DROP INDEX by_v",
     )
     for _ in range(2):
-        with pytest.raises(TableInterrupted, match="key column id") as told:
+        with pytest.raises(TableMissedChanges, match="key column id") as told:
             tickets.catch_up()
         assert "source snapshot tickets" in told.value.fix
     read_again(tickets, "tickets")
@@ -404,7 +408,7 @@ def test_capture_killed_at_the_record_of_what_is_published_makes_it_at_its_next_
     source.killed_at(f"source.published.{moment}")
     source.catch_up()
     source.sql(*statements(source, OUT_AND_BACK))
-    with pytest.raises(TableInterrupted):
+    with pytest.raises(TableMissedChanges):
         source.catch_up()
     SnapshotRequests(source.store.folder).write("tickets", "a test")
     # Of the repair: the first pass is that of the tables that are read.
@@ -425,7 +429,7 @@ def test_status_and_preflight_name_it_while_nothing_captures(shop: Shop) -> None
     assert "items was out of the publication" in warning["what"]
     checked = shop.run("preflight")
     assert checked.code == 1 and "omnisupport-ingest source snapshot items" in checked.out
-    assert shop.run(*once).code == TableInterrupted.exit_code
+    assert shop.run(*once).code == TableMissedChanges.exit_code
     assert shop.run("source", "snapshot", "items", "--reason", "a test").code == 0
     assert shop.run(*once).code == 0
     assert status(shop)["warnings"] == [] and shop.run("preflight").code == 0

@@ -16,7 +16,7 @@ from omnisupport_ingest.position import Lsn, Position
 from omnisupport_ingest.settings import SnapshotMode
 from omnisupport_ingest.sources.postgres.catalog.published import PublishedTables
 from omnisupport_ingest.sources.postgres.preflight.source_check import published_findings
-from omnisupport_ingest.sources.postgres.session.errors import HoleInSource, TableInterrupted
+from omnisupport_ingest.sources.postgres.session.errors import GapInSource, TableMissedChanges
 from omnisupport_ingest.sources.postgres.session.server import current_wal_lsn
 from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotRequests
 from omnisupport_ingest.sources.postgres.snapshot.safe_watermark import CatalogLooks
@@ -87,7 +87,7 @@ def test_table_is_not_complete_before_it_has_been_read_again_and_its_gap_is_neve
     tickets.catch_up()
     amid = out_and_back(tickets)
     if way == "told first":
-        with pytest.raises(TableInterrupted):
+        with pytest.raises(TableMissedChanges):
             tickets.catch_up()
         assert not complete(tickets), "it is known"
     if way == "when needed":
@@ -182,7 +182,7 @@ def test_loss_that_comes_while_the_table_is_read_again_is_one_more(tickets: Sour
     ask(tickets)
     tickets.killed_at("landing.manifest.after@tickets-000004")
     amid = out_and_back(tickets)
-    with pytest.raises(TableInterrupted):
+    with pytest.raises(TableMissedChanges):
         tickets.catch_up()
     assert not complete(tickets)
     ask(tickets)
@@ -242,7 +242,7 @@ def test_publication_that_was_altered_as_a_whole_leaves_no_certain_state_behind_
         *UNSEEN,
         f"ALTER PUBLICATION {tickets.slot} SET (publish = 'insert, update, delete, truncate')",
     )
-    with pytest.raises(HoleInSource, match="altered as a whole"):
+    with pytest.raises(GapInSource, match="altered as a whole"):
         tickets.catch_up()
     assert {each.table for each in stretches(tickets)} == {"tickets", "other"}
     assert not complete(tickets) and told_at(tickets, before)
@@ -341,7 +341,7 @@ def test_record_of_version_1_is_read_and_is_certain_of_nothing_until_the_next_lo
     file.write_text(json.dumps(record))
     before = current_wal_lsn(tickets.dsn)
     out_and_back(tickets)
-    with pytest.raises(TableInterrupted):
+    with pytest.raises(TableMissedChanges):
         tickets.catch_up()
     assert [each.lost_from for each in stretches(tickets)] == [Lsn(0)] and not told_at(tickets, before)
     ask(tickets)
@@ -354,4 +354,4 @@ def test_looking_from_outside_of_capture_writes_nothing_down(tickets: SourceUnde
     out_and_back(tickets)
     with tickets.connected() as connection:
         found = list(published_findings(connection, tickets.store, tickets.slot, tickets.tables))
-    assert [each.raises for each in found] == [TableInterrupted] and stretches(tickets) == ()
+    assert [each.raises for each in found] == [TableMissedChanges] and stretches(tickets) == ()

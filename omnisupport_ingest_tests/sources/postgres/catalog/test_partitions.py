@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import pytest
 
 from omnisupport_ingest.sources.postgres.capture import added_tables
-from omnisupport_ingest.sources.postgres.session.errors import HoleInSource
+from omnisupport_ingest.sources.postgres.session.errors import GapInSource
 from omnisupport_ingest_tests.sources.postgres.partitioned_logs import (
     ATTACH,
     CHANGES,
@@ -132,7 +132,7 @@ def test_partitions_published_under_their_own_names_while_capture_was_stopped_ta
     logs.sql(via_root(logs, False), "UPDATE logs SET v = 'by name' WHERE id = 2")
     if back:
         logs.sql(via_root(logs, True))
-    with pytest.raises(HoleInSource, match="altered as a whole"):
+    with pytest.raises(GapInSource, match="altered as a whole"):
         logs.catch_up()
     logs.capture().begin_new_epoch("published by partition")
     logs.sql("UPDATE logs SET v = 'in the new epoch' WHERE id = 3")
@@ -150,7 +150,7 @@ def test_partitions_published_under_their_own_names_while_capture_runs_end_it(lo
             logs.sql(via_root(logs, False), "UPDATE logs SET v = 'by name' WHERE id = 2")
             assert over.wait(PATIENCE)
 
-    with pytest.raises(HoleInSource, match="altered as a whole"):
+    with pytest.raises(GapInSource, match="altered as a whole"):
         gone_wrong()
     logs.sql(via_root(logs, True))
     logs.capture().begin_new_epoch("published by partition")

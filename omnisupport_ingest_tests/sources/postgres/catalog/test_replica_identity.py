@@ -7,7 +7,7 @@ import json
 import psycopg2
 import pytest
 
-from omnisupport_ingest.sources.postgres.session.errors import PreflightFailed, TableInterrupted
+from omnisupport_ingest.sources.postgres.session.errors import PreflightFailed, TableMissedChanges
 from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotRequests
 from omnisupport_ingest_tests.sources.postgres.snapshot_facts import complete
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract, folded
@@ -70,7 +70,7 @@ def test_index_without_the_key_is_refused_at_the_start_and_where_it_is_set_meanw
     # It is as it should be now; what was written meanwhile does not say which row it is about.
     landed = things.store.batch_ids()
     for _ in range(2):
-        with pytest.raises(TableInterrupted, match="key column id of its contract is not in"):
+        with pytest.raises(TableMissedChanges, match="key column id of its contract is not in"):
             things.catch_up()
     assert things.store.batch_ids() == landed
     things.capture().begin_new_epoch("the key was not sent")
@@ -290,7 +290,7 @@ def test_partition_with_another_identity_than_its_root_loses_no_change(
         for round_ in range(2):
             # It is as it should be now; what was written meanwhile does not say which row it is about.
             source.sql(f"UPDATE agents SET v = 'round {round_}'")
-            with pytest.raises(TableInterrupted, match=left) as told:
+            with pytest.raises(TableMissedChanges, match=left) as told:
                 source.catch_up()
             assert told.value.tables == ("things",) and "source snapshot things" in told.value.fix
             agents_go_on(source)

@@ -11,7 +11,7 @@ from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.landing.snapshot_plans import SnapshotPlans
 from omnisupport_ingest.settings import SnapshotMode
-from omnisupport_ingest.sources.postgres.session.errors import HoleInSource, TableInterrupted
+from omnisupport_ingest.sources.postgres.session.errors import GapInSource, TableMissedChanges
 from omnisupport_ingest.sources.postgres.snapshot.compared_reading import Recovered
 from omnisupport_ingest_tests.sources.postgres.folded_lake import FoldedLake
 from omnisupport_ingest_tests.sources.postgres.published_facts import (
@@ -50,7 +50,7 @@ def test_table_published_by_another_filter_is_named_and_read_again_is_that(
     people.sql(publish_otherwise(people, what), "UPDATE people SET v = 'after' WHERE id < 100")
     if condition != EU:
         for _ in range(2):
-            with pytest.raises(TableInterrupted, match="published with other columns or rows"):
+            with pytest.raises(TableMissedChanges, match="published with other columns or rows"):
                 people.catch_up()
         read_again(people, "people")
     else:
@@ -78,7 +78,7 @@ def test_snapshot_that_was_begun_is_not_continued_by_another_filter(people: Sour
     people.killed_at("landing.manifest.after@people-000003")
     begun = SnapshotPlans(people.store.folder).all(1)
     people.sql(publish_otherwise(people, f"TABLE people WHERE ({US})"))
-    with pytest.raises(TableInterrupted):
+    with pytest.raises(TableMissedChanges):
         people.catch_up()
     read_again(people, "people")
     plans = SnapshotPlans(people.store.folder).all(1)
@@ -95,7 +95,7 @@ def test_filter_that_changes_between_the_chunks_of_a_snapshot_interrupts_the_tab
             people.sql(publish_otherwise(people, f"TABLE people WHERE ({US})"))
 
     people.overrides["snapshot_threads"] = 1
-    with pytest.raises(TableInterrupted, match="published with other columns or rows"):
+    with pytest.raises(TableMissedChanges, match="published with other columns or rows"):
         capture(people, landed)
     assert not complete(people, "people")
     read_again(people, "people")
@@ -119,7 +119,7 @@ def test_recovery_compares_the_rows_of_the_filter_with_the_lake(
     people.sql(f"SELECT pg_drop_replication_slot('{people.slot}')")
     # Outside of the filter, as before.
     people.sql("UPDATE people SET v = 'another' WHERE id = 4", "DELETE FROM people WHERE id = 5")
-    with pytest.raises(HoleInSource):
+    with pytest.raises(GapInSource):
         people.catch_up()
     by_rows = 7 if by == "rows" else 0
     assert recover(people, tmp_path) == Recovered("people", 7, by_rows, 0, 0, 0)
@@ -153,9 +153,9 @@ def test_filter_that_changes_before_its_table_is_compared_interrupts_the_table(
             )
             return super().rows(table)
 
-    with pytest.raises(TableInterrupted):
+    with pytest.raises(TableMissedChanges):
         people.capture().recover("a test", Late(people, tmp_path), threading.Event(), lambda _: None)
-    with pytest.raises(TableInterrupted):
+    with pytest.raises(TableMissedChanges):
         people.catch_up()
     read_again(people, "people")
     assert held(people) == sent(people, "region = 'eu' AND id < 900") and complete(people, "people")

@@ -17,7 +17,7 @@ from omnisupport_ingest.sources.postgres.preflight.server import minor_findings
 from omnisupport_ingest.sources.postgres.preflight.source_check import check_source, continuity_findings
 from omnisupport_ingest.sources.postgres.protocol.walstream import WalStream
 from omnisupport_ingest.sources.postgres.session.connection import connect, connect_replication
-from omnisupport_ingest.sources.postgres.session.errors import HoleInSource, PreflightFailed, SlotInUse
+from omnisupport_ingest.sources.postgres.session.errors import GapInSource, PreflightFailed, SlotInUse
 from omnisupport_ingest.sources.postgres.slot.home_slot import ExpectedSlot, Presence
 from omnisupport_ingest_tests.sources.postgres.fronts import pooler
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract
@@ -311,7 +311,7 @@ def test_slot_that_was_dropped_is_told_by_the_proof_of_continuity(ready: SourceU
     ready.sql(f"SELECT pg_drop_replication_slot('{ready.slot}')")
     (hole,) = check_source(ready.dsn, ready.settings, ready.home, ready.tables)
     assert "is gone" in hole.problem and "--new-epoch" in hole.fix
-    with pytest.raises(HoleInSource):
+    with pytest.raises(GapInSource):
         require_ready([hole])
 
 

@@ -26,7 +26,7 @@ from omnisupport_ingest.sources.postgres.protocol.pgoutput import (
     Unchanged,
     Value,
 )
-from omnisupport_ingest.sources.postgres.protocol.row_events import Place, Shape, row_events
+from omnisupport_ingest.sources.postgres.protocol.row_events import EventHeader, RowSchema, row_events
 from omnisupport_ingest.sources.postgres.protocol.walstream import WAL_DATA_HEADER
 from omnisupport_ingest.sources.postgres.session.errors import ProtocolViolation
 
@@ -140,8 +140,8 @@ STREAMS = st.lists(
 
 def one_by_one(steps: Sequence[Step]) -> list[LandedEvent]:
     """The events of ``steps``, each made alone and numbered by counting."""
-    shapes = {
-        each.oid: Shape(each, KEYS.get(("public", each.table)), partitioned=is_partitioned(each))
+    schemas = {
+        each.oid: RowSchema(each, KEYS.get(("public", each.table)), partitioned=is_partitioned(each))
         for each in TABLES
     }
     decoder = Decoder(TABLES)
@@ -154,8 +154,8 @@ def one_by_one(steps: Sequence[Step]) -> list[LandedEvent]:
         elif step.message is not None:
             change = decoder.decode(step.message[WAL_DATA_HEADER:])
             assert isinstance(change, RowChange)
-            place = Place(3, 1000 + number, 2 * index, at, xid, LSN)
-            events += row_events(shapes[change.relation.oid], change, place)
+            place = EventHeader(3, 1000 + number, 2 * index, at, xid, LSN)
+            events += row_events(schemas[change.relation.oid], change, place)
             index += 1
         elif step.truncated:
             for each in step.truncated:

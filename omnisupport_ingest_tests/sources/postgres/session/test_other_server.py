@@ -14,7 +14,7 @@ from psycopg2.extensions import make_dsn, parse_dsn
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.sources.postgres.embedded.server import EmbeddedPostgres
 from omnisupport_ingest.sources.postgres.session.connection import connect
-from omnisupport_ingest.sources.postgres.session.errors import AnotherSource, HoleInSource
+from omnisupport_ingest.sources.postgres.session.errors import AnotherSource, GapInSource
 from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotRequests
 from omnisupport_ingest_tests.sources.postgres.awkward import SOURCE, Shop
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract, folded
@@ -78,7 +78,7 @@ def refused_until_a_person_decides(things: SourceUnderTest, elsewhere: str, prob
         things.overrides["snapshot_mode"] = mode
         with pytest.raises(AnotherSource, match=problem) as refused:
             things.catch_up()
-        assert refused.value.exit_code == HoleInSource.exit_code == 7
+        assert refused.value.exit_code == GapInSource.exit_code == 7
         assert "OMNISUPPORT_SOURCE_DSN" in refused.value.fix and "--new-epoch" in refused.value.fix
     assert things.query("SELECT FROM pg_publication") == []
     things.dsn = here

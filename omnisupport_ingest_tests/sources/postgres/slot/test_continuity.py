@@ -9,7 +9,7 @@ import pytest
 
 from omnisupport_ingest.landing.epochs import EpochFacts, EpochRecord
 from omnisupport_ingest.position import Lsn
-from omnisupport_ingest.sources.postgres.session.errors import AnotherSource, HoleInSource
+from omnisupport_ingest.sources.postgres.session.errors import AnotherSource, GapInSource
 from omnisupport_ingest.sources.postgres.session.server import ServerFacts, SlotFacts
 from omnisupport_ingest.sources.postgres.slot.continuity import (
     LandedChain,
@@ -76,7 +76,7 @@ def test_chain_without_a_transaction_is_continued_where_the_slot_stands_too() ->
 def test_anything_else_is_a_hole(
     server: ServerFacts, flushed: Lsn, slot: SlotFacts | None, named: str
 ) -> None:
-    with pytest.raises(HoleInSource, match=named) as hole:
+    with pytest.raises(GapInSource, match=named) as hole:
         resume_point(EPOCH, CHAIN, server, flushed, slot)
     assert "--new-epoch" in hole.value.fix
 
@@ -85,8 +85,8 @@ def test_other_server_or_database_is_told_from_a_hole_that_may_be_repaired_by_it
     for server, kind in [
         (replace(SERVER, system_identifier="7002"), AnotherSource),
         (replace(SERVER, database="other"), AnotherSource),
-        (replace(SERVER, timeline=2), HoleInSource),
+        (replace(SERVER, timeline=2), GapInSource),
     ]:
-        with pytest.raises(HoleInSource) as hole:
+        with pytest.raises(GapInSource) as hole:
             resume_point(EPOCH, CHAIN, server, Lsn(200), SLOT)
         assert type(hole.value) is kind

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from omnisupport_ingest.position import Lsn
-from omnisupport_ingest.sources.postgres.session.errors import HoleInSource
+from omnisupport_ingest.sources.postgres.session.errors import GapInSource
 from omnisupport_ingest.sources.postgres.session.server import current_wal_lsn
 from omnisupport_ingest.sources.postgres.slot.home_slot import end_of_chain
 from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotRequests
@@ -64,7 +64,7 @@ def refused_every_time(source: SourceUnderTest, problem: str) -> None:
     """Capture stops at the hole, at a second start too, and neither lands nor confirms anything."""
     landed, confirmed = source.store.batch_ids(), source.confirmed()
     for _ in range(2):
-        with pytest.raises(HoleInSource, match=problem) as hole:
+        with pytest.raises(GapInSource, match=problem) as hole:
             source.catch_up()
         assert "--new-epoch" in hole.value.fix
         assert (source.store.batch_ids(), source.confirmed()) == (landed, confirmed)
@@ -188,9 +188,9 @@ def test_no_table_is_read_from_a_copy_before_it_is_noticed(
     if follows:
         process = tickets.capture_process()
         _, errors = process.communicate(timeout=PATIENCE)
-        assert process.returncode == HoleInSource.exit_code, errors
+        assert process.returncode == GapInSource.exit_code, errors
     else:
-        with pytest.raises(HoleInSource):
+        with pytest.raises(GapInSource):
             tickets.catch_up()
     assert tickets.store.batch_ids() == landed
     repaired(tickets)

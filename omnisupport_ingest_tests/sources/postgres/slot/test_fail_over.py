@@ -18,7 +18,7 @@ from omnisupport_ingest.landing.accepted_losses import AcceptedLosses
 from omnisupport_ingest.landing.completeness import incomplete_now
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.sources.postgres.session.connection import connect_replication
-from omnisupport_ingest.sources.postgres.session.errors import HoleInSource, PreflightFailed
+from omnisupport_ingest.sources.postgres.session.errors import GapInSource, PreflightFailed
 from omnisupport_ingest.sources.postgres.session.server import current_wal_lsn
 from omnisupport_ingest.sources.postgres.slot.continuity import connect_to_source
 from omnisupport_ingest.sources.postgres.snapshot.compared_reading import Recovered
@@ -76,7 +76,7 @@ def refused(source: SourceUnderTest) -> None:
     """Capture stops before it lands anything of the new timeline, at every start."""
     landed = source.store.batch_ids()
     for _ in range(2):
-        with pytest.raises(HoleInSource, match="timeline 2, landed from 1"):
+        with pytest.raises(GapInSource, match="timeline 2, landed from 1"):
             source.catch_up()
     assert source.store.batch_ids() == landed
 
@@ -216,7 +216,7 @@ def test_old_primary_that_comes_back_is_not_captured_again_without_being_noticed
     old, before = source.dsn, source.store.current_epoch()
     pair.fail_over()
     assert before is not None
-    with pytest.raises(HoleInSource, match="timeline 2, landed from 1"):
+    with pytest.raises(GapInSource, match="timeline 2, landed from 1"):
         connect_to_source(source.dsn, before)
     source.capture().begin_new_epoch("failed over")
     source.catch_up()
@@ -225,7 +225,7 @@ def test_old_primary_that_comes_back_is_not_captured_again_without_being_noticed
     new, source.dsn = source.dsn, old
     source.sql("UPDATE tickets SET v = 'on the old one' WHERE id = 1")
     landed = source.store.batch_ids()
-    with pytest.raises(HoleInSource, match="timeline 1, landed from 2"):
+    with pytest.raises(GapInSource, match="timeline 1, landed from 2"):
         source.catch_up()
     assert source.store.batch_ids() == landed
     source.dsn = new

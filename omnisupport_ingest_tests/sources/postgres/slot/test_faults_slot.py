@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from omnisupport_ingest.sources.postgres.session.errors import HoleInSource, SlotMoved, SourceUnavailable
+from omnisupport_ingest.sources.postgres.session.errors import GapInSource, SlotMoved, SourceUnavailable
 from omnisupport_ingest.sources.postgres.stream import reading
 from omnisupport_ingest_tests.landing.batches import is_stream
 from omnisupport_ingest_tests.sources.postgres.awkward import Shop
@@ -35,7 +35,7 @@ def tickets(source: SourceUnderTest) -> SourceUnderTest:
 def is_a_hole_and_repaired(source: SourceUnderTest, problem: str) -> None:
     landed = source.store.batch_ids()
     for _ in range(2):
-        with pytest.raises(HoleInSource, match=problem) as hole:
+        with pytest.raises(GapInSource, match=problem) as hole:
             source.catch_up()
         assert "--new-epoch" in hole.value.fix
     assert source.store.batch_ids() == landed
@@ -166,7 +166,7 @@ def test_slot_that_moves_between_the_proof_and_the_start_of_the_stream_is_a_hole
 
     tickets.sql("UPDATE tickets SET v = 'waiting' WHERE id = 3")
     monkeypatch.setattr(reading, "connect_replication", late)
-    with pytest.raises(HoleInSource, match="read by somebody else"):
+    with pytest.raises(GapInSource, match="read by somebody else"):
         tickets.catch_up()
     is_a_hole_and_repaired(tickets, "read by somebody else")
 
@@ -210,16 +210,16 @@ def test_slot_dropped_or_advanced_while_capture_connects_again_ends_it_as_a_hole
         "SELECT pg_switch_wal()",
         actions[what],
     )
-    assert running.process.wait(timeout=PATIENCE) == HoleInSource.exit_code
+    assert running.process.wait(timeout=PATIENCE) == GapInSource.exit_code
     error, way = {
-        "drop": ("HoleInSource", "Find out what happened to the source first"),
+        "drop": ("GapInSource", "Find out what happened to the source first"),
         "advance": ("SlotMoved", "no copy of this home captures through it"),
     }[what]
     for _ in range(2):
         last = status(shop, code=1)["last_error"]
         assert last["error"] == error and way in last["fix"] and "--new-epoch" in last["fix"]
         # Never by itself.
-        assert shop.run("capture", "--once").code == HoleInSource.exit_code
+        assert shop.run("capture", "--once").code == GapInSource.exit_code
         assert landed_rows(shop) == 1
     assert shop.run("source", "repair", "--mode", "resnapshot", "--reason", "a test").code == 0
     assert shop.run("capture", "--once").code == 0

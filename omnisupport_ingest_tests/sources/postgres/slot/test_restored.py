@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from omnisupport_ingest.sources.postgres.session.errors import HoleInSource
+from omnisupport_ingest.sources.postgres.session.errors import GapInSource
 from omnisupport_ingest.sources.postgres.session.server import current_wal_lsn
 from omnisupport_ingest_tests.sources.postgres.copied_server import CopiedServer
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract, folded
@@ -60,7 +60,7 @@ def repaired(source: SourceUnderTest) -> None:
 def refused(source: SourceUnderTest, problem: str) -> None:
     landed = source.store.batch_ids()
     for _ in range(2):
-        with pytest.raises(HoleInSource, match=problem):
+        with pytest.raises(GapInSource, match=problem):
             source.catch_up()
     assert source.store.batch_ids() == landed
 

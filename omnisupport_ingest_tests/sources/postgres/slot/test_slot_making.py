@@ -15,7 +15,7 @@ import pytest
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.sources.postgres.embedded.server import EmbeddedPostgres
 from omnisupport_ingest.sources.postgres.session.connection import connect
-from omnisupport_ingest.sources.postgres.session.errors import HoleInSource
+from omnisupport_ingest.sources.postgres.session.errors import GapInSource
 from omnisupport_ingest.sources.postgres.session.server import open_transactions
 from omnisupport_ingest.sources.postgres.slot import slot
 from omnisupport_ingest.sources.postgres.slot.slot import SlotNotMade, consistent_snapshot, create_slot
@@ -95,7 +95,7 @@ def test_stop_gives_up_the_slot_of_a_new_epoch_too_and_the_old_one_goes_on_being
             tickets.capture().begin_new_epoch("a test", stop=stop)
     assert tickets.store.current_epoch() == before
     # The slot of the epoch before is gone: a new one is what is left.
-    with pytest.raises(HoleInSource):
+    with pytest.raises(GapInSource):
         tickets.catch_up()
     tickets.capture().begin_new_epoch("a test")
     tickets.catch_up()

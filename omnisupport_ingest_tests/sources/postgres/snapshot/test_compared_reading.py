@@ -16,7 +16,7 @@ from omnisupport_ingest.contracts.row_checksum import RowChecksum
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.landing.completeness import incomplete_now
 from omnisupport_ingest.landing.snapshot_plans import SnapshotPlans
-from omnisupport_ingest.sources.postgres.session.errors import CaptureRunning, HoleInSource
+from omnisupport_ingest.sources.postgres.session.errors import CaptureRunning, GapInSource
 from omnisupport_ingest.sources.postgres.session.lease import Lease
 from omnisupport_ingest.sources.postgres.snapshot.compared_reading import Recovered
 from omnisupport_ingest.stages.dimension_rows import DimensionRows
@@ -68,7 +68,7 @@ def complete(source: SourceUnderTest) -> bool:
 
 
 def test_nothing_is_read_again_where_nothing_was_lost(lost: SourceUnderTest, tmp_path: Path) -> None:
-    with pytest.raises(HoleInSource):
+    with pytest.raises(GapInSource):
         lost.catch_up()
     assert recover(lost, tmp_path) == [Recovered("tickets", 11, 0, 0, 0, 0)]
     assert not complete(lost)

@@ -16,7 +16,7 @@ from psycopg2.errors import LockNotAvailable
 from omnisupport_ingest.contracts.model import Contracts
 from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.sources.postgres.capture.capture import Capture
-from omnisupport_ingest.sources.postgres.session.errors import PreflightFailed, TableInterrupted
+from omnisupport_ingest.sources.postgres.session.errors import PreflightFailed, TableMissedChanges
 from omnisupport_ingest.sources.postgres.session.server import current_wal_lsn
 from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotRequests
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract, folded
@@ -74,7 +74,7 @@ def test_table_made_anew_between_the_reads_of_a_snapshot_is_named_and_read_again
     two_tables: SourceUnderTest,
 ) -> None:
     made = "DROP TABLE late; CREATE TABLE late (id int PRIMARY KEY, v int); INSERT INTO late VALUES (3, 30)"
-    with pytest.raises(TableInterrupted, match="late was dropped and made anew"):
+    with pytest.raises(TableMissedChanges, match="late was dropped and made anew"):
         capture_with(two_tables, lambda: two_tables.sql(made))
     SnapshotRequests(two_tables.store.folder).write("late", "a test")
     two_tables.catch_up()
@@ -96,11 +96,11 @@ def test_table_gone_when_its_turn_comes_is_named_until_it_is_there_and_then_read
     with pytest.raises(PreflightFailed, match=r"public\.late"):
         capture_with(two_tables, lambda: two_tables.sql(statement))
     assert folded(two_tables.events(), "early") == two_tables.rows("early", ("id", "v")), "it goes on"
-    with pytest.raises(TableInterrupted, match=r"public\.late"):
+    with pytest.raises(TableMissedChanges, match=r"public\.late"):
         two_tables.catch_up()
     two_tables.sql(repair, "UPDATE early SET v = 11 WHERE id = 1")
     # What became of its rows meanwhile is not known, so it stays left out until it is read again.
-    with pytest.raises(TableInterrupted, match=r"late.*public\.late does not exist"):
+    with pytest.raises(TableMissedChanges, match=r"late.*public\.late does not exist"):
         two_tables.catch_up()
     assert folded(two_tables.events(), "early") == two_tables.rows("early", ("id", "v"))
     SnapshotRequests(two_tables.store.folder).write("late", "a test")

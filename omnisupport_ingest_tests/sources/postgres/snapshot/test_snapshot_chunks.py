@@ -11,7 +11,7 @@ from omnisupport_ingest.landing.completeness import incomplete_now
 from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.landing.snapshot_plans import SnapshotPlans
 from omnisupport_ingest.position import Lsn
-from omnisupport_ingest.sources.postgres.session.errors import SourceUnavailable, TableInterrupted
+from omnisupport_ingest.sources.postgres.session.errors import SourceUnavailable, TableMissedChanges
 from omnisupport_ingest.sources.postgres.session.server import current_wal_lsn
 from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotRequests
 from omnisupport_ingest_tests.sources.postgres.snapshot_facts import (
@@ -386,7 +386,7 @@ def test_rows_that_vanished_while_nobody_looked_are_ended_by_another_snapshot(
         "UPDATE tickets SET v = 'unseen' WHERE id > 900",
         f"ALTER PUBLICATION {tickets.slot} ADD TABLE tickets",
     )
-    with pytest.raises(TableInterrupted):
+    with pytest.raises(TableMissedChanges):
         tickets.catch_up()
     assert not same_as_source(tickets)
     assert SnapshotRequests(tickets.store.folder).write("tickets", "rows were missed")

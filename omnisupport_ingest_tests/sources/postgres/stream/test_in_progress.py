@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from omnisupport_ingest.sources.postgres.embedded.server import EmbeddedPostgres
-from omnisupport_ingest.sources.postgres.session.errors import TableInterrupted
+from omnisupport_ingest.sources.postgres.session.errors import TableMissedChanges
 from omnisupport_ingest_tests.sources.postgres.random_writers import Script
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract, folded
 from omnisupport_ingest_tests.sources.postgres.two_readers import (
@@ -125,7 +125,7 @@ def test_table_described_anew_while_a_transaction_is_in_progress_is_known_by_its
 
     def read() -> None:
         # The other columns are noticed, within ten seconds.
-        with suppress(TableInterrupted):
+        with suppress(TableMissedChanges):
             source.capture().run(None, stop)
 
     reader = threading.Thread(target=read)
