@@ -69,7 +69,7 @@ def publish_otherwise(source: SourceUnderTest, what: str) -> str:
 
 
 def read_again(source: SourceUnderTest, *names: str) -> None:
-    """The repair of an interrupted table: ``source snapshot``, and capture goes on."""
+    """The repair of a table with missed changes: ``source snapshot``, and capture goes on."""
     for name in names:
         SnapshotRequests(source.store.folder).write(name, "a test")
     source.catch_up()

@@ -187,7 +187,7 @@ class SourceUnderTest:
 
 
 def landed_batches(store: LandingStore) -> list[Manifest]:
-    """Every landed batch; there is no hole, and all are as they were written."""
+    """Every landed batch; there is no gap, and all are as they were written."""
     landed = store.landed()
     assert landed.hole is None
     for manifest in landed.batches:

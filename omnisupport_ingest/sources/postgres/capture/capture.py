@@ -100,7 +100,7 @@ class Capture:
     ) -> None:
         """Opens nothing yet. ``IngestError`` if the source has no contract, so nothing to capture.
 
-        ``contracts_again`` reads them anew, where a table without one is asked for while this runs; null:
+        ``contracts_again`` reads them anew, where a table without one is asked for while this runs; None:
         they stay as they are.
         """
         self._settings, self._home = settings, home
@@ -115,7 +115,7 @@ class Capture:
         self._seen_from = Lsn(0)
 
     def run(self, until: Lsn | None, stop: threading.Event) -> None:
-        """Capture until all that committed below ``until`` is durable (null: for ever), or ``stop``.
+        """Capture until all that committed below ``until`` is durable (None: for ever), or ``stop``.
 
         Prepares what is missing first: publication, slot, epoch, snapshots of tables that have
         none in this epoch. A table that cannot be followed is left out, and the others go on
@@ -166,7 +166,7 @@ class Capture:
 
     @property
     def left_out(self) -> IngestError | None:
-        """What was wrong with the tables that the last ``run`` left out; null if there were none.
+        """What was wrong with the tables that the last ``run`` left out; None if there were none.
 
         ``PreflightFailed`` where its start found that, else ``TableMissedChanges``. All that it could land of
         the others has landed.
@@ -181,7 +181,7 @@ class Capture:
     def begin_new_epoch(
         self, reason: str, *, loss_accepted_by: str | None = None, stop: threading.Event | None = None
     ) -> EpochRecord:
-        """The repair of a hole: a new slot and a new epoch. The next ``run`` takes new snapshots.
+        """The repair of a gap: a new slot and a new epoch. The next ``run`` takes new snapshots.
 
         Everything that has landed stays. ``reason`` is recorded with the epoch. ``loss_accepted_by``: who
         has decided that the tables read before are not read again; a note then names what may be missing.
@@ -195,7 +195,7 @@ class Capture:
     def recover(
         self, reason: str, lake: Lake, stop: threading.Event, told: Callable[[Recovered], None]
     ) -> tuple[EpochRecord, bool]:
-        """The repair of a hole that reads only what the lake has not: a new slot and a new epoch.
+        """The repair of a gap that reads only what the lake has not: a new slot and a new epoch.
 
         ``told`` hears of each table that is done. Returns the epoch, and whether all were; the others are
         read whole by the next ``run``, also if this raises. Changes nothing before ``lake`` can be held.
@@ -235,13 +235,13 @@ class Capture:
     def _prepare(self, dsn: str, connection: Connection, stop: threading.Event) -> EpochRecord:
         try:
             return self._prepared(dsn, connection, stop)
-        except GapInSource as hole:
-            return self._after_gap(dsn, connection, hole, stop)
+        except GapInSource as gap:
+            return self._after_gap(dsn, connection, gap, stop)
 
     def _followed(
         self, dsn: str, connection: Connection, epoch: EpochRecord, until: Lsn | None, stop: threading.Event
     ) -> None:
-        """``_capture``, again without the tables that cannot be followed, and once after a hole."""
+        """``_capture``, again without the tables that cannot be followed, and once after a gap."""
         repaired = False
         while True:
             try:
@@ -249,10 +249,10 @@ class Capture:
             except TABLE_FAULTS as fault:
                 self._met(epoch, fault)
                 until = None if until is None else max(until, highest_read(dsn, connection, epoch))
-            except GapInSource as hole:
+            except GapInSource as gap:
                 if repaired:
                     raise
-                epoch, repaired = self._after_gap(dsn, connection, hole, stop), True
+                epoch, repaired = self._after_gap(dsn, connection, gap, stop), True
                 continue
             epoch = self._prepare(dsn, connection, stop)
 
@@ -262,15 +262,15 @@ class Capture:
         self._faults.met(epoch, self._published(epoch), self._captured, known, fault)
 
     def _after_gap(
-        self, dsn: str, connection: Connection, hole: GapInSource, stop: threading.Event
+        self, dsn: str, connection: Connection, gap: GapInSource, stop: threading.Event
     ) -> EpochRecord:
-        """The new epoch to go on in after ``hole``, where the settings leave that to us; else raises it."""
+        """The new epoch to go on in after ``gap``, where the settings leave that to us; else raises it."""
         by_itself = self._settings.snapshot_mode is SnapshotMode.WHEN_NEEDED
         asks = AnotherSource | NotOurSlot | SlotMoved | TableMissedChanges
-        if not by_itself or isinstance(hole, asks):
-            raise hole
-        _log.warning("%s A new epoch begins, as the snapshot mode is when_needed.", hole.problem)
-        self._epochs(stop).next(dsn, hole.problem)
+        if not by_itself or isinstance(gap, asks):
+            raise gap
+        _log.warning("%s A new epoch begins, as the snapshot mode is when_needed.", gap.problem)
+        self._epochs(stop).next(dsn, gap.problem)
         return self._prepared(dsn, connection, stop)
 
     def _prepared(self, dsn: str, connection: Connection, stop: threading.Event) -> EpochRecord:
@@ -313,8 +313,8 @@ class Capture:
             epoch = self._epochs(stop).first(dsn, connection)
         try:
             self._published(epoch).begin(connection)
-        except TableMissedChanges as interrupted:
-            self._met(epoch, interrupted)
+        except TableMissedChanges as missed:
+            self._met(epoch, missed)
             return self._prepared(dsn, connection, stop)
         if parked is not None:
             parked.take_back([each.name for each in ready])

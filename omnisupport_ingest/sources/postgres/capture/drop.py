@@ -19,7 +19,7 @@ from omnisupport_ingest.sources.postgres.slot.slot import drop_slot
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """What is to be dropped (null: nothing), and what stays, with the reason and the SQL for it."""
+    """What is to be dropped (None: nothing), and what stays, with the reason and the SQL for it."""
 
     slot: str | None
     retained_bytes: int

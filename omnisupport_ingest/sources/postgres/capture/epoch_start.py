@@ -51,13 +51,13 @@ class EpochStart:
         identity: HomeIdentity | None = None,
     ) -> None:
         """``tables``: the source's, which the publication must have. ``stop``: the making of a slot is
-        given up. ``identity``: tells which slots are the home's; null: all that its epochs name."""
+        given up. ``identity``: tells which slots are the home's; None: all that its epochs name."""
         self._settings, self._store, self._tables = settings, store, tuple(tables)
         self._stop, self._identity = stop or threading.Event(), identity
         self._intent = SlotIntent(store.folder)
 
     def findings(self, dsn: str, slot: ExpectedSlot | None = None) -> tuple[Finding, ...]:
-        """What the preflight finds, warnings logged. ``slot``: null: the one that this home expects."""
+        """What the preflight finds, warnings logged. ``slot``: None: the one that this home expects."""
         found = preflight(
             dsn,
             self._tables,
@@ -79,7 +79,7 @@ class EpochStart:
         return self._begin(dsn, connection, "first start")
 
     def next(self, dsn: str, reason: str, *, loss_accepted_by: str | None = None) -> EpochRecord:
-        """The repair of a hole: an epoch with a new slot. Everything that has landed stays.
+        """The repair of a gap: an epoch with a new slot. Everything that has landed stays.
 
         ``reason`` is recorded with the epoch. ``loss_accepted_by``: who has decided that the tables read
         before are not read again; a note then names what may be missing. ``PreflightFailed``, ``SlotInUse``,
@@ -88,7 +88,7 @@ class EpochStart:
         before = self._store.current_epoch()
         lost_from = None
         if before is not None and loss_accepted_by is not None:
-            # Not otherwise: a hole may be in landing, where the chain has no end to tell.
+            # Not otherwise: a gap may be in landing, where the chain has no end to tell.
             lost_from = end_of_chain(self._store, before).end
         slot = self._slot_to_make_anew(dsn)
         ready, _ = ready_tables(self.findings(dsn, slot), self._tables)

@@ -63,8 +63,8 @@ class LastError:
 class CaptureRecord:
     """The last start of a capture. ``follows``: it has no end of its own; ``ready``: it may capture.
 
-    ``ended`` is null while it runs, and for good if it was killed. ``failing_since``: when the first of
-    the failures in a row was, up to this start; null if this one went well. ``last_error`` may be of an
+    ``ended`` is None while it runs, and for good if it was killed. ``failing_since``: when the first of
+    the failures in a row was, up to this start; None if this one went well. ``last_error`` may be of an
     earlier start.
     """
 
@@ -169,7 +169,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CaptureState:
-    """``since`` is null where nothing is on record. ``holder``: the process that captures now.
+    """``since`` is None where nothing is on record. ``holder``: the process that captures now.
 
     ``killed``: the failure is that it is gone without a word; ``since`` is then the last known of it.
     ``last_error`` stays when a later start has gone well.

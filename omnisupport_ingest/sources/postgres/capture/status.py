@@ -63,7 +63,7 @@ _MEGABYTE = 1024 * 1024
 class LandedUpTo:
     """The end of the landed chain of the current epoch. ``at``: when its last batch landed.
 
-    ``behind`` is the WAL between it and the end of the server's, in bytes; null without a server. Where it
+    ``behind`` is the WAL between it and the end of the server's, in bytes; None without a server. Where it
     is 0 nothing was written since, however old the watermark is.
     """
 
@@ -74,7 +74,7 @@ class LandedUpTo:
     behind: int | None
 
     def lag_seconds(self, now: datetime) -> float | None:
-        """How far the watermark is behind the clock; null without a watermark."""
+        """How far the watermark is behind the clock; None without a watermark."""
         return None if self.watermark is None else max(0.0, (now - self.watermark).total_seconds())
 
 
@@ -99,7 +99,7 @@ class ServerState:
 
 @dataclass(frozen=True, slots=True)
 class SourceStatus:
-    """``server`` is null if it cannot be asked; ``warnings`` then says why.
+    """``server`` is None if it cannot be asked; ``warnings`` then says why.
 
     ``snapshots``: those begun and not finished. ``asked``: snapshots that nobody has begun yet, in words.
     """
@@ -306,7 +306,7 @@ def _in_the_way(dsn: str, settings: Settings, store: LandingStore, table: TableC
 
 
 def _disk_free(settings: Settings, home: Home) -> int | None:
-    """Free bytes on the disk of the embedded server; null for a server that is not ours to look at."""
+    """Free bytes on the disk of the embedded server; None for a server that is not ours to look at."""
     if settings.source_dsn is not None:
         return None
     location = Location.read(home.postgres)

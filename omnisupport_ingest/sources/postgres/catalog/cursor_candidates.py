@@ -48,7 +48,7 @@ ORDER BY 1, 2, a.attnum
 
 @dataclass(frozen=True, slots=True)
 class ColumnFacts:
-    """What the catalogs say of a column. ``correlation``: of its order with that of the rows, null if the
+    """What the catalogs say of a column. ``correlation``: of its order with that of the rows, None if the
     server has no sample. ``trigger``: one that sets it before every update, by the text of its function."""
 
     name: str

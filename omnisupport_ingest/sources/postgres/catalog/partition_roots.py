@@ -52,7 +52,7 @@ class PartitionRoots:
         self._tables |= {(each.schema, each.table): each for each in tables}
 
     def name_among(self, relation: Relation, names: Collection[TableName]) -> TableName | None:
-        """Which of the tables ``names`` has the rows of ``relation`` by now; null if none has.
+        """Which of the tables ``names`` has the rows of ``relation`` by now; None if none has.
 
         For tables that are not taken up yet: nothing is known of the partitions that they had.
         """

@@ -30,7 +30,7 @@ from omnisupport_ingest.sources.postgres.session.connection import source_errors
 class Partition:
     """A table in the tree of a partitioned one, its root among them.
 
-    ``attached``: what changes when it is attached (null for the root). ``file``: what changes when it is
+    ``attached``: what changes when it is attached (None for the root). ``file``: what changes when it is
     truncated or rewritten. ``leaf``: it has rows of its own.
     """
 
@@ -97,7 +97,7 @@ def difference(before: Partitions, now: Partitions) -> Difference:
 
 
 def read_root(connection: Connection, oid: int) -> TableName | None:
-    """The table at the root of the tree in which ``oid`` is a partition; null if it is none, or gone."""
+    """The table at the root of the tree in which ``oid`` is a partition; None if it is none, or gone."""
     with source_errors("looking for the root of a partition"), connection.cursor() as cursor:
         cursor.execute(_ROOT, (oid,))
         found = cursor.fetchone()
@@ -121,7 +121,7 @@ def is_partitioned(connection: Connection, oid: int) -> bool:
 
 
 def rows_of(connection: Connection, oid: str) -> str | None:
-    """The condition that the rows of leaf ``oid`` meet where its root is read; null if it is gone.
+    """The condition that the rows of leaf ``oid`` meet where its root is read; None if it is gone.
 
     The right to read the root need not be one to read its partitions, so those are read through it; the
     bounds are there for the planner, to leave out the other partitions.
@@ -190,7 +190,7 @@ class KnownPartitions:
     left: Mapping[str, Stay] = field(default_factory=dict)
 
     def stay_of(self, oid: str) -> Stay | None:
-        """The stay that goes on, with ``certain`` as its end; null if ``oid`` is no partition now."""
+        """The stay that goes on, with ``certain`` as its end; None if ``oid`` is no partition now."""
         if oid not in self.partitions:
             return None
         return Stay(self.since.get(oid, Lsn(0)), self.certain)
@@ -228,7 +228,7 @@ class PartitionRecords:
         self._folder, self._epoch = folder, epoch
 
     def read(self, table: str) -> KnownPartitions | None:
-        """Those of ``table`` (a contract's name) that the lake knows the rows of; null if there is no note of
+        """Those of ``table`` (a contract's name) that the lake knows the rows of; None if there is no note of
         this epoch, or none that can be read."""
         try:
             note = read_note(_Note, self._file(table))

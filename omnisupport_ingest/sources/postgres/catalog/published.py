@@ -45,7 +45,7 @@ class PublishedTable:
     """What a table is at the source: its number, and ``entries``, what puts it into the publication.
 
     ``since``: an end of the WAL, read after that was seen. ``certain``: that it was so for all that committed
-    below, by the last look that found it so; null where version 1 wrote it.
+    below, by the last look that found it so; None where version 1 wrote it.
     """
 
     table: str
@@ -164,7 +164,7 @@ class PublishedTables:
             told = _renamed(name) if renamed else _MADE_ANEW
             self.lost.found(contract, told, at if renamed else min(at, table.certain or Lsn(0)))
             if contract not in self._asked():
-                raise _interrupted({contract: told})
+                raise _missed({contract: told})
 
     def leave_out(self, reasons: Mapping[str, str], landed: Lsn) -> None:
         """Write down that changes of the tables of ``reasons`` may be missing from now on: no key of theirs
@@ -218,14 +218,14 @@ class PublishedTables:
         note(changed)
         asked = self._asked()
         if told_of := {name: told for name, told in changed.items() if name not in asked}:
-            raise _interrupted(told_of)
+            raise _missed(told_of)
 
     def _compare_publication(self, now: Published, note: Callable[[Mapping[str, str]], None]) -> None:
         if self._record is None or now.publication == self._record.publication:
             return
         what = "was dropped and made anew, or altered as a whole" if now.publication else "is gone"
         note(dict.fromkeys(self._record.tables, f"its publication {what}"))
-        raise _hole(f"Publication {self._publication} {what}")
+        raise _gap(f"Publication {self._publication} {what}")
 
     def _note(self, changed: Mapping[str, str]) -> None:
         tables = self._record.tables if self._record is not None else {}
@@ -348,7 +348,7 @@ def _difference(before: PublishedTable, now: PublishedTable | None) -> str | Non
     return None
 
 
-def _interrupted(changed: Mapping[str, str]) -> TableMissedChanges:
+def _missed(changed: Mapping[str, str]) -> TableMissedChanges:
     told = ", ".join(f"{name} {what}" for name, what in sorted(changed.items()))
     return TableMissedChanges(
         f"Changes of single tables may not have been sent: {told}.",
@@ -359,7 +359,7 @@ def _interrupted(changed: Mapping[str, str]) -> TableMissedChanges:
     )
 
 
-def _hole(problem: str) -> GapInSource:
+def _gap(problem: str) -> GapInSource:
     return GapInSource(
         f"{problem}. What committed meanwhile was not sent. Events may be missing.", fix=REPAIR
     )

@@ -29,7 +29,7 @@ from omnisupport_ingest.sources.postgres.session.quoting import qualified
 @dataclass(frozen=True, slots=True)
 class CatalogRelation:
     """What a publication sends of a table: columns, with their types as ``format_type`` writes them, and of
-    its rows those that meet ``row_filter``, an SQL expression over any of its columns (null: all).
+    its rows those that meet ``row_filter``, an SQL expression over any of its columns (None: all).
     """
 
     columns: tuple[str, ...]

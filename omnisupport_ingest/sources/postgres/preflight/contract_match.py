@@ -17,7 +17,7 @@ from omnisupport_ingest.sources.postgres.session.quoting import identifier, qual
 
 
 def contract_findings(contract: TableContract, table: LiveTable | None) -> Iterator[Finding]:
-    """Every difference between ``contract`` and ``table``; ``table``: null if the source has none.
+    """Every difference between ``contract`` and ``table``; ``table``: None if the source has none.
 
     ``read_live_tables`` reads the tables of all contracts at once.
     """

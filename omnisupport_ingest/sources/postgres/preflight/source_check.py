@@ -92,12 +92,12 @@ def published_findings(
     )
     try:
         published.look(connection)
-    except GapInSource as hole:
-        yield Finding("published", hole.problem, hole.fix, raises=type(hole))
+    except GapInSource as gap:
+        yield Finding("published", gap.problem, gap.fix, raises=type(gap))
 
 
 def continuity_findings(dsn: str, store: LandingStore) -> Iterator[Finding]:
-    """The hole, if there is one; nothing for a home that has no epoch from a server yet.
+    """The gap, if there is one; nothing for a home that has no epoch from a server yet.
 
     True while a capture runs as well. Raises ``SourceRefused`` or ``SourceUnavailable``.
     """
@@ -112,8 +112,8 @@ def continuity_findings(dsn: str, store: LandingStore) -> Iterator[Finding]:
         chain = end_of_chain(store, epoch)
         flushed = wal_clock(connection).flushed
         resume_point(epoch, chain, server, flushed, slot)
-    except GapInSource as hole:
-        yield Finding("continuity", hole.problem, hole.fix, raises=GapInSource)
+    except GapInSource as gap:
+        yield Finding("continuity", gap.problem, gap.fix, raises=GapInSource)
     finally:
         connection.close()
 

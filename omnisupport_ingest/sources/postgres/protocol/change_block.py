@@ -141,7 +141,7 @@ class _Rows:
         return parts
 
     def _group(self, kind: int, marker: int, schema: RowSchema | None, rows: Positions) -> pa.Table | None:
-        """The events of ``rows``, changes of one form of one table; null for forms that are rare."""
+        """The events of ``rows``, changes of one form of one table; None for forms that are rare."""
         at = self._starts[rows] + _MARKER + 1
         if schema is None:
             return None

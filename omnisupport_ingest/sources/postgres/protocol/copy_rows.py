@@ -59,7 +59,7 @@ def copy_lines(
 ) -> None:
     """Call ``lines`` with the lines that ``query`` (a SELECT) gives, whole, many rows at a time.
 
-    ``doing`` names the work for errors. ``RowTooLarge`` for a line longer than ``max_row_bytes`` (null: any
+    ``doing`` names the work for errors. ``RowTooLarge`` for a line longer than ``max_row_bytes`` (None: any
     may come). What ``lines`` raises ends the copy and is raised from here.
     """
     # psycopg2 writes line by line: what collects them must not be Python. Closed at the end, whatever

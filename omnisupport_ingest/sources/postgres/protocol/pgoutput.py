@@ -71,7 +71,7 @@ class Commit(NamedTuple):
 class RowChange(NamedTuple):
     """``kind``: ``I`` insert, ``U`` update, ``D`` delete.
 
-    ``old``: null if not sent. ``old_is_key``: only the columns of the replica identity mean
+    ``old``: None if not sent. ``old_is_key``: only the columns of the replica identity mean
     anything in it (the others are null because they were not sent).
     """
 

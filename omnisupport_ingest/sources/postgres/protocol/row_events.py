@@ -133,10 +133,10 @@ class RowSchema:
         name: TableName | None = None,
         partitioned: bool = False,
     ) -> None:
-        """``contract_key``: the key columns of the table's contract, null if it has none; none: its events
+        """``contract_key``: the key columns of the table's contract, None if it has none; none: its events
         are to have no key.
 
-        ``name``: of the table whose events these are, where ``relation`` is a partition of it; null: its own.
+        ``name``: of the table whose events these are, where ``relation`` is a partition of it; None: its own.
         ``partitioned``: the old rows are of partitions, and carry what the replica identity of the partition
         says. Whether they are called keys or whole rows goes by that of the table itself.
         """

@@ -123,7 +123,7 @@ class WalStream:
         """Start ``slot`` at ``start`` on a replication connection; the stream owns the connection.
 
         ``in_progress``: have large transactions sent before they commit (PostgreSQL 14 and newer).
-        ``max_row_bytes``: a longer message is not taken over from the library (see ``read``); null: any is.
+        ``max_row_bytes``: a longer message is not taken over from the library (see ``read``); None: any is.
         Raises ``SourceUnavailable`` with the server's reason if it refuses.
         """
         self._connection = connection

@@ -116,7 +116,7 @@ def connect_replication(
     """A connection to the walsender of the database in ``dsn`` (replication commands and SQL).
 
     ``decoding_memory``: bytes that the server may fill with transactions it decodes (65,536 or more);
-    null: what is set there.
+    None: what is set there.
     """
     more = {} if decoding_memory is None else {"logical_decoding_work_mem": f"{decoding_memory // 1024}kB"}
     return _connect(dsn, application_name, more, replication=True)
@@ -205,7 +205,7 @@ def dsn_parts(dsn: str, called: Called = SOURCE) -> dict[str, str]:
 
 
 def one_row(connection: Connection, query: str, parameters: tuple[object, ...] | None = None) -> Any:
-    """The first row of ``query`` as a tuple; null if there is none."""
+    """The first row of ``query`` as a tuple; None if there is none."""
     with connection.cursor() as cursor:
         cursor.execute(query, parameters)
         return cursor.fetchone()

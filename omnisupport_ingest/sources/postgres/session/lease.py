@@ -24,7 +24,7 @@ _LOOK_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """The process that holds a lease; all null if it has not written its name yet."""
+    """The process that holds a lease; all None if it has not written its name yet."""
 
     pid: int | None
     host: str | None

@@ -47,7 +47,7 @@ class ServerFacts:
 
 @dataclass(frozen=True, slots=True)
 class SlotReader:
-    """The session that reads from a slot. ``address`` is null for a Unix socket, or hidden from us."""
+    """The session that reads from a slot. ``address`` is None for a Unix socket, or hidden from us."""
 
     pid: int
     application: str | None
@@ -66,7 +66,7 @@ class SlotFacts:
     """A replication slot. ``wal_status`` ``lost``: the server has given it up, or removed WAL that it needs.
 
     ``retained_bytes``: WAL that the server keeps because of the slot. ``safe_bytes``: WAL that may
-    still be written before the slot is in danger; null without ``max_slot_wal_keep_size``.
+    still be written before the slot is in danger; None without ``max_slot_wal_keep_size``.
     ``invalidated``: why the server has given the slot up (told by PostgreSQL 17 and newer).
     """
 
@@ -259,7 +259,7 @@ def listed(transactions: Iterable[OpenTransaction]) -> str:
 class Reach:
     """Whether the source answered. ``problem`` says why not, without a password.
 
-    ``server``: major and minor version. ``slot`` is null if there is none of that name.
+    ``server``: major and minor version. ``slot`` is None if there is none of that name.
     """
 
     reachable: bool

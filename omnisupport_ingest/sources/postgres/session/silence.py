@@ -242,7 +242,7 @@ _WATCH = _Watch()
 
 
 def _since_data_came(descriptor: int) -> float | None:
-    """Seconds since a TCP connection has received data; null where that is not known."""
+    """Seconds since a TCP connection has received data; None where that is not known."""
     if sys.platform != "linux":
         return None
     with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as same:

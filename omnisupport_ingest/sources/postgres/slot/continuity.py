@@ -36,7 +36,7 @@ REPAIR = (
     "Find out what happened to the source first. Then begin a new epoch, which takes a new snapshot of "
     'every table and keeps what has landed: omnisupport-ingest capture --new-epoch "what happened"'
 )
-"""The documented repair of a hole."""
+"""The documented repair of a gap."""
 
 _MOVED = (
     "If OMNISUPPORT_SOURCE_DSN leads to the wrong place, correct it: nothing was captured there. If the "
@@ -102,15 +102,15 @@ def resume_point(
     """
     facts, end_of_chain, last = epoch.facts, chain.end, chain.last
     if facts is None:
-        raise _hole(f"Epoch {epoch.number} was not captured from a server", "it has no slot to continue")
+        raise _gap(f"Epoch {epoch.number} was not captured from a server", "it has no slot to continue")
     require_same_server(facts, server.system_identifier, server.timeline, server.database)
     if slot is None or slot.plugin != "pgoutput" or slot.database != server.database:
-        raise _hole(f"The replication slot {facts.slot} is gone", f"the chain ends at {end_of_chain}")
+        raise _gap(f"The replication slot {facts.slot} is gone", f"the chain ends at {end_of_chain}")
     confirmed = slot.confirmed_flush_lsn
     if slot.wal_status == "lost" or confirmed is None:
-        raise _hole(_given_up(facts.slot, slot.invalidated), f"the chain ends at {end_of_chain}")
+        raise _gap(_given_up(facts.slot, slot.invalidated), f"the chain ends at {end_of_chain}")
     if flushed < end_of_chain:
-        raise _hole(
+        raise _gap(
             "The server's WAL ends before the landed chain (it was restored from a backup)",
             f"WAL ends at {flushed}, the chain at {end_of_chain}",
         )
@@ -131,7 +131,7 @@ def require_same_server(
 ) -> None:
     """``GapInSource`` unless these are the facts of the server that an epoch is captured from.
 
-    ``system_identifier``: null where the server does not tell it. ``AnotherSource`` is the kind of hole
+    ``system_identifier``: None where the server does not tell it. ``AnotherSource`` is the kind of gap
     that may be nothing but a wrong connection string.
     """
     if system_identifier not in (facts.system_identifier, None):
@@ -141,7 +141,7 @@ def require_same_server(
             fix=_MOVED,
         )
     if timeline != facts.timeline:
-        raise _hole(
+        raise _gap(
             "The server is on another timeline (it was promoted or restored)",
             f"timeline {timeline}, landed from {facts.timeline}",
         )
@@ -168,7 +168,7 @@ def require_unmoved(slot: SlotFacts, end_of_chain: Lsn) -> None:
 
 def not_resent(expected: LandedTransaction, found: str) -> GapInSource:
     """The error when another thing than the last landed transaction comes first."""
-    return _hole(
+    return _gap(
         "The source does not send the last landed transaction again: its history is another one",
         f"expected transaction {expected.xid} that committed at {expected.commit_lsn}, "
         f"{expected.commit_ts.isoformat()}; found {found}",
@@ -177,7 +177,7 @@ def not_resent(expected: LandedTransaction, found: str) -> GapInSource:
 
 def below_the_chain(commit_lsn: Lsn, end_of_chain: Lsn) -> GapInSource:
     """The error for a transaction that stands where the chain says there is none."""
-    return _hole(
+    return _gap(
         "The source sends a transaction that the landed chain has passed without seeing",
         f"it committed at {commit_lsn}, the chain ends at {end_of_chain}",
     )
@@ -206,7 +206,7 @@ def _moved(problem: str, values: str, *, instead: str = "") -> SlotMoved:
     )
 
 
-def _hole(problem: str, values: str) -> GapInSource:
+def _gap(problem: str, values: str) -> GapInSource:
     return GapInSource(f"{problem}: {values}. Events may be missing.", fix=REPAIR)
 
 

@@ -61,7 +61,7 @@ class _Facts:
 
 @dataclass(frozen=True, slots=True)
 class _About:
-    """The record of an identity. ``facts``: of its file; null tells of no file."""
+    """The record of an identity. ``facts``: of its file; None tells of no file."""
 
     id: str
     facts: _Facts | None = None

@@ -33,9 +33,9 @@ class WalMark:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What the slot may still let grow. ``limit`` is ``max_slot_wal_keep_size``, null if not set.
+    """What the slot may still let grow. ``limit`` is ``max_slot_wal_keep_size``, None if not set.
 
-    ``disk_free`` of the server's disk is null where it cannot be known (a server elsewhere).
+    ``disk_free`` of the server's disk is None where it cannot be known (a server elsewhere).
     """
 
     limit: int | None
@@ -47,7 +47,7 @@ class Forecast:
     """``rate``: WAL bytes written per second lately. ``left`` bytes until ``ends_at`` is reached.
 
     ``ends_at``: ``max_slot_wal_keep_size`` (the server gives the slot up) or ``disk`` (it is full),
-    whichever is nearer; null if neither is known. ``seconds`` until then if the slot stands still.
+    whichever is nearer; None if neither is known. ``seconds`` until then if the slot stands still.
     """
 
     rate: float | None
@@ -82,7 +82,7 @@ class Thresholds:
 
 
 def wal_rate(earlier: WalMark | None, now: WalMark) -> float | None:
-    """WAL bytes per second between two marks; null if they are too near to tell."""
+    """WAL bytes per second between two marks; None if they are too near to tell."""
     if earlier is None or now.at - earlier.at < _MINIMUM_SPAN:
         return None
     written = max(0, now.lsn.value - earlier.lsn.value)

@@ -88,7 +88,7 @@ class Ordinals:
 
 
 class Pace:
-    """``rows_per_second``: null for as fast as it goes. Thread-safe."""
+    """``rows_per_second``: None for as fast as it goes. Thread-safe."""
 
     def __init__(self, rows_per_second: int | None) -> None:
         self._rate = rows_per_second
@@ -209,7 +209,7 @@ class PlannedChunk:
 
     @property
     def bounds(self) -> tuple[Bound | None, Bound | None]:
-        """The keys that it begins above and ends with; null: open. Both are null for one that was added."""
+        """The keys that it begins above and ends with; None: open. Both are None for one that was added."""
         return self.plan.range_of(self.number) if self.number < self.plan.chunks else (None, None)
 
     @property

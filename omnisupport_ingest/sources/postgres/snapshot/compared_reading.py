@@ -40,7 +40,7 @@ class LakeRows(Protocol):
     def has(
         self, checksum: RowChecksum, by: Sequence[str], start: Sequence[str] | None, end: Sequence[str] | None
     ) -> bool:
-        """Whether its living rows with keys above ``start``, up to and with ``end`` (null: open), are known
+        """Whether its living rows with keys above ``start``, up to and with ``end`` (None: open), are known
         for certain and have ``checksum``. ``by``: the columns that bounds are values of. False where it
         cannot be told.
         """

@@ -113,7 +113,7 @@ def _number(start: int) -> str:
 class RowsAt:
     """What was written: ``written`` rows out of ``rows``, of which ``live`` are not softly deleted.
 
-    ``below``: the sample is the rows whose ``key_hash`` is below it; null if every row was written.
+    ``below``: the sample is the rows whose ``key_hash`` is below it; None if every row was written.
     """
 
     rows: int
@@ -134,7 +134,7 @@ def write_rows_at(
     """Write the contract's columns of the rows that ``snapshot`` sees to a Parquet file at ``path``.
 
     Rows that ``publication`` does not send are not among them. ``sample``: about so many rows, chosen by the
-    hash of their key, so the same ones each time; null for every row. The session that exported ``snapshot``
+    hash of their key, so the same ones each time; None for every row. The session that exported ``snapshot``
     must still be open. Raises ``SourceUnavailable``, or as ``read_relation``.
     """
     connection = connect(dsn)
@@ -156,7 +156,7 @@ def write_rows_at(
 
 
 def hash_bound(sample: int | None, rows: int) -> str | None:
-    """The bound below which about ``sample`` of ``rows`` hashes fall; null if that is all of them."""
+    """The bound below which about ``sample`` of ``rows`` hashes fall; None if that is all of them."""
     if sample is None or rows <= sample:
         return None
     return f"{(sample << 32) // rows:08x}"

@@ -119,7 +119,7 @@ def where(
     end: Bound | None,
     others: Sequence[str] = (),
 ) -> str:
-    """The condition of a chunk: above ``start``, up to and with ``end`` (null: open), and the ``others``."""
+    """The condition of a chunk: above ``start``, up to and with ``end`` (None: open), and the ``others``."""
     left = f"({', '.join(identifier(name) for name in by)})"
     conditions = [*others]
     if start is not None:
@@ -217,7 +217,7 @@ def key_range(
 
 
 def kinds_of(relation: CatalogRelation, columns: Sequence[str]) -> tuple[str | None, ...]:
-    """How the values of ``columns`` are ordered; null where the lake cannot tell."""
+    """How the values of ``columns`` are ordered; None where the lake cannot tell."""
     return tuple(ORDERED_TYPES.get(_type(relation, column).partition("(")[0]) for column in columns)
 
 

@@ -61,7 +61,7 @@ class ParallelReading:
         self._high = Lsn(0)
 
     def run(self, stop: threading.Event) -> Lsn | None:
-        """Read them all; returns the highest LSN that a chunk saw, or null if ``stop`` came first.
+        """Read them all; returns the highest LSN that a chunk saw, or None if ``stop`` came first.
 
         Raises what the first thread that failed raised.
         """
@@ -156,7 +156,7 @@ class MovedReading:
     ) -> Lsn | None:
         """Read what has moved in tables with a snapshot (of ``plans``) that the stream has passed.
 
-        Returns the highest LSN that was seen; null if nothing was read or ``stop`` came. To be called
+        Returns the highest LSN that was seen; None if nothing was read or ``stop`` came. To be called
         until it finds nothing, as a row may move on meanwhile.
         """
         of = {table.name: table for table in tables}
@@ -232,5 +232,5 @@ class MovedReading:
         if again:
             # Rows read again stand where the search before them ended.
             return max(chunk.low for chunk in again)
-        # The old key's row may be one that the lake has from before a hole: nothing of it is inherited.
+        # The old key's row may be one that the lake has from before a gap: nothing of it is inherited.
         return Lsn(0) if plan.compared else min(chunk.low for chunk in chunks)

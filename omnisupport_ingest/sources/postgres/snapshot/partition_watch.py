@@ -66,7 +66,7 @@ class PartitionWatch:
         self.needed = True
 
     def planned(self, connection: Connection, table: TableContract) -> Partitions | None:
-        """The partitions that a snapshot that is being planned will read; null if there are none."""
+        """The partitions that a snapshot that is being planned will read; None if there are none."""
         name = (table.schema, table.table)
         return read_partitions(connection, [name]).get(name)
 
@@ -86,7 +86,7 @@ class PartitionWatch:
 
         ``plans``: of this epoch, by table; a table without one is incomplete, and told to be. Without
         ``landing`` new partitions are left for a later look. Returns the highest LSN that was seen by
-        reading; null if nothing was read or ``stop`` came.
+        reading; None if nothing was read or ``stop`` came.
         """
         tables = {name: each for name, each in self._tables.items() if each.name in plans}
         if not tables:
@@ -149,7 +149,7 @@ class PartitionWatch:
         landing: Callable[[], Landing] | None,
         stop: threading.Event,
     ) -> list[Lsn] | None:
-        """Do what the difference of ``now`` from what was known takes; null if something is left to do.
+        """Do what the difference of ``now`` from what was known takes; None if something is left to do.
 
         Returns the highest LSNs that were seen by reading.
         """

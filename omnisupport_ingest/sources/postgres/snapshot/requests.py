@@ -116,7 +116,7 @@ FIRST_READ = "first read in this epoch"
 class Wanted:
     """A table to read: by ``plan`` if it has one that is not finished, else by a new one, for ``reason``.
 
-    ``scope``: the range of its keys that is meant, null: all. ``answers``: the requests that a new plan is
+    ``scope``: the range of its keys that is meant, None: all. ``answers``: the requests that a new plan is
     the answer to.
     """
 

@@ -222,7 +222,7 @@ class Snapshots:
         *,
         compared: bool = False,
     ) -> SnapshotPlan | None:
-        """The plan to read by, written down; null if ``stop`` came before it was made."""
+        """The plan to read by, written down; None if ``stop`` came before it was made."""
         table, plan, scope = wanted.table, wanted.plan, wanted.scope
         try:
             if not _begin(connection, table, stop):

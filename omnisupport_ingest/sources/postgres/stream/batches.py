@@ -107,7 +107,7 @@ class StreamBatches:
     def seal_idle(self, end: Lsn, clock: datetime | None) -> Manifest:
         """Land an empty batch up to ``end``: the source has nothing before it that has not landed.
 
-        ``clock``: a server time up to which that is known, for the watermark, or null.
+        ``clock``: a server time up to which that is known, for the watermark, or None.
         """
         assert not self.pending, "an idle stretch begins where everything received is durable"
         self._received_end = end

@@ -78,7 +78,7 @@ class StreamReading:
     proved: threading.Event = field(default_factory=threading.Event)
 
     def follow(self, until: Lsn | None, stop: threading.Event) -> None:
-        """Read until all that committed below ``until`` is durable (null: for ever), or ``stop``."""
+        """Read until all that committed below ``until`` is durable (None: for ever), or ``stop``."""
         if self.epoch.settings.stream_transactions and self.connection.server_version >= _STREAMS_IN_PROGRESS:
             try:
                 return self._follow(until, stop, in_progress=True)

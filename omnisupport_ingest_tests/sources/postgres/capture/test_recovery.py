@@ -444,7 +444,7 @@ def test_capture_that_wakes_up_late_with_a_batch_begun_lands_it_if_it_goes_on_an
     assert len(tickets.store.epochs()) == 1 and sleeper.open_batches() == []
 
 
-def test_dropped_slot_is_a_hole_and_a_new_epoch_repairs_it(tickets: SourceUnderTest) -> None:
+def test_dropped_slot_is_a_gap_and_a_new_epoch_repairs_it(tickets: SourceUnderTest) -> None:
     tickets.catch_up()
     tickets.wait_for_free_slot()
     tickets.sql(f"SELECT pg_drop_replication_slot('{tickets.slot}')", "DELETE FROM tickets WHERE id < 50")
@@ -456,7 +456,7 @@ def test_dropped_slot_is_a_hole_and_a_new_epoch_repairs_it(tickets: SourceUnderT
     _assert_same_as_source(tickets)
 
 
-def test_source_with_another_last_transaction_is_a_hole_at_every_start(tickets: SourceUnderTest) -> None:
+def test_source_with_another_last_transaction_is_a_gap_at_every_start(tickets: SourceUnderTest) -> None:
     tickets.catch_up()
     _change(tickets, "one")
     tickets.killed_at("source.confirm.before@forward")
@@ -475,7 +475,7 @@ def test_source_with_another_last_transaction_is_a_hole_at_every_start(tickets: 
     _assert_same_as_source(tickets)
 
 
-def test_slot_made_anew_by_somebody_is_a_hole(tickets: SourceUnderTest) -> None:
+def test_slot_made_anew_by_somebody_is_a_gap(tickets: SourceUnderTest) -> None:
     tickets.catch_up()
     tickets.wait_for_free_slot()
     tickets.sql(

@@ -1,4 +1,4 @@
-"""``source repair``: after a hole capture goes on as a person decides, and what was lost has a name."""
+"""``source repair``: after a gap capture goes on as a person decides, and what was lost has a name."""
 
 from __future__ import annotations
 

@@ -229,16 +229,16 @@ def test_table_that_stays_out_of_the_publication_is_put_back_and_read_again(
 
 
 @pytest.mark.parametrize("comes_back", [True, False])
-def test_publication_dropped_while_capture_was_off_is_a_hole(
+def test_publication_dropped_while_capture_was_off_is_a_gap(
     tickets: SourceUnderTest, comes_back: bool
 ) -> None:
     tickets.sql(f"DROP PUBLICATION {tickets.slot}", *UNSEEN)
     if comes_back:
         tickets.sql(f"CREATE PUBLICATION {tickets.slot} FOR TABLE tickets, agents")
     for _ in range(2):
-        with pytest.raises(GapInSource, match="made anew" if comes_back else "is gone") as hole:
+        with pytest.raises(GapInSource, match="made anew" if comes_back else "is gone") as gap:
             tickets.catch_up()
-        assert "--new-epoch" in hole.value.fix
+        assert "--new-epoch" in gap.value.fix
     # Nothing was changed at the source before a person has decided.
     assert bool(tickets.query("SELECT FROM pg_publication")) == comes_back
     tickets.capture().begin_new_epoch("publication dropped")
@@ -246,7 +246,7 @@ def test_publication_dropped_while_capture_was_off_is_a_hole(
     goes_on(tickets, epochs=2)
 
 
-def test_publication_dropped_while_capture_runs_ends_it_and_is_a_hole(
+def test_publication_dropped_while_capture_runs_ends_it_and_is_a_gap(
     tickets: SourceUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with following(tickets, monkeypatch) as failed:
@@ -278,7 +278,7 @@ ALTERED = {
 
 
 @pytest.mark.parametrize(("first", "last"), ALTERED.values(), ids=ALTERED.keys())
-def test_publication_altered_as_a_whole_for_a_time_is_a_hole(
+def test_publication_altered_as_a_whole_for_a_time_is_a_gap(
     tickets: SourceUnderTest, first: str, last: str | None
 ) -> None:
     back = (

@@ -1,4 +1,4 @@
-"""Row filters that change, and the repair of a hole: what is outside of the filter now is not in the lake."""
+"""Row filters that change, and the repair of a gap: what is outside of the filter now is not in the lake."""
 
 from __future__ import annotations
 

@@ -309,10 +309,10 @@ def test_slot_that_was_dropped_is_told_by_the_proof_of_continuity(ready: SourceU
     assert list(continuity_findings(ready.dsn, ready.store)) == []
     assert check_source(ready.dsn, ready.settings, ready.home, ready.tables) == ()
     ready.sql(f"SELECT pg_drop_replication_slot('{ready.slot}')")
-    (hole,) = check_source(ready.dsn, ready.settings, ready.home, ready.tables)
-    assert "is gone" in hole.problem and "--new-epoch" in hole.fix
+    (gap,) = check_source(ready.dsn, ready.settings, ready.home, ready.tables)
+    assert "is gone" in gap.problem and "--new-epoch" in gap.fix
     with pytest.raises(GapInSource):
-        require_ready([hole])
+        require_ready([gap])
 
 
 def test_everything_is_listed_at_once_the_worst_first(source: SourceUnderTest) -> None:

@@ -73,20 +73,20 @@ def test_chain_without_a_transaction_is_continued_where_the_slot_stands_too() ->
         (SERVER, Lsn(200), replace(SLOT, confirmed_flush_lsn=Lsn(95)), "where no batch ends"),
     ],
 )
-def test_anything_else_is_a_hole(
+def test_anything_else_is_a_gap(
     server: ServerFacts, flushed: Lsn, slot: SlotFacts | None, named: str
 ) -> None:
-    with pytest.raises(GapInSource, match=named) as hole:
+    with pytest.raises(GapInSource, match=named) as gap:
         resume_point(EPOCH, CHAIN, server, flushed, slot)
-    assert "--new-epoch" in hole.value.fix
+    assert "--new-epoch" in gap.value.fix
 
 
-def test_other_server_or_database_is_told_from_a_hole_that_may_be_repaired_by_itself() -> None:
+def test_other_server_or_database_is_told_from_a_gap_that_may_be_repaired_by_itself() -> None:
     for server, kind in [
         (replace(SERVER, system_identifier="7002"), AnotherSource),
         (replace(SERVER, database="other"), AnotherSource),
         (replace(SERVER, timeline=2), GapInSource),
     ]:
-        with pytest.raises(GapInSource) as hole:
+        with pytest.raises(GapInSource) as gap:
             resume_point(EPOCH, CHAIN, server, Lsn(200), SLOT)
-        assert type(hole.value) is kind
+        assert type(gap.value) is kind

@@ -61,12 +61,12 @@ def written_beyond(source: SourceUnderTest, end: Lsn) -> None:
 
 
 def refused_every_time(source: SourceUnderTest, problem: str) -> None:
-    """Capture stops at the hole, at a second start too, and neither lands nor confirms anything."""
+    """Capture stops at the gap, at a second start too, and neither lands nor confirms anything."""
     landed, confirmed = source.store.batch_ids(), source.confirmed()
     for _ in range(2):
-        with pytest.raises(GapInSource, match=problem) as hole:
+        with pytest.raises(GapInSource, match=problem) as gap:
             source.catch_up()
-        assert "--new-epoch" in hole.value.fix
+        assert "--new-epoch" in gap.value.fix
         assert (source.store.batch_ids(), source.confirmed()) == (landed, confirmed)
 
 
@@ -85,7 +85,7 @@ def repaired(source: SourceUnderTest) -> None:
 
 
 @pytest.mark.slow
-def test_copy_older_than_what_has_landed_is_a_hole(tickets: SourceUnderTest, copied: CopiedServer) -> None:
+def test_copy_older_than_what_has_landed_is_a_gap(tickets: SourceUnderTest, copied: CopiedServer) -> None:
     copy = copied.copy_disk("copy")
     tickets.sql("UPDATE tickets SET v = 'undone' WHERE id < 5", "DELETE FROM tickets WHERE id = 20")
     # More than a server writes by itself when it starts.
@@ -96,7 +96,7 @@ def test_copy_older_than_what_has_landed_is_a_hole(tickets: SourceUnderTest, cop
     repaired(tickets)
 
 
-def test_copy_that_was_written_to_beyond_what_has_landed_is_a_hole(
+def test_copy_that_was_written_to_beyond_what_has_landed_is_a_gap(
     tickets: SourceUnderTest, copied: CopiedServer
 ) -> None:
     copy = copied.copy_disk("copy")
@@ -111,7 +111,7 @@ def test_copy_that_was_written_to_beyond_what_has_landed_is_a_hole(
 
 
 @pytest.mark.slow
-def test_copy_without_the_last_transaction_that_has_nothing_to_send_is_a_hole(
+def test_copy_without_the_last_transaction_that_has_nothing_to_send_is_a_gap(
     tickets: SourceUnderTest, copied: CopiedServer
 ) -> None:
     copy = copied.copy_disk("copy")
@@ -132,7 +132,7 @@ def test_copy_without_the_last_transaction_that_has_nothing_to_send_is_a_hole(
         pytest.param("sent again", marks=pytest.mark.slow),
     ],
 )
-def test_change_of_a_copy_where_only_an_idle_stretch_has_landed_is_a_hole(
+def test_change_of_a_copy_where_only_an_idle_stretch_has_landed_is_a_gap(
     tickets: SourceUnderTest, copied: CopiedServer, last: str
 ) -> None:
     """The slot of the copy stands below the chain's end, and everything landed is in its history too."""

@@ -1,4 +1,4 @@
-"""A slot that somebody drops, moves, makes anew or lets run dry: always a hole that is named, never a gap."""
+"""A slot that somebody drops, moves, makes anew or lets run dry: a gap that is named, never a silent one."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def tickets(source: SourceUnderTest) -> SourceUnderTest:
     return source
 
 
-def is_a_hole_and_repaired(source: SourceUnderTest, problem: str) -> None:
+def is_a_gap_and_repaired(source: SourceUnderTest, problem: str) -> None:
     landed = source.store.batch_ids()
     for _ in range(2):
-        with pytest.raises(GapInSource, match=problem) as hole:
+        with pytest.raises(GapInSource, match=problem) as gap:
             source.catch_up()
-        assert "--new-epoch" in hole.value.fix
+        assert "--new-epoch" in gap.value.fix
     assert source.store.batch_ids() == landed
     source.capture().begin_new_epoch("a test")
     source.catch_up()
@@ -61,13 +61,13 @@ def run_dry(source: SourceUnderTest) -> None:
         source.sql("ALTER SYSTEM RESET max_slot_wal_keep_size", "SELECT pg_reload_conf()")
 
 
-def test_slot_whose_wal_the_server_has_removed_is_a_hole(tickets: SourceUnderTest) -> None:
+def test_slot_whose_wal_the_server_has_removed_is_a_gap(tickets: SourceUnderTest) -> None:
     tickets.sql(*UNSEEN)
     run_dry(tickets)
-    is_a_hole_and_repaired(tickets, "has removed WAL")
+    is_a_gap_and_repaired(tickets, "has removed WAL")
 
 
-def test_slot_that_nobody_has_read_for_too_long_is_a_hole_that_says_so(tickets: SourceUnderTest) -> None:
+def test_slot_that_nobody_has_read_for_too_long_is_a_gap_that_says_so(tickets: SourceUnderTest) -> None:
     if tickets.server_version() < 180000:
         pytest.skip("slots are given up for idleness by PostgreSQL 18 and newer")
     tickets.sql(*UNSEEN)
@@ -83,10 +83,10 @@ def test_slot_that_nobody_has_read_for_too_long_is_a_hole_that_says_so(tickets: 
         until(given_up)
     finally:
         tickets.sql("ALTER SYSTEM RESET idle_replication_slot_timeout", "SELECT pg_reload_conf()")
-    is_a_hole_and_repaired(tickets, "nobody read it for longer than idle_replication_slot_timeout")
+    is_a_gap_and_repaired(tickets, "nobody read it for longer than idle_replication_slot_timeout")
 
 
-def test_slot_given_up_while_capture_reads_it_ends_capture_and_is_a_hole(tickets: SourceUnderTest) -> None:
+def test_slot_given_up_while_capture_reads_it_ends_capture_and_is_a_gap(tickets: SourceUnderTest) -> None:
     before = len(tickets.store.batch_ids())
     process = tickets.capture_process()
     try:
@@ -100,17 +100,17 @@ def test_slot_given_up_while_capture_reads_it_ends_capture_and_is_a_hole(tickets
     finally:
         process.kill()
     assert process.returncode == SourceUnavailable.exit_code, errors
-    is_a_hole_and_repaired(tickets, "has removed WAL")
+    is_a_gap_and_repaired(tickets, "has removed WAL")
 
 
-def test_slot_that_somebody_has_advanced_is_a_hole(tickets: SourceUnderTest) -> None:
+def test_slot_that_somebody_has_advanced_is_a_gap(tickets: SourceUnderTest) -> None:
     tickets.sql(*UNSEEN, f"SELECT pg_replication_slot_advance('{tickets.slot}', pg_current_wal_lsn())")
-    is_a_hole_and_repaired(tickets, "read by somebody else")
+    is_a_gap_and_repaired(tickets, "read by somebody else")
 
 
 @pytest.mark.parametrize("put_back", [False, True], ids=["new epoch", "put back"])
 @pytest.mark.parametrize("mode", [None, "when_needed"])
-def test_batches_that_are_missing_at_the_end_of_landing_are_a_hole(
+def test_batches_that_are_missing_at_the_end_of_landing_are_a_gap(
     tickets: SourceUnderTest, mode: str | None, put_back: bool
 ) -> None:
     """The server does not send again what was confirmed to it."""
@@ -138,7 +138,7 @@ def test_batches_that_are_missing_at_the_end_of_landing_are_a_hole(
         assert [epoch.number for epoch in tickets.store.epochs()] == [1]
         assert folded(tickets.events(), "tickets") == tickets.rows("tickets", COLUMNS)
         return
-    is_a_hole_and_repaired(tickets, "or batches are missing at the end of landing")
+    is_a_gap_and_repaired(tickets, "or batches are missing at the end of landing")
     assert [epoch.number for epoch in tickets.store.epochs()] == [1, 2]
 
 
@@ -153,7 +153,7 @@ def test_batches_that_are_missing_at_the_end_of_landing_are_a_hole(
     ],
     ids=["advanced", "made anew"],
 )
-def test_slot_that_moves_between_the_proof_and_the_start_of_the_stream_is_a_hole(
+def test_slot_that_moves_between_the_proof_and_the_start_of_the_stream_is_a_gap(
     tickets: SourceUnderTest, meanwhile: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server would pass over what lies below, without an error."""
@@ -168,7 +168,7 @@ def test_slot_that_moves_between_the_proof_and_the_start_of_the_stream_is_a_hole
     monkeypatch.setattr(reading, "connect_replication", late)
     with pytest.raises(GapInSource, match="read by somebody else"):
         tickets.catch_up()
-    is_a_hole_and_repaired(tickets, "read by somebody else")
+    is_a_gap_and_repaired(tickets, "read by somebody else")
 
 
 REPLACED = {
@@ -178,11 +178,11 @@ REPLACED = {
 
 
 @pytest.mark.parametrize(("made", "problem"), REPLACED.values(), ids=REPLACED.keys())
-def test_slot_made_anew_under_its_name_is_a_hole(tickets: SourceUnderTest, made: str, problem: str) -> None:
+def test_slot_made_anew_under_its_name_is_a_gap(tickets: SourceUnderTest, made: str, problem: str) -> None:
     tickets.sql(f"SELECT pg_drop_replication_slot('{tickets.slot}')", *UNSEEN)
     try:
         tickets.sql(made.format(slot=tickets.slot))
-        is_a_hole_and_repaired(tickets, problem)
+        is_a_gap_and_repaired(tickets, problem)
     finally:
         tickets.sql(
             "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots"
@@ -191,7 +191,7 @@ def test_slot_made_anew_under_its_name_is_a_hole(tickets: SourceUnderTest, made:
 
 
 @pytest.mark.parametrize("what", ["drop", "advance"])
-def test_slot_dropped_or_advanced_while_capture_connects_again_ends_it_as_a_hole(
+def test_slot_dropped_or_advanced_while_capture_connects_again_ends_it_as_a_gap(
     shop: Shop, what: str
 ) -> None:
     running = shop.following()
