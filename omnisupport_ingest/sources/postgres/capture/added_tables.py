@@ -1,10 +1,10 @@
-"""Adding tables of new contracts while the stream and the snapshots of the others go on.
+"""Adding tables of new contracts while the stream and the snapshots of the other tables go on.
 
-A person asks for the snapshot of a table that capture has no contract of; the contracts are read again
-then. The order is what makes it exact. The table is published before its changes are told by its contract,
-and that before the watermark of any chunk is read: what commits above one is sent, with the contract's key.
-What was written before and commits after the chunk has waited for is seen by the chunk, as it waits for all
-that was under way.
+A person requests the snapshot of a table that capture has no contract of; the contracts are then read again.
+The order of steps makes it exact: the table is published first, then its changes land under the key of its
+contract, and only then the watermark of its first chunk is read. So whatever commits above a watermark is
+sent with the contract's key. A chunk waits for all transactions under way, so it sees what was written
+before.
 
 Snapshots are read on a thread of their own (``SnapshotsBeside``), which looks for requests between two of
 them.
@@ -41,14 +41,16 @@ _log = logging.getLogger(__name__)
 
 
 def not_captured(store: LandingStore, tables: Sequence[TableContract]) -> tuple[TableContract, ...]:
-    """Those of ``tables`` that no capture of the current epoch has known; none before its first start."""
+    """Return those of ``tables`` that no capture of the current epoch knew; none before its first start."""
     epoch = store.current_epoch()
     known = set() if epoch is None else recorded_tables(store.folder, epoch.number)
     return tuple(each for each in tables if known and each.full_name not in known)
 
 
 def adds_tables(store: LandingStore) -> bool:
-    """Whether the last capture that began takes up new tables, if it still runs: it is one that follows."""
+    """Return whether a capture runs that adds tables of new contracts: the last one that began follows the
+    stream.
+    """
     record = CaptureRecords(store.folder).read()
     return record is not None and record.follows and record.ended is None
 
@@ -56,17 +58,19 @@ def adds_tables(store: LandingStore) -> bool:
 def added_table_findings(
     connection: Connection, store: LandingStore, publication: str, tables: Sequence[TableContract]
 ) -> tuple[Finding, ...]:
-    """Every finding about ``tables``, which are to join a capture that runs. ``SourceUnavailable``."""
+    """Return every finding about ``tables``, which are to be added to a running capture.
+    ``SourceUnavailable``.
+    """
     found = preflight_tables(connection, tables, publication=publication)
     return (*landed_key_findings(store, tables), *minor_findings(connection.server_version), *found)
 
 
 _AGAIN_SECONDS = 10.0
-"""How long after tables could not be taken up that is tried again."""
+"""How long after a failed attempt to add tables the next one is made."""
 
 
 class AddedTables:
-    """Those of one source, for one run of its capture; looked for by the thread that reads snapshots."""
+    """Adds requested tables to one run of a capture. Used by the thread that reads snapshots."""
 
     def __init__(
         self,
@@ -75,31 +79,33 @@ class AddedTables:
         captured: CapturedTables,
         snapshots: Snapshots,
     ) -> None:
-        """``contracts`` reads them anew."""
+        """``contracts`` reads the contracts again."""
         self._epoch, self._store, self._settings = epoch, epoch.store, epoch.settings
         self._contracts, self._captured, self._snapshots = contracts, captured, snapshots
         self._requests = SnapshotRequests(epoch.store.folder)
         self._tried, self._next_try = set[str](), 0.0
-        self._told = dict[str, str]()
+        self._logged = dict[str, str]()
         self._handed: list[TableContract] = []
-        # What a run before has handed over and nobody took is begun with again.
+        # An earlier run may have handed over tables that nobody took: begin with them again.
         captured.hand_over(())
 
     def look(self, stop: threading.Event) -> None:
-        """Take up the tables that are asked for and not captured. What stands in the way is told in the log,
-        and the others go on; it is tried again until it works. Raises what ``PublishedTables.begin`` does.
+        """Add the tables that are requested and not captured.
+
+        What prevents a table is logged, and the others are added; the next look tries again. Raises what
+        ``PublishedTables.begin`` does.
         """
         if self._captured.any_waiting:
-            # The stream is within a transaction.
+            # The stream is within a transaction, and takes them after it.
             return
         if self._handed:
-            self._join(self._handed)
+            self._finish(self._handed)
             self._handed = []
-        asked = self._requests.whole_tables().keys() - {each.name for each in self._captured.all}
-        if not asked or (asked == self._tried and time.monotonic() < self._next_try):
+        requested = self._requests.whole_tables().keys() - {each.name for each in self._captured.all}
+        if not requested or (requested == self._tried and time.monotonic() < self._next_try):
             return
         published: list[TableContract] = []
-        for name in sorted(asked):
+        for name in sorted(requested):
             if stop.is_set():
                 return
             try:
@@ -108,14 +114,14 @@ class AddedTables:
             except (IngestError, psycopg2.Error) as error:
                 if isinstance(error, GapInSource):
                     raise
-                # Also if the server is away: whoever reads the stream says that.
-                self._tell(name, error)
+                # Also if the server is away: the thread that reads the stream reports that.
+                self._log_problem(name, error)
             else:
                 published.append(table)
-        # Not one by one: what is noted as handed over joins as soon as nothing waits to be taken.
+        # All at once: tables in ``_handed`` are added as soon as the stream has taken everything.
         self._captured.hand_over(published)
         self._handed = published
-        self._tried, self._next_try = asked, time.monotonic() + _AGAIN_SECONDS
+        self._tried, self._next_try = requested, time.monotonic() + _AGAIN_SECONDS
 
     def _contract(self, name: str) -> TableContract:
         contracts = self._contracts()
@@ -123,7 +129,7 @@ class AddedTables:
         if new is None:
             raise _NotContracted(
                 f"{self._settings.source} has no contract of that name.",
-                fix=f"Add its file, or remove the note that asks: {self._requests.file(name)}",
+                fix=f"Add its file, or remove the request: {self._requests.file(name)}",
             )
         for known in self._captured.all:
             if (known.schema, known.table) == (new.schema, new.table):
@@ -142,46 +148,47 @@ class AddedTables:
             if each.severity is Severity.WARNS:
                 _log.warning("%s Fix: %s", each.problem, each.fix)
 
-    def _join(self, tables: Sequence[TableContract]) -> None:
+    def _finish(self, tables: Sequence[TableContract]) -> None:
         with closing(self._epoch.connect()) as connection:
             self._epoch.published.add_tables(connection, tables)
         ParkedTables(self._store.folder, self._epoch.number).take_back([each.name for each in tables])
         self._snapshots.add_tables(tables)
-        _log.info("%s joined the tables that are captured", ", ".join(each.full_name for each in tables))
+        _log.info("%s is captured from now on", ", ".join(each.full_name for each in tables))
 
-    def _tell(self, name: str, error: IngestError | psycopg2.Error) -> None:
-        told = (
+    def _log_problem(self, name: str, error: IngestError | psycopg2.Error) -> None:
+        problem = (
             f"{error.problem} Fix: {error.fix}"
             if isinstance(error, IngestError)
             else f"The source says: {first_line(error)}."
         )
-        if told != self._told.get(name):
-            self._told[name] = told
-            _log.warning("%s is not captured yet: %s", name, told)
+        if problem != self._logged.get(name):
+            self._logged[name] = problem
+            _log.warning("%s is not captured yet: %s", name, problem)
 
 
 class _NotContracted(IngestError):
-    """What is asked for has no contract that it could be taken up by."""
+    """Raised when a snapshot is requested for a table without a contract."""
 
 
 _LOOK_SECONDS = 0.5
-"""How often a request for a snapshot is looked for: a look into a folder, empty as a rule."""
+"""Seconds between two looks for requests: each lists a folder, which is empty as a rule."""
 
 PARTITION_SECONDS = 10.0
-"""How often partitions that came or left are looked for, where a table has some: a query on the catalog."""
+"""Seconds between two looks for attached or detached partitions, where a table has any: a catalog query."""
 
 
 class SnapshotsBeside:
-    """As a context: reads what is due until the context ends, which waits for the chunks in hand to stop.
+    """A context in which due snapshots are read on a thread; its end waits for the chunks in hand to stop.
 
-    ``stop`` is for what runs in the context: set when the caller's stop is, or when a snapshot failed.
-    Nothing is read before ``proved`` is set: the server may be one that was put back to an earlier state.
+    ``stop`` is for the code inside the context: it is set when the caller's stop is, or when a snapshot has
+    failed. Nothing is read before ``proved`` is set, because the server may have been put back to an earlier
+    state.
     """
 
     def __init__(
         self, snapshots: Snapshots, new: AddedTables, stop: threading.Event, proved: threading.Event
     ) -> None:
-        """``new``: looked for between two snapshots."""
+        """``new``: looked at between two snapshots."""
         self._snapshots, self._new = snapshots, new
         self._over, self._proved = threading.Event(), proved
         self._failure: BaseException | None = None
@@ -197,7 +204,7 @@ class SnapshotsBeside:
         self._thread.join()
 
     def raise_failure(self) -> None:
-        """Raise what a snapshot failed with, if one did."""
+        """Raise the error that a snapshot failed with, if one did."""
         if self._failure is not None:
             raise self._failure
 
@@ -211,7 +218,7 @@ class SnapshotsBeside:
             snapshots.take(self._over)
             while not self._over.is_set():
                 self._new.look(self._over)
-                if snapshots.asked:
+                if snapshots.requested:
                     snapshots.take(self._over)
                 if not snapshots.settled:
                     snapshots.read_moved(self._over)
@@ -225,7 +232,7 @@ class SnapshotsBeside:
 
 
 class _Either(threading.Event):
-    """Set while one of two events is. Only the thread that follows asks, as the first may look at files."""
+    """Set while one of two events is. Only the following thread asks, because the first may read files."""
 
     def __init__(self, first: threading.Event, second: threading.Event) -> None:
         super().__init__()

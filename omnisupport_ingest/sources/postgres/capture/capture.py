@@ -1,7 +1,7 @@
 """Capture: from a configured source to landed batches, started, stopped and killed at any moment.
 
-What has landed says where to go on; nothing else is remembered. So a start is the same after a
-clean stop, a crash of this process, or a crash of the server.
+Capture goes on where landing ends; it remembers nothing else. So a start is the same after a clean stop, a
+crash of this process, or a crash of the server.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ from omnisupport_ingest.sources.postgres.stream.reading import StreamReading, pr
 _log = logging.getLogger(__name__)
 
 _PROOF = Lsn(0)
-"""As a goal: only see that the stream continues what has landed."""
+"""A goal that is reached once the stream has proved that it continues what has landed."""
 
 _REMEMBERED = 1000
-"""Manifests that are kept in memory. Capture reads every one that it has landed once more, for months."""
+"""Manifests kept in memory: a capture that runs for months would keep every one that it landed."""
 
 Landed = Callable[[Manifest], None]
 """Called with each batch once it is durable (and, for a batch of the stream, confirmed)."""
@@ -80,7 +80,7 @@ def capture_once(
 ) -> IngestError | None:
     """Capture until everything that committed below ``until`` is durable in landing.
 
-    Returns what was wrong with tables that had to be left out (``Capture.left_out``).
+    Returns the error about tables that were left out, as ``Capture.left_out``.
     """
     once = Capture(settings, home, contracts, landed)
     once.run(until, threading.Event())
@@ -98,10 +98,10 @@ class Capture:
         landed: Landed | None = None,
         contracts_again: Callable[[], Contracts] | None = None,
     ) -> None:
-        """Opens nothing yet. ``IngestError`` if the source has no contract, so nothing to capture.
+        """Open nothing yet. ``IngestError`` if the source has no contract.
 
-        ``contracts_again`` reads them anew, where a table without one is asked for while this runs; None:
-        they stay as they are.
+        ``contracts_again`` reads the contracts again when a table without one is requested; None: they stay
+        as they are.
         """
         self._settings, self._home = settings, home
         self._landed: Landed = landed or (lambda _batch: None)
@@ -111,18 +111,18 @@ class Capture:
         self._store = LandingStore(home.landing, settings.source, remembered=_REMEMBERED)
         self._faults = TableFaults(self._store, settings.snapshot_mode)
         self._identity = HomeIdentity(home)
-        self._telling = threading.Lock()
+        self._passing_on = threading.Lock()
         self._seen_from = Lsn(0)
 
     def run(self, until: Lsn | None, stop: threading.Event) -> None:
-        """Capture until all that committed below ``until`` is durable (None: for ever), or ``stop``.
+        """Capture until all that committed below ``until`` is durable, or ``stop`` is set; None follows for
+        ever.
 
-        Prepares what is missing first: publication, slot, epoch, snapshots of tables that have
-        none in this epoch. A table that cannot be followed is left out, and the others go on
-        (``raise_left_out``). How it ends is recorded (``capture_record``). Raises ``CaptureRunning``,
-        ``CapturePaused``, ``CaptureRestarts`` (call it again; only without ``until``),
-        ``PreflightFailed``, ``SourceRefused``, ``SlotInUse``, ``GapInSource``, ``SourceUnavailable``
-        (start again later), ``ChainContested``.
+        Prepares what is missing first: publication, slot, epoch, snapshots of tables without one in this
+        epoch. A table that cannot be followed is left out, and the others go on (``raise_left_out``). The
+        record of the capture keeps how the run ended. Raises ``CaptureRunning``, ``CapturePaused``,
+        ``CaptureRestarts`` (call it again; only without ``until``), ``PreflightFailed``, ``SourceRefused``,
+        ``SlotInUse``, ``GapInSource``, ``SourceUnavailable`` (start again later), ``ChainContested``.
         """
         source, folder = self._settings.source, self._store.folder
         pause = StopOrPause(stop, PauseRequest(folder))
@@ -136,9 +136,9 @@ class Capture:
         ):
             stop = pause
             if until is None:
-                note = RestartRequest(folder)
-                note.clear()
-                stop = restart = StopOrRestart(pause, note)
+                request = RestartRequest(folder)
+                request.clear()
+                stop = restart = StopOrRestart(pause, request)
             self._identity.require_original()
             self._store.make_names_durable()
             dsn = source_dsn(self._settings, self._home)
@@ -166,25 +166,25 @@ class Capture:
 
     @property
     def left_out(self) -> IngestError | None:
-        """What was wrong with the tables that the last ``run`` left out; None if there were none.
+        """The error about tables that the last ``run`` left out; None if there were none.
 
-        ``PreflightFailed`` where its start found that, else ``TableMissedChanges``. All that it could land of
-        the others has landed.
+        ``PreflightFailed`` where the start found the fault, else ``TableMissedChanges``. What could land of
+        the other tables has landed.
         """
         return self._faults.left_out
 
     def raise_left_out(self) -> None:
-        """Raise ``left_out``, if there is something."""
+        """Raise ``left_out`` unless it is None."""
         if self.left_out is not None:
             raise self.left_out
 
     def begin_new_epoch(
         self, reason: str, *, loss_accepted_by: str | None = None, stop: threading.Event | None = None
     ) -> EpochRecord:
-        """The repair of a gap: a new slot and a new epoch. The next ``run`` takes new snapshots.
+        """Repair a gap with a new slot and a new epoch; the next ``run`` takes new snapshots.
 
-        Everything that has landed stays. ``reason`` is recorded with the epoch. ``loss_accepted_by``: who
-        has decided that the tables read before are not read again; a note then names what may be missing.
+        Everything that has landed stays. The epoch records ``reason``. ``loss_accepted_by``: the person who
+        decided that tables read before are not read again; a record then names what may be missing.
         ``SlotNotMade`` if ``stop`` came first.
         """
         with Lease.take(self._home.run, self._settings.source):
@@ -193,13 +193,13 @@ class Capture:
             return self._epochs(stop).next(dsn, reason, loss_accepted_by=loss_accepted_by)
 
     def recover(
-        self, reason: str, lake: Lake, stop: threading.Event, told: Callable[[Recovered], None]
+        self, reason: str, lake: Lake, stop: threading.Event, report: Callable[[Recovered], None]
     ) -> tuple[EpochRecord, bool]:
-        """The repair of a gap that reads only what the lake has not: a new slot and a new epoch.
+        """Repair a gap with a new slot and a new epoch, and read only the rows that the lake lacks.
 
-        ``told`` hears of each table that is done. Returns the epoch, and whether all were; the others are
-        read whole by the next ``run``, also if this raises. Changes nothing before ``lake`` can be held.
-        ``SlotNotMade`` if ``stop`` came before the epoch began.
+        ``report`` is called with each table that is done. Returns the epoch, and whether all tables were
+        done; the next ``run`` reads the others whole, also if this raises. Changes nothing before ``lake``
+        can be held. ``SlotNotMade`` if ``stop`` came before the epoch began.
         """
         with Lease.take(self._home.run, self._settings.source):
             self._identity.require_original()
@@ -217,7 +217,7 @@ class Capture:
                     recovered = snapshots.recover(table, rows, reason, stop)
                 if recovered is None:
                     return epoch, False
-                told(recovered)
+                report(recovered)
             return epoch, True
 
     @property
@@ -241,13 +241,13 @@ class Capture:
     def _followed(
         self, dsn: str, connection: Connection, epoch: EpochRecord, until: Lsn | None, stop: threading.Event
     ) -> None:
-        """``_capture``, again without the tables that cannot be followed, and once after a gap."""
+        """Run ``_capture``; again without tables that cannot be followed, and once more after a gap."""
         repaired = False
         while True:
             try:
                 return self._capture(dsn, connection, epoch, until, stop)
             except TABLE_FAULTS as fault:
-                self._met(epoch, fault)
+                self._handle_fault(epoch, fault)
                 until = None if until is None else max(until, highest_read(dsn, connection, epoch))
             except GapInSource as gap:
                 if repaired:
@@ -256,42 +256,42 @@ class Capture:
                 continue
             epoch = self._prepare(dsn, connection, stop)
 
-    def _met(self, epoch: EpochRecord, fault: TableFault) -> None:
-        # Those that have joined this run are captured too.
+    def _handle_fault(self, epoch: EpochRecord, fault: TableFault) -> None:
+        # Tables that were added to this run are captured too.
         known = (*self._contracted, *self._captured.all)
-        self._faults.met(epoch, self._published(epoch), self._captured, known, fault)
+        self._faults.handle(epoch, self._published(epoch), self._captured, known, fault)
 
     def _after_gap(
         self, dsn: str, connection: Connection, gap: GapInSource, stop: threading.Event
     ) -> EpochRecord:
-        """The new epoch to go on in after ``gap``, where the settings leave that to us; else raises it."""
+        """Begin a new epoch after ``gap`` if the snapshot mode allows it, else raise the gap."""
         by_itself = self._settings.snapshot_mode is SnapshotMode.WHEN_NEEDED
-        asks = AnotherSource | NotOurSlot | SlotMoved | TableMissedChanges
-        if not by_itself or isinstance(gap, asks):
+        for_a_person = AnotherSource | NotOurSlot | SlotMoved | TableMissedChanges
+        if not by_itself or isinstance(gap, for_a_person):
             raise gap
         _log.warning("%s A new epoch begins, as the snapshot mode is when_needed.", gap.problem)
         self._epochs(stop).next(dsn, gap.problem)
         return self._prepared(dsn, connection, stop)
 
     def _prepared(self, dsn: str, connection: Connection, stop: threading.Event) -> EpochRecord:
-        """Choose the tables that can be captured, and make ready for them what is missing at the source."""
+        """Choose the tables that can be captured, and make what is missing for them at the source."""
         self._faults.left_out, epoch = None, self._store.current_epoch()
         known = {each.name: each for each in (*self._contracted, *self._captured.all)}
-        # Those that have joined too.
+        # Added tables too.
         self._contracted = tuple(known.values())
-        asked = SnapshotRequests(self._store.folder).whole_tables().keys()
+        requested = SnapshotRequests(self._store.folder).whole_tables().keys()
         parked = ParkedTables(self._store.folder, epoch.number) if epoch is not None else None
         held = {name: why for name, why in (parked.all() if parked else {}).items() if name in known}
-        wanted = tuple(each for each in known.values() if each.name not in held or each.name in asked)
-        with suppress(SourceRefused):  # A standby, which is told below.
+        wanted = tuple(each for each in known.values() if each.name not in held or each.name in requested)
+        with suppress(SourceRefused):  # A standby, which the preflight below reports.
             # Read before the tables are looked at.
             self._seen_from = wal_clock(connection).flushed
         if epoch is not None and not self._identity.owns(self._settings.source, epoch.number):
             raise _not_ours(epoch)
         found = EpochStart(self._settings, self._store, wanted, stop, self._identity).findings(dsn)
         if epoch is not None and not {each.check for each in found} & NO_PROOF:
-            # A slot that is gone or not ours is found now: before anything changes at the source, and
-            # before it is told what another server lacks.
+            # Find a slot that is gone or not ours now: before anything changes at the source, and before
+            # the report says what another server lacks.
             prove_source(dsn, connection, self._store, epoch)
             self._published(epoch).require_publication(connection)
         ready, wrong = ready_tables(found, wanted)
@@ -299,7 +299,7 @@ class Capture:
             raise left_out(held)
         self._captured = CapturedTables(ready, (each for each in known.values() if each not in ready))
         if epoch is not None and wrong:
-            # One that was never captured here has missed nothing: the next start looks at it anew.
+            # A table that was never captured here has missed nothing: the next start checks it again.
             recorded_here = recorded_tables(self._store.folder, epoch.number)
             captured = {each.name for each in wanted if each.full_name in recorded_here}
             parking = {name: reason for name, reason in wrong.items() if name in captured}
@@ -307,18 +307,18 @@ class Capture:
             if self._settings.snapshot_mode is SnapshotMode.WHEN_NEEDED:
                 self._faults.request_snapshots(wrong)
         self._store.clear_garbage()
-        # Before any slot of a snapshot: what commits above its point must be published already.
+        # Before any slot: what commits above its consistent point must be published already.
         ensure_publication(connection, self._settings.publication, ready)
         if epoch is None:
             epoch = self._epochs(stop).first(dsn, connection)
         try:
             self._published(epoch).begin(connection)
         except TableMissedChanges as missed:
-            self._met(epoch, missed)
+            self._handle_fault(epoch, missed)
             return self._prepared(dsn, connection, stop)
         if parked is not None:
             parked.take_back([each.name for each in ready])
-        self._faults.tell(epoch, self._captured, found, wrong)
+        self._faults.log_left_out(epoch, self._captured, found, wrong)
         return epoch
 
     def _published(self, epoch: EpochRecord) -> PublishedTables:
@@ -346,7 +346,7 @@ class Capture:
             if not stream.proved.is_set():
                 return
             snapshots.look_at_partitions(stop)
-            # The tables are whole once the stream has passed all that their chunks saw.
+            # The tables are complete once the stream has passed everything that their chunks saw.
             goal: Lsn | None = max(until, snapshots.take(stop) or until)
             while goal is not None and not stop.is_set():
                 stream.follow(goal, stop)
@@ -362,11 +362,13 @@ class Capture:
 
     def _epoch(self, dsn: str, epoch: EpochRecord) -> CapturedEpoch:
         published = self._published(epoch)
-        return CapturedEpoch(dsn, self._settings, self._store, self._home.grid, epoch, published, self._tell)
+        return CapturedEpoch(
+            dsn, self._settings, self._store, self._home.grid, epoch, published, self._pass_on
+        )
 
-    def _tell(self, batch: Manifest) -> None:
-        """Snapshots and stream land on threads of their own; who is told is told of one batch at a time."""
-        with self._telling:
+    def _pass_on(self, batch: Manifest) -> None:
+        """Pass on one batch at a time: snapshots and stream land on threads of their own."""
+        with self._passing_on:
             self._landed(batch)
 
 

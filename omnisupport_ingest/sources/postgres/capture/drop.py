@@ -1,4 +1,4 @@
-"""Leaving a source: drop the slot, and the publication, that capture has made on it."""
+"""Leaving a source: drop the slot and the publication that capture has made on it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from omnisupport_ingest.sources.postgres.slot.slot import drop_slot
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """What is to be dropped (None: nothing), and what stays, with the reason and the SQL for it."""
+    """What is dropped (None: nothing), and what stays, with the reason and the SQL for it."""
 
     slot: str | None
     retained_bytes: int
@@ -28,10 +28,10 @@ class Leaving:
 
 
 def plan_leaving(dsn: str, settings: Settings, home: Home) -> Leaving:
-    """What ``leave`` would drop at the source at ``dsn``.
+    """Return what ``leave`` would drop at the source at ``dsn``.
 
-    Raises ``CaptureRunning`` while a capture of this home runs, ``SlotInUse`` while anybody reads
-    from the slot, ``HomeCopied``, ``SourceRefused`` and ``SourceUnavailable``.
+    Raises ``CaptureRunning`` while a capture of this home runs, ``SlotInUse`` while anybody reads from the
+    slot, ``HomeCopied``, ``SourceRefused`` and ``SourceUnavailable``.
     """
     with Lease.take(home.run, settings.source):
         HomeIdentity(home).look()
@@ -39,7 +39,7 @@ def plan_leaving(dsn: str, settings: Settings, home: Home) -> Leaving:
 
 
 def leave(dsn: str, settings: Settings, home: Home) -> Leaving:
-    """Drop what this home's capture has made, the slot first; returns what was dropped.
+    """Drop the slot, then the publication, that this home's capture has made; return what was dropped.
 
     Raises as ``plan_leaving`` does, and ``PreflightFailed`` if the role may not drop the publication.
     """

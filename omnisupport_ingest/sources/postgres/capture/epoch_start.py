@@ -1,6 +1,7 @@
-"""How an epoch of a source begins: a slot made for it, and the facts that prove later that it is the same.
+"""How an epoch of a source begins: its slot is made, and the facts are recorded that later prove it is the
+same.
 
-A slot of the configured name that this home has not made is somebody else's, and is left alone.
+A slot of the configured name that this home has not made belongs to somebody else, and is left alone.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ SLOT_WAIT_SECONDS = 10.0
 
 
 class EpochStart:
-    """Begins the epochs of one source. Whoever begins one holds the source's lease."""
+    """Begins the epochs of one source. The caller holds the lease of the source."""
 
     def __init__(
         self,
@@ -50,14 +51,17 @@ class EpochStart:
         stop: threading.Event | None = None,
         identity: HomeIdentity | None = None,
     ) -> None:
-        """``tables``: the source's, which the publication must have. ``stop``: the making of a slot is
-        given up. ``identity``: tells which slots are the home's; None: all that its epochs name."""
+        """``tables``: those that the publication must have. ``stop`` ends the wait for a new slot.
+        ``identity`` says which slots belong to the home; None: all that its epochs name.
+        """
         self._settings, self._store, self._tables = settings, store, tuple(tables)
         self._stop, self._identity = stop or threading.Event(), identity
         self._intent = SlotIntent(store.folder)
 
     def findings(self, dsn: str, slot: ExpectedSlot | None = None) -> tuple[Finding, ...]:
-        """What the preflight finds, warnings logged. ``slot``: None: the one that this home expects."""
+        """Return what the preflight finds, and log the warnings. ``slot``: None for the one that this home
+        expects.
+        """
         found = preflight(
             dsn,
             self._tables,
@@ -72,23 +76,23 @@ class EpochStart:
         return found
 
     def first(self, dsn: str, connection: Connection) -> EpochRecord:
-        """The first epoch of this home; ``SlotInUse`` if its slot is taken, ``SlotNotMade``."""
+        """Begin the first epoch of this home. ``SlotInUse`` if its slot is taken, ``SlotNotMade``."""
         if self._intent.covers(self._settings.slot):
             # A first start died between making the slot and recording its epoch.
             drop_slot(connection, self._settings.slot)
         return self._begin(dsn, connection, "first start")
 
     def next(self, dsn: str, reason: str, *, loss_accepted_by: str | None = None) -> EpochRecord:
-        """The repair of a gap: an epoch with a new slot. Everything that has landed stays.
+        """Repair a gap: begin an epoch with a new slot. Everything that has landed stays.
 
-        ``reason`` is recorded with the epoch. ``loss_accepted_by``: who has decided that the tables read
-        before are not read again; a note then names what may be missing. ``PreflightFailed``, ``SlotInUse``,
+        The epoch records ``reason``. ``loss_accepted_by``: the person who decided that tables read before are
+        not read again; a record then names what may be missing. ``PreflightFailed``, ``SlotInUse``,
         ``SlotNotMade``.
         """
         before = self._store.current_epoch()
         lost_from = None
         if before is not None and loss_accepted_by is not None:
-            # Not otherwise: a gap may be in landing, where the chain has no end to tell.
+            # Only then: with a gap in landing itself the chain has no end that could be named.
             lost_from = end_of_chain(self._store, before).end
         slot = self._slot_to_make_anew(dsn)
         ready, _ = ready_tables(self.findings(dsn, slot), self._tables)
@@ -112,7 +116,7 @@ class EpochStart:
         return epoch
 
     def _slot_to_make_anew(self, dsn: str) -> ExpectedSlot:
-        """The configured slot; one that this home has not made is not its to drop."""
+        """Return the configured slot. One that this home has not made is not dropped."""
         slot, server = self._settings.slot, server_facts(dsn).system_identifier
         ours = self._intent.covers(slot) or any(
             each.facts is not None and (each.facts.slot, each.facts.system_identifier) == (slot, server)
@@ -143,7 +147,7 @@ class EpochStart:
 
 
 def _same_history(one: EpochRecord, other: EpochRecord) -> bool:
-    """Whether two epochs are of one server and timeline, so that their LSNs can be compared."""
+    """Return whether two epochs are of one server and timeline, so that their LSNs can be compared."""
     if one.facts is None or other.facts is None:
         return False
     return (one.facts.system_identifier, one.facts.timeline, one.facts.database) == (

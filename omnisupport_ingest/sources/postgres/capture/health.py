@@ -19,8 +19,9 @@ from omnisupport_ingest.sources.postgres.slot.retention import Level, Warned
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """``level`` is that of the worst of ``problems``. ``numbers``: what was measured, by name; sizes are
-    bytes, spans are seconds, and what could not be measured is left out."""
+    """``level`` is that of the worst of ``problems``. ``numbers``: measurements by name; sizes in bytes,
+    spans in seconds. What could not be measured is left out.
+    """
 
     source: str
     level: Level
@@ -29,19 +30,21 @@ class Health:
 
     @property
     def summary(self) -> str:
-        """One sentence per problem, with its fix; that all is well, if there is none."""
+        """One sentence per problem, with its fix; or that all is well."""
         if not self.problems:
             return "Nothing threatens what is captured of it."
         return " ".join(f"{each.problem} Fix: {each.fix}" for each in self.problems)
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """Which problems there are, sorted: a number in a sentence is no news."""
+        """The kinds of problems, sorted. Numbers are left out: a problem whose number changed is no new
+        problem.
+        """
         plain = ("".join(letter for letter in each.problem if not letter.isdigit()) for each in self.problems)
         return tuple(sorted(plain))
 
     def document(self, at: datetime) -> dict[str, object]:
-        """What people are told of it, as JSON values."""
+        """The health as JSON values, for messages to people."""
         return {
             "source": self.source,
             "level": self.level.name.lower(),
@@ -57,7 +60,7 @@ class Health:
 def source_health(settings: Settings, home: Home, tables: Sequence[TableContract]) -> Health:
     """Ask the server and landing once. A server that does not answer is a problem, not an error.
 
-    A source of which nothing was ever captured has no slot to watch: it is well.
+    A source that was never captured has no slot to watch, so it is well.
     """
     if LandingStore(home.landing, settings.source).current_epoch() is None:
         return Health(settings.source, Level.WELL, ())
@@ -70,7 +73,7 @@ def source_health(settings: Settings, home: Home, tables: Sequence[TableContract
 
 
 def health_of(status: SourceStatus) -> Health:
-    """What ``status`` says of the source's health."""
+    """Return the health of a source from its ``status``."""
     level = max((each.level for each in status.warnings), default=Level.WELL)
     return Health(status.source, level, status.warnings, _numbers(status))
 

@@ -1,12 +1,11 @@
-"""Tables that a capture leaves out, so that what is wrong with one of them stops no other.
+"""Tables that a capture leaves out, so that a fault of one table stops no other.
 
-A table is parked when its changes cannot be told by its contract any more, or may not have been sent: its
-key has left the replica identity, its contract no longer fits it, it was out of the publication for a time,
-a row of it is too large; or when it cannot be read. Before that the stretch in which changes may be missing
-is written down (``landing/lost_changes``), so it is incomplete from then on. What the stream still has of
-it lands without a key, as of a table that has no contract yet: no layer above raw takes it. It comes back
-when a person asks for it to be read again, as a table is added: it is checked, told by its contract from
-then on, and read above that.
+A table is parked when its changes do not fit its contract any more, may not have been sent, or cannot be
+read: its key has left the replica identity, its contract no longer fits, it was out of the publication for a
+time, a row of it is too large. First the stretch in which changes may be missing is recorded
+(``landing/lost_changes``), so the table counts as incomplete from then on. Its further changes land without a
+key, like those of a table without a contract; no layer above raw takes them. A parked table comes back when a
+person requests a snapshot of it: it is then added like a new table.
 
 There are three kinds of fault:
 
@@ -62,7 +61,7 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class ParkedTable:
-    """``reason``: what is wrong with it, in words. ``since``: when capture left it out."""
+    """``reason``: what is wrong with the table. ``since``: when capture left it out."""
 
     reason: str
     since: datetime
@@ -70,7 +69,7 @@ class ParkedTable:
 
 @dataclass(frozen=True, slots=True)
 class ParkedInEpoch:
-    """All of one epoch, by the names of their contracts."""
+    """The parked tables of one epoch, by the names of their contracts."""
 
     epoch: int
     tables: dict[str, ParkedTable]
@@ -78,9 +77,9 @@ class ParkedInEpoch:
 
 
 class ParkedTables:
-    """The record of one epoch of one source, in its landing folder. Written by the capture alone.
+    """The record of one epoch of one source, in its landing folder. Only the capture writes it.
 
-    A new epoch reads every table, so it begins without one.
+    A new epoch reads every table, so it begins without a record.
     """
 
     def __init__(self, folder: Path, epoch: int) -> None:
@@ -88,7 +87,7 @@ class ParkedTables:
         self._path, self._epoch = folder / f"parked-e{epoch:06d}.json", epoch
 
     def all(self) -> dict[str, ParkedTable]:
-        """The parked tables by name; errors as of a manifest."""
+        """Return the parked tables by name. Raises as the reading of a manifest does."""
         try:
             content = content_of(self._path)
         except FileNotFoundError:
@@ -96,13 +95,13 @@ class ParkedTables:
         return decode(ParkedInEpoch, content, self._path, newest=FORMAT_VERSION).tables
 
     def park(self, reasons: Mapping[str, str]) -> None:
-        """Leave out the tables of ``reasons``, durably; one that is parked keeps its first reason."""
+        """Park the tables of ``reasons``, durably; a table that is parked already keeps its first reason."""
         held = self.all()
         now = datetime.now(UTC)
         self._write({name: ParkedTable(reason, now) for name, reason in reasons.items()} | held, held)
 
     def take_back(self, names: Collection[str]) -> None:
-        """Leave ``names`` out no longer: each is asked for, and its snapshot is not planned yet."""
+        """Park ``names`` no longer: a snapshot of each is requested, and not planned yet."""
         held = self.all()
         self._write({name: table for name, table in held.items() if name not in names}, held)
 
@@ -113,7 +112,7 @@ class ParkedTables:
 
 
 def way_back(name: str) -> str:
-    """What a person does about the parked table ``name``."""
+    """Return what a person does to bring back the parked table ``name``."""
     return (
         "Correct the table at the source or its contract, as `omnisupport-ingest preflight` and `omnisupport-"
         "ingest contracts diff` say, or the setting that is named. Then have it read again, and capture "
@@ -125,9 +124,9 @@ def way_back(name: str) -> str:
 def ready_tables(
     findings: Sequence[Finding], tables: Sequence[TableContract]
 ) -> tuple[tuple[TableContract, ...], dict[str, str]]:
-    """Those of ``tables`` that can be captured, and what stands in the way of each of the others, in words.
+    """Split ``tables`` into those that can be captured, and the reasons why each of the others cannot.
 
-    Raises as ``require_ready`` where something stands in the way of all, or no table is left.
+    Raises as ``require_ready`` where something prevents all of them, or no table is left.
     """
     found = blocking(findings)
     require_ready([each for each in found if each.table is None])
@@ -142,7 +141,7 @@ def ready_tables(
 
 
 def left_out(parked: Mapping[str, ParkedTable]) -> TableMissedChanges:
-    """The error that names the tables that a capture leaves out."""
+    """Return the error that names the tables that a capture leaves out."""
     names = tuple(sorted(parked))
     told = "; ".join(
         f"{name}, since {parked[name].since:%Y-%m-%d %H:%M} UTC: {parked[name].reason}" for name in names
@@ -153,23 +152,23 @@ def left_out(parked: Mapping[str, ParkedTable]) -> TableMissedChanges:
 
 
 TABLE_FAULTS = (TableMissedChanges, KeyNotSent, RowTooLarge, TableUnreadable, ColumnsNotSent)
-"""The errors of capture that name the tables that they concern."""
+"""The errors that name the tables they concern."""
 
 TableFault = TableMissedChanges | KeyNotSent | RowTooLarge | TableUnreadable | ColumnsNotSent
 
 
 class TableFaults:
-    """Those of one source, for one capture."""
+    """The faults of single tables during one capture of one source."""
 
     def __init__(self, store: LandingStore, mode: SnapshotMode) -> None:
-        """``store``: the landing of the source. ``mode``: how its snapshots are taken."""
+        """``store``: the landing of the source. ``mode``: when snapshots are taken."""
         self.left_out: IngestError | None = None
-        """What was wrong with the tables that the last run left out."""
-        self._store, self._asks = store, mode is SnapshotMode.WHEN_NEEDED
+        """The error about the tables that the last run left out."""
+        self._store, self._requests_reads = store, mode is SnapshotMode.WHEN_NEEDED
         self._requests = SnapshotRequests(store.folder)
         self._looked_at_again: set[str] = set()
 
-    def met(
+    def handle(
         self,
         epoch: EpochRecord,
         published: PublishedTables,
@@ -177,7 +176,7 @@ class TableFaults:
         known: Sequence[TableContract],
         fault: TableFault,
     ) -> None:
-        """Have capture go on without the tables of ``fault``, or raise it where that would change nothing.
+        """Let capture go on without the tables of ``fault``, or raise it where that would change nothing.
 
         ``known``: all tables of the source that have contracts.
         """
@@ -185,7 +184,7 @@ class TableFaults:
         if not reasons:
             raise fault
         if isinstance(fault, TableMissedChanges | KeyNotSent):
-            if self._asks:
+            if self._requests_reads:
                 _log.warning("%s It is read again, as the snapshot mode is when_needed.", fault.problem)
                 self.request_snapshots(reasons)
             else:
@@ -204,24 +203,25 @@ class TableFaults:
 
     def park(self, epoch: EpochRecord, published: PublishedTables, reasons: Mapping[str, str]) -> None:
         """Leave out the tables of ``reasons`` until a snapshot of them is requested; durable on return."""
-        # The stretch first: no crash in between takes the doubt away.
+        # Record the stretch first, so that a crash in between does not lose the doubt.
         published.leave_out(reasons, end_of_chain(self._store, epoch).end)
         ParkedTables(self._store.folder, epoch.number).park(reasons)
 
     def request_snapshots(self, reasons: Mapping[str, str]) -> None:
-        """Ask for snapshots of the tables of ``reasons``."""
+        """Request snapshots of the tables of ``reasons``."""
         for name, reason in reasons.items():
             self._requests.write(name, reason)
 
-    def tell(
+    def log_left_out(
         self,
         epoch: EpochRecord,
         captured: CapturedTables,
         found: Sequence[Finding],
         wrong: Mapping[str, str],
     ) -> None:
-        """Log what a run leaves out, and keep it: what is parked, and what ``found`` says of those that are
-        ``wrong``."""
+        """Log what a run leaves out and keep it in ``left_out``: parked tables, and the findings ``found``
+        about the tables that are ``wrong``.
+        """
         parked = ParkedTables(self._store.folder, epoch.number).all()
         still = {each.name: parked[each.name] for each in captured.left_out if each.name in parked}
         if still:
@@ -236,7 +236,7 @@ class TableFaults:
 
 
 def _reasons(fault: TableFault, known: Sequence[TableContract]) -> dict[str, str]:
-    """The tables of ``fault`` among those that are known, each with what is wrong with it, in words."""
+    """Return the known tables of ``fault``, each with what is wrong with it."""
     if isinstance(fault, TableMissedChanges):
         names = {each.name for each in known}
         return {name: fault.problem for name in fault.tables if name in names}
@@ -245,12 +245,12 @@ def _reasons(fault: TableFault, known: Sequence[TableContract]) -> dict[str, str
 
 
 def highest_read(dsn: str, connection: Connection, epoch: EpochRecord) -> Lsn:
-    """An LSN above everything that the landed chunks have read.
+    """Return an LSN above everything that the landed chunks have read.
 
-    The snapshot that failed cannot name it any more. A capture with a goal follows the stream beyond it.
+    The failed snapshot cannot name it any more. A capture with a goal follows the stream beyond it.
     """
     start = epoch.facts.consistent_point.value if epoch.facts else 0
-    # No chunk stands where the stream begins: it has to land something to show that it has passed one.
+    # Above the start of the stream: it must land something to show that it has passed a chunk.
     high = max(read_high(connection), Lsn(start + 1))
     if wal_clock(connection).flushed < high:
         flush_wal(dsn)

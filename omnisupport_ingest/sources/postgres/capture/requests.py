@@ -24,22 +24,22 @@ from omnisupport_ingest.json_values import read_note
 from omnisupport_ingest.sources.postgres.session.errors import CapturePaused, CaptureRestarts
 
 _LOOK_SECONDS = 0.5
-"""How often a capture that runs looks for the note."""
+"""How often a running capture looks for the request."""
 
 
-class Note(Protocol):
-    """A file that is there or not."""
+class Request(Protocol):
+    """A request that is there or not."""
 
     @property
     def present(self) -> bool: ...
 
 
 class StopOrRequest(threading.Event):
-    """A stop that is also set while a note is there; what asks for ``is_set`` obeys both."""
+    """A stop that is also set while a request is there. Callers of ``is_set`` obey both."""
 
-    def __init__(self, stop: threading.Event, note: Note) -> None:
+    def __init__(self, stop: threading.Event, request: Request) -> None:
         super().__init__()
-        self._stop, self._note = stop, note
+        self._stop, self._request = stop, request
         self._next_look = 0.0
         self.is_set()
 
@@ -49,15 +49,15 @@ class StopOrRequest(threading.Event):
         now = time.monotonic()
         if now >= self._next_look:
             self._next_look = now + _LOOK_SECONDS
-            if self._note.present:
-                # It stays set if the note goes meanwhile: whoever saw it is stopping.
+            if self._request.present:
+                # It stays set if the request goes away: whoever saw it is stopping.
                 self.set()
                 return True
         return False
 
     @property
     def by_request(self) -> bool:
-        """Whether the note has been seen, and not the stop."""
+        """Whether the request has been seen, and the stop has not."""
         return super().is_set() and not self._stop.is_set()
 
 
@@ -66,7 +66,7 @@ _PAUSE_FILE = "paused.json"
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """A pause in force. ``reason`` is what the person said, or empty."""
+    """A pause in force. ``reason`` is what the person gave, or empty."""
 
     since: datetime
     reason: str
@@ -78,13 +78,13 @@ class Pause:
 
 
 class PauseRequest:
-    """The note of one source, in its landing folder."""
+    """The request to pause one source: a file in its landing folder."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / _PAUSE_FILE
 
     def write(self, reason: str = "") -> Pause:
-        """Pause; a pause that is in force already stays as it is. Durable when this returns."""
+        """Pause. A pause in force stays as it is. Durable when this returns."""
         pause = Pause(datetime.now(UTC), reason)
         content = {"since": pause.since.isoformat(), "reason": reason}
         with gate("source.pause"):
@@ -92,7 +92,7 @@ class PauseRequest:
         return self.read() or pause
 
     def clear(self) -> bool:
-        """End the pause; returns whether there was one."""
+        """End the pause. Returns whether there was one."""
         try:
             with gate("source.resume"):
                 self._path.unlink()
@@ -111,13 +111,13 @@ class PauseRequest:
         return os.path.lexists(self._path)
 
     def read(self) -> Pause | None:
-        """The pause in force, if any. A note that cannot be read is a pause all the same."""
+        """Return the pause in force, if any. A file that cannot be read is a pause all the same."""
         try:
             return read_note(Pause, self._path)
         except FileNotFoundError:
             return None
         except (OSError, Unreadable):
-            # Of a link that leads nowhere the time is its own.
+            # A link that leads nowhere has a time of its own.
             since = datetime.fromtimestamp(self._path.lstat().st_mtime, UTC)
             return Pause(since, f"{self._path} cannot be read")
 
@@ -125,12 +125,12 @@ class PauseRequest:
 class StopOrPause(StopOrRequest):
     """A stop that is also set while the source is paused."""
 
-    def __init__(self, stop: threading.Event, note: PauseRequest) -> None:
-        self._pause = note
-        super().__init__(stop, note)
+    def __init__(self, stop: threading.Event, request: PauseRequest) -> None:
+        self._pause = request
+        super().__init__(stop, request)
 
     def raise_if_paused(self, source: str) -> None:
-        """``CapturePaused`` if a pause has been seen, and not the stop."""
+        """Raise ``CapturePaused`` if a pause has been seen, and the stop has not."""
         if self.by_request:
             pause = self._pause.read()
             raise CapturePaused(
@@ -148,19 +148,19 @@ class _RestartContent:
 
 
 class RestartRequest:
-    """The note of one source, in its landing folder."""
+    """The request to restart the capture of one source: a file in its landing folder."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / _RESTART_FILE
 
     def write(self, reason: str = "") -> None:
-        """Ask for a restart; one that was asked for already stays as it is. Durable when this returns."""
+        """Request a restart. An earlier request stays as it is. Durable when this returns."""
         content = {"at": datetime.now(UTC).isoformat(), "reason": reason}
         with gate("source.restart"):
             create_exclusively(self._path, json.dumps(content).encode() + b"\n")
 
     def clear(self) -> None:
-        """A start has been made: nothing is asked for any more."""
+        """Remove the request: capture has started."""
         if self.present:
             with gate("source.restart_clear"):
                 self._path.unlink(missing_ok=True)
@@ -172,7 +172,7 @@ class RestartRequest:
 
     @property
     def reason(self) -> str:
-        """What the person said, or empty; also if the note is gone or cannot be read."""
+        """What the person gave as reason; empty if nothing, or if the file is gone or cannot be read."""
         try:
             return read_note(_RestartContent, self._path).reason
         except (OSError, Unreadable):
@@ -180,11 +180,11 @@ class RestartRequest:
 
 
 class StopOrRestart(StopOrRequest):
-    """A stop that is also set once a restart is asked for."""
+    """A stop that is also set once a restart is requested."""
 
-    def __init__(self, stop: threading.Event, note: RestartRequest) -> None:
-        self._restart = note
-        super().__init__(stop, note)
+    def __init__(self, stop: threading.Event, request: RestartRequest) -> None:
+        self._restart = request
+        super().__init__(stop, request)
 
     def raise_if_requested(self, source: str) -> None:
         """``CaptureRestarts`` if a restart has been seen, and not the stop."""

@@ -35,9 +35,9 @@ LOGS = "omnisupport-ingest logs --component capture --errors"
 
 @dataclass(frozen=True, slots=True)
 class LastError:
-    """Why a capture ended. ``error`` is a class of ours or of Python's, or ``Killed``.
+    """Why a capture ended. ``error``: the class of the error, ours or Python's, or ``Killed``.
 
-    ``at``: when it ended; for one that was killed, the last that is known of it.
+    ``at``: when it ended; for a capture that was killed, the last time it is known to have run.
     """
 
     error: str
@@ -47,7 +47,9 @@ class LastError:
 
     @classmethod
     def of(cls, error: Exception) -> Self:
-        """What may be kept of ``error``: of one not ours the class alone, as its text may quote a row."""
+        """Return what may be kept of ``error``. The text of a foreign error may quote a row, so only its
+        class is.
+        """
         name, now = type(error).__name__, datetime.now(UTC)
         if isinstance(error, IngestError):
             return cls(name, error.problem, error.fix, now)
@@ -61,11 +63,12 @@ class LastError:
 
 @dataclass(frozen=True, slots=True)
 class CaptureRecord:
-    """The last start of a capture. ``follows``: it has no end of its own; ``ready``: it may capture.
+    """The last start of a capture. ``follows``: it runs until it is stopped. ``ready``: its checks have
+    passed.
 
-    ``ended`` is None while it runs, and for good if it was killed. ``failing_since``: when the first of
-    the failures in a row was, up to this start; None if this one went well. ``last_error`` may be of an
-    earlier start.
+    ``ended`` is None while it runs, and stays None if it was killed. ``failing_since``: time of the first of
+    the failures in a row up to this start; None if this one went well. ``last_error`` may be of an earlier
+    start.
     """
 
     pid: int
@@ -78,7 +81,7 @@ class CaptureRecord:
     last_error: LastError | None
 
     def killed(self, last_landed: datetime | None) -> LastError:
-        """The error of a capture that is gone without having written an end."""
+        """Return the error of a capture that is gone without a recorded end."""
         at = max(self.started, last_landed or self.started)
         return LastError(
             "Killed",
@@ -92,13 +95,13 @@ class CaptureRecord:
 
 
 class CaptureRecords:
-    """The record of one source, in its landing folder; written only by who holds the lease."""
+    """The record of one source, in its landing folder. Only the holder of the lease writes it."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / _FILE
 
     def read(self) -> CaptureRecord | None:
-        """The last start; none if there was none, or its record cannot be read."""
+        """Return the last start; None if there was none, or its record cannot be read."""
         try:
             return read_note(CaptureRecord, self._path)
         except (OSError, Unreadable):
@@ -115,9 +118,10 @@ class CaptureRecords:
 def recorded(
     records: CaptureRecords, *, follows: bool, last_landed: Callable[[], datetime | None]
 ) -> Iterator[Callable[[], None]]:
-    """Write down the start of what is done inside, and how it ends; call what it gives once it may capture.
+    """Record the start of a capture, and how it ends; the context gives a function to call once its checks
+    have passed.
 
-    ``last_landed``: when the newest batch of the source landed, asked for if the one before was killed.
+    ``last_landed``: time when the newest batch landed; called if the capture before was killed.
     """
     before = records.read()
     failing_since = before.failing_since if before is not None else None
@@ -142,7 +146,7 @@ def recorded(
             records.write(replace(record, ended=at, failing_since=None))
             return
         since = record.failing_since or error.at
-        # The error itself is what must be seen, not that it cannot be written down.
+        # Let the error itself be seen, not that it cannot be recorded.
         with suppress(OSError):
             records.write(replace(record, ended=at, failing_since=since, last_error=error))
 
@@ -169,10 +173,10 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CaptureState:
-    """``since`` is None where nothing is on record. ``holder``: the process that captures now.
+    """``since`` is None where nothing is recorded. ``holder``: the process that captures now.
 
-    ``killed``: the failure is that it is gone without a word; ``since`` is then the last known of it.
-    ``last_error`` stays when a later start has gone well.
+    ``killed``: the process is gone without a recorded end; ``since`` is then the last time it is known to
+    have run. ``last_error`` stays after a later start has gone well.
     """
 
     state: State
@@ -185,8 +189,10 @@ class CaptureState:
 def capture_state(
     run_folder: Path, landing: Path, source: str, paused: Pause | None, last_landed: datetime | None
 ) -> CaptureState:
-    """The state of the capture of ``source``. ``landing``: the landing folder of the source;
-    ``last_landed``: when its newest batch landed."""
+    """Return the state of the capture of ``source``.
+
+    ``landing``: the landing folder of the source. ``last_landed``: time when its newest batch landed.
+    """
     holder, record = _seen(run_folder, source, CaptureRecords(landing))
     error = record.last_error if record is not None else None
     failing_since = record.failing_since if record is not None else None
@@ -194,7 +200,7 @@ def capture_state(
     if record is not None and record.ended is None and (holder is None or holder.pid != record.pid):
         killed, error = True, record.killed(last_landed)
         failing_since = failing_since or error.at
-    # A start that has not come through its checks, or written down that it began, is no good one yet.
+    # A start has not gone well before its checks have passed and its start is recorded.
     if holder is not None and failing_since is None:
         return CaptureState(State.RUNNING, holder.since, holder, False, error)
     if paused is not None:
@@ -207,7 +213,9 @@ def capture_state(
 def _seen(
     run_folder: Path, source: str, records: CaptureRecords
 ) -> tuple[Holder | None, CaptureRecord | None]:
-    """Lease and record of one moment: a capture that starts or ends between two looks is not a killed one."""
+    """Return lease and record of one moment, so that a capture which starts or ends meanwhile does not look
+    killed.
+    """
     record = records.read()
     while True:
         holder = Lease.holder(run_folder, source)
@@ -219,15 +227,16 @@ def _seen(
 
 _LOOK_SECONDS = 0.1
 _SETTLE_SECONDS = 1.0
-"""How long a capture may seem not to run that is between an end and a start."""
+"""How long a capture that ends and starts again may seem not to run."""
 
 _START = "Start it: `omnisupport-ingest up`, or `omnisupport-ingest capture`."
 
 
 def request_restart(run_folder: Path, landing: Path, source: str, reason: str) -> CaptureRecord:
-    """Leave the note, and return the start that is to end. ``landing``: the landing folder of ``source``.
+    """Request a restart, and return the record of the start that is to end.
 
-    ``CapturePaused`` or ``NotRestartable`` if no capture runs that would obey.
+    ``landing``: the landing folder of ``source``. ``CapturePaused`` or ``NotRestartable`` if no running
+    capture would obey.
     """
     pause = PauseRequest(landing).read()
     if pause is not None:
@@ -274,9 +283,10 @@ def _following(run_folder: Path, landing: Path, source: str) -> CaptureRecord:
 
 
 def wait_for_restart(landing: Path, source: str, before: CaptureRecord, *, seconds: float) -> CaptureRecord:
-    """The start after ``before``, once it has come through its checks.
+    """Wait for the start after ``before``, and return its record once its checks have passed.
 
-    ``IngestError`` with its own problem and fix if it failed, or if it did not start within ``seconds``.
+    ``IngestError`` with the problem and fix of the start if it failed, or if it did not begin within
+    ``seconds``.
     """
     give_up = time.monotonic() + seconds
     while time.monotonic() < give_up:

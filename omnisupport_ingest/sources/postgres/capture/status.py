@@ -50,7 +50,7 @@ from omnisupport_ingest.sources.postgres.slot.retention import (
 from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotRequests
 
 _RATE_OVER = timedelta(hours=1)
-"""The rate of the WAL is taken over about this long."""
+"""Time over which the rate of the WAL is measured, about."""
 
 _RATE_AT_LEAST = timedelta(minutes=1)
 _LOOKED_AT_ONCE = 100
@@ -63,8 +63,8 @@ _MEGABYTE = 1024 * 1024
 class LandedUpTo:
     """The end of the landed chain of the current epoch. ``at``: when its last batch landed.
 
-    ``behind`` is the WAL between it and the end of the server's, in bytes; None without a server. Where it
-    is 0 nothing was written since, however old the watermark is.
+    ``behind``: bytes of WAL between it and the end of the server's WAL; None without a server. 0 means that
+    nothing was written since, however old the watermark is.
     """
 
     epoch: int
@@ -101,7 +101,8 @@ class ServerState:
 class SourceStatus:
     """``server`` is None if it cannot be asked; ``warnings`` then says why.
 
-    ``snapshots``: those begun and not finished. ``asked``: snapshots that nobody has begun yet, in words.
+    ``snapshots``: those begun and not finished. ``asked``: requested snapshots that nobody has begun yet, in
+    words.
     """
 
     source: str
@@ -120,7 +121,9 @@ class SourceStatus:
 def source_status(
     dsn: str | IngestError, settings: Settings, home: Home, tables: Sequence[TableContract]
 ) -> SourceStatus:
-    """The status of the source at ``dsn``, or without its server if an error stands in its place."""
+    """Return the status of the source at ``dsn``; if ``dsn`` is an error, without the server and with the
+    error as a warning.
+    """
     store = LandingStore(home.landing, settings.source)
     epoch = store.current_epoch()
     slot_name = epoch.facts.slot if epoch is not None and epoch.facts is not None else settings.slot
@@ -149,7 +152,7 @@ def source_status(
             server = _ask(dsn, settings, home, store, slot_name, tables)
             found += _dangers(dsn, settings, store, server, known, _start_reading(paused))
             if capture.state is State.RUNNING and adds_tables(store):
-                found += _joining(dsn, settings, store, new)
+                found += _added(dsn, settings, store, new)
             else:
                 found += [each for table in new for each in _in_the_way(dsn, settings, store, table)]
         except (SourceRefused, SourceUnavailable) as error:
@@ -177,7 +180,7 @@ def _failure(capture: CaptureState, found: Sequence[Warned]) -> Iterator[Warned]
     error = capture.last_error
     if capture.state is not State.FAILED or error is None:
         return
-    # What stopped it may have been found at the server as well.
+    # The look at the server may have found the same fault that stopped it.
     if error.problem not in {each.problem for each in found}:
         yield Warned(f"Capture has failed: {error.problem}", error.fix)
 
@@ -230,7 +233,7 @@ def _ask(
 
 
 def _clock_ahead(connection: Connection) -> timedelta:
-    """By how much the server's clock is ahead of ours, at the least: zero where the two may be the same."""
+    """Return how far the server's clock is ahead of ours at least; zero where the two may agree."""
     asked = datetime.now(UTC)
     (told,) = one_row(connection, "SELECT clock_timestamp()")
     clock: datetime = told
@@ -274,10 +277,12 @@ def _dangers(
     return found
 
 
-def _joining(
+def _added(
     dsn: str, settings: Settings, store: LandingStore, new: Sequence[TableContract]
 ) -> Iterator[Warned]:
-    """What keeps ``new`` tables, whose contracts the capture that runs has not read, from being captured."""
+    """Return what prevents ``new`` tables, whose contracts the running capture has not read, from being
+    captured.
+    """
     asked = {each.table for each in SnapshotRequests(store.folder).read()}
     waiting = [each for each in new if each.name in asked]
     unasked = [each.name for each in new if each.name not in asked]
@@ -299,7 +304,7 @@ def _joining(
 
 
 def _in_the_way(dsn: str, settings: Settings, store: LandingStore, table: TableContract) -> list[Warned]:
-    """Why a start leaves ``table`` out, which was never captured; nothing if it takes it up."""
+    """Return why a start leaves out ``table``, which was never captured; empty if it would capture it."""
     with closing(connect(dsn)) as connection:
         wrong = blocking(added_table_findings(connection, store, settings.publication, [table]))
     return [Warned(f"{table.name} is not captured. {each.problem}", each.fix) for each in wrong]
@@ -318,10 +323,10 @@ def _disk_free(settings: Settings, home: Home) -> int | None:
 
 
 def _earlier(store: LandingStore, ahead: timedelta) -> WalMark | None:
-    """Where the WAL ended about an hour ago, or as near to that as batches tell.
+    """Return where the WAL ended about an hour ago, or as near to that as batches tell.
 
-    A capture that catches up lands within minutes what was written in hours, so what counts is when a batch's
-    last transaction committed, on the server's clock, which is ``ahead`` of ours.
+    A capture that catches up lands in minutes what was written in hours. So the commit time of the last
+    transaction of a batch counts, on the server's clock, which is ``ahead`` of ours.
     """
     epoch = store.current_epoch()
     if epoch is None:

@@ -57,7 +57,7 @@ class Silence:
     parameters: Mapping[str, str]
 
     def explained(self, pid: int, *, streaming: bool = False) -> str | None:
-        """Null if session ``pid`` is at work, else why nothing can be expected from it, as a clause.
+        """None if session ``pid`` is at work, else why nothing can be expected from it, as a clause.
 
         Takes up to about 20 seconds.
         """

@@ -78,7 +78,7 @@ class ResumePoint:
     """Where to start streaming. ``resent``: the transaction that must come first, if it is proof.
 
     ``recovered_from``: the slot's confirmed position, where it lies below what has landed: capture died,
-    or the server did, before the last batches were confirmed for good. Null where the two agree.
+    or the server did, before the last batches were confirmed for good. None where the two agree.
     """
 
     start: Lsn

@@ -84,7 +84,7 @@ class Snapshots:
         self._due = DueSnapshots(epoch.store, epoch.number, self._tables, first_reads=first_reads)
 
     @property
-    def asked(self) -> bool:
+    def requested(self) -> bool:
         """Whether a person has asked for a snapshot that is not planned yet. Cheap."""
         asked = {request.table for request in self._requests.read()}
         return bool(asked & {table.name for table in self._tables})
@@ -98,7 +98,7 @@ class Snapshots:
     def take(self, stop: threading.Event) -> Lsn | None:
         """Read what is due; returns the LSN that the stream must pass for it to be whole.
 
-        Null if nothing was due, or ``stop`` came first. Raises what reading or landing a chunk raises:
+        None if nothing was due, or ``stop`` came first. Raises what reading or landing a chunk raises:
         the chunks that have landed stay.
         """
         wanted = self._due.now()
@@ -126,7 +126,7 @@ class Snapshots:
     ) -> Recovered | None:
         """Read of ``table`` only what ``lake``, which has all of the epochs before, has not.
 
-        Null if ``stop`` came first; the table is read whole then by the next ``take``, as after an error.
+        None if ``stop`` came first; the table is read whole then by the next ``take``, as after an error.
         Raises ``TableMissedChanges`` too, if a table has been published otherwise since the epoch began.
         """
         landing = self._landing()

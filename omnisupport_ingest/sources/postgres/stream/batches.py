@@ -1,4 +1,4 @@
-"""Cutting the stream into batches that chain: each continues exactly where the last one ended."""
+"""Cutting the stream into batches that chain: each begins exactly where the one before it ends."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from omnisupport_ingest.windows import WindowGrid
 
 
 class StreamBatches:
-    """The end of the durable chain, and the batch that is being written on top of it, if any."""
+    """The end of the durable chain, and the open batch on top of it, if any."""
 
     def __init__(
         self, store: LandingStore, grid: WindowGrid, epoch: int, end_of_chain: Lsn, settings: Settings
@@ -26,12 +26,12 @@ class StreamBatches:
         self.end = end_of_chain
         """Everything that committed below this LSN is durable in landing."""
         self.relations: dict[tuple[str, str], RelationVersion] = {}
-        """Tables as the stream last described them; every batch records them."""
+        """The schemas of tables as the stream last described them; every batch records them."""
         self.in_transaction = False
         self.recovered_from: Lsn | None = None
         """What the next batch records of a recovery (see ``StreamSpan``)."""
         self.meanwhile: Callable[[], None] = lambda: None
-        """Called about every second that ``add``, ``seal`` or ``seal_idle`` waits for the disk."""
+        """Called about once a second while ``add``, ``seal`` or ``seal_idle`` waits for the disk."""
         self._store, self._grid, self._epoch = store, grid, epoch
         self._max_bytes, self._max_seconds = settings.batch_max_bytes, settings.batch_max_seconds
         self._skew = timedelta(seconds=settings.max_clock_skew_seconds)
@@ -43,7 +43,7 @@ class StreamBatches:
 
     @property
     def pending(self) -> bool:
-        """Whether transactions, or parts of one, have been received that are not durable."""
+        """Whether transactions, or parts of one, are received and not durable."""
         return self._writer is not None
 
     @property
@@ -52,7 +52,7 @@ class StreamBatches:
         return self._received_end
 
     def begin(self, transaction: Begin) -> None:
-        """A transaction starts; it opens a batch if none is open."""
+        """Begin a transaction; opens a batch if none is open."""
         if self._writer is None:
             self._writer = self._open()
             self._opened = time.monotonic()
@@ -61,12 +61,12 @@ class StreamBatches:
         self.in_transaction = True
 
     def window_of(self, transaction: Begin) -> str:
-        """The window of a transaction that was begun."""
+        """Return the window of a transaction."""
         assert self._writer is not None
         return self._writer.window_of(transaction.commit_ts)
 
     def add(self, changes: ChangeBlock) -> None:
-        """Changes of transactions that were begun since the batch was opened, all of one window."""
+        """Add changes of transactions that began since the batch was opened, all of one window."""
         if changes.rows:
             assert self._writer is not None, "a change outside a transaction"
             highest = changes.highest_ts
@@ -74,12 +74,12 @@ class StreamBatches:
             self._writer.add_block(EventBlock(window, changes.rows, changes.size, highest, changes.table))
 
     def commit(self, transaction: Commit) -> None:
-        """The transaction is complete: the batch may be cut here."""
+        """End a transaction: the batch may be cut here."""
         self._received_end = Lsn(transaction.end_lsn)
         self.in_transaction = False
 
     def due(self, collected: int) -> bool:
-        """Whether the open batch, with ``collected`` bytes that are to be added, is large or old enough."""
+        """Return whether the open batch, with ``collected`` more bytes, is large or old enough to be cut."""
         writer = self._writer
         return writer is not None and (writer.bytes + collected >= self._max_bytes or self.seconds_left <= 0)
 
@@ -105,9 +105,9 @@ class StreamBatches:
         return self._land(writer, span, None)
 
     def seal_idle(self, end: Lsn, clock: datetime | None) -> Manifest:
-        """Land an empty batch up to ``end``: the source has nothing before it that has not landed.
+        """Land an empty batch up to ``end``: everything that the source has below it has landed.
 
-        ``clock``: a server time up to which that is known, for the watermark, or None.
+        ``clock``: a server time up to which this is known, for the watermark, or None.
         """
         assert not self.pending, "an idle stretch begins where everything received is durable"
         self._received_end = end
@@ -115,7 +115,7 @@ class StreamBatches:
         return self._land(self._open(), span, clock)
 
     def abandon(self) -> None:
-        """Give up what is not durable; the source sends it again."""
+        """Discard what is not durable; the source sends it again."""
         if self._writer is not None:
             self._writer.abandon()
             self._writer = None

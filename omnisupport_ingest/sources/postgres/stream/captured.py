@@ -59,10 +59,14 @@ class CapturedEpoch:
 
 
 class CapturedTables:
-    """Shared by the thread that reads the stream and one other, which hands over one group at a time."""
+    """The tables of a running capture.
+
+    Shared by the thread that reads the stream and one other thread, which hands over one group of tables at a
+    time.
+    """
 
     def __init__(self, tables: Iterable[TableContract], left_out: Iterable[TableContract] = ()) -> None:
-        """``left_out``: contracted too, and not captured: their changes land without a key."""
+        """``left_out``: tables with contracts that are not captured; their changes land without a key."""
         self._all = tuple(tables)
         self._left_out = tuple(left_out)
         self._lock = threading.Lock()
@@ -70,17 +74,19 @@ class CapturedTables:
 
     @property
     def all(self) -> tuple[TableContract, ...]:
-        """Those that the stream is read for."""
+        """The captured tables."""
         return self._all
 
     @property
     def left_out(self) -> tuple[TableContract, ...]:
-        """Those whose changes land without a key."""
+        """The tables whose changes land without a key."""
         return self._left_out
 
     @property
     def keys(self) -> dict[TableName, tuple[str, ...]]:
-        """What the changes of each table are told by: the key of its contract, nothing if it is left out."""
+        """The key columns by which the changes of each table land: those of its contract; none if it is left
+        out.
+        """
         return {
             (each.schema, each.table): () if each in self._left_out else each.key
             for each in (*self._left_out, *self._all)
@@ -88,20 +94,24 @@ class CapturedTables:
 
     @property
     def any_waiting(self) -> bool:
-        """Whether some wait to be taken. Cheap."""
+        """Whether tables wait to be taken. Cheap."""
         return bool(self._handed)
 
     def hand_over(self, tables: Sequence[TableContract]) -> None:
-        """Have ``tables`` taken, instead of any that were handed over before and are not taken yet."""
+        """Let the stream take ``tables``, instead of those that were handed over before and are not taken
+        yet.
+        """
         with self._lock:
             self._handed = tuple(tables)
 
     def take(self, add_tables: Callable[[Sequence[TableContract]], None]) -> None:
-        """Have ``add_tables`` take what is handed over, if something is."""
+        """Call ``add_tables`` with the tables that are handed over, if there are any, and capture them from
+        then on.
+        """
         with self._lock:
             if self._handed:
                 add_tables(self._handed)
                 self._all += self._handed
-                joined = {each.name for each in self._handed}
-                self._left_out = tuple(each for each in self._left_out if each.name not in joined)
+                added = {each.name for each in self._handed}
+                self._left_out = tuple(each for each in self._left_out if each.name not in added)
                 self._handed = ()

@@ -1,4 +1,4 @@
-"""Following the slot: messages in, batches out, and a position confirmed only once it is durable."""
+"""Following the slot: messages come in, batches land, and a position is confirmed only once it is durable."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ from omnisupport_ingest.sources.postgres.stream.in_progress import TAKEN, InProg
 _log = logging.getLogger(__name__)
 
 IDLE_SECONDS = 10.0
-"""How often the server is asked how far it has read, so how often an idle stretch can land."""
+"""Seconds between two questions to the server how far it has read; an idle stretch lands as often."""
 
 _ASK_UNTIL_SECONDS = 0.2
 """The same while somebody waits for a given LSN, or for the proof of continuity."""
 
 _STOP_GRACE_SECONDS = 10.0
-"""How long a stop waits for the end of a transaction before it gives that transaction up."""
+"""How long a stop waits for the end of a transaction before that transaction is discarded."""
 
 _CHECK_MESSAGES = 4096
-"""Messages between two looks at clock and stop within one transaction."""
+"""Messages of one transaction between two checks of clock and stop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class OpenStream:
 
 @dataclass(frozen=True, slots=True)
 class FollowedTables:
-    """The tables that a stream is read for: those that are handed over to ``captured`` are taken."""
+    """The tables that a stream is read for. The follower takes those that are handed over to ``captured``."""
 
     captured: CapturedTables
     published: PublishedTables
@@ -81,7 +81,7 @@ class FollowedTables:
 
 
 class Follower:
-    """One run of one stream. ``run`` returns when it is told to stop or has reached its goal."""
+    """One run of one stream. ``run`` returns when it is stopped or has reached its goal."""
 
     def __init__(
         self,
@@ -92,11 +92,13 @@ class Follower:
         landed: Callable[[Manifest], None],
         proved: Callable[[], None],
     ) -> None:
-        """``landed`` is called with each batch, once durable. ``proved`` is called once the stream has shown
-        that it continues the chain, where that was not certain before.
+        """``landed`` is called with each batch, once durable. ``proved`` is called once the stream has proved
+        that it continues the chain, unless that was certain before.
         """
         self.skipped_messages = 0
-        """Logical messages outside any transaction: they have no commit, so no position. Not landed."""
+        """Number of logical messages outside any transaction. They have no commit, so no position, and do not
+        land.
+        """
         resume = opened.resume
         self._stream, self._messages, self._connection = opened.stream, opened.messages, opened.connection
         self._published, self._roots, self._tables = tables.published, tables.roots, tables.captured
@@ -109,7 +111,7 @@ class Follower:
         self._passing_over = False
         self._window: str | None = None
         self._heard: Lsn = batches.end
-        # A keepalive that has reached ``flushed`` proves the clock: what had committed has arrived.
+        # A keepalive at or above ``flushed`` proves the clock: everything that had committed has arrived.
         self._clock: WalClock = wal_clock(opened.connection)
         self._clock_proved = False
         self._idle_wanted = True
@@ -118,16 +120,16 @@ class Follower:
         self._commit_lsn = 0
         self._stop_by: float | None = None
         self._until: Lsn | None = None
-        # A disk may be slower than the server's patience with a reader that says nothing.
+        # While a slow disk is waited for, the server must hear that capture is alive.
         batches.meanwhile = self._report
 
     def run(self, until: Lsn | None, stop: threading.Event) -> None:
         """Follow until everything that committed below ``until`` is durable, or ``stop`` is set.
 
-        A stop lands what is complete. Raises ``SourceUnavailable`` when the server goes away,
+        A stop lands complete transactions. Raises ``SourceUnavailable`` when the server goes away,
         ``RowTooLarge`` (with the table, if it is a row), ``GapInSource``, ``ChainContested``,
-        ``LandingFailed``; ``Doubtful`` and ``NotKept`` if what has not landed is to be read without
-        transactions in progress.
+        ``LandingFailed``; ``Doubtful`` and ``NotKept`` if the rest has to be read without transactions in
+        progress.
         """
         self._until = until
         try:
@@ -198,7 +200,9 @@ class Follower:
             self._messages.take(message, received)
 
     def _step_over(self, change: RowNotTaken, lsn: int) -> None:
-        """Land that a row changed which was not taken; ``RowTooLarge`` if its table would lack the change."""
+        """Land that a row changed which was too large to take; ``RowTooLarge`` if its table would then lack
+        the change.
+        """
         name, told_by_contract = self._events.table_of(change.relation)
         error = RowTooLarge(change.size, self._stream.max_row_bytes, ".".join(name))
         if told_by_contract and not self._published.reads_above(name, self._commit_lsn, error.problem):
@@ -242,7 +246,7 @@ class Follower:
             self._seal()
 
     def _sent_up_to(self, lsn: int) -> None:
-        """Everything that committed below ``lsn`` has been sent, and none of it contradicts the chain."""
+        """Record that everything that committed below ``lsn`` was sent, and did not contradict the chain."""
         if self._unproved_below is not None and self._expected is None and lsn >= self._unproved_below.value:
             self._unproved_below = None
             self._tell_proved()
@@ -265,9 +269,9 @@ class Follower:
         )
 
     def _add_tables(self, tables: Sequence[TableContract]) -> None:
-        """From the next transaction on, changes of ``tables`` are told by their contracts."""
+        """From the next transaction on, land changes of ``tables`` under the keys of their contracts."""
         if self._batches.pending:
-            # Its changes of them have the keys that it says.
+            # The open batch has changes of them under the keys that it recorded.
             self._seal()
         self._hand_over()
         keys = {(each.schema, each.table): each.key for each in tables}
@@ -295,18 +299,18 @@ class Follower:
         self._landed(batch)
 
     def _report(self, *, ask_reply: bool = False) -> None:
-        # Until the slot has proved that it continues the chain it stays where it is, so that the
-        # next start can ask for the same proof.
+        # Confirm nothing before the slot has proved that it continues the chain: the next start must
+        # be able to ask for the same proof.
         durable = self._batches.end if self._unproved_below is None else None
         self._stream.confirm(durable, received=self._heard, ask_reply=ask_reply)
 
     # --- idle, and told to stop ----------------------------------------------------------------
 
     def _answer(self, keepalive: Keepalive) -> None:
-        """Land what the keepalive proves, if it is time to, and answer it if it asks.
+        """Land what the keepalive proves, if it is time to, and answer it if a reply is asked for.
 
-        The server sends everything that committed below ``wal_end`` before the keepalive. One that
-        shuts down asks until everything it sent is confirmed, so it is obeyed at once.
+        The server sends everything that committed below ``wal_end`` before the keepalive. A server that shuts
+        down asks until everything it sent is confirmed, so it is answered at once.
         """
         batches = self._batches
         if self._expected is not None and keepalive.wal_end > self._expected.commit_lsn:
@@ -331,7 +335,7 @@ class Follower:
         self._confirm(self._batches.seal_idle(wal_end, proven))
 
     def _between_messages(self, stop: threading.Event, *, idle: bool) -> bool:
-        """What must be looked at now and then. Returns whether the run is over."""
+        """Do what is due between two messages. Returns whether the run is over."""
         batches = self._batches
         at_commit = not batches.in_transaction
         if at_commit and batches.due(self._events.collected_bytes):
@@ -358,8 +362,9 @@ class Follower:
         return time.monotonic() >= self._stop_by
 
     def _ask(self, now: float, *, idle: bool, at_commit: bool) -> None:
-        """Say that capture is alive; when nothing comes, ask how far the server has read, and whether it is
-        there."""
+        """Report that capture is alive. If nothing comes, ask how far the server has read, and whether it is
+        there.
+        """
         pause = min(IDLE_SECONDS, self._stream.silence.seconds / 2)
         waited_for = self._until is not None or self._unproved_below is not None
         self._next_ask = now + (_ASK_UNTIL_SECONDS if waited_for else pause)
@@ -370,7 +375,7 @@ class Follower:
             if self._clock_proved or self._batches.end >= self._clock.flushed:
                 self._clock, self._clock_proved = wal_clock(self._connection), False
             else:
-                # It stays: a server that is long behind would never prove a newer one. The slot moves on.
+                # Keep the older clock: a lagging server might never prove a newer one. The slot moves on.
                 self._idle_wanted = True
             self._next_clock = now + IDLE_SECONDS
         self._report(ask_reply=idle)
@@ -378,5 +383,5 @@ class Follower:
     def _seconds_to_wait(self) -> float:
         until_ask = self._next_ask - time.monotonic()
         until_cut = self._batches.seconds_left if self._batches.pending else until_ask
-        # Short enough that a stop is noticed.
+        # Short enough to notice a stop.
         return min(until_ask, max(until_cut, 0.01), 0.2)

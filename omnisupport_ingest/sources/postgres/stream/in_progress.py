@@ -1,11 +1,11 @@
-"""Transactions that the server sends before they commit (protocol 2), given out when they have.
+"""Transactions that the server sends before they commit (protocol 2), passed on when they commit.
 
-A large one comes in blocks, between which other transactions come. Its blocks are kept aside; when it
-commits, its messages are given out as version 1 would have sent them then: Begin, changes without those of
-sub-transactions that were rolled back, Commit. So who reads here need not know that they were early.
+A large transaction comes in blocks, between which other transactions come. Its blocks are kept aside. When it
+commits, its messages are passed on as protocol 1 would have sent them: Begin, changes without those of
+sub-transactions that were rolled back, Commit. So the reader need not know that they came early.
 
-Blocks are kept in a file without a name: it is gone when it is closed, or with the process, however that
-ends. Nothing of it is needed after that, for the server sends such a transaction again from its beginning.
+Blocks are kept in a file without a name, which is gone when it is closed, or with the process. Nothing of it
+is needed after that, for the server sends such a transaction again from its beginning.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from omnisupport_ingest.sources.postgres.protocol.pgoutput import (
 from omnisupport_ingest.sources.postgres.protocol.walstream import WAL_DATA, WAL_DATA_HEADER
 
 TAKEN = b"\0"
-"""Stands for a message where none is due yet, although something was done; no server sends it."""
+"""Stands for a message where work was done and none is due yet; no server sends it."""
 
 _XID_AT, _XID_END = WAL_DATA_HEADER + 1, WAL_DATA_HEADER + 5
-"""Where a message of a block names its (sub-)transaction; without that it is as in version 1."""
+"""Offset at which a message of a block names its (sub-)transaction; without that it is as in protocol 1."""
 
 _BUFFER_BYTES = 64 * 1024
 _SKIPPED_AT_ONCE = 4096
@@ -44,12 +44,14 @@ _LENGTH = struct.Struct("!I")
 
 
 class NotKept(Exception):
-    """A transaction in progress could not be kept: the disk is full, say. Read it afterwards."""
+    """Raised when a transaction in progress cannot be kept, because the disk is full, say: read it after its
+    commit.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """A ``Relation`` message in the form of version 1. ``arrival`` counts those of all transactions."""
+    """A ``Relation`` message in the form of protocol 1. ``arrival`` counts those of all transactions."""
 
     arrival: int
     oid: int
@@ -58,16 +60,16 @@ class Description:
 
 
 class KeptTransaction:
-    """Written block by block, then read once. Memory does not grow with it.
+    """One transaction in progress, written block by block, then read once.
 
-    (But for 4 bytes for each sub-transaction that was rolled back.)
+    Memory does not grow with it, but for 4 bytes for each sub-transaction that was rolled back.
     """
 
     def __init__(self, xid: int, folder: Path) -> None:
-        """``folder``: whose disk is used. Raises ``NotKept``, as all methods do."""
+        """``folder``: on the disk that is used. Raises ``NotKept``, as all methods do."""
         self.xid = xid
         self.descriptions: list[Description] = []
-        """What it has said of tables, without what was rolled back, in the order of arrival."""
+        """Its descriptions of tables, without those rolled back, in the order of arrival."""
         self._folder = folder
         self._rolled_back = array("I")
         with self.disk_errors():
@@ -98,7 +100,7 @@ class KeptTransaction:
         self._has_message = True
 
     def describe(self, arrival: int, message: bytes) -> None:
-        """Take note of a ``Relation`` message of a block."""
+        """Keep a ``Relation`` message of a block."""
         oid = int.from_bytes(message[_XID_END : _XID_END + 4], "big")
         self.descriptions.append(Description(arrival, oid, subxid_of(message), without_subxid(message)))
 
@@ -110,7 +112,7 @@ class KeptTransaction:
             self.descriptions = [each for each in self.descriptions if each.subxid != subxid]
 
     def messages(self) -> Iterator[bytes]:
-        """What was not rolled back, in the order of arrival, as in version 1; ``TAKEN`` now and then."""
+        """Yield what was not rolled back, in the order of arrival, as in protocol 1; ``TAKEN`` at times."""
         rolled_back = np.sort(np.array(self._rolled_back, np.uint32))
         read, length_of = self._file.read, _LENGTH.unpack
         subxid, is_out, skipped = b"", False, 0
@@ -132,19 +134,19 @@ class KeptTransaction:
                 yield message[:_XID_AT] + message[_XID_END:]
 
     def close(self) -> None:
-        """Give the disk's space back."""
-        # Closing writes out what is buffered, and the disk may be full; nobody wants it any more.
+        """Free the disk space."""
+        # Closing writes what is buffered, and the disk may be full; nobody needs it any more.
         with suppress(OSError):
             self._file.close()
 
 
 def subxid_of(message: bytes) -> int:
-    """The (sub-)transaction of a message of a block."""
+    """Return the (sub-)transaction of a message of a block."""
     return int.from_bytes(message[_XID_AT:_XID_END], "big")
 
 
 def without_subxid(message: bytes) -> bytes:
-    """A message of a block in the form of version 1."""
+    """Return a message of a block in the form of protocol 1."""
     return message[:_XID_AT] + message[_XID_END:]
 
 
@@ -154,13 +156,14 @@ _ROWS_AND_TRUNCATES = ROW_KINDS | NOT_TAKEN_KINDS | frozenset(b"T")
 _CHANGES = _ROWS_AND_TRUNCATES | frozenset(b"M")
 _WITHOUT_MEANING = frozenset(b"OY")
 _AT_ONCE = 4096
-"""Messages of a block that are kept before the reader may look at clock and stop."""
+"""Messages of a block that are kept before the reader checks clock and stop."""
 
 
 class Doubtful(Exception):
-    """A transaction has committed of which it cannot be told what was rolled back: read it afterwards.
+    """Raised when a transaction has committed and what of it was rolled back is unknown: read it after its
+    commit.
 
-    The server does not say of which sub-transaction a logical message is.
+    The server does not say which sub-transaction a logical message belongs to.
     """
 
     def __init__(self, transaction: KeptTransaction) -> None:
@@ -171,12 +174,18 @@ class Doubtful(Exception):
 
 
 class InProgress:
-    """What a stream sends, in the order of commits. Every ``StreamStart`` … message is to be given back."""
+    """What a stream sends, in the order of commits. Every ``StreamStart`` … message must be given back to
+    ``take``.
+    """
 
     def __init__(self, receive: Callable[[], bytes | None], folder: Path) -> None:
-        """``receive``: the next message, or none if none has arrived yet. ``folder``: whose disk is used."""
+        """``receive`` returns the next message, or None if none has arrived yet. ``folder``: on the disk that
+        is used.
+        """
         self.read = receive
-        """Like ``receive``, or ``TAKEN``. Another function after each message that is no change of a row."""
+        """Like ``receive``, or returns ``TAKEN``. It is another function after each message that is no row
+        change.
+        """
         self._receive, self._folder = receive, folder
         self._open: dict[int, KeptTransaction] = {}
         self._block: KeptTransaction | None = None
@@ -185,10 +194,10 @@ class InProgress:
         self._latest: dict[int, Description] = {}
 
     def take(self, message: InProgressMessage, received: bytes) -> None:
-        """Do what ``message`` says, which was ``received`` so.
+        """Do what ``message`` asks for, which was ``received`` so.
 
-        Raises ``ProtocolViolation``; ``NotKept`` and ``Doubtful``, as ``read`` may, where the transaction
-        has to be read after its commit.
+        Raises ``ProtocolViolation``; ``NotKept`` and ``Doubtful``, as ``read`` may, where the transaction has
+        to be read after its commit.
         """
         if isinstance(message, StreamStart):
             self._begin_block(message)
@@ -201,13 +210,13 @@ class InProgress:
             self.read = self._receive
 
     def described(self, oid: int, received: bytes) -> None:
-        """Take note of a ``Relation`` message that was given out."""
+        """Record a ``Relation`` message that was passed on."""
         if self._given_out is None and self._open:
             self._arrivals += 1
             self._latest[oid] = Description(self._arrivals, oid, 0, received)
 
     def close(self) -> None:
-        """Give up what has not committed; the server sends it again."""
+        """Discard what has not committed; the server sends it again."""
         for transaction in self._open.values():
             transaction.close()
         self._open.clear()
@@ -221,7 +230,7 @@ class InProgress:
         self.read = self._keep
 
     def _keep(self) -> bytes | None:
-        """Keep what has arrived of the block; returns the first message that is not of it, if one came."""
+        """Keep what has arrived of the block; return the first message that is not of it, if one came."""
         transaction, receive = self._block, self._receive
         assert transaction is not None, "a block without its start"
         keep = transaction.keep
@@ -259,7 +268,7 @@ class InProgress:
         self.read = self._given_out.__next__
 
     def _messages(self, transaction: KeptTransaction, commit: bytes) -> Iterator[bytes]:
-        """The messages of a transaction that has committed; ``TAKEN`` where there is none to give yet."""
+        """Yield the messages of a committed transaction; ``TAKEN`` where there is none to yield yet."""
         header = commit[:WAL_DATA_HEADER]
         first, last = begin_and_commit(commit[WAL_DATA_HEADER:])
         kept, before, end = transaction.messages(), [], TAKEN
@@ -269,7 +278,7 @@ class InProgress:
                 continue
             before.append(message)
             if message[WAL_DATA_HEADER] in _CHANGES:
-                # One without changes is not sent by version 1 at all.
+                # Protocol 1 does not send a transaction without changes at all.
                 yield header + first
                 yield from before
                 yield from kept
@@ -280,9 +289,9 @@ class InProgress:
         yield end
 
     def _newer_descriptions(self, transaction: KeptTransaction) -> list[bytes]:
-        """What other transactions have said since of the tables that this one has described.
+        """Return how other transactions have described the tables since this one has.
 
-        The server counts on the description that it sent last, not on the one that was given out last.
+        The server counts on the description that it sent last, not on the one that was passed on last.
         """
         newer = []
         for mine in {each.oid: each for each in transaction.descriptions}.values():
@@ -304,5 +313,5 @@ class InProgress:
         if transaction is not None:
             transaction.close()
         if not self._open:
-            # What was said before any that is open counts for none of them.
+            # Descriptions older than every open transaction count for none of them.
             self._latest.clear()

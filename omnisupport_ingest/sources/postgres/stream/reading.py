@@ -1,7 +1,7 @@
-"""The slot's stream of one epoch, read into batches from where landing ends: again and again, if need be.
+"""Reading the stream of one epoch into batches, from where landing ends, again and again if need be.
 
-A transaction in progress that cannot be told from one that has committed is read after its commit: then the
-server is asked to send transactions whole.
+Where it cannot be told what of a transaction in progress was rolled back, it is read after its commit: the
+server is then asked to send transactions whole.
 """
 
 from __future__ import annotations
@@ -46,28 +46,28 @@ from omnisupport_ingest.sources.postgres.stream.in_progress import Doubtful, InP
 _log = logging.getLogger(__name__)
 
 _STREAMS_IN_PROGRESS = 140000
-"""Servers from this version on send what is in progress; older ones nothing before the commit."""
+"""The first version of the server that sends transactions in progress."""
 
 
 def prove_source(dsn: str, connection: Connection, store: LandingStore, epoch: EpochRecord) -> ResumePoint:
-    """Where the stream goes on, once the server has proved to be the one that landing is from.
+    """Return where the stream goes on, after proving that the server is the one that landing comes from.
 
     ``GapInSource`` if it is not, or has lost what comes next.
     """
     server, chain = server_facts(dsn), end_of_chain(store, epoch)
     slot = slot_facts(connection, epoch.facts.slot) if epoch.facts else None
     resume = resume_point(epoch, chain, server, wal_clock(connection).flushed, slot)
-    # What was asked here was asked of the same server.
+    # The connection that was asked above leads to the same server.
     require_source(connection, epoch)
     return resume
 
 
 @dataclass(frozen=True)
 class StreamReading:
-    """Reads the stream of ``epoch``, which hears of each batch once that is durable and confirmed.
+    """Reads the stream of ``epoch``; ``epoch.landed`` gets each batch once it is durable and confirmed.
 
-    It takes the ``tables`` that are handed over meanwhile. ``connection``: for SQL on the side. ``scratch``:
-    a folder on a disk with room for transactions in progress. ``proved`` is set as soon as the stream is seen
+    Adds the ``tables`` that are handed over meanwhile. ``connection``: for SQL on the side. ``scratch``: a
+    folder on a disk with room for transactions in progress. ``proved`` is set as soon as the stream is seen
     to continue what has landed.
     """
 
@@ -78,7 +78,9 @@ class StreamReading:
     proved: threading.Event = field(default_factory=threading.Event)
 
     def follow(self, until: Lsn | None, stop: threading.Event) -> None:
-        """Read until all that committed below ``until`` is durable (None: for ever), or ``stop``."""
+        """Read until all that committed below ``until`` is durable, or ``stop`` is set; None follows for
+        ever.
+        """
         if self.epoch.settings.stream_transactions and self.connection.server_version >= _STREAMS_IN_PROGRESS:
             try:
                 return self._follow(until, stop, in_progress=True)
@@ -105,7 +107,7 @@ class StreamReading:
         stream = self._open(resume, in_progress=in_progress)
         messages = InProgress(stream.read, self.scratch)
         try:
-            # Nobody else can move the slot from here on, but somebody may have since it was looked at.
+            # From here on nobody else can move the slot, but somebody may have done so since the proof.
             if (held := slot_facts(self.connection, epoch.slot)) is not None:
                 require_unmoved(held, resume.end_of_chain)
             roots = PartitionRoots(
@@ -122,7 +124,7 @@ class StreamReading:
             try:
                 follower.run(until, stop)
             except (Doubtful, NotKept, GapInSource):
-                # The stream is whole, and may be gone on with at once.
+                # The stream is intact, and may be continued at once.
                 stream.end()
                 raise
             stream.end()
