@@ -1,9 +1,9 @@
-"""Does the slot continue what has landed? The proof, from facts alone (no files).
+"""Does the slot continue what has landed? The proof, from facts alone.
 
-A server may have been put back to an earlier state and written to since, until its WAL is as long as it
-was. So what is compared is not how far it reaches, but what it sends. The strong proof: the last landed
-transaction is sent again, and is the same. It needs a slot whose confirmed position lies at or below that
-transaction's commit. Else the weaker one: the slot stands where this home has confirmed it, so the server
+A server may have been put back to an earlier state and written to since, until its WAL is as long as it was.
+So the proof compares what the server sends, not how far its WAL reaches. The strong proof: the last landed
+transaction is sent again, and is the same. It needs a slot whose confirmed position lies at or below the
+commit of that transaction. The weaker proof: the slot stands where this home has confirmed it, so the server
 has been there. Either way nothing else may be sent below the end of the chain.
 
 A name may lead to another server from one connection to the next: after a fail-over, while the stream is
@@ -55,16 +55,16 @@ class LandedTransaction:
 
     @classmethod
     def last_of(cls, span: StreamSpan) -> LandedTransaction | None:
-        """The last transaction of a batch; none for a batch of an idle stretch."""
+        """Return the last transaction of a batch; None for a batch of an idle stretch."""
         if span.last_commit_lsn is None or span.last_xid is None or span.last_commit_ts is None:
             return None
         return cls(span.last_commit_lsn, span.last_xid, span.last_commit_ts)
 
 
 class LandedChain(NamedTuple):
-    """The landed stream of an epoch: where it ends, and its last transaction (none before the first).
+    """The landed stream of an epoch: its end, and its last transaction (None before the first).
 
-    ``stops``: the ends of the batches from that transaction's on; before the first transaction the slot's
+    ``stops``: the ends of the batches from that transaction on; before the first transaction, the slot's
     consistent point too. A slot that this home reads is confirmed at one of them, or below them all.
     """
 
@@ -75,10 +75,10 @@ class LandedChain(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """Where to start streaming. ``resent``: the transaction that must come first, if it is proof.
+    """Where to start streaming. ``resent``: the transaction that must come first, if it is the proof.
 
-    ``recovered_from``: the slot's confirmed position, where it lies below what has landed: capture died,
-    or the server did, before the last batches were confirmed for good. None where the two agree.
+    ``recovered_from``: the slot's confirmed position, if it lies below what has landed: capture or the server
+    died before the last batches were confirmed for good. None where the two agree.
     """
 
     start: Lsn
@@ -95,10 +95,10 @@ class ResumePoint:
 def resume_point(
     epoch: EpochRecord, chain: LandedChain, server: ServerFacts, flushed: Lsn, slot: SlotFacts | None
 ) -> ResumePoint:
-    """Where the stream of ``epoch`` continues; ``GapInSource`` if continuity cannot be proved.
+    """Return where the stream of ``epoch`` continues. ``GapInSource`` if continuity cannot be proved.
 
-    ``flushed``: the end of the server's flushed WAL. Unless the point is ``proved``, the stream has to
-    show up to the end of the chain that it is the one that has landed.
+    ``flushed``: the end of the server's flushed WAL. Unless the point is ``proved``, the stream has to prove
+    up to the end of the chain that it is the one that has landed.
     """
     facts, end_of_chain, last = epoch.facts, chain.end, chain.last
     if facts is None:
@@ -129,10 +129,10 @@ def resume_point(
 def require_same_server(
     facts: EpochFacts, system_identifier: str | None, timeline: int, database: str
 ) -> None:
-    """``GapInSource`` unless these are the facts of the server that an epoch is captured from.
+    """Raise ``GapInSource`` unless these are the facts of the server that the epoch is captured from.
 
-    ``system_identifier``: None where the server does not tell it. ``AnotherSource`` is the kind of gap
-    that may be nothing but a wrong connection string.
+    ``system_identifier``: None where the server does not report it. ``AnotherSource`` is the kind of gap that
+    may be nothing but a wrong connection string.
     """
     if system_identifier not in (facts.system_identifier, None):
         raise AnotherSource(
@@ -153,9 +153,9 @@ def require_same_server(
 
 
 def require_unmoved(slot: SlotFacts, end_of_chain: Lsn) -> None:
-    """``GapInSource`` if ``slot`` is confirmed further than the chain reaches.
+    """Raise ``GapInSource`` if ``slot`` is confirmed further than the chain reaches.
 
-    To be asked once more when the slot is being read: the server passes over what lies below without a word.
+    Called again once the slot is being read: the server skips what lies below without a message.
     """
     if slot.confirmed_flush_lsn is not None and slot.confirmed_flush_lsn > end_of_chain:
         raise _moved(
@@ -167,7 +167,7 @@ def require_unmoved(slot: SlotFacts, end_of_chain: Lsn) -> None:
 
 
 def not_resent(expected: LandedTransaction, found: str) -> GapInSource:
-    """The error when another thing than the last landed transaction comes first."""
+    """Return the error for anything but the last landed transaction coming first."""
     return _gap(
         "The source does not send the last landed transaction again: its history is another one",
         f"expected transaction {expected.xid} that committed at {expected.commit_lsn}, "
@@ -176,7 +176,7 @@ def not_resent(expected: LandedTransaction, found: str) -> GapInSource:
 
 
 def below_the_chain(commit_lsn: Lsn, end_of_chain: Lsn) -> GapInSource:
-    """The error for a transaction that stands where the chain says there is none."""
+    """Return the error for a transaction at a position where the chain has none."""
     return _gap(
         "The source sends a transaction that the landed chain has passed without seeing",
         f"it committed at {commit_lsn}, the chain ends at {end_of_chain}",
@@ -188,11 +188,13 @@ _GIVEN_UP = {
     "rows_removed": "rows of the catalog that it needs were removed while the server was a standby",
     "wal_level_insufficient": "wal_level was below logical on the primary while the server was a standby",
 }
-"""By ``invalidation_reason`` (PostgreSQL manual, ``pg_replication_slots``), which 17 and newer tell."""
+"""By ``invalidation_reason`` (PostgreSQL manual, ``pg_replication_slots``), which 17 and newer report."""
 
 
 def _given_up(slot: str, reason: str | None) -> str:
-    """Why the server sends nothing from ``slot`` any more. Up to 16 it tells no reason: it is the WAL."""
+    """Return why the server sends nothing from ``slot`` any more. Servers up to 16 give no reason: it is the
+    WAL.
+    """
     if reason in (None, "wal_removed"):
         return f"The server has removed WAL that the slot {slot} needs (max_slot_wal_keep_size)"
     return f"The server has given up the slot {slot}: {_GIVEN_UP.get(reason, reason)}"
@@ -215,8 +217,9 @@ _TIMELINE_DIGITS = 8
 
 
 def connect_to_source(dsn: str, epoch: EpochRecord) -> Connection:
-    """``connect``, to the server of ``epoch`` and no other: ``GapInSource``, or ``SourceRefused`` for a
-    standby."""
+    """Connect to the server of ``epoch`` and no other. ``GapInSource``, or ``SourceRefused`` for a
+    standby.
+    """
     connection = connect(dsn)
     try:
         require_source(connection, epoch)

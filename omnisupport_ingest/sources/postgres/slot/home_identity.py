@@ -1,15 +1,15 @@
-"""Which home this is, so that a copy of it does not take itself for the original and drop or read its slot.
+"""Which home this is, so that a copy of it does not take itself for the original and read or drop its slot.
 
-Everything that a home knows of its slot is in its files, which a copy has too. So it is told by what a copy
-cannot have: an identity file that is the very one that was made here. A copied or restored file has another
-inode, or at the same one another time of change; one on a disk that was moved to another machine has another
-machine id. A home that was moved (``mv``) within a file system keeps both. A home that is no original asks a
-person, who knows whether the original still lives.
+Everything that a home knows of its slot is in its files, which a copy has too. What a copy cannot have is the
+very identity file that was made here. A copied or restored file has another inode, or another time of change;
+one on a disk that was moved to another machine has another machine id. A home that was moved (``mv``) within
+a file system keeps both. A home that is no original asks a person, who knows whether the original still
+lives.
 
-The slot's owner is not written down at the server: a slot can hold no note, a publication may be an
+The server does not record the slot's owner: a slot can hold no comment, a publication may be an
 administrator's and serve several homes, a replication origin takes a superuser, and the role of capture has
-no table of its own. What the server does tell is how far the slot was confirmed. One that has gone on further
-than this home has landed was read by somebody else, and no setting repairs that by itself (``SlotMoved``).
+no table of its own. What the server does report is how far the slot was confirmed. If that is further than
+this home has landed, somebody else has read the slot, and no setting repairs that by itself (``SlotMoved``).
 """
 
 from __future__ import annotations
@@ -33,14 +33,16 @@ _MACHINE_ID = Path("/etc/machine-id")
 
 
 class HomeCopied(IngestError):
-    """The home is a copy of another, or was restored: whose the slot is only a person knows."""
+    """Raised when the home is a copy of another, or was restored: only a person knows whose the slot is."""
 
     exit_code = 6
 
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """What a copy of the identity file cannot share. ``changed``: nanoseconds, which no program can set."""
+    """Facts that a copy of the identity file cannot share. ``changed``: nanoseconds, which no program can
+    set.
+    """
 
     machine: str
     device: int
@@ -53,15 +55,18 @@ class _Facts:
         return cls(_machine(), found.st_dev, found.st_ino, found.st_ctime_ns)
 
     def same_file(self, other: _Facts) -> bool:
-        """Whether both are of one file. The number of a device may change when the machine starts, and the
-        time of change when somebody changes the owner; not both where the inode stays."""
+        """Whether both are of one file.
+
+        The number of a device may change when the machine starts, and the time of change when somebody
+        changes the owner; not both while the inode stays.
+        """
         moved = self.device != other.device and self.changed != other.changed
         return (self.machine, self.inode) == (other.machine, other.inode) and not moved
 
 
 @dataclass(frozen=True, slots=True)
 class _About:
-    """The record of an identity. ``facts``: of its file; None tells of no file."""
+    """The record of an identity. ``facts``: of its file; None if it had no file."""
 
     id: str
     facts: _Facts | None = None
@@ -73,10 +78,10 @@ _ID = re.compile(r"[0-9a-f]{32}")
 
 
 class HomeIdentity:
-    """The identity of one home: a random id, what tells the original, and which slots it does not own."""
+    """The identity of one home: a random id, the facts of the original, and which slots it does not own."""
 
     def __init__(self, home: Home) -> None:
-        """Reads and makes nothing yet."""
+        """Read and make nothing yet."""
         self._home = home
         self._about = home.path / "identity.json"
 
@@ -86,14 +91,17 @@ class HomeIdentity:
         return self._record().id
 
     def require_original(self) -> None:
-        """``HomeCopied`` if the home is no original. One without an identity gets it: a new home, or one that
-        an older version made. Only by who holds the lease of its source."""
+        """Raise ``HomeCopied`` if the home is no original. Makes the identity of a home that has none.
+
+        Such a home is new, or was made by an older version. Only the holder of the source's lease may call
+        it.
+        """
         if not self._about.exists():
             self._make({})
         self.look()
 
     def look(self) -> None:
-        """As ``require_original``, for whoever only looks: makes nothing."""
+        """Check as ``require_original`` does, but make nothing."""
         if not self._about.exists():
             return
         held = self._record()
@@ -112,16 +120,19 @@ class HomeIdentity:
         )
 
     def adopt(self, disowned: dict[str, int]) -> None:
-        """Make this home an original, with a new id. ``disowned``: source → the last epoch whose slot is not
-        this home's, as the one it was copied from has it."""
+        """Make this home an original, with a new id.
+
+        ``disowned``: for each source the last epoch whose slot belongs to the home that this one was copied
+        from.
+        """
         self._make(self.disowned() | disowned)
 
     def disowned(self) -> dict[str, int]:
-        """Source → the last epoch whose slot is another home's."""
+        """For each source the last epoch whose slot is another home's."""
         return self._record().disowned
 
     def owns(self, source: str, epoch: int) -> bool:
-        """Whether the slot of ``epoch`` of ``source`` was made for this home."""
+        """Return whether the slot of ``epoch`` of ``source`` was made for this home."""
         return epoch > self.disowned().get(source, 0)
 
     def _make(self, disowned: dict[str, int]) -> None:
@@ -150,9 +161,9 @@ class HomeIdentity:
         try:
             found = read_note(_About, self._about)
         except (OSError, Unreadable):
-            # One that cannot be read tells of nothing, so a person is asked.
+            # A record that cannot be read proves nothing, so a person is asked.
             return _NOTHING
-        # The id is part of a name of a file, which is removed with it.
+        # The id is part of the name of a file, which is removed with it.
         return found if _ID.fullmatch(found.id) else _NOTHING
 
 

@@ -26,13 +26,13 @@ _log = logging.getLogger(__name__)
 
 
 _NAME_BYTES = 1024
-"""More than any slot's name has."""
+"""More bytes than the name of any slot has."""
 
 
 class SlotIntent:
-    """A note, durable before the slot is made, that this home is about to make it.
+    """The record, durable before the slot is made, that this home is about to make it.
 
-    A slot without an epoch is then known to be this home's own, and not another's.
+    So a slot without an epoch is known to be this home's own, and not another's.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -50,7 +50,7 @@ class SlotIntent:
 
     @property
     def there(self) -> bool:
-        """Whether some slot was about to be made."""
+        """Whether any slot was about to be made."""
         return self._path.exists()
 
     def clear(self) -> None:
@@ -60,12 +60,12 @@ class SlotIntent:
 
 
 class Presence(Enum):
-    """What the name of the slot must be on the server for capture to go on."""
+    """What must be on the server under the name of the slot for capture to go on."""
 
     FREE = "free"
-    """This home has made no slot: one of that name is another's."""
+    """This home has made no slot: one of that name is somebody else's."""
     EITHER = "either"
-    """The home's own if it is there, and to be made if not."""
+    """The home's own slot if it is there; it is made if not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,17 +78,17 @@ class ExpectedSlot:
 
 
 def expected_slot(store: LandingStore, configured: str) -> ExpectedSlot:
-    """The slot of the home's epoch, else the ``configured`` one that its first epoch would get."""
+    """Return the slot of the home's epoch, else the ``configured`` one that its first epoch would get."""
     epoch = store.current_epoch()
     if epoch is not None and epoch.facts is not None:
-        # Whether it is the right one, and whole, is for the proof of continuity to say.
+        # The proof of continuity decides whether it is the right one, and intact.
         return ExpectedSlot(epoch.facts.slot, Presence.EITHER)
     ours = SlotIntent(store.folder).covers(configured)
     return ExpectedSlot(configured, Presence.EITHER if ours else Presence.FREE)
 
 
 def end_of_chain(store: LandingStore, epoch: EpochRecord) -> LandedChain:
-    """Where the landed stream of ``epoch`` ends; at the slot's consistent point, if nothing has landed."""
+    """Return where the landed stream of ``epoch`` ends; the slot's consistent point if nothing has landed."""
     prefix = f"e{epoch.number:06d}-s-"
     stops: list[Lsn] = []
     last: LandedTransaction | None = None
@@ -106,16 +106,17 @@ def end_of_chain(store: LandingStore, epoch: EpochRecord) -> LandedChain:
 
 
 FOUND = RECOVERY_LSN.found(CRASH_AFTER_EMIT)
-"""The slot is confirmed below what has landed. It is counted by the batches that say so
-(``stream.recovered_from``)."""
+"""The slot is confirmed below what has landed. Counted by the batches that record it
+(``stream.recovered_from``).
+"""
 
 
 class RecoveryStopped(IngestError):
-    """The decision table wants a person to look before capture goes on after a crash."""
+    """Raised when the decision table wants a person to look before capture goes on after a crash."""
 
 
 def require_recovery(settings: Settings, confirmed: Lsn, landed: Lsn) -> None:
-    """Say that the source sends ``confirmed`` to ``landed`` again, and that the copies are dropped.
+    """Log that the source sends ``confirmed`` to ``landed`` again, and that the duplicates are dropped.
 
     ``RecoveryStopped`` where the decision table says stop for this scenario.
     """

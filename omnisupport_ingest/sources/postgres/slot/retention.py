@@ -1,4 +1,4 @@
-"""How long the server can still keep the WAL that a slot needs, and when to say so.
+"""How long the server can still keep the WAL that a slot needs, and when to warn.
 
 Facts in, forecast and warnings out; no connection here. All sizes are bytes.
 """
@@ -20,12 +20,12 @@ WARN_WITHIN, ALARM_WITHIN = timedelta(hours=24), timedelta(hours=1)
 """Warn, and raise the alarm, when the end is nearer than this and nobody reads the slot."""
 
 _MINIMUM_SPAN = timedelta(seconds=60)
-"""A rate over less than this says nothing."""
+"""A rate measured over less time means nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class WalMark:
-    """The end of the WAL, as far as it was known at a moment."""
+    """The end of the WAL at a moment."""
 
     lsn: Lsn
     at: datetime
@@ -33,7 +33,7 @@ class WalMark:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What the slot may still let grow. ``limit`` is ``max_slot_wal_keep_size``, None if not set.
+    """How much WAL the slot may still hold back. ``limit``: ``max_slot_wal_keep_size``, None if not set.
 
     ``disk_free`` of the server's disk is None where it cannot be known (a server elsewhere).
     """
@@ -75,14 +75,14 @@ class Warned:
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """From how many bytes of WAL, kept for the slot, to warn and to raise the alarm."""
+    """Bytes of WAL kept for the slot from which on to warn, and to raise the alarm."""
 
     warning: int
     alarm: int
 
 
 def wal_rate(earlier: WalMark | None, now: WalMark) -> float | None:
-    """WAL bytes per second between two marks; None if they are too near to tell."""
+    """Return the WAL bytes per second between two marks; None if they are too near to tell."""
     if earlier is None or now.at - earlier.at < _MINIMUM_SPAN:
         return None
     written = max(0, now.lsn.value - earlier.lsn.value)
@@ -90,7 +90,7 @@ def wal_rate(earlier: WalMark | None, now: WalMark) -> float | None:
 
 
 def forecast(slot: SlotFacts, room: Room, rate: float | None) -> Forecast:
-    """Which end is nearest, and when it is reached if nobody reads the slot meanwhile."""
+    """Return which end is nearest, and when it is reached if nobody reads the slot meanwhile."""
     ends = []
     if room.limit is not None and slot.safe_bytes is not None:
         ends.append((max(0, slot.safe_bytes), "max_slot_wal_keep_size"))
@@ -105,7 +105,9 @@ def forecast(slot: SlotFacts, room: Room, rate: float | None) -> Forecast:
 def warnings(
     slot: SlotFacts, room: Room, ahead: Forecast, start_reading: str, thresholds: Thresholds
 ) -> Iterator[Warned]:
-    """Every danger that the slot is in. ``start_reading``: how its capture goes on, as a command."""
+    """Return every danger that the slot is in. ``start_reading``: the command by which its capture goes
+    on.
+    """
     remedy = _remedy(slot, room, ahead, start_reading)
     kept = slot.retained_bytes or 0
     too_much = thresholds.alarm if kept >= thresholds.alarm else thresholds.warning

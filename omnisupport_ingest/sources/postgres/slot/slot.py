@@ -42,25 +42,26 @@ _log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 0.1
 _SILENT_SECONDS = 5.0
-"""How long the wait goes on before it is told, and between two looks at who is waited for."""
+"""Seconds until the wait is first logged, and between two looks at who is waited for."""
 
 _AGAIN_SECONDS = 60.0
-"""After how long the same transactions are told again."""
+"""Seconds after which the same transactions are logged again."""
 
 _CANCEL_SECONDS = 5.0
-"""How long the server may take to give the slot up. Then the connection is given up."""
+"""Seconds that the server may take to cancel the slot. Then the connection is closed."""
 
 
 class SlotNotMade(Exception):
-    """The caller asked to stop before the slot was made."""
+    """Raised when the caller stops before the slot is made."""
 
 
 def make_slot(dsn: str, connection: Connection, command: str, stop: threading.Event) -> tuple[Any, ...]:
-    """What ``CREATE_REPLICATION_SLOT`` with ``command`` answers on ``connection``, one for replication.
+    """Return what ``CREATE_REPLICATION_SLOT`` with ``command`` answers on the replication ``connection``.
 
-    ``dsn`` is of the same server, to ask who is waited for. Raises ``SlotNotMade``, or what psycopg2 raises.
+    ``dsn`` leads to the same server, to ask who is waited for. Raises ``SlotNotMade``, or what psycopg2
+    raises.
     """
-    # On a thread of its own: while psycopg2 waits, no signal is handled.
+    # On a thread of its own: no signal is handled while psycopg2 waits.
     with ThreadPoolExecutor(1, thread_name_prefix="making a slot") as pool:
         made = pool.submit(_execute, connection, f"CREATE_REPLICATION_SLOT {command}")
         waiting = _Waiting(dsn, connection.info.backend_pid)
@@ -68,12 +69,12 @@ def make_slot(dsn: str, connection: Connection, command: str, stop: threading.Ev
             while not stop.is_set():
                 with suppress(NotYet):
                     return made.result(_LOOK_SECONDS)
-                waiting.tell_when_due()
+                waiting.log_when_due()
         finally:
             if not made.done():
                 _give_up(connection, made)
     if made.exception() is None:
-        # It came before the server heard of the stop.
+        # The answer came before the server heard of the stop.
         return made.result()
     raise SlotNotMade
 
@@ -86,30 +87,30 @@ def _execute(connection: Connection, command: str) -> tuple[Any, ...]:
 
 
 class _Waiting:
-    """Tells, again and again, whom a session of the server waits for."""
+    """Logs, again and again, whom a session of the server waits for."""
 
     def __init__(self, dsn: str, pid: int) -> None:
         """``pid``: the server's process of the session; ``dsn``: of the same server."""
         self._dsn, self._pid = dsn, pid
         self._began = time.monotonic()
         self._next_look = self._began + _SILENT_SECONDS
-        self._told: set[str] = set()
-        self._tell_again = 0.0
+        self._logged: set[str] = set()
+        self._log_again = 0.0
 
-    def tell_when_due(self) -> None:
-        """Look, if it is time, and log who is waited for, if that is new or was told long ago."""
+    def log_when_due(self) -> None:
+        """Log who is waited for, if it is time to look, and if that is new or was logged long ago."""
         if time.monotonic() < self._next_look:
             return
         try:
             found = self._waited_for()
         except IngestError:
-            # Whether the server is there is told by the wait itself.
+            # The wait itself finds out whether the server is there.
             found = []
         now = time.monotonic()
         self._next_look = now + _SILENT_SECONDS
         names = {each.name for each in found}
-        if names and (names != self._told or now >= self._tell_again):
-            self._told, self._tell_again = names, now + _AGAIN_SECONDS
+        if names and (names != self._logged or now >= self._log_again):
+            self._logged, self._log_again = names, now + _AGAIN_SECONDS
             _log.warning(
                 "the making of the replication slot waits for transactions that were under way when it "
                 "began: %s. It has waited for %.0f s; a transaction of any database of the server counts",
@@ -118,14 +119,14 @@ class _Waiting:
             )
 
     def _waited_for(self) -> list[OpenTransaction]:
-        """Those that began before the wait did, and whoever is waited for at this moment."""
+        """Return the transactions that began before the wait did, and those that block it at this moment."""
         with (
             source_errors("looking for transactions"),
             closing(connect(self._dsn)) as connection,
             connection.cursor() as cursor,
         ):
             waited = time.monotonic() - self._began
-            # It names one of them at a time, and a prepared one by no name.
+            # The server names one blocker at a time, and never a prepared transaction.
             cursor.execute("SELECT pg_blocking_pids(%s)", (self._pid,))
             (blocking,) = cursor.fetchone()
             return [
@@ -151,7 +152,7 @@ _FLUSH_MILLISECONDS = 1000
 class ConsistentSnapshot(NamedTuple):
     """A snapshot that sees exactly the transactions that committed below ``consistent_point``.
 
-    ``name`` is for ``SET TRANSACTION SNAPSHOT``, as long as the context that gave it is open.
+    ``name`` is for ``SET TRANSACTION SNAPSHOT``, while the context that gave it is open.
     """
 
     consistent_point: Lsn
@@ -159,9 +160,9 @@ class ConsistentSnapshot(NamedTuple):
 
 
 def create_slot(dsn: str, name: str, stop: threading.Event) -> Lsn:
-    """Create the permanent slot ``name``; returns its consistent point, where its stream starts.
+    """Create the permanent slot ``name``; return its consistent point, where its stream starts.
 
-    Waits for the transactions that run at that moment; ``SlotNotMade`` if ``stop`` comes first. ``SlotInUse``
+    Waits for the transactions that run at that moment. ``SlotNotMade`` if ``stop`` comes first, ``SlotInUse``
     if the name is taken.
     """
     connection = connect_replication(dsn)
@@ -178,7 +179,7 @@ def create_slot(dsn: str, name: str, stop: threading.Event) -> Lsn:
 
 
 def slot_taken(name: str, slot: SlotFacts | None = None) -> SlotInUse:
-    """The error for a slot that is there although this home has not created it; ``slot``: its facts."""
+    """Return the error for a slot that exists although this home has not created it; ``slot``: its facts."""
     about = ""
     if slot is not None:
         state = f"read by {slot.reader}" if slot.reader else "nobody reads it now"
@@ -191,7 +192,7 @@ def slot_taken(name: str, slot: SlotFacts | None = None) -> SlotInUse:
 
 
 def drop_slot(connection: Connection, name: str) -> None:
-    """Drop the slot ``name`` if it exists; ``SlotInUse`` while a process reads from it."""
+    """Drop the slot ``name`` if it exists. ``SlotInUse`` while a process reads from it."""
     with source_errors("dropping the replication slot"), connection.cursor() as cursor:
         try:
             with gate("source.slot_drop"):
@@ -211,10 +212,10 @@ def drop_slot(connection: Connection, name: str) -> None:
 
 @contextmanager
 def consistent_snapshot(dsn: str) -> Iterator[ConsistentSnapshot]:
-    """An exact snapshot of the database, with the LSN it stands for, by a temporary slot.
+    """Open an exact snapshot of the database, with the LSN it stands for, by a temporary slot.
 
-    The slot is gone when the context ends. Waits for the transactions that run at the start.
-    Raises ``SourceUnavailable``.
+    The slot is gone when the context ends. Waits for the transactions that run at the start. Raises
+    ``SourceUnavailable``.
     """
     connection = connect_replication(dsn)
     name = _temporary_name()
@@ -227,11 +228,11 @@ def consistent_snapshot(dsn: str) -> Iterator[ConsistentSnapshot]:
 
 
 def flush_wal(dsn: str) -> None:
-    """Have the server flush the WAL that it has inserted, as the making of any logical slot does first.
+    """Let the server flush the WAL that it has inserted, which making a logical slot does first.
 
     Without a commit it flushes such WAL only after seconds, and the stream sends nothing of it before. The
-    slot is a temporary one, and is given up where its making would wait for transactions. Needs a free slot;
-    without one nothing happens.
+    slot is temporary, and is given up if making it would wait for transactions. Does nothing if no slot is
+    free.
     """
     connection = connect(dsn)
     try:

@@ -68,11 +68,12 @@ FIRST_ORDINAL = -(1 << 48)
 
 
 class Ordinals:
-    """The count of one epoch. It only grows, so a row that is read again is a later event, never a
-    collision. Thread-safe."""
+    """The ordinals of one epoch. They only grow, so a row that is read again is a later event and never a
+    collision. Thread-safe.
+    """
 
     def __init__(self, store: LandingStore, epoch: int) -> None:
-        """Go on above what has landed or was given to a plan in ``epoch``."""
+        """Continue above what has landed or was given to a plan in ``epoch``."""
         standings = (each for each in store.epoch_standings() if each.epoch == epoch)
         used = [each.chunk_ordinal for each in standings if each.chunk_ordinal is not None]
         used += [plan.boundary_ordinal for plan in SnapshotPlans(store.folder).all(epoch)]
@@ -80,7 +81,7 @@ class Ordinals:
         self._next = max(used, default=FIRST_ORDINAL - 1) + 1
 
     def take(self, count: int = 1) -> int:
-        """The first of ``count`` ordinals in a row."""
+        """Return the first of ``count`` consecutive ordinals."""
         with self._lock:
             first = self._next
             self._next += count
@@ -88,7 +89,7 @@ class Ordinals:
 
 
 class Pace:
-    """``rows_per_second``: None for as fast as it goes. Thread-safe."""
+    """Limits the rows per second of a snapshot; ``rows_per_second`` None sets no limit. Thread-safe."""
 
     def __init__(self, rows_per_second: int | None) -> None:
         self._rate = rows_per_second
@@ -96,7 +97,7 @@ class Pace:
         self._free_at = time.monotonic()
 
     def take(self, rows: int, stop: threading.Event) -> None:
-        """Wait until ``rows`` that were read fit the rate, or ``stop`` is set."""
+        """Wait until ``rows`` more rows are within the limit, or ``stop`` is set."""
         if self._rate is None:
             return
         with self._lock:
@@ -112,7 +113,7 @@ _OVERHEAD = 100
 
 @dataclass(frozen=True, slots=True)
 class SnapshotChunk:
-    """What the ``r`` events of one read of ``table`` share: its ``columns``, and where and when it stands."""
+    """What the ``r`` events of one read of ``table`` share: its ``columns``, their position and time."""
 
     table: TableContract
     columns: tuple[str, ...]
@@ -122,7 +123,7 @@ class SnapshotChunk:
     clock: datetime
 
     def events(self, lines: bytes, first_ordinal: int) -> pa.Table:
-        """Events of COPY's ``lines`` (one or more), as a table of ``EVENT_SCHEMA``."""
+        """Return the events of COPY's ``lines`` (one or more) as a table of ``EVENT_SCHEMA``."""
         key = [self.columns.index(name) for name in self.table.key]
         keys, images = keys_and_images(lines, self.columns, key)
         count = len(keys)
@@ -150,13 +151,13 @@ class SnapshotChunk:
 
 
 class SnapshotRows:
-    """Takes the lines of ``chunk`` to ``writer``; ``ordinals`` gives a block of lines its numbers."""
+    """Writes the lines of ``chunk`` to ``writer``. ``ordinals`` returns the first of so many ordinals."""
 
     def __init__(self, chunk: SnapshotChunk, writer: BatchWriter, ordinals: Callable[[int], int]) -> None:
         self._chunk, self._writer, self._ordinals = chunk, writer, ordinals
 
     def add(self, lines: bytes) -> int:
-        """Take in one or more rows; returns how many."""
+        """Write one or more rows; return how many."""
         count, clock = lines.count(b"\n"), self._chunk.clock
         table = partial(self._chunk.events, lines, self._ordinals(count))
         size = len(lines) + _OVERHEAD * count
@@ -169,23 +170,22 @@ T = TypeVar("T")
 
 _RETRY_SECONDS = 0.2
 _SILENT_SECONDS = 5.0
-"""How long the wait for transactions under way goes on before it is told."""
+"""Seconds that the wait for transactions under way lasts before it is logged."""
 
 _SEQUENTIAL_CHUNKS = 2
-"""Of a table cut into more, no chunk may be read by going through all of the table."""
+"""No chunk of a table that is cut into more chunks may be read by a sequential scan."""
 
 
 class Stopped(Exception):
-    """The caller asked to stop in the middle of a chunk. Nothing of it has landed."""
+    """Raised when the caller stops in the middle of a chunk. Nothing of the chunk has landed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Landing:
-    """Where chunks go, and what the readers of all of them share.
+    """Where chunks land, and what all readers share.
 
-    ``publication``: what it sends of a table is read.
-    ``start``: where the stream of the epoch begins. It has to land something above that before it can
-    show that it has passed a chunk.
+    ``publication``: the rows and columns that it sends are read. ``start``: where the stream of the epoch
+    begins. The stream has to land something above it before it can show that it has passed a chunk.
     """
 
     publication: str
@@ -201,7 +201,9 @@ class Landing:
 
 @dataclass(frozen=True, slots=True)
 class PlannedChunk:
-    """Chunk ``number`` of ``table``, as ``plan`` cuts it; from ``plan.chunks`` on one that was added."""
+    """Chunk ``number`` of ``table``, as ``plan`` cuts it. Numbers from ``plan.chunks`` on are chunks added
+    later.
+    """
 
     table: TableContract
     plan: SnapshotPlan
@@ -209,7 +211,9 @@ class PlannedChunk:
 
     @property
     def bounds(self) -> tuple[Bound | None, Bound | None]:
-        """The keys that it begins above and ends with; None: open. Both are None for one that was added."""
+        """The bounds: keys above the first, up to and with the second; None is open. An added chunk has
+        none.
+        """
         return self.plan.range_of(self.number) if self.number < self.plan.chunks else (None, None)
 
     @property
@@ -217,7 +221,7 @@ class PlannedChunk:
         return self.plan.batch_id(self.number)
 
     def span(self, low: Lsn, high: Lsn, clock: datetime, *, scope: KeyRange | None = None) -> ChunkSpan:
-        """What its manifest says of it."""
+        """Return what the manifest records of the chunk."""
         start, end = (None if bound is None else json.dumps(bound) for bound in self.bounds)
         return ChunkSpan(
             self.plan.snapshot_id,
@@ -235,8 +239,8 @@ class PlannedChunk:
 
 @dataclass(frozen=True, slots=True)
 class LookedAt:
-    """Where a look at a chunk stands: ``low`` and ``clock`` of its safe low watermark, ``high``, and the form
-    that the table had.
+    """A read of a chunk that lands nothing: ``low`` and ``clock`` of its safe low watermark, ``high``, and
+    the schema of the table.
     """
 
     low: Lsn
@@ -249,12 +253,15 @@ class ChunkReader:
     """Reads chunks on one connection, one after the other."""
 
     def __init__(self, connection: Connection, landing: Landing, stop: threading.Event) -> None:
-        """``connection`` is in autocommit, and this reader's own."""
+        """``connection`` is in autocommit, and used by this reader alone."""
         self._connection, self._landing, self._stop = connection, landing, stop
 
     def read(self, chunk: PlannedChunk) -> Manifest:
-        """Land the rows of ``chunk``. ``Stopped``; ``SourceUnavailable`` if the server goes away;
-        ``TableUnreadable``, ``RowTooLarge``, ``PreflightFailed`` for what concerns its table alone."""
+        """Land the rows of ``chunk``.
+
+        Raises ``Stopped``; ``SourceUnavailable`` if the server goes away; ``TableUnreadable``,
+        ``RowTooLarge``, ``PreflightFailed`` for faults of its table alone.
+        """
         table, plan = chunk.table, chunk.plan
         others: tuple[str, ...] = ()
         if plan.scope is not None:
@@ -262,7 +269,7 @@ class ChunkReader:
         return self._land(chunk, where(plan.by, plan.types, *chunk.bounds, others))
 
     def read_text(self, chunk: PlannedChunk, path: Path) -> LookedAt:
-        """Write the rows of ``chunk`` to a file, by ``write_text_rows``; errors as in ``read``."""
+        """Write the rows of ``chunk`` to a file by ``write_text_rows``. Raises as ``read`` does."""
 
         def read(rows: str) -> None:
             write_text_rows(self._connection, chunk.table, rows, path, fetched=self._keep_pace)
@@ -271,7 +278,7 @@ class ChunkReader:
         return looked_at
 
     def read_checksum(self, chunk: PlannedChunk) -> tuple[LookedAt, RowChecksum]:
-        """Have the server work out the checksum of the rows of ``chunk``; errors as in ``read``."""
+        """Let the server work out the checksum of the rows of ``chunk``. Raises as ``read`` does."""
 
         def read(rows: str) -> RowChecksum:
             found = server_checksum(self._connection, chunk.table, rows)
@@ -281,7 +288,7 @@ class ChunkReader:
         return self._look(chunk, read)
 
     def _look(self, chunk: PlannedChunk, read: Callable[[str], T]) -> tuple[LookedAt, T]:
-        """Have the rows of ``chunk`` read by ``read``, which is given what stands behind FROM."""
+        """Call ``read`` with the rows of ``chunk``, as they stand behind FROM."""
         table, plan = chunk.table, chunk.plan
         mark = self._begin(table, plan, None)
         try:
@@ -296,11 +303,11 @@ class ChunkReader:
             self._end()
 
     def read_keys(self, chunk: PlannedChunk, keys: Collection[str], at: Lsn) -> Manifest:
-        """Land the rows of ``keys`` (JSON arrays) once more, to stand at ``at``, once that is safe."""
+        """Land the rows of ``keys`` (JSON arrays) again, at the position ``at``, once that is safe."""
         return self._land(chunk, where_key(chunk.table, self._types(chunk.table), keys), at=at)
 
     def read_more(self, chunk: PlannedChunk, condition: str) -> Manifest:
-        """Land the rows that meet ``condition`` as ``chunk``, one more of a snapshot that is finished."""
+        """Land the rows that meet ``condition`` as ``chunk``, added to a finished snapshot."""
         return self._land(chunk, condition)
 
     def _relation(self, table: TableContract) -> CatalogRelation:
@@ -372,15 +379,17 @@ class ChunkReader:
         return max(read_high(self._connection), Lsn(self._landing.start.value + 1))
 
     def _begin(self, table: TableContract, plan: SnapshotPlan, at: Lsn | None) -> Mark:
-        """Open the transaction that reads ``table``; returns a mark that is safe for it, from ``at`` on."""
-        began, told = time.monotonic(), False
+        """Open the transaction that reads ``table``; return a mark, at or above ``at``, that is safe for
+        it.
+        """
+        began, logged = time.monotonic(), False
         while not self._stop.is_set():
             own = read_mark(self._connection)
             known = self._landing.marks.offer(own)
             if not self._open(table, plan):
                 self._end()
-                if not told:
-                    told = True
+                if not logged:
+                    logged = True
                     _log.warning("the snapshot waits for a lock on %s that somebody holds", table.full_name)
                 continue
             sees = read_visibility(self._connection)
@@ -388,8 +397,8 @@ class ChunkReader:
             if mark is not None and (at is None or mark.lsn >= at):
                 return mark
             self._end()
-            if not told and time.monotonic() - began > _SILENT_SECONDS:
-                told = True
+            if not logged and time.monotonic() - began > _SILENT_SECONDS:
+                logged = True
                 _log.warning(
                     "the snapshot waits for transactions that were under way when it began: %s",
                     self._named(sees.unfinished(own.holders)),
@@ -398,7 +407,7 @@ class ChunkReader:
         raise Stopped
 
     def _open(self, table: TableContract, plan: SnapshotPlan) -> bool:
-        """Begin a read; false if somebody holds a lock on the table: then end it and try again."""
+        """Begin a read; False if somebody holds a lock on the table: end it and try again."""
         with source_errors(f"opening {table.full_name}"), self._connection.cursor() as cursor:
             cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             by_index = plan.scope is not None and plan.by not in ((), (CTID,))
@@ -410,13 +419,13 @@ class ChunkReader:
             return hold_readable(self._connection, table)
 
     def _require_storage(self, table: TableContract, plan: SnapshotPlan) -> None:
-        """A chunk is a range of places: whoever rewrites the table moves rows past it. The lock is held."""
+        """Refuse a chunk by ctid if the table was rewritten, which moves rows past it. The lock is held."""
         if plan.by != (CTID,):
             return
         if read_storage(self._connection, table.schema, table.table) != plan.storage:
             raise TableUnreadable(
                 f"Table {table.full_name} was rewritten (VACUUM FULL, CLUSTER, ALTER TABLE …) while it was "
-                "read by the places of its rows, as its key has no index.",
+                "read by ctid, as its key has no index.",
                 fix="Start capture again (the platform does so by itself): the table is read anew. A unique "
                 "index on the key columns of its contract makes it be read by the key.",
                 table=table.full_name,

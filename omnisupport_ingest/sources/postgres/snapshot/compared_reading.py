@@ -1,11 +1,10 @@
 """Reading again only what differs: a snapshot of a table whose earlier rows the lake still has.
 
 Every chunk is compared with the lake: by a checksum that the server works out (``row_checksum``), and where
-that differs or there is none, row by row. One that is the same lands as an empty batch, one that is not is
-read once more and lands whole, as in any snapshot. No boundary ends what was not read: each row of the
-lake that no chunk had is ended by a delete of its own, where the boundary would stand. What the lake has of
-a row that is the same stays its state: the stream of the epoch, which begins below every chunk, has all that
-was done to it since.
+that differs or there is none, row by row. An equal chunk lands as an empty batch. Another one is read once
+more and lands whole, as in any snapshot. There is no snapshot end, because not everything was read: each row
+of the lake that was in no chunk is ended by a delete of its own at the same position. An equal row keeps its
+state in the lake: the stream of the epoch, which begins below every chunk, has all changes since.
 """
 
 from __future__ import annotations
@@ -31,41 +30,43 @@ from omnisupport_ingest.sources.postgres.snapshot.chunk_reader import (
 
 
 class LakeRows(Protocol):
-    """The rows that the lake has of one table."""
+    """The rows of one table in the lake."""
 
     @property
     def scratch(self) -> Path:
-        """An existing folder for rows of the source."""
+        """An existing folder for files of source rows."""
 
     def has(
         self, checksum: RowChecksum, by: Sequence[str], start: Sequence[str] | None, end: Sequence[str] | None
     ) -> bool:
-        """Whether its living rows with keys above ``start``, up to and with ``end`` (None: open), are known
-        for certain and have ``checksum``. ``by``: the columns that bounds are values of. False where it
-        cannot be told.
+        """Whether the living rows with keys above ``start``, up to and with ``end``, have ``checksum``; None
+        is open.
+
+        ``by``: the columns that the bounds are values of. False where rows are unresolved, or where the lake
+        cannot tell.
         """
 
     def same(self, rows: Path) -> bool:
-        """Whether the lake has every row in ``rows`` (``write_text_rows``) as it is there."""
+        """Whether the lake has every row of the file ``rows`` (``write_text_rows``) unchanged."""
 
     def unmet(self) -> Sequence[str]:
-        """The keys (JSON arrays) of the living rows that were in none of those files and ranges."""
+        """Return the keys (JSON arrays) of the living rows that were in none of those files and ranges."""
 
 
 class Lake(Protocol):
-    """The tables of a lake, to compare with."""
+    """The tables of a lake that a source is compared with."""
 
     def pin(self) -> None:
-        """Hold them as they are, all that has landed taken in; an ``IngestError`` where it is not."""
+        """Hold the tables as they are. ``IngestError`` unless everything that landed has been taken in."""
 
     def rows(self, table: TableContract, /) -> AbstractContextManager[LakeRows]:
-        """Those of one table, as they were held."""
+        """Return the rows of one table, as they were held."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """What came of one table: of ``chunks``, ``by_rows`` were compared row by row and ``read_again`` differed
-    and landed ``rows`` rows; ``ended`` rows are gone from the source.
+    """The result for one table. Of ``chunks``, ``by_rows`` were compared row by row; ``read_again`` differed
+    and landed ``rows`` rows. ``ended`` rows are gone from the source.
     """
 
     table: str
@@ -89,7 +90,7 @@ class ComparedReading:
         self._reader, self._landing, self._landed = reader, landing, landed
 
     def run(self, table: TableContract, plan: SnapshotPlan, lake: LakeRows) -> Recovered:
-        """Land what differs. Raises ``Stopped`` or ``SourceUnavailable``: the table counts as unread then."""
+        """Land what differs. Raises ``Stopped`` or ``SourceUnavailable``; the table then counts as unread."""
         read = [self._chunk(PlannedChunk(table, plan, number), lake) for number in range(plan.chunks)]
         gone = lake.unmet()
         self._landed(self._end(table, plan, read, gone))
@@ -116,7 +117,7 @@ class ComparedReading:
         return _Compared(found, batch, again, by_rows)
 
     def _by_checksum(self, chunk: PlannedChunk, lake: LakeRows) -> LookedAt | None:
-        """Where the server's look at the chunk stands, if the lake has all of it by its checksum."""
+        """Return the server's look at the chunk if the lake has the same checksum, else None."""
         table, plan = chunk.table, chunk.plan
         by_key = set(plan.by) <= set(table.key)
         if not has_checksum(table) or not (by_key or plan.chunks == 1):
@@ -133,7 +134,7 @@ class ComparedReading:
     def _end(
         self, table: TableContract, plan: SnapshotPlan, read: Sequence[_Compared], gone: Sequence[str]
     ) -> Manifest:
-        """Land a delete of each key in ``gone``, where every change that a chunk had not seen is above it."""
+        """Land a delete of each key in ``gone``, below every change that a chunk had not seen."""
         lowest = min((each.found for each in read), key=lambda found: found.low)
         high = max(each.batch.chunk.high for each in read if each.batch.chunk is not None)
         landing = self._landing
@@ -154,7 +155,7 @@ class ComparedReading:
 
 @dataclass(frozen=True, slots=True)
 class _Compared:
-    """How a chunk was ``found``, and what landed of it: its rows if it was read ``again``, else none.
+    """A compared chunk: how it was ``found``, and its batch, which has rows only if it was read ``again``.
 
     ``by_rows``: it was compared row by row.
     """

@@ -40,9 +40,9 @@ def write_text_rows(
 ) -> int:
     """Write the contract's columns of ``rows`` to a Parquet file at ``path``, for its owner only.
 
-    ``rows``: what stands behind FROM, read in the open transaction of ``connection``. Each column holds
-    PostgreSQL's text of the value, as its output function writes it, null for NULL. ``fetched`` is told
-    how many rows came, some thousands at a time. Returns how many there are in all. Raises psycopg2's errors.
+    ``rows``: what stands behind FROM, read in the open transaction of ``connection``. Each column holds the
+    text that PostgreSQL writes for the value; null for NULL. ``fetched`` is called with the number of rows
+    that came, some thousands at a time. Returns the number of rows. Raises psycopg2's errors.
     """
     expressions = _expressions(contract)
     schema = pa.schema([(name, pa.string()) for name, _ in expressions])
@@ -83,8 +83,10 @@ def _text_of(column: str) -> str:
 
 
 def server_checksum(connection: Connection, contract: TableContract, rows: str) -> RowChecksum:
-    """That of the contract's columns of ``rows`` (what stands behind FROM), in the open transaction of
-    ``connection``. Raises psycopg2's errors."""
+    """Return the checksum of the contract's columns of ``rows`` (what stands behind FROM).
+
+    Read in the open transaction of ``connection``. Raises psycopg2's errors.
+    """
     text = " || ".join(_part(column) for column in contract.columns)
     # SHA-256 works on servers that have MD5 forbidden.
     with connection.cursor() as cursor:
@@ -111,7 +113,8 @@ def _number(start: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RowsAt:
-    """What was written: ``written`` rows out of ``rows``, of which ``live`` are not softly deleted.
+    """What was written: ``written`` of ``rows`` rows. ``live``: those of ``rows`` that are not softly
+    deleted.
 
     ``below``: the sample is the rows whose ``key_hash`` is below it; None if every row was written.
     """
@@ -133,9 +136,9 @@ def write_rows_at(
 ) -> RowsAt:
     """Write the contract's columns of the rows that ``snapshot`` sees to a Parquet file at ``path``.
 
-    Rows that ``publication`` does not send are not among them. ``sample``: about so many rows, chosen by the
-    hash of their key, so the same ones each time; None for every row. The session that exported ``snapshot``
-    must still be open. Raises ``SourceUnavailable``, or as ``read_relation``.
+    Leaves out rows that ``publication`` does not send. ``sample``: about so many rows, chosen by the hash of
+    their key, so the same ones each time; None for every row. The session that exported ``snapshot`` must
+    still be open. Raises ``SourceUnavailable``, or as ``read_relation``.
     """
     connection = connect(dsn)
     try:
@@ -156,14 +159,16 @@ def write_rows_at(
 
 
 def hash_bound(sample: int | None, rows: int) -> str | None:
-    """The bound below which about ``sample`` of ``rows`` hashes fall; None if that is all of them."""
+    """Return the bound below which about ``sample`` of ``rows`` hashes fall; None if that is all of them."""
     if sample is None or rows <= sample:
         return None
     return f"{(sample << 32) // rows:08x}"
 
 
 def key_hash(contract: TableContract) -> str:
-    """SQL: eight hexadecimal digits of the hash of a row's key, in an order that no locale changes."""
+    """Return SQL for eight hexadecimal digits of the hash of a row's key, in an order that no locale
+    changes.
+    """
     key = ", ".join(identifier(name) for name in contract.key)
     text = f"convert_to(concat_ws(chr(31), {key}), 'UTF8')"
     return f"substr(encode(sha256({text}), 'hex'), 1, 8) COLLATE \"C\""

@@ -1,11 +1,9 @@
-"""Cutting a table into ranges of its key, each about as many rows, and reading one of them.
+"""Cutting a table into ranges of its key, each about as many rows, and the ranges of keys that a person
+requests.
 
-Keys are walked in the order of an index, so ranges are even whatever the distribution of the keys and
-without statistics: every step reads as many index entries as a chunk has rows. A table whose key has no
-index is cut by place (``ctid``), as each range of keys would be another read of all of it.
-
-A person may ask for a range of keys too: it is put as the server understands it, or refused with the
-reason.
+Keys are walked in the order of an index, so ranges are even whatever the distribution of the keys and without
+statistics: every step reads as many index entries as a chunk has rows. A table whose key has no index is cut
+by ``ctid``, because each range of keys would read all of it.
 """
 
 from __future__ import annotations
@@ -26,20 +24,20 @@ from omnisupport_ingest.sources.postgres.session.connection import source_errors
 from omnisupport_ingest.sources.postgres.session.quoting import identifier, literal, qualified
 
 Bound = tuple[str, ...]
-"""The values of the columns that a table is cut by, as PostgreSQL's text."""
+"""Values of the columns that a table is cut by, as PostgreSQL's text."""
 
 CTID = "ctid"
 _ROWS_PER_PAGE = 60
-"""Assumed where the server has never counted; only the size of chunks depends on it."""
+"""Assumed where the server has no statistics; only the size of chunks depends on it."""
 
 
 def columns_to_cut_by(
     connection: Connection, schema: str, table: str, key: Sequence[str], *, partitioned: bool
 ) -> tuple[str, ...]:
-    """The key's columns in the order of an index; ``ctid`` without one; none where neither will do.
+    """Return the key's columns in the order of an index; ``ctid`` without one; none where neither will do.
 
-    A table cut by place is exact only if updates carry whole rows (replica identity FULL), or if there
-    are none: a row that moves from a place not read to one read is known by its update alone.
+    Cutting by ctid is exact only if updates carry whole rows (replica identity FULL), or if there are none: a
+    row that moves to a page that was read already is known by its update alone.
     """
     with source_errors(f"reading the indexes of {schema}.{table}"), connection.cursor() as cursor:
         cursor.execute(
@@ -62,7 +60,7 @@ def columns_to_cut_by(
 
 @dataclass(frozen=True, slots=True)
 class CutBy:
-    """How a table is cut: by columns ``by`` with ``types``, into chunks of about ``rows`` rows."""
+    """How a table is cut: by the columns ``by`` with ``types``, into chunks of about ``rows`` rows."""
 
     by: tuple[str, ...]
     types: tuple[str, ...]
@@ -76,9 +74,9 @@ def cut(
     into: CutBy,
     conditions: Sequence[str] = (),
 ) -> Iterator[Bound]:
-    """The keys between the chunks of the rows that meet ``conditions``; none if one chunk holds them.
+    """Yield the bounds between the chunks of the rows that meet ``conditions``; none if one chunk holds them.
 
-    Each is read as it is asked for, in the open transaction of ``connection``: all of a large table take
+    Each is read when it is asked for, in the open transaction of ``connection``: those of a large table take
     a while.
     """
     by, rows = into.by, into.rows
@@ -106,7 +104,9 @@ def cut(
 
 
 def where_key(table: TableContract, types: Sequence[str], keys: Collection[str]) -> str:
-    """The condition of the rows with one of ``keys``: JSON arrays of the texts of the contract's key."""
+    """Return the condition of the rows with one of ``keys``: JSON arrays of the texts of the contract's
+    key.
+    """
     listed = ", ".join(identifier(name) for name in table.key)
     rows = ", ".join(_row(json.loads(key), types) for key in sorted(keys))
     return f" WHERE ({listed}) IN ({rows})"
@@ -119,7 +119,9 @@ def where(
     end: Bound | None,
     others: Sequence[str] = (),
 ) -> str:
-    """The condition of a chunk: above ``start``, up to and with ``end`` (None: open), and the ``others``."""
+    """Return the condition of a chunk: above ``start``, up to and with ``end`` (None: open), and the
+    ``others``.
+    """
     left = f"({', '.join(identifier(name) for name in by)})"
     conditions = [*others]
     if start is not None:
@@ -130,15 +132,15 @@ def where(
 
 
 def source_of_rows(schema: str, table: str, relation: CatalogRelation) -> str:
-    """The rows that the stream is about, as they stand behind FROM; conditions may name every column.
+    """Return what stands behind FROM for the rows that the stream sends; conditions may name every column.
 
-    Of a partitioned table those of its partitions; of another not those of its children: an inheritance
+    For a partitioned table these are the rows of its partitions. Rows of inheritance children are left out: a
     child is a table of its own in the stream.
     """
     name = f"{'' if relation.partitioned else 'ONLY '}{qualified(schema, table)}"
     if relation.row_filter is None:
         return name
-    # So plain that the planner reads the table itself, by key, place or partition.
+    # Plain enough for the planner to read the table itself, by key, ctid or partition.
     rows = f"SELECT {CTID}, tableoid, * FROM {name} WHERE ({relation.row_filter})"
     return f"({rows}) AS {identifier(table)}"
 
@@ -159,7 +161,7 @@ def _pages(connection: Connection, schema: str, table: str, rows: int) -> Iterat
         pages, counted, of_pages = cursor.fetchone()
     per_page = counted / of_pages if counted > 0 and of_pages > 0 else _ROWS_PER_PAGE
     step = max(1, int(rows / per_page))
-    # Places in a page count from 1, so nothing stands at a bound.
+    # Line numbers in a page count from 1, so no row stands at a bound.
     for page in range(step, pages, step):
         yield (f"({page},0)",)
 
@@ -169,7 +171,7 @@ _BYTE_ORDER = ("C", "POSIX")
 
 
 class NoKeyRange(IngestError):
-    """The keys that were asked for are no range that the lake can tell from others."""
+    """Raised when the requested keys are no range that the lake can tell from other keys."""
 
     exit_code = 2
 
@@ -181,8 +183,11 @@ def key_range(
     start: Sequence[str] | None,
     end: Sequence[str] | None,
 ) -> KeyRange:
-    """The range of keys of ``table`` from ``start`` to ``end``, each of the key's first columns, in the text
-    that the server has for them. ``NoKeyRange`` with the reason, or as ``read_relation`` raises."""
+    """Return the range of keys of ``table`` from ``start`` to ``end``, as the server writes them.
+
+    Each bound has values of the first columns of the key. ``NoKeyRange`` with the reason, or as
+    ``read_relation`` raises.
+    """
     longest = max(len(start or ()), len(end or ()))
     if longest > len(table.key) or longest == 0:
         raise NoKeyRange(
@@ -217,12 +222,12 @@ def key_range(
 
 
 def kinds_of(relation: CatalogRelation, columns: Sequence[str]) -> tuple[str | None, ...]:
-    """How the values of ``columns`` are ordered; None where the lake cannot tell."""
+    """Return how the values of ``columns`` are ordered; None where the lake cannot tell."""
     return tuple(ORDERED_TYPES.get(_type(relation, column).partition("(")[0]) for column in columns)
 
 
 def conditions(table: TableContract, relation: CatalogRelation, scope: KeyRange) -> tuple[str, ...]:
-    """The SQL conditions of the rows whose keys lie in ``scope``."""
+    """Return the SQL conditions of the rows whose keys lie in ``scope``."""
     found = []
     for bound, compared in ((scope.start, ">="), (scope.end, "<=")):
         if bound is not None:
@@ -242,7 +247,7 @@ def _type(relation: CatalogRelation, column: str) -> str:
 def _canonical(
     connection: Connection, table: TableContract, relation: CatalogRelation, values: Sequence[str]
 ) -> tuple[str, ...]:
-    """``values`` as the server writes them: ``007`` is ``7``."""
+    """Return ``values`` as the server writes them: ``007`` is ``7``."""
     found = []
     for column, value in zip(table.key, values, strict=False):
         of_type = _type(relation, column)

@@ -27,11 +27,11 @@ from omnisupport_ingest.sources.postgres.snapshot.chunk_reader import (
 from omnisupport_ingest.sources.postgres.stream.captured import CapturedEpoch
 
 _LOOK_SECONDS = 0.1
-"""How often the caller's stop is asked while chunks are being read."""
+"""Seconds between two checks of the caller's stop while chunks are read."""
 
 
 class ParallelReading:
-    """Chunks of some tables, read by several threads until none is left; boundaries as tables end."""
+    """Reads chunks with several threads until none is left, and lands the snapshot end of each table."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class ParallelReading:
             plan.snapshot_id: sum(not exists(plan.batch_id(chunk)) for chunk in range(plan.chunks))
             for _, plan in planned
         }
-        # Those whose last chunk landed just before the end of an earlier process.
+        # Tables whose last chunk landed just before an earlier process ended.
         self._ended = [(table, plan) for table, plan in planned if not self._missing[plan.snapshot_id]]
         self._threads = max(1, min(epoch.settings.snapshot_threads, len(self._left)))
         self._lock = threading.Lock()
@@ -61,7 +61,7 @@ class ParallelReading:
         self._high = Lsn(0)
 
     def run(self, stop: threading.Event) -> Lsn | None:
-        """Read them all; returns the highest LSN that a chunk saw, or None if ``stop`` came first.
+        """Read all chunks; return the highest LSN that one saw, or None if ``stop`` came first.
 
         Raises what the first thread that failed raised.
         """
@@ -72,7 +72,7 @@ class ParallelReading:
         ]
         for worker in workers:
             worker.start()
-        # The caller's stop may look at files; it is asked here alone.
+        # Only this thread checks the caller's stop, which may read files.
         for worker in workers:
             while worker.is_alive():
                 if stop.is_set():
@@ -108,7 +108,7 @@ class ParallelReading:
             self._end(chunk.table, chunk.plan)
 
     def _end(self, table: TableContract, plan: SnapshotPlan) -> None:
-        """Land the boundary: every chunk has landed."""
+        """Land the snapshot end: every chunk has landed."""
         landing = self._landing
         found = [landing.store.read(plan.batch_id(chunk)).chunk for chunk in range(plan.chunks)]
         chunks = [chunk for chunk in found if chunk is not None]
@@ -139,11 +139,11 @@ class ParallelReading:
 
 
 class MovedReading:
-    """The search in the stream of one epoch, beside the snapshots whose chunks it adds to."""
+    """Searches the stream of one epoch for key changes during a snapshot, and reads those rows again."""
 
     def __init__(self, epoch: CapturedEpoch) -> None:
         self.settled = False
-        """Whether the stream was searched for every snapshot that was told of."""
+        """Whether the stream was searched for every snapshot so far."""
         self._of, self._store, self._epoch = epoch, epoch.store, epoch.number
         self._searched: set[str] = set()
 
@@ -154,10 +154,10 @@ class MovedReading:
         landing: Callable[[], Landing],
         stop: threading.Event,
     ) -> Lsn | None:
-        """Read what has moved in tables with a snapshot (of ``plans``) that the stream has passed.
+        """Read rows again whose keys changed during a snapshot (of ``plans``) that the stream has passed.
 
-        Returns the highest LSN that was seen; None if nothing was read or ``stop`` came. To be called
-        until it finds nothing, as a row may move on meanwhile.
+        Returns the highest LSN that was seen; None if nothing was read or ``stop`` came. Call it until it
+        finds nothing, because a key may change again meanwhile.
         """
         of = {table.name: table for table in tables}
         left = [
@@ -178,12 +178,12 @@ class MovedReading:
         return max((high for high in found if high is not None), default=None)
 
     def search_again(self, snapshot_id: str) -> None:
-        """One more chunk was read of a snapshot that was searched for already."""
+        """Search again: one more chunk was read of a snapshot that was searched already."""
         self._searched.discard(snapshot_id)
         self.settled = False
 
     def _has_passed(self, plan: SnapshotPlan) -> bool:
-        """Whether the snapshot has landed, and the stream up to where it was read."""
+        """Whether the snapshot has landed, and the stream has landed up to where it was read."""
         if not self._store.exists(plan.boundary_id):
             return False
         boundary, last = self._store.read(plan.boundary_id).chunk, self._store.last_stream(self._epoch)
@@ -228,9 +228,9 @@ class MovedReading:
 
     @staticmethod
     def _since(plan: SnapshotPlan, chunks: Sequence[ChunkSpan], again: Sequence[ChunkSpan]) -> Lsn:
-        """From where on a key change may have been seen by the stream alone."""
+        """Return the LSN from which on only the stream may have seen a key change."""
         if again:
-            # Rows read again stand where the search before them ended.
+            # Rows that were read again stand where the search before them ended.
             return max(chunk.low for chunk in again)
-        # The old key's row may be one that the lake has from before a gap: nothing of it is inherited.
+        # The row of the old key may be from before a gap: nothing of it is inherited.
         return Lsn(0) if plan.compared else min(chunk.low for chunk in chunks)

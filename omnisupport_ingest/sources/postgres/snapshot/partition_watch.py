@@ -1,8 +1,9 @@
-"""Keeping the lake right about rows that came or left with their partition, which no change tells of.
+"""Keeping the lake right about rows that came or left with their partition, which no change in the stream
+tells.
 
-Rows of a new partition are read, as one more chunk of the table's snapshot. Where rows may have left, the
-whole table is read again: only the boundary of a snapshot ends rows that nobody has deleted. From the last
-look before until then the table is not as the source was: that stretch is written down first.
+Rows of a new partition are read as one more chunk of the table's snapshot. Where rows may have left, the
+whole table is read again: only a snapshot end ends rows that nobody has deleted. Between the last look and
+that read the lake may differ from the source; that stretch is recorded first.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ _log = logging.getLogger(__name__)
 
 
 class PartitionWatch:
-    """The partitions of the tables of one source, in one epoch."""
+    """Compares the partitions of the tables of one epoch with those at the last look."""
 
     def __init__(self, epoch: CapturedEpoch, tables: Sequence[TableContract]) -> None:
         self.needed = True
@@ -61,19 +62,19 @@ class PartitionWatch:
         self._certain, self._written = dict[str, Lsn](), dict[str, float]()
 
     def add_tables(self, tables: Sequence[TableContract]) -> None:
-        """From now on ``tables`` are of the source too."""
+        """Watch ``tables`` too from now on."""
         self._tables |= {(each.schema, each.table): each for each in tables}
         self.needed = True
 
     def planned(self, connection: Connection, table: TableContract) -> Partitions | None:
-        """The partitions that a snapshot that is being planned will read; None if there are none."""
+        """Return the partitions that a snapshot under planning will read; None if there are none."""
         name = (table.schema, table.table)
         return read_partitions(connection, [name]).get(name)
 
     def will_be_read(self, table: TableContract, partitions: Partitions | None) -> None:
-        """The plan of a snapshot that reads ``partitions`` is durable."""
+        """Record ``partitions``: the plan of the snapshot that reads them is durable."""
         if partitions is not None:
-            # What an earlier look was certain of, a later one is.
+            # A later look is certain of at least as much as an earlier one.
             self._records.write(table.name, self._known(table, partitions, Lsn(0)))
 
     def look(
@@ -82,11 +83,11 @@ class PartitionWatch:
         landing: Callable[[], Landing] | None,
         stop: threading.Event,
     ) -> Lsn | None:
-        """Compare, ask for what has to be read whole, and read new partitions.
+        """Compare, request what has to be read whole, and read new partitions.
 
-        ``plans``: of this epoch, by table; a table without one is incomplete, and told to be. Without
-        ``landing`` new partitions are left for a later look. Returns the highest LSN that was seen by
-        reading; None if nothing was read or ``stop`` came.
+        ``plans``: those of this epoch by table; a table without one is incomplete anyway. Without
+        ``landing``, new partitions are left to a later look. Returns the highest LSN that a read saw; None if
+        nothing was read or ``stop`` came.
         """
         tables = {name: each for name, each in self._tables.items() if each.name in plans}
         if not tables:
@@ -106,7 +107,7 @@ class PartitionWatch:
                 if read is None:
                     continue
                 highs += read
-                # Also of a partition that left again before its rows were read.
+                # Also for a partition that left again before its rows were read.
                 self._lost.was_mended(table.name, max(read, default=looked))
                 self._seen(table, self._known(table, now, certain))
         return max(highs, default=None)
@@ -127,7 +128,7 @@ class PartitionWatch:
         return known.followed_by(now, before, certain, read_to)
 
     def _seen(self, table: TableContract, now: KnownPartitions) -> None:
-        """Nothing is left to do for ``now``; that no look since has found more is remembered now and then."""
+        """Record that nothing is left to do for ``now``; an unchanged state is written only at intervals."""
         self._certain[table.name] = now.certain
         known, written = self._records.read(table.name), self._written.get(table.name)
         if (
@@ -149,9 +150,9 @@ class PartitionWatch:
         landing: Callable[[], Landing] | None,
         stop: threading.Event,
     ) -> list[Lsn] | None:
-        """Do what the difference of ``now`` from what was known takes; None if something is left to do.
+        """Act on the difference between ``now`` and the record; None if something is left to do.
 
-        Returns the highest LSNs that were seen by reading.
+        Returns the highest LSNs that the reads saw.
         """
         known = self._records.read(table.name)
         found = difference(now if known is None else known.partitions, now)
@@ -182,7 +183,7 @@ class PartitionWatch:
         return highs
 
     def _read_more(self, plan: SnapshotPlan) -> int:
-        """How many chunks have been added to the snapshot since its boundary."""
+        """Return how many chunks have been added to the snapshot since its end."""
         count = 0
         while self._store.exists(plan.batch_id(plan.chunks + count)):
             count += 1

@@ -28,7 +28,7 @@ _FOLDER = "snapshot_requests"
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRequest:
-    """What is asked for: ``table`` (a contract's name), or the keys of ``scope``. ``name``: of its note."""
+    """A request for ``table`` (a contract's name), or for the keys of ``scope``. ``name``: of its file."""
 
     table: str
     scope: KeyRange | None
@@ -46,15 +46,17 @@ class _Content:
 
 
 class SnapshotRequests:
-    """The notes of one source, in its landing folder: one for each table and each range."""
+    """The requests of one source, in its landing folder: one file for each table and each range."""
 
     def __init__(self, folder: Path) -> None:
         """``folder``: the landing folder of the source."""
         self._folder = folder / _FOLDER
 
     def write(self, table: str, reason: str, scope: KeyRange | None = None) -> bool:
-        """Ask for ``table`` (a contract's name), or for a range of its keys; whether that was not asked for
-        already. Durable then."""
+        """Request a snapshot of ``table`` (a contract's name), or of a range of its keys. Durable on return.
+
+        Returns False if the same was requested already.
+        """
         self._folder.mkdir(mode=0o700, exist_ok=True)
         content = {
             "table": table,
@@ -68,9 +70,9 @@ class SnapshotRequests:
             )
 
     def read(self) -> list[SnapshotRequest]:
-        """What is asked for. A note that cannot be read asks for all of its table, with an empty reason.
+        """Return the requests. A file that cannot be read requests all of its table, with an empty reason.
 
-        What is no file is no note.
+        Folders and links are ignored.
         """
         if not self._folder.is_dir():
             return []
@@ -78,15 +80,15 @@ class SnapshotRequests:
         return [_request(file) for file in notes]
 
     def whole_tables(self) -> dict[str, str]:
-        """The tables of which all is asked for, with the reasons."""
+        """Return the tables that are requested as a whole, with the reasons."""
         return {each.table: each.reason for each in self.read() if each.scope is None}
 
     def file(self, table: str) -> Path:
-        """The note that asks for all of ``table``."""
+        """Return the file that requests all of ``table``."""
         return self._folder / f"{_name(table, None)}.json"
 
     def clear(self, request: SnapshotRequest) -> None:
-        """The snapshot has been planned, or one that reads more: nothing is asked for any more."""
+        """Remove the request: a snapshot that covers it has been planned."""
         file = self._folder / f"{request.name}.json"
         if file.exists():
             with gate("source.snapshot_request_clear", request.table):
@@ -114,10 +116,9 @@ FIRST_READ = "first read in this epoch"
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A table to read: by ``plan`` if it has one that is not finished, else by a new one, for ``reason``.
+    """A table to read: by ``plan`` if it has an unfinished one, else by a new one, for ``reason``.
 
-    ``scope``: the range of its keys that is meant, None: all. ``answers``: the requests that a new plan is
-    the answer to.
+    ``scope``: the range of its keys, None for all. ``answers``: the requests that a new plan answers.
     """
 
     table: TableContract
@@ -128,22 +129,24 @@ class Wanted:
 
 
 class DueSnapshots:
-    """Those of one source in one epoch."""
+    """The snapshots that are due for one source in one epoch."""
 
     def __init__(
         self, store: LandingStore, epoch: int, tables: Sequence[TableContract], *, first_reads: bool
     ) -> None:
-        """``first_reads``: whether a table that the epoch has not read is due for that."""
+        """``first_reads``: whether a table that the epoch has not read is due."""
         self._store, self._epoch, self._first_reads = store, epoch, first_reads
         self._tables = tuple(tables)
         self._plans, self._requests = SnapshotPlans(store.folder), SnapshotRequests(store.folder)
 
     def add_tables(self, tables: Sequence[TableContract]) -> None:
-        """From now on ``tables`` are of the source too."""
+        """Consider ``tables`` too from now on."""
         self._tables += tuple(tables)
 
     def now(self) -> list[Wanted]:
-        """The tables, and ranges of keys, that were begun and not finished, asked for, or never read."""
+        """Return the tables, and ranges of keys, that are begun and not finished, requested, or never
+        read.
+        """
         plans = that_count(self._plans.all(self._epoch))
         begun = [plan for plan in plans if not self._store.exists(plan.boundary_id)]
         requests = self._requests.read()
@@ -167,13 +170,13 @@ class DueSnapshots:
         asked: tuple[SnapshotRequest, ...],
         read: set[str],
     ) -> Wanted | None:
-        """What is due of all of a table. A new plan of that is the answer to requests for ranges too."""
+        """Return what is due of all of a table. A new plan of that answers requests for ranges too."""
         reasons = [request.reason for request in asked if request.scope is None]
         if reasons:
             return Wanted(table, None, reasons[0], answers=asked)
         plan = next((plan for plan in begun if plan.scope is None), None)
         if plan is not None and plan.compared:
-            # Its chunks that were the same hold no rows: they are for a comparison that was finished.
+            # Its equal chunks hold no rows: they count only in a comparison that was finished.
             return Wanted(table, None, plan.reason, answers=asked)
         if plan is not None:
             return Wanted(table, plan, plan.reason)
@@ -182,7 +185,9 @@ class DueSnapshots:
         return None
 
     def _read_before(self) -> set[str]:
-        """Tables that need no first read: read in this epoch, or before it where that has to do."""
+        """Return the tables that need no first read: read in this epoch, or before it if a loss was
+        accepted.
+        """
         accepted = AcceptedLosses(self._store.folder).of(self._epoch) is not None
         epochs = [
             each.epoch for each in self._store.epoch_standings() if accepted or each.epoch == self._epoch

@@ -1,11 +1,11 @@
-"""The low watermark of a snapshot's chunk: an LSN below which every commit is visible to its read.
+"""The safe low watermark of a snapshot's chunk: an LSN below which every commit is visible to its read.
 
-The current end of the WAL is no such LSN. PostgreSQL writes a commit record first and makes the
-transaction visible later, after the flush and after a synchronous standby has answered; a read in
-between finds the old row, though the commit lies below the end of the WAL. A transaction gives up the
-lock on its own id only once it is visible. So: read an LSN, then list who still holds such a lock; the
-LSN is safe for every snapshot that sees all of those as finished. Needs no lock on a table, writes
-nothing at the source, and must be asked of the primary (``semantics.md``, 1).
+The current end of the WAL is not safe. PostgreSQL writes a commit record first and makes the transaction
+visible later, after the flush and after a synchronous standby has answered; a read in between finds the old
+row, though the commit lies below the end of the WAL. A transaction gives up the lock on its own id only once
+it is visible. So: read an LSN, then list who still holds such a lock; the LSN is safe for every snapshot that
+sees all of those as finished. This needs no lock on a table and writes nothing at the source. It must be
+asked of the primary.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ class Visibility:
     running: frozenset[int]
 
     def unfinished(self, ids: Iterable[int]) -> frozenset[int]:
-        """Those of ``ids`` that may commit, or become visible, after this snapshot was taken.
+        """Return those of ``ids`` that may commit, or become visible, after this snapshot was taken.
 
-        Sub-transactions are not told apart from finished ones; their top transaction always is in a
-        ``Mark`` beside them.
+        Sub-transactions are not told from finished ones; their top transaction is always in the same
+        ``Mark``.
         """
         return frozenset(each for each in ids if each >= self.xmax or each in self.running)
 
 
 class SafeWatermarks:
-    """The marks read so far, of which every read takes the newest that is safe for it. Thread-safe."""
+    """The marks read so far. Every read takes the newest that is safe for it. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -66,20 +66,20 @@ class SafeWatermarks:
         self._proven: Mark | None = None
 
     def offer(self, mark: Mark) -> tuple[Mark, ...]:
-        """Take in a new mark; returns the marks that a snapshot taken from now on may stand at.
+        """Add a new mark; return the marks that a snapshot taken from now on may stand at.
 
-        One that another read offers later is not for it: between the two a transaction may commit, be seen
-        by everybody and be no holder any more, and the snapshot does not see it.
+        A mark that another read offers later may not be used: in between a transaction may commit, become
+        visible and release its id, without being seen by the earlier snapshot.
         """
         with self._lock:
             self._marks.append(mark)
             return (*self._marks,) if self._proven is None else (self._proven, *self._marks)
 
     def newest_safe(self, known: Iterable[Mark], visibility: Visibility) -> Mark | None:
-        """The newest of ``known`` that is safe for a snapshot of this ``visibility``; none if none is.
+        """Return the newest of ``known`` that is safe for a snapshot of this ``visibility``; None if none is.
 
-        ``known``: what ``offer`` returned before the snapshot was taken. A lower watermark is always safe,
-        so while one long transaction keeps new marks from being safe, an older one stays in force.
+        ``known``: what ``offer`` returned before the snapshot was taken. A lower watermark is always safe, so
+        while one long transaction keeps new marks from being safe, an older one stays in use.
         """
         safe = [mark for mark in known if not visibility.unfinished(mark.holders)]
         newest = max(safe, key=lambda mark: mark.lsn, default=None)
@@ -90,9 +90,9 @@ class SafeWatermarks:
 
 
 def read_mark(connection: Connection) -> Mark:
-    """A new mark. ``connection`` is in autocommit. ``SourceRefused`` on a standby."""
+    """Read a new mark. ``connection`` is in autocommit. ``SourceRefused`` on a standby."""
     with source_errors("reading a watermark"), connection.cursor() as cursor:
-        # Statements of their own: the order is what makes it exact.
+        # Separate statements: their order makes the mark exact.
         try:
             cursor.execute("SELECT pg_current_wal_insert_lsn()::text")
         except sql_errors.ObjectNotInPrerequisiteState:
@@ -109,7 +109,7 @@ def read_mark(connection: Connection) -> Mark:
 
 
 def read_visibility(connection: Connection) -> Visibility:
-    """What the open transaction of ``connection`` sees; takes its snapshot if it has none yet."""
+    """Return what the open transaction of ``connection`` sees; takes its snapshot if it has none yet."""
     with source_errors("reading what a snapshot sees"), connection.cursor() as cursor:
         cursor.execute(
             "SELECT pg_snapshot_xmax(s)::text::bigint,"
@@ -120,16 +120,16 @@ def read_visibility(connection: Connection) -> Visibility:
 
 
 def read_high(connection: Connection) -> Lsn:
-    """An LSN above every commit that the snapshot of ``connection``, taken before, can see."""
+    """Return an LSN above every commit that the snapshot of ``connection``, taken before, can see."""
     with source_errors("reading the end of the WAL"), connection.cursor() as cursor:
-        # Of what is inserted, not flushed: an asynchronous commit is visible before it is flushed.
+        # The insert position, not the flushed one: an asynchronous commit is visible before its flush.
         cursor.execute("SELECT pg_current_wal_insert_lsn()::text")
         (text,) = cursor.fetchone()
     return page_end(Lsn.parse(text))
 
 
 def widened(xid: int, near: int) -> int:
-    """The 64-bit id of the transaction whose last 32 bits are ``xid``, the one closest to ``near``."""
+    """Return the 64-bit id of the transaction whose last 32 bits are ``xid``, the one closest to ``near``."""
     span = 1 << 32
     found = near - near % span + xid
     if found - near > span // 2:
@@ -138,32 +138,33 @@ def widened(xid: int, near: int) -> int:
 
 
 def page_end(insert: Lsn) -> Lsn:
-    """``insert`` as the stream will tell it: at the start of a WAL page, not behind the page's header.
+    """Return ``insert`` as the stream will report it: at the start of a WAL page, not behind the page's
+    header.
 
-    Where the WAL ends with a page, the next record is to be inserted behind the header of a page that
-    is not there yet; the stream never says that it has passed that place while nothing is written.
+    Where the WAL ends with a page, the next record goes behind the header of a page that does not exist yet.
+    The stream never reports a position behind that header while nothing is written.
     """
     behind = insert.value % _WAL_PAGE
     return Lsn(insert.value - behind) if behind in _PAGE_HEADERS else insert
 
 
 REMEMBER_SECONDS = 60.0
-"""How often it is written down that looks have found nothing new: more would be kept of history if it were
-more often."""
+"""Seconds between two records that looks have found nothing new: more often would keep more history."""
 
 
 class CatalogLooks:
-    """Looks at the catalogs of one server, one after the other."""
+    """Catalog snapshots of one server, one after the other."""
 
     def __init__(self) -> None:
         self._marks = SafeWatermarks()
 
     def begin(self, connection: Connection) -> Lsn:
-        """An LSN of which every statement from now on sees whatever committed below it; 0 if none is known.
+        """Return an LSN such that every statement from now on sees whatever committed below it; 0 if none is
+        known.
 
         ``connection`` is in autocommit. ``SourceRefused`` on a standby.
         """
         known = self._marks.offer(read_mark(connection))
-        # Of a snapshot before those that look: they see no less.
+        # Taken before the statements that look, which see no less.
         mark = self._marks.newest_safe(known, read_visibility(connection))
         return Lsn(0) if mark is None else mark.lsn

@@ -1,11 +1,13 @@
 """Snapshots of tables: every row as an ``r`` event, read in chunks, in parallel and without locks.
 
-Each chunk is read by a transaction of its own, which is short, and stands at its own safe low watermark
-(``safe_watermark``): whatever commits above it comes by the stream and overrides the row. So chunks need
-not be of one moment, the source goes on being written, and no old row version is held back there. The
-table's boundary, at the lowest of these watermarks and below all of its rows, ends every older life that
-no chunk found. What is still to be read is told by the plan and by what has landed: after a crash, a pause
-or a restart a snapshot goes on with the chunks that are missing.
+Each chunk is read by a short transaction of its own, and stands at its own safe low watermark
+(``safe_watermark``): whatever commits above it comes by the stream and overrides the row. So chunks need not
+be of one moment, the source goes on being written, and no old row version is held back there. The snapshot
+end of a table stands at the lowest of these watermarks and below all of its rows; it ends every older life
+that no chunk found.
+
+The plan and what has landed say what is still to be read: after a crash, a pause or a restart a snapshot goes
+on with the chunks that are missing.
 """
 
 from __future__ import annotations
@@ -73,7 +75,7 @@ class Snapshots:
     """
 
     def __init__(self, epoch: CapturedEpoch, tables: Sequence[TableContract]) -> None:
-        """The thread that reads a batch tells ``epoch.landed`` of it."""
+        """``epoch.landed`` is called on the thread that read the batch."""
         self._of, self._tables = epoch, tuple(tables)
         self._epoch, self._store, self._settings = epoch.number, epoch.store, epoch.settings
         self._moved = MovedReading(epoch)
@@ -85,21 +87,23 @@ class Snapshots:
 
     @property
     def requested(self) -> bool:
-        """Whether a person has asked for a snapshot that is not planned yet. Cheap."""
-        asked = {request.table for request in self._requests.read()}
-        return bool(asked & {table.name for table in self._tables})
+        """Whether a person has requested a snapshot that is not planned yet. Cheap."""
+        requested = {request.table for request in self._requests.read()}
+        return bool(requested & {table.name for table in self._tables})
 
     def add_tables(self, tables: Sequence[TableContract]) -> None:
-        """From now on ``tables`` are of the source too. The stream tells their changes by their contracts."""
+        """Read ``tables`` too from now on. The stream lands their changes under the keys of their
+        contracts.
+        """
         self._tables += tuple(tables)
         self._partitions.add_tables(tables)
         self._due.add_tables(tables)
 
     def take(self, stop: threading.Event) -> Lsn | None:
-        """Read what is due; returns the LSN that the stream must pass for it to be whole.
+        """Read the snapshots that are due; return the LSN that the stream must pass for them to be complete.
 
-        None if nothing was due, or ``stop`` came first. Raises what reading or landing a chunk raises:
-        the chunks that have landed stay.
+        None if nothing was due, or ``stop`` came first. Raises what reading or landing a chunk raises: the
+        chunks that have landed stay.
         """
         wanted = self._due.now()
         if not wanted:
@@ -108,7 +112,7 @@ class Snapshots:
         landing = self._landing()
         planned = []
         with closing(self._of.connect()) as connection:
-            # Before the request is gone: it is what takes the doubt away.
+            # Before the request is removed: an accepted table counts as published again.
             whole = {each.table.name for each in wanted if each.plan is None and each.scope is None}
             self._of.published.accept(connection, whole)
             for each in wanted:
@@ -124,16 +128,17 @@ class Snapshots:
     def recover(
         self, table: TableContract, lake: LakeRows, reason: str, stop: threading.Event
     ) -> Recovered | None:
-        """Read of ``table`` only what ``lake``, which has all of the epochs before, has not.
+        """Read only the rows of ``table`` that ``lake`` lacks; the lake has taken in all of the epochs
+        before.
 
-        None if ``stop`` came first; the table is read whole then by the next ``take``, as after an error.
-        Raises ``TableMissedChanges`` too, if a table has been published otherwise since the epoch began.
+        None if ``stop`` came first; the next ``take`` then reads the table whole, as after an error. Raises
+        ``TableMissedChanges`` too, if a table has been published otherwise since the epoch began.
         """
         landing = self._landing()
-        asked = tuple(request for request in self._requests.read() if request.table == table.name)
-        wanted = Wanted(table, None, reason, answers=asked)
+        requests = tuple(each for each in self._requests.read() if each.table == table.name)
+        wanted = Wanted(table, None, reason, answers=requests)
         with closing(self._of.connect()) as connection:
-            # Nothing ends what the stream has of rows that another filter leaves out by now.
+            # Rows from the stream that a changed filter now leaves out would never be ended.
             self._of.published.require_same(connection)
             plan = self._planned(connection, wanted, landing.ordinals, stop, compared=True)
             if plan is None:
@@ -150,14 +155,14 @@ class Snapshots:
 
     @property
     def settled(self) -> bool:
-        """Whether ``read_moved`` has nothing to look for until ``take`` has read something."""
+        """Whether ``read_moved`` has nothing to do until ``take`` has read something."""
         return self._moved.settled
 
     def read_moved(self, stop: threading.Event) -> Lsn | None:
-        """Read again the rows whose keys changed while their table was read, where the stream lacks columns.
+        """Read again rows whose key changed while their table was read, where the stream lacks columns.
 
-        For tables whose snapshot the stream has passed; to be called until it finds nothing. Returns and
-        raises as ``take`` does.
+        For tables whose snapshot the stream has passed. Call it until it finds nothing. Returns and raises as
+        ``take`` does.
         """
         plans = that_count(self._plans.all(self._epoch))
         high = self._moved.run(self._tables, plans, self._landing, stop)
@@ -167,15 +172,17 @@ class Snapshots:
 
     @property
     def watches_partitions(self) -> bool:
-        """Whether there may be partitions to look for."""
+        """Whether any table may have partitions to compare."""
         return self._partitions.needed
 
     def look_at_partitions(self, stop: threading.Event) -> Lsn | None:
-        """Have what came or left with a partition read: by a chunk of its own, else by asking for all of
-        its table. Returns and raises as ``take`` does.
+        """Read what came with a partition as a chunk of its own; where rows left with one, request the whole
+        table.
+
+        Returns and raises as ``take`` does.
         """
         plans = newest_of_each(self._plans.all(self._epoch))
-        # A chunk that is added before the search for moved rows is over would have it begin too late.
+        # A chunk that is added before the search for moved rows is over would make it begin too late.
         high = self._partitions.look(plans, self._landing if self._moved.settled else None, stop)
         if high is not None:
             for plan in plans.values():
@@ -202,7 +209,7 @@ class Snapshots:
         )
 
     def land_schemas(self, connection: Connection) -> None:
-        """Land the form of each table that this epoch has none of yet, in a batch without rows."""
+        """Land the schema of each table that has none in this epoch yet, in a batch without rows."""
         for table in self._tables:
             batch_id = chunk_batch_id(self._epoch, SCHEMA_ONLY, table.name, 0, 1)
             if self._store.exists(batch_id):
@@ -222,7 +229,7 @@ class Snapshots:
         *,
         compared: bool = False,
     ) -> SnapshotPlan | None:
-        """The plan to read by, written down; None if ``stop`` came before it was made."""
+        """Return the durable plan to read by; None if ``stop`` came before it was made."""
         table, plan, scope = wanted.table, wanted.plan, wanted.scope
         try:
             if not _begin(connection, table, stop):
@@ -233,7 +240,7 @@ class Snapshots:
                 return plan
             if scope is not None and not _fits(scope, relation, table):
                 _log.warning(
-                    "%s is read as a whole: its key is not what it was when a range of it was asked for",
+                    "%s is read as a whole: its key is not what it was when a range of it was requested",
                     table.full_name,
                 )
                 scope = None
@@ -252,7 +259,7 @@ class Snapshots:
         finally:
             with source_errors("ending a transaction"), connection.cursor() as cursor:
                 cursor.execute("ROLLBACK")
-        # Taken before any row's: the boundary must end older lives, not those of its rows.
+        # Taken before any row's: the snapshot end must end older lives, not those of its rows.
         ordinal = ordinals.take()
         made = SnapshotPlan(
             snapshot_id=f"{ordinal & 0xFFFFFFFFFFFF:012x}",
@@ -278,7 +285,7 @@ class Snapshots:
 
 
 def _begin(connection: Connection, table: TableContract, stop: threading.Event) -> bool:
-    """Begin a transaction in which ``table`` can be read; false if ``stop`` came before that."""
+    """Begin a transaction in which ``table`` can be read; False if ``stop`` came first."""
     while not stop.is_set():
         with source_errors(f"planning the snapshot of {table.full_name}"), connection.cursor() as cursor:
             cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
@@ -294,14 +301,15 @@ def _types(by: Sequence[str], relation: CatalogRelation) -> tuple[str, ...]:
 
 
 def _fits(scope: KeyRange, relation: CatalogRelation, table: TableContract) -> bool:
-    """Whether the columns that ``scope`` names the values of are still those of the key, ordered as then."""
+    """Whether the columns that ``scope`` has values of are still those of the key, in the same order."""
     columns = table.key[: len(scope.kinds)]
     return set(columns) <= set(relation.columns) and kinds_of(relation, columns) == scope.kinds
 
 
 def _still_fits(plan: SnapshotPlan, relation: CatalogRelation, table: TableContract, storage: str) -> bool:
-    """Whether the table can still be cut as planned: by its key as it is now, which has no NULLs, or by the
-    places of its rows, where none has another since."""
+    """Whether the table can still be cut as planned: by the same key, without NULLs, or by ctid if the table
+    was not rewritten since.
+    """
     if plan.by == (CTID,) and plan.storage != storage:
         return False
     if plan.scope is not None and not _fits(plan.scope, relation, table):
