@@ -41,7 +41,7 @@ def preflight(name: str | None, as_json: bool) -> int:
     from omnisupport_ingest.errors import IngestError
     from omnisupport_ingest.sources.postgres.preflight import Finding, blocking
     from omnisupport_ingest.sources.postgres.preflight.source_check import check_source
-    from omnisupport_ingest.sources.postgres.session.connect_errors import place
+    from omnisupport_ingest.sources.postgres.session.connect_errors import destination
     from omnisupport_ingest.sources.postgres.session.connection import dsn_parts
 
     settings = open_settings()
@@ -55,7 +55,7 @@ def preflight(name: str | None, as_json: bool) -> int:
         where = "the embedded PostgreSQL"
         found: tuple[Finding, ...] = (Finding("connection", dsn.problem, dsn.fix),)
     else:
-        where = place(dsn_parts(dsn))
+        where = destination(dsn_parts(dsn))
         found = check_source(dsn, settings, home, tables)
     blocked = bool(blocking(found))
     if as_json:

@@ -1,9 +1,9 @@
-"""Which columns of a table could be its cursor, each with why it would do or would not.
+"""Which columns of a table could be its cursor, each with the reason for or against it.
 
 Only what the database itself can say counts: who sets the column (a trigger, a default, nobody), whether it
-may be NULL, whether an index begins with it, and whether its values rise with the place of the rows, by the
-server's own sample. That an application sets a column with every change no database knows; a name that says
-so is told as that.
+may be NULL, whether an index begins with it, and whether its values rise with the order of the rows in the
+server's own sample. No database knows whether an application sets a column with every change; a name that
+suggests it is reported as no more than that.
 """
 
 from __future__ import annotations
@@ -48,8 +48,9 @@ ORDER BY 1, 2, a.attnum
 
 @dataclass(frozen=True, slots=True)
 class ColumnFacts:
-    """What the catalogs say of a column. ``correlation``: of its order with that of the rows, None if the
-    server has no sample. ``trigger``: one that sets it before every update, by the text of its function."""
+    """What the catalogs say of a column. ``correlation``: of its values with the order of the rows, None if
+    the server has no sample. ``trigger``: one that sets it before every update, by the text of its function.
+    """
 
     name: str
     pg_type: str
@@ -66,7 +67,7 @@ class ColumnFacts:
 
 
 def cursor_candidates(connection: Connection) -> dict[TableName, tuple[CursorCandidate, ...]]:
-    """The candidates of every table, the usable ones first. Raises psycopg2's errors."""
+    """Return the candidates of every table, the usable ones first. Raises psycopg2's errors."""
     found: dict[TableName, list[ColumnFacts]] = {}
     with connection.cursor() as cursor:
         cursor.execute(_COLUMNS)
@@ -86,7 +87,7 @@ def judged(column: ColumnFacts) -> CursorCandidate:
     ]
     if column.correlation is not None:
         rises = "rises" if column.correlation >= _RISING else "does not rise"
-        about.append(f"{rises} with the place of the rows in the server's sample ({column.correlation:.2f})")
+        about.append(f"{rises} with the order of the rows in the server's sample ({column.correlation:.2f})")
     if column.in_key:
         return CursorCandidate(column.name, False, "part of the key: an update leaves it as it is")
     if column.trigger is not None:

@@ -1,7 +1,7 @@
 """Tables as they are at the source now: columns with their true types, comments, and keys.
 
-Everything a contract can say about a table is read here, for all tables in a few queries, so that
-hundreds of tables cost no more round trips than one.
+Everything that a contract can say about a table is read here, for all tables in a few queries, so hundreds of
+tables cost no more round trips than one.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class LiveColumn:
 class LiveIndex:
     """A unique index over whole columns without NULLs, of all rows: one that can tell rows apart.
 
-    ``columns``: those that it is over; what it only carries (``INCLUDE``) may be NULL.
-    ``deferrable``: two rows may share a key until their transaction commits.
+    ``columns``: its key columns; those that it merely includes (``INCLUDE``) may be NULL. ``deferrable``: two
+    rows may share a key until their transaction commits.
     """
 
     name: str
@@ -108,9 +108,9 @@ class LiveTable:
 def read_live_tables(
     connection: Connection, only: Collection[TableName] | None = None
 ) -> dict[TableName, LiveTable]:
-    """The tables of the database, or those of ``only`` that exist; views and the like among them.
+    """Return the tables of the database, or those of ``only`` that exist; views and the like among them.
 
-    System schemas and temporary tables are left out. Needs no right on the tables themselves.
+    Leaves out system schemas and temporary tables. Needs no right on the tables themselves.
     """
     wanted = sorted(only) if only is not None else None
     with source_errors("reading the tables of the source"), connection.cursor() as cursor:

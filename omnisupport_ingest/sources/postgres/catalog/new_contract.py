@@ -1,8 +1,8 @@
-"""A contract for a table as it is now: the draft that a person goes on from.
+"""The draft of a contract for a table as it is now, for a person to go on from.
 
-It says what the source says (types, key, NOT NULL, enum labels, lengths, comments) and decides nothing
-else: no column is marked as personal data, no rule is made up. ``choose`` finds a table that a person
-named; ``key_of`` finds the key that tells its changes apart, or says what to do for a table without one.
+It says what the source says (types, key, NOT NULL, enum labels, lengths, comments) and decides nothing else:
+it marks no column as personal data and invents no rule. ``choose`` finds a table that a person named;
+``key_of`` finds the key that tells its changes apart, or says what to do for a table without one.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from omnisupport_ingest.sources.postgres.session.quoting import identifier, qual
 
 
 class NoSuchTable(IngestError):
-    """The source has no table of the name that was given, or several."""
+    """Raised when the source has no table of the given name, or several."""
 
 
 def choose(text: str, tables: Collection[TableName]) -> TableName:
-    """The table that ``text`` names: ``schema.table``, either part quoted or not, or ``table`` of public.
+    """Return the table that ``text`` names: ``schema.table``, either part quoted or not, or ``table`` of
+    public.
 
-    Letters count as they are written. ``NoSuchTable`` with the nearest names.
+    Upper and lower case count. ``NoSuchTable`` with the nearest names.
     """
     found = [name for name in tables if text in _spellings(name)]
     if len(found) == 1:
@@ -48,7 +49,7 @@ def choose(text: str, tables: Collection[TableName]) -> TableName:
 
 
 def all_tables(tables: Collection[LiveTable]) -> list[LiveTable]:
-    """The tables that ``--all`` means: not views, nor partitions, nor what an extension keeps for itself."""
+    """Return the tables that ``--all`` means: no views, partitions, or tables of an extension."""
     return [
         table
         for table in tables
@@ -67,11 +68,11 @@ def _spellings(name: TableName) -> set[str]:
 
 
 class NoKey(IngestError):
-    """Nothing at the source tells the rows of a table apart in its changes."""
+    """Raised when nothing at the source tells the rows of a table apart in its changes."""
 
 
 def key_of(table: LiveTable) -> LiveIndex:
-    """The index whose columns are the key of ``table``: the primary key where the stream carries it.
+    """Return the index whose columns are the key of ``table``: the primary key, if the stream carries it.
 
     ``NoKey`` names every way to give the table one.
     """
@@ -154,7 +155,7 @@ _OTHER_KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table
 
 
 class CannotBeCaptured(IngestError):
-    """A table that no contract can be made for."""
+    """Raised for a table that no contract can be made for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,10 +177,10 @@ class Draft:
 def draft(
     table: LiveTable, *, source: str, name: str, owner: str, candidates: Sequence[CursorCandidate] = ()
 ) -> Draft:
-    """The contract of ``table``, called ``name`` in the lake of ``source``.
+    """Return the contract of ``table``, called ``name`` in the lake of ``source``.
 
-    ``candidates``: the columns that could be a cursor, the usable ones first; one of a time is proposed.
-    ``CannotBeCaptured`` or ``NoKey`` if there can be none, with what to change at the source.
+    ``candidates``: columns that could be a cursor, the usable ones first; a column of times is proposed.
+    ``CannotBeCaptured`` or ``NoKey``, with what to change at the source, if there can be no contract.
     """
     _refuse_what_is_not_in_the_wal(table)
     key = key_of(table).columns

@@ -1,11 +1,12 @@
 """The table that a change belongs to where the publication sends partitions under their own names.
 
-Without ``publish_via_partition_root`` nothing in the stream says of which table a described one is a
-partition. The catalog says what is so now, and the stream may be far behind it; what earlier looks have seen
-says from where to where it was so (``partition_records``). A description holds until the next ATTACH or
-DETACH of its table: behind that the server describes it again. So where it is in doubt, one that is a
-partition now counts as one already, and one that is none any more does not: else what comes later would be
-told wrong.
+Without ``publish_via_partition_root`` the stream does not say of which table a described one is a partition.
+The catalog says it for now, and the stream may be far behind; the home's records (``partitions``) say from
+where to where it was so.
+
+A description holds until the next ATTACH or DETACH of its table: then the server describes it again. So where
+the time is in doubt, a partition of now counts as one already, and a former partition does not: otherwise
+later changes would land under the wrong table.
 """
 
 from __future__ import annotations
@@ -41,20 +42,21 @@ class PartitionRoots:
         tables: Sequence[TableContract],
         lost: LostChanges,
     ) -> None:
-        """``connection`` is in autocommit. ``folder``: the landing folder of the source. ``lost``: where it
-        is written down that changes of a partition could not be told to be its table's."""
+        """``connection`` is in autocommit. ``folder``: the landing folder of the source. ``lost``: the record
+        of changes of partitions that could not be assigned to their table.
+        """
         self._connection, self._lost = connection, lost
         self._records = PartitionRecords(folder, epoch)
         self._tables = {(each.schema, each.table): each for each in tables}
 
     def add_tables(self, tables: Sequence[TableContract]) -> None:
-        """From now on ``tables`` are contracted too."""
+        """Count ``tables`` as contracted too from now on."""
         self._tables |= {(each.schema, each.table): each for each in tables}
 
     def name_among(self, relation: Relation, names: Collection[TableName]) -> TableName | None:
-        """Which of the tables ``names`` has the rows of ``relation`` by now; None if none has.
+        """Return which of the tables ``names`` has the rows of ``relation`` now; None if none has.
 
-        For tables that are not taken up yet: nothing is known of the partitions that they had.
+        For tables that are not added yet: their former partitions are not known.
         """
         own = relation.schema, relation.table
         if own in self._tables or own in names:
@@ -63,7 +65,7 @@ class PartitionRoots:
         return root if root in names else None
 
     def name_of(self, relation: Relation, commit_lsn: int) -> TableName:
-        """The contracted table whose rows those of ``relation`` are, else its own name.
+        """Return the contracted table that the rows of ``relation`` belong to, else its own name.
 
         ``relation`` was described for a change of the transaction that committed at ``commit_lsn``.
         """
@@ -79,10 +81,11 @@ class PartitionRoots:
         return own
 
     def truncated(self, relations: Sequence[Relation], commit_lsn: int) -> list[TableName]:
-        """The names of what one statement truncated: a contracted table for the first of all its leaves.
+        """Return the names of what one statement truncated; a contracted table if all its leaves are among
+        them.
 
-        The truncation of some of them alone is none of the table: it is found in the catalogs, as the others'
-        rows stay.
+        The truncation of some leaves is no truncation of the table: the look at the catalogs finds it,
+        because the other rows stay.
         """
         names, told = [], set[TableName]()
         oids = {relation.oid for relation in relations}
@@ -106,7 +109,7 @@ class PartitionRoots:
         return had <= {str(oid) for oid in oids}
 
     def _is_in(self, relation: Relation, table: TableContract, at: Lsn) -> bool:
-        """Whether what is a partition of ``table`` now was one at ``at`` already, or may have been."""
+        """Whether a partition of ``table`` now was one at ``at`` already, or may have been."""
         known, oid = self._records.read(table.name), str(relation.oid)
         if known is None:
             return True
@@ -116,7 +119,7 @@ class PartitionRoots:
         return at >= (known.certain if stay is None else stay.start)
 
     def _was_in(self, relation: Relation, table: TableContract, at: Lsn) -> bool:
-        """Whether what is no partition of ``table`` now surely was one at ``at``."""
+        """Whether a table that is no partition of ``table`` now surely was one at ``at``."""
         known, oid = self._records.read(table.name), str(relation.oid)
         if known is None:
             return False
@@ -124,7 +127,7 @@ class PartitionRoots:
         if any(each is not None and each.start <= at < each.end for each in (left, stay)):
             return True
         if stay is not None and at >= stay.end:
-            # It has left since the last look, before this change or after it. The next look has the table
+            # It left after the last look, before this change or after it. The next look has the table
             # read again, with all rows that it still has; until there its history may lack this one.
             name = f"{relation.schema}.{relation.table}"
             _log.warning("changes of %s may be missing in the history of %s", name, table.full_name)

@@ -28,10 +28,10 @@ from omnisupport_ingest.sources.postgres.session.connection import source_errors
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """A table in the tree of a partitioned one, its root among them.
+    """A table in the tree of a partitioned one, the root included.
 
-    ``attached``: what changes when it is attached (None for the root). ``file``: what changes when it is
-    truncated or rewritten. ``leaf``: it has rows of its own.
+    ``attached`` changes when it is attached (None for the root). ``file`` changes when it is truncated or
+    rewritten. ``leaf``: it has rows of its own.
     """
 
     name: str
@@ -45,7 +45,7 @@ Partitions = Mapping[str, Partition]
 
 
 def read_partitions(connection: Connection, tables: Collection[TableName]) -> dict[TableName, Partitions]:
-    """The trees of those of ``tables`` that are partitioned, as ``connection`` sees them now."""
+    """Return the trees of those of ``tables`` that are partitioned, as ``connection`` sees them now."""
     schemas, names = [schema for schema, _ in tables], [name for _, name in tables]
     with source_errors("reading the partitions of the source"), connection.cursor() as cursor:
         cursor.execute(_TREES, (schemas, names))
@@ -74,15 +74,16 @@ FROM tree t JOIN pg_class c ON c.oid = t.relation JOIN pg_namespace n ON n.oid =
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """``left``: what happened to partitions so that rows may have left the table, in words. ``new``: the
-    oids of leaves that were not there, whose rows have come unless they have none."""
+    """``left``: what happened to partitions so that rows may have left the table, in words. ``new``: the oids
+    of leaves that were not there before, whose rows have come unless they are empty.
+    """
 
     left: tuple[str, ...]
     new: tuple[str, ...]
 
 
 def difference(before: Partitions, now: Partitions) -> Difference:
-    """What has become of the partitions."""
+    """Return what has changed between two looks at the partitions of a table."""
     left = []
     for oid, was in before.items():
         found = now.get(oid)
@@ -97,7 +98,9 @@ def difference(before: Partitions, now: Partitions) -> Difference:
 
 
 def read_root(connection: Connection, oid: int) -> TableName | None:
-    """The table at the root of the tree in which ``oid`` is a partition; None if it is none, or gone."""
+    """Return the table at the root of the tree in which ``oid`` is a partition; None if it is none, or
+    gone.
+    """
     with source_errors("looking for the root of a partition"), connection.cursor() as cursor:
         cursor.execute(_ROOT, (oid,))
         found = cursor.fetchone()
@@ -121,10 +124,10 @@ def is_partitioned(connection: Connection, oid: int) -> bool:
 
 
 def rows_of(connection: Connection, oid: str) -> str | None:
-    """The condition that the rows of leaf ``oid`` meet where its root is read; None if it is gone.
+    """Return the condition that the rows of leaf ``oid`` meet where its root is read; None if it is gone.
 
-    The right to read the root need not be one to read its partitions, so those are read through it; the
-    bounds are there for the planner, to leave out the other partitions.
+    A role that may read the root need not be allowed to read its partitions, so their rows are read through
+    the root. The bounds let the planner leave out the other partitions.
     """
     with source_errors("reading the bounds of a partition"), connection.cursor() as cursor:
         cursor.execute("SELECT pg_get_partition_constraintdef(oid) FROM pg_class WHERE oid = %s", (oid,))
@@ -145,7 +148,9 @@ class OtherIdentity:
 
 
 def without_key(connection: Connection, root: int, key: Collection[str]) -> list[OtherIdentity]:
-    """The partitions of ``root`` (an oid) whose updates and deletes are sent, and without all of ``key``."""
+    """Return the partitions of ``root`` (an oid) whose updates and deletes are sent without all of
+    ``key``.
+    """
     with source_errors("reading the replica identities of partitions"), connection.cursor() as cursor:
         cursor.execute(_IDENTITIES, (root,))
         rows = cursor.fetchall()
@@ -169,7 +174,8 @@ ORDER BY 1, 2
 class Stay:
     """A table was a partition for what committed below ``end``, and not below ``start``.
 
-    Both are of looks: it may have become one somewhat above ``start``, and have left somewhat above ``end``.
+    Both are the LSNs of looks: it may have been attached somewhat above ``start``, and detached somewhat
+    above ``end``.
     """
 
     start: Lsn
@@ -178,10 +184,11 @@ class Stay:
 
 @dataclass(frozen=True, slots=True)
 class KnownPartitions:
-    """``certain``: an LSN; whatever was done to partitions and committed below it is in ``partitions``.
+    """The record of the partitions of one table. ``certain``: an LSN; every change of partitions below it is
+    in ``partitions``.
 
-    ``since``, by oid: no partition for what committed below (one that is missing: always). ``left``: the last
-    stay of those that were partitions and are none any more, or were attached anew.
+    ``since``, by oid: it was no partition for what committed below (missing: it always was one). ``left``:
+    the last stay of those that were partitions and are none any more, or were attached again.
     """
 
     partitions: Partitions
@@ -190,14 +197,17 @@ class KnownPartitions:
     left: Mapping[str, Stay] = field(default_factory=dict)
 
     def stay_of(self, oid: str) -> Stay | None:
-        """The stay that goes on, with ``certain`` as its end; None if ``oid`` is no partition now."""
+        """Return the current stay of ``oid``, with ``certain`` as its end; None if it is no partition now."""
         if oid not in self.partitions:
             return None
         return Stay(self.since.get(oid, Lsn(0)), self.certain)
 
     def followed_by(self, now: Partitions, before: Lsn, certain: Lsn, read_to: Lsn) -> KnownPartitions:
-        """What is known once ``now`` was seen. ``before``: up to where the old is certain, ``certain``: the
-        new. What committed below ``read_to`` is never read again."""
+        """Return the record after ``now`` was seen.
+
+        ``before`` and ``certain``: the LSNs up to which the old and the new partitions are certain. What
+        committed below ``read_to`` is never read again.
+        """
         left = dict(self.left)
         for oid in self.partitions.keys() - now.keys():
             left[oid] = Stay(self.since.get(oid, Lsn(0)), max(before, self.certain))
@@ -211,7 +221,7 @@ class KnownPartitions:
 
 
 @dataclass(frozen=True, slots=True)
-class _Note:
+class _Record:
     table: str
     epoch: int
     partitions: dict[str, Partition]
@@ -221,30 +231,32 @@ class _Note:
 
 
 class PartitionRecords:
-    """The notes of one epoch of one source, in its landing folder."""
+    """The records of one epoch of one source, in its landing folder."""
 
     def __init__(self, folder: Path, epoch: int) -> None:
         """``folder``: the landing folder of the source."""
         self._folder, self._epoch = folder, epoch
 
     def read(self, table: str) -> KnownPartitions | None:
-        """Those of ``table`` (a contract's name) that the lake knows the rows of; None if there is no note of
-        this epoch, or none that can be read."""
+        """Return the partitions of ``table`` (a contract's name) whose rows the lake has; None without a
+        readable record of this epoch.
+        """
         try:
-            note = read_note(_Note, self._file(table))
+            record = read_note(_Record, self._file(table))
         except (OSError, Unreadable):
             return None
-        if note.epoch != self._epoch:
+        if record.epoch != self._epoch:
             return None
-        return KnownPartitions(note.partitions, note.certain, note.since, note.left)
+        return KnownPartitions(record.partitions, record.certain, record.since, record.left)
 
     def write(self, table: str, known: KnownPartitions) -> None:
-        """Durable when this returns. Only once what tells them from the older note is in landing, or asked
-        for."""
+        """Replace the record, durably. Only once the difference from the older record has landed or is
+        requested.
+        """
         partitions, since, left = dict(known.partitions), dict(known.since), dict(known.left)
-        note = _Note(table, self._epoch, partitions, known.certain, since, left)
+        record = _Record(table, self._epoch, partitions, known.certain, since, left)
         with gate("source.partitions", table):
-            replace(self._file(table), json.dumps(to_plain(note), indent=1).encode() + b"\n")
+            replace(self._file(table), json.dumps(to_plain(record), indent=1).encode() + b"\n")
 
     def _file(self, table: str) -> Path:
         return self._folder / f"partitions-{table}.json"

@@ -37,9 +37,11 @@ class PublishedTable:
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """``tables``: by (schema, table), as ``pg_publication_tables`` lists them, partitions apart from
-    their root unless ``via_root``. ``roots``: partitioned tables that it covers, then, with those of their
-    partitions that it lists with a row filter or a column list. ``ours``: this role may alter it."""
+    """A publication. ``tables``: by table name, as ``pg_publication_tables`` lists them; partitions apart
+    from their root unless ``via_root``. ``roots``: the partitioned tables that it covers in that case, with
+    those of their partitions that it lists with a row filter or a column list. ``ours``: this role may alter
+    it.
+    """
 
     name: str
     operations: tuple[str, ...]
@@ -51,7 +53,7 @@ class Publication:
     roots: Mapping[tuple[str, str], tuple[tuple[str, str], ...]]
 
     def covers(self, name: tuple[str, str]) -> bool:
-        """Whether it sends the changes of table ``name``, (schema, table)."""
+        """Whether it sends the changes of table ``name``."""
         return name in self.tables or name in self.roots
 
     @property
@@ -61,7 +63,7 @@ class Publication:
 
 
 def read_publication(connection: Connection, name: str) -> Publication | None:
-    """The publication called ``name``; none if there is none."""
+    """Return the publication called ``name``; None if there is none."""
     with source_errors("reading the publication"), connection.cursor() as cursor:
         cursor.execute(
             "SELECT pubinsert, pubupdate, pubdelete, pubtruncate, puballtables, pubviaroot,"
@@ -98,7 +100,7 @@ def read_publication(connection: Connection, name: str) -> Publication | None:
 
 
 def create_statement(name: str, tables: Iterable[tuple[str, str]]) -> str:
-    """The SQL that makes publication ``name`` for ``tables``, each (schema, table)."""
+    """Return SQL that makes publication ``name`` for ``tables``."""
     return (
         f"CREATE PUBLICATION {identifier(name)} FOR TABLE {_listed(tables)}"
         " WITH (publish_via_partition_root = true);"
@@ -106,25 +108,25 @@ def create_statement(name: str, tables: Iterable[tuple[str, str]]) -> str:
 
 
 def add_statement(name: str, tables: Iterable[tuple[str, str]]) -> str:
-    """The SQL that adds ``tables`` to publication ``name``."""
+    """Return SQL that adds ``tables`` to publication ``name``."""
     return f"ALTER PUBLICATION {identifier(name)} ADD TABLE {_listed(tables)};"
 
 
 def operations_statement(name: str) -> str:
-    """The SQL that makes publication ``name`` publish every operation."""
+    """Return SQL that makes publication ``name`` publish every operation."""
     return f"ALTER PUBLICATION {identifier(name)} SET (publish = {literal(', '.join(OPERATIONS))});"
 
 
 def drop_statement(name: str, tables: Iterable[tuple[str, str]]) -> str:
-    """The SQL that takes ``tables`` off the list of publication ``name``."""
+    """Return SQL that removes ``tables`` from publication ``name``."""
     return f"ALTER PUBLICATION {identifier(name)} DROP TABLE {_listed(tables)};"
 
 
 def ensure_publication(connection: Connection, name: str, tables: Sequence[TableContract]) -> list[str]:
-    """Make publication ``name`` cover ``tables``; returns the tables it added, ``schema.table``.
+    """Make publication ``name`` cover ``tables``; return the tables it added, as ``schema.table``.
 
-    Tables that it covers besides are left in it. Raises ``PreflightFailed`` if the role may not
-    change it, or if the publication leaves out kinds of changes.
+    Other tables of the publication stay in it. Raises ``PreflightFailed`` if the role may not change it, or
+    if it leaves out operations.
     """
     publication = read_publication(connection, name)
     if publication is not None and publication.left_out:
@@ -142,7 +144,7 @@ def ensure_publication(connection: Connection, name: str, tables: Sequence[Table
     names = [(table.schema, table.table) for table in missing]
     if publication is None:
         command = create_statement(name, names)
-        # One transaction: a publication of ours without the comment would never be dropped.
+        # In one transaction: a publication of ours without the comment would never be dropped.
         comment = f"COMMENT ON PUBLICATION {identifier(name)} IS {literal(MADE_BY_CAPTURE)}"
         statements = f"BEGIN; {command} {comment}; COMMIT"
     else:
@@ -205,10 +207,10 @@ DEFAULT_ROLE = "omnisupport_capture"
 
 
 def grants_sql(role: str, database: str, publication: str, tables: Sequence[TableContract]) -> str:
-    """A script for psql that makes ``role`` and gives it what capturing ``tables`` takes.
+    """Return a script for psql that makes ``role`` and gives it the least rights to capture ``tables``.
 
-    It holds no password: that is set afterwards. The publication is made by whoever runs the
-    script, so the role needs neither CREATE on the database nor the ownership of a table.
+    It holds no password, which is set afterwards. Whoever runs the script makes the publication, so the role
+    needs neither CREATE on the database nor the ownership of a table.
     """
     name = identifier(role)
     schemas = sorted({table.schema for table in tables})

@@ -1,11 +1,11 @@
-"""How each captured table has been published, so that a time in which it was not does not pass unseen.
+"""How each captured table has been published, so that a time in which it was not is noticed.
 
-``pgoutput`` asks the catalogs as they were at each change: what was not published then is never sent, and
-nothing tells of it later. But whoever takes a table out of a publication and puts it back makes another
-entry there, as do another column list and another row filter; a table that is made anew is another one, too.
-Their numbers never come back. So the entries are recorded before a table is read, and compared at every start
-and every few seconds while capture runs. A difference is written down as a stretch of lost changes before it
-is told, and before the record is what the table is now: no crash in between takes the doubt away.
+``pgoutput`` reads the catalogs as they were at each change: what was not published then is never sent, and
+nothing reports it later. But a table that is removed from a publication and added again gets another entry
+there, and so does one with another column list or row filter; a table that is made anew has another number,
+too. Numbers are never reused. So the entries are recorded before a table is read, and compared at every start
+and every few seconds while capture runs. A difference is recorded as a stretch of missed changes before it is
+reported, and before the record takes the new state: a crash in between loses nothing.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ FORMAT_VERSION = 2
 
 @dataclass(frozen=True, slots=True)
 class PublishedTable:
-    """What a table is at the source: its number, and ``entries``, what puts it into the publication.
+    """A table at the source: its number, and ``entries``, by which it is in the publication.
 
-    ``since``: an end of the WAL, read after that was seen. ``certain``: that it was so for all that committed
-    below, by the last look that found it so; None where version 1 wrote it.
+    ``since``: an end of the WAL, read after that was seen. ``certain``: the LSN up to which it was so, by the
+    last look that found it so; None where version 1 wrote it.
     """
 
     table: str
@@ -76,9 +76,9 @@ class PublishedTables:
         contracts: Sequence[TableContract],
         asked: Callable[[], Collection[str]],
     ) -> None:
-        """``asked``: the tables that are to be read again, by name; those are not told of."""
+        """``asked`` returns the names of the tables that are to be read again; those are not reported."""
         self.lost = LostChanges(folder, epoch)
-        """Where a difference is written down."""
+        """The record of differences."""
         self._looks, self._written = CatalogLooks(), -REMEMBER_SECONDS
         self._path = _record_file(folder, epoch)
         self._epoch, self._publication, self._contracts = epoch, publication, tuple(contracts)
@@ -87,12 +87,12 @@ class PublishedTables:
         self._record = self._durable = _read(self._path)
 
     def require_publication(self, connection: Connection) -> None:
-        """``GapInSource`` if the publication is not the recorded one any more."""
+        """Raise ``GapInSource`` if the publication is not the recorded one any more."""
         with self._lock:
             self._compare_publication(self._now(connection), self._note)
 
     def begin(self, connection: Connection) -> None:
-        """Record what was not recorded yet, and compare the rest; errors as of ``require_same``."""
+        """Record what is not recorded yet, and compare the rest. Raises as ``require_same`` does."""
         with self._lock:
             now = self._now(connection)
             self._compare(now, self._note)
@@ -101,13 +101,13 @@ class PublishedTables:
                 self._write(replace(now, tables=now.tables | before))
 
     def add_tables(self, connection: Connection, contracts: Sequence[TableContract]) -> None:
-        """Record new tables, which the publication has by now, as ``begin`` does; errors as there."""
+        """Record new tables, which are in the publication by now. Raises as ``require_same`` does."""
         with self._lock:
             self._contracts += tuple(contracts)
         self.begin(connection)
 
     def accept(self, connection: Connection, names: Collection[str]) -> None:
-        """Take the tables ``names`` as they are now: snapshots of all of each are about to be planned."""
+        """Accept the tables ``names`` as they are now: snapshots of all of each are about to be planned."""
         with self._lock:
             now = self._now(connection)
             before = self._record.tables if self._record is not None else {}
@@ -119,9 +119,9 @@ class PublishedTables:
             self._write(replace(self._record or now, tables=before | taken))
 
     def require_same(self, connection: Connection, *, last: bool = False) -> None:
-        """``TableMissedChanges`` or ``GapInSource`` if changes may have gone unsent since the record.
+        """Raise ``TableMissedChanges`` or ``GapInSource`` if changes may have gone unsent since the record.
 
-        ``last``: no look comes after this one, which is to be remembered.
+        ``last``: no look comes after this one, so its LSN is recorded.
         """
         with self._lock:
             now = self._now(connection)
@@ -139,12 +139,13 @@ class PublishedTables:
                 self._write(record)
 
     def look(self, connection: Connection) -> None:
-        """Raises as ``require_same``, and writes nothing: for whoever is not the capture."""
+        """Compare as ``require_same`` does, and write nothing: for callers that are not the capture."""
         with self._lock:
             self._compare(self._now(connection), _note_nothing)
 
     def require_named(self, relation: Relation, commit_lsn: int) -> None:
-        """``TableMissedChanges`` if the stream gives a captured table another name, or its name to another.
+        """Raise ``TableMissedChanges`` if the stream gives a captured table another name, or its name to
+        another.
 
         Nothing of the transaction that committed at ``commit_lsn`` has landed yet.
         """
@@ -158,7 +159,7 @@ class PublishedTables:
                 continue
             if at < table.since:
                 if renamed:
-                    # No look at the catalogs shows it, once the name is back: it must be written down here.
+                    # Once the name is back no look at the catalogs shows it: it must be recorded here.
                     self.lost.found(contract, _renamed(name), at, page_end(table.since))
                 continue
             told = _renamed(name) if renamed else _MADE_ANEW
@@ -167,8 +168,11 @@ class PublishedTables:
                 raise _missed({contract: told})
 
     def leave_out(self, reasons: Mapping[str, str], landed: Lsn) -> None:
-        """Write down that changes of the tables of ``reasons`` may be missing from now on: no key of theirs
-        lands any more above ``landed``, the end of the chain. One that was never read is left alone."""
+        """Record that changes of the tables of ``reasons`` may be missing from now on.
+
+        None of their keys lands above ``landed``, the end of the chain. A table that was never read is
+        skipped.
+        """
         with self._lock:
             tables = self._record.tables if self._record is not None else {}
             for name, reason in reasons.items():
@@ -176,13 +180,17 @@ class PublishedTables:
                     self.lost.found(name, reason, min(landed, tables[name].certain or Lsn(0)))
 
     def will_be_read(self, names: Collection[str], below: Lsn) -> None:
-        """Snapshots of the tables ``names`` are asked for, and ``below`` was the end of the WAL before each
-        was seen to be as its contract says."""
+        """Expect snapshots of the tables ``names``, which are requested.
+
+        ``below``: the end of the WAL before each was seen to match its contract.
+        """
         self._asked_for = dict.fromkeys(names, below)
 
     def read_above(self, name: TableName, commit_lsn: int) -> bool:
-        """Whether all of the captured table ``name`` is read above what committed at ``commit_lsn``, by a
-        snapshot that has been planned or will be: then nothing of that is the table's state."""
+        """Whether all of table ``name`` is read above what committed at ``commit_lsn``.
+
+        The snapshot is planned, or will be; so nothing at or below ``commit_lsn`` decides the table's state.
+        """
         with self._lock:
             tables = {} if self._record is None else self._record.tables
         for contract, table in tables.items():
@@ -191,7 +199,7 @@ class PublishedTables:
         return True
 
     def reads_above(self, name: TableName, commit_lsn: int, reason: str) -> bool:
-        """As ``read_above``. Where it is so, that the table lacks the change till then is written down."""
+        """Return ``read_above``; if it is true, record that the table lacks the change until then."""
         with self._lock:
             tables = {} if self._record is None else self._record.tables
         for contract, table in tables.items():
@@ -202,8 +210,8 @@ class PublishedTables:
                 self.lost.found(contract, reason, Lsn(commit_lsn), to)
         return True
 
-    def _compare(self, now: Published, note: Callable[[Mapping[str, str]], None]) -> None:
-        self._compare_publication(now, note)
+    def _compare(self, now: Published, record: Callable[[Mapping[str, str]], None]) -> None:
+        self._compare_publication(now, record)
         if self._record is None:
             return
         changed = {
@@ -214,17 +222,17 @@ class PublishedTables:
         }
         if not changed:
             return
-        # Those that are asked for too: the stream may be far before they are taken up.
-        note(changed)
+        # Also requested tables: the stream may still be far below the point at which they are added.
+        record(changed)
         asked = self._asked()
         if told_of := {name: told for name, told in changed.items() if name not in asked}:
             raise _missed(told_of)
 
-    def _compare_publication(self, now: Published, note: Callable[[Mapping[str, str]], None]) -> None:
+    def _compare_publication(self, now: Published, record: Callable[[Mapping[str, str]], None]) -> None:
         if self._record is None or now.publication == self._record.publication:
             return
         what = "was dropped and made anew, or altered as a whole" if now.publication else "is gone"
-        note(dict.fromkeys(self._record.tables, f"its publication {what}"))
+        record(dict.fromkeys(self._record.tables, f"its publication {what}"))
         raise _gap(f"Publication {self._publication} {what}")
 
     def _note(self, changed: Mapping[str, str]) -> None:
@@ -268,7 +276,7 @@ class PublishedTables:
 
 
 def recorded_tables(folder: Path, epoch: int) -> set[str]:
-    """The tables that a capture of ``epoch`` has known, as ``schema.table``; none before its first."""
+    """Return the tables that a capture of ``epoch`` has known, as ``schema.table``; none before its first."""
     record = _read(_record_file(folder, epoch))
     return set() if record is None else {each.table for each in record.tables.values()}
 
@@ -286,7 +294,7 @@ def _read(path: Path) -> Published | None:
 
 
 def _upgraded(document: dict[str, Any]) -> dict[str, Any]:
-    """The document of a record of any known format version, in the form of ``FORMAT_VERSION``."""
+    """Return the document of a record of any known format version, in the current format."""
     if document["format_version"] < 2:
         tables = document.get("tables")
         if isinstance(tables, dict):

@@ -28,8 +28,8 @@ from omnisupport_ingest.sources.postgres.session.quoting import qualified
 
 @dataclass(frozen=True, slots=True)
 class CatalogRelation:
-    """What a publication sends of a table: columns, with their types as ``format_type`` writes them, and of
-    its rows those that meet ``row_filter``, an SQL expression over any of its columns (None: all).
+    """What a publication sends of a table: columns, with types as ``format_type`` writes them, and the rows
+    that meet ``row_filter``, an SQL expression over any of its columns (None: all rows).
     """
 
     columns: tuple[str, ...]
@@ -39,19 +39,19 @@ class CatalogRelation:
     row_filter: str | None
 
     def version(self, table: TableContract) -> RelationVersion:
-        """The same as a manifest records it."""
+        """Return what a manifest records of it."""
         return RelationVersion(
             table.schema, table.table, self.columns, self.types, table.key, self.replica_identity
         )
 
 
 def read_relation(connection: Connection, publication: str, table: TableContract) -> CatalogRelation:
-    """The table as ``publication`` sends it, by the catalogs that the transaction of ``connection`` sees.
+    """Return the table as ``publication`` sends it, by the catalogs that the transaction of ``connection``
+    sees.
 
-    If the publication, or the table in it, is not there yet: all columns but generated ones, and all rows.
-    ``TableUnreadable`` if the table is not there.
-    ``ColumnsNotSent`` if a column that the table has and its contract names is not sent: a row that was
-    read with it would stay so for ever.
+    If the publication, or the table in it, does not exist yet: all columns but generated ones, and all rows.
+    ``TableUnreadable`` if the table does not exist. ``ColumnsNotSent`` if a column that the table has and its
+    contract names is not sent: a row that was read with it would keep that value for ever.
     """
     with source_errors(f"reading the columns of {table.full_name}"), connection.cursor() as cursor:
         cursor.execute(_relation_query(connection.server_version), (publication, table.schema, table.table))
@@ -105,7 +105,7 @@ def _relation_query(server_version: int) -> str:
 
 
 def read_storage(connection: Connection, schema: str, table: str) -> str:
-    """The table and the file that its rows stand in: another one as soon as it is rewritten."""
+    """Return the table's oid and the file of its rows, which is another one once the table is rewritten."""
     with source_errors(f"reading the file of {schema}.{table}"), connection.cursor() as cursor:
         cursor.execute(
             "SELECT c.oid, pg_relation_filenode(c.oid) FROM pg_class c"
@@ -117,14 +117,14 @@ def read_storage(connection: Connection, schema: str, table: str) -> str:
 
 
 class TypeNames:
-    """Names of column types, asked for once each; the stream itself sends only their numbers."""
+    """Names of column types, each asked for once. The stream itself sends only their numbers."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._names: dict[tuple[int, int], str] = {}
 
     def of(self, columns: Iterable[RelationColumn]) -> tuple[str, ...]:
-        """The types of ``columns``; ``???`` stands for a type that has been dropped since."""
+        """Return the types of ``columns``; ``???`` stands for a type that has been dropped since."""
         pairs = [(column.type_oid, column.type_modifier) for column in columns]
         unknown = sorted(set(pairs) - self._names.keys())
         if unknown:
@@ -140,10 +140,10 @@ _LOCK_SECONDS = 2
 
 
 def hold_readable(connection: Connection, table: TableContract) -> bool:
-    """Take, in the transaction that has begun, the lock that every SELECT takes; no change waits for it.
+    """Take, in the open transaction, the lock that every SELECT takes; no change waits for it.
 
-    False if somebody holds a lock against it: the transaction has failed then and is to be rolled back, and
-    the caller to try again. ``TableUnreadable`` if the table cannot be read.
+    False if somebody holds a conflicting lock: the transaction has failed then; roll it back and try again.
+    ``TableUnreadable`` if the table cannot be read.
     """
     with readable(table), connection.cursor() as cursor:
         cursor.execute(f"SET LOCAL lock_timeout = '{_LOCK_SECONDS}s'")
@@ -156,8 +156,10 @@ def hold_readable(connection: Connection, table: TableContract) -> bool:
 
 @contextmanager
 def readable(table: TableContract) -> Iterator[None]:
-    """Turn errors in what is asked of ``table`` alone into ``TableUnreadable``: it was dropped, say, a right
-    is missing, a value cannot be written as text, or its file cannot be read."""
+    """Turn errors of queries on ``table`` alone into ``TableUnreadable``.
+
+    It was dropped, say, a right is missing, a value cannot be written as text, or its file cannot be read.
+    """
     try:
         yield
     except _OF_ONE_TABLE as error:
@@ -181,7 +183,7 @@ _CLASSES_OF_ONE_TABLE = ("54", "58")
 longer than the server can send, and files that it cannot read."""
 
 _WITHOUT_VALUES = (*_CLASSES_OF_ONE_TABLE, "XX", "55")
-"""Errors whose words are of files and rows' places; others may quote a value, which the server's log has."""
+"""Errors whose texts name files and row positions; others may quote a value, which the server's log has."""
 
 
 def _unreadable(table: TableContract, error: psycopg2.Error) -> TableUnreadable:

@@ -1,7 +1,7 @@
-"""Why a connection failed, and what to do: read from the words of the server and of libpq.
+"""Why a connection failed, and what to do: read from the messages of the server and of libpq.
 
-libpq gives no code for a connection that fails, so its text is all there is. PostgreSQL translates
-its messages on some servers; a text that is not known here gets the general fix.
+libpq gives no code for a connection that fails, so its text is all there is. PostgreSQL translates its
+messages on some servers; an unknown text gets the general fix.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _DSN = "{dsn}"
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """How people know a database: ``what`` it is, and the ``setting`` that holds its connection string."""
+    """How messages name a database: ``what`` it is, and the ``setting`` that holds its connection string."""
 
     what: str
     setting: str
@@ -99,14 +99,14 @@ _HBA_HOST = re.compile(r'host "([^"]+)"')
 
 
 def connection_error(error: Exception, given: Mapping[str, str], called: Called = SOURCE) -> IngestError:
-    """``error`` of opening a connection to what is ``called`` so, by ``given`` parts of a connection string.
+    """Return our error for ``error``, raised while connecting to the database that is ``called`` so.
 
-    ``SourceRefused`` for what a person must change, ``SourceUnavailable`` for what may pass by
-    itself. Nothing of it holds a password.
+    ``given``: the parts of the connection string. ``SourceRefused`` for what a person must change,
+    ``SourceUnavailable`` for what may pass by itself. No part of it holds a password.
     """
     message = str(error)
     kind, fix = _known(message, given, called)
-    problem = f"Cannot connect to {place(given, called.what)}: {first_line(error)}."
+    problem = f"Cannot connect to {destination(given, called.what)}: {first_line(error)}."
     return kind(problem, fix=fix.replace(_DSN, called.setting))
 
 
@@ -122,8 +122,8 @@ def _known(
     return SourceUnavailable, _GENERAL
 
 
-def place(given: Mapping[str, str], what: str = SOURCE.what) -> str:
-    """Where a connection string points to, in words."""
+def destination(given: Mapping[str, str], what: str = SOURCE.what) -> str:
+    """Return where a connection string leads to, in words."""
     host = given.get("host") or given.get("hostaddr") or "the default host"
     port, database = given.get("port", "5432"), given.get("dbname", "the default")
     return f"{what} at {host}, port {port}, database {database}, user {given.get('user', 'default')}"

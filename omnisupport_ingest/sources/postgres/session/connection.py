@@ -66,8 +66,8 @@ _SESSION_SETTINGS: dict[str, str] = {
 }
 
 _SQL_SETTINGS: dict[str, str] = {
-    # A table that somebody holds for long is told of, and capture started again, instead of being waited for
-    # by what cannot be stopped meanwhile. Making a slot waits for transactions, which is another thing.
+    # A long wait for a table lock is reported and capture is started again; a statement that waits cannot be
+    # stopped. Making a slot waits for transactions, not for locks of this kind.
     "lock_timeout": "10s",
 }
 
@@ -75,7 +75,7 @@ _NEWER_TIMEOUTS: tuple[tuple[int, str], ...] = (
     (140000, "idle_session_timeout"),
     (170000, "transaction_timeout"),
 )
-"""More of what must not end a long read, or the decoding of a large transaction; since which version."""
+"""Newer timeouts that must not end a long read or the decoding of a large transaction, by server version."""
 
 _DEFAULTS: dict[str, str] = {
     "connect_timeout": "10",
@@ -86,14 +86,15 @@ _DEFAULTS: dict[str, str] = {
 }
 
 _SILENCE = "tcp_user_timeout"
-"""Where a connection string says how long the server may be silent, in milliseconds. libpq bounds by it how
-long what was sent may go without the other side's word; what it cannot see, ``silence`` does."""
+"""The part of a connection string that says how long the server may be silent, in milliseconds. libpq uses it
+to bound the time until sent data is acknowledged; ``silence`` covers what libpq cannot see.
+"""
 
 
 def with_silence(dsn: str, seconds: float) -> str:
-    """``dsn`` with ``seconds`` as the silence that is borne, unless it says so itself.
+    """Return ``dsn`` with ``seconds`` as the tolerated silence, unless it sets one itself.
 
-    One that cannot be read stays as it is: who connects by it says so.
+    A string that cannot be read is returned as it is; connecting by it raises the error.
     """
     try:
         given = dsn_parts(dsn)
@@ -103,8 +104,11 @@ def with_silence(dsn: str, seconds: float) -> str:
 
 
 def connect(dsn: str, *, application_name: str = "omnisupport-ingest", called: Called = SOURCE) -> Connection:
-    """An autocommit connection for SQL. Raises ``BadDsn``, ``SourceRefused`` or ``SourceUnavailable``, which
-    name the database as it is ``called``."""
+    """Open an autocommit connection for SQL.
+
+    Raises ``BadDsn``, ``SourceRefused`` or ``SourceUnavailable``, which name the database as it is
+    ``called``.
+    """
     connection = _connect(dsn, application_name, {}, replication=False, called=called)
     connection.autocommit = True
     return connection
@@ -113,10 +117,10 @@ def connect(dsn: str, *, application_name: str = "omnisupport-ingest", called: C
 def connect_replication(
     dsn: str, *, application_name: str = "omnisupport-ingest", decoding_memory: int | None = None
 ) -> Connection:
-    """A connection to the walsender of the database in ``dsn`` (replication commands and SQL).
+    """Open a connection to the walsender of the database in ``dsn`` (replication commands and SQL).
 
-    ``decoding_memory``: bytes that the server may fill with transactions it decodes (65,536 or more);
-    None: what is set there.
+    ``decoding_memory``: bytes that the server may fill with transactions it decodes (65,536 or more); None
+    for the server's own setting.
     """
     more = {} if decoding_memory is None else {"logical_decoding_work_mem": f"{decoding_memory // 1024}kB"}
     return _connect(dsn, application_name, more, replication=True)
@@ -164,8 +168,10 @@ def _connect(
 
 
 def writer_dsn(dsn: str) -> str:
-    """``dsn`` for a program that writes to the source, the support desk: its names and texts mean the same on
-    every server. Raises ``BadDsn``."""
+    """Return ``dsn`` for a program that writes to the source, such as the traffic of the demo. ``BadDsn``.
+
+    Names and texts then mean the same on every server.
+    """
     given = dsn_parts(dsn)
     return str(make_dsn(**(given | {"options": _options(given, VALUE_SETTINGS | QUOTING_SETTINGS)})))
 
@@ -176,7 +182,7 @@ def _options(given: dict[str, str], pinned: dict[str, str]) -> str:
 
 
 def _lift_newer_timeouts(connection: Connection) -> None:
-    """A server that does not know a setting would refuse a connection that asks for it at its start."""
+    """Lift timeouts that only newer servers know: an older one would refuse the connection for them."""
     known = [name for since, name in _NEWER_TIMEOUTS if connection.server_version >= since]
     if known:
         with source_errors("setting up a session"), connection.cursor() as cursor:
@@ -187,7 +193,7 @@ def _lift_newer_timeouts(connection: Connection) -> None:
 
 
 def dsn_parts(dsn: str, called: Called = SOURCE) -> dict[str, str]:
-    """The parts of ``dsn``; ``BadDsn`` repeats nothing of it, for any part may be one of the password."""
+    """Return the parts of ``dsn``. ``BadDsn`` quotes nothing of it, because any part may hold a password."""
     try:
         given: dict[str, str] = parse_dsn(dsn)
     except psycopg2.ProgrammingError:
@@ -205,7 +211,7 @@ def dsn_parts(dsn: str, called: Called = SOURCE) -> dict[str, str]:
 
 
 def one_row(connection: Connection, query: str, parameters: tuple[object, ...] | None = None) -> Any:
-    """The first row of ``query`` as a tuple; None if there is none."""
+    """Return the first row of ``query`` as a tuple; None if there is none."""
     with connection.cursor() as cursor:
         cursor.execute(query, parameters)
         return cursor.fetchone()

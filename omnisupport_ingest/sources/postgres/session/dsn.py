@@ -1,4 +1,4 @@
-"""Where the source of a home is: what every command and process connects by."""
+"""The connection string of a home's source, by which every command and process connects."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from omnisupport_ingest.sources.postgres.session.errors import SourceUnavailable
 
 
 def embedded_server(settings: Settings, home: Home) -> EmbeddedPostgres:
-    """The embedded server of ``home``, with the database that the source of ``settings`` has there."""
+    """Return the embedded server of ``home``, with the database that the source of ``settings`` has there."""
     return EmbeddedPostgres(home.postgres, database=database_of(settings.source))
 
 
 def source_dsn(settings: Settings, home: Home) -> str:
-    """The connection string of the source: the configured one, else the embedded server's.
+    """Return the connection string of the source: the configured one, else the embedded server's.
 
     ``SourceUnavailable`` if that server is not running.
     """

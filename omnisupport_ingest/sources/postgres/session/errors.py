@@ -1,4 +1,4 @@
-"""What can go wrong between capture and the source database, each with the fix for it."""
+"""The errors between capture and the source database, each with the fix for it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class CapturePaused(IngestError):
 
 
 class CaptureRestarts(IngestError):
-    """Somebody has asked for a restart: the capture has ended well, and is to be started again."""
+    """A person has requested a restart: the capture has ended well, and is to be started again."""
 
 
 class NotRestartable(IngestError):
@@ -97,7 +97,7 @@ class NotOurSlot(GapInSource):
 
 
 class TableMissedChanges(GapInSource):
-    """Changes of single tables were not sent for a time, or cannot be told. The others are not concerned.
+    """Changes of single tables were not sent for a time, or cannot be told by their contracts. Others go on.
 
     ``tables``: the names of their contracts.
     """
@@ -108,8 +108,10 @@ class TableMissedChanges(GapInSource):
 
 
 class RowTooLarge(IngestError):
-    """A row is larger than capture may take into memory. ``table``: its full name, empty for what is no row
-    of a table. ``size`` and ``limit`` in bytes."""
+    """A row is larger than capture may take into memory.
+
+    ``table``: its full name, empty for a message that is no row. ``size`` and ``limit`` in bytes.
+    """
 
     def __init__(self, size: int, limit: int, table: str = "") -> None:
         what = f"A row of {table}" if table else "A row or message"

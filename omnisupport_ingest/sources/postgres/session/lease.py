@@ -41,7 +41,7 @@ class Lease:
     def take(cls, run_folder: Path, source: str) -> Lease:
         """Take the lease on ``source``; ``CaptureRunning`` says who holds it."""
         path = run_folder / f"capture-{source}.lock"
-        # Not inherited by child processes, which would hold the lock on after this one has died.
+        # Not inherited by child processes, which would keep the lock after this one has died.
         descriptor = open_lock(path)
         if not _locked(descriptor):
             holder = _holder(path)
@@ -55,13 +55,13 @@ class Lease:
             "host": socket.gethostname(),
             "since": datetime.now(UTC).isoformat(timespec="seconds"),
         }
-        # One write of one length, never a truncation: who looks meanwhile reads the last holder or this one.
+        # One write of fixed length, never a truncation: a reader sees the last holder or this one.
         os.pwrite(descriptor, json.dumps(about).encode().ljust(_NAME_BYTES), 0)
         return cls(descriptor)
 
     @staticmethod
     def is_held(run_folder: Path, source: str) -> bool:
-        """Whether some process captures ``source`` now; holds nothing when it returns."""
+        """Whether some process captures ``source`` now. Holds nothing on return."""
         try:
             descriptor = open_lock(run_folder / f"capture-{source}.lock", create=False)
         except FileNotFoundError:
@@ -76,7 +76,7 @@ class Lease:
 
     @classmethod
     def holder(cls, run_folder: Path, source: str) -> Holder | None:
-        """The process that captures ``source`` now, if one does."""
+        """Return the process that captures ``source`` now, or None."""
         if not cls.is_held(run_folder, source):
             return None
         return _holder(run_folder / f"capture-{source}.lock")
@@ -97,7 +97,9 @@ class Lease:
 
 
 def _locked(descriptor: int) -> bool:
-    """Whether the lock could be taken; who only looks (``is_held``) has it briefly, and is waited for."""
+    """Whether the lock could be taken. A process that only looks (``is_held``) has it briefly, and is waited
+    for.
+    """
     deadline = time.monotonic() + _LOOK_SECONDS
     while True:
         try:

@@ -14,7 +14,7 @@ class NotQuotable(IngestError):
 
 
 def identifier(name: str) -> str:
-    """``name`` as a quoted SQL identifier. ``NotQuotable`` if no table or column can be called so."""
+    """Return ``name`` as a quoted SQL identifier. ``NotQuotable`` if nothing can have that name."""
     if not name:
         raise NotQuotable("An empty name cannot be that of anything in PostgreSQL.", fix="Give it a name.")
     _check(name, "name")
@@ -22,18 +22,20 @@ def identifier(name: str) -> str:
 
 
 def qualified(schema: str, table: str) -> str:
-    """A table's name with its schema, both quoted."""
+    """Return a table's name with its schema, both quoted."""
     return f"{identifier(schema)}.{identifier(table)}"
 
 
 def literal(text: str) -> str:
-    """``text`` as an SQL string, for a session with ``standard_conforming_strings``. ``NotQuotable``."""
+    """Return ``text`` as an SQL string, for a session with ``standard_conforming_strings``.
+    ``NotQuotable``.
+    """
     _check(text, "text")
     return "'" + text.replace("'", "''") + "'"
 
 
 def _check(text: str, what: str) -> None:
-    # Of the text nothing is told: it may be a value of a row.
+    # The text is not quoted in the error: it may be a value of a row.
     if "\0" in text:
         problem = "the character 0, which PostgreSQL cannot hold"
     elif any("\ud800" <= character <= "\udfff" for character in text):

@@ -65,9 +65,9 @@ class SlotReader:
 class SlotFacts:
     """A replication slot. ``wal_status`` ``lost``: the server has given it up, or removed WAL that it needs.
 
-    ``retained_bytes``: WAL that the server keeps because of the slot. ``safe_bytes``: WAL that may
-    still be written before the slot is in danger; None without ``max_slot_wal_keep_size``.
-    ``invalidated``: why the server has given the slot up (told by PostgreSQL 17 and newer).
+    ``retained_bytes``: WAL that the server keeps because of the slot. ``safe_bytes``: WAL that may still be
+    written before the slot is in danger; None without ``max_slot_wal_keep_size``. ``invalidated``: why the
+    server has given the slot up (PostgreSQL 17 and newer).
     """
 
     name: str
@@ -96,7 +96,7 @@ class WalClock:
 
 
 def server_facts(dsn: str) -> ServerFacts:
-    """The facts of the server at ``dsn``; needs the replication right, as IDENTIFY_SYSTEM does."""
+    """Return the facts of the server at ``dsn``. Needs the replication right, as IDENTIFY_SYSTEM does."""
     connection = connect_replication(dsn)
     try:
         return identify(connection)
@@ -105,7 +105,7 @@ def server_facts(dsn: str) -> ServerFacts:
 
 
 def identify(replication: Connection) -> ServerFacts:
-    """The facts of the server at the other end of a replication connection."""
+    """Return the facts of the server at the other end of a replication connection."""
     with source_errors("asking the server who it is"), replication.cursor() as cursor:
         cursor.execute("IDENTIFY_SYSTEM")
         system_identifier, timeline, _, database = cursor.fetchone()
@@ -115,7 +115,7 @@ def identify(replication: Connection) -> ServerFacts:
 
 
 def slot_facts(connection: Connection, name: str) -> SlotFacts | None:
-    """The slot called ``name``; none if there is none."""
+    """Return the slot called ``name``; None if there is none."""
     # A standby has no current WAL position of its own, only what it has replayed.
     end = "CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END"
     invalidated = "s.invalidation_reason" if connection.server_version >= 170000 else "NULL::text"
@@ -161,7 +161,7 @@ def wait_until_free(connection: Connection, name: str, seconds: float) -> None:
 
 
 def slot_in_use(name: str, reader: SlotReader) -> SlotInUse:
-    """The error for a slot that somebody else reads from."""
+    """Return the error for a slot that somebody else reads from."""
     return SlotInUse(
         f"The replication slot {name} is being read from ({reader}).",
         fix="Stop the other reader, or set OMNISUPPORT_SLOT to a slot of this home's own. If the "
@@ -170,7 +170,7 @@ def slot_in_use(name: str, reader: SlotReader) -> SlotInUse:
 
 
 def wal_clock(connection: Connection) -> WalClock:
-    """The server's clock with the end of its WAL, in that order."""
+    """Read the server's clock, then the end of its WAL."""
     with source_errors("reading the server's clock"), connection.cursor() as cursor:
         # Two statements: within one, the order of evaluation would be the planner's.
         cursor.execute("SELECT clock_timestamp()")
@@ -184,9 +184,9 @@ def wal_clock(connection: Connection) -> WalClock:
 
 
 def current_wal_lsn(dsn: str) -> Lsn:
-    """The end of the server's flushed WAL: every commit that was acknowledged before lies below it.
+    """Return the end of the server's flushed WAL: every commit that was acknowledged before lies below it.
 
-    (But for commits under ``synchronous_commit = off``, which are acknowledged before the flush.)
+    Commits under ``synchronous_commit = off`` are acknowledged before the flush, so they may lie above.
     """
     connection = connect(dsn)
     try:
@@ -216,7 +216,7 @@ _LONGEST = 80
 
 @dataclass(frozen=True, slots=True)
 class OpenTransaction:
-    """One of them. ``pid`` is None for a prepared one, ``gid`` for one of a session."""
+    """An open transaction. ``pid`` is None for a prepared one, ``gid`` for one of a session."""
 
     ids: frozenset[int]
     """Its id and those of its subtransactions, the lower 32 bits."""
@@ -229,7 +229,7 @@ class OpenTransaction:
 
     @property
     def name(self) -> str:
-        """How to find it: process id or gid, database and user."""
+        """How a person finds it: process id or gid, database and user."""
         where = f"{self.user or 'an unknown user'} in database {self.database or 'unknown'}"
         if self.pid is None:
             gid = self.gid or ""
@@ -251,13 +251,13 @@ def open_transactions(connection: Connection) -> list[OpenTransaction]:
 
 
 def listed(transactions: Iterable[OpenTransaction]) -> str:
-    """The transactions as a part of a sentence."""
+    """Return the transactions as a part of a sentence."""
     return "; ".join(map(str, transactions))
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
-    """Whether the source answered. ``problem`` says why not, without a password.
+class SourceAnswer:
+    """Whether the source answered. ``problem``: why not, without a password.
 
     ``server``: major and minor version. ``slot`` is None if there is none of that name.
     """
@@ -269,19 +269,21 @@ class Reach:
 
 
 class SourceLook:
-    """A look at the source in a thread of its own, begun when made; ``result`` waits for it."""
+    """A look at the source in a thread of its own, begun when made; ``result`` waits for it, for a bounded
+    time.
+    """
 
     def __init__(self, dsn: str, slot: str) -> None:
         self._dsn, self._slot = dsn, slot
-        self._result: Reach | None = None
+        self._result: SourceAnswer | None = None
         # A name that does not resolve, or a host that swallows packets, must not hold up the caller.
         self._thread = threading.Thread(target=self._look, daemon=True)
         self._thread.start()
 
-    def result(self, seconds: float) -> Reach:
-        """What was seen; not reachable if there was no answer within ``seconds`` from now."""
+    def result(self, seconds: float) -> SourceAnswer:
+        """Return what was seen; not reachable if there was no answer within ``seconds`` from now."""
         self._thread.join(seconds)
-        return self._result or Reach(False, f"No answer within {seconds:.1f} seconds.")
+        return self._result or SourceAnswer(False, f"No answer within {seconds:.1f} seconds.")
 
     def _look(self) -> None:
         try:
@@ -290,8 +292,8 @@ class SourceLook:
             try:
                 slot = slot_facts(connection, self._slot)
                 major, minor = divmod(connection.server_version, 10000)
-                self._result = Reach(True, None, f"{major}.{minor}", slot)
+                self._result = SourceAnswer(True, None, f"{major}.{minor}", slot)
             finally:
                 connection.close()
         except IngestError as error:
-            self._result = Reach(False, error.problem)
+            self._result = SourceAnswer(False, error.problem)

@@ -1,10 +1,9 @@
 """Noticing that a source has fallen silent: nothing comes any more, and nothing closes the connection.
 
-A proxy, a firewall or a frozen machine may stop forwarding and go on answering the kernel's keepalives; who
-waits for an answer then waits for ever. Silence alone proves nothing, for a statement may wait hours for a
-lock. So after a while of it the server is asked on another connection what the silent session does. If it
-is at work, the wait goes on. If it waits for us, or is not there, or the server cannot be asked either, the
-silent connection is given up.
+A proxy, a firewall or a frozen machine may stop forwarding and still answer the kernel's keepalives; a reader
+then waits for ever. Silence alone proves nothing, for a statement may wait hours for a lock. So after a while
+the server is asked on another connection what the silent session does. If the session is at work, the wait
+goes on. If it waits for us, is gone, or the server cannot be asked either, the silent connection is closed.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ from psycopg2.extras import ReplicationCursor
 from omnisupport_ingest.sources.postgres.session.connect_errors import first_line
 
 DEFAULT_SECONDS = 60.0
-"""How long a source may be silent before it is asked, where nothing else is said."""
+"""Default for how long a source may be silent before it is asked."""
 
 _ASK_SECONDS = 10.0
 """How long the other connection may take to be opened and answered, at most."""
 
 _AGAIN_SECONDS = 1.0
-"""A session that waits for us is asked after once more: its answer may have been on the way."""
+"""A session that waits for us is looked at twice: its answer may have been on the way."""
 
 _LOOK_SECONDS, _IDLE_SECONDS = 0.5, 60.0
 
@@ -51,13 +50,13 @@ _LAST_DATA_AT, _TCP_INFO_BYTES = 8 + 11 * 4, 104
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """``seconds`` of silence that are borne, and the ``parameters`` of a connection to ask by."""
+    """``seconds``: the tolerated silence. ``parameters``: of a connection to ask by."""
 
     seconds: float
     parameters: Mapping[str, str]
 
     def explained(self, pid: int, *, streaming: bool = False) -> str | None:
-        """None if session ``pid`` is at work, else why nothing can be expected from it, as a clause.
+        """Return None if session ``pid`` is at work, else why nothing can be expected from it, as a clause.
 
         Takes up to about 20 seconds.
         """
@@ -68,8 +67,11 @@ class Silence:
         return None if found is None else found.clause
 
     def end(self, pid: int) -> None:
-        """Have the server end session ``pid``, ours, which was given up: it would keep slot and locks until
-        the server misses us. Nothing happens where the server gives no answer."""
+        """Let the server end our abandoned session ``pid``, which would keep slot and locks until it is
+        missed.
+
+        Does nothing if the server gives no answer.
+        """
         with suppress(psycopg2.Error, OSError):
             self._asked(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid = %s"
@@ -103,7 +105,9 @@ class _Found:
 
 
 def _asked(parameters: Mapping[str, str], question: str, pid: int, seconds: float) -> tuple[Any, ...] | None:
-    """The first row that ``question`` about session ``pid`` gives, if any. An error after ``seconds``."""
+    """Return the first row that ``question`` about session ``pid`` gives, if any. Raises after
+    ``seconds``.
+    """
     give_up = time.monotonic() + seconds
     connection = psycopg2.connect(**parameters, async_=True)
     try:
@@ -128,7 +132,7 @@ def _wait(connection: Connection, give_up: float) -> None:
 class Awaited:
     """One wait for the server, as a context: a silent connection is shut down, which ends the wait.
 
-    What the wait fails with then is an ``OperationalError`` that says so.
+    The wait then fails with an ``OperationalError`` that says so.
     """
 
     def __init__(self, connection: Connection, silence: Silence) -> None:
@@ -152,13 +156,13 @@ class Awaited:
             self.raise_if_given_up()
 
     def raise_if_given_up(self) -> None:
-        """``OperationalError`` if the connection was shut down."""
+        """Raise ``OperationalError`` if the connection was shut down."""
         if self._given_up is not None:
             raise psycopg2.OperationalError(self._given_up)
 
     @contextmanager
     def busy(self) -> Iterator[None]:
-        """It is us who are at work meanwhile, so the server may well wait."""
+        """A context in which we are at work ourselves, so the server may well wait."""
         self._since = None
         try:
             yield
@@ -166,7 +170,7 @@ class Awaited:
             self._since = time.monotonic()
 
     def look(self) -> None:
-        """Ask after the session if it has been silent for too long. Returns at once."""
+        """Ask about the session if it has been silent for too long. Returns at once."""
         if not self._asking and self._silent_seconds() >= self._silence.seconds:
             self._asking = True
             threading.Thread(target=self._ask, name="asking after a session", daemon=True).start()
@@ -204,7 +208,7 @@ class Awaited:
 
 
 class _Watch:
-    """The waits of this process, looked at by one thread: one for each would cost more than most waits."""
+    """The waits of this process, checked by one thread: a thread for each would cost more than most waits."""
 
     def __init__(self) -> None:
         self._waits: set[Awaited] = set()
@@ -242,7 +246,7 @@ _WATCH = _Watch()
 
 
 def _since_data_came(descriptor: int) -> float | None:
-    """Seconds since a TCP connection has received data; None where that is not known."""
+    """Return the seconds since a TCP connection has received data; None where that is not known."""
     if sys.platform != "linux":
         return None
     with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as same:
