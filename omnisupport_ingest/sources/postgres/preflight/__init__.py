@@ -1,6 +1,6 @@
 """Is the source set up for capture? Everything that must be true, with the SQL that makes it so.
 
-``preflight`` looks and changes nothing; ``require_ready`` turns what it found into one error.
+``preflight`` changes nothing; ``require_ready`` turns its findings into one error.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ def preflight(
     slot: ExpectedSlot,
     slot_wait_seconds: float = 0.0,
 ) -> tuple[Finding, ...]:
-    """Every finding about the source at ``dsn``, the worst first; changes nothing there.
+    """Return every finding about the source at ``dsn``, the worst first; change nothing there.
 
-    Works with no right beyond connecting. Raises ``BadDsn``, ``SourceRefused`` or
-    ``SourceUnavailable`` if even that fails.
+    Needs no right beyond connecting. Raises ``BadDsn``, ``SourceRefused`` or ``SourceUnavailable`` if even
+    that fails.
     """
     connection = connect(dsn)
     try:
@@ -56,9 +56,9 @@ def preflight(
 def preflight_tables(
     connection: Connection, tables: Sequence[TableContract], *, publication: str
 ) -> tuple[Finding, ...]:
-    """Every finding about ``tables`` alone, and ``publication`` as far as it is about them.
+    """Return every finding about ``tables`` alone, and about ``publication`` as far as it concerns them.
 
-    For those that join a capture which runs. Raises ``SourceUnavailable``.
+    For tables that are added to a running capture. Raises ``SourceUnavailable``.
     """
     with source_errors("checking tables of the source"):
         (role,) = one_row(connection, "SELECT current_user::text")
@@ -77,7 +77,7 @@ def _findings(
     yield from session_findings(connection)
     yield from server_findings(connection, slot.name)
     rights = list(right_findings(connection))
-    # Without the right the connection is refused for it, which need not be said twice.
+    # Without the right the connection is refused as well, which need not be reported twice.
     yield from rights or replication_findings(dsn)
     yield from _of_tables(connection, tables, publication, role)
     yield from slot_findings(connection, slot, slot_wait_seconds)

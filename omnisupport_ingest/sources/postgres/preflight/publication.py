@@ -30,7 +30,8 @@ from omnisupport_ingest.sources.postgres.session.quoting import identifier, qual
 def refused_writes(
     connection: Connection, publication: str, contract: TableContract, table: SourceTable, unlist: str
 ) -> Iterator[Finding]:
-    """A warning for ``table``, or each partition of it, of which that is so. For PostgreSQL 15 and newer.
+    """Yield a warning for ``table``, or each partition of it, whose writes PostgreSQL refuses. For 15 and
+    newer.
 
     ``unlist``: the SQL that publishes the table without a column list.
     """
@@ -49,7 +50,7 @@ def refused_writes(
                 "refused_writes",
                 f"{refuses} as the row filter in publication {publication} is about {', '.join(beyond)}, "
                 "which is not in the replica identity.",
-                # FULL does not go with a column list.
+                # A column list excludes replica identity FULL.
                 f"{'' if listed is None else f'{unlist} '}"
                 f"ALTER TABLE {qualified(schema, name)} REPLICA IDENTITY FULL;",
                 Severity.WARNS,
@@ -91,7 +92,7 @@ Tables = Mapping[TableContract, SourceTable]
 
 
 def publication_findings(connection: Connection, name: str, tables: Tables, role: str) -> Iterator[Finding]:
-    """What is wrong with publication ``name`` for ``tables``."""
+    """Yield what is wrong with publication ``name`` for ``tables``."""
     found = read_publication(connection, name)
     if found is None:
         yield from _missing(connection, name, tables, role)
@@ -164,7 +165,7 @@ def _uncovered(found: Publication, tables: Tables, role: str) -> Iterator[Findin
 
 
 def _of_partitions(found: Publication, contract: TableContract) -> Iterator[Finding]:
-    """Partitions that are sent under their own names, each as it is listed: all must be as their root is."""
+    """Check partitions that are sent under their own names: each must be listed as its root is."""
     differing = found.roots.get((contract.schema, contract.table), ())
     if differing:
         listed = ", ".join(f"{schema}.{table}" for schema, table in differing)
@@ -181,7 +182,7 @@ def _of_partitions(found: Publication, contract: TableContract) -> Iterator[Find
 def _of_table(
     connection: Connection, found: Publication, contract: TableContract, table: SourceTable
 ) -> Iterator[Finding]:
-    """Column list and row filter: what they leave out is not read either, so it must not be contracted."""
+    """Check column list and row filter: what they leave out is not read, so no contract may name it."""
     published = found.tables.get((contract.schema, contract.table))
     if published is None:
         return
@@ -205,7 +206,7 @@ def _of_table(
         return
     yield from refused_writes(connection, found.name, contract, table, anew)
     unsent = [each for each in contract.column_names if each not in published.columns]
-    # A column that the table itself lacks is told by the comparison of contract and table.
+    # The comparison of contract and table reports a column that the table itself lacks.
     unsent = [each for each in unsent if each in table.not_null]
     if unsent:
         yield Finding(

@@ -1,7 +1,7 @@
-"""Is the server set up for logical decoding, with room for one more reader and a slot for us?
+"""Is the server set up for logical decoding, with room for one more reader and a free slot?
 
-The session must be one of our own with PostgreSQL itself, not with a pooler, with a replication connection
-beside it. The slot must be free, or ours.
+The session must be with PostgreSQL itself, not with a pooler, and a replication connection must be possible.
+The slot must be free, or ours.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _TO_POSTGRES = "Set host and port in OMNISUPPORT_SOURCE_DSN to PostgreSQL itself
 
 
 def session_findings(connection: Connection) -> Iterator[Finding]:
-    """Signs of a pooler between us and the server."""
+    """Yield signs of a pooler between us and the server."""
     (pid,) = one_row(connection, "SELECT pg_backend_pid()")
     if pid != connection.info.backend_pid:
         yield Finding(
@@ -44,7 +44,7 @@ def session_findings(connection: Connection) -> Iterator[Finding]:
             "session, or refuses replication.",
             _TO_POSTGRES,
         )
-    # A pooler may take the settings of a connection and forget them; DateStyle has a second part.
+    # A pooler may accept the settings of a connection and forget them; DateStyle has a second part.
     changed = [
         name
         for name, value in (VALUE_SETTINGS | QUOTING_SETTINGS).items()
@@ -60,7 +60,7 @@ def session_findings(connection: Connection) -> Iterator[Finding]:
 
 
 def replication_findings(dsn: str) -> Iterator[Finding]:
-    """Whether a replication connection can be opened, which a rule or a pooler may forbid."""
+    """Yield a finding if no replication connection can be opened; a rule or a pooler may forbid it."""
     try:
         connection = connect_replication(dsn)
     except (SourceRefused, SourceUnavailable) as error:
@@ -74,19 +74,20 @@ def replication_findings(dsn: str) -> Iterator[Finding]:
 
 
 OLDEST_VERSION = 13
-"""The first with ``publish_via_partition_root`` and the slot's ``wal_status``."""
+"""The first version with ``publish_via_partition_root`` and the slot's ``wal_status``."""
 
 _TELLS_WRITERS_SINCE = {13: "14.18", 14: "14.18", 15: "15.13", 16: "16.9", 17: "17.5"}
-"""The first release that tells transactions which run while a publication is changed of that, by version
-(release notes of May 2025, logical replication). From 18 on all do."""
+"""By major version the first release in which transactions under way notice a changed publication (release
+notes of May 2025, logical replication). From 18 on all do.
+"""
 
 _RESTART = "-- then restart PostgreSQL"
 SUGGESTED_LIMIT = "50GB"
-"""For ``max_slot_wal_keep_size``, where none is set: an order of magnitude, not a measurement."""
+"""Suggested for ``max_slot_wal_keep_size`` where none is set: an order of magnitude, not a measurement."""
 
 
 def server_findings(connection: Connection, slot: str) -> Iterator[Finding]:
-    """What is wrong with the server itself. ``slot``: ours, which does not count as somebody else's."""
+    """Yield what is wrong with the server itself. ``slot``: ours, which does not count as somebody else's."""
     if connection.server_version < OLDEST_VERSION * 10_000:
         yield Finding(
             "server_version",
@@ -134,7 +135,7 @@ def server_findings(connection: Connection, slot: str) -> Iterator[Finding]:
 
 
 def minor_findings(version: int) -> Iterator[Finding]:
-    """What is known to be lost by the release ``version``, a number as ``server_version_num``."""
+    """Yield known data losses of the release ``version``, a number as ``server_version_num``."""
     major, minor = divmod(version, 10_000)
     mended = _TELLS_WRITERS_SINCE.get(major)
     if mended is not None and (major, minor) < tuple(map(int, mended.split("."))):
@@ -149,7 +150,7 @@ def minor_findings(version: int) -> Iterator[Finding]:
 
 
 def right_findings(connection: Connection) -> Iterator[Finding]:
-    """Whether this role may replicate at all."""
+    """Yield a finding if this role may not replicate."""
     user, may_replicate, on_rds = one_row(
         connection,
         "SELECT rolname::text, rolreplication OR rolsuper OR EXISTS (SELECT FROM pg_roles cloud"
@@ -179,7 +180,7 @@ def _headroom(connection: Connection, setting: str, used_query: str, *, needed: 
 
 
 def _retention(connection: Connection) -> Iterator[Finding]:
-    """Settings that say how long the server keeps WAL for a slot that nobody reads."""
+    """Yield findings about settings that limit how long the server keeps WAL for an unread slot."""
     limit, idle = one_row(
         connection,
         "SELECT current_setting('max_slot_wal_keep_size'),"
@@ -208,10 +209,10 @@ _LOOK_SECONDS = 0.05
 
 
 def slot_findings(connection: Connection, expected: ExpectedSlot, wait_seconds: float) -> Iterator[Finding]:
-    """What stands in the way of using the slot.
+    """Yield what prevents the use of the slot.
 
-    A slot of ours that is being read is looked at again for ``wait_seconds``: the server may notice
-    only after a moment that a reader has died.
+    A slot of ours that is being read is checked again for ``wait_seconds``: the server may notice only after
+    a moment that a reader has died.
     """
     slot = slot_facts(connection, expected.name)
     if slot is None:

@@ -37,9 +37,9 @@ from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotReques
 
 
 def landed_key_findings(store: LandingStore, tables: Sequence[TableContract]) -> tuple[Finding, ...]:
-    """A finding for each table whose contract has another key, or the same in another order.
+    """Yield a finding for each table whose contract has another key than its landed events, or another order.
 
-    An event bears the values of its key alone: under another key they would be those of other rows.
+    An event carries only the values of its key: under another key they would be those of other rows.
     """
     landed: dict[tuple[str, str], tuple[str, ...]] = {}
     for batch in _that_describe(store):
@@ -54,7 +54,7 @@ def landed_key_findings(store: LandingStore, tables: Sequence[TableContract]) ->
 
 
 def _that_describe(store: LandingStore) -> Iterator[Manifest]:
-    """The end of the stream, and the first chunk of each snapshot that is finished, the newest first."""
+    """Yield the end of the stream, and the first chunk of each finished snapshot, the newest first."""
     epoch = store.current_epoch()
     last = store.last_stream_until(epoch.number) if epoch is not None else None
     if last is not None:
@@ -82,7 +82,7 @@ def _changed(table: TableContract, landed: tuple[str, ...]) -> Finding:
 def published_findings(
     connection: Connection, store: LandingStore, publication: str, tables: Sequence[TableContract]
 ) -> Iterator[Finding]:
-    """What a start of capture would refuse because changes may not have been sent, if there is such."""
+    """Yield what a start of capture would refuse because changes may not have been sent."""
     epoch = store.current_epoch()
     if epoch is None:
         return
@@ -97,9 +97,9 @@ def published_findings(
 
 
 def continuity_findings(dsn: str, store: LandingStore) -> Iterator[Finding]:
-    """The gap, if there is one; nothing for a home that has no epoch from a server yet.
+    """Yield the gap, if there is one; nothing for a home without an epoch from a server.
 
-    True while a capture runs as well. Raises ``SourceRefused`` or ``SourceUnavailable``.
+    Correct while a capture runs as well. Raises ``SourceRefused`` or ``SourceUnavailable``.
     """
     epoch = store.current_epoch()
     if epoch is None or epoch.facts is None:
@@ -107,7 +107,7 @@ def continuity_findings(dsn: str, store: LandingStore) -> Iterator[Finding]:
     server = server_facts(dsn)
     connection = connect(dsn)
     try:
-        # In this order: a capture that runs lands first and confirms after, and the WAL is ahead of both.
+        # In this order: a running capture lands first and confirms after, and the WAL is ahead of both.
         slot = slot_facts(connection, epoch.facts.slot)
         chain = end_of_chain(store, epoch)
         flushed = wal_clock(connection).flushed
@@ -119,11 +119,11 @@ def continuity_findings(dsn: str, store: LandingStore) -> Iterator[Finding]:
 
 
 NO_PROOF = {"standby", "replication_right", "replication_connection", "server_version"}
-"""Findings without whose repair the server cannot be asked for the proof of continuity."""
+"""Findings that must be repaired before the server can be asked for the proof of continuity."""
 
 
 def contracted_tables(contracts: Contracts, source: str) -> tuple[TableContract, ...]:
-    """The contracts of ``source``; ``IngestError`` if there are none, so that nothing is to capture."""
+    """Return the contracts of ``source``; ``IngestError`` if there are none."""
     tables = contracts.of_source(source)
     if not tables:
         raise IngestError(
@@ -138,10 +138,10 @@ def contracted_tables(contracts: Contracts, source: str) -> tuple[TableContract,
 def check_source(
     dsn: str, settings: Settings, home: Home | None, tables: Sequence[TableContract]
 ) -> tuple[Finding, ...]:
-    """Every finding about the source at ``dsn``, the worst first; a home is not needed.
+    """Return every finding about the source at ``dsn``, the worst first; a home is not needed.
 
-    A source that cannot be reached, or refuses the connection, is the only finding then.
-    ``BadDsn`` if ``dsn`` cannot be read.
+    A source that cannot be reached, or refuses the connection, gives that as the only finding. ``BadDsn`` if
+    ``dsn`` cannot be read.
     """
     store = LandingStore(home.landing, settings.source) if home is not None else None
     if home is not None:

@@ -1,9 +1,9 @@
-"""Row changes turned into event columns all at once, a block at a time.
+"""Row changes turned into event columns a block at a time.
 
-One object per change is what capture would spend most of its time on. Here the changes of one kind
-of one table are columns from the start: their texts are found by arithmetic over all of them, and
-their keys and row images are joined by Arrow. What is not of the usual form goes one by one through
-``row_events``, which says what an event is; both ways give the same.
+With one object per change, capture would spend most of its time on objects. Here the changes of one kind and
+one table are columns from the start: arithmetic over all of them finds their texts, and Arrow joins their
+keys and row images. Unusual changes go one by one through ``row_events``, which defines what an event is;
+both ways give the same.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from omnisupport_ingest.sources.postgres.protocol.walstream import WAL_DATA_HEAD
 _INSERT, _UPDATE, _DELETE = b"IUD"
 _NEW, _OLD_KEY, _OLD_ROW = b"NKO"
 _MARKER = WAL_DATA_HEADER + 5
-"""Where a change says what its first tuple is, behind its kind and the number of its table."""
+"""Offset of the letter that says what the first tuple of a change is, after its kind and table oid."""
 
 _OVERHEAD = 100
-"""Bytes that an event costs beside what was received of it; an estimate."""
+"""Estimated bytes that an event takes beside what was received of it."""
 
 
 class Run(NamedTuple):
-    """From row ``first`` of a block on, the rows are those of ``transaction`` from ``from_index`` on."""
+    """Rows of a block from ``first`` on: changes of ``transaction`` from ``from_index`` on."""
 
     first: int
     transaction: Begin
@@ -55,8 +55,8 @@ class Run(NamedTuple):
 class ChangeBlock:
     """Changes of one or more transactions, in the order received, with the tables' ``schemas`` by oid.
 
-    ``messages``: the changes of rows, as ``WAL_DATA`` messages. ``events``: truncates and messages,
-    which have their places already. ``received_bytes``: size of ``messages``.
+    ``messages``: row changes, as ``WAL_DATA`` messages. ``events``: truncates and logical messages, which
+    have their positions already. ``received_bytes``: size of ``messages``.
     """
 
     epoch: int
@@ -68,12 +68,12 @@ class ChangeBlock:
 
     @property
     def rows(self) -> int:
-        """How many changes there are: as many events, and one more for each key that was changed."""
+        """Number of changes. Each gives one event, and one more if it changed the key."""
         return len(self.messages) + len(self.events)
 
     @property
     def size(self) -> int:
-        """What the events take, in bytes; an estimate."""
+        """Estimated size of the events in bytes."""
         return self.received_bytes + _OVERHEAD * self.rows
 
     @property
@@ -86,8 +86,10 @@ class ChangeBlock:
         return max(moments + [event.source_ts for event in self.events])
 
     def table(self) -> pa.Table:
-        """All events as a table of ``EVENT_SCHEMA``, in the order of their positions. To be called once: the
-        messages, which may be large, are given up as soon as they are one block of bytes."""
+        """Return all events as a table of ``EVENT_SCHEMA``, in the order of their positions.
+
+        Call it once: the messages, which may be large, are freed as soon as they are one block of bytes.
+        """
         parts = _Rows(self).tables() if self.messages else []
         if self.events:
             parts.append(events_table(self.events))
@@ -99,7 +101,7 @@ class ChangeBlock:
 
 
 class _Rows:
-    """The changes of rows of one block."""
+    """The row changes of one block."""
 
     def __init__(self, block: ChangeBlock) -> None:
         messages, block.messages = block.messages, []
@@ -115,13 +117,13 @@ class _Rows:
         self._one_by_one: list[int] = []
 
     def tables(self) -> list[pa.Table]:
-        """One table for each form of change of each table, and one of what went one by one."""
+        """Return one table for each kind of change of each table, and one of the changes taken one by one."""
         letters = np.frombuffer(self._bytes, np.uint8)
         kinds = letters[self._starts + WAL_DATA_HEADER].astype(np.int64)
         self._is_insert = kinds == _INSERT
         oids = big_endian(self._bytes, ">u4", self._starts + WAL_DATA_HEADER + 1).astype(np.int64)
         markers = letters[self._starts + _MARKER]
-        # Inserts and updates look the same where no old row is sent; together they need no sorting.
+        # Inserts and updates without an old row have the same layout; together they need no sorting.
         kinds[self._is_insert & (markers == _NEW)] = _UPDATE
         groups = kinds << 40 | oids << 8 | markers
         parts = []
@@ -141,7 +143,7 @@ class _Rows:
         return parts
 
     def _group(self, kind: int, marker: int, schema: RowSchema | None, rows: Positions) -> pa.Table | None:
-        """The events of ``rows``, changes of one form of one table; None for forms that are rare."""
+        """Return the events of ``rows``, changes of one kind of one table; None for rare kinds."""
         at = self._starts[rows] + _MARKER + 1
         if schema is None:
             return None
@@ -161,7 +163,9 @@ class _Rows:
         return None
 
     def _updates_of_whole_rows(self, schema: RowSchema, rows: Positions, at: Positions) -> pa.Table:
-        """Updates under replica identity full; those that changed the key are left to ``row_events``."""
+        """Return updates under replica identity FULL; those that changed the key are left to
+        ``row_events``.
+        """
         old = self._tuples(at, rows, schema)
         if (np.frombuffer(self._bytes, np.uint8)[old.ends] != _NEW).any():
             raise Irregular("an old row without a new one behind it")
@@ -234,7 +238,7 @@ class _Rows:
 
 
 def _key(schema: RowSchema, row: TextColumns, fallback: TextColumns | None) -> pa.StringArray | None:
-    """The keys; a key value too long to be sent again stands in ``fallback``."""
+    """Return the keys; a key value that was too long to be sent again stands in ``fallback``."""
     if not schema.key_indexes:
         return None
     columns = []
@@ -249,7 +253,7 @@ def _key(schema: RowSchema, row: TextColumns, fallback: TextColumns | None) -> p
 
 
 def _old_image(schema: RowSchema, row: TextColumns, is_key: bool) -> pa.StringArray:
-    """The old rows as sent: in a key tuple the other columns are null without being so."""
+    """Return the old rows as sent: in a key tuple the other columns are null without being so."""
     if is_key and (not schema.identity or row.unchanged is not None):
         raise Irregular("a key tuple without a key")
     places = schema.identity if is_key else range(len(schema.names))
@@ -263,7 +267,7 @@ def _old_image(schema: RowSchema, row: TextColumns, is_key: bool) -> pa.StringAr
 
 
 def _unsent_names(names: tuple[str, ...], row: TextColumns) -> pa.Array | None:
-    """For each row the columns that were not sent, null where all were."""
+    """Return for each row the columns that were not sent, null where all were."""
     if row.unchanged is None:
         return None
     counts = np.count_nonzero(row.unchanged, axis=1)
@@ -278,7 +282,7 @@ def _unsent_names(names: tuple[str, ...], row: TextColumns) -> pa.Array | None:
 
 
 def _valid(texts: pa.StringArray | None) -> pa.StringArray | None:
-    """``texts``, found to be UTF-8; ``pa.ArrowInvalid`` otherwise."""
+    """Return ``texts`` once they are known to be UTF-8; ``pa.ArrowInvalid`` otherwise."""
     if texts is not None:
         texts.validate(full=True)
     return texts

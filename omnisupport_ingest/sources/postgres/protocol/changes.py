@@ -1,8 +1,8 @@
 """The changes of one transaction after another, collected as they were received.
 
-The ordinal is twice the index of the received row change, truncated relation or message in its
-transaction, whether or not a contract names its table; a key-changing update also takes the odd
-number above. So decoding the same WAL again gives the same positions, with other contracts too.
+The ordinal of a change is twice its index among the row changes, truncated relations and messages of its
+transaction, whether or not a contract names its table; a key-changing update also takes the odd number above.
+So decoding the same WAL again gives the same positions, with other contracts too.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from omnisupport_ingest.sources.postgres.protocol.row_events import (
 )
 
 Keys = Mapping[TableName, tuple[str, ...]]
-"""The key columns of the contracts, by (schema, table); none where a contracted table is left out."""
+"""The key columns of the contracts, by table name; none for a contracted table that is left out."""
 
 IsPartitioned = Callable[[Relation], bool]
-"""Whether a table that the stream has described is partitioned; the description does not say."""
+"""Whether a described table is partitioned, which the description does not say."""
 
 
 class EventReader:
-    """Collects changes into blocks; whoever uses it takes a block when it is full, or ready for it."""
+    """Collects changes into blocks; the caller takes a block when it is full, or wanted."""
 
     def __init__(
         self, epoch: int, keys: Keys, is_partitioned: IsPartitioned = lambda _relation: False
@@ -44,38 +44,37 @@ class EventReader:
 
     @property
     def collected_bytes(self) -> int:
-        """Size of the changes collected and not taken."""
+        """Bytes of changes that are collected and not taken."""
         return self._block.received_bytes
 
     @property
     def without_contract(self) -> list[Relation]:
-        """What has been described and is of no table that is told by its contract."""
+        """Described tables whose changes do not land under the key of a contract."""
         return [each.relation for each in self._schemas.values() if not self._keys.get(each.name)]
 
     def begin(self, transaction: Begin) -> None:
-        """The changes that follow belong to ``transaction``."""
+        """Begin ``transaction``; the following changes belong to it."""
         self._transaction, self._index = transaction, 0
         self._begin_run()
 
     def describe(
         self, relation: Relation, name: TableName | None = None, *, read_above: bool = False
     ) -> RowSchema:
-        """Take a new description of a table, which may have no key; ``KeyNotSent``.
+        """Record a new description of a table; ``KeyNotSent`` if it lacks the key of the contract.
 
-        ``name``: of the table whose rows these are, if it is not its own: that of which it is a partition.
-        ``read_above``: all of the table is read by a snapshot above these changes, so that they stop nothing
-        where the key is not sent: they have none then. Only after ``take``: a block knows one description of
-        each table.
+        ``name``: of the partitioned table, if ``relation`` is a partition of it. ``read_above``: a snapshot
+        reads all of the table above these changes; then a missing key is no error, and they land without one.
+        Call it only after ``take``: a block has one description of each table.
         """
         schema = self._schema(relation, name or (relation.schema, relation.table), self._keys, read_above)
         self._install([schema])
         return schema
 
     def add_tables(self, keys: Keys, described: Sequence[tuple[Relation, TableName]]) -> list[RowSchema]:
-        """Give what comes from now on of the tables of ``keys``, new ones, the keys of their contracts.
+        """From now on land changes of the tables of ``keys`` under the keys of their contracts.
 
-        ``described``: what has been described already and is theirs, with the table's name. Only after
-        ``take``.
+        ``described``: relations of theirs that are described already, with the table's name. Call it only
+        after ``take``.
         """
         schemas = [self._schema(relation, name, keys, True) for relation, name in described]
         self._keys.update(keys)
@@ -97,7 +96,7 @@ class EventReader:
         self.take()
 
     def row(self, message: bytes) -> bool:
-        """Collect the change of a row (a ``WAL_DATA`` message); whether the block is full now."""
+        """Collect a row change (a ``WAL_DATA`` message); return whether the block is full now."""
         block = self._block
         block.messages.append(message)
         block.received_bytes += len(message)
@@ -105,18 +104,18 @@ class EventReader:
         return block.received_bytes >= BLOCK_BYTES or len(block.messages) >= BLOCK_ROWS
 
     def table_of(self, relation: Relation) -> tuple[TableName, bool]:
-        """The name of the table whose rows those of ``relation`` are, and whether its contract tells them."""
+        """Return the table that the rows of ``relation`` belong to, and whether it has a contract in use."""
         name = self._schemas[relation.oid].name
         return name, bool(self._keys.get(name))
 
     def not_taken(self, change: RowNotTaken, lsn: int) -> None:
-        """Collect, of a row change whose row was not taken, that it was. ``lsn`` is that of the change."""
+        """Collect that a row changed which was too large to take. ``lsn``: of the change itself."""
         name, _ = self.table_of(change.relation)
         self._block.events.append(not_taken_event(change.kind, name, self._next_header(lsn)))
         self._begin_run()
 
     def truncate(self, names: Sequence[TableName], lsn: int) -> None:
-        """Collect one ``t`` event for each truncated table. ``lsn`` is that of the change itself."""
+        """Collect one ``t`` event for each truncated table. ``lsn``: of the change itself."""
         for name in names:
             self._block.events.append(truncate_event(name, self._next_header(lsn)))
         self._begin_run()
@@ -127,14 +126,14 @@ class EventReader:
         self._begin_run()
 
     def take(self) -> ChangeBlock:
-        """What was collected; it may be empty."""
+        """Return what was collected; it may be empty."""
         block = self._block
         self._block = ChangeBlock(self._epoch, dict(self._schemas))
         self._begin_run()
         return block
 
     def _begin_run(self) -> None:
-        """From here, the rows of the block have ordinals that follow one another."""
+        """Begin a run: from here on the ordinals of rows follow one another."""
         if self._transaction is not None:
             self._block.runs.append(Run(len(self._block.messages), self._transaction, self._index))
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 BLOCK_BYTES = 6 * 1024 * 1024
-"""How much of a table is given on at a time: about as many rows as a row group should have."""
+"""Bytes of a table that are passed on at a time: about as many rows as a row group should have."""
 
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _ESCAPED = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
@@ -41,7 +41,7 @@ _TAB, _LINE_END, _FIRST_PRINTABLE = ord("\t"), ord("\n"), ord(" ")
 
 
 def parse_row(line: str) -> list[str | None]:
-    """The values of one line of COPY's text format, without its line end."""
+    """Return the values of one line of COPY's text format, without its line end."""
     values = line.split("\t")
     if "\\" not in line:
         return values  # type: ignore[return-value]  # no NULL among them
@@ -57,13 +57,13 @@ def copy_lines(
     max_row_bytes: int | None = None,
     lines: Callable[[bytes], None],
 ) -> None:
-    """Call ``lines`` with the lines that ``query`` (a SELECT) gives, whole, many rows at a time.
+    """Call ``lines`` with whole lines of the rows that ``query`` (a SELECT) returns, many at a time.
 
-    ``doing`` names the work for errors. ``RowTooLarge`` for a line longer than ``max_row_bytes`` (None: any
-    may come). What ``lines`` raises ends the copy and is raised from here.
+    ``doing`` names the work in errors. ``RowTooLarge`` for a line longer than ``max_row_bytes`` (None: no
+    limit). An error in ``lines`` ends the copy and is raised from here.
     """
-    # psycopg2 writes line by line: what collects them must not be Python. Closed at the end, whatever
-    # happens, ``whole`` takes nothing more from a buffer that is thrown away.
+    # psycopg2 writes line by line, so the collecting buffer must not be Python. Once ``whole`` is closed, it
+    # takes nothing more from a buffer that is discarded.
     with source_errors(doing), Awaited(connection, connection.silence) as answer:
 
         def take(block: bytes) -> None:
@@ -79,7 +79,7 @@ def copy_lines(
 def keys_and_images(
     lines: bytes, names: Sequence[str], key: Sequence[int]
 ) -> tuple[pa.StringArray, pa.StringArray]:
-    """For each of COPY's ``lines`` its key (of the columns at ``key``) and its row image, as JSON.
+    """Return for each of COPY's ``lines`` its key (of the columns at ``key``) and its row image, as JSON.
 
     All lines at once; one by one only where they are not what COPY writes.
     """
@@ -97,7 +97,7 @@ def keys_and_images(
 
 
 class _WholeLines(io.RawIOBase):
-    """Gives on what is written to it, cut behind the last line end."""
+    """Passes on what is written to it, cut after the last line end."""
 
     def __init__(self, lines: Callable[[bytes], None], max_row_bytes: int | None) -> None:
         self._lines, self._longest = lines, max_row_bytes
@@ -116,7 +116,7 @@ class _WholeLines(io.RawIOBase):
         return memoryview(content).nbytes
 
     def _check(self, content: ReadableBuffer) -> None:
-        """``RowTooLarge``, before anything is copied, if a line is longer than it may be."""
+        """Raise ``RowTooLarge`` before anything is copied, if a line is longer than allowed."""
         if self._longest is None or len(self._begun) + memoryview(content).nbytes <= self._longest:
             return
         letters = np.frombuffer(memoryview(content), np.uint8)
@@ -129,8 +129,10 @@ class _WholeLines(io.RawIOBase):
 
 
 def _escaped_for_json(block: bytes) -> bytes:
-    """Lines of COPY with the escapes of JSON. Both write most of them alike; tabs and line ends, which
-    part the values, and ``\\N`` stay."""
+    """Return lines of COPY with the escapes of JSON.
+
+    Both formats write most of them alike. Tabs and line ends, which separate the values, and ``\\N`` stay.
+    """
     block = block.replace(b'"', b'\\"')
     if b"\\v" in block:
         # No text of PostgreSQL has a NUL, so two of them may stand for an escaped backslash.

@@ -1,9 +1,9 @@
-"""Decoding ``pgoutput`` messages, protocol versions 1 and 2, values kept as the exact text that was sent.
+"""Decoding ``pgoutput`` messages, protocol versions 1 and 2; values are kept as the exact text that was sent.
 
-Formats: PostgreSQL manual, "Logical Replication Message Formats". The decoder is fed one message
-after another and remembers the relations it was told of; everything else is a function of the
-message alone. What version 2 sends of a transaction that has not committed (between ``StreamStart``
-and ``StreamStop``) is not for the decoder until it has: ``in_progress`` sees to that.
+Formats: PostgreSQL manual, "Logical Replication Message Formats". The decoder is given one message after
+another and remembers the described relations; everything else is a function of the message alone. Messages of
+a transaction in progress (protocol 2, between ``StreamStart`` and ``StreamStop``) reach the decoder only
+after its commit, through ``in_progress``.
 """
 
 from __future__ import annotations
@@ -83,8 +83,11 @@ class RowChange(NamedTuple):
 
 
 class RowNotTaken(NamedTuple):
-    """The change of a row that is too long to be taken into memory: of it, ``kind`` and ``relation`` as in
-    ``RowChange``, and the ``size`` of its message in bytes. Made by ``WalStream``, not by the server."""
+    """The change of a row that is too long to be taken into memory.
+
+    ``kind`` and ``relation`` as in ``RowChange``; ``size`` of its message in bytes. Made by ``WalStream``,
+    not by the server.
+    """
 
     kind: str
     relation: Relation
@@ -98,7 +101,7 @@ class Truncate(NamedTuple):
 
 
 class LogicalMessage(NamedTuple):
-    """What ``pg_logical_emit_message`` wrote. Not ``transactional``: it stands outside transactions."""
+    """What ``pg_logical_emit_message`` wrote. If not ``transactional``, it stands outside transactions."""
 
     transactional: bool
     lsn: int
@@ -107,9 +110,9 @@ class LogicalMessage(NamedTuple):
 
 
 class StreamStart(NamedTuple):
-    """What follows up to ``StreamStop`` belongs to ``xid``, which has not committed.
+    """The messages up to ``StreamStop`` belong to ``xid``, which has not committed.
 
-    ``first``: the first such block of it.
+    ``first``: this is its first such block.
     """
 
     xid: int
@@ -130,7 +133,9 @@ class StreamCommit(NamedTuple):
 
 
 class StreamAbort(NamedTuple):
-    """The sub-transaction ``subxid`` of ``xid`` was rolled back; the whole transaction, if they are one."""
+    """The sub-transaction ``subxid`` of ``xid`` was rolled back; the whole transaction, if both are the
+    same.
+    """
 
     xid: int
     subxid: int
@@ -156,10 +161,10 @@ _TEXT, _NULL, _UNCHANGED = ord("t"), ord("n"), ord("u")
 _IN_IDENTITY = 1
 
 ROW_KINDS = frozenset(b"IUD")
-"""First byte of the messages that ``RowChange`` stands for."""
+"""First bytes of the messages that decode to ``RowChange``."""
 
 NOT_TAKEN_KINDS = frozenset(b"iud")
-"""First byte of those that ``RowNotTaken`` stands for."""
+"""First bytes of the messages that decode to ``RowNotTaken``."""
 
 
 class Decoder:
@@ -187,10 +192,10 @@ class Decoder:
         }
 
     def decode(self, message: bytes) -> Message | None:
-        """One message decoded; none for Origin and Type, which carry nothing that lands.
+        """Decode one message; None for Origin and Type, which carry nothing that lands.
 
-        Raises ``ProtocolViolation`` for a message that protocol version 2 does not have, or that
-        speaks of a relation not described before.
+        Raises ``ProtocolViolation`` for a message that protocol version 2 does not have, or that names a
+        relation not described before.
         """
         reader = self._readers.get(message[0]) if message else None
         if reader is None:
@@ -279,7 +284,9 @@ def _stream_abort(message: bytes) -> StreamAbort:
 
 
 def begin_and_commit(stream_commit: bytes) -> tuple[bytes, bytes]:
-    """The two messages that protocol version 1 puts around a transaction, from the ``StreamCommit`` one."""
+    """Return the two messages that protocol version 1 puts around a transaction, made from
+    ``StreamCommit``.
+    """
     xid, flags_and_on, commit_lsn, commit_ts = (
         stream_commit[1:5],
         stream_commit[5:],
@@ -302,7 +309,7 @@ def _ignored(_message: bytes) -> None:
 
 
 def _tuple(message: bytes, at: int) -> tuple[list[Value], int]:
-    """The values of a TupleData that starts at ``at``, and where it ends. The hot loop."""
+    """Return the values of a TupleData that starts at ``at``, and where it ends. The hot loop."""
     count = message[at] << 8 | message[at + 1]
     at += 2
     values: list[Value] = []
@@ -333,7 +340,7 @@ def _string(message: bytes, at: int) -> tuple[str, int]:
 
 
 def violation(what: str) -> ProtocolViolation:
-    """The error for something that the protocol does not allow."""
+    """Return the error for something that the protocol does not allow."""
     return ProtocolViolation(
         f"The source sent {what}.",
         fix="Report this with the server's version. Nothing was confirmed; what has landed is intact.",

@@ -1,7 +1,7 @@
 """From decoded messages to landed events, one at a time: key and row images of every event.
 
-This is what an event *is*. Most row changes do not come this way: ``change_block`` makes their
-columns all at once, and must make the same.
+This defines what an event *is*. Most row changes take another way: ``change_block`` makes their columns a
+block at a time, and must make the same.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from omnisupport_ingest.sources.postgres.protocol.pgoutput import (
 
 
 class KeyNotSent(IngestError):
-    """A table was altered so that the stream no longer carries the contract's key. ``table``: which."""
+    """Raised when a table was altered so that the stream no longer carries the contract's key."""
 
     def __init__(self, problem: str, *, fix: str, table: TableName) -> None:
         super().__init__(problem, fix=fix)
@@ -41,17 +41,17 @@ _THEN = (
 
 
 def row_image(names: tuple[str, ...], values: list[str | None]) -> str:
-    """A row as one JSON object, column → text or null."""
+    """Return a row as one JSON object, column → text or null."""
     return orjson.dumps(dict(zip(names, values, strict=True))).decode()
 
 
 def row_key(values: list[str | None]) -> str:
-    """Key values as a compact JSON array of their texts, ``["7","EU"]``."""
+    """Return key values as a compact JSON array of their texts, ``["7","EU"]``."""
     return orjson.dumps(values).decode()
 
 
 class EventHeader(NamedTuple):
-    """Where an event stands: its position, commit time, transaction, and the LSN of the change itself."""
+    """The position of an event, its commit time, its transaction, and the LSN of the change itself."""
 
     epoch: int
     commit_lsn: int
@@ -62,10 +62,10 @@ class EventHeader(NamedTuple):
 
 
 def row_events(schema: RowSchema, change: RowChange, header: EventHeader) -> tuple[LandedEvent, ...]:
-    """One event, or two for an update that changed the key: ``d`` of the old, ``c`` of the new.
+    """Return one event, or two for an update that changed the key: ``d`` of the old key, ``c`` of the new.
 
-    Both carry the old row as it was sent (``before``): all of it under replica identity full,
-    else the columns of the identity.
+    Both carry the old row as it was sent (``before``): all of it under replica identity FULL, else the
+    columns of the identity.
     """
     old, new = change.old, change.new
     before = None if old is None else schema.old_image(old, change.old_is_key)
@@ -87,17 +87,17 @@ def row_events(schema: RowSchema, change: RowChange, header: EventHeader) -> tup
 
 
 def not_taken_event(kind: str, name: TableName, header: EventHeader) -> LandedEvent:
-    """The event of a row change whose row was not taken, for its size: without a key and without an image."""
+    """Return the event of a row change that was too large to take: without a key and without an image."""
     return _event(header, _OPS[kind], name, _Content())
 
 
 def truncate_event(name: TableName, header: EventHeader) -> LandedEvent:
-    """The ``t`` event of one truncated table."""
+    """Return the ``t`` event of one truncated table."""
     return _event(header, "t", name, _Content())
 
 
 def message_event(message: LogicalMessage, header: EventHeader) -> LandedEvent:
-    """An ``m`` event of no table; ``after`` holds the prefix and the content in base64."""
+    """Return an ``m`` event, which is of no table; ``after`` holds the prefix and the content in base64."""
     content = base64.b64encode(message.content).decode()
     return LandedEvent(
         header.epoch, header.commit_lsn, header.ordinal, "m", header.commit_ts, header.xid, header.lsn,
@@ -123,7 +123,10 @@ def _event(header: EventHeader, op: str, name: TableName, content: _Content) -> 
 
 
 class RowSchema:
-    """What is worked out once for each description of a table. ``KeyNotSent`` if it lacks the key."""
+    """The schema of a described table, with what is worked out once for each description.
+
+    ``KeyNotSent`` if it lacks the key.
+    """
 
     def __init__(
         self,
@@ -133,19 +136,20 @@ class RowSchema:
         name: TableName | None = None,
         partitioned: bool = False,
     ) -> None:
-        """``contract_key``: the key columns of the table's contract, None if it has none; none: its events
-        are to have no key.
+        """``contract_key``: the key columns of the table's contract; None without a contract; empty if its
+        events are to have no key.
 
-        ``name``: of the table whose events these are, where ``relation`` is a partition of it; None: its own.
-        ``partitioned``: the old rows are of partitions, and carry what the replica identity of the partition
-        says. Whether they are called keys or whole rows goes by that of the table itself.
+        ``name``: of the partitioned table, if ``relation`` is a partition of it; None for its own.
+        ``partitioned``: old rows come from partitions, and carry the columns of the partition's replica
+        identity; whether they are sent as keys or whole rows goes by the replica identity of the table
+        itself.
         """
         self.relation, self.partitioned = relation, partitioned
         self.name = name or (relation.schema, relation.table)
         self.names = tuple(column.name for column in relation.columns)
         self.identity = [i for i, column in enumerate(relation.columns) if column.in_identity]
         identity_names = tuple(self.names[i] for i in self.identity)
-        # With replica identity nothing the source refuses updates and deletes: inserts need no more.
+        # With replica identity NOTHING the source refuses updates and deletes, and inserts carry all columns.
         carried = self.names if relation.replica_identity == "n" else identity_names
         if contract_key is not None and not set(contract_key) <= set(carried):
             missing = ", ".join(sorted(set(contract_key) - set(carried)))
@@ -166,7 +170,9 @@ class RowSchema:
         self._contracted = contract_key is not None
 
     def key(self, values: list[Value], fallback: list[Value] | None) -> str | None:
-        """The key in ``values``; a key value too long to be sent again stands in ``fallback``."""
+        """Return the key in ``values``; a key value that was too long to be sent again stands in
+        ``fallback``.
+        """
         if not self.key_indexes:
             return None
         found = [values[i] for i in self.key_indexes]
@@ -175,7 +181,7 @@ class RowSchema:
         return orjson.dumps(found).decode()
 
     def old_key(self, values: list[Value]) -> str | None:
-        """The key in an old row. ``KeyNotSent`` if a part of it was not sent."""
+        """Return the key in an old row. ``KeyNotSent`` if a part of it was not sent."""
         lacking = [self.names[i] for i in self.key_indexes if values[i] is None]
         if lacking and self._contracted and self.partitioned:
             raise KeyNotSent(
@@ -188,7 +194,7 @@ class RowSchema:
         return self.key(values, None)
 
     def new_image(self, values: list[Value]) -> tuple[str, list[str] | None]:
-        """The row as sent, and the columns that were not sent."""
+        """Return the row as sent, and the columns that were not sent."""
         names = self.names
         if UNCHANGED not in values:
             return orjson.dumps(dict(zip(names, values, strict=True))).decode(), None
@@ -197,7 +203,7 @@ class RowSchema:
         return orjson.dumps(sent).decode(), unchanged
 
     def old_image(self, values: list[Value], is_key: bool) -> str:
-        """The old row as sent: in a key tuple the other columns are null without being so.
+        """Return the old row as sent: in a key tuple the other columns are null without being so.
 
         Under a partitioned table a null may be a column that the partition's replica identity leaves out.
         """

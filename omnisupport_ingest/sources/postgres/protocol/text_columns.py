@@ -20,7 +20,7 @@ Positions = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 PADDING = bytes(8)
-"""Goes behind a block, so that a length may be looked for where a row ends without one."""
+"""Follows a block, so that a length can be read even where a row ends without one."""
 
 _PIECE_BYTES = 1024 * 1024
 
@@ -29,15 +29,15 @@ _TAB, _LINE_END, _BACKSLASH, _NULL_LETTER = ord("\t"), ord("\n"), ord("\\"), ord
 
 
 class Irregular(ValueError):
-    """The block does not have the form that was expected; whoever asked must look at each row."""
+    """Raised when a block does not have the expected layout; the caller must then take row by row."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextColumns:
     """``columns``: one string array each, null where there is no text.
 
-    ``unchanged`` (rows × columns): where that is because the value was not sent; none if all were.
-    ``ends``: where each row ends in the block.
+    ``unchanged`` (rows × columns): where the value was not sent; None if all were. ``ends``: where each row
+    ends in the block.
     """
 
     columns: list[pa.StringArray]
@@ -46,10 +46,11 @@ class TextColumns:
 
 
 def tuple_columns(block: bytes, at: Positions, limits: Positions, count: int) -> TextColumns:
-    """The columns of the TupleData (PostgreSQL manual, "Logical Replication Message Formats") at ``at``.
+    """Return the columns of the TupleData at ``at`` (PostgreSQL manual, "Logical Replication Message
+    Formats").
 
-    ``block`` ends with ``PADDING``; ``at`` and ``limits`` rise in turn. ``Irregular`` if a tuple goes
-    beyond its limit, has not ``count`` columns, or a column is not a text, null or unchanged.
+    ``block`` ends with ``PADDING``; ``at`` and ``limits`` rise. ``Irregular`` if a tuple exceeds its limit,
+    has not ``count`` columns, or has a column that is neither text, null nor unchanged.
     """
     letters = np.frombuffer(block, np.uint8)
     lengths = _big_endian(block, ">u4")
@@ -64,7 +65,7 @@ def tuple_columns(block: bytes, at: Positions, limits: Positions, count: int) ->
             is_text = kind == _TUPLE_TEXT
             kinds[:, column] = kind
             bounds[:, column, 0] = at = at + np.where(is_text, 5, 1)
-            # The length stands before the text; elsewhere what is read there does not count.
+            # The length precedes the text; what is read there for other columns is ignored.
             bounds[:, column, 1] = at = at + np.where(is_text, lengths[at - 4], 0)
     except IndexError:
         raise Irregular("a text that ends outside the block") from None
@@ -78,7 +79,7 @@ def tuple_columns(block: bytes, at: Positions, limits: Positions, count: int) ->
 
 
 def line_columns(block: bytes, count: int) -> list[pa.StringArray]:
-    """The columns of lines in COPY's text format, their escapes kept.
+    """Return the columns of lines in COPY's text format, with their escapes.
 
     ``Irregular`` if a line has not ``count`` columns.
     """
@@ -99,14 +100,17 @@ def line_columns(block: bytes, count: int) -> list[pa.StringArray]:
 
 
 def pieces(letters: npt.NDArray[np.uint8]) -> Iterator[npt.NDArray[np.uint8]]:
-    """``letters`` a piece after the other, at least one: what is worked out of each letter takes as much
-    memory as the letters, which of a single large row would be several times its size."""
+    """Yield ``letters`` in pieces, at least one, to bound memory.
+
+    What is worked out per letter takes as much memory as the letters; for one large row that would be several
+    times its size.
+    """
     for start in range(0, max(1, len(letters)), _PIECE_BYTES):
         yield letters[start : start + _PIECE_BYTES]
 
 
 def big_endian(block: bytes, form: str, at: Positions) -> npt.NDArray[Any]:
-    """The numbers of ``form`` (``>u4``) at ``at``, wherever that is aligned."""
+    """Return the numbers of ``form`` (``>u4``) at ``at``, aligned or not."""
     return _big_endian(block, form)[at]
 
 
@@ -116,9 +120,9 @@ def _big_endian(block: bytes, form: str) -> npt.NDArray[Any]:
 
 
 def _cut(block: bytes, bounds: Positions, without: Flags) -> list[pa.StringArray]:
-    """The texts of ``block`` between ``bounds`` (rows × columns × 2), null where ``without``.
+    """Return the texts of ``block`` between ``bounds`` (rows × columns × 2), null where ``without``.
 
-    ``bounds`` must not fall and must lie within the block: Arrow takes them as they are.
+    ``bounds`` must not fall and must lie within the block: Arrow does not check them.
     """
     if len(block) > np.iinfo(np.int32).max:
         raise Irregular("a block that is too large")
@@ -139,13 +143,13 @@ _FIRST_UNESCAPED = 0x20
 
 
 def escape(letter: str) -> str:
-    """How ``letter`` stands in a JSON string."""
+    """Return how ``letter`` is written in a JSON string."""
     return orjson.dumps(letter).decode()[1:-1]
 
 
 def escaped(texts: pa.StringArray) -> pa.StringArray:
-    """``texts`` as they stand between the quotes of a JSON string."""
-    # The backslash first, as the others bring in new ones.
+    """Return ``texts`` as they stand between the quotes of a JSON string."""
+    # The backslash first, because the other escapes add new ones.
     for letter in sorted(_special_letters(texts), reverse=True):
         pattern = chr(letter)
         texts = pc.replace_substring(texts, pattern=pattern, replacement=escape(pattern))
@@ -153,14 +157,14 @@ def escaped(texts: pa.StringArray) -> pa.StringArray:
 
 
 def json_arrays(columns: Sequence[pa.StringArray]) -> pa.StringArray:
-    """One JSON array per row of the values in ``columns`` (one or more, escaped)."""
+    """Return one JSON array per row of the values in ``columns`` (one or more, escaped)."""
     return _joined("[", ["" for _ in columns], columns, "]")
 
 
 def json_objects(
     names: Sequence[str], columns: Sequence[pa.StringArray], unsent: npt.NDArray[np.bool_] | None = None
 ) -> pa.StringArray:
-    """One JSON object per row, ``names`` → ``columns`` (one or more, escaped).
+    """Return one JSON object per row, ``names`` → ``columns`` (one or more, escaped).
 
     ``unsent`` (rows × columns): values that the object of the row leaves out.
     """
@@ -191,7 +195,7 @@ def _joined(
 
 
 def _values(texts: pa.StringArray) -> pa.StringArray:
-    """JSON strings, and ``null`` for null."""
+    """Return JSON strings, and ``null`` for null."""
     return pc.fill_null(pc.binary_join_element_wise('"', texts, '"', ""), "null")
 
 

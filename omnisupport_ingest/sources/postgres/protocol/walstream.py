@@ -1,9 +1,9 @@
-"""The replication stream as raw messages: exactly what arrives is read, exactly what is said is sent.
+"""The replication stream as raw messages.
 
-psycopg2's own replication cursor answers keepalives by itself, and moves the confirmed position on
-with them. Here a position may be confirmed only when it is durable in landing, so the stream is
-read by libpq's COPY functions on the connection that psycopg2 opened (``connection.pgconn_ptr``,
-made for this use). Message formats: PostgreSQL manual, "Streaming Replication Protocol".
+psycopg2's own replication cursor answers keepalives by itself, and moves the confirmed position with them.
+Here a position may be confirmed only when it is durable in landing. So the stream is read by libpq's COPY
+functions on the connection that psycopg2 opened (``connection.pgconn_ptr``, made for this use). Message
+formats: PostgreSQL manual, "Streaming Replication Protocol".
 """
 
 from __future__ import annotations
@@ -35,15 +35,19 @@ WAL_DATA_HEADER = 25
 """Bytes before the payload of a ``WAL_DATA`` message: type, start LSN, end LSN, send time."""
 
 _BESIDE_A_ROW = 16 * 1024
-"""What a message may have beside the values of a row: its head, and 5 bytes for each column of the new row
-and the old one (1,600 at most)."""
+"""Bytes of a message beside the values of a row: its head, and 5 for each column of the new row and the old
+one (1,600 at most).
+"""
 
 _HEAD = WAL_DATA_HEADER + 9
-"""How much of the change of a row that is too long is taken: up to the number of its table, which stands
-behind that of the transaction while that is in progress."""
+"""Bytes that are taken of a change whose row is too long: up to the oid of its table, which follows the id of
+the transaction while that is in progress.
+"""
 
 _NOT_TAKEN = {ord("I"): b"i", ord("U"): b"u", ord("D"): b"d"}
-"""First byte of the change of a row → of what stands for one that is too long; no server sends that."""
+"""First byte of a row change → first byte of its replacement if the row is too long, which no server
+sends.
+"""
 
 _SIZE = struct.Struct("!Q")
 
@@ -54,12 +58,12 @@ _READ_NOW = 1
 _ENDED = -1
 
 _END_SECONDS = 5.0
-"""How long the end of a stream is waited for: the server may be in the middle of a transaction."""
+"""Seconds to wait for the end of a stream: the server may be in the middle of a transaction."""
 
 
 @dataclass(frozen=True, slots=True)
 class Keepalive:
-    """The server has nothing before ``wal_end`` left to send. ``reply_now``: it waits for a status."""
+    """The server has sent everything before ``wal_end``. ``reply_now``: it waits for a status."""
 
     wal_end: Lsn
     sent_at: datetime
@@ -72,12 +76,12 @@ class Keepalive:
 
 
 def from_microseconds(since_2000: int) -> datetime:
-    """A protocol timestamp as a datetime in UTC."""
+    """Return a protocol timestamp as a datetime in UTC."""
     return POSTGRES_EPOCH + timedelta(microseconds=since_2000)
 
 
 def _libpq() -> ctypes.PyDLL:
-    """The libpq that psycopg2 is linked with, found through psycopg2's own library."""
+    """Return the libpq that psycopg2 is linked with, found through psycopg2's own library."""
     file = psycopg2._psycopg.__file__
     library, unlocked = ctypes.PyDLL(file), ctypes.CDLL(file)
     # Taking bytes from the socket lets go of the interpreter's lock, so that the thread that makes
@@ -122,9 +126,9 @@ class WalStream:
     ) -> None:
         """Start ``slot`` at ``start`` on a replication connection; the stream owns the connection.
 
-        ``in_progress``: have large transactions sent before they commit (PostgreSQL 14 and newer).
-        ``max_row_bytes``: a longer message is not taken over from the library (see ``read``); None: any is.
-        Raises ``SourceUnavailable`` with the server's reason if it refuses.
+        ``in_progress``: large transactions are sent before they commit (PostgreSQL 14 and newer).
+        ``max_row_bytes``: a longer message is not taken into memory (see ``read``); None: no limit. Raises
+        ``SourceUnavailable`` with the server's reason if it refuses.
         """
         self._connection = connection
         self._longest = None if max_row_bytes is None else max_row_bytes + _BESIDE_A_ROW
@@ -146,14 +150,14 @@ class WalStream:
         self._start(f"START_REPLICATION SLOT {identifier(slot)} LOGICAL {start} ({listed})")
 
     def read(self) -> bytes | None:
-        """The next message whole, or none if none has arrived yet. Never waits.
+        """Return the next message, or None if none has arrived yet. Never waits.
 
-        Of the change of a row that is too long only what ``pgoutput.RowNotTaken`` says; ``RowTooLarge`` if
-        another message is.
+        A row change that is too long is returned as ``pgoutput.RowNotTaken`` decodes it; ``RowTooLarge`` if
+        another message is too long.
         """
         length = self._get(self._handle, self._buffer_address, _READ_NOW)
         if length == 0:
-            # Nothing whole is buffered: take what the socket holds, without waiting for more.
+            # No whole message is buffered: take what the socket holds, without waiting for more.
             if not self._pq.PQconsumeInput(self._handle):
                 raise self._went_away()
             length = self._get(self._handle, self._buffer_address, _READ_NOW)
@@ -172,11 +176,11 @@ class WalStream:
 
     @property
     def max_row_bytes(self) -> int:
-        """Size that a row may have, in bytes; 0 where any may come."""
+        """Size that a row may have, in bytes; 0 for no limit."""
         return 0 if self._longest is None else self._longest - _BESIDE_A_ROW
 
     def _not_taken(self, head: bytes, length: int) -> bytes:
-        """What stands for the change of a row, ``length`` bytes long, that begins with ``head``."""
+        """Return the replacement for a row change of ``length`` bytes that begins with ``head``."""
         kind = _NOT_TAKEN.get(head[WAL_DATA_HEADER]) if head[0] == WAL_DATA else None
         if kind is None:
             raise RowTooLarge(length, self.max_row_bytes)
@@ -185,8 +189,8 @@ class WalStream:
     def wait(self, seconds: float) -> None:
         """Wait until something arrives, at most ``seconds``.
 
-        ``SourceUnavailable`` if the server was asked for a reply and has been silent since, for longer than
-        its connection bears, and is not at work.
+        ``SourceUnavailable`` if a reply was asked for, the server has been silent for longer than the
+        connection tolerates, and it is not at work.
         """
         if self._socket.poll(max(0.0, seconds) * 1000):
             self._asked_at = None
@@ -204,15 +208,15 @@ class WalStream:
 
     @property
     def silence(self) -> Silence:
-        """How long the server may be silent."""
+        """The tolerated silence of the server."""
         silence: Silence = self._connection.silence
         return silence
 
     def confirm(self, durable: Lsn | None, *, received: Lsn, ask_reply: bool = False) -> None:
         """Tell the server that it need not send again what committed below ``durable``.
 
-        Null leaves the slot where it is. ``received`` (at or above ``durable``) only silences the
-        server's keepalives. ``ask_reply`` asks for one: it tells how far the server has read its WAL.
+        None leaves the slot where it is. ``received`` (at or above ``durable``) only quiets the server's
+        keepalives. ``ask_reply`` asks for a keepalive, which says how far the server has read its WAL.
         """
         now = int((time.time() - POSTGRES_EPOCH.timestamp()) * 1_000_000)
         flushed = durable.value if durable is not None else 0
@@ -228,10 +232,11 @@ class WalStream:
             self._asked_at = time.monotonic()
 
     def end(self) -> None:
-        """End the stream in order, so that the server has heard every ``confirm``; ``close`` is to follow.
+        """End the stream in order, so that the server has received every ``confirm``; call ``close``
+        afterwards.
 
-        Waits for that a few seconds at most. What a server has not read yet is gone with a connection that
-        is just closed; it would look as after a crash, and be sent again.
+        Waits a few seconds at most. A server loses what it has not read when a connection is just closed; the
+        next start would then look like one after a crash.
         """
         if self._pq.PQputCopyEnd(self._handle, None) != 1 or self._pq.PQflush(self._handle) < 0:
             return
@@ -244,7 +249,7 @@ class WalStream:
                 return
 
     def close(self) -> None:
-        """Close the connection, whatever has been said on it."""
+        """Close the connection, whatever state it is in."""
         self._connection.close()
 
     def _start(self, command: str) -> None:
@@ -261,7 +266,9 @@ class WalStream:
             )
 
     def _went_away(self, *, ended: bool = False) -> SourceUnavailable:
-        """``ended``: the server has ended the stream itself, perhaps with an error, which stands apart."""
+        """Return the error. ``ended``: the server has ended the stream itself, perhaps with an error
+        message.
+        """
         told = (self._error_at_end() if ended else "") or self._message() or "end of stream"
         return SourceUnavailable(
             f"The source closed the replication stream: {told}.",
