@@ -33,7 +33,7 @@ def print_status(status: SourceStatus) -> None:
     _line("lag", _lag(status.landed))
     for under_way in status.snapshots:
         _line("snapshot", _snapshot(under_way))
-    for table in status.asked:
+    for table in status.requested:
         _line("snapshot", f"{table}: asked for, not begun")
     if server is not None:
         _line("slot", f"{status.slot_name}: {_slot(server.slot)}")
@@ -79,7 +79,7 @@ def status_document(status: SourceStatus) -> dict[str, object]:
             "bytes_behind": landed.behind,
         },
         "snapshots": [_snapshot_document(each) for each in status.snapshots],
-        "snapshots_asked_for": list(status.asked),
+        "snapshots_asked_for": list(status.requested),
         "server": None if server is None else _server_document(status, server),
         "warnings": [{"what": each.problem, "fix": each.fix} for each in status.warnings],
     }

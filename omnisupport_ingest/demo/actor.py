@@ -283,7 +283,7 @@ class Actor:
         """Changes so far, those of the open transaction included."""
         return self.report.changes + self._open.changes
 
-    def note(self, what: WorkloadReport) -> None:
+    def record(self, what: WorkloadReport) -> None:
         """Count kinds beside the row counts that the methods below keep."""
         self._open += what
 

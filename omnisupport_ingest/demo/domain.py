@@ -45,7 +45,7 @@ class Domain(Generic[A]):
     fill: Callable[[Cursor, int, int], None]
     """Inserts the first rows; takes seed and size."""
     size: int
-    """Of ``fill``, in rows of ``shown``, where nothing else is asked for."""
+    """Default size for ``fill``, in rows of ``shown``."""
     actor: Callable[[Connection, int], A]
     """Connects the traffic; takes the seed."""
     traffic: Mapping[Action[A], int]
@@ -54,7 +54,7 @@ class Domain(Generic[A]):
     after_the_middle: tuple[Scene[A], ...]
 
     def create(self, connection: Connection) -> bool:
-        """Make schema and tables in the open transaction; false if the schema is there already."""
+        """Make schema and tables in the open transaction; False if the schema exists already."""
         with connection.cursor() as cursor:
             cursor.execute("SELECT FROM pg_namespace WHERE nspname = %s", (self.schema,))
             if cursor.fetchone() is not None:
@@ -63,7 +63,7 @@ class Domain(Generic[A]):
             return True
 
     def prepare(self, dsn: str, seed: int, *, size: int | None = None) -> bool:
-        """Make the tables and fill them in one transaction; false, and no change, if they are there.
+        """Make the tables and fill them in one transaction; False, and no change, if they exist.
 
         The same ``seed`` and ``size`` (rows of ``shown``) give the same rows.
         """

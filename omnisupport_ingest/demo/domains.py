@@ -1,4 +1,6 @@
-"""The domains that come with the program: each is a name that the demo takes, and nothing else knows them."""
+"""The demo databases that come with the program. Each is a name that the demo takes; no other module knows
+them.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +17,17 @@ from omnisupport_ingest.settings import Settings
 DOMAINS: Mapping[str, Domain[Any]] = {each.name: each for each in (SUPPORT_DESK, SOCIAL)}
 
 DEFAULT: Domain[Any] = SUPPORT_DESK
-"""That of a home for which nothing else was asked."""
+"""The domain of a home for which no other was named."""
 
 
 class DomainUnknown(IngestError):
-    """A name is that of no domain."""
+    """Raised for a name that no domain has."""
 
     exit_code = 2
 
 
 def domain_called(name: str) -> Domain[Any]:
-    """The domain ``name``; ``DomainUnknown`` lists those there are."""
+    """Return the domain ``name``; ``DomainUnknown`` lists those there are."""
     if name not in DOMAINS:
         raise DomainUnknown(
             f"There is no domain {name!r} to demonstrate.", fix=f"Name one of: {', '.join(DOMAINS)}."
@@ -34,11 +36,13 @@ def domain_called(name: str) -> Domain[Any]:
 
 
 def home_of(domain: Domain[Any]) -> Path:
-    """The home that ``domain`` is demonstrated in where none is named: each has one of its own."""
+    """Return the default home of ``domain``: each domain has one of its own."""
     usual: Path = Settings.model_fields["home"].default
     return usual if domain is DEFAULT else usual.with_name(f"{usual.name}-{domain.name}")
 
 
 def embedded_domain(settings: Settings) -> Domain[Any]:
-    """What the embedded server of the home of ``settings`` holds: the domain that its source is named for."""
+    """Return the domain that the embedded server of ``settings`` holds: the one with the name of the
+    source.
+    """
     return DOMAINS.get(settings.source, DEFAULT)

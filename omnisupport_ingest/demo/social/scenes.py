@@ -31,7 +31,7 @@ def people_write_anything(network: Network) -> None:
             [user] = network.join(1)
             network.update("users", "full_name = v1, interests = v2", [(user, (text, [text, None, "plain"]))])
             network.add_posts(user[0], 1, text)
-        network.note(WorkloadReport(awkward_texts=2 * len(AWKWARD_TEXTS)))
+        network.record(WorkloadReport(awkward_texts=2 * len(AWKWARD_TEXTS)))
 
 
 def accounts_are_closed_and_one_returns(network: Network) -> None:
@@ -47,11 +47,11 @@ def accounts_are_closed_and_one_returns(network: Network) -> None:
         for table, keys in (("users", leaving), ("posts", written)):
             rows = [(key, (now,)) for key in keys]
             count += network.update(table, "deleted_at = v1, updated_at = v1", rows)
-        network.note(WorkloadReport(soft_deletes=count))
+        network.record(WorkloadReport(soft_deletes=count))
     with network.transaction():
         returning = [(leaving[0], (None, network.rows.now()))]
         count = network.update("users", "deleted_at = v1::timestamptz, updated_at = v2", returning)
-        network.note(WorkloadReport(undeletes=count))
+        network.record(WorkloadReport(undeletes=count))
 
 
 def a_post_goes_viral(network: Network) -> None:
@@ -65,7 +65,7 @@ def a_post_goes_viral(network: Network) -> None:
             network.update("posts", "score = v1::numeric", [(post, (network.rows.score(),))])
     with network.transaction():
         network.update("posts", "score = v1::numeric", [(post, (None,))])
-        network.note(WorkloadReport(updates_to_null=1))
+        network.record(WorkloadReport(updates_to_null=1))
 
 
 def long_posts_are_left_alone_and_set(network: Network) -> None:
@@ -75,12 +75,12 @@ def long_posts_are_left_alone_and_set(network: Network) -> None:
         count = network.update(
             "posts", "visibility = v1::social.visibility", [(first, ("private",)), (second, ("public",))]
         )
-        network.note(WorkloadReport(updates_with_unsent_body=count))
+        network.record(WorkloadReport(updates_with_unsent_body=count))
     with network.transaction():
         count = network.update("posts", "content = v1", [(first, (network.rows.long_text(),))])
         count += network.update("posts", "content = v1::text", [(second, (None,))])
         count += network.update("posts", "content = v1", [(second, (network.rows.long_text(),))])
-        network.note(WorkloadReport(updates_of_long_body=count, updates_to_null=1))
+        network.record(WorkloadReport(updates_of_long_body=count, updates_to_null=1))
 
 
 def likes_are_taken_back_and_given_again(network: Network) -> None:
@@ -93,7 +93,7 @@ def likes_are_taken_back_and_given_again(network: Network) -> None:
         [passing] = network.new_pairs("likes", 1)
         network.insert("likes", [network.rows.like(passing)])
         network.delete("likes", [passing])
-        network.note(WorkloadReport(reinserts=1))
+        network.record(WorkloadReport(reinserts=1))
     with network.transaction():
         traffic.unlike(network, 2)
         traffic.unfollow(network, 1)

@@ -133,7 +133,7 @@ def like_again(network: Network, count: int, table: str = "likes") -> None:
     keys = network.keys[table].revive(count)
     make = network.rows.like if table == "likes" else network.rows.follow
     network.insert(table, [make(key) for key in keys])
-    network.note(WorkloadReport(reinserts=len(keys)))
+    network.record(WorkloadReport(reinserts=len(keys)))
 
 
 def follow_again(network: Network, count: int) -> None:

@@ -37,7 +37,7 @@ def people_have_awkward_names(desk: Desk) -> None:
             row[_FULL_NAME], row[_TAGS] = text, [text, None, "plain"]
             desk.insert("customers", [tuple(row)])
             desk.keys["customers"].add([key])
-        desk.note(WorkloadReport(awkward_texts=len(AWKWARD_TEXTS)))
+        desk.record(WorkloadReport(awkward_texts=len(AWKWARD_TEXTS)))
 
 
 def customers_leave_and_one_returns(desk: Desk) -> None:
@@ -47,18 +47,18 @@ def customers_leave_and_one_returns(desk: Desk) -> None:
     with desk.transaction():
         now = desk.rows.now()
         count = desk.update("customers", "deleted_at = v1, updated_at = v1", [(k, (now,)) for k in leaving])
-        desk.note(WorkloadReport(soft_deletes=count))
+        desk.record(WorkloadReport(soft_deletes=count))
     with desk.transaction():
         returning = [(leaving[0], (None, desk.rows.now()))]
         count = desk.update("customers", "deleted_at = v1::timestamptz, updated_at = v2", returning)
-        desk.note(WorkloadReport(undeletes=count))
+        desk.record(WorkloadReport(undeletes=count))
 
 
 def values_become_unknown(desk: Desk) -> None:
     with desk.transaction():
         keys = [(key, (None,)) for key in desk.keys["customers"].some(desk.rng, 2)]
         count = desk.update("customers", "full_name = v1::text, tags = v1::text[], locale = v1::text", keys)
-        desk.note(WorkloadReport(updates_to_null=count))
+        desk.record(WorkloadReport(updates_to_null=count))
 
 
 def long_bodies_are_left_alone_and_set(desk: Desk) -> None:
@@ -66,13 +66,13 @@ def long_bodies_are_left_alone_and_set(desk: Desk) -> None:
     first, second = desk.with_long_body("tickets", 2)
     with desk.transaction():
         count = desk.update("tickets", "status = v1::support.ticket_status", [(first, ("pending",))])
-        desk.note(WorkloadReport(updates_with_unsent_body=count))
+        desk.record(WorkloadReport(updates_with_unsent_body=count))
     with desk.transaction():
         count = desk.update("tickets", "body = v1", [(first, (desk.rows.long_text(),))])
         count += desk.update("tickets", "body = v1", [(second, ("Short now.",))])
         count += desk.update("tickets", "body = v1::text", [(second, (None,))])
         count += desk.update("tickets", "body = v1", [(second, (desk.rows.long_text(),))])
-        desk.note(WorkloadReport(updates_of_long_body=count, updates_to_null=1))
+        desk.record(WorkloadReport(updates_of_long_body=count, updates_to_null=1))
 
 
 def a_ticket_gets_another_number(desk: Desk) -> None:
@@ -87,7 +87,7 @@ def a_ticket_gets_another_number(desk: Desk) -> None:
             target = desk.new_comment_key(new[0])
             desk.renumber("ticket_comments", key, target)
             desk.keys["ticket_comments"].rename(key, target)
-        desk.note(WorkloadReport(key_changes_with_unsent_body=1))
+        desk.record(WorkloadReport(key_changes_with_unsent_body=1))
 
 
 def a_comment_is_renumbered(desk: Desk) -> None:
@@ -96,7 +96,7 @@ def a_comment_is_renumbered(desk: Desk) -> None:
     with desk.transaction():
         desk.renumber("ticket_comments", old, new)
         desk.keys["ticket_comments"].rename(old, new)
-        desk.note(WorkloadReport(key_changes_with_unsent_body=1))
+        desk.record(WorkloadReport(key_changes_with_unsent_body=1))
 
 
 def keys_are_swapped(desk: Desk) -> None:
@@ -118,7 +118,7 @@ def rows_are_deleted_and_come_back(desk: Desk) -> None:
         [key] = desk.keys["tickets"].some(desk.rng, 1)
         desk.delete("tickets", [key])
         desk.insert("tickets", [desk.new_row("tickets", key)])
-        desk.note(WorkloadReport(reinserts=1))
+        desk.record(WorkloadReport(reinserts=1))
         passing = desk.new_ticket_key()
         desk.insert("tickets", [desk.new_row("tickets", passing)])
         desk.delete("tickets", [passing])
@@ -149,7 +149,7 @@ def the_staff_is_replaced(desk: Desk) -> None:
     handles = before[:4] + [desk.new_agent_handle() for _ in range(4)]
     with desk.transaction():
         desk.insert("agents", [desk.rows.agent(handle) for handle in handles])
-        desk.note(WorkloadReport(reinserts=len(before[:4])))
+        desk.record(WorkloadReport(reinserts=len(before[:4])))
     desk.keys["agents"].begin_anew([(handle,) for handle in handles])
 
 
@@ -181,7 +181,7 @@ def _swap(desk: Desk, table: str, one: Key, other: Key, between: Key) -> None:
     desk.renumber(table, one, between)
     desk.renumber(table, other, one)
     desk.renumber(table, between, other)
-    desk.note(WorkloadReport(key_swaps=1, key_changes_with_unsent_body=3))
+    desk.record(WorkloadReport(key_swaps=1, key_changes_with_unsent_body=3))
 
 
 def _insert_regretted(desk: Desk) -> None:

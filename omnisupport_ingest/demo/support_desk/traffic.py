@@ -93,7 +93,7 @@ def renumber_comments(desk: Desk, count: int) -> None:
     done = desk.update(
         "ticket_comments", "comment_no = v1::integer", [(old, (new[1],)) for old, new in changes]
     )
-    desk.note(WorkloadReport(key_changes=done))
+    desk.record(WorkloadReport(key_changes=done))
     for old, new in changes:
         comments.rename(old, new)
 
@@ -121,7 +121,7 @@ def restore_tickets(desk: Desk, count: int) -> None:
     """Insert rows under keys that were deleted before."""
     keys = desk.keys["tickets"].revive(count)
     desk.insert("tickets", [desk.new_row("tickets", key) for key in keys])
-    desk.note(WorkloadReport(reinserts=len(keys)))
+    desk.record(WorkloadReport(reinserts=len(keys)))
 
 
 ORDINARY: Mapping[Action[Desk], int] = {

@@ -143,11 +143,11 @@ def ready_tables(
 def left_out(parked: Mapping[str, ParkedTable]) -> TableMissedChanges:
     """Return the error that names the tables that a capture leaves out."""
     names = tuple(sorted(parked))
-    told = "; ".join(
+    listed = "; ".join(
         f"{name}, since {parked[name].since:%Y-%m-%d %H:%M} UTC: {parked[name].reason}" for name in names
     )
     return TableMissedChanges(
-        f"Capture leaves out what it cannot follow: {told}", fix=way_back(" ".join(names)), tables=names
+        f"Capture leaves out what it cannot follow: {listed}", fix=way_back(" ".join(names)), tables=names
     )
 
 
@@ -231,8 +231,8 @@ class TableFaults:
         except IngestError as error:
             self.left_out = error
         for name in sorted(still.keys() | wrong.keys()):
-            told = wrong.get(name) or still[name].reason
-            _log.warning("%s is left out, the other tables go on: %s Fix: %s", name, told, way_back(name))
+            reason = wrong.get(name) or still[name].reason
+            _log.warning("%s is left out, the other tables go on: %s Fix: %s", name, reason, way_back(name))
 
 
 def _reasons(fault: TableFault, known: Sequence[TableContract]) -> dict[str, str]:

@@ -101,7 +101,7 @@ class ServerState:
 class SourceStatus:
     """``server`` is None if it cannot be asked; ``warnings`` then says why.
 
-    ``snapshots``: those begun and not finished. ``asked``: requested snapshots that nobody has begun yet, in
+    ``snapshots``: those begun and not finished. ``requested``: snapshots that are requested and not begun, in
     words.
     """
 
@@ -113,7 +113,7 @@ class SourceStatus:
     paused: Pause | None
     landed: LandedUpTo | None
     snapshots: tuple[SnapshotProgress, ...]
-    asked: tuple[str, ...]
+    requested: tuple[str, ...]
     server: ServerState | None
     warnings: tuple[Warned, ...]
 
@@ -234,10 +234,10 @@ def _ask(
 
 def _clock_ahead(connection: Connection) -> timedelta:
     """Return how far the server's clock is ahead of ours at least; zero where the two may agree."""
-    asked = datetime.now(UTC)
-    (told,) = one_row(connection, "SELECT clock_timestamp()")
-    clock: datetime = told
-    return clock - min(max(asked, clock), datetime.now(UTC))
+    before = datetime.now(UTC)
+    (answer,) = one_row(connection, "SELECT clock_timestamp()")
+    clock: datetime = answer
+    return clock - min(max(before, clock), datetime.now(UTC))
 
 
 def _covered(connection: Connection, name: str) -> set[tuple[str, str]] | None:
@@ -283,18 +283,18 @@ def _added(
     """Return what prevents ``new`` tables, whose contracts the running capture has not read, from being
     captured.
     """
-    asked = {each.table for each in SnapshotRequests(store.folder).read()}
-    waiting = [each for each in new if each.name in asked]
-    unasked = [each.name for each in new if each.name not in asked]
-    for table in [each for each in new if each.name in unasked]:
+    requested = {each.table for each in SnapshotRequests(store.folder).read()}
+    waiting = [each for each in new if each.name in requested]
+    unrequested = [each.name for each in new if each.name not in requested]
+    for table in [each for each in new if each.name in unrequested]:
         wrong = _in_the_way(dsn, settings, store, table)
         if wrong:
-            unasked.remove(table.name)
+            unrequested.remove(table.name)
         yield from wrong
-    if unasked:
+    if unrequested:
         yield Warned(
-            f"The capture that runs has not read the contract of {', '.join(unasked)}, which is newer.",
-            f"Have it read, beside the others: omnisupport-ingest source snapshot {' '.join(unasked)}",
+            f"The capture that runs has not read the contract of {', '.join(unrequested)}, which is newer.",
+            f"Have it read, beside the others: omnisupport-ingest source snapshot {' '.join(unrequested)}",
         )
     if waiting:
         with closing(connect(dsn)) as connection:

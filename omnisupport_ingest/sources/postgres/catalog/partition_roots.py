@@ -87,13 +87,13 @@ class PartitionRoots:
         The truncation of some leaves is no truncation of the table: the look at the catalogs finds it,
         because the other rows stay.
         """
-        names, told = [], set[TableName]()
+        names, seen = [], set[TableName]()
         oids = {relation.oid for relation in relations}
         for relation in relations:
             own = relation.schema, relation.table
             root = None if own in self._tables else read_root(self._connection, relation.oid)
-            if root in self._tables and root not in told and self._all_in(root, oids, Lsn(commit_lsn)):
-                told.add(root)
+            if root in self._tables and root not in seen and self._all_in(root, oids, Lsn(commit_lsn)):
+                seen.add(root)
                 own = root
             names.append(own)
         return names

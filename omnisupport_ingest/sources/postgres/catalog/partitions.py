@@ -1,7 +1,7 @@
 """The partitions of a table, how they differ from those before, and the home's record of them.
 
 Rows that come by ATTACH, or leave by DETACH, DROP or TRUNCATE of a partition, are in no change that the
-stream sends. What the catalog says of the partitions tells of each of these.
+stream sends. The catalog shows each of these in its data on partitions.
 
 The record of a table also keeps partitions that have left. Where changes of partitions are sent under their
 own names, those that committed before a partition left belong to the table, however late they are read.

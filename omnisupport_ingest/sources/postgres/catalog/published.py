@@ -74,15 +74,15 @@ class PublishedTables:
         epoch: int,
         publication: str,
         contracts: Sequence[TableContract],
-        asked: Callable[[], Collection[str]],
+        requested: Callable[[], Collection[str]],
     ) -> None:
-        """``asked`` returns the names of the tables that are to be read again; those are not reported."""
+        """``requested`` returns the names of the tables that are to be read again; those are not reported."""
         self.lost = LostChanges(folder, epoch)
         """The record of differences."""
         self._looks, self._written = CatalogLooks(), -REMEMBER_SECONDS
         self._path = _record_file(folder, epoch)
         self._epoch, self._publication, self._contracts = epoch, publication, tuple(contracts)
-        self._asked, self._lock = asked, threading.Lock()
+        self._requested, self._lock = requested, threading.Lock()
         self._asked_for: dict[str, Lsn] = {}
         self._record = self._durable = _read(self._path)
 
@@ -113,8 +113,8 @@ class PublishedTables:
             before = self._record.tables if self._record is not None else {}
             taken = {name: table for name, table in now.tables.items() if name in names}
             for name, table in taken.items():
-                if name in before and (told := _difference(before[name], table)) is not None:
-                    self._note({name: told})
+                if name in before and (what := _difference(before[name], table)) is not None:
+                    self._note({name: what})
                 self.lost.will_be_read(name, page_end(table.since))
             self._write(replace(self._record or now, tables=before | taken))
 
@@ -162,10 +162,10 @@ class PublishedTables:
                     # Once the name is back no look at the catalogs shows it: it must be recorded here.
                     self.lost.found(contract, _renamed(name), at, page_end(table.since))
                 continue
-            told = _renamed(name) if renamed else _MADE_ANEW
-            self.lost.found(contract, told, at if renamed else min(at, table.certain or Lsn(0)))
-            if contract not in self._asked():
-                raise _missed({contract: told})
+            what = _renamed(name) if renamed else _MADE_ANEW
+            self.lost.found(contract, what, at if renamed else min(at, table.certain or Lsn(0)))
+            if contract not in self._requested():
+                raise _missed({contract: what})
 
     def leave_out(self, reasons: Mapping[str, str], landed: Lsn) -> None:
         """Record that changes of the tables of ``reasons`` may be missing from now on.
@@ -215,18 +215,18 @@ class PublishedTables:
         if self._record is None:
             return
         changed = {
-            name: told
+            name: what
             for name, before in self._record.tables.items()
             if name in self._names
-            if (told := _difference(before, now.tables.get(name))) is not None
+            if (what := _difference(before, now.tables.get(name))) is not None
         }
         if not changed:
             return
         # Also requested tables: the stream may still be far below the point at which they are added.
         record(changed)
-        asked = self._asked()
-        if told_of := {name: told for name, told in changed.items() if name not in asked}:
-            raise _missed(told_of)
+        requested = self._requested()
+        if reported := {name: what for name, what in changed.items() if name not in requested}:
+            raise _missed(reported)
 
     def _compare_publication(self, now: Published, record: Callable[[Mapping[str, str]], None]) -> None:
         if self._record is None or now.publication == self._record.publication:
@@ -237,8 +237,8 @@ class PublishedTables:
 
     def _note(self, changed: Mapping[str, str]) -> None:
         tables = self._record.tables if self._record is not None else {}
-        for name, told in changed.items():
-            self.lost.found(name, told, tables[name].certain or Lsn(0))
+        for name, what in changed.items():
+            self.lost.found(name, what, tables[name].certain or Lsn(0))
 
     @property
     def _names(self) -> set[str]:
@@ -357,9 +357,9 @@ def _difference(before: PublishedTable, now: PublishedTable | None) -> str | Non
 
 
 def _missed(changed: Mapping[str, str]) -> TableMissedChanges:
-    told = ", ".join(f"{name} {what}" for name, what in sorted(changed.items()))
+    what = ", ".join(f"{name} {change}" for name, change in sorted(changed.items()))
     return TableMissedChanges(
-        f"Changes of single tables may not have been sent: {told}.",
+        f"Changes of single tables may not have been sent: {what}.",
         fix="Find out what happened at the source. Then have them read again, which makes their current "
         "state right, and capture goes on: "
         f'omnisupport-ingest source snapshot {" ".join(sorted(changed))} --reason "what happened"',

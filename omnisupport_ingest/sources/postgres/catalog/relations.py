@@ -165,9 +165,9 @@ def readable(table: TableContract) -> Iterator[None]:
     except _OF_ONE_TABLE as error:
         raise _unreadable(table, error) from error
     except SourceUnavailable as error:
-        told = error.__cause__
-        if isinstance(told, psycopg2.Error) and (told.pgcode or "")[:2] in _CLASSES_OF_ONE_TABLE:
-            raise _unreadable(table, told) from told
+        cause = error.__cause__
+        if isinstance(cause, psycopg2.Error) and (cause.pgcode or "")[:2] in _CLASSES_OF_ONE_TABLE:
+            raise _unreadable(table, cause) from cause
         raise
 
 
@@ -189,9 +189,9 @@ _WITHOUT_VALUES = (*_CLASSES_OF_ONE_TABLE, "XX", "55")
 def _unreadable(table: TableContract, error: psycopg2.Error) -> TableUnreadable:
     code = error.pgcode or ""
     quotes_no_value = isinstance(error, psycopg2.ProgrammingError) or code[:2] in _WITHOUT_VALUES
-    told = first_line(error) if quotes_no_value else f"{type(error).__name__}, SQLSTATE {code}"
+    reason = first_line(error) if quotes_no_value else f"{type(error).__name__}, SQLSTATE {code}"
     return TableUnreadable(
-        f"Table {table.full_name} cannot be read: {told}.",
+        f"Table {table.full_name} cannot be read: {reason}.",
         fix="If it was altered just now, start capture again (the platform does so by itself): it is "
         "read as it is then. If not, act on the message.",
         table=table.full_name,

@@ -47,7 +47,7 @@ def reachable(path: Path, uid: int) -> bool:
 
 
 def bundled(version: str = DEFAULT_VERSION) -> Path:
-    """The folder in the wheel with ``bin``, ``lib`` and ``share`` of PostgreSQL ``version``.
+    """Return the folder in the wheel with ``bin``, ``lib`` and ``share`` of PostgreSQL ``version``.
 
     Raises ``PostgresNotBundled`` if the wheel is not installed or does not hold that major version.
     """
@@ -70,10 +70,10 @@ def bundled(version: str = DEFAULT_VERSION) -> Path:
 
 
 def programs(version: str, uid: int, copies: Path) -> Path:
-    """The ``bin`` folder of PostgreSQL ``version`` that ``uid`` can run.
+    """Return the ``bin`` folder of PostgreSQL ``version`` that ``uid`` can run.
 
-    That is the wheel's own, or, if ``uid`` cannot enter the folders above it (a virtual environment
-    below ``/root``), a copy of about 35 MB in ``copies``, made once by root.
+    That is the wheel's own, or, if ``uid`` cannot enter the folders above it (a virtual environment below
+    ``/root``), a copy of about 35 MB in ``copies``, made once by root.
     """
     source = bundled(version)
     if uid == os.geteuid() or reachable(source / "bin" / "postgres", uid):
@@ -85,7 +85,7 @@ def programs(version: str, uid: int, copies: Path) -> Path:
 
 
 def make_shared_folder(folder: Path) -> None:
-    """Make ``folder`` and what is missing above it, for everyone to enter, whatever the umask."""
+    """Make ``folder`` and its missing parents, for everyone to enter, whatever the umask."""
     for each in reversed((folder, *folder.parents)):
         if not each.exists():
             each.mkdir(exist_ok=True)

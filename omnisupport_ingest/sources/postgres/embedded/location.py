@@ -1,4 +1,4 @@
-"""Where one embedded server keeps its data and its socket: chosen once, then recorded."""
+"""The folders of one embedded server, for its data and its socket: chosen once, then recorded."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SOCKET_NAME = f".s.PGSQL.{PORT}"
 
 
 class LocationUnusable(IngestError):
-    """The place of an embedded server cannot be read, made or trusted."""
+    """The folders of an embedded server cannot be read, made or trusted."""
 
     exit_code = 4
 
@@ -63,36 +63,36 @@ class Location:
     def programs(self) -> Path:
         """Where the programs are copied to if the server's user cannot reach those of the wheel.
 
-        Never in the home: the copy is made by root, and its path must not be another user's to change.
+        Never in the home: root makes the copy, and no other user may change its path.
         """
         return self.shared / "programs"
 
     @classmethod
     def read(cls, folder: Path) -> Location | None:
-        """The location recorded in ``folder``, or None if no server was made there."""
+        """Return the location recorded in ``folder``, or None if no server was made there."""
         record = folder / _RECORD
         try:
             content = read_note(_Record, record)
             if _NAME.fullmatch(content.name) is None:
-                # It is part of a path, below which is removed what was the server's.
+                # It is part of a path below which everything of the server is removed.
                 raise FieldProblem("name", "is no name that was given to a server")
             return cls._of(folder, name=content.name, outside=content.outside)
         except FileNotFoundError:
             return None
         except (OSError, Unreadable) as error:
-            told = error.strerror if isinstance(error, OSError) else error
+            reason = error.strerror if isinstance(error, OSError) else error
             raise LocationUnusable(
-                f"{record} cannot be read: {told}.",
+                f"{record} cannot be read: {reason}.",
                 fix=f"Restore it from a backup: it says whether the data is in {folder} or in a folder "
                 f"below {SHARED_FOLDER}, and the name of that.",
             ) from error
 
     @classmethod
     def choose(cls, folder: Path, uid: int) -> Location:
-        """Choose and record places that ``uid`` can reach, in ``folder`` itself where possible.
+        """Choose and record folders that ``uid`` can reach, in ``folder`` itself where possible.
 
-        A place outside has a random name, not one made from ``folder``: a home that is moved keeps
-        its data, and a new home under the old path never finds another's.
+        A folder outside has a random name, not one made from ``folder``: a home that is moved keeps its data,
+        and a new home under the old path never finds another's.
         """
         outside = uid != os.geteuid() and not reachable(folder / "data", uid)
         name = uuid.uuid4().hex[:16]
@@ -134,10 +134,10 @@ class Location:
 
 
 def make_private_folder(path: Path, uid: int) -> None:
-    """Make ``path``, owned by ``uid`` and closed to others; take it over only if it is just that.
+    """Make ``path``, owned by ``uid`` and closed to others; use an existing one only if it is just that.
 
-    Raises ``LocationUnusable`` otherwise: ``/tmp`` is open to everyone, so somebody else may have
-    made a folder or link of that name.
+    Raises ``LocationUnusable`` otherwise: ``/tmp`` is open to everyone, so somebody else may have made a
+    folder or link of that name.
     """
     try:
         path.mkdir(mode=0o700)

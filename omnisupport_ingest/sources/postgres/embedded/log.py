@@ -20,16 +20,16 @@ class ServerLog:
         self.path = path
 
     def open(self) -> BinaryIO:
-        """The log for appending, owner-only; the server keeps this file open for its whole life."""
+        """Open the log for appending, owner-only; the server keeps this file open for its whole life."""
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         return os.fdopen(os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab")
 
     def rotate(self) -> None:
-        """Move a log above 10 MiB to ``.1`` by copying, then empty it in place.
+        """Move a log above 10 MiB to ``.1`` by copying, then empty it.
 
-        The server still has the file open and appends, so it goes on at the new end. A line written
-        between copy and emptying is lost; that is the price of not restarting the server. Where that cannot
-        be done, on a full disk say, the log goes on as it is: no server is kept from starting by its log.
+        The server still has the file open and appends at the new end. A line written between copy and
+        emptying is lost; that is the price of not restarting the server. If the copy fails, on a full disk
+        say, the log stays as it is: a log must not keep the server from starting.
         """
         with suppress(OSError):
             self._rotate()
@@ -44,13 +44,13 @@ class ServerLog:
         try:
             shutil.copy(self.path, self._part(1))
         except OSError:
-            # A part of it would take the room that is missing.
+            # A partial copy would take the space that is missing.
             self._part(1).unlink(missing_ok=True)
             raise
         os.truncate(self.path, 0)
 
     def tail(self) -> str:
-        """The last lines of the log, about 2,000 bytes."""
+        """Return the last lines of the log, about 2,000 bytes."""
         if not self.path.exists():
             return ""
         content = self.path.read_bytes()[-_TAIL_BYTES:]

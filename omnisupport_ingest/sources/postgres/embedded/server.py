@@ -40,10 +40,10 @@ _PID = re.compile(r"[0-9]{1,9}")
 
 
 def live_postmaster(data: Path) -> int | None:
-    """The pid in ``postmaster.pid`` if that process is a server at work in ``data``.
+    """Return the pid in ``postmaster.pid`` if that process is a server at work in ``data``, else None.
 
-    Process ids are used again (in a container the same few, at every start) and a killed child may
-    stay as a zombie, so the pid alone proves nothing; the working folder of a server is its data.
+    Process ids are reused (in a container the same few, at every start) and a killed child may stay as a
+    zombie, so the pid alone proves nothing; the working folder of a server is its data folder.
     """
     try:
         first = read_file(data / "postmaster.pid").decode().split("\n", 1)[0].strip()
@@ -66,19 +66,19 @@ def any_at_work(data: Path) -> bool:
 
 
 def remove_stale_locks(data: Path, socket: Path) -> None:
-    """Remove the lock files of a dead server whose pid somebody else has now.
+    """Remove the lock files of a dead server whose pid another process has now.
 
-    PostgreSQL would take that somebody for a server. Safe only when no process works in the data.
+    PostgreSQL would take that process for a server. Safe only when no process works in the data.
     """
     for lock in (data / "postmaster.pid", *socket.glob(".s.PGSQL.*.lock")):
         lock.unlink(missing_ok=True)
 
 
 DATABASE = "support"
-"""The database that ``start`` makes if it is not there, where nothing else is asked for."""
+"""The default database, which ``start`` makes if it does not exist."""
 
 _OTHER_DATABASES = {"social": "social"}
-"""Sources that have a database of their own."""
+"""Sources with a database of their own."""
 
 
 def database_of(source: str) -> str:
@@ -130,9 +130,8 @@ class NotEnoughSpace(EmbeddedPostgresError):
 class EmbeddedPostgres:
     """The server whose data belongs to ``folder``; nothing happens before ``start``.
 
-    ``logs`` is where ``postgres.log`` and its older parts go (default: ``folder``). ``version`` is
-    the major version of a new server; data that is there keeps the version it has. ``database``: the one
-    that it has for its user.
+    ``logs``: folder of ``postgres.log`` and its older parts (default: ``folder``). ``version``: major version
+    of a new server; existing data keeps its version. ``database``: the one made for the source.
     """
 
     def __init__(
@@ -159,11 +158,9 @@ class EmbeddedPostgres:
         return self.pid is not None
 
     def dsn(self, dbname: str | None = None) -> str:
-        """The libpq connection string of ``dbname`` as superuser; it stays the same over restarts.
+        """Return the libpq connection string of ``dbname`` as superuser; None means ``database``.
 
-        None: of ``database``.
-
-        Raises ``EmbeddedPostgresError`` if the server was never started.
+        It stays the same over restarts. Raises ``EmbeddedPostgresError`` if the server was never started.
         """
         location = Location.read(self.folder)
         if location is None:
@@ -191,7 +188,7 @@ class EmbeddedPostgres:
             location = Location.read(self.folder) or Location.choose(self.folder, user.pw_uid)
             if not location.data.exists():
                 self._make_data(location, user)
-            # A server that was killed this instant may still look alive: only an answer counts.
+            # A server that was just killed may still look alive: only an answer counts.
             deadline = time.monotonic() + _ANSWER_SECONDS
             while True:
                 if live_postmaster(location.data) is None:
@@ -355,7 +352,7 @@ class EmbeddedPostgres:
 
 
 def _server_user(folder: Path) -> pwd.struct_passwd:
-    """The user that the server runs as: this one, or, for root, somebody without rights."""
+    """Return the user that the server runs as: this one, or, for root, a user without rights."""
     uid = os.geteuid()
     if uid == 0:
         uid = _owner_of_data(folder)

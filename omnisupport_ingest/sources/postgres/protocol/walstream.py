@@ -269,9 +269,9 @@ class WalStream:
         """Return the error. ``ended``: the server has ended the stream itself, perhaps with an error
         message.
         """
-        told = (self._error_at_end() if ended else "") or self._message() or "end of stream"
+        reason = (self._error_at_end() if ended else "") or self._message() or "end of stream"
         return SourceUnavailable(
-            f"The source closed the replication stream: {told}.",
+            f"The source closed the replication stream: {reason}.",
             fix="Start the database again if it is down; capture then continues where landing ends.",
         )
 
@@ -280,9 +280,9 @@ class WalStream:
         if not result:
             return ""
         # The lines after the first may quote data.
-        told = _one_line((self._pq.PQresultErrorMessage(result) or b"").split(b"\n")[0])
+        message = _one_line((self._pq.PQresultErrorMessage(result) or b"").split(b"\n")[0])
         self._pq.PQclear(result)
-        return told
+        return message
 
     def _message(self) -> str:
         return _one_line(self._pq.PQerrorMessage(self._handle))

@@ -97,7 +97,7 @@ class NotOurSlot(GapInSource):
 
 
 class TableMissedChanges(GapInSource):
-    """Changes of single tables were not sent for a time, or cannot be told by their contracts. Others go on.
+    """Changes of single tables were not sent for a time, or do not fit their contracts. Others go on.
 
     ``tables``: the names of their contracts.
     """

@@ -251,8 +251,8 @@ def _since_data_came(descriptor: int) -> float | None:
         return None
     with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as same:
         if same.family in (socket.AF_INET, socket.AF_INET6):
-            told = same.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
-            (milliseconds,) = struct.unpack_from("=I", told, _LAST_DATA_AT)
+            info = same.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+            (milliseconds,) = struct.unpack_from("=I", info, _LAST_DATA_AT)
             return float(milliseconds) / 1000
     return None
 

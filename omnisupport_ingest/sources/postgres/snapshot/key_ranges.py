@@ -208,9 +208,9 @@ def key_range(
                 fix="Have the table read as a whole: omnisupport-ingest source snapshot "
                 f"{table.name}. Ranges are for keys of integers, uuid, date, and text in the collation C.",
             )
-    told = tuple(kind for kind in kinds if kind is not None)
+    known = tuple(kind for kind in kinds if kind is not None)
     found = KeyRange(
-        told,
+        known,
         None if start is None else _canonical(connection, table, relation, start),
         None if end is None else _canonical(connection, table, relation, end),
     )

@@ -154,34 +154,34 @@ class DueSnapshots:
         found = []
         for table in self._tables:
             of_table = [plan for plan in begun if plan.table == table.name]
-            asked = tuple(request for request in requests if request.table == table.name)
-            whole = self._whole(table, of_table, asked, read)
+            requested = tuple(request for request in requests if request.table == table.name)
+            whole = self._whole(table, of_table, requested, read)
             if whole is not None:
                 found.append(whole)
             if whole is None or whole.plan is not None:
                 found += [Wanted(table, plan, plan.reason, plan.scope) for plan in of_table if plan.scope]
-                found += [Wanted(table, None, each.reason, each.scope, (each,)) for each in asked]
+                found += [Wanted(table, None, each.reason, each.scope, (each,)) for each in requested]
         return found
 
     def _whole(
         self,
         table: TableContract,
         begun: Sequence[SnapshotPlan],
-        asked: tuple[SnapshotRequest, ...],
+        requested: tuple[SnapshotRequest, ...],
         read: set[str],
     ) -> Wanted | None:
         """Return what is due of all of a table. A new plan of that answers requests for ranges too."""
-        reasons = [request.reason for request in asked if request.scope is None]
+        reasons = [request.reason for request in requested if request.scope is None]
         if reasons:
-            return Wanted(table, None, reasons[0], answers=asked)
+            return Wanted(table, None, reasons[0], answers=requested)
         plan = next((plan for plan in begun if plan.scope is None), None)
         if plan is not None and plan.compared:
             # Its equal chunks hold no rows: they count only in a comparison that was finished.
-            return Wanted(table, None, plan.reason, answers=asked)
+            return Wanted(table, None, plan.reason, answers=requested)
         if plan is not None:
             return Wanted(table, plan, plan.reason)
         if self._first_reads and table.name not in read:
-            return Wanted(table, None, FIRST_READ, answers=asked)
+            return Wanted(table, None, FIRST_READ, answers=requested)
         return None
 
     def _read_before(self) -> set[str]:

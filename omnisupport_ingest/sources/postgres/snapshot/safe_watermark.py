@@ -51,7 +51,7 @@ class Visibility:
     def unfinished(self, ids: Iterable[int]) -> frozenset[int]:
         """Return those of ``ids`` that may commit, or become visible, after this snapshot was taken.
 
-        Sub-transactions are not told from finished ones; their top transaction is always in the same
+        Sub-transactions cannot be told from finished ones; their top transaction is always in the same
         ``Mark``.
         """
         return frozenset(each for each in ids if each >= self.xmax or each in self.running)

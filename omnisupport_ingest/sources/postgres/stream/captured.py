@@ -1,7 +1,7 @@
 """What a running capture works on: its epoch, and the tables that it has contracts of.
 
 Tables may be added while it runs. They are handed to the thread that reads the stream, which takes them
-between two transactions: only then every change that is still to come is told by its contract.
+between two transactions: only then all later changes land under the key of its contract.
 """
 
 from __future__ import annotations

@@ -304,7 +304,7 @@ class Follower:
         durable = self._batches.end if self._unproved_below is None else None
         self._stream.confirm(durable, received=self._heard, ask_reply=ask_reply)
 
-    # --- idle, and told to stop ----------------------------------------------------------------
+    # --- idle, and stopping --------------------------------------------------------------------
 
     def _answer(self, keepalive: Keepalive) -> None:
         """Land what the keepalive proves, if it is time to, and answer it if a reply is asked for.
