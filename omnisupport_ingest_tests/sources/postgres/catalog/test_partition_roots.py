@@ -18,6 +18,7 @@ from omnisupport_ingest.sources.postgres.catalog.partitions import (
     Stay,
 )
 from omnisupport_ingest.sources.postgres.protocol.pgoutput import Relation
+from omnisupport_ingest.sources.postgres.snapshot.snapshot import Snapshots
 from omnisupport_ingest_tests.sources.postgres.partitioned_logs import make_logs, same
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract
 
@@ -115,7 +116,7 @@ def test_partition_that_is_dropped_before_its_changes_are_read_was_its_tables(
     capture = source.capture()
     epoch = source.store.current_epoch()
     assert epoch is not None
-    snapshots = capture._snapshots(source.dsn, epoch, capture._published(epoch))
+    snapshots = Snapshots(capture._epoch(source.dsn, epoch), source.tables)
     # Capture looks at the catalogs while its stream is behind.
     snapshots.look_at_partitions(threading.Event())
     source.sql("DROP TABLE logs_1")
