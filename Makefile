@@ -52,7 +52,7 @@ test-servers: $(INSTALLED) ## Run the tests of capture on PostgreSQL 16 (wheel) 
 		omnisupport_ingest_tests/sources/postgres $(ARGS)
 	$(BIN)/python -m pytest $(PARALLEL) -m "not crash and not huge" --postgres $(POSTGRES_15) \
 		omnisupport_ingest_tests/sources/postgres \
-		--ignore omnisupport_ingest_tests/sources/postgres/test_embedded.py $(ARGS)
+		--ignore omnisupport_ingest_tests/sources/postgres/embedded/test_embedded.py $(ARGS)
 
 .PHONY: test-huge
 test-huge: $(INSTALLED) ## Take in transactions of ten million rows (3.5 GB of disk)

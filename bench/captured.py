@@ -20,7 +20,7 @@ from omnisupport_ingest.home import Home
 from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.settings import Settings
-from omnisupport_ingest.sources.postgres.capture import capture_once
+from omnisupport_ingest.sources.postgres.capture.capture import capture_once
 
 
 def main() -> None:

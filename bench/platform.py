@@ -24,7 +24,7 @@ from bench.report import write_result
 from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.runtime.ports import free_port
 from omnisupport_ingest.settings import Settings
-from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
+from omnisupport_ingest.sources.postgres.embedded.server import EmbeddedPostgres
 from omnisupport_ingest.stages.workspace import Workspace
 
 LATENCY_LIMIT = 15.0

@@ -18,13 +18,13 @@ import click
 from psycopg2.extensions import parse_dsn
 
 from bench.report import Run
+from omnisupport_ingest.demo.support_desk import SUPPORT_DESK
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.settings import Settings
-from omnisupport_ingest.sources.postgres import embedded_binaries
-from omnisupport_ingest.sources.postgres.connection import VALUE_SETTINGS, connect
-from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
-from omnisupport_ingest.sources.postgres.support_desk import SUPPORT_DESK
+from omnisupport_ingest.sources.postgres.embedded import binaries
+from omnisupport_ingest.sources.postgres.embedded.server import EmbeddedPostgres
+from omnisupport_ingest.sources.postgres.session.connection import VALUE_SETTINGS, connect
 
 SLOT = Settings.model_fields["slot"].default
 PUBLICATION = Settings.model_fields["publication"].default
@@ -129,7 +129,7 @@ def change_tickets(source: Source, changes: int) -> int:
 def client_program(name: str) -> str:
     """The path of a PostgreSQL client program: the wheel's own, else an installed one; says if none is."""
     try:
-        return str(embedded_binaries.bundled() / "bin" / name)
+        return str(binaries.bundled() / "bin" / name)
     except IngestError:
         installed = shutil.which(name)
     if installed is None:

@@ -45,45 +45,61 @@ GATES: dict[str, Gate] = {
             "`in_force.json`, which names contracts and decision table",
             "contracts/in_force.py",
         ),
-        _gate("home.identity", "what tells this home from its copies", "sources/postgres/home_identity.py"),
-        _gate("source.publication", "the publication, made or extended", "sources/postgres/publication.py"),
-        _gate("source.publication_drop", "the publication is gone", "sources/postgres/publication.py"),
         _gate(
-            "source.slot_intent", "the note that a slot is about to be made", "sources/postgres/home_slot.py"
+            "home.identity", "what tells this home from its copies", "sources/postgres/slot/home_identity.py"
         ),
-        _gate("source.slot", "the permanent replication slot", "sources/postgres/slot.py"),
-        _gate("source.slot_drop", "the replication slot is gone", "sources/postgres/slot.py"),
-        _gate("source.slot_intent_clear", "that note is gone", "sources/postgres/home_slot.py"),
-        _gate("source.confirm", "the position told to the slot", "sources/postgres/walstream.py"),
-        _gate("source.pause", "the note that capture is paused", "sources/postgres/pause.py"),
-        _gate("source.resume", "that note is gone", "sources/postgres/pause.py"),
-        _gate("source.restart", "the note that capture is to start again", "sources/postgres/restart.py"),
-        _gate("source.restart_clear", "that note is gone", "sources/postgres/restart.py"),
+        _gate(
+            "source.publication",
+            "the publication, made or extended",
+            "sources/postgres/catalog/publication.py",
+        ),
+        _gate(
+            "source.publication_drop", "the publication is gone", "sources/postgres/catalog/publication.py"
+        ),
+        _gate(
+            "source.slot_intent",
+            "the note that a slot is about to be made",
+            "sources/postgres/slot/home_slot.py",
+        ),
+        _gate("source.slot", "the permanent replication slot", "sources/postgres/slot/slot.py"),
+        _gate("source.slot_drop", "the replication slot is gone", "sources/postgres/slot/slot.py"),
+        _gate("source.slot_intent_clear", "that note is gone", "sources/postgres/slot/home_slot.py"),
+        _gate("source.confirm", "the position told to the slot", "sources/postgres/protocol/walstream.py"),
+        _gate("source.pause", "the note that capture is paused", "sources/postgres/capture/requests.py"),
+        _gate("source.resume", "that note is gone", "sources/postgres/capture/requests.py"),
+        _gate(
+            "source.restart",
+            "the note that capture is to start again",
+            "sources/postgres/capture/requests.py",
+        ),
+        _gate("source.restart_clear", "that note is gone", "sources/postgres/capture/requests.py"),
         _gate(
             "source.capture_record",
             "how the last capture began or ended",
-            "sources/postgres/capture_record.py",
+            "sources/postgres/capture/state.py",
         ),
         _gate(
             "source.snapshot_request",
             "the note that a table is to be read again",
-            "sources/postgres/snapshot_requests.py",
+            "sources/postgres/snapshot/requests.py",
         ),
         _gate("landing.snapshot_plan", "the chunks of a snapshot", "landing/snapshot_plans.py"),
-        _gate("source.snapshot_request_clear", "that note is gone", "sources/postgres/snapshot_requests.py"),
+        _gate("source.snapshot_request_clear", "that note is gone", "sources/postgres/snapshot/requests.py"),
         _gate(
             "source.partitions",
             "the note of the partitions whose rows are known",
-            "sources/postgres/partition_records.py",
+            "sources/postgres/catalog/partitions.py",
         ),
         _gate("landing.epoch", "the record of an epoch", "landing/epochs.py"),
         _gate(
             "source.published",
             "how the tables are published, to be compared with later",
-            "sources/postgres/published.py",
+            "sources/postgres/catalog/published.py",
         ),
         _gate(
-            "source.parked", "the note of the tables that capture leaves out", "sources/postgres/parked.py"
+            "source.parked",
+            "the note of the tables that capture leaves out",
+            "sources/postgres/capture/parked.py",
         ),
         _gate("landing.accepted_loss", "the note of a loss that was accepted", "landing/accepted_losses.py"),
         _gate(

@@ -13,9 +13,9 @@ import hypothesis
 import pytest
 from pyspark.sql import SparkSession
 
-from omnisupport_ingest.sources.postgres import embedded_binaries
-from omnisupport_ingest.sources.postgres.connection import connect
-from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
+from omnisupport_ingest.sources.postgres.embedded import binaries
+from omnisupport_ingest.sources.postgres.embedded.server import EmbeddedPostgres
+from omnisupport_ingest.sources.postgres.session.connection import connect
 from omnisupport_ingest_tests.class_archive import make_class_archive
 from omnisupport_ingest_tests.jvm import start_for_small_work
 
@@ -25,7 +25,7 @@ start_for_small_work()
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--postgres",
-        default=embedded_binaries.DEFAULT_VERSION,
+        default=binaries.DEFAULT_VERSION,
         help="Server of the tests: a major version of the wheel, or the folder of an installed PostgreSQL.",
     )
 
@@ -44,10 +44,10 @@ def pytest_configure(config: pytest.Config) -> None:
     """Make new servers of this process those that ``--postgres`` names."""
     server = Path(config.getoption("--postgres"))
     if (server / "bin" / "postgres").is_file():
-        embedded_binaries.programs = lambda version, uid, copies: server / "bin"
+        binaries.programs = lambda version, uid, copies: server / "bin"
     else:
-        embedded_binaries.bundled(str(server))
-        embedded_binaries.DEFAULT_VERSION = str(server)
+        binaries.bundled(str(server))
+        binaries.DEFAULT_VERSION = str(server)
 
 
 _HERE = Path(__file__).parent

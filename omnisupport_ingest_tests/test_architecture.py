@@ -23,6 +23,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "landing": FLOOR_1,
     "cdc": FLOOR_1 | {"contracts"},
     "sources": FLOOR_1 | {"contracts", "landing"},
+    "demo": FLOOR_1 | {"sources"},
     "stages": FLOOR_1 | {"contracts", "landing", "lake", "cdc"},
     "targets": FLOOR_1 | {"contracts", "lake", "sources", "stages"},
     "runtime": FLOOR_1,

@@ -10,12 +10,13 @@ from pathlib import Path
 import omnisupport_ingest
 from omnisupport_ingest.contracts.documents import program_file
 from omnisupport_ingest.contracts.load import load_contracts
-from omnisupport_ingest.sources.postgres.domains import DOMAINS
-from omnisupport_ingest.sources.postgres.social import SOCIAL
-from omnisupport_ingest.sources.postgres.support_desk import SUPPORT_DESK
+from omnisupport_ingest.demo.domains import DOMAINS
+from omnisupport_ingest.demo.social import SOCIAL
+from omnisupport_ingest.demo.support_desk import SUPPORT_DESK
+from omnisupport_ingest.sources.postgres.embedded.server import database_of
 
 PACKAGE = Path(omnisupport_ingest.__file__).parent
-OF_DOMAINS = [PACKAGE / "sources" / "postgres" / name for name in DOMAINS]
+OF_DOMAINS = [PACKAGE / "demo" / name for name in DOMAINS]
 MODULES = [
     path
     for path in sorted(PACKAGE.rglob("*.py"))
@@ -77,14 +78,18 @@ def test_no_module_outside_of_the_domains_names_a_table_or_column_of_the_support
 
 
 def test_no_module_but_the_list_of_domains_imports_one() -> None:
-    names = tuple(f"omnisupport_ingest.sources.postgres.{name}" for name in DOMAINS)
+    names = tuple(f"omnisupport_ingest.demo.{name}" for name in DOMAINS)
     importing = {
         str(module.relative_to(PACKAGE))
         for module in MODULES
         for node in ast.walk(ast.parse(module.read_text()))
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(names)
     }
-    assert importing == {"sources/postgres/domains.py"}
+    assert importing == {"demo/domains.py"}
+
+
+def test_each_domain_has_a_database_of_its_own_on_the_embedded_server() -> None:
+    assert len({database_of(name) for name in DOMAINS}) == len(DOMAINS)
 
 
 def test_each_domain_has_a_contract_for_every_table_and_one_with_a_key_of_several_columns() -> None:

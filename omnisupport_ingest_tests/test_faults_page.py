@@ -52,7 +52,8 @@ def exit_codes() -> dict[str, int]:
 
 @cache
 def functions_of(file: str) -> set[str]:
-    tree = ast.parse((TESTS / file).read_text())
+    (path,) = TESTS.rglob(file)
+    tree = ast.parse(path.read_text())
     return {each.name for each in tree.body if isinstance(each, ast.FunctionDef)}
 
 

@@ -15,7 +15,7 @@ import click
 
 from omnisupport_ingest import __version__
 from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.sources.postgres.embedded import DATABASE
+from omnisupport_ingest.sources.postgres.embedded.server import DATABASE
 from parity import lake
 from parity.captured import capture
 from parity.categories import CATEGORIES

@@ -18,9 +18,9 @@ from typing import Any
 
 from psycopg2.extensions import connection as Connection
 
-from omnisupport_ingest.sources.postgres.connection import connect
-from omnisupport_ingest.sources.postgres.embedded import DATABASE, EmbeddedPostgres
-from omnisupport_ingest.sources.postgres.embedded_location import PORT, Location
+from omnisupport_ingest.sources.postgres.embedded.location import PORT, Location
+from omnisupport_ingest.sources.postgres.embedded.server import DATABASE, EmbeddedPostgres
+from omnisupport_ingest.sources.postgres.session.connection import connect
 
 ROLE = "debezium"
 

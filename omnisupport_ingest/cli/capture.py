@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from omnisupport_ingest.contracts.model import Contracts
     from omnisupport_ingest.home import Home
     from omnisupport_ingest.settings import Settings
-    from omnisupport_ingest.sources.postgres.capture import Capture
+    from omnisupport_ingest.sources.postgres.capture.capture import Capture
 
 
 @click.command()
@@ -56,10 +56,10 @@ def capture(name: str | None, once: bool, reason: str | None) -> None:
     from omnisupport_ingest.contracts.in_force import contracts_in_force
     from omnisupport_ingest.landing.manifest import Manifest
     from omnisupport_ingest.landing.store import LandingStore
-    from omnisupport_ingest.sources.postgres.capture import Capture
-    from omnisupport_ingest.sources.postgres.errors import SourceUnavailable
-    from omnisupport_ingest.sources.postgres.pause import PauseNote
-    from omnisupport_ingest.sources.postgres.slot_making import SlotNotMade
+    from omnisupport_ingest.sources.postgres.capture.capture import Capture
+    from omnisupport_ingest.sources.postgres.capture.requests import PauseRequest
+    from omnisupport_ingest.sources.postgres.session.errors import SourceUnavailable
+    from omnisupport_ingest.sources.postgres.slot.slot import SlotNotMade
 
     # The home records what is its own, not what this source has.
     home = open_home(open_settings())
@@ -89,7 +89,7 @@ def capture(name: str | None, once: bool, reason: str | None) -> None:
         return
     with stop_on_signal() as stop:
         begin_new_epoch(stop)
-        note = PauseNote(LandingStore(home.landing, settings.source).folder)
+        note = PauseRequest(LandingStore(home.landing, settings.source).folder)
         kept: list[Capture] = []
 
         def start() -> None:
@@ -107,8 +107,8 @@ def capture(name: str | None, once: bool, reason: str | None) -> None:
 
 def land_up_to_now(running: Capture, settings: Settings, home: Home, stop: threading.Event) -> None:
     """Land what has committed by now, and say so; ``KeyboardInterrupt`` if ``stop`` came first."""
-    from omnisupport_ingest.sources.postgres.server import current_wal_lsn
-    from omnisupport_ingest.sources.postgres.source_dsn import source_dsn
+    from omnisupport_ingest.sources.postgres.session.dsn import source_dsn
+    from omnisupport_ingest.sources.postgres.session.server import current_wal_lsn
 
     until = current_wal_lsn(source_dsn(settings, home))
     running.run(until, stop)
@@ -123,7 +123,7 @@ def land_up_to_now(running: Capture, settings: Settings, home: Home, stop: threa
 def embedded_source(settings: Settings, home: Home) -> Iterator[None]:
     """The embedded server for as long as the command needs it, unless it runs or is not the source."""
     from omnisupport_ingest.cli.one_pass import one_pass
-    from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
+    from omnisupport_ingest.sources.postgres.embedded.server import EmbeddedPostgres
 
     if settings.source_dsn is not None or EmbeddedPostgres(home.postgres).running:
         yield

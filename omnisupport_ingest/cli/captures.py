@@ -31,7 +31,7 @@ class Captures:
         """Find the logs, and check them. ``IngestError`` if the home's own source lacks something, a contract
         among it; only a home that reads other sources may do without."""
         from omnisupport_ingest.contracts.in_force import contracts_in_force
-        from omnisupport_ingest.sources.postgres.source_check import contracted_tables
+        from omnisupport_ingest.sources.postgres.preflight.source_check import contracted_tables
 
         self._settings, self._home = settings, home
         self._seen = self._files()
@@ -54,7 +54,7 @@ class Captures:
     def shown(self, name: str) -> str:
         """The connection string of the log ``name``, without a password; else how it is named."""
         from omnisupport_ingest.cli.source_connect import shown_dsn
-        from omnisupport_ingest.sources.postgres.source_dsn import source_dsn
+        from omnisupport_ingest.sources.postgres.session.dsn import source_dsn
 
         (log,) = (each for each in self._logs if each.name == name)
         try:

@@ -40,7 +40,7 @@ def clean() -> None:
 
 def remove_home(home: Home) -> None:
     """Stop and remove the embedded database, then the folder; ``HomeInUse`` while it is in use."""
-    from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
+    from omnisupport_ingest.sources.postgres.embedded.server import EmbeddedPostgres
 
     with HomeLock(home, "clean"):
         # Its data may lie outside of the home, see the class.

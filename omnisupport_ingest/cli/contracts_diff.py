@@ -12,12 +12,12 @@ from omnisupport_ingest.cli.opening import existing_home
 from omnisupport_ingest.contracts.in_force import contracts_in_force
 from omnisupport_ingest.contracts.model import ContractError, TableContract, table_named
 from omnisupport_ingest.settings import Settings
-from omnisupport_ingest.sources.postgres.connection import connect
-from omnisupport_ingest.sources.postgres.live_table import read_live_tables
+from omnisupport_ingest.sources.postgres.catalog.live_table import read_live_tables
+from omnisupport_ingest.sources.postgres.catalog.publication import Publication, read_publication
 from omnisupport_ingest.sources.postgres.preflight.contract_match import contract_findings
 from omnisupport_ingest.sources.postgres.preflight.findings import Finding, Severity
-from omnisupport_ingest.sources.postgres.publication import Publication, read_publication
-from omnisupport_ingest.sources.postgres.source_dsn import source_dsn
+from omnisupport_ingest.sources.postgres.session.connection import connect
+from omnisupport_ingest.sources.postgres.session.dsn import source_dsn
 
 _WORDS = {Severity.BLOCKS: "stops capture", Severity.WARNS: "matters", Severity.NOTES: "note"}
 

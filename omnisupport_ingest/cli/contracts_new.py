@@ -22,12 +22,11 @@ from omnisupport_ingest.durable import replace
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.settings import Settings
-from omnisupport_ingest.sources.postgres.chosen_tables import all_tables, choose
-from omnisupport_ingest.sources.postgres.connection import connect
-from omnisupport_ingest.sources.postgres.cursor_candidates import cursor_candidates
-from omnisupport_ingest.sources.postgres.live_table import LiveTable, TableName, read_live_tables
-from omnisupport_ingest.sources.postgres.new_contract import Draft, LeftOut, draft
-from omnisupport_ingest.sources.postgres.source_dsn import source_dsn
+from omnisupport_ingest.sources.postgres.catalog.cursor_candidates import cursor_candidates
+from omnisupport_ingest.sources.postgres.catalog.live_table import LiveTable, TableName, read_live_tables
+from omnisupport_ingest.sources.postgres.catalog.new_contract import Draft, LeftOut, all_tables, choose, draft
+from omnisupport_ingest.sources.postgres.session.connection import connect
+from omnisupport_ingest.sources.postgres.session.dsn import source_dsn
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,7 +89,7 @@ def demo(changes: int, seed: int, domain: str | None, fresh: bool) -> int:
 
 def _place_of(domain: str | None) -> dict[str, Any]:
     """The setting that says where the home of the domain so called is, unless the environment says it."""
-    from omnisupport_ingest.sources.postgres.domains import domain_called, home_of
+    from omnisupport_ingest.demo.domains import domain_called, home_of
 
     if domain is None or "home" in Settings().model_fields_set:
         return {}
@@ -98,7 +98,7 @@ def _place_of(domain: str | None) -> dict[str, Any]:
 
 def _asked(domain: str | None) -> dict[str, Any]:
     """The settings that ``--domain`` stands for; ``HomeMismatch`` if the home has landed another one."""
-    from omnisupport_ingest.sources.postgres.domains import DEFAULT, domain_called
+    from omnisupport_ingest.demo.domains import DEFAULT, domain_called
 
     place = _place_of(domain)
     if domain is None:
@@ -169,8 +169,8 @@ def start_dagster(demo: Demo) -> None:
 
 def run_the_workload(demo: Demo) -> None:
     """Real transactions while capture and pipeline run."""
-    from omnisupport_ingest.sources.postgres.domain.workload import Workload
-    from omnisupport_ingest.sources.postgres.source_dsn import source_dsn
+    from omnisupport_ingest.demo.workload import Workload
+    from omnisupport_ingest.sources.postgres.session.dsn import source_dsn
 
     traffic = Workload(demo.domain, source_dsn(demo.settings, demo.home), demo.seed)
     with progress(demo.console) as bar:

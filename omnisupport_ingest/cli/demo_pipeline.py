@@ -47,8 +47,8 @@ class Replay:
 
 def wait_for_the_sensor(demo: Demo) -> None:
     """Until everything that the source has committed so far is in every layer."""
-    from omnisupport_ingest.sources.postgres.server import current_wal_lsn
-    from omnisupport_ingest.sources.postgres.source_dsn import source_dsn
+    from omnisupport_ingest.sources.postgres.session.dsn import source_dsn
+    from omnisupport_ingest.sources.postgres.session.server import current_wal_lsn
 
     workspace = _workspace(demo)
     target = current_wal_lsn(source_dsn(demo.settings, demo.home))

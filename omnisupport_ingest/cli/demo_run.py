@@ -13,7 +13,7 @@ from omnisupport_ingest.runtime.supervisor import Supervisor
 from omnisupport_ingest.settings import Settings
 
 if TYPE_CHECKING:
-    from omnisupport_ingest.sources.postgres.domain.definition import Domain
+    from omnisupport_ingest.demo.domain import Domain
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Demo:
     @property
     def domain(self) -> Domain[Any]:
         """What the embedded server of the home holds."""
-        from omnisupport_ingest.sources.postgres.domains import embedded_domain
+        from omnisupport_ingest.demo.domains import embedded_domain
 
         return embedded_domain(self.settings)
 

@@ -89,11 +89,11 @@ def kafka_status(settings: Settings, definition: SourceDefinition, home: Home, *
     from omnisupport_ingest.contracts.in_force import contracts_in_force
     from omnisupport_ingest.errors import IngestError
     from omnisupport_ingest.sources.kafka.run import KafkaSource
-    from omnisupport_ingest.sources.postgres.lease import Lease
-    from omnisupport_ingest.sources.postgres.pause import PauseNote
+    from omnisupport_ingest.sources.postgres.capture.requests import PauseRequest
+    from omnisupport_ingest.sources.postgres.session.lease import Lease
 
     source = KafkaSource.of(definition, contracts_in_force(settings), home, settings)
-    pause = PauseNote(source.inlet.store.folder).read()
+    pause = PauseRequest(source.inlet.store.folder).read()
     running = Lease.is_held(home.run, definition.name)
     told: dict[str, Any] = {
         "source": definition.name,

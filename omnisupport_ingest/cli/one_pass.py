@@ -76,8 +76,8 @@ class OnePass:
 
         ``BadDsn`` or ``SourceUnavailable`` if the configured one does not answer.
         """
-        from omnisupport_ingest.sources.postgres.connection import connect
-        from omnisupport_ingest.sources.postgres.source_dsn import source_dsn
+        from omnisupport_ingest.sources.postgres.session.connection import connect
+        from omnisupport_ingest.sources.postgres.session.dsn import source_dsn
 
         if source.source_dsn is None and not _embedded_runs(self.home):
             services.start_source(self.supervisor, self.settings, self.home, say=self.say)
@@ -89,7 +89,7 @@ class OnePass:
         A table that cannot be followed is left out (``left_out``), and the others are taken in.
         """
         from omnisupport_ingest.cli.landed_line import landed_line
-        from omnisupport_ingest.sources.postgres.capture import capture_once
+        from omnisupport_ingest.sources.postgres.capture.capture import capture_once
 
         batches: list[Manifest] = []
 
@@ -273,7 +273,7 @@ def _locked(home: Home, command: str) -> Iterator[None]:
 
 
 def _embedded_runs(home: Home) -> bool:
-    from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
+    from omnisupport_ingest.sources.postgres.embedded.server import EmbeddedPostgres
 
     return EmbeddedPostgres(home.postgres).running
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from omnisupport_ingest.sources.postgres.pause import PauseNote
+    from omnisupport_ingest.sources.postgres.capture.requests import PauseRequest
 
 _LOOK_SECONDS = 0.5
 
 
 def until_resumed(
-    run: Callable[[], None], note: PauseNote, stop: threading.Event, *, look: float = _LOOK_SECONDS
+    run: Callable[[], None], note: PauseRequest, stop: threading.Event, *, look: float = _LOOK_SECONDS
 ) -> Callable[[], None]:
     """``run``, which after ``CapturePaused`` waits until ``note`` is gone and is called again.
 
@@ -24,7 +24,7 @@ def until_resumed(
     """
 
     def run_or_wait() -> None:
-        from omnisupport_ingest.sources.postgres.errors import CapturePaused, CaptureRestarts
+        from omnisupport_ingest.sources.postgres.session.errors import CapturePaused, CaptureRestarts
 
         while not stop.is_set():
             try:

@@ -14,7 +14,7 @@ from omnisupport_ingest.home import Home
 from omnisupport_ingest.runtime.home_lock import EMBEDDED_SERVER, HomeInUse, HomeLock, holder
 
 if TYPE_CHECKING:
-    from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
+    from omnisupport_ingest.sources.postgres.embedded.server import EmbeddedPostgres
 
 SERVICE = "a service that keeps it"
 """What the holder of the server's lock is called if it is no command of a person's."""
@@ -30,7 +30,7 @@ def postgres(service: bool) -> None:
 
     Refused while another command runs it. Ctrl-C ends the server if this command has started it.
     """
-    from omnisupport_ingest.sources.postgres.source_dsn import embedded_server
+    from omnisupport_ingest.sources.postgres.session.dsn import embedded_server
 
     settings = open_settings()
     home = open_home(settings)

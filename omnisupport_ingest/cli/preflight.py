@@ -39,10 +39,10 @@ def preflight(name: str | None, as_json: bool) -> int:
     Exit code: 0 nothing blocks, 1 something does, 2 usage or settings.
     """
     from omnisupport_ingest.errors import IngestError
-    from omnisupport_ingest.sources.postgres.connect_errors import place
-    from omnisupport_ingest.sources.postgres.connection import dsn_parts
     from omnisupport_ingest.sources.postgres.preflight import Finding, blocking
-    from omnisupport_ingest.sources.postgres.source_check import check_source
+    from omnisupport_ingest.sources.postgres.preflight.source_check import check_source
+    from omnisupport_ingest.sources.postgres.session.connect_errors import destination
+    from omnisupport_ingest.sources.postgres.session.connection import dsn_parts
 
     settings = open_settings()
     if name is not None and not has_log(settings, name):
@@ -55,7 +55,7 @@ def preflight(name: str | None, as_json: bool) -> int:
         where = "the embedded PostgreSQL"
         found: tuple[Finding, ...] = (Finding("connection", dsn.problem, dsn.fix),)
     else:
-        where = place(dsn_parts(dsn))
+        where = destination(dsn_parts(dsn))
         found = check_source(dsn, settings, home, tables)
     blocked = bool(blocking(found))
     if as_json:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from omnisupport_ingest.contracts.model import TableContract
-    from omnisupport_ingest.sources.postgres.rows_at import RowsAt
+    from omnisupport_ingest.sources.postgres.snapshot.comparison_rows import RowsAt
     from omnisupport_ingest.stages.workspace import Workspace
 
 
@@ -88,9 +88,9 @@ def prove(
     ``seconds``; ``TableIncomplete`` if a table has no state at that LSN, because its snapshot was
     read later.
     """
-    from omnisupport_ingest.sources.postgres.rows_at import write_rows_at
-    from omnisupport_ingest.sources.postgres.slot import consistent_snapshot
-    from omnisupport_ingest.sources.postgres.source_dsn import source_dsn
+    from omnisupport_ingest.sources.postgres.session.dsn import source_dsn
+    from omnisupport_ingest.sources.postgres.slot.slot import consistent_snapshot
+    from omnisupport_ingest.sources.postgres.snapshot.comparison_rows import write_rows_at
     from omnisupport_ingest.stages.event_counts import events_per_table
 
     source, publication = workspace.settings.source, workspace.settings.publication

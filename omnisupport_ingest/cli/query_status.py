@@ -36,8 +36,8 @@ def query_status(settings: Settings, name: str, *, as_json: bool) -> int:
     from omnisupport_ingest.contracts.in_force import contracts_in_force
     from omnisupport_ingest.contracts.sources import SourceKind, SourceUnknown, sources_in_force
     from omnisupport_ingest.landing.store import LandingStore
-    from omnisupport_ingest.sources.postgres.lease import Lease
-    from omnisupport_ingest.sources.postgres.pause import PauseNote
+    from omnisupport_ingest.sources.postgres.capture.requests import PauseRequest
+    from omnisupport_ingest.sources.postgres.session.lease import Lease
     from omnisupport_ingest.sources.query.state import QueryState
 
     definition = sources_in_force(settings).find(name)
@@ -50,7 +50,7 @@ def query_status(settings: Settings, name: str, *, as_json: bool) -> int:
         )
     home = existing_home(settings)
     store = LandingStore(home.landing, name)
-    pause = PauseNote(store.folder).read()
+    pause = PauseRequest(store.folder).read()
     running = Lease.is_held(home.run, name)
     told: dict[str, Any] = {
         "source": name,

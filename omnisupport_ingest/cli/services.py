@@ -19,7 +19,7 @@ from omnisupport_ingest.runtime.supervisor import Backoff, Service, Supervisor
 from omnisupport_ingest.settings import Settings
 
 if TYPE_CHECKING:
-    from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
+    from omnisupport_ingest.sources.postgres.embedded.server import EmbeddedPostgres
 
 POSTGRES = "postgres"
 CAPTURE = "capture"
@@ -40,8 +40,8 @@ def start_source(
     say: Callable[[str], None] = click.echo,
 ) -> None:
     """Start the embedded PostgreSQL with its domain in it. ``say`` is told what is being started."""
-    from omnisupport_ingest.sources.postgres.domains import embedded_domain
-    from omnisupport_ingest.sources.postgres.source_dsn import embedded_server
+    from omnisupport_ingest.demo.domains import embedded_domain
+    from omnisupport_ingest.sources.postgres.session.dsn import embedded_server
 
     server = embedded_server(settings, home)
     found = holder(home, EMBEDDED_SERVER)
@@ -69,8 +69,8 @@ def check_source(settings: Settings, home: Home) -> None:
     if settings.source_dsn is None:
         return
     from omnisupport_ingest.contracts.in_force import contracts_in_force
-    from omnisupport_ingest.sources.postgres.capture import Capture
-    from omnisupport_ingest.sources.postgres.errors import SourceUnavailable
+    from omnisupport_ingest.sources.postgres.capture.capture import Capture
+    from omnisupport_ingest.sources.postgres.session.errors import SourceUnavailable
 
     contracts = contracts_in_force(settings)
     try:

@@ -42,9 +42,9 @@ class SlotLeft:
 
 def slot_left(settings: Settings, home: Home) -> SlotLeft | None:
     """The slot of ``settings`` on the source; none if it is not there."""
-    from omnisupport_ingest.sources.postgres.connection import connect
-    from omnisupport_ingest.sources.postgres.server import slot_facts
-    from omnisupport_ingest.sources.postgres.source_dsn import source_dsn
+    from omnisupport_ingest.sources.postgres.session.connection import connect
+    from omnisupport_ingest.sources.postgres.session.dsn import source_dsn
+    from omnisupport_ingest.sources.postgres.session.server import slot_facts
 
     connection = connect(source_dsn(settings, home))
     try:

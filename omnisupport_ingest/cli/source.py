@@ -20,7 +20,7 @@ from omnisupport_ingest.cli.source_snapshot import snapshot
 if TYPE_CHECKING:
     from omnisupport_ingest.home import Home
     from omnisupport_ingest.settings import Settings
-    from omnisupport_ingest.sources.postgres.drop import Leaving
+    from omnisupport_ingest.sources.postgres.capture.drop import Leaving
 
 NOT_WELL = 1
 """Exit code of ``status`` when it warns, of a failed capture too."""
@@ -58,14 +58,14 @@ def grants(name: str | None, role: str | None, database: str | None) -> None:
     Example:
       omnisupport-ingest source grants --database shop | psql -d shop
     """
-    from omnisupport_ingest.sources.postgres.connection import dsn_parts
-    from omnisupport_ingest.sources.postgres.domains import embedded_domain
-    from omnisupport_ingest.sources.postgres.grants import DEFAULT_ROLE, grants_sql
+    from omnisupport_ingest.sources.postgres.catalog.publication import DEFAULT_ROLE, grants_sql
+    from omnisupport_ingest.sources.postgres.embedded.server import database_of
+    from omnisupport_ingest.sources.postgres.session.connection import dsn_parts
 
     settings = log_of(open_settings(), name)
     if database is None:
         dsn = settings.source_dsn
-        embedded = embedded_domain(settings).database
+        embedded = database_of(settings.source)
         database = embedded if dsn is None else dsn_parts(dsn.get_secret_value()).get("dbname")
     if database is None:
         raise click.UsageError("The connection string names no database; give its name as --database.")
@@ -99,7 +99,7 @@ def status(name: str | None, as_json: bool) -> int:
     Exit code: 0 all is well, 1 capture has failed or there are warnings, 2 usage or settings.
     """
     from omnisupport_ingest.cli.source_view import print_status, status_document
-    from omnisupport_ingest.sources.postgres.status import source_status
+    from omnisupport_ingest.sources.postgres.capture.status import source_status
 
     settings = open_settings()
     if name is not None and not has_log(settings, name):
@@ -132,14 +132,14 @@ def pause(name: str | None, reason: str) -> None:
       omnisupport-ingest source pause --reason "maintenance of the database"
     """
     from omnisupport_ingest.landing.store import LandingStore
-    from omnisupport_ingest.sources.postgres.errors import CaptureRunning
-    from omnisupport_ingest.sources.postgres.lease import Lease
-    from omnisupport_ingest.sources.postgres.pause import PauseNote
+    from omnisupport_ingest.sources.postgres.capture.requests import PauseRequest
+    from omnisupport_ingest.sources.postgres.session.errors import CaptureRunning
+    from omnisupport_ingest.sources.postgres.session.lease import Lease
 
     settings = named_source(open_settings(), name)
     home = existing_home(settings)
     was_running = Lease.is_held(home.run, settings.source)
-    set_pause = PauseNote(LandingStore(home.landing, settings.source).folder).write(reason)
+    set_pause = PauseRequest(LandingStore(home.landing, settings.source).folder).write(reason)
     give_up = time.monotonic() + _STOP_SECONDS
     while Lease.is_held(home.run, settings.source):
         if time.monotonic() > give_up:
@@ -167,11 +167,11 @@ def resume(name: str | None) -> None:
       omnisupport-ingest source resume
     """
     from omnisupport_ingest.landing.store import LandingStore
-    from omnisupport_ingest.sources.postgres.pause import PauseNote
+    from omnisupport_ingest.sources.postgres.capture.requests import PauseRequest
 
     settings = named_source(open_settings(), name)
     home = existing_home(settings)
-    if PauseNote(LandingStore(home.landing, settings.source).folder).clear():
+    if PauseRequest(LandingStore(home.landing, settings.source).folder).clear():
         click.echo(f"{settings.source} is no longer paused; a capture that waits goes on where it stopped.")
     else:
         click.echo(f"{settings.source} was not paused.")
@@ -202,14 +202,14 @@ def restart(name: str | None, reason: str) -> None:
     settings or a contract.
     """
     from omnisupport_ingest.landing.store import LandingStore
-    from omnisupport_ingest.sources.postgres.restarting import ask_for_restart, wait_for_restart
+    from omnisupport_ingest.sources.postgres.capture.state import request_restart, wait_for_restart
 
     settings = log_of(open_settings(), name)
     home = existing_home(settings)
     # The start reads them: a capture that runs is not ended for contracts that it cannot read.
     contracted_tables(settings)
     folder = LandingStore(home.landing, settings.source).folder
-    before = ask_for_restart(home.run, folder, settings.source, reason)
+    before = request_restart(home.run, folder, settings.source, reason)
     click.echo(f"Asked process {before.pid} to start again …", err=True)
     after = wait_for_restart(folder, settings.source, before, seconds=_RESTART_SECONDS)
     click.echo(f"{settings.source} is captured again by process {after.pid}, it goes on where it stopped.")
@@ -231,7 +231,7 @@ def drop(name: str | None, yes: bool) -> None:
       omnisupport-ingest source drop
     """
     from omnisupport_ingest.errors import IngestError
-    from omnisupport_ingest.sources.postgres.drop import leave, plan_leaving
+    from omnisupport_ingest.sources.postgres.capture.drop import leave, plan_leaving
 
     settings = log_of(open_settings(), name)
     home = existing_home(settings)
@@ -287,9 +287,9 @@ def adopt(take_over: bool, new_slot: bool) -> None:
     Exit code: 0 done, 2 usage or settings, 3 no home, 6 a capture of this home runs.
     """
     from omnisupport_ingest.landing.store import LandingStore
-    from omnisupport_ingest.sources.postgres.home_identity import HomeIdentity
-    from omnisupport_ingest.sources.postgres.home_slot import SlotIntent
-    from omnisupport_ingest.sources.postgres.lease import Lease
+    from omnisupport_ingest.sources.postgres.session.lease import Lease
+    from omnisupport_ingest.sources.postgres.slot.home_identity import HomeIdentity
+    from omnisupport_ingest.sources.postgres.slot.home_slot import SlotIntent
 
     if take_over == new_slot:
         raise click.UsageError("Say one of --take-over and --new-slot.")
@@ -321,7 +321,7 @@ def adopt(take_over: bool, new_slot: bool) -> None:
 def _captured(home: Home, settings: Settings) -> list[str]:
     """The sources of which this home may have made a slot: its own, and those with an epoch of a server."""
     from omnisupport_ingest.landing.store import LandingStore
-    from omnisupport_ingest.sources.postgres.home_slot import SlotIntent
+    from omnisupport_ingest.sources.postgres.slot.home_slot import SlotIntent
 
     landed = sorted(each.name for each in home.landing.iterdir() if each.is_dir())
     epochs = {name: LandingStore(home.landing, name).current_epoch() for name in landed}

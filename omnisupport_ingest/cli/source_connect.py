@@ -55,7 +55,7 @@ def connect(name: str | None, only_print: bool) -> None:
     Exit code: that of psql; 2 the passphrase cannot be handed on, 3 there is no home, 4 the embedded
     PostgreSQL does not run.
     """
-    from omnisupport_ingest.sources.postgres.connection import dsn_parts
+    from omnisupport_ingest.sources.postgres.session.connection import dsn_parts
 
     settings = log_of(open_settings(), name)
     home = None if settings.source_dsn is not None else existing_home(settings)
@@ -86,7 +86,7 @@ def _with_passphrase(dsn: str, passphrase: str) -> tuple[str, str]:
     """
     from psycopg2.extensions import make_dsn
 
-    from omnisupport_ingest.sources.postgres.connection import dsn_parts
+    from omnisupport_ingest.sources.postgres.session.connection import dsn_parts
 
     if "service" in dsn_parts(dsn):
         raise PassphraseNotHanded("The connection string names a service, and has an sslpassword.")
@@ -101,7 +101,7 @@ def shown_dsn(dsn: str) -> str:
     """``dsn`` for people: without any password, and without what only sessions of ours are given."""
     from psycopg2.extensions import make_dsn
 
-    from omnisupport_ingest.sources.postgres.connection import dsn_parts
+    from omnisupport_ingest.sources.postgres.session.connection import dsn_parts
 
     parts = dsn_parts(dsn)
     kept = {
@@ -113,7 +113,7 @@ def shown_dsn(dsn: str) -> str:
 
 def _psql() -> str | None:
     """The psql of the machine, else the one that came with the embedded server, if it did."""
-    from omnisupport_ingest.sources.postgres.embedded_binaries import bundled
+    from omnisupport_ingest.sources.postgres.embedded.binaries import bundled
 
     if (found := shutil.which("psql")) is not None:
         return found

@@ -37,9 +37,9 @@ def log_of(settings: Settings, name: str | None) -> Settings:
 
 def open_source_dsn(settings: Settings, home: Home | None) -> str | IngestError:
     """The connection string of the source, or the error that says why there is none now."""
-    from omnisupport_ingest.sources.postgres.connection import with_silence
-    from omnisupport_ingest.sources.postgres.errors import SourceUnavailable
-    from omnisupport_ingest.sources.postgres.source_dsn import source_dsn
+    from omnisupport_ingest.sources.postgres.session.connection import with_silence
+    from omnisupport_ingest.sources.postgres.session.dsn import source_dsn
+    from omnisupport_ingest.sources.postgres.session.errors import SourceUnavailable
 
     if settings.source_dsn is not None:
         return with_silence(settings.source_dsn.get_secret_value(), settings.source_silence_seconds)
@@ -58,7 +58,7 @@ def open_source_dsn(settings: Settings, home: Home | None) -> str | IngestError:
 def contracted_tables(settings: Settings) -> tuple[TableContract, ...]:
     """The tables of the source that are captured, by the contracts of ``settings``."""
     from omnisupport_ingest.contracts.in_force import contracts_in_force
-    from omnisupport_ingest.sources.postgres import source_check
+    from omnisupport_ingest.sources.postgres.preflight import source_check
 
     contracts = contracts_in_force(settings)
     return source_check.contracted_tables(contracts, settings.source)

@@ -15,8 +15,8 @@ from omnisupport_ingest.cli.stopping import stop_on_signal
 
 if TYPE_CHECKING:
     from omnisupport_ingest.settings import Settings
-    from omnisupport_ingest.sources.postgres.capture import Capture
-    from omnisupport_ingest.sources.postgres.compared_reading import Recovered
+    from omnisupport_ingest.sources.postgres.capture.capture import Capture
+    from omnisupport_ingest.sources.postgres.snapshot.compared_reading import Recovered
 
 RECOVERY, RESNAPSHOT, ACCEPT_LOSS = "recovery", "resnapshot", "accept-loss"
 
@@ -64,7 +64,7 @@ def repair(name: str | None, mode: str, reason: str, by: str | None) -> None:
     from omnisupport_ingest.contracts.in_force import contracts_in_force
     from omnisupport_ingest.landing.accepted_losses import AcceptedLosses
     from omnisupport_ingest.landing.store import LandingStore
-    from omnisupport_ingest.sources.postgres.capture import Capture
+    from omnisupport_ingest.sources.postgres.capture.capture import Capture
 
     settings = log_of(open_settings(), name)
     home = existing_home(settings)
@@ -94,7 +94,7 @@ def repair(name: str | None, mode: str, reason: str, by: str | None) -> None:
 
 
 def _recover(settings: Settings, capture: Capture, reason: str) -> None:
-    from omnisupport_ingest.sources.postgres.slot_making import SlotNotMade
+    from omnisupport_ingest.sources.postgres.slot.slot import SlotNotMade
     from omnisupport_ingest.stages.dimension_rows import PinnedDimensions
     from omnisupport_ingest.stages.workspace import Workspace
 

@@ -55,9 +55,9 @@ def snapshot(
     """
     from omnisupport_ingest.contracts.model import table_named
     from omnisupport_ingest.landing.store import LandingStore
-    from omnisupport_ingest.sources.postgres.joining import not_captured, takes_up
-    from omnisupport_ingest.sources.postgres.lease import Lease
-    from omnisupport_ingest.sources.postgres.snapshot_requests import SnapshotRequests
+    from omnisupport_ingest.sources.postgres.capture.added_tables import adds_tables, not_captured
+    from omnisupport_ingest.sources.postgres.session.lease import Lease
+    from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotRequests
 
     settings = log_of(open_settings(), source)
     home = existing_home(settings)
@@ -65,7 +65,7 @@ def snapshot(
     chosen = list(dict.fromkeys(table_named(name, known) for name in tables))
     store = LandingStore(home.landing, settings.source)
     running = Lease.is_held(home.run, settings.source)
-    new = not_captured(store, chosen) if running and takes_up(store) else ()
+    new = not_captured(store, chosen) if running and adds_tables(store) else ()
     scope = None
     if start is not None or end is not None:
         if len(chosen) > 1:
@@ -92,13 +92,13 @@ def snapshot(
 
 def _require_ready(settings: Settings, home: Home, store: LandingStore, new: Sequence[TableContract]) -> None:
     """Raise what the capture would refuse ``new`` tables for, before it is asked; tell what it warns of."""
-    from omnisupport_ingest.sources.postgres.joining import joining_findings
+    from omnisupport_ingest.sources.postgres.capture.added_tables import added_table_findings
     from omnisupport_ingest.sources.postgres.preflight import Severity, require_ready
 
     if not new:
         return
     with _connected(settings, home) as connection:
-        found = joining_findings(connection, store, settings.publication, new)
+        found = added_table_findings(connection, store, settings.publication, new)
     require_ready(found)
     for each in found:
         if each.severity is Severity.WARNS:
@@ -108,7 +108,7 @@ def _require_ready(settings: Settings, home: Home, store: LandingStore, new: Seq
 @contextmanager
 def _connected(settings: Settings, home: Home) -> Iterator[Connection]:
     from omnisupport_ingest.errors import IngestError
-    from omnisupport_ingest.sources.postgres.connection import connect
+    from omnisupport_ingest.sources.postgres.session.connection import connect
 
     dsn = open_source_dsn(settings, home)
     if isinstance(dsn, IngestError):
@@ -120,7 +120,7 @@ def _connected(settings: Settings, home: Home) -> Iterator[Connection]:
 def _key_range(
     settings: Settings, home: Home, table: TableContract, start: str | None, end: str | None
 ) -> KeyRange:
-    from omnisupport_ingest.sources.postgres.key_scope import key_range
+    from omnisupport_ingest.sources.postgres.snapshot.key_ranges import key_range
 
     with _connected(settings, home) as connection:
         bounds = _bound("--from", start), _bound("--to", end)

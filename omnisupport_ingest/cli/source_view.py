@@ -12,9 +12,9 @@ from omnisupport_ingest.cli.slot_left import size_text
 
 if TYPE_CHECKING:
     from omnisupport_ingest.landing.snapshot_progress import SnapshotProgress
-    from omnisupport_ingest.sources.postgres.capture_state import CaptureState
-    from omnisupport_ingest.sources.postgres.server import SlotFacts
-    from omnisupport_ingest.sources.postgres.status import LandedUpTo, ServerState, SourceStatus
+    from omnisupport_ingest.sources.postgres.capture.state import CaptureState
+    from omnisupport_ingest.sources.postgres.capture.status import LandedUpTo, ServerState, SourceStatus
+    from omnisupport_ingest.sources.postgres.session.server import SlotFacts
 
 _LABEL = 13
 
@@ -33,7 +33,7 @@ def print_status(status: SourceStatus) -> None:
     _line("lag", _lag(status.landed))
     for under_way in status.snapshots:
         _line("snapshot", _snapshot(under_way))
-    for table in status.asked:
+    for table in status.requested:
         _line("snapshot", f"{table}: asked for, not begun")
     if server is not None:
         _line("slot", f"{status.slot_name}: {_slot(server.slot)}")
@@ -47,7 +47,7 @@ def print_status(status: SourceStatus) -> None:
 
 def status_document(status: SourceStatus) -> dict[str, object]:
     """``status`` for ``--json``: sizes in bytes, times in ISO 8601, LSNs as PostgreSQL writes them."""
-    from omnisupport_ingest.sources.postgres.capture_state import State
+    from omnisupport_ingest.sources.postgres.capture.state import State
 
     server, landed = status.server, status.landed
     holder, error = status.capture.holder, status.capture.last_error
@@ -79,7 +79,7 @@ def status_document(status: SourceStatus) -> dict[str, object]:
             "bytes_behind": landed.behind,
         },
         "snapshots": [_snapshot_document(each) for each in status.snapshots],
-        "snapshots_asked_for": list(status.asked),
+        "snapshots_asked_for": list(status.requested),
         "server": None if server is None else _server_document(status, server),
         "warnings": [{"what": each.problem, "fix": each.fix} for each in status.warnings],
     }
@@ -148,7 +148,7 @@ def _server_document(status: SourceStatus, server: ServerState) -> dict[str, obj
 
 
 def _state(status: SourceStatus) -> str:
-    from omnisupport_ingest.sources.postgres.capture_state import State
+    from omnisupport_ingest.sources.postgres.capture.state import State
 
     capture, paused, holder = status.capture, status.paused, status.capture.holder
     since = f" since {_clock(capture.since)}" if capture.since else ""
@@ -172,7 +172,7 @@ def _coloured(capture: CaptureState) -> str:
 
 
 def _last_error(status: SourceStatus) -> str:
-    from omnisupport_ingest.sources.postgres.capture_state import State
+    from omnisupport_ingest.sources.postgres.capture.state import State
 
     error = status.capture.last_error
     if error is None:

@@ -236,7 +236,7 @@ def _problem(settings: Settings, definition: SourceDefinition) -> str | None:
 
 def _facts(settings: Settings, definition: SourceDefinition) -> dict[str, Any]:
     from omnisupport_ingest.contracts.in_force import contracts_in_force
-    from omnisupport_ingest.sources.postgres.pause import PauseNote
+    from omnisupport_ingest.sources.postgres.capture.requests import PauseRequest
 
     tables = definition.tables(contracts_in_force(settings))
     return {
@@ -247,7 +247,7 @@ def _facts(settings: Settings, definition: SourceDefinition) -> dict[str, Any]:
         "path": definition.path or None,
         "tables": [each.full_name for each in tables],
         "batches": _batches(settings, definition.name),
-        "paused": PauseNote(_landing(settings, definition.name)).present,
+        "paused": PauseRequest(_landing(settings, definition.name)).present,
     }
 
 

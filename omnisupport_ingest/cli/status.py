@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from omnisupport_ingest.contracts.model import Contracts
     from omnisupport_ingest.home import Home
     from omnisupport_ingest.settings import Settings
-    from omnisupport_ingest.sources.postgres.reach import Reach, SourceLook
+    from omnisupport_ingest.sources.postgres.session.server import SourceAnswer, SourceLook
     from omnisupport_ingest.stages.overview import SourceOverview
 
-    _Log = tuple[Settings, SourceLook | Reach]
+    _Log = tuple[Settings, SourceLook | SourceAnswer]
 
 _SOURCE_SECONDS = 1.0
 """How long the answer of the source is waited for, beyond the time that the rest takes."""
@@ -47,7 +47,7 @@ def status(as_json: bool) -> int:
     2 usage or settings, 3 no home or another home's contracts.
     """
     from omnisupport_ingest.contracts.in_force import in_force
-    from omnisupport_ingest.sources.postgres.capture_state import State
+    from omnisupport_ingest.sources.postgres.capture.state import State
     from omnisupport_ingest.stages.overview import overview
     from omnisupport_ingest.stages.workspace import Workspace
 
@@ -90,7 +90,7 @@ def _looks(settings: Settings, home: Home, contracts: Contracts) -> list[_Log]:
     """Every log of the home, its own source first, each with a look that has begun, or why there is none."""
     from omnisupport_ingest.contracts.sources import SourceKind, log_settings, log_sources, sources_in_force
     from omnisupport_ingest.errors import IngestError
-    from omnisupport_ingest.sources.postgres.reach import Reach
+    from omnisupport_ingest.sources.postgres.session.server import SourceAnswer
 
     own = sources_in_force(settings, contracts).find(settings.source)
     others = (each for each in log_sources(settings, contracts) if each.name != own.name)
@@ -101,16 +101,16 @@ def _looks(settings: Settings, home: Home, contracts: Contracts) -> list[_Log]:
             found.append((given, _look(given, home)))
         except IngestError as error:
             named = settings.model_copy(update={"source": each.name})
-            found.append((named, Reach(False, error.problem)))
+            found.append((named, SourceAnswer(False, error.problem)))
     return found
 
 
-def _look(settings: Settings, home: Home) -> SourceLook | Reach:
+def _look(settings: Settings, home: Home) -> SourceLook | SourceAnswer:
     from omnisupport_ingest.errors import IngestError
-    from omnisupport_ingest.sources.postgres.reach import Reach, SourceLook
-    from omnisupport_ingest.sources.postgres.source_dsn import source_dsn
+    from omnisupport_ingest.sources.postgres.session.dsn import source_dsn
+    from omnisupport_ingest.sources.postgres.session.server import SourceAnswer, SourceLook
 
-    away = Reach(False, "The embedded PostgreSQL is not running.")
+    away = SourceAnswer(False, "The embedded PostgreSQL is not running.")
     if settings.source_dsn is None and not (home.path / "postgres").exists():
         return away
     try:
@@ -119,14 +119,16 @@ def _look(settings: Settings, home: Home) -> SourceLook | Reach:
         return away
 
 
-def _source(settings: Settings, home: Home, look: SourceLook | Reach, answered_by: float) -> dict[str, Any]:
-    from omnisupport_ingest.sources.postgres.capture_state import capture_state
-    from omnisupport_ingest.sources.postgres.pause import PauseNote
-    from omnisupport_ingest.sources.postgres.reach import Reach
+def _source(
+    settings: Settings, home: Home, look: SourceLook | SourceAnswer, answered_by: float
+) -> dict[str, Any]:
+    from omnisupport_ingest.sources.postgres.capture.requests import PauseRequest
+    from omnisupport_ingest.sources.postgres.capture.state import capture_state
+    from omnisupport_ingest.sources.postgres.session.server import SourceAnswer
 
-    reach = look if isinstance(look, Reach) else look.result(max(0.0, answered_by - time.monotonic()))
+    reach = look if isinstance(look, SourceAnswer) else look.result(max(0.0, answered_by - time.monotonic()))
     landing = home.path / "landing" / settings.source
-    pause = PauseNote(landing).read()
+    pause = PauseRequest(landing).read()
     capture = capture_state(home.path / "run", landing, settings.source, pause, None)
     slot = reach.slot
     return {

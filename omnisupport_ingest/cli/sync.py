@@ -259,9 +259,9 @@ def _sync_kafka(
 def _sync(the_pass: OnePass, workspace: Workspace, mode: str) -> Synced:
     """The pass over the log that the settings of ``workspace`` name."""
     from omnisupport_ingest.cli.proof import prove
-    from omnisupport_ingest.sources.postgres.server import current_wal_lsn
-    from omnisupport_ingest.sources.postgres.source_check import contracted_tables
-    from omnisupport_ingest.sources.postgres.source_dsn import source_dsn
+    from omnisupport_ingest.sources.postgres.preflight.source_check import contracted_tables
+    from omnisupport_ingest.sources.postgres.session.dsn import source_dsn
+    from omnisupport_ingest.sources.postgres.session.server import current_wal_lsn
 
     settings = workspace.settings
     # A source without contracts is refused before anything starts.

@@ -62,8 +62,8 @@ def verify(name: str | None, tables: tuple[str, ...], sample: int | None, full: 
     """
     from omnisupport_ingest.cli.proof import print_proof, proof_document, prove
     from omnisupport_ingest.runtime.spark import session
-    from omnisupport_ingest.sources.postgres.connection import connect
-    from omnisupport_ingest.sources.postgres.source_dsn import source_dsn
+    from omnisupport_ingest.sources.postgres.session.connection import connect
+    from omnisupport_ingest.sources.postgres.session.dsn import source_dsn
     from omnisupport_ingest.stages.workspace import Workspace
 
     if full and sample is not None:
@@ -96,8 +96,8 @@ def require_tables(workspace: Workspace, tables: Sequence[str]) -> None:
 def require_progress(workspace: Workspace) -> None:
     """``IngestError`` if nothing runs that could bring the lake to where the source is now."""
     from omnisupport_ingest.runtime.home_lock import in_use
-    from omnisupport_ingest.sources.postgres.errors import CaptureRunning
-    from omnisupport_ingest.sources.postgres.lease import Lease
+    from omnisupport_ingest.sources.postgres.session.errors import CaptureRunning
+    from omnisupport_ingest.sources.postgres.session.lease import Lease
 
     if in_use(workspace.home):
         return

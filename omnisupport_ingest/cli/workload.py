@@ -26,9 +26,9 @@ def workload(rate: float, seed: int) -> None:
 
     Exit code: 0 stopped, 2 usage or settings, 4 the embedded PostgreSQL is not running.
     """
-    from omnisupport_ingest.sources.postgres.domain.workload import Workload
-    from omnisupport_ingest.sources.postgres.domains import embedded_domain
-    from omnisupport_ingest.sources.postgres.source_dsn import source_dsn
+    from omnisupport_ingest.demo.domains import embedded_domain
+    from omnisupport_ingest.demo.workload import Workload
+    from omnisupport_ingest.sources.postgres.session.dsn import source_dsn
 
     settings = open_settings()
     if settings.source_dsn is not None:

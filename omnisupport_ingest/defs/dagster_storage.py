@@ -183,7 +183,7 @@ class KeptSqliteStorage(DagsterSqliteStorage):
         )
         self._schedule_storage = KeptScheduleStorage(schedules, self.kept)
         # Of Dagster's class only the constructor is left out, which makes its own three.
-        super(DagsterSqliteStorage, self).__init__()
+        super(DagsterSqliteStorage, self).__init__()  # type: ignore[no-untyped-call]
 
     @classmethod
     def from_config_value(cls, inst_data: ConfigurableClassData, config_value: Mapping[str, Any]) -> Self:

@@ -19,7 +19,7 @@ from omnisupport_ingest.defs.run_history import RunHistory
 from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.foreign import Unreadable, parse_json
 from omnisupport_ingest.json_values import from_note
-from omnisupport_ingest.sources.postgres.recovery import FOUND
+from omnisupport_ingest.sources.postgres.slot.home_slot import FOUND
 from omnisupport_ingest.stages.pending import HOLE_FOUND, Pending, pending_soon, pending_windows
 from omnisupport_ingest.stages.run_requests import RunPlan, plan_runs, retry_at
 from omnisupport_ingest.stages.workspace import Workspace

@@ -174,7 +174,7 @@ def _moved_on(contract: TableContract, sample: Sample | None) -> str:
 
 
 def key_hash(contract: TableContract) -> str:
-    """As ``sources.postgres.rows_at.key_hash`` has it on the server."""
+    """As ``sources.postgres.snapshot.comparison_rows.key_hash`` has it on the server."""
     parts = ", ".join(key_part(i) for i in range(len(contract.key)))
     return f"substr(sha256(concat_ws(chr(31), {parts})), 1, 8)"
 

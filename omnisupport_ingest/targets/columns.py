@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from omnisupport_ingest.contracts.model import Column, TableContract
 from omnisupport_ingest.contracts.pg_types import Kind
 from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.sources.postgres.quoting import identifier, qualified
+from omnisupport_ingest.sources.postgres.session.quoting import identifier, qualified
 
 POSITION = ("_cdc_epoch", "_cdc_commit_lsn", "_cdc_ordinal")
 """The columns of a row's position, as they compare."""

@@ -15,11 +15,11 @@ from omnisupport_ingest.cli import demo
 from omnisupport_ingest.cli.opening import open_home, open_settings
 from omnisupport_ingest.contracts.documents import program_file
 from omnisupport_ingest.contracts.in_force import in_force
+from omnisupport_ingest.demo.domains import embedded_domain
+from omnisupport_ingest.demo.social import SOCIAL
+from omnisupport_ingest.demo.support_desk import SUPPORT_DESK
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.settings import PREFIX
-from omnisupport_ingest.sources.postgres.domains import embedded_domain
-from omnisupport_ingest.sources.postgres.social import SOCIAL
-from omnisupport_ingest.sources.postgres.support_desk import SUPPORT_DESK
 from omnisupport_ingest_tests.cli.command import command
 
 PROJECT = Path(__file__).parents[2]

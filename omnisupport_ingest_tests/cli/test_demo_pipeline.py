@@ -16,11 +16,11 @@ from omnisupport_ingest.cli import demo_pipeline
 from omnisupport_ingest.cli.demo import say_what_to_do_next
 from omnisupport_ingest.cli.demo_pipeline import DemoStuck
 from omnisupport_ingest.cli.demo_run import Demo
+from omnisupport_ingest.demo.domain import Domain
+from omnisupport_ingest.demo.domains import DOMAINS
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.runtime.supervisor import Supervisor
 from omnisupport_ingest.settings import Settings
-from omnisupport_ingest.sources.postgres.domain.definition import Domain
-from omnisupport_ingest.sources.postgres.domains import DOMAINS
 from omnisupport_ingest.windows import WindowSize
 from omnisupport_ingest_tests.stages.story import SOURCE, Change, Commit, Story
 

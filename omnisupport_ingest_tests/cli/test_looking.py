@@ -28,8 +28,8 @@ from omnisupport_ingest.landing.names import stream_batch_id
 from omnisupport_ingest.landing.writer import BatchWriter
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.runtime.running import record_ui_port, ui_port
-from omnisupport_ingest.sources.postgres.capture_record import CaptureRecords, recorded
-from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
+from omnisupport_ingest.sources.postgres.capture.state import CaptureRecords, recorded
+from omnisupport_ingest.sources.postgres.embedded.server import EmbeddedPostgres
 from omnisupport_ingest.stages.checkpoint_file import CheckpointFileUnreadable, HomeContradicts
 from omnisupport_ingest.stages.export import NoDimension
 from omnisupport_ingest_tests.recovery.pipeline import open_workspace, run_stages

@@ -20,8 +20,8 @@ from omnisupport_ingest.home import Home
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.runtime.supervisor import Supervisor
 from omnisupport_ingest.settings import Settings
-from omnisupport_ingest.sources.postgres.connection import connect
-from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
+from omnisupport_ingest.sources.postgres.embedded.server import EmbeddedPostgres
+from omnisupport_ingest.sources.postgres.session.connection import connect
 from omnisupport_ingest.stages.workspace import Workspace
 from omnisupport_ingest_tests.cli import bank
 from omnisupport_ingest_tests.sources.query.tickets import contract_document

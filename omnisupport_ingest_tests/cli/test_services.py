@@ -14,7 +14,7 @@ from omnisupport_ingest.runtime.connect_address import ConnectAddress
 from omnisupport_ingest.runtime.spark_connect import stop_spark_connect
 from omnisupport_ingest.runtime.supervisor import Supervisor
 from omnisupport_ingest.settings import Settings
-from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
+from omnisupport_ingest.sources.postgres.embedded.server import EmbeddedPostgres
 
 
 def test_a_spark_that_runs_elsewhere_is_not_started_again(

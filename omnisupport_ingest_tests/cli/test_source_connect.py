@@ -18,7 +18,7 @@ from omnisupport_ingest.cli.postgres import SERVICE
 from omnisupport_ingest.cli.source_connect import shown_dsn
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.runtime.home_lock import EMBEDDED_SERVER, HomeLock, holder
-from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
+from omnisupport_ingest.sources.postgres.embedded.server import EmbeddedPostgres
 from omnisupport_ingest.windows import WindowSize
 from omnisupport_ingest_tests.cli import bank
 from omnisupport_ingest_tests.waiting import until

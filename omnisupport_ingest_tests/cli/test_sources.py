@@ -12,7 +12,7 @@ import pytest
 
 from omnisupport_ingest.contracts.sources import load_source
 from omnisupport_ingest.landing.store import LandingStore
-from omnisupport_ingest.sources.postgres.pause import PauseNote
+from omnisupport_ingest.sources.postgres.capture.requests import PauseRequest
 from omnisupport_ingest_tests.cli.command import command, environment
 from omnisupport_ingest_tests.sources.query.tickets import contract_document
 
@@ -115,7 +115,7 @@ def test_list_shows_every_source_with_what_has_landed_and_no_secret(
     for batch in ("one", "two"):
         (landing / "desk" / "manifests").mkdir(parents=True, exist_ok=True)
         (landing / "desk" / "manifests" / f"{batch}.json").write_text("{}")
-    PauseNote(LandingStore(landing, "desk").folder).write("maintenance")
+    PauseRequest(LandingStore(landing, "desk").folder).write("maintenance")
     found = {each["name"]: each for each in documents("sources", "list")["sources"]}
     kinds = {name: each["kind"] for name, each in found.items()}
     assert kinds == {"desk": "query", "shop": "files", "support_desk": "postgres_log"}

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from omnisupport_ingest.sources.postgres.connection import connect
-from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
+from omnisupport_ingest.sources.postgres.embedded.server import EmbeddedPostgres
+from omnisupport_ingest.sources.postgres.session.connection import connect
 from omnisupport_ingest_tests.cli import bank
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest
 

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from omnisupport_ingest.cli.proof import _compare, _Expected
 from omnisupport_ingest.landing.epochs import EpochFacts, EpochRecord, write_epoch
 from omnisupport_ingest.position import Lsn
-from omnisupport_ingest.sources.postgres.rows_at import RowsAt
+from omnisupport_ingest.sources.postgres.snapshot.comparison_rows import RowsAt
 from omnisupport_ingest.stages import deduped, raw
 from omnisupport_ingest.stages.compare import Comparison
 from omnisupport_ingest.stages.event_counts import events_per_table

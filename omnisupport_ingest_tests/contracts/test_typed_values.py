@@ -25,7 +25,7 @@ from omnisupport_ingest.contracts.pg_values import value_test
 from omnisupport_ingest.contracts.spark_types import spark_schema, spark_type
 from omnisupport_ingest.contracts.typed_values import arrow_type, typed_array
 from omnisupport_ingest.lake.schema import arrow_schema
-from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
+from omnisupport_ingest.sources.postgres.embedded.server import EmbeddedPostgres
 from omnisupport_ingest_tests.examples import examples
 
 HELD: list[tuple[str, str, Any]] = [

@@ -14,7 +14,7 @@ import pytest
 
 from omnisupport_ingest.definitions import build_definitions
 from omnisupport_ingest.settings import Settings
-from omnisupport_ingest.sources.postgres.pause import PauseNote
+from omnisupport_ingest.sources.postgres.capture.requests import PauseRequest
 from omnisupport_ingest.stages.workspace import Workspace
 from omnisupport_ingest_tests.sources.query.tickets import contract_document
 
@@ -130,7 +130,7 @@ def test_a_source_that_fails_keeps_its_cursor_and_says_why(ticks: Ticks):
 
 
 def test_a_paused_source_is_not_read(ticks: Ticks):
-    PauseNote(ticks.workspace.landing("desk").folder).write("maintenance")
+    PauseRequest(ticks.workspace.landing("desk").folder).write("maintenance")
     ticks.add(1, 10)
     assert "paused" in str(ticks.tick().skip_reason)
     assert ticks.landed() == []

@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 
 from omnisupport_ingest.contracts.load import contract_paths, load_contracts
 from omnisupport_ingest.contracts.sources import SourceDefinition, SourceKind
-from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
+from omnisupport_ingest.sources.postgres.embedded.server import EmbeddedPostgres
 from omnisupport_ingest.sources.query.run import QuerySource
 from omnisupport_ingest.stages.lake_keys import dimension_keys
 from omnisupport_ingest.stages.workspace import Workspace

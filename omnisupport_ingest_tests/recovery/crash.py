@@ -21,13 +21,13 @@ import pyarrow.parquet as pq
 
 from omnisupport_ingest.cli.proof import Proof, prove
 from omnisupport_ingest.contracts.load import default_contracts_dir
+from omnisupport_ingest.demo.support_desk import SUPPORT_DESK
+from omnisupport_ingest.demo.workload import Workload
 from omnisupport_ingest.failpoints import VARIABLE
 from omnisupport_ingest.lake.sweep import sweep
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.runtime.dagster_home import dagster_environment, write_dagster_home
 from omnisupport_ingest.settings import PREFIX
-from omnisupport_ingest.sources.postgres.domain.workload import Workload
-from omnisupport_ingest.sources.postgres.support_desk import SUPPORT_DESK
 from omnisupport_ingest.stages.pending import pending_windows
 from omnisupport_ingest.stages.workspace import Workspace
 from omnisupport_ingest_tests.recovery.dagster_storage import gate_storage

@@ -10,12 +10,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from omnisupport_ingest.demo.support_desk import SUPPORT_DESK
+from omnisupport_ingest.demo.workload import Workload
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import VARIABLE
 from omnisupport_ingest.settings import PREFIX
-from omnisupport_ingest.sources.postgres.domain.workload import Workload
-from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
-from omnisupport_ingest.sources.postgres.support_desk import SUPPORT_DESK
+from omnisupport_ingest.sources.postgres.embedded.server import EmbeddedPostgres
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest
 from omnisupport_ingest_tests.waiting import until
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import pytest
 
 from omnisupport_ingest.position import Lsn
-from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
+from omnisupport_ingest.sources.postgres.embedded.server import EmbeddedPostgres
 from omnisupport_ingest_tests.recovery.crash import CrashDesk, Point, died, finished
 from omnisupport_ingest_tests.recovery.desk import kill_server
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest

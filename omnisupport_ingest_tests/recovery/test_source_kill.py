@@ -13,10 +13,10 @@ from pyspark.sql import SparkSession
 
 from omnisupport_ingest.cli.proof import prove
 from omnisupport_ingest.contracts.load import default_contracts_dir
+from omnisupport_ingest.demo.support_desk import SUPPORT_DESK
 from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.position import Lsn
-from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
-from omnisupport_ingest.sources.postgres.support_desk import SUPPORT_DESK
+from omnisupport_ingest.sources.postgres.embedded.server import EmbeddedPostgres
 from omnisupport_ingest.stages.pending import pending_windows
 from omnisupport_ingest.stages.workspace import Workspace
 from omnisupport_ingest_tests.recovery.desk import Traffic, capture, kill_server

@@ -18,8 +18,8 @@ from pyspark.sql import SparkSession
 
 from omnisupport_ingest.failpoints import VARIABLE
 from omnisupport_ingest.settings import PREFIX
-from omnisupport_ingest.sources.postgres.connection import connect
-from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
+from omnisupport_ingest.sources.postgres.embedded.server import EmbeddedPostgres
+from omnisupport_ingest.sources.postgres.session.connection import connect
 from omnisupport_ingest.stages import dimensions
 from omnisupport_ingest.stages.workspace import Workspace
 from omnisupport_ingest.targets.columns import TargetRefused

@@ -21,8 +21,8 @@ from omnisupport_ingest.sources.kafka.client import Cluster
 from omnisupport_ingest.sources.kafka.errors import KafkaPaused, KafkaRefused
 from omnisupport_ingest.sources.kafka.offsets import UNDECIDED, Held, Ways, landed_offsets
 from omnisupport_ingest.sources.kafka.sync import KafkaInlet, KafkaReport, sync_topics
-from omnisupport_ingest.sources.postgres.lease import Lease
-from omnisupport_ingest.sources.postgres.pause import PauseNote
+from omnisupport_ingest.sources.postgres.capture.requests import PauseRequest
+from omnisupport_ingest.sources.postgres.session.lease import Lease
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class KafkaSource:
         """
         name, topics = self.definition.name, self.definition.kafka
         assert topics is not None
-        pause = PauseNote(self.inlet.store.folder)
+        pause = PauseRequest(self.inlet.store.folder)
         found = pause.read()
         if found is not None:
             raise KafkaPaused(

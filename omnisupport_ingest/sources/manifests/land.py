@@ -34,7 +34,7 @@ from omnisupport_ingest.sources.manifests.formats import Record, Row, digests, r
 from omnisupport_ingest.sources.manifests.landed_before import LandedBefore, Part, compact, sha256_of
 from omnisupport_ingest.sources.manifests.policies import FULL_SNAPSHOT
 from omnisupport_ingest.sources.manifests.seed_manifest import SeedManifest
-from omnisupport_ingest.sources.postgres.row_events import row_key
+from omnisupport_ingest.sources.postgres.protocol.row_events import row_key
 from omnisupport_ingest.sources.query.cursor import (
     BOUNDARY_ORDINAL,
     GENERATIONS,

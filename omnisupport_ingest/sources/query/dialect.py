@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from omnisupport_ingest.contracts.model import Column, TableContract
 from omnisupport_ingest.contracts.pg_types import INTEGERS
 from omnisupport_ingest.contracts.row_checksum import RowChecksum
-from omnisupport_ingest.sources.postgres.row_events import row_image, row_key
+from omnisupport_ingest.sources.postgres.protocol.row_events import row_image, row_key
 from omnisupport_ingest.sources.query.cursor import CursorColumn, CursorKind, Place, micros_of
 from omnisupport_ingest.sources.query.errors import QueryRefused
 from omnisupport_ingest.sources.query.reader import KeyBounds, Moment, Rows, Span

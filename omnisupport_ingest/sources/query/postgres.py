@@ -21,11 +21,11 @@ import pyarrow as pa
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.pg_types import INTEGERS, PgType
 from omnisupport_ingest.contracts.row_checksum import RowChecksum
-from omnisupport_ingest.sources.postgres.connection import connect, source_errors
-from omnisupport_ingest.sources.postgres.copy_rows import copied_rows, copy_lines, parse_row
-from omnisupport_ingest.sources.postgres.quoting import identifier, literal, qualified
-from omnisupport_ingest.sources.postgres.row_events import row_key
-from omnisupport_ingest.sources.postgres.server_checksum import server_checksum
+from omnisupport_ingest.sources.postgres.protocol.copy_rows import copied_rows, copy_lines, parse_row
+from omnisupport_ingest.sources.postgres.protocol.row_events import row_key
+from omnisupport_ingest.sources.postgres.session.connection import connect, source_errors
+from omnisupport_ingest.sources.postgres.session.quoting import identifier, literal, qualified
+from omnisupport_ingest.sources.postgres.snapshot.comparison_rows import server_checksum
 from omnisupport_ingest.sources.query.cursor import CursorColumn, Place, cursor_kind, micros_of
 from omnisupport_ingest.sources.query.errors import QueryRefused
 from omnisupport_ingest.sources.query.reader import KeyBounds, Moment, Rows, Span

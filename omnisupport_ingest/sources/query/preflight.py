@@ -13,7 +13,7 @@ from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.sources import SourceDefinition
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.sources.postgres.preflight.findings import Finding, Severity
-from omnisupport_ingest.sources.postgres.quoting import identifier, qualified
+from omnisupport_ingest.sources.postgres.session.quoting import identifier, qualified
 from omnisupport_ingest.sources.query.cursor import CursorColumn, CursorKind
 from omnisupport_ingest.sources.query.reader import Reader
 from omnisupport_ingest.sources.query.run import open_reader

@@ -14,8 +14,8 @@ from omnisupport_ingest.contracts.sources import SourceDefinition
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.landing.store import LandingStore
-from omnisupport_ingest.sources.postgres.lease import Lease
-from omnisupport_ingest.sources.postgres.pause import PauseNote
+from omnisupport_ingest.sources.postgres.capture.requests import PauseRequest
+from omnisupport_ingest.sources.postgres.session.lease import Lease
 from omnisupport_ingest.sources.query.batches import Inlet
 from omnisupport_ingest.sources.query.compare import Comparison, LakeKeys, compare
 from omnisupport_ingest.sources.query.cursor import CursorColumn
@@ -75,7 +75,7 @@ class QuerySource:
         table stands above them. Raises
         ``CaptureRunning`` where another process reads the source, ``QueryPaused``, and what ``sync`` does.
         """
-        pause = PauseNote(self.store.folder)
+        pause = PauseRequest(self.store.folder)
         found = pause.read()
         if found is not None:
             raise QueryPaused(

@@ -24,9 +24,9 @@ from omnisupport_ingest.sources.kafka.errors import (
     TopicReplaced,
 )
 from omnisupport_ingest.sources.kafka.offsets import Ways, landed_offsets
-from omnisupport_ingest.sources.postgres.errors import CaptureRunning
-from omnisupport_ingest.sources.postgres.lease import Lease
-from omnisupport_ingest.sources.postgres.pause import PauseNote
+from omnisupport_ingest.sources.postgres.capture.requests import PauseRequest
+from omnisupport_ingest.sources.postgres.session.errors import CaptureRunning
+from omnisupport_ingest.sources.postgres.session.lease import Lease
 from omnisupport_ingest_tests.sources.debezium.recorded import DEFAULTS, SOURCE, Recorder
 from omnisupport_ingest_tests.sources.debezium.told import customer, envelope, flat
 from omnisupport_ingest_tests.sources.kafka.broker import Broker, encoded
@@ -405,10 +405,10 @@ def test_two_that_go_on_at_the_same_offsets_cannot_both_land(
 
 
 def test_a_pause_and_another_sync_keep_it_from_reading(reader: Reader) -> None:
-    PauseNote(reader.store.folder).write("moving")
+    PauseRequest(reader.store.folder).write("moving")
     with pytest.raises(KafkaPaused, match="moving"):
         reader.sync()
-    PauseNote(reader.store.folder).clear()
+    PauseRequest(reader.store.folder).clear()
     with Lease.take(reader.source.run, SOURCE), pytest.raises(CaptureRunning):
         reader.sync()
 

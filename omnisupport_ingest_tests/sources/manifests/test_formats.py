@@ -22,8 +22,8 @@ from omnisupport_ingest.sources.manifests import formats
 from omnisupport_ingest.sources.manifests import land as land_module
 from omnisupport_ingest.sources.manifests.formats import FileUnreadable, Record, digests, float_text, records
 from omnisupport_ingest.sources.manifests.land import _Unit, land
-from omnisupport_ingest.sources.postgres.connection import connect
-from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
+from omnisupport_ingest.sources.postgres.embedded.server import EmbeddedPostgres
+from omnisupport_ingest.sources.postgres.session.connection import connect
 from omnisupport_ingest_tests.sources.manifests.deliveries import (
     CONTRACTS,
     content,

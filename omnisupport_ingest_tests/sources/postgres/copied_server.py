@@ -9,10 +9,10 @@ from pathlib import Path
 
 from psycopg2.extensions import parse_dsn
 
-from omnisupport_ingest.sources.postgres import embedded_binaries
-from omnisupport_ingest.sources.postgres.connection import connect
-from omnisupport_ingest.sources.postgres.embedded import EmbeddedPostgres
-from omnisupport_ingest.sources.postgres.embedded_location import Location
+from omnisupport_ingest.sources.postgres.embedded import binaries
+from omnisupport_ingest.sources.postgres.embedded.location import Location
+from omnisupport_ingest.sources.postgres.embedded.server import EmbeddedPostgres
+from omnisupport_ingest.sources.postgres.session.connection import connect
 
 
 class CopiedServer:
@@ -69,7 +69,7 @@ class CopiedServer:
         backup = self.data.parent / name
         facts = self.data.stat()
         version = (self.data / "PG_VERSION").read_text().strip()
-        programs = embedded_binaries.programs(version, facts.st_uid, self.location.programs)
+        programs = binaries.programs(version, facts.st_uid, self.location.programs)
         other = facts.st_uid != os.geteuid()
         backup.mkdir(mode=0o700)
         os.chown(backup, facts.st_uid, facts.st_gid)

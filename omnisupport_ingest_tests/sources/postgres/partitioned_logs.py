@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from omnisupport_ingest.landing.manifest import Manifest
-from omnisupport_ingest.sources.postgres import snapshots_beside
+from omnisupport_ingest.sources.postgres.capture import added_tables
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract, folded
 from omnisupport_ingest_tests.waiting import PATIENCE, until
 
@@ -138,7 +138,7 @@ def right_after(logs: SourceUnderTest, statements: Sequence[str], reads: int) ->
 
 def right_beside(logs: SourceUnderTest, statements: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """After ``statements`` while capture follows, the table becomes right by itself."""
-    monkeypatch.setattr(snapshots_beside, "PARTITION_SECONDS", 0.3)
+    monkeypatch.setattr(added_tables, "PARTITION_SECONDS", 0.3)
     with followed(logs):
         assert same(logs) or snapshots(logs) == 1
         logs.sql(*statements, "UPDATE logs SET v = 'after' WHERE id IN (16, 25, 35, 52)")

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 
 from omnisupport_ingest.contracts.model import Column
 from omnisupport_ingest.landing.lost_changes import LostChanges
-from omnisupport_ingest.sources.postgres.snapshot_requests import SnapshotRequests
+from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotRequests
 from omnisupport_ingest_tests.landing.batches import is_stream
 from omnisupport_ingest_tests.sources.postgres.snapshot_facts import make_papers
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract, folded
@@ -69,7 +69,7 @@ def publish_otherwise(source: SourceUnderTest, what: str) -> str:
 
 
 def read_again(source: SourceUnderTest, *names: str) -> None:
-    """The repair of an interrupted table: ``source snapshot``, and capture goes on."""
+    """The repair of a table with missed changes: ``source snapshot``, and capture goes on."""
     for name in names:
         SnapshotRequests(source.store.folder).write(name, "a test")
     source.catch_up()

@@ -8,9 +8,9 @@ from contextlib import closing
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.key_range import KeyRange
 from omnisupport_ingest.landing.manifest import Manifest
-from omnisupport_ingest.sources.postgres.connection import connect
-from omnisupport_ingest.sources.postgres.key_scope import key_range
-from omnisupport_ingest.sources.postgres.snapshot_requests import SnapshotRequests
+from omnisupport_ingest.sources.postgres.session.connection import connect
+from omnisupport_ingest.sources.postgres.snapshot.key_ranges import key_range
+from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotRequests
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest
 
 Keys = Sequence[str] | None

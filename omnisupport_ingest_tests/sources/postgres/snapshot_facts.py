@@ -11,8 +11,8 @@ from omnisupport_ingest.landing.completeness import incomplete_now
 from omnisupport_ingest.landing.lost_changes import LostChanges
 from omnisupport_ingest.landing.manifest import ChunkSpan, Manifest
 from omnisupport_ingest.position import Lsn
-from omnisupport_ingest.sources.postgres.capture import Capture
-from omnisupport_ingest.sources.postgres.server import current_wal_lsn
+from omnisupport_ingest.sources.postgres.capture.capture import Capture
+from omnisupport_ingest.sources.postgres.session.server import current_wal_lsn
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract, folded
 
 COLUMNS = ("id", "v")

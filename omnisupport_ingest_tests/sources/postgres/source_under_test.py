@@ -27,9 +27,9 @@ from omnisupport_ingest.landing.rows import LandedEvent
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.settings import Settings
-from omnisupport_ingest.sources.postgres.capture import Capture
-from omnisupport_ingest.sources.postgres.connection import connect
-from omnisupport_ingest.sources.postgres.server import current_wal_lsn
+from omnisupport_ingest.sources.postgres.capture.capture import Capture
+from omnisupport_ingest.sources.postgres.session.connection import connect
+from omnisupport_ingest.sources.postgres.session.server import current_wal_lsn
 from omnisupport_ingest_tests.waiting import PATIENCE, until
 
 SOURCE = "support_desk"
@@ -187,7 +187,7 @@ class SourceUnderTest:
 
 
 def landed_batches(store: LandingStore) -> list[Manifest]:
-    """Every landed batch; there is no hole, and all are as they were written."""
+    """Every landed batch; there is no gap, and all are as they were written."""
     landed = store.landed()
     assert landed.hole is None
     for manifest in landed.batches:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from psycopg2.extensions import connection as Connection
 
-from omnisupport_ingest.sources.postgres.home_slot import end_of_chain
+from omnisupport_ingest.sources.postgres.slot.home_slot import end_of_chain
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract
 
 COLUMNS = ("id", "body", "tag")

@@ -8,10 +8,10 @@ from datetime import timedelta
 import pytest
 
 from omnisupport_ingest.contracts.sources import SourceDefinition, SourceKind
-from omnisupport_ingest.sources.postgres.connection import connect
-from omnisupport_ingest.sources.postgres.cursor_candidates import cursor_candidates
-from omnisupport_ingest.sources.postgres.live_table import read_live_tables
-from omnisupport_ingest.sources.postgres.new_contract import draft
+from omnisupport_ingest.sources.postgres.catalog.cursor_candidates import cursor_candidates
+from omnisupport_ingest.sources.postgres.catalog.live_table import read_live_tables
+from omnisupport_ingest.sources.postgres.catalog.new_contract import draft
+from omnisupport_ingest.sources.postgres.session.connection import connect
 from omnisupport_ingest.sources.query.preflight import preflight
 from omnisupport_ingest_tests.sources.query.tickets import SOURCE, Desk
 

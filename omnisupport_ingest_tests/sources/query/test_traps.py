@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from omnisupport_ingest.sources.postgres.connection import connect
+from omnisupport_ingest.sources.postgres.session.connection import connect
 from omnisupport_ingest.sources.query.errors import QueryRefused
 from omnisupport_ingest_tests.sources.query.tickets import Desk, contract
 

@@ -1,6 +1,6 @@
 """Is the source set up for capture? Everything that must be true, with the SQL that makes it so.
 
-``preflight`` looks and changes nothing; ``require_ready`` turns what it found into one error.
+``preflight`` changes nothing; ``require_ready`` turns its findings into one error.
 """
 
 from __future__ import annotations
@@ -11,20 +11,23 @@ from dataclasses import replace
 from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.contracts.model import TableContract
-from omnisupport_ingest.sources.postgres.connection import connect, source_errors
-from omnisupport_ingest.sources.postgres.home_slot import ExpectedSlot
-from omnisupport_ingest.sources.postgres.live_table import read_live_tables
+from omnisupport_ingest.sources.postgres.catalog.live_table import read_live_tables
 from omnisupport_ingest.sources.postgres.preflight.findings import Finding, Severity, blocking, require_ready
 from omnisupport_ingest.sources.postgres.preflight.publication import publication_findings
-from omnisupport_ingest.sources.postgres.preflight.rows import one_row
-from omnisupport_ingest.sources.postgres.preflight.server import right_findings, server_findings
-from omnisupport_ingest.sources.postgres.preflight.session import replication_findings, session_findings
-from omnisupport_ingest.sources.postgres.preflight.slot import slot_findings
+from omnisupport_ingest.sources.postgres.preflight.server import (
+    replication_findings,
+    right_findings,
+    server_findings,
+    session_findings,
+    slot_findings,
+)
 from omnisupport_ingest.sources.postgres.preflight.tables import (
     partition_findings,
     read_table,
     table_findings,
 )
+from omnisupport_ingest.sources.postgres.session.connection import connect, one_row, source_errors
+from omnisupport_ingest.sources.postgres.slot.home_slot import ExpectedSlot
 
 __all__ = ["Finding", "Severity", "blocking", "preflight", "preflight_tables", "require_ready"]
 
@@ -37,10 +40,10 @@ def preflight(
     slot: ExpectedSlot,
     slot_wait_seconds: float = 0.0,
 ) -> tuple[Finding, ...]:
-    """Every finding about the source at ``dsn``, the worst first; changes nothing there.
+    """Return every finding about the source at ``dsn``, the worst first; change nothing there.
 
-    Works with no right beyond connecting. Raises ``BadDsn``, ``SourceRefused`` or
-    ``SourceUnavailable`` if even that fails.
+    Needs no right beyond connecting. Raises ``BadDsn``, ``SourceRefused`` or ``SourceUnavailable`` if even
+    that fails.
     """
     connection = connect(dsn)
     try:
@@ -53,9 +56,9 @@ def preflight(
 def preflight_tables(
     connection: Connection, tables: Sequence[TableContract], *, publication: str
 ) -> tuple[Finding, ...]:
-    """Every finding about ``tables`` alone, and ``publication`` as far as it is about them.
+    """Return every finding about ``tables`` alone, and about ``publication`` as far as it concerns them.
 
-    For those that join a capture which runs. Raises ``SourceUnavailable``.
+    For tables that are added to a running capture. Raises ``SourceUnavailable``.
     """
     with source_errors("checking tables of the source"):
         (role,) = one_row(connection, "SELECT current_user::text")
@@ -74,7 +77,7 @@ def _findings(
     yield from session_findings(connection)
     yield from server_findings(connection, slot.name)
     rights = list(right_findings(connection))
-    # Without the right the connection is refused for it, which need not be said twice.
+    # Without the right the connection is refused as well, which need not be reported twice.
     yield from rights or replication_findings(dsn)
     yield from _of_tables(connection, tables, publication, role)
     yield from slot_findings(connection, slot, slot_wait_seconds)

@@ -1,7 +1,7 @@
-"""Does a contract still say what its table is? Compared before capture touches anything.
+"""Does a contract still describe its table? Compared before capture touches anything.
 
-What would quarantine rows, or take two rows for one, blocks. What a contract may do on purpose (a
-stricter rule than the source has) is only told. A column that no contract names never matters: it
+A difference blocks if it would quarantine rows, or take two rows for one. What a contract may do on purpose
+(a stricter rule than the source has) is only reported. A column that no contract names never matters: it
 stays in the raw layers.
 """
 
@@ -11,13 +11,13 @@ from collections.abc import Iterator
 
 from omnisupport_ingest.contracts.model import Column, TableContract
 from omnisupport_ingest.contracts.type_fit import Fit, fit
-from omnisupport_ingest.sources.postgres.live_table import LiveColumn, LiveTable
+from omnisupport_ingest.sources.postgres.catalog.live_table import LiveColumn, LiveTable
 from omnisupport_ingest.sources.postgres.preflight.findings import Finding, Severity
-from omnisupport_ingest.sources.postgres.quoting import identifier, qualified
+from omnisupport_ingest.sources.postgres.session.quoting import identifier, qualified
 
 
 def contract_findings(contract: TableContract, table: LiveTable | None) -> Iterator[Finding]:
-    """Every difference between ``contract`` and ``table``; ``table``: null if the source has none.
+    """Yield every difference between ``contract`` and ``table``; ``table``: None if the source has none.
 
     ``read_live_tables`` reads the tables of all contracts at once.
     """
@@ -131,7 +131,7 @@ def _of_key(contract: TableContract, table: LiveTable) -> Iterator[Finding]:
             )
     primary = table.primary_key
     if primary is not None and primary.deferrable:
-        # A deferrable key is no replica identity either; one finding and one fix say both.
+        # A deferrable key is no replica identity either; one finding covers both.
         yield Finding(
             "deferrable_key",
             f"The primary key of {contract.full_name} is deferrable: two rows may share a key for a time, "

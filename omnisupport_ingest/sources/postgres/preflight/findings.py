@@ -1,4 +1,4 @@
-"""What a preflight says: findings, each with how bad it is and the SQL that repairs it."""
+"""Findings of a preflight, each with its severity and the SQL that repairs it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.sources.postgres.errors import PreflightFailed, SlotInUse
+from omnisupport_ingest.sources.postgres.session.errors import PreflightFailed, SlotInUse
 
 
 class Severity(StrEnum):
@@ -25,8 +25,8 @@ class Severity(StrEnum):
 class Finding:
     """One fact about the source. ``fix`` is SQL, or what to do besides SQL; empty for most notes.
 
-    ``raises``: the error that stands for it where it is the only kind of thing in the way. ``table``: the
-    contract's name, where it is about one table alone, so that the others can be captured all the same.
+    ``raises``: the error that is raised if only findings of this kind block. ``table``: the contract's name,
+    if the finding is about one table alone, so that the others can be captured.
     """
 
     check: str
@@ -38,19 +38,19 @@ class Finding:
 
 
 def taken_slot(check: str, error: IngestError) -> Finding:
-    """A slot that somebody else has, as a finding."""
+    """Return the finding for a slot that somebody else has."""
     return Finding(check, error.problem, error.fix, raises=SlotInUse)
 
 
 def blocking(findings: Iterable[Finding]) -> list[Finding]:
-    """The findings that stand in the way."""
+    """Return the findings that block capture."""
     return [each for each in findings if each.severity is Severity.BLOCKS]
 
 
 def require_ready(findings: Iterable[Finding]) -> None:
-    """Raise one error with every blocking finding and every fix, if there is any.
+    """Raise one error with every blocking finding and every fix, if there are any.
 
-    ``PreflightFailed``, or ``SlotInUse`` if nothing but the slot is in the way.
+    ``PreflightFailed``, or ``SlotInUse`` if nothing but the slot blocks.
     """
     found = blocking(findings)
     if not found:

@@ -1,4 +1,9 @@
-"""Does the publication send every change of every contracted table, or may capture make it so?"""
+"""Does the publication send every change of every contracted table, or may capture make it so?
+
+PostgreSQL refuses the application's updates and deletes if a row filter reads a column outside of the
+replica identity, or if a column list leaves out a part of it. It checks that at each update and delete, not
+when the table is published.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +13,7 @@ from dataclasses import replace
 from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.contracts.model import TableContract
-from omnisupport_ingest.sources.postgres.preflight.findings import Finding, Severity
-from omnisupport_ingest.sources.postgres.preflight.refused_writes import refused_writes
-from omnisupport_ingest.sources.postgres.preflight.rows import one_row
-from omnisupport_ingest.sources.postgres.preflight.tables import SourceTable
-from omnisupport_ingest.sources.postgres.publication import (
+from omnisupport_ingest.sources.postgres.catalog.publication import (
     Publication,
     add_statement,
     create_statement,
@@ -20,14 +21,78 @@ from omnisupport_ingest.sources.postgres.publication import (
     operations_statement,
     read_publication,
 )
-from omnisupport_ingest.sources.postgres.quoting import identifier, qualified
+from omnisupport_ingest.sources.postgres.preflight.findings import Finding, Severity
+from omnisupport_ingest.sources.postgres.preflight.tables import SourceTable
+from omnisupport_ingest.sources.postgres.session.connection import one_row
+from omnisupport_ingest.sources.postgres.session.quoting import identifier, qualified
+
+
+def refused_writes(
+    connection: Connection, publication: str, contract: TableContract, table: SourceTable, unlist: str
+) -> Iterator[Finding]:
+    """Yield a warning for ``table``, or each partition of it, whose writes PostgreSQL refuses. For 15 and
+    newer.
+
+    ``unlist``: the SQL that publishes the table without a column list.
+    """
+    with connection.cursor() as cursor:
+        cursor.execute(_IDENTITIES, (publication, table.oid))
+        rows = cursor.fetchall()
+    for schema, name, identity, in_identity, filtered, listed in rows:
+        whole = identity == "f"
+        beyond = [] if whole else sorted(set(filtered) - set(in_identity))
+        unlisted = [] if listed is None or whole else sorted(set(in_identity) - set(listed))
+        at = f"{schema}.{name}"
+        of_root = "" if at == contract.full_name else f", a partition of {contract.full_name},"
+        refuses = f"PostgreSQL refuses updates and deletes of {at}{of_root}"
+        if beyond:
+            yield Finding(
+                "refused_writes",
+                f"{refuses} as the row filter in publication {publication} is about {', '.join(beyond)}, "
+                "which is not in the replica identity.",
+                # A column list excludes replica identity FULL.
+                f"{'' if listed is None else f'{unlist} '}"
+                f"ALTER TABLE {qualified(schema, name)} REPLICA IDENTITY FULL;",
+                Severity.WARNS,
+            )
+        elif unlisted or (whole and listed is not None):
+            lacks = f"leaves out {', '.join(unlisted)}, which is in" if unlisted else "does not go with"
+            yield Finding(
+                "refused_writes",
+                f"{refuses} as the column list in publication {publication} {lacks} the replica identity"
+                f"{'' if unlisted else ' FULL'}.",
+                f"ALTER TABLE {qualified(schema, name)} REPLICA IDENTITY DEFAULT;"
+                "  -- or publish the table without a column list",
+                Severity.WARNS,
+            )
+
+
+# The catalogs know the columns of a filter apart from those of a list only by the expression as it is stored.
+_IDENTITIES = r"""
+SELECT n.nspname::text, c.relname::text, c.relreplident::text,
+       ARRAY(SELECT a.attname::text FROM pg_index i JOIN pg_attribute a ON a.attrelid = c.oid
+               AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1])
+             WHERE i.indrelid = c.oid
+               AND (c.relreplident = 'd' AND i.indisprimary OR c.relreplident = 'i' AND i.indisreplident)),
+       ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = r.prrelid AND a.attnum IN (
+             SELECT found[1]::int FROM regexp_matches(r.prqual::text, ':varattno (\d+)', 'g') AS found)),
+       (SELECT array_agg(a.attname::text) FROM pg_attribute a
+        WHERE a.attrelid = r.prrelid AND a.attnum = ANY (r.prattrs))
+FROM pg_publication p JOIN pg_publication_rel r ON r.prpubid = p.oid
+JOIN pg_class c ON c.oid = r.prrelid OR c.oid IN (SELECT relid FROM pg_partition_tree(r.prrelid))
+JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE p.pubname = %s AND r.prrelid = %s AND c.relkind = 'r' AND c.relreplident <> 'n'
+  AND (r.prqual IS NOT NULL OR r.prattrs IS NOT NULL)
+ORDER BY 1, 2
+"""
+
 
 Tables = Mapping[TableContract, SourceTable]
 """The contracted tables that exist and can be published."""
 
 
 def publication_findings(connection: Connection, name: str, tables: Tables, role: str) -> Iterator[Finding]:
-    """What is wrong with publication ``name`` for ``tables``."""
+    """Yield what is wrong with publication ``name`` for ``tables``."""
     found = read_publication(connection, name)
     if found is None:
         yield from _missing(connection, name, tables, role)
@@ -100,7 +165,7 @@ def _uncovered(found: Publication, tables: Tables, role: str) -> Iterator[Findin
 
 
 def _of_partitions(found: Publication, contract: TableContract) -> Iterator[Finding]:
-    """Partitions that are sent under their own names, each as it is listed: all must be as their root is."""
+    """Check partitions that are sent under their own names: each must be listed as its root is."""
     differing = found.roots.get((contract.schema, contract.table), ())
     if differing:
         listed = ", ".join(f"{schema}.{table}" for schema, table in differing)
@@ -117,7 +182,7 @@ def _of_partitions(found: Publication, contract: TableContract) -> Iterator[Find
 def _of_table(
     connection: Connection, found: Publication, contract: TableContract, table: SourceTable
 ) -> Iterator[Finding]:
-    """Column list and row filter: what they leave out is not read either, so it must not be contracted."""
+    """Check column list and row filter: what they leave out is not read, so no contract may name it."""
     published = found.tables.get((contract.schema, contract.table))
     if published is None:
         return
@@ -141,7 +206,7 @@ def _of_table(
         return
     yield from refused_writes(connection, found.name, contract, table, anew)
     unsent = [each for each in contract.column_names if each not in published.columns]
-    # A column that the table itself lacks is told by the comparison of contract and table.
+    # The comparison of contract and table reports a column that the table itself lacks.
     unsent = [each for each in unsent if each in table.not_null]
     if unsent:
         yield Finding(

@@ -1,30 +1,93 @@
-"""Is the server set up for logical decoding, and has it room for one more reader?"""
+"""Is the server set up for logical decoding, with room for one more reader and a free slot?
+
+The session must be with PostgreSQL itself, not with a pooler, and a replication connection must be possible.
+The slot must be free, or ours.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 from psycopg2.extensions import connection as Connection
 
-from omnisupport_ingest.sources.postgres.preflight.findings import Finding, Severity
-from omnisupport_ingest.sources.postgres.preflight.rows import one_row
-from omnisupport_ingest.sources.postgres.quoting import identifier, literal
-from omnisupport_ingest.sources.postgres.server import STANDBY, STANDBY_FIX
+from omnisupport_ingest.sources.postgres.preflight.findings import Finding, Severity, taken_slot
+from omnisupport_ingest.sources.postgres.session.connection import (
+    QUOTING_SETTINGS,
+    VALUE_SETTINGS,
+    connect_replication,
+    one_row,
+)
+from omnisupport_ingest.sources.postgres.session.errors import SourceRefused, SourceUnavailable
+from omnisupport_ingest.sources.postgres.session.quoting import identifier, literal
+from omnisupport_ingest.sources.postgres.session.server import (
+    STANDBY,
+    STANDBY_FIX,
+    SlotFacts,
+    slot_facts,
+    slot_in_use,
+)
+from omnisupport_ingest.sources.postgres.slot.home_slot import ExpectedSlot, Presence
+from omnisupport_ingest.sources.postgres.slot.slot import slot_taken
+
+_TO_POSTGRES = "Set host and port in OMNISUPPORT_SOURCE_DSN to PostgreSQL itself."
+
+
+def session_findings(connection: Connection) -> Iterator[Finding]:
+    """Yield signs of a pooler between us and the server."""
+    (pid,) = one_row(connection, "SELECT pg_backend_pid()")
+    if pid != connection.info.backend_pid:
+        yield Finding(
+            "pooler",
+            f"A connection pooler such as PgBouncer answers in place of the server: the session runs in "
+            f"process {pid}, the connection was told {connection.info.backend_pid}. It does not keep a "
+            "session, or refuses replication.",
+            _TO_POSTGRES,
+        )
+    # A pooler may accept the settings of a connection and forget them; DateStyle has a second part.
+    changed = [
+        name
+        for name, value in (VALUE_SETTINGS | QUOTING_SETTINGS).items()
+        if one_row(connection, "SELECT current_setting(%s)", (name,))[0].split(",")[0] != value
+    ]
+    if changed:
+        yield Finding(
+            "session_settings",
+            f"The session does not keep the settings that it was opened with: {', '.join(changed)}. Values "
+            "would be written as other text in the snapshot than in the stream, or read as others.",
+            _TO_POSTGRES,
+        )
+
+
+def replication_findings(dsn: str) -> Iterator[Finding]:
+    """Yield a finding if no replication connection can be opened; a rule or a pooler may forbid it."""
+    try:
+        connection = connect_replication(dsn)
+    except (SourceRefused, SourceUnavailable) as error:
+        yield Finding(
+            "replication_connection",
+            f"SQL works, but a replication connection does not. {error.problem}",
+            error.fix,
+        )
+        return
+    connection.close()
+
 
 OLDEST_VERSION = 13
-"""The first with ``publish_via_partition_root`` and the slot's ``wal_status``."""
+"""The first version with ``publish_via_partition_root`` and the slot's ``wal_status``."""
 
 _TELLS_WRITERS_SINCE = {13: "14.18", 14: "14.18", 15: "15.13", 16: "16.9", 17: "17.5"}
-"""The first release that tells transactions which run while a publication is changed of that, by version
-(release notes of May 2025, logical replication). From 18 on all do."""
+"""By major version the first release in which transactions under way notice a changed publication (release
+notes of May 2025, logical replication). From 18 on all do.
+"""
 
 _RESTART = "-- then restart PostgreSQL"
 SUGGESTED_LIMIT = "50GB"
-"""For ``max_slot_wal_keep_size``, where none is set: an order of magnitude, not a measurement."""
+"""Suggested for ``max_slot_wal_keep_size`` where none is set: an order of magnitude, not a measurement."""
 
 
 def server_findings(connection: Connection, slot: str) -> Iterator[Finding]:
-    """What is wrong with the server itself. ``slot``: ours, which does not count as somebody else's."""
+    """Yield what is wrong with the server itself. ``slot``: ours, which does not count as somebody else's."""
     if connection.server_version < OLDEST_VERSION * 10_000:
         yield Finding(
             "server_version",
@@ -72,7 +135,7 @@ def server_findings(connection: Connection, slot: str) -> Iterator[Finding]:
 
 
 def minor_findings(version: int) -> Iterator[Finding]:
-    """What is known to be lost by the release ``version``, a number as ``server_version_num``."""
+    """Yield known data losses of the release ``version``, a number as ``server_version_num``."""
     major, minor = divmod(version, 10_000)
     mended = _TELLS_WRITERS_SINCE.get(major)
     if mended is not None and (major, minor) < tuple(map(int, mended.split("."))):
@@ -87,7 +150,7 @@ def minor_findings(version: int) -> Iterator[Finding]:
 
 
 def right_findings(connection: Connection) -> Iterator[Finding]:
-    """Whether this role may replicate at all."""
+    """Yield a finding if this role may not replicate."""
     user, may_replicate, on_rds = one_row(
         connection,
         "SELECT rolname::text, rolreplication OR rolsuper OR EXISTS (SELECT FROM pg_roles cloud"
@@ -117,7 +180,7 @@ def _headroom(connection: Connection, setting: str, used_query: str, *, needed: 
 
 
 def _retention(connection: Connection) -> Iterator[Finding]:
-    """Settings that say how long the server keeps WAL for a slot that nobody reads."""
+    """Yield findings about settings that limit how long the server keeps WAL for an unread slot."""
     limit, idle = one_row(
         connection,
         "SELECT current_setting('max_slot_wal_keep_size'),"
@@ -140,3 +203,41 @@ def _retention(connection: Connection) -> Iterator[Finding]:
             "ALTER SYSTEM SET idle_replication_slot_timeout = 0;  -- then SELECT pg_reload_conf();",
             Severity.WARNS,
         )
+
+
+_LOOK_SECONDS = 0.05
+
+
+def slot_findings(connection: Connection, expected: ExpectedSlot, wait_seconds: float) -> Iterator[Finding]:
+    """Yield what prevents the use of the slot.
+
+    A slot of ours that is being read is checked again for ``wait_seconds``: the server may notice only after
+    a moment that a reader has died.
+    """
+    slot = slot_facts(connection, expected.name)
+    if slot is None:
+        return
+    if expected.presence is Presence.FREE:
+        yield taken_slot("slot_taken", slot_taken(expected.name, slot))
+        return
+    if expected.read_by_us:
+        if slot.reader is not None:
+            yield Finding(
+                "slot_active",
+                f"The replication slot {slot.name} is being read by the capture of this home "
+                f"({slot.reader}).",
+                "",
+                Severity.NOTES,
+            )
+        return
+    slot = _when_free(connection, slot, wait_seconds)
+    if slot.reader is not None:
+        yield taken_slot("slot_active", slot_in_use(slot.name, slot.reader))
+
+
+def _when_free(connection: Connection, slot: SlotFacts, seconds: float) -> SlotFacts:
+    give_up = time.monotonic() + seconds
+    while slot.reader is not None and time.monotonic() < give_up:
+        time.sleep(_LOOK_SECONDS)
+        slot = slot_facts(connection, slot.name) or slot
+    return slot

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.contracts.model import TableContract
-from omnisupport_ingest.sources.postgres.live_table import LiveTable
-from omnisupport_ingest.sources.postgres.partitions import without_key
+from omnisupport_ingest.sources.postgres.catalog.live_table import LiveTable
+from omnisupport_ingest.sources.postgres.catalog.partitions import without_key
 from omnisupport_ingest.sources.postgres.preflight.contract_match import contract_findings
 from omnisupport_ingest.sources.postgres.preflight.findings import Finding, Severity
-from omnisupport_ingest.sources.postgres.preflight.rows import one_row
-from omnisupport_ingest.sources.postgres.quoting import identifier, qualified
+from omnisupport_ingest.sources.postgres.session.connection import one_row
+from omnisupport_ingest.sources.postgres.session.quoting import identifier, qualified
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class SourceTable:
 
 
 def read_table(connection: Connection, contract: TableContract) -> SourceTable | None:
-    """The contract's table; none if the database has none of that name."""
+    """Return the contract's table; None if the database has none of that name."""
     row = one_row(
         connection,
         "SELECT c.oid, c.relkind::text, c.relpersistence::text, c.relreplident::text,"
@@ -67,9 +67,9 @@ def read_table(connection: Connection, contract: TableContract) -> SourceTable |
 def table_findings(
     contract: TableContract, table: SourceTable | None, live: LiveTable | None, role: str
 ) -> Iterator[Finding]:
-    """What is wrong with one table for ``role``, apart from its publication.
+    """Yield what is wrong with one table for ``role``, apart from its publication.
 
-    ``live``: the same table, as far as a contract speaks of it.
+    ``live``: the same table, with what a contract says about a table.
     """
     if table is not None and table.in_the_wal:
         yield from _rights(contract, table, role)
@@ -104,7 +104,7 @@ def _rights(contract: TableContract, table: SourceTable, role: str) -> Iterator[
 def partition_findings(
     connection: Connection, contract: TableContract, table: SourceTable
 ) -> Iterator[Finding]:
-    """Whether every partition sends the key of its contract, whatever its root does."""
+    """Yield a finding for every partition that does not send the key of its contract."""
     for each in without_key(connection, table.oid, contract.key):
         yield Finding(
             "partition_identity",

@@ -1,0 +1,75 @@
+"""A domain as a value: the tables of a demonstration database, its first rows, and the traffic on it.
+
+``domains.py`` lists those that come with the program. Everything else takes tables by their contracts alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Generic, TypeVar
+
+import psycopg2
+from psycopg2.extensions import connection as Connection
+from psycopg2.extensions import cursor as Cursor
+
+from omnisupport_ingest.demo.actor import Actor
+from omnisupport_ingest.sources.postgres.session.connection import writer_dsn
+
+A = TypeVar("A", bound=Actor)
+
+Action = Callable[[A, int], None]
+"""Changes up to the given number of rows of one table in the open transaction."""
+
+Scene = Callable[[A], None]
+"""A few rows and one story, in transactions of its own: what every workload contains, however small."""
+
+
+@dataclass(frozen=True)
+class Domain(Generic[A]):
+    """A demonstration database.
+
+    ``name``: of the source, and so of its folders in landing and lake. ``title``: for people. ``schema``: of
+    its tables, which ``schema.sql`` in ``package`` makes. ``contracts``: folder of its contracts, relative to
+    the program. ``shown``: the dimension that the demo shows how to read.
+    """
+
+    name: str
+    title: str
+    schema: str
+    package: str
+    contracts: str
+    shown: str
+    fill: Callable[[Cursor, int, int], None]
+    """Inserts the first rows; takes seed and size."""
+    size: int
+    """Default size for ``fill``, in rows of ``shown``."""
+    actor: Callable[[Connection, int], A]
+    """Connects the traffic; takes the seed."""
+    traffic: Mapping[Action[A], int]
+    """Ordinary actions by their share."""
+    before_the_middle: tuple[Scene[A], ...]
+    after_the_middle: tuple[Scene[A], ...]
+
+    def create(self, connection: Connection) -> bool:
+        """Make schema and tables in the open transaction; False if the schema exists already."""
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT FROM pg_namespace WHERE nspname = %s", (self.schema,))
+            if cursor.fetchone() is not None:
+                return False
+            cursor.execute(files(self.package).joinpath("schema.sql").read_text(encoding="utf-8"))
+            return True
+
+    def prepare(self, dsn: str, seed: int, *, size: int | None = None) -> bool:
+        """Make the tables and fill them in one transaction; False, and no change, if they exist.
+
+        The same ``seed`` and ``size`` (rows of ``shown``) give the same rows.
+        """
+        with closing(psycopg2.connect(writer_dsn(dsn))) as connection, connection:
+            if not self.create(connection):
+                return False
+            with connection.cursor() as cursor:
+                self.fill(cursor, seed, self.size if size is None else size)
+            return True

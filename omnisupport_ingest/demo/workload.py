@@ -1,0 +1,135 @@
+"""Traffic on a domain: a given number of changes, spread over a given time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from functools import partial
+from typing import Generic
+
+import psycopg2
+
+from omnisupport_ingest.demo.actor import WorkloadReport
+from omnisupport_ingest.demo.domain import A, Domain
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.sources.postgres.session.connection import writer_dsn
+
+_LARGE_SHARE = 0.10
+"""Part of all changes that is one transaction."""
+
+_SMALL_SHARE_OF_TRANSACTIONS = 0.77
+"""Transactions of a handful of rows: most of the transactions, about a tenth of the changes."""
+
+_MEDIUM_ROWS = (50, 250)
+_SECONDS_OF_A_ROUND = 60
+
+
+Step = Callable[[], None]
+
+
+class WorkloadFailed(IngestError):
+    """The source refused or broke off the traffic."""
+
+    exit_code = 4
+
+
+class Workload(Generic[A]):
+    """Traffic for ``domain`` at ``dsn``, which ``Domain.prepare`` has filled.
+
+    The same ``seed`` on the same content makes the same changes in the same order; only the pace
+    differs. One workload at a time: it keeps account of the keys it made.
+    """
+
+    def __init__(self, domain: Domain[A], dsn: str, seed: int) -> None:
+        self._domain = domain
+        self._dsn = dsn
+        self._seed = seed
+
+    def run(
+        self,
+        changes: int,
+        min_seconds: float = 0.0,
+        on_progress: Callable[[int], None] | None = None,
+        stop: threading.Event | None = None,
+    ) -> WorkloadReport:
+        """Commit ``changes`` row changes, spread evenly over at least ``min_seconds``.
+
+        All scenes take place, so very small numbers (below about 120) are exceeded. ``on_progress`` gets
+        the number of changes committed so far, after every step. Setting ``stop`` ends the run after the
+        open transaction. Raises ``WorkloadFailed``.
+        """
+        stop = stop or threading.Event()
+        began = time.monotonic()
+        with self._actor() as actor:
+            for step in self._steps(actor, changes):
+                step()
+                if on_progress is not None:
+                    on_progress(actor.report.changes)
+                due = began + min_seconds * min(1.0, actor.report.changes / max(1, changes))
+                if stop.wait(max(0.0, due - time.monotonic())):
+                    break
+            return actor.report
+
+    def run_forever(self, rate_per_second: float, stop: threading.Event) -> WorkloadReport:
+        """Make about ``rate_per_second`` changes until ``stop`` is set; all scenes every minute or so."""
+        total = WorkloadReport()
+        changes = max(200, round(rate_per_second * _SECONDS_OF_A_ROUND))
+        while not stop.is_set():
+            total += self.run(changes, changes / rate_per_second, stop=stop)
+        return total
+
+    @contextmanager
+    def _actor(self) -> Iterator[A]:
+        try:
+            with closing(psycopg2.connect(writer_dsn(self._dsn))) as connection:
+                yield self._domain.actor(connection, self._seed)
+        except psycopg2.Error as error:
+            # The text of a database error may quote row values: the code says enough.
+            raise WorkloadFailed(
+                f"The source did not take the traffic: {type(error).__name__}"
+                f"{f' (SQLSTATE {error.pgcode})' if error.pgcode else ''}.",
+                fix=f"Check that the server runs and that {self._domain.title} was made and filled; its log "
+                "tells more.",
+            ) from None
+
+    def _steps(self, actor: A, changes: int) -> Iterator[Step]:
+        """The run as steps of one scene or one transaction each, in order; scenes at even distances."""
+        early, late = self._domain.before_the_middle, self._domain.after_the_middle
+        plan: deque[tuple[float, Step]] = deque()
+        for number, scene in enumerate(early):
+            plan.append((0.45 * number / len(early), partial(scene, actor)))
+        for number, scene in enumerate(late):
+            plan.append((0.5 + 0.2 * number / len(late), partial(scene, actor)))
+        plan.append((0.7, partial(self._transaction, actor, int(changes * _LARGE_SHARE), 1000)))
+        while plan or actor.done < changes:
+            share, step = plan[0] if plan else (1.0, None)
+            if step is not None and actor.done >= share * changes:
+                plan.popleft()
+                yield step
+            else:
+                room = max(1, int(share * changes) - actor.done)
+                yield partial(self._traffic, actor, room, changes)
+
+    def _traffic(self, actor: A, room: int, changes: int) -> None:
+        """One ordinary transaction of up to ``room`` changes, small or medium."""
+        if actor.rng.random() < _SMALL_SHARE_OF_TRANSACTIONS:
+            rows = actor.rng.randint(1, 8)
+            self._transaction(actor, min(rows, room), 3)
+        else:
+            rows = min(actor.rng.randint(*_MEDIUM_ROWS), max(10, changes // 50))
+            self._transaction(actor, min(rows, room), 100)
+
+    def _transaction(self, actor: A, rows: int, at_once: int) -> None:
+        """One transaction of exactly ``rows`` changes, in statements of up to ``at_once``.
+
+        Each statement is of one kind, drawn by its share of ordinary traffic.
+        """
+        weights = self._domain.traffic
+        with actor.transaction():
+            end = actor.done + rows
+            while actor.done < end:
+                [action] = actor.rng.choices(list(weights), weights=list(weights.values()))
+                action(actor, min(at_once, end - actor.done))

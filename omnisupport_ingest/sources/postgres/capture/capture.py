@@ -1,0 +1,381 @@
+"""Capture: from a configured source to landed batches, started, stopped and killed at any moment.
+
+Capture goes on where landing ends; it remembers nothing else. So a start is the same after a clean stop, a
+crash of this process, or a crash of the server.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import closing, suppress
+from datetime import datetime
+
+from psycopg2.extensions import connection as Connection
+
+from omnisupport_ingest.contracts.model import Contracts, TableContract
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.home import Home
+from omnisupport_ingest.landing.epochs import EpochRecord
+from omnisupport_ingest.landing.manifest import Manifest
+from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.settings import Settings, SnapshotMode
+from omnisupport_ingest.sources.postgres.capture.added_tables import AddedTables, SnapshotsBeside
+from omnisupport_ingest.sources.postgres.capture.epoch_start import EpochStart
+from omnisupport_ingest.sources.postgres.capture.parked import (
+    TABLE_FAULTS,
+    ParkedTables,
+    TableFault,
+    TableFaults,
+    highest_read,
+    left_out,
+    ready_tables,
+)
+from omnisupport_ingest.sources.postgres.capture.requests import (
+    PauseRequest,
+    RestartRequest,
+    StopOrPause,
+    StopOrRestart,
+)
+from omnisupport_ingest.sources.postgres.capture.state import CaptureRecords, recorded
+from omnisupport_ingest.sources.postgres.catalog.publication import ensure_publication
+from omnisupport_ingest.sources.postgres.catalog.published import PublishedTables, recorded_tables
+from omnisupport_ingest.sources.postgres.preflight.source_check import NO_PROOF, contracted_tables
+from omnisupport_ingest.sources.postgres.session.connection import connect
+from omnisupport_ingest.sources.postgres.session.dsn import source_dsn
+from omnisupport_ingest.sources.postgres.session.errors import (
+    AnotherSource,
+    GapInSource,
+    NotOurSlot,
+    SlotMoved,
+    SourceRefused,
+    TableMissedChanges,
+)
+from omnisupport_ingest.sources.postgres.session.lease import Lease
+from omnisupport_ingest.sources.postgres.session.server import wal_clock
+from omnisupport_ingest.sources.postgres.slot.home_identity import HomeIdentity
+from omnisupport_ingest.sources.postgres.slot.slot import SlotNotMade
+from omnisupport_ingest.sources.postgres.snapshot.compared_reading import Lake, Recovered
+from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotRequests
+from omnisupport_ingest.sources.postgres.snapshot.snapshot import Snapshots
+from omnisupport_ingest.sources.postgres.stream.captured import CapturedEpoch, CapturedTables
+from omnisupport_ingest.sources.postgres.stream.reading import StreamReading, prove_source
+
+_log = logging.getLogger(__name__)
+
+_PROOF = Lsn(0)
+"""A goal that is reached once the stream has proved that it continues what has landed."""
+
+_REMEMBERED = 1000
+"""Manifests kept in memory: a capture that runs for months would keep every one that it landed."""
+
+Landed = Callable[[Manifest], None]
+"""Called with each batch once it is durable (and, for a batch of the stream, confirmed)."""
+
+
+def capture_once(
+    settings: Settings, home: Home, contracts: Contracts, until: Lsn, landed: Landed | None = None
+) -> IngestError | None:
+    """Capture until everything that committed below ``until`` is durable in landing.
+
+    Returns the error about tables that were left out, as ``Capture.left_out``.
+    """
+    once = Capture(settings, home, contracts, landed)
+    once.run(until, threading.Event())
+    return once.left_out
+
+
+class Capture:
+    """The capture of one PostgreSQL source into one home."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        home: Home,
+        contracts: Contracts,
+        landed: Landed | None = None,
+        contracts_again: Callable[[], Contracts] | None = None,
+    ) -> None:
+        """Open nothing yet. ``IngestError`` if the source has no contract.
+
+        ``contracts_again`` reads the contracts again when a table without one is requested; None: they stay
+        as they are.
+        """
+        self._settings, self._home = settings, home
+        self._landed: Landed = landed or (lambda _batch: None)
+        self._contracted = contracted_tables(contracts, settings.source)
+        self._captured = CapturedTables(self._contracted)
+        self._contracts_again = contracts_again or (lambda: contracts)
+        self._store = LandingStore(home.landing, settings.source, remembered=_REMEMBERED)
+        self._faults = TableFaults(self._store, settings.snapshot_mode)
+        self._identity = HomeIdentity(home)
+        self._passing_on = threading.Lock()
+        self._seen_from = Lsn(0)
+
+    def run(self, until: Lsn | None, stop: threading.Event) -> None:
+        """Capture until all that committed below ``until`` is durable, or ``stop`` is set; None follows for
+        ever.
+
+        Prepares what is missing first: publication, slot, epoch, snapshots of tables without one in this
+        epoch. A table that cannot be followed is left out, and the others go on (``raise_left_out``). The
+        record of the capture keeps how the run ended. Raises ``CaptureRunning``, ``CapturePaused``,
+        ``CaptureRestarts`` (call it again; only without ``until``), ``PreflightFailed``, ``SourceRefused``,
+        ``SlotInUse``, ``GapInSource``, ``SourceUnavailable`` (start again later), ``ChainContested``.
+        """
+        source, folder = self._settings.source, self._store.folder
+        pause = StopOrPause(stop, PauseRequest(folder))
+        pause.raise_if_paused(source)
+        restart: StopOrRestart | None = None
+        with (
+            Lease.take(self._home.run, source),
+            recorded(
+                CaptureRecords(folder), follows=until is None, last_landed=self._last_landed
+            ) as ready_to_capture,
+        ):
+            stop = pause
+            if until is None:
+                request = RestartRequest(folder)
+                request.clear()
+                stop = restart = StopOrRestart(pause, request)
+            self._identity.require_original()
+            self._store.make_names_durable()
+            dsn = source_dsn(self._settings, self._home)
+            connection = connect(dsn)
+            try:
+                epoch = self._prepare(dsn, connection, stop)
+                ready_to_capture()
+                self._followed(dsn, connection, epoch, until, stop)
+            except SlotNotMade:
+                _log.info("stopped before the replication slot was made")
+            finally:
+                connection.close()
+        pause.raise_if_paused(source)
+        if restart is not None:
+            restart.raise_if_requested(source)
+
+    def check(self) -> None:
+        """Raise what a person must change before capture can begin; changes nothing.
+
+        ``PreflightFailed`` with every finding that stops all tables, ``BadDsn``, ``SourceRefused``, or
+        ``SourceUnavailable``, ``HomeCopied``.
+        """
+        self._identity.look()
+        ready_tables(self._epochs().findings(source_dsn(self._settings, self._home)), self._tables)
+
+    @property
+    def left_out(self) -> IngestError | None:
+        """The error about tables that the last ``run`` left out; None if there were none.
+
+        ``PreflightFailed`` where the start found the fault, else ``TableMissedChanges``. What could land of
+        the other tables has landed.
+        """
+        return self._faults.left_out
+
+    def raise_left_out(self) -> None:
+        """Raise ``left_out`` unless it is None."""
+        if self.left_out is not None:
+            raise self.left_out
+
+    def begin_new_epoch(
+        self, reason: str, *, loss_accepted_by: str | None = None, stop: threading.Event | None = None
+    ) -> EpochRecord:
+        """Repair a gap with a new slot and a new epoch; the next ``run`` takes new snapshots.
+
+        Everything that has landed stays. The epoch records ``reason``. ``loss_accepted_by``: the person who
+        decided that tables read before are not read again; a record then names what may be missing.
+        ``SlotNotMade`` if ``stop`` came first.
+        """
+        with Lease.take(self._home.run, self._settings.source):
+            self._identity.require_original()
+            dsn = source_dsn(self._settings, self._home)
+            return self._epochs(stop).next(dsn, reason, loss_accepted_by=loss_accepted_by)
+
+    def recover(
+        self, reason: str, lake: Lake, stop: threading.Event, report: Callable[[Recovered], None]
+    ) -> tuple[EpochRecord, bool]:
+        """Repair a gap with a new slot and a new epoch, and read only the rows that the lake lacks.
+
+        ``report`` is called with each table that is done. Returns the epoch, and whether all tables were
+        done; the next ``run`` reads the others whole, also if this raises. Changes nothing before ``lake``
+        can be held. ``SlotNotMade`` if ``stop`` came before the epoch began.
+        """
+        with Lease.take(self._home.run, self._settings.source):
+            self._identity.require_original()
+            lake.pin()
+            dsn = source_dsn(self._settings, self._home)
+            epoch = self._epochs(stop).next(dsn, reason)
+            ready, _ = ready_tables(self._epochs().findings(dsn), self._tables)
+            self._captured = CapturedTables(ready)
+            captured = self._epoch(dsn, epoch)
+            with closing(connect(dsn)) as connection:
+                captured.published.begin(connection)
+            snapshots = Snapshots(captured, self._tables)
+            for table in self._tables:
+                with lake.rows(table) as rows:
+                    recovered = snapshots.recover(table, rows, reason, stop)
+                if recovered is None:
+                    return epoch, False
+                report(recovered)
+            return epoch, True
+
+    @property
+    def _tables(self) -> tuple[TableContract, ...]:
+        return self._captured.all
+
+    def _epochs(self, stop: threading.Event | None = None) -> EpochStart:
+        return EpochStart(self._settings, self._store, self._tables, stop, self._identity)
+
+    def _last_landed(self) -> datetime | None:
+        epoch = self._store.current_epoch()
+        last = self._store.last_stream(epoch.number) if epoch is not None else None
+        return last.arrival.landed_at if last is not None else None
+
+    def _prepare(self, dsn: str, connection: Connection, stop: threading.Event) -> EpochRecord:
+        try:
+            return self._prepared(dsn, connection, stop)
+        except GapInSource as gap:
+            return self._after_gap(dsn, connection, gap, stop)
+
+    def _followed(
+        self, dsn: str, connection: Connection, epoch: EpochRecord, until: Lsn | None, stop: threading.Event
+    ) -> None:
+        """Run ``_capture``; again without tables that cannot be followed, and once more after a gap."""
+        repaired = False
+        while True:
+            try:
+                return self._capture(dsn, connection, epoch, until, stop)
+            except TABLE_FAULTS as fault:
+                self._handle_fault(epoch, fault)
+                until = None if until is None else max(until, highest_read(dsn, connection, epoch))
+            except GapInSource as gap:
+                if repaired:
+                    raise
+                epoch, repaired = self._after_gap(dsn, connection, gap, stop), True
+                continue
+            epoch = self._prepare(dsn, connection, stop)
+
+    def _handle_fault(self, epoch: EpochRecord, fault: TableFault) -> None:
+        # Tables that were added to this run are captured too.
+        known = (*self._contracted, *self._captured.all)
+        self._faults.handle(epoch, self._published(epoch), self._captured, known, fault)
+
+    def _after_gap(
+        self, dsn: str, connection: Connection, gap: GapInSource, stop: threading.Event
+    ) -> EpochRecord:
+        """Begin a new epoch after ``gap`` if the snapshot mode allows it, else raise the gap."""
+        by_itself = self._settings.snapshot_mode is SnapshotMode.WHEN_NEEDED
+        for_a_person = AnotherSource | NotOurSlot | SlotMoved | TableMissedChanges
+        if not by_itself or isinstance(gap, for_a_person):
+            raise gap
+        _log.warning("%s A new epoch begins, as the snapshot mode is when_needed.", gap.problem)
+        self._epochs(stop).next(dsn, gap.problem)
+        return self._prepared(dsn, connection, stop)
+
+    def _prepared(self, dsn: str, connection: Connection, stop: threading.Event) -> EpochRecord:
+        """Choose the tables that can be captured, and make what is missing for them at the source."""
+        self._faults.left_out, epoch = None, self._store.current_epoch()
+        known = {each.name: each for each in (*self._contracted, *self._captured.all)}
+        # Added tables too.
+        self._contracted = tuple(known.values())
+        requested = SnapshotRequests(self._store.folder).whole_tables().keys()
+        parked = ParkedTables(self._store.folder, epoch.number) if epoch is not None else None
+        held = {name: why for name, why in (parked.all() if parked else {}).items() if name in known}
+        wanted = tuple(each for each in known.values() if each.name not in held or each.name in requested)
+        with suppress(SourceRefused):  # A standby, which the preflight below reports.
+            # Read before the tables are looked at.
+            self._seen_from = wal_clock(connection).flushed
+        if epoch is not None and not self._identity.owns(self._settings.source, epoch.number):
+            raise _not_ours(epoch)
+        found = EpochStart(self._settings, self._store, wanted, stop, self._identity).findings(dsn)
+        if epoch is not None and not {each.check for each in found} & NO_PROOF:
+            # Find a slot that is gone or not ours now: before anything changes at the source, and before
+            # the report says what another server lacks.
+            prove_source(dsn, connection, self._store, epoch)
+            self._published(epoch).require_publication(connection)
+        ready, wrong = ready_tables(found, wanted)
+        if not ready:
+            raise left_out(held)
+        self._captured = CapturedTables(ready, (each for each in known.values() if each not in ready))
+        if epoch is not None and wrong:
+            # A table that was never captured here has missed nothing: the next start checks it again.
+            recorded_here = recorded_tables(self._store.folder, epoch.number)
+            captured = {each.name for each in wanted if each.full_name in recorded_here}
+            parking = {name: reason for name, reason in wrong.items() if name in captured}
+            self._faults.park(epoch, self._published(epoch), parking)
+            if self._settings.snapshot_mode is SnapshotMode.WHEN_NEEDED:
+                self._faults.request_snapshots(wrong)
+        self._store.clear_garbage()
+        # Before any slot: what commits above its consistent point must be published already.
+        ensure_publication(connection, self._settings.publication, ready)
+        if epoch is None:
+            epoch = self._epochs(stop).first(dsn, connection)
+        try:
+            self._published(epoch).begin(connection)
+        except TableMissedChanges as missed:
+            self._handle_fault(epoch, missed)
+            return self._prepared(dsn, connection, stop)
+        if parked is not None:
+            parked.take_back([each.name for each in ready])
+        self._faults.log_left_out(epoch, self._captured, found, wrong)
+        return epoch
+
+    def _published(self, epoch: EpochRecord) -> PublishedTables:
+        requests = SnapshotRequests(self._store.folder)
+        published = PublishedTables(
+            self._store.folder,
+            epoch.number,
+            self._settings.publication,
+            self._tables,
+            lambda: requests.whole_tables().keys(),
+        )
+        published.will_be_read(requests.whole_tables().keys(), self._seen_from)
+        return published
+
+    def _capture(
+        self, dsn: str, connection: Connection, epoch: EpochRecord, until: Lsn | None, stop: threading.Event
+    ) -> None:
+        captured = self._epoch(dsn, epoch)
+        snapshots = Snapshots(captured, self._tables)
+        if self._settings.snapshot_mode is SnapshotMode.SCHEMA_ONLY:
+            snapshots.land_schemas(connection)
+        stream = StreamReading(captured, self._captured, connection, self._home.run)
+        if until is not None:
+            stream.follow(_PROOF, stop)
+            if not stream.proved.is_set():
+                return
+            snapshots.look_at_partitions(stop)
+            # The tables are complete once the stream has passed everything that their chunks saw.
+            goal: Lsn | None = max(until, snapshots.take(stop) or until)
+            while goal is not None and not stop.is_set():
+                stream.follow(goal, stop)
+                goal = snapshots.read_moved(stop)
+                if goal is None and snapshots.watches_partitions:
+                    goal = snapshots.look_at_partitions(stop) or snapshots.take(stop)
+            captured.published.require_same(connection, last=True)
+            return
+        new = AddedTables(captured, self._contracts_again, self._captured, snapshots)
+        with SnapshotsBeside(snapshots, new, stop, stream.proved) as beside:
+            stream.follow(None, beside.stop)
+        beside.raise_failure()
+
+    def _epoch(self, dsn: str, epoch: EpochRecord) -> CapturedEpoch:
+        published = self._published(epoch)
+        return CapturedEpoch(
+            dsn, self._settings, self._store, self._home.grid, epoch, published, self._pass_on
+        )
+
+    def _pass_on(self, batch: Manifest) -> None:
+        """Pass on one batch at a time: snapshots and stream land on threads of their own."""
+        with self._passing_on:
+            self._landed(batch)
+
+
+def _not_ours(epoch: EpochRecord) -> NotOurSlot:
+    slot = epoch.facts.slot if epoch.facts is not None else ""
+    return NotOurSlot(
+        f"The slot {slot} of epoch {epoch.number} belongs to the home that this one is a copy of.",
+        fix="Give this home a slot of its own, another name in OMNISUPPORT_SLOT, and begin a new epoch: "
+        'omnisupport-ingest capture --new-epoch "a copy of another home"',
+    )

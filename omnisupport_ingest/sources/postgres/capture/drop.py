@@ -1,0 +1,111 @@
+"""Leaving a source: drop the slot and the publication that capture has made on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from omnisupport_ingest.home import Home
+from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.settings import Settings
+from omnisupport_ingest.sources.postgres.catalog.publication import drop_publication, read_publication
+from omnisupport_ingest.sources.postgres.session.connection import connect, one_row, source_errors
+from omnisupport_ingest.sources.postgres.session.lease import Lease
+from omnisupport_ingest.sources.postgres.session.quoting import identifier, literal
+from omnisupport_ingest.sources.postgres.session.server import server_facts, slot_facts, slot_in_use
+from omnisupport_ingest.sources.postgres.slot.home_identity import HomeIdentity
+from omnisupport_ingest.sources.postgres.slot.home_slot import Presence, SlotIntent, expected_slot
+from omnisupport_ingest.sources.postgres.slot.slot import drop_slot
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """What is dropped (None: nothing), and what stays, with the reason and the SQL for it."""
+
+    slot: str | None
+    retained_bytes: int
+    publication: str | None
+    stays: tuple[str, ...]
+
+
+def plan_leaving(dsn: str, settings: Settings, home: Home) -> Leaving:
+    """Return what ``leave`` would drop at the source at ``dsn``.
+
+    Raises ``CaptureRunning`` while a capture of this home runs, ``SlotInUse`` while anybody reads from the
+    slot, ``HomeCopied``, ``SourceRefused`` and ``SourceUnavailable``.
+    """
+    with Lease.take(home.run, settings.source):
+        HomeIdentity(home).look()
+        return _plan(dsn, settings, home)
+
+
+def leave(dsn: str, settings: Settings, home: Home) -> Leaving:
+    """Drop the slot, then the publication, that this home's capture has made; return what was dropped.
+
+    Raises as ``plan_leaving`` does, and ``PreflightFailed`` if the role may not drop the publication.
+    """
+    # The lease is held, so that no capture starts between the plan and the end.
+    with Lease.take(home.run, settings.source):
+        HomeIdentity(home).look()
+        plan = _plan(dsn, settings, home)
+        connection = connect(dsn)
+        try:
+            if plan.slot is not None:
+                drop_slot(connection, plan.slot)
+                SlotIntent(LandingStore(home.landing, settings.source).folder).clear()
+            if plan.publication is not None:
+                drop_publication(connection, plan.publication)
+        finally:
+            connection.close()
+        return plan
+
+
+def _plan(dsn: str, settings: Settings, home: Home) -> Leaving:
+    store = LandingStore(home.landing, settings.source)
+    expected = expected_slot(store, settings.slot)
+    epoch = store.current_epoch()
+    server = server_facts(dsn)
+    stays: list[str] = []
+    slot_to_drop: str | None = None
+    connection = connect(dsn)
+    try:
+        slot = slot_facts(connection, expected.name)
+        if slot is not None:
+            another_server = (
+                epoch is not None
+                and epoch.facts is not None
+                and epoch.facts.system_identifier != server.system_identifier
+            )
+            ours = epoch is None or HomeIdentity(home).owns(settings.source, epoch.number)
+            if expected.presence is Presence.FREE or another_server or not ours:
+                stays.append(
+                    f"Slot {slot.name}: this home has not made it. If nobody uses it: "
+                    f"SELECT pg_drop_replication_slot({literal(slot.name)});"
+                )
+            elif slot.reader is not None:
+                raise slot_in_use(slot.name, slot.reader)
+            else:
+                slot_to_drop = slot.name
+        publication = read_publication(connection, settings.publication)
+        with source_errors("looking for other readers of the publication"):
+            (others,) = one_row(
+                connection,
+                "SELECT array_agg(slot_name::text) FROM pg_replication_slots WHERE plugin = 'pgoutput'"
+                " AND database = current_database() AND slot_name IS DISTINCT FROM %s",
+                (slot_to_drop,),
+            )
+    finally:
+        connection.close()
+    name = settings.publication
+    drop_by_hand = f"DROP PUBLICATION {identifier(name)};"
+    publication_to_drop: str | None = None
+    if publication is not None and not publication.made_by_capture:
+        stays.append(f"Publication {name}: capture has not made it. If nobody uses it: {drop_by_hand}")
+    elif publication is not None and others:
+        stays.append(
+            f"Publication {name}: the database has other slots that may use it ({', '.join(others)}). "
+            f"If they do not: {drop_by_hand}"
+        )
+    elif publication is not None:
+        publication_to_drop = name
+    retained = (slot.retained_bytes or 0) if slot is not None and slot_to_drop else 0
+    return Leaving(slot_to_drop, retained, publication_to_drop, tuple(stays))

@@ -1,0 +1,257 @@
+"""Tables that a capture leaves out, so that a fault of one table stops no other.
+
+A table is parked when its changes do not fit its contract any more, may not have been sent, or cannot be
+read: its key has left the replica identity, its contract no longer fits, it was out of the publication for a
+time, a row of it is too large. First the stretch in which changes may be missing is recorded
+(``landing/lost_changes``), so the table counts as incomplete from then on. Its further changes land without a
+key, like those of a table without a contract; no layer above raw takes them. A parked table comes back when a
+person requests a snapshot of it: it is then added like a new table.
+
+There are three kinds of fault:
+
+- Its changes do not fit its contract, or were not sent for a time. The table is parked until a snapshot reads
+  it again. The mode ``when_needed`` requests one.
+- It changed while a snapshot read it. Checks and read are repeated once, because it may fit after all.
+- A row cannot be read, or is too large. Another read would fail in the same way, so the table is parked in
+  every mode until a person has mended the cause and requests a snapshot.
+
+If no other table is captured, capture stops instead, and nothing is lost.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from psycopg2.extensions import connection as Connection
+
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.durable import replace as replace_file
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.landing.encoding import content_of, decode, encode
+from omnisupport_ingest.landing.epochs import EpochRecord
+from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.settings import SnapshotMode
+from omnisupport_ingest.sources.postgres.catalog.published import PublishedTables
+from omnisupport_ingest.sources.postgres.preflight.findings import Finding, blocking, require_ready
+from omnisupport_ingest.sources.postgres.protocol.row_events import KeyNotSent
+from omnisupport_ingest.sources.postgres.session.errors import (
+    ColumnsNotSent,
+    RowTooLarge,
+    TableMissedChanges,
+    TableUnreadable,
+)
+from omnisupport_ingest.sources.postgres.session.server import wal_clock
+from omnisupport_ingest.sources.postgres.slot.home_slot import end_of_chain
+from omnisupport_ingest.sources.postgres.slot.slot import flush_wal
+from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotRequests
+from omnisupport_ingest.sources.postgres.snapshot.safe_watermark import read_high
+from omnisupport_ingest.sources.postgres.stream.captured import CapturedTables
+
+_log = logging.getLogger(__name__)
+
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ParkedTable:
+    """``reason``: what is wrong with the table. ``since``: when capture left it out."""
+
+    reason: str
+    since: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class ParkedInEpoch:
+    """The parked tables of one epoch, by the names of their contracts."""
+
+    epoch: int
+    tables: dict[str, ParkedTable]
+    format_version: int = FORMAT_VERSION
+
+
+class ParkedTables:
+    """The record of one epoch of one source, in its landing folder. Only the capture writes it.
+
+    A new epoch reads every table, so it begins without a record.
+    """
+
+    def __init__(self, folder: Path, epoch: int) -> None:
+        """``folder``: the landing folder of the source."""
+        self._path, self._epoch = folder / f"parked-e{epoch:06d}.json", epoch
+
+    def all(self) -> dict[str, ParkedTable]:
+        """Return the parked tables by name. Raises as the reading of a manifest does."""
+        try:
+            content = content_of(self._path)
+        except FileNotFoundError:
+            return {}
+        return decode(ParkedInEpoch, content, self._path, newest=FORMAT_VERSION).tables
+
+    def park(self, reasons: Mapping[str, str]) -> None:
+        """Park the tables of ``reasons``, durably; a table that is parked already keeps its first reason."""
+        held = self.all()
+        now = datetime.now(UTC)
+        self._write({name: ParkedTable(reason, now) for name, reason in reasons.items()} | held, held)
+
+    def take_back(self, names: Collection[str]) -> None:
+        """Park ``names`` no longer: a snapshot of each is requested, and not planned yet."""
+        held = self.all()
+        self._write({name: table for name, table in held.items() if name not in names}, held)
+
+    def _write(self, tables: dict[str, ParkedTable], held: dict[str, ParkedTable]) -> None:
+        if tables != held:
+            with gate("source.parked"):
+                replace_file(self._path, encode(ParkedInEpoch(self._epoch, tables)))
+
+
+def way_back(name: str) -> str:
+    """Return what a person does to bring back the parked table ``name``."""
+    return (
+        "Correct the table at the source or its contract, as `omnisupport-ingest preflight` and `omnisupport-"
+        "ingest contracts diff` say, or the setting that is named. Then have it read again, and capture "
+        "takes it back: "
+        f'omnisupport-ingest source snapshot {name} --reason "what happened"'
+    )
+
+
+def ready_tables(
+    findings: Sequence[Finding], tables: Sequence[TableContract]
+) -> tuple[tuple[TableContract, ...], dict[str, str]]:
+    """Split ``tables`` into those that can be captured, and the reasons why each of the others cannot.
+
+    Raises as ``require_ready`` where something prevents all of them, or no table is left.
+    """
+    found = blocking(findings)
+    require_ready([each for each in found if each.table is None])
+    reasons: dict[str, str] = {}
+    for each in found:
+        if each.table is not None:
+            reasons[each.table] = " ".join(filter(None, (reasons.get(each.table), each.problem)))
+    ready = tuple(each for each in tables if each.name not in reasons)
+    if not ready:
+        require_ready(found)
+    return ready, reasons
+
+
+def left_out(parked: Mapping[str, ParkedTable]) -> TableMissedChanges:
+    """Return the error that names the tables that a capture leaves out."""
+    names = tuple(sorted(parked))
+    listed = "; ".join(
+        f"{name}, since {parked[name].since:%Y-%m-%d %H:%M} UTC: {parked[name].reason}" for name in names
+    )
+    return TableMissedChanges(
+        f"Capture leaves out what it cannot follow: {listed}", fix=way_back(" ".join(names)), tables=names
+    )
+
+
+TABLE_FAULTS = (TableMissedChanges, KeyNotSent, RowTooLarge, TableUnreadable, ColumnsNotSent)
+"""The errors that name the tables they concern."""
+
+TableFault = TableMissedChanges | KeyNotSent | RowTooLarge | TableUnreadable | ColumnsNotSent
+
+
+class TableFaults:
+    """The faults of single tables during one capture of one source."""
+
+    def __init__(self, store: LandingStore, mode: SnapshotMode) -> None:
+        """``store``: the landing of the source. ``mode``: when snapshots are taken."""
+        self.left_out: IngestError | None = None
+        """The error about the tables that the last run left out."""
+        self._store, self._requests_reads = store, mode is SnapshotMode.WHEN_NEEDED
+        self._requests = SnapshotRequests(store.folder)
+        self._looked_at_again: set[str] = set()
+
+    def handle(
+        self,
+        epoch: EpochRecord,
+        published: PublishedTables,
+        captured: CapturedTables,
+        known: Sequence[TableContract],
+        fault: TableFault,
+    ) -> None:
+        """Let capture go on without the tables of ``fault``, or raise it where that would change nothing.
+
+        ``known``: all tables of the source that have contracts.
+        """
+        reasons = _reasons(fault, known)
+        if not reasons:
+            raise fault
+        if isinstance(fault, TableMissedChanges | KeyNotSent):
+            if self._requests_reads:
+                _log.warning("%s It is read again, as the snapshot mode is when_needed.", fault.problem)
+                self.request_snapshots(reasons)
+            else:
+                self.park(epoch, published, reasons)
+            return
+        if all(each.name in reasons for each in captured.all):
+            raise fault
+        if not isinstance(fault, RowTooLarge) and not reasons.keys() <= self._looked_at_again:
+            _log.warning("%s It is looked at, and read, once more.", fault.problem)
+            self._looked_at_again |= reasons.keys()
+            return
+        self.park(epoch, published, reasons)
+        for request in self._requests.read():
+            if request.table in reasons:
+                self._requests.clear(request)
+
+    def park(self, epoch: EpochRecord, published: PublishedTables, reasons: Mapping[str, str]) -> None:
+        """Leave out the tables of ``reasons`` until a snapshot of them is requested; durable on return."""
+        # Record the stretch first, so that a crash in between does not lose the doubt.
+        published.leave_out(reasons, end_of_chain(self._store, epoch).end)
+        ParkedTables(self._store.folder, epoch.number).park(reasons)
+
+    def request_snapshots(self, reasons: Mapping[str, str]) -> None:
+        """Request snapshots of the tables of ``reasons``."""
+        for name, reason in reasons.items():
+            self._requests.write(name, reason)
+
+    def log_left_out(
+        self,
+        epoch: EpochRecord,
+        captured: CapturedTables,
+        found: Sequence[Finding],
+        wrong: Mapping[str, str],
+    ) -> None:
+        """Log what a run leaves out and keep it in ``left_out``: parked tables, and the findings ``found``
+        about the tables that are ``wrong``.
+        """
+        parked = ParkedTables(self._store.folder, epoch.number).all()
+        still = {each.name: parked[each.name] for each in captured.left_out if each.name in parked}
+        if still:
+            self.left_out = left_out(still)
+        try:
+            require_ready([each for each in found if each.table in wrong])
+        except IngestError as error:
+            self.left_out = error
+        for name in sorted(still.keys() | wrong.keys()):
+            reason = wrong.get(name) or still[name].reason
+            _log.warning("%s is left out, the other tables go on: %s Fix: %s", name, reason, way_back(name))
+
+
+def _reasons(fault: TableFault, known: Sequence[TableContract]) -> dict[str, str]:
+    """Return the known tables of ``fault``, each with what is wrong with it."""
+    if isinstance(fault, TableMissedChanges):
+        names = {each.name for each in known}
+        return {name: fault.problem for name in fault.tables if name in names}
+    table = ".".join(fault.table) if isinstance(fault, KeyNotSent) else fault.table
+    return {each.name: fault.problem for each in known if each.full_name == table}
+
+
+def highest_read(dsn: str, connection: Connection, epoch: EpochRecord) -> Lsn:
+    """Return an LSN above everything that the landed chunks have read.
+
+    The failed snapshot cannot name it any more. A capture with a goal follows the stream beyond it.
+    """
+    start = epoch.facts.consistent_point.value if epoch.facts else 0
+    # Above the start of the stream: it must land something to show that it has passed a chunk.
+    high = max(read_high(connection), Lsn(start + 1))
+    if wal_clock(connection).flushed < high:
+        flush_wal(dsn)
+    return high

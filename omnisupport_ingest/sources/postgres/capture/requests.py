@@ -1,0 +1,196 @@
+"""Requests to a running capture: files in the home that ask it to pause or to start again.
+
+A running capture looks for them, and ends where the next batch ends. A pause holds until a person resumes
+the source: the slot stays, so nothing is lost, and the server keeps the WAL until capture goes on. A
+request to restart is obeyed once: the next start removes it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Protocol
+
+from omnisupport_ingest.durable import create_exclusively, sync_folder
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.foreign import Unreadable
+from omnisupport_ingest.json_values import read_note
+from omnisupport_ingest.sources.postgres.session.errors import CapturePaused, CaptureRestarts
+
+_LOOK_SECONDS = 0.5
+"""How often a running capture looks for the request."""
+
+
+class Request(Protocol):
+    """A request that is there or not."""
+
+    @property
+    def present(self) -> bool: ...
+
+
+class StopOrRequest(threading.Event):
+    """A stop that is also set while a request is there. Callers of ``is_set`` obey both."""
+
+    def __init__(self, stop: threading.Event, request: Request) -> None:
+        super().__init__()
+        self._stop, self._request = stop, request
+        self._next_look = 0.0
+        self.is_set()
+
+    def is_set(self) -> bool:
+        if self._stop.is_set() or super().is_set():
+            return True
+        now = time.monotonic()
+        if now >= self._next_look:
+            self._next_look = now + _LOOK_SECONDS
+            if self._request.present:
+                # It stays set if the request goes away: whoever saw it is stopping.
+                self.set()
+                return True
+        return False
+
+    @property
+    def by_request(self) -> bool:
+        """Whether the request has been seen, and the stop has not."""
+        return super().is_set() and not self._stop.is_set()
+
+
+_PAUSE_FILE = "paused.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """A pause in force. ``reason`` is what the person gave, or empty."""
+
+    since: datetime
+    reason: str
+
+    def __str__(self) -> str:
+        return f"since {self.since.isoformat(timespec='seconds')}" + (
+            f" ({self.reason})" if self.reason else ""
+        )
+
+
+class PauseRequest:
+    """The request to pause one source: a file in its landing folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / _PAUSE_FILE
+
+    def write(self, reason: str = "") -> Pause:
+        """Pause. A pause in force stays as it is. Durable when this returns."""
+        pause = Pause(datetime.now(UTC), reason)
+        content = {"since": pause.since.isoformat(), "reason": reason}
+        with gate("source.pause"):
+            create_exclusively(self._path, json.dumps(content).encode() + b"\n")
+        return self.read() or pause
+
+    def clear(self) -> bool:
+        """End the pause. Returns whether there was one."""
+        try:
+            with gate("source.resume"):
+                self._path.unlink()
+                sync_folder(self._path.parent)
+        except FileNotFoundError:
+            return False
+        except IsADirectoryError:
+            raise IngestError(
+                f"{self._path} is a folder: the source is paused, and no command ends this.",
+                fix=f"Move {self._path} away.",
+            ) from None
+        return True
+
+    @property
+    def present(self) -> bool:
+        return os.path.lexists(self._path)
+
+    def read(self) -> Pause | None:
+        """Return the pause in force, if any. A file that cannot be read is a pause all the same."""
+        try:
+            return read_note(Pause, self._path)
+        except FileNotFoundError:
+            return None
+        except (OSError, Unreadable):
+            # A link that leads nowhere has a time of its own.
+            since = datetime.fromtimestamp(self._path.lstat().st_mtime, UTC)
+            return Pause(since, f"{self._path} cannot be read")
+
+
+class StopOrPause(StopOrRequest):
+    """A stop that is also set while the source is paused."""
+
+    def __init__(self, stop: threading.Event, request: PauseRequest) -> None:
+        self._pause = request
+        super().__init__(stop, request)
+
+    def raise_if_paused(self, source: str) -> None:
+        """Raise ``CapturePaused`` if a pause has been seen, and the stop has not."""
+        if self.by_request:
+            pause = self._pause.read()
+            raise CapturePaused(
+                f"The capture of {source} is paused{f' {pause}' if pause else ''}.",
+                fix="omnisupport-ingest source resume",
+            )
+
+
+_RESTART_FILE = "restart.json"
+
+
+@dataclass(frozen=True, slots=True)
+class _RestartContent:
+    reason: str
+
+
+class RestartRequest:
+    """The request to restart the capture of one source: a file in its landing folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / _RESTART_FILE
+
+    def write(self, reason: str = "") -> None:
+        """Request a restart. An earlier request stays as it is. Durable when this returns."""
+        content = {"at": datetime.now(UTC).isoformat(), "reason": reason}
+        with gate("source.restart"):
+            create_exclusively(self._path, json.dumps(content).encode() + b"\n")
+
+    def clear(self) -> None:
+        """Remove the request: capture has started."""
+        if self.present:
+            with gate("source.restart_clear"):
+                self._path.unlink(missing_ok=True)
+                sync_folder(self._path.parent)
+
+    @property
+    def present(self) -> bool:
+        return self._path.is_file()
+
+    @property
+    def reason(self) -> str:
+        """What the person gave as reason; empty if nothing, or if the file is gone or cannot be read."""
+        try:
+            return read_note(_RestartContent, self._path).reason
+        except (OSError, Unreadable):
+            return ""
+
+
+class StopOrRestart(StopOrRequest):
+    """A stop that is also set once a restart is requested."""
+
+    def __init__(self, stop: threading.Event, request: RestartRequest) -> None:
+        self._restart = request
+        super().__init__(stop, request)
+
+    def raise_if_requested(self, source: str) -> None:
+        """``CaptureRestarts`` if a restart has been seen, and not the stop."""
+        if self.by_request:
+            reason = self._restart.reason
+            raise CaptureRestarts(
+                f"A restart of the capture of {source} was asked for{f' ({reason})' if reason else ''}.",
+                fix="Start it again: omnisupport-ingest capture",
+            )

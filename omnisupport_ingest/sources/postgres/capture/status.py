@@ -1,0 +1,369 @@
+"""The state of a source at a glance: server, slot, publication, what has landed, and what threatens."""
+
+from __future__ import annotations
+
+import shutil
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+
+from psycopg2.extensions import connection as Connection
+
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.home import Home
+from omnisupport_ingest.landing.names import stream_prefix
+from omnisupport_ingest.landing.snapshot_progress import SnapshotProgress, snapshots_under_way
+from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.settings import Settings
+from omnisupport_ingest.sources.postgres.capture.added_tables import (
+    added_table_findings,
+    adds_tables,
+    not_captured,
+)
+from omnisupport_ingest.sources.postgres.capture.parked import ParkedTables, way_back
+from omnisupport_ingest.sources.postgres.capture.requests import Pause, PauseRequest
+from omnisupport_ingest.sources.postgres.capture.state import CaptureState, State, capture_state
+from omnisupport_ingest.sources.postgres.catalog.publication import read_publication
+from omnisupport_ingest.sources.postgres.embedded.location import Location
+from omnisupport_ingest.sources.postgres.preflight import blocking
+from omnisupport_ingest.sources.postgres.preflight.source_check import continuity_findings, published_findings
+from omnisupport_ingest.sources.postgres.session.connection import connect, one_row, source_errors
+from omnisupport_ingest.sources.postgres.session.errors import SourceRefused, SourceUnavailable
+from omnisupport_ingest.sources.postgres.session.server import SlotFacts, slot_facts
+from omnisupport_ingest.sources.postgres.slot.home_identity import HomeCopied, HomeIdentity
+from omnisupport_ingest.sources.postgres.slot.home_slot import end_of_chain
+from omnisupport_ingest.sources.postgres.slot.retention import (
+    Forecast,
+    Level,
+    Room,
+    Thresholds,
+    WalMark,
+    Warned,
+    forecast,
+    wal_rate,
+    warnings,
+)
+from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotRequests
+
+_RATE_OVER = timedelta(hours=1)
+"""Time over which the rate of the WAL is measured, about."""
+
+_RATE_AT_LEAST = timedelta(minutes=1)
+_LOOKED_AT_ONCE = 100
+"""Batches that are passed over before one of them is opened."""
+
+_MEGABYTE = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class LandedUpTo:
+    """The end of the landed chain of the current epoch. ``at``: when its last batch landed.
+
+    ``behind``: bytes of WAL between it and the end of the server's WAL; None without a server. 0 means that
+    nothing was written since, however old the watermark is.
+    """
+
+    epoch: int
+    lsn: Lsn
+    at: datetime | None
+    watermark: datetime | None
+    behind: int | None
+
+    def lag_seconds(self, now: datetime) -> float | None:
+        """How far the watermark is behind the clock; None without a watermark."""
+        return None if self.watermark is None else max(0.0, (now - self.watermark).total_seconds())
+
+
+@dataclass(frozen=True, slots=True)
+class ServerState:
+    """What the server says. ``missing``: contracted tables that the publication does not cover.
+
+    ``clock_ahead``: by how much its clock is ahead of ours.
+    """
+
+    version: str
+    database: str
+    role: str
+    wal_end: Lsn
+    slot: SlotFacts | None
+    room: Room
+    forecast: Forecast | None
+    clock_ahead: timedelta
+    publication_found: bool
+    missing: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SourceStatus:
+    """``server`` is None if it cannot be asked; ``warnings`` then says why.
+
+    ``snapshots``: those begun and not finished. ``requested``: snapshots that are requested and not begun, in
+    words.
+    """
+
+    source: str
+    slot_name: str
+    publication: str
+    tables: int
+    capture: CaptureState
+    paused: Pause | None
+    landed: LandedUpTo | None
+    snapshots: tuple[SnapshotProgress, ...]
+    requested: tuple[str, ...]
+    server: ServerState | None
+    warnings: tuple[Warned, ...]
+
+
+def source_status(
+    dsn: str | IngestError, settings: Settings, home: Home, tables: Sequence[TableContract]
+) -> SourceStatus:
+    """Return the status of the source at ``dsn``; if ``dsn`` is an error, without the server and with the
+    error as a warning.
+    """
+    store = LandingStore(home.landing, settings.source)
+    epoch = store.current_epoch()
+    slot_name = epoch.facts.slot if epoch is not None and epoch.facts is not None else settings.slot
+    paused = PauseRequest(store.folder).read()
+    landed = _landed(store)
+    capture = capture_state(
+        home.run, store.folder, settings.source, paused, landed.at if landed is not None else None
+    )
+    parked = ParkedTables(store.folder, epoch.number).all() if epoch is not None else {}
+    parked = {each.name: parked[each.name] for each in tables if each.name in parked}
+    found = [
+        Warned(f"{name} is left out, the other tables go on: {why.reason}", way_back(name), Level.ALARM)
+        for name, why in sorted(parked.items())
+    ]
+    try:
+        HomeIdentity(home).look()
+    except HomeCopied as copied:
+        found.insert(0, Warned(copied.problem, copied.fix, Level.ALARM))
+    server: ServerState | None = None
+    if isinstance(dsn, IngestError):
+        found.append(Warned(dsn.problem, dsn.fix))
+    else:
+        try:
+            new = not_captured(store, tables)
+            known = [each for each in tables if each not in new and each.name not in parked]
+            server = _ask(dsn, settings, home, store, slot_name, tables)
+            found += _dangers(dsn, settings, store, server, known, _start_reading(paused))
+            if capture.state is State.RUNNING and adds_tables(store):
+                found += _added(dsn, settings, store, new)
+            else:
+                found += [each for table in new for each in _in_the_way(dsn, settings, store, table)]
+        except (SourceRefused, SourceUnavailable) as error:
+            found.append(Warned(error.problem, error.fix))
+    if server is not None and landed is not None:
+        landed = replace(landed, behind=max(0, server.wal_end.value - landed.lsn.value))
+    found += _failure(capture, found)
+    ahead = server.clock_ahead if server is not None else timedelta(0)
+    return SourceStatus(
+        settings.source,
+        slot_name,
+        settings.publication,
+        len(tables),
+        capture,
+        paused,
+        landed,
+        tuple(snapshots_under_way(store, epoch.number, ahead)) if epoch is not None else (),
+        tuple(str(each) for each in SnapshotRequests(store.folder).read()),
+        server,
+        tuple(found),
+    )
+
+
+def _failure(capture: CaptureState, found: Sequence[Warned]) -> Iterator[Warned]:
+    error = capture.last_error
+    if capture.state is not State.FAILED or error is None:
+        return
+    # The look at the server may have found the same fault that stopped it.
+    if error.problem not in {each.problem for each in found}:
+        yield Warned(f"Capture has failed: {error.problem}", error.fix)
+
+
+def _start_reading(paused: Pause | None) -> str:
+    if paused is not None:
+        return "Let the capture go on: omnisupport-ingest source resume."
+    return "Start the capture: omnisupport-ingest up."
+
+
+def _ask(
+    dsn: str,
+    settings: Settings,
+    home: Home,
+    store: LandingStore,
+    slot_name: str,
+    tables: Sequence[TableContract],
+) -> ServerState:
+    connection = connect(dsn)
+    try:
+        with source_errors("reading the state of the source"):
+            version, database, role, end, limit = one_row(
+                connection,
+                "SELECT current_setting('server_version'), current_database()::text, current_user::text,"
+                " (CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()"
+                "  ELSE pg_current_wal_lsn() END)::text,"
+                " (SELECT setting::bigint FROM pg_settings WHERE name = 'max_slot_wal_keep_size')",
+            )
+            ahead = _clock_ahead(connection)
+            slot = slot_facts(connection, slot_name)
+            covered = _covered(connection, settings.publication)
+    finally:
+        connection.close()
+    wal_end = Lsn.parse(end)
+    room = Room(limit * _MEGABYTE if limit >= 0 else None, _disk_free(settings, home))
+    rate = wal_rate(_earlier(store, ahead), WalMark(wal_end, datetime.now(UTC)))
+    missing = () if covered is None else _missing(tables, covered)
+    return ServerState(
+        version,
+        database,
+        role,
+        wal_end,
+        slot,
+        room,
+        forecast(slot, room, rate) if slot is not None else None,
+        ahead,
+        covered is not None,
+        missing,
+    )
+
+
+def _clock_ahead(connection: Connection) -> timedelta:
+    """Return how far the server's clock is ahead of ours at least; zero where the two may agree."""
+    before = datetime.now(UTC)
+    (answer,) = one_row(connection, "SELECT clock_timestamp()")
+    clock: datetime = answer
+    return clock - min(max(before, clock), datetime.now(UTC))
+
+
+def _covered(connection: Connection, name: str) -> set[tuple[str, str]] | None:
+    publication = read_publication(connection, name)
+    return None if publication is None else {*publication.tables, *publication.roots}
+
+
+def _missing(tables: Iterable[TableContract], covered: set[tuple[str, str]]) -> tuple[str, ...]:
+    return tuple(each.full_name for each in tables if (each.schema, each.table) not in covered)
+
+
+def _dangers(
+    dsn: str,
+    settings: Settings,
+    store: LandingStore,
+    server: ServerState,
+    tables: Sequence[TableContract],
+    start_reading: str,
+) -> list[Warned]:
+    found = [Warned(each.problem, each.fix, Level.ALARM) for each in continuity_findings(dsn, store)]
+    if server.slot is not None and server.forecast is not None:
+        if not found:
+            much = Thresholds(settings.slot_warning_bytes, settings.slot_alarm_bytes)
+            found += warnings(server.slot, server.room, server.forecast, start_reading, much)
+        name = settings.publication
+        if not server.publication_found:
+            gone = f"Publication {name} is not on the server."
+            found.append(Warned(gone, "omnisupport-ingest preflight", Level.ALARM))
+        elif missing := [each.full_name for each in tables if each.full_name in server.missing]:
+            listed = ", ".join(missing)
+            lacks = f"Publication {name} lacks {listed}."
+            found.append(Warned(lacks, "omnisupport-ingest preflight", Level.ALARM))
+        else:
+            with closing(connect(dsn)) as connection:
+                unsent = list(published_findings(connection, store, name, tables))
+            found += [Warned(each.problem, each.fix, Level.ALARM) for each in unsent]
+    return found
+
+
+def _added(
+    dsn: str, settings: Settings, store: LandingStore, new: Sequence[TableContract]
+) -> Iterator[Warned]:
+    """Return what prevents ``new`` tables, whose contracts the running capture has not read, from being
+    captured.
+    """
+    requested = {each.table for each in SnapshotRequests(store.folder).read()}
+    waiting = [each for each in new if each.name in requested]
+    unrequested = [each.name for each in new if each.name not in requested]
+    for table in [each for each in new if each.name in unrequested]:
+        wrong = _in_the_way(dsn, settings, store, table)
+        if wrong:
+            unrequested.remove(table.name)
+        yield from wrong
+    if unrequested:
+        yield Warned(
+            f"The capture that runs has not read the contract of {', '.join(unrequested)}, which is newer.",
+            f"Have it read, beside the others: omnisupport-ingest source snapshot {' '.join(unrequested)}",
+        )
+    if waiting:
+        with closing(connect(dsn)) as connection:
+            for table in waiting:
+                for each in blocking(added_table_findings(connection, store, settings.publication, [table])):
+                    yield Warned(f"{table.name} is not captured yet. {each.problem}", each.fix)
+
+
+def _in_the_way(dsn: str, settings: Settings, store: LandingStore, table: TableContract) -> list[Warned]:
+    """Return why a start leaves out ``table``, which was never captured; empty if it would capture it."""
+    with closing(connect(dsn)) as connection:
+        wrong = blocking(added_table_findings(connection, store, settings.publication, [table]))
+    return [Warned(f"{table.name} is not captured. {each.problem}", each.fix) for each in wrong]
+
+
+def _disk_free(settings: Settings, home: Home) -> int | None:
+    """Free bytes on the disk of the embedded server; None for a server that is not ours to look at."""
+    if settings.source_dsn is not None:
+        return None
+    location = Location.read(home.postgres)
+    if location is None:
+        return None
+    with suppress(OSError):
+        return shutil.disk_usage(location.data).free
+    return None
+
+
+def _earlier(store: LandingStore, ahead: timedelta) -> WalMark | None:
+    """Return where the WAL ended about an hour ago, or as near to that as batches tell.
+
+    A capture that catches up lands in minutes what was written in hours. So the commit time of the last
+    transaction of a batch counts, on the server's clock, which is ``ahead`` of ours.
+    """
+    epoch = store.current_epoch()
+    if epoch is None:
+        return None
+    prefix = stream_prefix(epoch.number)
+    now = datetime.now(UTC)
+    names: list[str] = []
+    for name in store.newest_first(prefix):
+        names.append(name)
+        if not len(names) % _LOOKED_AT_ONCE and store.read(name).arrival.landed_at < now - _RATE_OVER:
+            break
+    names.reverse()
+    first = bisect_left(names, now - _RATE_OVER, key=lambda each: store.read(each).arrival.landed_at)
+    for index in (first, first - 1):
+        if 0 <= index < len(names):
+            batch = store.read(names[index])
+            if batch.stream is None:
+                continue
+            committed, at = batch.stream.last_commit_ts, batch.arrival.landed_at
+            if committed is not None:
+                at = min(at, committed - ahead)
+            if at <= now - _RATE_AT_LEAST:
+                return WalMark(batch.stream.end_lsn, at)
+    return None
+
+
+def _landed(store: LandingStore) -> LandedUpTo | None:
+    epoch = store.current_epoch()
+    if epoch is None:
+        return None
+    end = end_of_chain(store, epoch).end
+    last = store.last_stream(epoch.number)
+    arrival = last.arrival if last is not None else None
+    return LandedUpTo(
+        epoch.number,
+        end,
+        arrival.landed_at if arrival else None,
+        arrival.watermark if arrival else None,
+        None,
+    )

@@ -1,0 +1,105 @@
+"""Which columns of a table could be its cursor, each with the reason for or against it.
+
+Only what the database itself can say counts: who sets the column (a trigger, a default, nobody), whether it
+may be NULL, whether an index begins with it, and whether its values rise with the order of the rows in the
+server's own sample. No database knows whether an application sets a column with every change; a name that
+suggests it is reported as no more than that.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from psycopg2.extensions import connection as Connection
+
+from omnisupport_ingest.contracts.cursor_policy import TIMES
+from omnisupport_ingest.contracts.model import CursorCandidate
+from omnisupport_ingest.contracts.pg_types import PgType
+from omnisupport_ingest.sources.postgres.catalog.live_table import TableName
+
+_CHANGED = re.compile(r"updat|modif|chang|touch|version|_ts$|rev", re.IGNORECASE)
+_RISING = 0.9
+
+_COLUMNS = """
+SELECT n.nspname::text, c.relname::text, a.attname::text, format_type(a.atttypid, a.atttypmod), a.attnotnull,
+       pg_get_expr(d.adbin, d.adrelid) IS NOT NULL OR a.attidentity <> '',
+       EXISTS (SELECT 1 FROM pg_index i JOIN pg_class x ON x.oid = i.indexrelid
+               JOIN pg_am m ON m.oid = x.relam WHERE i.indrelid = c.oid AND i.indkey[0] = a.attnum
+               AND m.amname = 'btree' AND i.indisvalid
+               AND i.indpred IS NULL),
+       (SELECT s.correlation FROM pg_stats s WHERE s.schemaname = n.nspname AND s.tablename = c.relname
+        AND s.attname = a.attname AND NOT s.inherited),
+       (SELECT min(t.tgname::text) FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid
+        WHERE t.tgrelid = c.oid AND NOT t.tgisinternal AND t.tgenabled IN ('O', 'A') AND (t.tgtype & 1) = 1
+        AND (t.tgtype & 2) = 2 AND (t.tgtype & 16) = 16
+        AND p.prosrc ~* ('new\\.["]?' || a.attname || '["]?\\s*:?=')),
+       EXISTS (SELECT 1 FROM pg_index i WHERE i.indrelid = c.oid AND i.indisprimary
+               AND a.attnum = ANY (i.indkey))
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace JOIN pg_attribute a ON a.attrelid = c.oid
+LEFT JOIN pg_attrdef d ON d.adrelid = c.oid AND d.adnum = a.attnum
+WHERE c.relkind IN ('r', 'p') AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = ''
+  AND n.nspname <> 'information_schema' AND n.nspname !~ '^pg_'
+  AND a.atttypid IN ('date'::regtype, 'timestamp'::regtype, 'timestamptz'::regtype, 'int8'::regtype,
+                     'int4'::regtype)
+ORDER BY 1, 2, a.attnum
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnFacts:
+    """What the catalogs say of a column. ``correlation``: of its values with the order of the rows, None if
+    the server has no sample. ``trigger``: one that sets it before every update, by the text of its function.
+    """
+
+    name: str
+    pg_type: str
+    not_null: bool
+    default: bool
+    indexed: bool
+    correlation: float | None
+    trigger: str | None
+    in_key: bool
+
+    @property
+    def is_time(self) -> bool:
+        return PgType.parse(self.pg_type).kind in TIMES
+
+
+def cursor_candidates(connection: Connection) -> dict[TableName, tuple[CursorCandidate, ...]]:
+    """Return the candidates of every table, the usable ones first. Raises psycopg2's errors."""
+    found: dict[TableName, list[ColumnFacts]] = {}
+    with connection.cursor() as cursor:
+        cursor.execute(_COLUMNS)
+        for schema, table, *facts in cursor.fetchall():
+            found.setdefault((schema, table), []).append(ColumnFacts(*facts))
+    return {
+        table: tuple(sorted(map(judged, columns), key=lambda each: not each.usable))
+        for table, columns in found.items()
+    }
+
+
+def judged(column: ColumnFacts) -> CursorCandidate:
+    """Whether the column would do as a cursor, and why."""
+    about = [
+        "an index begins with it" if column.indexed else "no index begins with it",
+        "NOT NULL" if column.not_null else "may be NULL",
+    ]
+    if column.correlation is not None:
+        rises = "rises" if column.correlation >= _RISING else "does not rise"
+        about.append(f"{rises} with the order of the rows in the server's sample ({column.correlation:.2f})")
+    if column.in_key:
+        return CursorCandidate(column.name, False, "part of the key: an update leaves it as it is")
+    if column.trigger is not None:
+        first = f"the trigger {column.trigger} sets it before every update"
+        if not column.default:
+            first += ", and nothing at an insert unless that trigger does"
+        return CursorCandidate(column.name, True, "; ".join([first, *about]))
+    if column.is_time and _CHANGED.search(column.name):
+        first = "by its name it is set with every change, which the application has to do: no trigger does"
+        return CursorCandidate(column.name, True, "; ".join([first, *about]))
+    if column.default:
+        first = "it is set at the insert alone, by a default: updates would not be seen"
+    else:
+        first = "nothing in the database, nor its name, says that it grows with every change"
+    return CursorCandidate(column.name, False, "; ".join([first, *about]))

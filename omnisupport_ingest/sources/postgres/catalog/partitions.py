@@ -1,0 +1,262 @@
+"""The partitions of a table, how they differ from those before, and the home's record of them.
+
+Rows that come by ATTACH, or leave by DETACH, DROP or TRUNCATE of a partition, are in no change that the
+stream sends. The catalog shows each of these in its data on partitions.
+
+The record of a table also keeps partitions that have left. Where changes of partitions are sent under their
+own names, those that committed before a partition left belong to the table, however late they are read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from psycopg2.extensions import connection as Connection
+
+from omnisupport_ingest.durable import replace
+from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.foreign import Unreadable
+from omnisupport_ingest.json_values import read_note, to_plain
+from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.sources.postgres.catalog.live_table import TableName
+from omnisupport_ingest.sources.postgres.session.connection import source_errors
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """A table in the tree of a partitioned one, the root included.
+
+    ``attached`` changes when it is attached (None for the root). ``file`` changes when it is truncated or
+    rewritten. ``leaf``: it has rows of its own.
+    """
+
+    name: str
+    attached: str | None
+    file: int
+    leaf: bool
+
+
+Partitions = Mapping[str, Partition]
+"""The tree of one table; by oid, as text."""
+
+
+def read_partitions(connection: Connection, tables: Collection[TableName]) -> dict[TableName, Partitions]:
+    """Return the trees of those of ``tables`` that are partitioned, as ``connection`` sees them now."""
+    schemas, names = [schema for schema, _ in tables], [name for _, name in tables]
+    with source_errors("reading the partitions of the source"), connection.cursor() as cursor:
+        cursor.execute(_TREES, (schemas, names))
+        rows = cursor.fetchall()
+    found: dict[TableName, dict[str, Partition]] = {}
+    for schema, table, oid, name, attached, file, leaf in rows:
+        found.setdefault((schema, table), {})[oid] = Partition(name, attached, file, leaf)
+    return dict(found)
+
+
+_TREES = """
+WITH RECURSIVE tree (schema, name, relation, attached) AS (
+    SELECT w.schema, w.name, c.oid, NULL::text
+    FROM unnest(%s::text[], %s::text[]) w (schema, name)
+    JOIN pg_namespace n ON n.nspname = w.schema
+    JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = w.name AND c.relkind = 'p'
+  UNION ALL
+    SELECT t.schema, t.name, i.inhrelid, i.inhparent || '/' || i.xmin
+    FROM tree t JOIN pg_inherits i ON i.inhparent = t.relation
+)
+SELECT t.schema, t.name, c.oid::text, n.nspname || '.' || c.relname, t.attached, c.relfilenode::bigint,
+       c.relkind <> 'p'
+FROM tree t JOIN pg_class c ON c.oid = t.relation JOIN pg_namespace n ON n.oid = c.relnamespace
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """``left``: what happened to partitions so that rows may have left the table, in words. ``new``: the oids
+    of leaves that were not there before, whose rows have come unless they are empty.
+    """
+
+    left: tuple[str, ...]
+    new: tuple[str, ...]
+
+
+def difference(before: Partitions, now: Partitions) -> Difference:
+    """Return what has changed between two looks at the partitions of a table."""
+    left = []
+    for oid, was in before.items():
+        found = now.get(oid)
+        if found is None:
+            left.append(f"{was.name} was detached or dropped")
+        elif found.attached != was.attached:
+            left.append(f"{found.name} was attached anew")
+        elif found.leaf and found.file != was.file:
+            left.append(f"{found.name} was truncated or rewritten")
+    new = [oid for oid, found in now.items() if found.leaf and oid not in before]
+    return Difference(tuple(sorted(left)), tuple(sorted(new, key=int)))
+
+
+def read_root(connection: Connection, oid: int) -> TableName | None:
+    """Return the table at the root of the tree in which ``oid`` is a partition; None if it is none, or
+    gone.
+    """
+    with source_errors("looking for the root of a partition"), connection.cursor() as cursor:
+        cursor.execute(_ROOT, (oid,))
+        found = cursor.fetchone()
+    return None if found is None else (found[0], found[1])
+
+
+_ROOT = """
+SELECT n.nspname::text, c.relname::text
+FROM pg_class leaf JOIN pg_class c ON c.oid = pg_partition_root(leaf.oid)
+JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE leaf.oid = %s::bigint::oid AND leaf.relispartition
+"""
+
+
+def is_partitioned(connection: Connection, oid: int) -> bool:
+    """Whether the table ``oid`` is partitioned; not if it is gone."""
+    with source_errors("looking for partitions"), connection.cursor() as cursor:
+        cursor.execute("SELECT EXISTS (SELECT FROM pg_class WHERE oid = %s AND relkind = 'p')", (oid,))
+        (found,) = cursor.fetchone()
+    return bool(found)
+
+
+def rows_of(connection: Connection, oid: str) -> str | None:
+    """Return the condition that the rows of leaf ``oid`` meet where its root is read; None if it is gone.
+
+    A role that may read the root need not be allowed to read its partitions, so their rows are read through
+    the root. The bounds let the planner leave out the other partitions.
+    """
+    with source_errors("reading the bounds of a partition"), connection.cursor() as cursor:
+        cursor.execute("SELECT pg_get_partition_constraintdef(oid) FROM pg_class WHERE oid = %s", (oid,))
+        row = cursor.fetchone()
+    if row is None:
+        return None
+    bounds = f" AND {row[0]}" if row[0] else ""
+    return f" WHERE tableoid = {int(oid)}{bounds}"
+
+
+@dataclass(frozen=True, slots=True)
+class OtherIdentity:
+    """A partition whose old rows are sent without ``missing``. ``schema`` and ``table`` are its name."""
+
+    schema: str
+    table: str
+    missing: tuple[str, ...]
+
+
+def without_key(connection: Connection, root: int, key: Collection[str]) -> list[OtherIdentity]:
+    """Return the partitions of ``root`` (an oid) whose updates and deletes are sent without all of
+    ``key``.
+    """
+    with source_errors("reading the replica identities of partitions"), connection.cursor() as cursor:
+        cursor.execute(_IDENTITIES, (root,))
+        rows = cursor.fetchall()
+    found = [(schema, table, tuple(sorted(set(key) - set(sent)))) for schema, table, sent in rows]
+    return [OtherIdentity(*each) for each in found if each[2]]
+
+
+_IDENTITIES = """
+SELECT n.nspname::text, c.relname::text,
+       ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = c.oid
+             AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1]))
+FROM pg_partition_tree(%s::bigint::oid::regclass) t
+JOIN pg_class c ON c.oid = t.relid JOIN pg_namespace n ON n.oid = c.relnamespace
+JOIN pg_index i ON i.indrelid = c.oid
+WHERE t.isleaf AND (c.relreplident = 'd' AND i.indisprimary OR c.relreplident = 'i' AND i.indisreplident)
+ORDER BY 1, 2
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Stay:
+    """A table was a partition for what committed below ``end``, and not below ``start``.
+
+    Both are the LSNs of looks: it may have been attached somewhat above ``start``, and detached somewhat
+    above ``end``.
+    """
+
+    start: Lsn
+    end: Lsn
+
+
+@dataclass(frozen=True, slots=True)
+class KnownPartitions:
+    """The record of the partitions of one table. ``certain``: an LSN; every change of partitions below it is
+    in ``partitions``.
+
+    ``since``, by oid: it was no partition for what committed below (missing: it always was one). ``left``:
+    the last stay of those that were partitions and are none any more, or were attached again.
+    """
+
+    partitions: Partitions
+    certain: Lsn
+    since: Mapping[str, Lsn] = field(default_factory=dict)
+    left: Mapping[str, Stay] = field(default_factory=dict)
+
+    def stay_of(self, oid: str) -> Stay | None:
+        """Return the current stay of ``oid``, with ``certain`` as its end; None if it is no partition now."""
+        if oid not in self.partitions:
+            return None
+        return Stay(self.since.get(oid, Lsn(0)), self.certain)
+
+    def followed_by(self, now: Partitions, before: Lsn, certain: Lsn, read_to: Lsn) -> KnownPartitions:
+        """Return the record after ``now`` was seen.
+
+        ``before`` and ``certain``: the LSNs up to which the old and the new partitions are certain. What
+        committed below ``read_to`` is never read again.
+        """
+        left = dict(self.left)
+        for oid in self.partitions.keys() - now.keys():
+            left[oid] = Stay(self.since.get(oid, Lsn(0)), max(before, self.certain))
+        since = {oid: self.since.get(oid, Lsn(0)) if oid in self.partitions else before for oid in now}
+        return KnownPartitions(
+            now,
+            certain,
+            {oid: lsn for oid, lsn in since.items() if lsn > read_to},
+            {oid: stay for oid, stay in left.items() if stay.end > read_to},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    table: str
+    epoch: int
+    partitions: dict[str, Partition]
+    certain: Lsn = field(default_factory=partial(Lsn, 0))
+    since: dict[str, Lsn] = field(default_factory=dict)
+    left: dict[str, Stay] = field(default_factory=dict)
+
+
+class PartitionRecords:
+    """The records of one epoch of one source, in its landing folder."""
+
+    def __init__(self, folder: Path, epoch: int) -> None:
+        """``folder``: the landing folder of the source."""
+        self._folder, self._epoch = folder, epoch
+
+    def read(self, table: str) -> KnownPartitions | None:
+        """Return the partitions of ``table`` (a contract's name) whose rows the lake has; None without a
+        readable record of this epoch.
+        """
+        try:
+            record = read_note(_Record, self._file(table))
+        except (OSError, Unreadable):
+            return None
+        if record.epoch != self._epoch:
+            return None
+        return KnownPartitions(record.partitions, record.certain, record.since, record.left)
+
+    def write(self, table: str, known: KnownPartitions) -> None:
+        """Replace the record, durably. Only once the difference from the older record has landed or is
+        requested.
+        """
+        partitions, since, left = dict(known.partitions), dict(known.since), dict(known.left)
+        record = _Record(table, self._epoch, partitions, known.certain, since, left)
+        with gate("source.partitions", table):
+            replace(self._file(table), json.dumps(to_plain(record), indent=1).encode() + b"\n")
+
+    def _file(self, table: str) -> Path:
+        return self._folder / f"partitions-{table}.json"

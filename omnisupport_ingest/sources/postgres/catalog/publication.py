@@ -1,0 +1,230 @@
+"""The publication of a source: read, made, extended, and dropped if capture has made it.
+
+One that capture makes carries a comment that says so; the comment lives and dies with it, whatever happens
+to the home. ``grants_sql`` writes the least rights that a capture role needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from psycopg2 import errors as sql_errors
+from psycopg2.extensions import connection as Connection
+
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.sources.postgres.session.connection import source_errors
+from omnisupport_ingest.sources.postgres.session.errors import PreflightFailed
+from omnisupport_ingest.sources.postgres.session.quoting import identifier, literal, qualified
+
+OPERATIONS = ("insert", "update", "delete", "truncate")
+"""What a publication must publish."""
+
+MADE_BY_CAPTURE = "Made by omnisupport-ingest capture."
+"""The comment on a publication that capture has made, and so may drop."""
+
+_ROW_FILTERS_SINCE = 150000
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedTable:
+    """``columns``: those that are published (empty: the server is too old for lists, so all)."""
+
+    columns: tuple[str, ...]
+    row_filter: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """A publication. ``tables``: by table name, as ``pg_publication_tables`` lists them; partitions apart
+    from their root unless ``via_root``. ``roots``: the partitioned tables that it covers in that case, with
+    those of their partitions that it lists with a row filter or a column list. ``ours``: this role may alter
+    it.
+    """
+
+    name: str
+    operations: tuple[str, ...]
+    all_tables: bool
+    via_root: bool
+    ours: bool
+    made_by_capture: bool
+    tables: Mapping[tuple[str, str], PublishedTable]
+    roots: Mapping[tuple[str, str], tuple[tuple[str, str], ...]]
+
+    def covers(self, name: tuple[str, str]) -> bool:
+        """Whether it sends the changes of table ``name``."""
+        return name in self.tables or name in self.roots
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """The operations that it does not publish."""
+        return tuple(each for each in OPERATIONS if each not in self.operations)
+
+
+def read_publication(connection: Connection, name: str) -> Publication | None:
+    """Return the publication called ``name``; None if there is none."""
+    with source_errors("reading the publication"), connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT pubinsert, pubupdate, pubdelete, pubtruncate, puballtables, pubviaroot,"
+            " pg_has_role(pubowner, 'USAGE'), obj_description(oid, 'pg_publication')"
+            " FROM pg_publication WHERE pubname = %s",
+            (name,),
+        )
+        row = cursor.fetchone()
+        if row is None:
+            return None
+        *publishes, all_tables, via_root, ours, comment = row
+        details = (
+            "attnames::text[], rowfilter"
+            if connection.server_version >= _ROW_FILTERS_SINCE
+            else "'{}'::text[], NULL::text"
+        )
+        cursor.execute(
+            f"SELECT schemaname, tablename, {details} FROM pg_publication_tables WHERE pubname = %s",
+            (name,),
+        )
+        tables = {
+            (schema, table): PublishedTable(tuple(columns or ()), row_filter)
+            for schema, table, columns, row_filter in cursor.fetchall()
+        }
+        roots: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {}
+        if not via_root:
+            since_15 = connection.server_version >= _ROW_FILTERS_SINCE
+            cursor.execute(_ROOTS_15 if since_15 else _ROOTS_13, (name,))
+            for schema, table, partitions in cursor.fetchall():
+                roots[schema, table] = tuple((each["schema"], each["table"]) for each in partitions)
+    operations = tuple(each for each, given in zip(OPERATIONS, publishes, strict=True) if given)
+    made_by_capture = comment == MADE_BY_CAPTURE
+    return Publication(name, operations, all_tables, via_root, ours, made_by_capture, tables, roots)
+
+
+def create_statement(name: str, tables: Iterable[tuple[str, str]]) -> str:
+    """Return SQL that makes publication ``name`` for ``tables``."""
+    return (
+        f"CREATE PUBLICATION {identifier(name)} FOR TABLE {_listed(tables)}"
+        " WITH (publish_via_partition_root = true);"
+    )
+
+
+def add_statement(name: str, tables: Iterable[tuple[str, str]]) -> str:
+    """Return SQL that adds ``tables`` to publication ``name``."""
+    return f"ALTER PUBLICATION {identifier(name)} ADD TABLE {_listed(tables)};"
+
+
+def operations_statement(name: str) -> str:
+    """Return SQL that makes publication ``name`` publish every operation."""
+    return f"ALTER PUBLICATION {identifier(name)} SET (publish = {literal(', '.join(OPERATIONS))});"
+
+
+def drop_statement(name: str, tables: Iterable[tuple[str, str]]) -> str:
+    """Return SQL that removes ``tables`` from publication ``name``."""
+    return f"ALTER PUBLICATION {identifier(name)} DROP TABLE {_listed(tables)};"
+
+
+def ensure_publication(connection: Connection, name: str, tables: Sequence[TableContract]) -> list[str]:
+    """Make publication ``name`` cover ``tables``; return the tables it added, as ``schema.table``.
+
+    Other tables of the publication stay in it. Raises ``PreflightFailed`` if the role may not change it, or
+    if it leaves out operations.
+    """
+    publication = read_publication(connection, name)
+    if publication is not None and publication.left_out:
+        raise PreflightFailed(
+            f"Publication {name} leaves out {', '.join(publication.left_out)}.",
+            fix=operations_statement(name),
+        )
+    missing = [
+        table
+        for table in tables
+        if publication is None or not publication.covers((table.schema, table.table))
+    ]
+    if not missing or (publication is not None and publication.all_tables):
+        return []
+    names = [(table.schema, table.table) for table in missing]
+    if publication is None:
+        command = create_statement(name, names)
+        # In one transaction: a publication of ours without the comment would never be dropped.
+        comment = f"COMMENT ON PUBLICATION {identifier(name)} IS {literal(MADE_BY_CAPTURE)}"
+        statements = f"BEGIN; {command} {comment}; COMMIT"
+    else:
+        command = statements = add_statement(name, names)
+    with source_errors("preparing the publication"), connection.cursor() as cursor:
+        try:
+            with gate("source.publication"):
+                cursor.execute(statements)
+        except sql_errors.InsufficientPrivilege as error:
+            cursor.execute("ROLLBACK")
+            raise PreflightFailed(
+                f"This role may not prepare publication {name}: {error.diag.message_primary}.",
+                fix=f"Run as the owner of the tables: {command}",
+            ) from None
+    return [table.full_name for table in missing]
+
+
+def drop_publication(connection: Connection, name: str) -> None:
+    """Drop publication ``name``; nothing happens if there is none."""
+    with source_errors("dropping the publication"), connection.cursor() as cursor:
+        try:
+            with gate("source.publication_drop"):
+                cursor.execute(f"DROP PUBLICATION IF EXISTS {identifier(name)}")
+        except sql_errors.InsufficientPrivilege as error:
+            raise PreflightFailed(
+                f"This role may not drop publication {name}: {error.diag.message_primary}.",
+                fix=f"Run as its owner: DROP PUBLICATION {identifier(name)};",
+            ) from None
+
+
+_ROOTS = """
+SELECT n.nspname::text, c.relname::text, {own_terms}
+FROM pg_publication p, pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE p.pubname = %s AND c.relkind = 'p' AND (p.puballtables OR EXISTS (
+    SELECT FROM pg_partition_ancestors(c.oid) a JOIN pg_class above ON above.oid = a.relid
+    WHERE EXISTS (SELECT FROM pg_publication_rel r WHERE r.prpubid = p.oid AND r.prrelid = above.oid)
+       OR {in_schema}
+))
+"""
+
+_ROOTS_13 = _ROOTS.format(own_terms="'[]'::json", in_schema="false")
+
+_ROOTS_15 = _ROOTS.format(
+    own_terms="""(
+    SELECT coalesce(json_agg(json_build_object('schema', m.nspname, 'table', leaf.relname)), '[]')
+    FROM pg_partition_tree(c.oid) t JOIN pg_class leaf ON leaf.oid = t.relid
+    JOIN pg_namespace m ON m.oid = leaf.relnamespace
+    JOIN pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = leaf.oid
+    WHERE t.isleaf AND (r.prqual IS NOT NULL OR r.prattrs IS NOT NULL))""",
+    in_schema="""EXISTS (
+        SELECT FROM pg_publication_namespace s WHERE s.pnpubid = p.oid AND s.pnnspid = above.relnamespace)""",
+)
+
+
+def _listed(tables: Iterable[tuple[str, str]]) -> str:
+    return ", ".join(qualified(schema, table) for schema, table in tables)
+
+
+DEFAULT_ROLE = "omnisupport_capture"
+
+
+def grants_sql(role: str, database: str, publication: str, tables: Sequence[TableContract]) -> str:
+    """Return a script for psql that makes ``role`` and gives it the least rights to capture ``tables``.
+
+    It holds no password, which is set afterwards. Whoever runs the script makes the publication, so the role
+    needs neither CREATE on the database nor the ownership of a table.
+    """
+    name = identifier(role)
+    schemas = sorted({table.schema for table in tables})
+    lines = [
+        "-- 1. As a superuser, or as the administrator of a managed service.",
+        f"CREATE ROLE {name} LOGIN REPLICATION;",
+        f"--    Its password, in psql:  \\password {role}",
+        f"--    Amazon RDS has no REPLICATION; there:  GRANT rds_replication TO {name};",
+        f"GRANT CONNECT ON DATABASE {identifier(database)} TO {name};",
+        "",
+        f"-- 2. In database {database}, as the owner of the schemas and tables, with CREATE on the database",
+        "--    (for the publication), or as a superuser.",
+        *(f"GRANT USAGE ON SCHEMA {identifier(schema)} TO {name};" for schema in schemas),
+        *(f"GRANT SELECT ON {qualified(table.schema, table.table)} TO {name};" for table in tables),
+        create_statement(publication, [(table.schema, table.table) for table in tables]),
+    ]
+    return "\n".join(lines)

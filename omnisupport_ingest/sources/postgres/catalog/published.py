@@ -1,0 +1,373 @@
+"""How each captured table has been published, so that a time in which it was not is noticed.
+
+``pgoutput`` reads the catalogs as they were at each change: what was not published then is never sent, and
+nothing reports it later. But a table that is removed from a publication and added again gets another entry
+there, and so does one with another column list or row filter; a table that is made anew has another number,
+too. Numbers are never reused. So the entries are recorded before a table is read, and compared at every start
+and every few seconds while capture runs. A difference is recorded as a stretch of missed changes before it is
+reported, and before the record takes the new state: a crash in between loses nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from psycopg2.extensions import connection as Connection
+
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.durable import replace as replace_file
+from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.landing.encoding import content_of, decode, encode
+from omnisupport_ingest.landing.lost_changes import LostChanges
+from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.sources.postgres.catalog.live_table import TableName
+from omnisupport_ingest.sources.postgres.protocol.pgoutput import Relation
+from omnisupport_ingest.sources.postgres.session.connection import source_errors
+from omnisupport_ingest.sources.postgres.session.errors import GapInSource, TableMissedChanges
+from omnisupport_ingest.sources.postgres.slot.continuity import REPAIR
+from omnisupport_ingest.sources.postgres.snapshot.safe_watermark import (
+    REMEMBER_SECONDS,
+    CatalogLooks,
+    page_end,
+)
+
+FORMAT_VERSION = 2
+"""Version 2 added ``certain`` to each table."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedTable:
+    """A table at the source: its number, and ``entries``, by which it is in the publication.
+
+    ``since``: an end of the WAL, read after that was seen. ``certain``: the LSN up to which it was so, by the
+    last look that found it so; None where version 1 wrote it.
+    """
+
+    table: str
+    relation: int
+    entries: str
+    since: Lsn
+    certain: Lsn | None
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """The publication of an epoch (its number and last change) and its tables, by their contracts' names."""
+
+    epoch: int
+    publication: str
+    tables: dict[str, PublishedTable]
+    format_version: int = FORMAT_VERSION
+
+
+class PublishedTables:
+    """The record of one epoch, in the landing folder of its source. For use by several threads."""
+
+    def __init__(
+        self,
+        folder: Path,
+        epoch: int,
+        publication: str,
+        contracts: Sequence[TableContract],
+        requested: Callable[[], Collection[str]],
+    ) -> None:
+        """``requested`` returns the names of the tables that are to be read again; those are not reported."""
+        self.lost = LostChanges(folder, epoch)
+        """The record of differences."""
+        self._looks, self._written = CatalogLooks(), -REMEMBER_SECONDS
+        self._path = _record_file(folder, epoch)
+        self._epoch, self._publication, self._contracts = epoch, publication, tuple(contracts)
+        self._requested, self._lock = requested, threading.Lock()
+        self._asked_for: dict[str, Lsn] = {}
+        self._record = self._durable = _read(self._path)
+
+    def require_publication(self, connection: Connection) -> None:
+        """Raise ``GapInSource`` if the publication is not the recorded one any more."""
+        with self._lock:
+            self._compare_publication(self._now(connection), self._note)
+
+    def begin(self, connection: Connection) -> None:
+        """Record what is not recorded yet, and compare the rest. Raises as ``require_same`` does."""
+        with self._lock:
+            now = self._now(connection)
+            self._compare(now, self._note)
+            before = self._record.tables if self._record is not None else {}
+            if self._record is None or now.tables.keys() - before.keys():
+                self._write(replace(now, tables=now.tables | before))
+
+    def add_tables(self, connection: Connection, contracts: Sequence[TableContract]) -> None:
+        """Record new tables, which are in the publication by now. Raises as ``require_same`` does."""
+        with self._lock:
+            self._contracts += tuple(contracts)
+        self.begin(connection)
+
+    def accept(self, connection: Connection, names: Collection[str]) -> None:
+        """Accept the tables ``names`` as they are now: snapshots of all of each are about to be planned."""
+        with self._lock:
+            now = self._now(connection)
+            before = self._record.tables if self._record is not None else {}
+            taken = {name: table for name, table in now.tables.items() if name in names}
+            for name, table in taken.items():
+                if name in before and (what := _difference(before[name], table)) is not None:
+                    self._note({name: what})
+                self.lost.will_be_read(name, page_end(table.since))
+            self._write(replace(self._record or now, tables=before | taken))
+
+    def require_same(self, connection: Connection, *, last: bool = False) -> None:
+        """Raise ``TableMissedChanges`` or ``GapInSource`` if changes may have gone unsent since the record.
+
+        ``last``: no look comes after this one, so its LSN is recorded.
+        """
+        with self._lock:
+            now = self._now(connection)
+            self._compare(now, self._note)
+            if self._record is None:
+                return
+            seen = {
+                name: replace(table, certain=max(table.certain or Lsn(0), found.certain or Lsn(0)))
+                for name, table in self._record.tables.items()
+                if (found := now.tables.get(name)) is not None and _difference(table, found) is None
+            }
+            record = replace(self._record, tables=self._record.tables | seen)
+            self._record = record
+            if last or time.monotonic() - self._written >= REMEMBER_SECONDS:
+                self._write(record)
+
+    def look(self, connection: Connection) -> None:
+        """Compare as ``require_same`` does, and write nothing: for callers that are not the capture."""
+        with self._lock:
+            self._compare(self._now(connection), _note_nothing)
+
+    def require_named(self, relation: Relation, commit_lsn: int) -> None:
+        """Raise ``TableMissedChanges`` if the stream gives a captured table another name, or its name to
+        another.
+
+        Nothing of the transaction that committed at ``commit_lsn`` has landed yet.
+        """
+        name, at = f"{relation.schema}.{relation.table}", Lsn(commit_lsn)
+        with self._lock:
+            record = self._record
+        for contract, table in record.tables.items() if record is not None else ():
+            renamed = relation.oid == table.relation and name != table.table
+            other = relation.oid != table.relation and name == table.table
+            if contract not in self._names or not (renamed or other):
+                continue
+            if at < table.since:
+                if renamed:
+                    # Once the name is back no look at the catalogs shows it: it must be recorded here.
+                    self.lost.found(contract, _renamed(name), at, page_end(table.since))
+                continue
+            what = _renamed(name) if renamed else _MADE_ANEW
+            self.lost.found(contract, what, at if renamed else min(at, table.certain or Lsn(0)))
+            if contract not in self._requested():
+                raise _missed({contract: what})
+
+    def leave_out(self, reasons: Mapping[str, str], landed: Lsn) -> None:
+        """Record that changes of the tables of ``reasons`` may be missing from now on.
+
+        None of their keys lands above ``landed``, the end of the chain. A table that was never read is
+        skipped.
+        """
+        with self._lock:
+            tables = self._record.tables if self._record is not None else {}
+            for name, reason in reasons.items():
+                if name in tables:
+                    self.lost.found(name, reason, min(landed, tables[name].certain or Lsn(0)))
+
+    def will_be_read(self, names: Collection[str], below: Lsn) -> None:
+        """Expect snapshots of the tables ``names``, which are requested.
+
+        ``below``: the end of the WAL before each was seen to match its contract.
+        """
+        self._asked_for = dict.fromkeys(names, below)
+
+    def read_above(self, name: TableName, commit_lsn: int) -> bool:
+        """Whether all of table ``name`` is read above what committed at ``commit_lsn``.
+
+        The snapshot is planned, or will be; so nothing at or below ``commit_lsn`` decides the table's state.
+        """
+        with self._lock:
+            tables = {} if self._record is None else self._record.tables
+        for contract, table in tables.items():
+            if table.table == ".".join(name):
+                return commit_lsn < max(table.since, self._asked_for.get(contract, Lsn(0))).value
+        return True
+
+    def reads_above(self, name: TableName, commit_lsn: int, reason: str) -> bool:
+        """Return ``read_above``; if it is true, record that the table lacks the change until then."""
+        with self._lock:
+            tables = {} if self._record is None else self._record.tables
+        for contract, table in tables.items():
+            if table.table == ".".join(name):
+                if not self.read_above(name, commit_lsn):
+                    return False
+                to = page_end(table.since) if commit_lsn < table.since.value else None
+                self.lost.found(contract, reason, Lsn(commit_lsn), to)
+        return True
+
+    def _compare(self, now: Published, record: Callable[[Mapping[str, str]], None]) -> None:
+        self._compare_publication(now, record)
+        if self._record is None:
+            return
+        changed = {
+            name: what
+            for name, before in self._record.tables.items()
+            if name in self._names
+            if (what := _difference(before, now.tables.get(name))) is not None
+        }
+        if not changed:
+            return
+        # Also requested tables: the stream may still be far below the point at which they are added.
+        record(changed)
+        requested = self._requested()
+        if reported := {name: what for name, what in changed.items() if name not in requested}:
+            raise _missed(reported)
+
+    def _compare_publication(self, now: Published, record: Callable[[Mapping[str, str]], None]) -> None:
+        if self._record is None or now.publication == self._record.publication:
+            return
+        what = "was dropped and made anew, or altered as a whole" if now.publication else "is gone"
+        record(dict.fromkeys(self._record.tables, f"its publication {what}"))
+        raise _gap(f"Publication {self._publication} {what}")
+
+    def _note(self, changed: Mapping[str, str]) -> None:
+        tables = self._record.tables if self._record is not None else {}
+        for name, what in changed.items():
+            self.lost.found(name, what, tables[name].certain or Lsn(0))
+
+    @property
+    def _names(self) -> set[str]:
+        return {contract.name for contract in self._contracts}
+
+    def _now(self, connection: Connection) -> Published:
+        names = {(each.schema, each.table): each.name for each in self._contracts}
+        since_15 = _SINCE_15 if connection.server_version >= 150000 else ""
+        certain = self._looks.begin(connection)
+        with source_errors("reading how the tables are published"), connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT coalesce((SELECT oid || '.' || xmin FROM pg_publication WHERE pubname = %s), '')",
+                (self._publication,),
+            )
+            (publication,) = cursor.fetchone()
+            cursor.execute(
+                _ENTRIES.format(since_15=since_15),
+                ([schema for schema, _ in names], [table for _, table in names], self._publication),
+            )
+            rows = cursor.fetchall()
+            cursor.execute("SELECT pg_current_wal_insert_lsn()::text")
+            since = Lsn.parse(cursor.fetchone()[0])
+        tables = {
+            names[schema, table]: PublishedTable(f"{schema}.{table}", relation, entries or "", since, certain)
+            for schema, table, relation, entries in rows
+        }
+        return Published(self._epoch, publication, tables)
+
+    def _write(self, record: Published) -> None:
+        if record != self._durable:
+            with gate("source.published"):
+                replace_file(self._path, encode(record))
+            self._durable, self._written = record, time.monotonic()
+        self._record = record
+
+
+def recorded_tables(folder: Path, epoch: int) -> set[str]:
+    """Return the tables that a capture of ``epoch`` has known, as ``schema.table``; none before its first."""
+    record = _read(_record_file(folder, epoch))
+    return set() if record is None else {each.table for each in record.tables.values()}
+
+
+def _record_file(folder: Path, epoch: int) -> Path:
+    return folder / f"published-e{epoch:06d}.json"
+
+
+def _read(path: Path) -> Published | None:
+    try:
+        content = content_of(path)
+    except FileNotFoundError:
+        return None
+    return decode(Published, content, path, newest=FORMAT_VERSION, upgrade=_upgraded)
+
+
+def _upgraded(document: dict[str, Any]) -> dict[str, Any]:
+    """Return the document of a record of any known format version, in the current format."""
+    if document["format_version"] < 2:
+        tables = document.get("tables")
+        if isinstance(tables, dict):
+            each = {
+                name: table | {"certain": None} if isinstance(table, dict) else table
+                for name, table in tables.items()
+            }
+            document = document | {"tables": each}
+    return document | {"format_version": FORMAT_VERSION}
+
+
+_ENTRIES = """
+SELECT n.nspname::text, c.relname::text, c.oid::bigint,
+       (SELECT string_agg(entry, ', ' ORDER BY entry) FROM (
+           SELECT 'table ' || r.oid || '.' || r.xmin FROM pg_publication_rel r
+           WHERE r.prpubid = p.oid
+             AND (r.prrelid = c.oid OR r.prrelid IN (SELECT relid FROM pg_partition_ancestors(c.oid)))
+         UNION ALL
+           SELECT 'all tables' WHERE p.puballtables{since_15}
+       ) AS found (entry))
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+JOIN unnest(%s::text[], %s::text[]) AS wanted (of_schema, named)
+  ON wanted.of_schema = n.nspname AND wanted.named = c.relname
+JOIN pg_publication p ON p.pubname = %s
+"""
+
+_SINCE_15 = """
+         UNION ALL
+           SELECT 'schema ' || s.oid || '.' || s.xmin FROM pg_publication_namespace s
+           WHERE s.pnpubid = p.oid AND s.pnnspid = c.relnamespace
+         UNION ALL
+           SELECT 'partition ' || r.oid || '.' || r.xmin FROM pg_publication_rel r
+           WHERE NOT p.pubviaroot AND r.prpubid = p.oid AND r.prrelid <> c.oid
+             AND (r.prqual IS NOT NULL OR r.prattrs IS NOT NULL)
+             AND r.prrelid IN (SELECT relid FROM pg_partition_tree(c.oid))"""
+"""Schemas as a whole; and partitions with a filter or a list of their own, where that counts."""
+
+
+_MADE_ANEW = "was dropped and made anew"
+
+
+def _renamed(name: str) -> str:
+    return f"was called {name} for a time"
+
+
+def _note_nothing(changed: Mapping[str, str]) -> None:
+    pass
+
+
+def _difference(before: PublishedTable, now: PublishedTable | None) -> str | None:
+    if now is None:
+        return "is gone"
+    if now.relation != before.relation:
+        return _MADE_ANEW
+    if not now.entries:
+        return "is not in the publication any more"
+    if now.entries != before.entries:
+        return "was out of the publication for a time, or was published with other columns or rows"
+    return None
+
+
+def _missed(changed: Mapping[str, str]) -> TableMissedChanges:
+    what = ", ".join(f"{name} {change}" for name, change in sorted(changed.items()))
+    return TableMissedChanges(
+        f"Changes of single tables may not have been sent: {what}.",
+        fix="Find out what happened at the source. Then have them read again, which makes their current "
+        "state right, and capture goes on: "
+        f'omnisupport-ingest source snapshot {" ".join(sorted(changed))} --reason "what happened"',
+        tables=tuple(sorted(changed)),
+    )
+
+
+def _gap(problem: str) -> GapInSource:
+    return GapInSource(
+        f"{problem}. What committed meanwhile was not sent. Events may be missing.", fix=REPAIR
+    )

@@ -1,0 +1,152 @@
+"""The folders of one embedded server, for its data and its socket: chosen once, then recorded."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import stat
+import uuid
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from omnisupport_ingest import durable
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.foreign import Unreadable
+from omnisupport_ingest.json_values import FieldProblem, read_note
+from omnisupport_ingest.sources.postgres.embedded.binaries import SHARED_FOLDER, make_shared_folder, reachable
+
+_RECORD = "location.json"
+_LONGEST_SOCKET_PATH = 103
+"""Bytes of a socket's path: 107 on Linux, 103 on macOS (``sun_path`` without its end)."""
+
+PORT = 5432
+"""Only part of the socket's name: nothing listens on TCP."""
+
+_SOCKET_NAME = f".s.PGSQL.{PORT}"
+
+
+class LocationUnusable(IngestError):
+    """The folders of an embedded server cannot be read, made or trusted."""
+
+    exit_code = 4
+
+
+_NAME = re.compile(r"[0-9a-f]{16}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    name: str
+    outside: bool
+
+
+@dataclass(frozen=True)
+class Location:
+    """``base`` holds the data folder and the configuration; ``socket`` is the socket's folder.
+
+    ``shared`` is this server's own part of the folder that only root writes.
+    """
+
+    base: Path
+    socket: Path
+    shared: Path
+
+    @property
+    def data(self) -> Path:
+        return self.base / "data"
+
+    @property
+    def programs(self) -> Path:
+        """Where the programs are copied to if the server's user cannot reach those of the wheel.
+
+        Never in the home: root makes the copy, and no other user may change its path.
+        """
+        return self.shared / "programs"
+
+    @classmethod
+    def read(cls, folder: Path) -> Location | None:
+        """Return the location recorded in ``folder``, or None if no server was made there."""
+        record = folder / _RECORD
+        try:
+            content = read_note(_Record, record)
+            if _NAME.fullmatch(content.name) is None:
+                # It is part of a path below which everything of the server is removed.
+                raise FieldProblem("name", "is no name that was given to a server")
+            return cls._of(folder, name=content.name, outside=content.outside)
+        except FileNotFoundError:
+            return None
+        except (OSError, Unreadable) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise LocationUnusable(
+                f"{record} cannot be read: {reason}.",
+                fix=f"Restore it from a backup: it says whether the data is in {folder} or in a folder "
+                f"below {SHARED_FOLDER}, and the name of that.",
+            ) from error
+
+    @classmethod
+    def choose(cls, folder: Path, uid: int) -> Location:
+        """Choose and record folders that ``uid`` can reach, in ``folder`` itself where possible.
+
+        A folder outside has a random name, not one made from ``folder``: a home that is moved keeps its data,
+        and a new home under the old path never finds another's.
+        """
+        outside = uid != os.geteuid() and not reachable(folder / "data", uid)
+        name = uuid.uuid4().hex[:16]
+        location = cls._of(folder, name=name, outside=outside)
+        if outside:
+            try:
+                make_shared_folder(location.base)
+            except OSError as error:
+                raise LocationUnusable(
+                    f"PostgreSQL cannot run as root, its user (id {uid}) cannot enter {folder}, and "
+                    f"{location.base} cannot be made: {error.strerror}.",
+                    fix="Set OMNISUPPORT_HOME to a folder that another user owns, run as that user, or "
+                    "set OMNISUPPORT_SOURCE_DSN to a PostgreSQL server of your own.",
+                ) from error
+        record = {"name": name, "outside": outside}
+        durable.replace(folder / _RECORD, json.dumps(record).encode() + b"\n")
+        return location
+
+    @classmethod
+    def _of(cls, folder: Path, *, name: str, outside: bool) -> Location:
+        shared = SHARED_FOLDER / name
+        base = shared if outside else folder
+        socket = base / "socket"
+        if len(os.fsencode(socket / _SOCKET_NAME)) > _LONGEST_SOCKET_PATH:
+            socket = Path("/tmp") / f"omnisupport-{name}"  # noqa: S108 (make_private_folder checks it)
+        return cls(base, socket, shared)
+
+    def remove(self) -> None:
+        """Remove data, configuration, socket and programs. The folder that holds the record stays."""
+        for path in (self.socket, self.data, self.base / "data.new", self.programs):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+        (self.base / "server.conf").unlink(missing_ok=True)
+        if self.shared.is_dir():
+            self.shared.rmdir()
+            # The folder above stays while another home has something in it.
+            with suppress(OSError):
+                self.shared.parent.rmdir()
+
+
+def make_private_folder(path: Path, uid: int) -> None:
+    """Make ``path``, owned by ``uid`` and closed to others; use an existing one only if it is just that.
+
+    Raises ``LocationUnusable`` otherwise: ``/tmp`` is open to everyone, so somebody else may have made a
+    folder or link of that name.
+    """
+    try:
+        path.mkdir(mode=0o700)
+        if uid != os.geteuid():
+            os.chown(path, uid, -1)
+    except FileExistsError:
+        facts = path.lstat()
+        if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != uid or facts.st_mode & 0o077:
+            raise LocationUnusable(
+                f"{path} is there, but is not a folder that only user id {uid} can enter.",
+                fix=f"Find out what made it; then remove it: rm -r {shlex.quote(str(path))}",
+            ) from None

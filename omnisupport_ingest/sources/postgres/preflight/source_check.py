@@ -1,0 +1,168 @@
+"""The preflight of the configured source, as its home sees it: with its slot, chain and landed keys.
+
+``continuity_findings`` asks for the same proof that a start of capture asks for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
+
+from psycopg2.extensions import connection as Connection
+
+from omnisupport_ingest.contracts.model import Contracts, TableContract
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.home import Home
+from omnisupport_ingest.landing.manifest import Manifest
+from omnisupport_ingest.landing.names import chunk_batch_id, chunk_prefix
+from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.settings import Settings
+from omnisupport_ingest.sources.postgres.catalog.published import PublishedTables
+from omnisupport_ingest.sources.postgres.preflight import Severity, preflight
+from omnisupport_ingest.sources.postgres.preflight.findings import Finding
+from omnisupport_ingest.sources.postgres.session.connection import connect
+from omnisupport_ingest.sources.postgres.session.errors import GapInSource, SourceRefused, SourceUnavailable
+from omnisupport_ingest.sources.postgres.session.lease import Lease
+from omnisupport_ingest.sources.postgres.session.server import server_facts, slot_facts, wal_clock
+from omnisupport_ingest.sources.postgres.slot.continuity import resume_point
+from omnisupport_ingest.sources.postgres.slot.home_identity import HomeCopied, HomeIdentity
+from omnisupport_ingest.sources.postgres.slot.home_slot import (
+    ExpectedSlot,
+    Presence,
+    end_of_chain,
+    expected_slot,
+)
+from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotRequests
+
+
+def landed_key_findings(store: LandingStore, tables: Sequence[TableContract]) -> tuple[Finding, ...]:
+    """Yield a finding for each table whose contract has another key than its landed events, or another order.
+
+    An event carries only the values of its key: under another key they would be those of other rows.
+    """
+    landed: dict[tuple[str, str], tuple[str, ...]] = {}
+    for batch in _that_describe(store):
+        for relation in batch.relations:
+            if relation.key_columns:
+                landed.setdefault((relation.schema, relation.table), relation.key_columns)
+    return tuple(
+        _changed(table, landed[table.schema, table.table])
+        for table in tables
+        if landed.get((table.schema, table.table), table.key) != table.key
+    )
+
+
+def _that_describe(store: LandingStore) -> Iterator[Manifest]:
+    """Yield the end of the stream, and the first chunk of each finished snapshot, the newest first."""
+    epoch = store.current_epoch()
+    last = store.last_stream_until(epoch.number) if epoch is not None else None
+    if last is not None:
+        yield last
+    chunks = [name for each in store.epoch_standings() for name in store.batch_ids(chunk_prefix(each.epoch))]
+    for boundary_id in reversed([name for name in chunks if name.endswith("-boundary")]):
+        boundary = store.read(boundary_id)
+        if boundary.chunk is not None:
+            first = chunk_batch_id(boundary.epoch, boundary.chunk.snapshot_id, boundary.chunk.table, 0, 1)
+            if store.exists(first):
+                yield store.read(first)
+
+
+def _changed(table: TableContract, landed: tuple[str, ...]) -> Finding:
+    return Finding(
+        "landed_key",
+        f"The contract {table.path} gives {table.full_name} the key ({', '.join(table.key)}), and what has "
+        f"landed of it has the key ({', '.join(landed)}).",
+        f"Give the contract the key ({', '.join(landed)}) again. To capture the table under another key, "
+        "begin with a home of its own (OMNISUPPORT_HOME): the events that have landed cannot be told by it.",
+        table=table.name,
+    )
+
+
+def published_findings(
+    connection: Connection, store: LandingStore, publication: str, tables: Sequence[TableContract]
+) -> Iterator[Finding]:
+    """Yield what a start of capture would refuse because changes may not have been sent."""
+    epoch = store.current_epoch()
+    if epoch is None:
+        return
+    requests = SnapshotRequests(store.folder)
+    published = PublishedTables(
+        store.folder, epoch.number, publication, tables, lambda: requests.whole_tables().keys()
+    )
+    try:
+        published.look(connection)
+    except GapInSource as gap:
+        yield Finding("published", gap.problem, gap.fix, raises=type(gap))
+
+
+def continuity_findings(dsn: str, store: LandingStore) -> Iterator[Finding]:
+    """Yield the gap, if there is one; nothing for a home without an epoch from a server.
+
+    Correct while a capture runs as well. Raises ``SourceRefused`` or ``SourceUnavailable``.
+    """
+    epoch = store.current_epoch()
+    if epoch is None or epoch.facts is None:
+        return
+    server = server_facts(dsn)
+    connection = connect(dsn)
+    try:
+        # In this order: a running capture lands first and confirms after, and the WAL is ahead of both.
+        slot = slot_facts(connection, epoch.facts.slot)
+        chain = end_of_chain(store, epoch)
+        flushed = wal_clock(connection).flushed
+        resume_point(epoch, chain, server, flushed, slot)
+    except GapInSource as gap:
+        yield Finding("continuity", gap.problem, gap.fix, raises=GapInSource)
+    finally:
+        connection.close()
+
+
+NO_PROOF = {"standby", "replication_right", "replication_connection", "server_version"}
+"""Findings that must be repaired before the server can be asked for the proof of continuity."""
+
+
+def contracted_tables(contracts: Contracts, source: str) -> tuple[TableContract, ...]:
+    """Return the contracts of ``source``; ``IngestError`` if there are none."""
+    tables = contracts.of_source(source)
+    if not tables:
+        raise IngestError(
+            f"No contract names the source {source!r}.",
+            fix="Make them (omnisupport-ingest contracts new --all; `status` says where the home has its "
+            "contracts), or set OMNISUPPORT_SOURCE to a source that has some: "
+            + (", ".join(contracts.sources()) or "there are none"),
+        )
+    return tables
+
+
+def check_source(
+    dsn: str, settings: Settings, home: Home | None, tables: Sequence[TableContract]
+) -> tuple[Finding, ...]:
+    """Return every finding about the source at ``dsn``, the worst first; a home is not needed.
+
+    A source that cannot be reached, or refuses the connection, gives that as the only finding. ``BadDsn`` if
+    ``dsn`` cannot be read.
+    """
+    store = LandingStore(home.landing, settings.source) if home is not None else None
+    if home is not None:
+        try:
+            HomeIdentity(home).look()
+        except HomeCopied as copied:
+            return (Finding("home_copied", copied.problem, copied.fix, raises=HomeCopied),)
+    slot = ExpectedSlot(settings.slot, Presence.FREE)
+    if home is not None and store is not None:
+        running = Lease.is_held(home.run, settings.source)
+        slot = replace(expected_slot(store, settings.slot), read_by_us=running)
+    try:
+        found = preflight(dsn, tables, publication=settings.publication, slot=slot)
+        if store is not None and not {each.check for each in found} & NO_PROOF:
+            proof = list(continuity_findings(dsn, store))
+            if not proof:
+                with closing(connect(dsn)) as connection:
+                    proof += published_findings(connection, store, settings.publication, tables)
+            found = (*proof, *found)
+        if store is not None:
+            found = (*landed_key_findings(store, tables), *found)
+    except (SourceRefused, SourceUnavailable) as error:
+        return (Finding("connection", error.problem, error.fix, Severity.BLOCKS),)
+    return found

@@ -1,0 +1,146 @@
+"""The changes of one transaction after another, collected as they were received.
+
+The ordinal of a change is twice its index among the row changes, truncated relations and messages of its
+transaction, whether or not a contract names its table; a key-changing update also takes the odd number above.
+So decoding the same WAL again gives the same positions, with other contracts too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from omnisupport_ingest.landing.writer import BLOCK_BYTES, BLOCK_ROWS
+from omnisupport_ingest.sources.postgres.catalog.live_table import TableName
+from omnisupport_ingest.sources.postgres.protocol.change_block import ChangeBlock, Run
+from omnisupport_ingest.sources.postgres.protocol.pgoutput import Begin, LogicalMessage, Relation, RowNotTaken
+from omnisupport_ingest.sources.postgres.protocol.row_events import (
+    EventHeader,
+    KeyNotSent,
+    RowSchema,
+    message_event,
+    not_taken_event,
+    truncate_event,
+)
+
+Keys = Mapping[TableName, tuple[str, ...]]
+"""The key columns of the contracts, by table name; none for a contracted table that is left out."""
+
+IsPartitioned = Callable[[Relation], bool]
+"""Whether a described table is partitioned, which the description does not say."""
+
+
+class EventReader:
+    """Collects changes into blocks; the caller takes a block when it is full, or wanted."""
+
+    def __init__(
+        self, epoch: int, keys: Keys, is_partitioned: IsPartitioned = lambda _relation: False
+    ) -> None:
+        self._epoch = epoch
+        self._keys, self._is_partitioned = dict(keys), is_partitioned
+        self._schemas: dict[int, RowSchema] = {}
+        self._transaction: Begin | None = None
+        self._index = 0
+        self._block = ChangeBlock(epoch, {})
+
+    @property
+    def collected_bytes(self) -> int:
+        """Bytes of changes that are collected and not taken."""
+        return self._block.received_bytes
+
+    @property
+    def without_contract(self) -> list[Relation]:
+        """Described tables whose changes do not land under the key of a contract."""
+        return [each.relation for each in self._schemas.values() if not self._keys.get(each.name)]
+
+    def begin(self, transaction: Begin) -> None:
+        """Begin ``transaction``; the following changes belong to it."""
+        self._transaction, self._index = transaction, 0
+        self._begin_run()
+
+    def describe(
+        self, relation: Relation, name: TableName | None = None, *, read_above: bool = False
+    ) -> RowSchema:
+        """Record a new description of a table; ``KeyNotSent`` if it lacks the key of the contract.
+
+        ``name``: of the partitioned table, if ``relation`` is a partition of it. ``read_above``: a snapshot
+        reads all of the table above these changes; then a missing key is no error, and they land without one.
+        Call it only after ``take``: a block has one description of each table.
+        """
+        schema = self._schema(relation, name or (relation.schema, relation.table), self._keys, read_above)
+        self._install([schema])
+        return schema
+
+    def add_tables(self, keys: Keys, described: Sequence[tuple[Relation, TableName]]) -> list[RowSchema]:
+        """From now on land changes of the tables of ``keys`` under the keys of their contracts.
+
+        ``described``: relations of theirs that are described already, with the table's name. Call it only
+        after ``take``.
+        """
+        schemas = [self._schema(relation, name, keys, True) for relation, name in described]
+        self._keys.update(keys)
+        self._install(schemas)
+        return schemas
+
+    def _schema(self, relation: Relation, name: TableName, keys: Keys, read_above: bool) -> RowSchema:
+        partitioned = self._is_partitioned(relation)
+        try:
+            return RowSchema(relation, keys.get(name), name=name, partitioned=partitioned)
+        except KeyNotSent:
+            if not read_above:
+                raise
+            return RowSchema(relation, (), name=name, partitioned=partitioned)
+
+    def _install(self, schemas: Sequence[RowSchema]) -> None:
+        assert not self._block.rows, "changes that were described otherwise have not been taken"
+        self._schemas.update({schema.relation.oid: schema for schema in schemas})
+        self.take()
+
+    def row(self, message: bytes) -> bool:
+        """Collect a row change (a ``WAL_DATA`` message); return whether the block is full now."""
+        block = self._block
+        block.messages.append(message)
+        block.received_bytes += len(message)
+        self._index += 1
+        return block.received_bytes >= BLOCK_BYTES or len(block.messages) >= BLOCK_ROWS
+
+    def table_of(self, relation: Relation) -> tuple[TableName, bool]:
+        """Return the table that the rows of ``relation`` belong to, and whether it has a contract in use."""
+        name = self._schemas[relation.oid].name
+        return name, bool(self._keys.get(name))
+
+    def not_taken(self, change: RowNotTaken, lsn: int) -> None:
+        """Collect that a row changed which was too large to take. ``lsn``: of the change itself."""
+        name, _ = self.table_of(change.relation)
+        self._block.events.append(not_taken_event(change.kind, name, self._next_header(lsn)))
+        self._begin_run()
+
+    def truncate(self, names: Sequence[TableName], lsn: int) -> None:
+        """Collect one ``t`` event for each truncated table. ``lsn``: of the change itself."""
+        for name in names:
+            self._block.events.append(truncate_event(name, self._next_header(lsn)))
+        self._begin_run()
+
+    def message(self, message: LogicalMessage) -> None:
+        """Collect the ``m`` event of a transactional message."""
+        self._block.events.append(message_event(message, self._next_header(message.lsn)))
+        self._begin_run()
+
+    def take(self) -> ChangeBlock:
+        """Return what was collected; it may be empty."""
+        block = self._block
+        self._block = ChangeBlock(self._epoch, dict(self._schemas))
+        self._begin_run()
+        return block
+
+    def _begin_run(self) -> None:
+        """Begin a run: from here on the ordinals of rows follow one another."""
+        if self._transaction is not None:
+            self._block.runs.append(Run(len(self._block.messages), self._transaction, self._index))
+
+    def _next_header(self, lsn: int) -> EventHeader:
+        transaction, index = self._transaction, self._index
+        assert transaction is not None, "an event outside a transaction"
+        self._index += 1
+        return EventHeader(
+            self._epoch, transaction.commit_lsn, 2 * index, transaction.commit_ts, transaction.xid, lsn
+        )

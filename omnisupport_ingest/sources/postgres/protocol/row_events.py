@@ -1,0 +1,216 @@
+"""From decoded messages to landed events, one at a time: key and row images of every event.
+
+This defines what an event *is*. Most row changes take another way: ``change_block`` makes their columns a
+block at a time, and must make the same.
+"""
+
+from __future__ import annotations
+
+import base64
+from datetime import datetime
+from typing import NamedTuple
+
+import orjson
+
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.landing.rows import LandedEvent
+from omnisupport_ingest.sources.postgres.catalog.live_table import TableName
+from omnisupport_ingest.sources.postgres.protocol.pgoutput import (
+    UNCHANGED,
+    LogicalMessage,
+    Relation,
+    RowChange,
+    Value,
+)
+
+
+class KeyNotSent(IngestError):
+    """Raised when a table was altered so that the stream no longer carries the contract's key."""
+
+    def __init__(self, problem: str, *, fix: str, table: TableName) -> None:
+        super().__init__(problem, fix=fix)
+        self.table = table
+
+
+_OPS = {"I": "c", "U": "u", "D": "d"}
+
+_THEN = (
+    "The changes that were written meanwhile name no row for good: then have the table read again, "
+    "omnisupport-ingest source snapshot TABLE"
+)
+
+
+def row_image(names: tuple[str, ...], values: list[str | None]) -> str:
+    """Return a row as one JSON object, column → text or null."""
+    return orjson.dumps(dict(zip(names, values, strict=True))).decode()
+
+
+def row_key(values: list[str | None]) -> str:
+    """Return key values as a compact JSON array of their texts, ``["7","EU"]``."""
+    return orjson.dumps(values).decode()
+
+
+class EventHeader(NamedTuple):
+    """The position of an event, its commit time, its transaction, and the LSN of the change itself."""
+
+    epoch: int
+    commit_lsn: int
+    ordinal: int
+    commit_ts: datetime
+    xid: int
+    lsn: int
+
+
+def row_events(schema: RowSchema, change: RowChange, header: EventHeader) -> tuple[LandedEvent, ...]:
+    """Return one event, or two for an update that changed the key: ``d`` of the old key, ``c`` of the new.
+
+    Both carry the old row as it was sent (``before``): all of it under replica identity FULL, else the
+    columns of the identity.
+    """
+    old, new = change.old, change.new
+    before = None if old is None else schema.old_image(old, change.old_is_key)
+    if new is None:
+        key = schema.old_key(old or [])
+        return (_event(header, "d", schema.name, _Content(key, before)),)
+    after, unchanged = schema.new_image(new)
+    key = schema.key(new, old)
+    if change.kind == "I":
+        return (_event(header, "c", schema.name, _Content(key, None, after, unchanged)),)
+    old_key = key if old is None else schema.old_key(old)
+    if old_key == key:
+        return (_event(header, "u", schema.name, _Content(key, before, after, unchanged)),)
+    above = header._replace(ordinal=header.ordinal + 1)
+    return (
+        _event(header, "d", schema.name, _Content(old_key, before)),
+        _event(above, "c", schema.name, _Content(key, before, after, unchanged, old_key)),
+    )
+
+
+def not_taken_event(kind: str, name: TableName, header: EventHeader) -> LandedEvent:
+    """Return the event of a row change that was too large to take: without a key and without an image."""
+    return _event(header, _OPS[kind], name, _Content())
+
+
+def truncate_event(name: TableName, header: EventHeader) -> LandedEvent:
+    """Return the ``t`` event of one truncated table."""
+    return _event(header, "t", name, _Content())
+
+
+def message_event(message: LogicalMessage, header: EventHeader) -> LandedEvent:
+    """Return an ``m`` event, which is of no table; ``after`` holds the prefix and the content in base64."""
+    content = base64.b64encode(message.content).decode()
+    return LandedEvent(
+        header.epoch, header.commit_lsn, header.ordinal, "m", header.commit_ts, header.xid, header.lsn,
+        "", "", None, None, row_image(("prefix", "content"), [message.prefix, content]), None, None, None,
+    )  # fmt: skip
+
+
+class _Content(NamedTuple):
+    """What an event carries beside its position: JSON texts, and the columns that were not sent."""
+
+    key: str | None = None
+    before: str | None = None
+    after: str | None = None
+    unchanged: list[str] | None = None
+    moved_from_key: str | None = None
+
+
+def _event(header: EventHeader, op: str, name: TableName, content: _Content) -> LandedEvent:
+    return LandedEvent(
+        header.epoch, header.commit_lsn, header.ordinal, op, header.commit_ts, header.xid, header.lsn,
+        *name, content.key, content.before, content.after, content.unchanged, content.moved_from_key, None,
+    )  # fmt: skip
+
+
+class RowSchema:
+    """The schema of a described table, with what is worked out once for each description.
+
+    ``KeyNotSent`` if it lacks the key.
+    """
+
+    def __init__(
+        self,
+        relation: Relation,
+        contract_key: tuple[str, ...] | None,
+        *,
+        name: TableName | None = None,
+        partitioned: bool = False,
+    ) -> None:
+        """``contract_key``: the key columns of the table's contract; None without a contract; empty if its
+        events are to have no key.
+
+        ``name``: of the partitioned table, if ``relation`` is a partition of it; None for its own.
+        ``partitioned``: old rows come from partitions, and carry the columns of the partition's replica
+        identity; whether they are sent as keys or whole rows goes by the replica identity of the table
+        itself.
+        """
+        self.relation, self.partitioned = relation, partitioned
+        self.name = name or (relation.schema, relation.table)
+        self.names = tuple(column.name for column in relation.columns)
+        self.identity = [i for i, column in enumerate(relation.columns) if column.in_identity]
+        identity_names = tuple(self.names[i] for i in self.identity)
+        # With replica identity NOTHING the source refuses updates and deletes, and inserts carry all columns.
+        carried = self.names if relation.replica_identity == "n" else identity_names
+        if contract_key is not None and not set(contract_key) <= set(carried):
+            missing = ", ".join(sorted(set(contract_key) - set(carried)))
+            raise KeyNotSent(
+                f"{relation.schema}.{relation.table}: key column {missing} of its contract is not in "
+                "the table's replica identity (any more), so deletes cannot name their row.",
+                fix="Make the columns the primary key or the replica identity again (ALTER TABLE … "
+                f"REPLICA IDENTITY USING INDEX …), or change the key in the contract. {_THEN}",
+                table=self.name,
+            )
+        full_without_contract = relation.replica_identity == "f" and contract_key is None
+        names = contract_key
+        if names is None:
+            names = () if full_without_contract else identity_names
+        self.key_names = names
+        """The columns of the key: the contract's, else those of the replica identity; may be none."""
+        self.key_indexes = [self.names.index(name) for name in names]
+        self._contracted = contract_key is not None
+
+    def key(self, values: list[Value], fallback: list[Value] | None) -> str | None:
+        """Return the key in ``values``; a key value that was too long to be sent again stands in
+        ``fallback``.
+        """
+        if not self.key_indexes:
+            return None
+        found = [values[i] for i in self.key_indexes]
+        if UNCHANGED in found and fallback is not None:
+            found = [fallback[i] if values[i] is UNCHANGED else values[i] for i in self.key_indexes]
+        return orjson.dumps(found).decode()
+
+    def old_key(self, values: list[Value]) -> str | None:
+        """Return the key in an old row. ``KeyNotSent`` if a part of it was not sent."""
+        lacking = [self.names[i] for i in self.key_indexes if values[i] is None]
+        if lacking and self._contracted and self.partitioned:
+            raise KeyNotSent(
+                f"{self.relation.schema}.{self.relation.table}: a change names its row without key column "
+                f"{', '.join(lacking)} of the contract: a partition has, or had, another replica identity.",
+                fix="Give every partition one with the key (ALTER TABLE … REPLICA IDENTITY DEFAULT); "
+                f"`omnisupport-ingest preflight` names those without. {_THEN}",
+                table=self.name,
+            )
+        return self.key(values, None)
+
+    def new_image(self, values: list[Value]) -> tuple[str, list[str] | None]:
+        """Return the row as sent, and the columns that were not sent."""
+        names = self.names
+        if UNCHANGED not in values:
+            return orjson.dumps(dict(zip(names, values, strict=True))).decode(), None
+        sent = {name: value for name, value in zip(names, values, strict=True) if value is not UNCHANGED}
+        unchanged = [name for name, value in zip(names, values, strict=True) if value is UNCHANGED]
+        return orjson.dumps(sent).decode(), unchanged
+
+    def old_image(self, values: list[Value], is_key: bool) -> str:
+        """Return the old row as sent: in a key tuple the other columns are null without being so.
+
+        Under a partitioned table a null may be a column that the partition's replica identity leaves out.
+        """
+        if self.partitioned:
+            places = self.identity if is_key else range(len(values))
+            sent = {self.names[i]: values[i] for i in places if values[i] not in (None, UNCHANGED)}
+            return orjson.dumps(sent).decode()
+        if is_key:
+            return orjson.dumps({self.names[i]: values[i] for i in self.identity}).decode()
+        return self.new_image(values)[0]

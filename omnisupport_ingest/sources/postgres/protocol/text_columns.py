@@ -1,0 +1,210 @@
+"""Texts that lie somewhere in a block of bytes, cut out column by column, and joined to JSON row by row.
+
+The callers find the texts (``pgoutput`` tuples, lines of COPY) with arithmetic over all rows at once; no
+object is made for a row or a value. The JSON is byte for byte what ``orjson`` writes for each row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+
+Positions = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+PADDING = bytes(8)
+"""Follows a block, so that a length can be read even where a row ends without one."""
+
+_PIECE_BYTES = 1024 * 1024
+
+_TUPLE_TEXT, _TUPLE_NULL, _TUPLE_UNCHANGED = ord("t"), ord("n"), ord("u")
+_TAB, _LINE_END, _BACKSLASH, _NULL_LETTER = ord("\t"), ord("\n"), ord("\\"), ord("N")
+
+
+class Irregular(ValueError):
+    """Raised when a block does not have the expected layout; the caller must then take row by row."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextColumns:
+    """``columns``: one string array each, null where there is no text.
+
+    ``unchanged`` (rows × columns): where the value was not sent; None if all were. ``ends``: where each row
+    ends in the block.
+    """
+
+    columns: list[pa.StringArray]
+    unchanged: Flags | None
+    ends: Positions
+
+
+def tuple_columns(block: bytes, at: Positions, limits: Positions, count: int) -> TextColumns:
+    """Return the columns of the TupleData at ``at`` (PostgreSQL manual, "Logical Replication Message
+    Formats").
+
+    ``block`` ends with ``PADDING``; ``at`` and ``limits`` rise. ``Irregular`` if a tuple exceeds its limit,
+    has not ``count`` columns, or has a column that is neither text, null nor unchanged.
+    """
+    letters = np.frombuffer(block, np.uint8)
+    lengths = _big_endian(block, ">u4")
+    if count == 0 or (_big_endian(block, ">u2")[at] != count).any():
+        raise Irregular(f"tuples that have not {count} columns")
+    at = at + 2
+    bounds = np.empty((len(at), count, 2), np.int64)
+    kinds = np.empty((len(at), count), np.uint8)
+    try:
+        for column in range(count):
+            kind = letters[at]
+            is_text = kind == _TUPLE_TEXT
+            kinds[:, column] = kind
+            bounds[:, column, 0] = at = at + np.where(is_text, 5, 1)
+            # The length precedes the text; what is read there for other columns is ignored.
+            bounds[:, column, 1] = at = at + np.where(is_text, lengths[at - 4], 0)
+    except IndexError:
+        raise Irregular("a text that ends outside the block") from None
+    if (at > limits).any():
+        raise Irregular("a tuple that goes on behind its message")
+    without = kinds != _TUPLE_TEXT
+    unchanged = kinds == _TUPLE_UNCHANGED
+    if not ((kinds == _TUPLE_NULL) | unchanged)[without].all():
+        raise Irregular("a column that is neither text nor null nor unchanged")
+    return TextColumns(_cut(block, bounds, without), unchanged if unchanged.any() else None, at)
+
+
+def line_columns(block: bytes, count: int) -> list[pa.StringArray]:
+    """Return the columns of lines in COPY's text format, with their escapes.
+
+    ``Irregular`` if a line has not ``count`` columns.
+    """
+    letters = np.frombuffer(block, np.uint8)
+    # Neither stands within a value: COPY escapes both.
+    found = [np.flatnonzero((piece == _TAB) | (piece == _LINE_END)) for piece in pieces(letters)]
+    ends = np.concatenate([each + number * _PIECE_BYTES for number, each in enumerate(found)])
+    rows, rest = divmod(len(ends), count)
+    lines = np.flatnonzero(letters[ends] == _LINE_END)
+    if rest or len(lines) != rows or (lines % count != count - 1).any() or not block.endswith(b"\n"):
+        raise Irregular(f"lines that have not {count} columns")
+    starts = np.empty_like(ends)
+    starts[0], starts[1:] = 0, ends[:-1] + 1
+    is_null = (ends - starts == 2) & (letters[starts] == _BACKSLASH)
+    is_null[is_null] = letters[starts[is_null] + 1] == _NULL_LETTER
+    bounds = np.stack((starts, ends), axis=-1).reshape(rows, count, 2)
+    return _cut(block, bounds, is_null.reshape(rows, count))
+
+
+def pieces(letters: npt.NDArray[np.uint8]) -> Iterator[npt.NDArray[np.uint8]]:
+    """Yield ``letters`` in pieces, at least one, to bound memory.
+
+    What is worked out per letter takes as much memory as the letters; for one large row that would be several
+    times its size.
+    """
+    for start in range(0, max(1, len(letters)), _PIECE_BYTES):
+        yield letters[start : start + _PIECE_BYTES]
+
+
+def big_endian(block: bytes, form: str, at: Positions) -> npt.NDArray[Any]:
+    """Return the numbers of ``form`` (``>u4``) at ``at``, aligned or not."""
+    return _big_endian(block, form)[at]
+
+
+def _big_endian(block: bytes, form: str) -> npt.NDArray[Any]:
+    size = np.dtype(form).itemsize
+    return np.ndarray((len(block) - size + 1,), form, buffer=block, strides=(1,))
+
+
+def _cut(block: bytes, bounds: Positions, without: Flags) -> list[pa.StringArray]:
+    """Return the texts of ``block`` between ``bounds`` (rows × columns × 2), null where ``without``.
+
+    ``bounds`` must not fall and must lie within the block: Arrow does not check them.
+    """
+    if len(block) > np.iinfo(np.int32).max:
+        raise Irregular("a block that is too large")
+    rows, count, _ = bounds.shape
+    # One array of everything in the block, texts and what lies between them in turn.
+    offsets = np.ascontiguousarray(bounds.reshape(-1), np.int32)
+    parts = pa.StringArray.from_buffers(len(offsets) - 1, pa.py_buffer(offsets), pa.py_buffer(block))
+    places = np.arange(rows, dtype=np.int32) * (2 * count)
+    columns = []
+    for column in range(count):
+        missing = without[:, column]
+        columns.append(parts.take(pa.array(places + 2 * column, mask=missing if missing.any() else None)))
+    return columns
+
+
+_QUOTE = ord('"')
+_FIRST_UNESCAPED = 0x20
+
+
+def escape(letter: str) -> str:
+    """Return how ``letter`` is written in a JSON string."""
+    return orjson.dumps(letter).decode()[1:-1]
+
+
+def escaped(texts: pa.StringArray) -> pa.StringArray:
+    """Return ``texts`` as they stand between the quotes of a JSON string."""
+    # The backslash first, because the other escapes add new ones.
+    for letter in sorted(_special_letters(texts), reverse=True):
+        pattern = chr(letter)
+        texts = pc.replace_substring(texts, pattern=pattern, replacement=escape(pattern))
+    return texts
+
+
+def json_arrays(columns: Sequence[pa.StringArray]) -> pa.StringArray:
+    """Return one JSON array per row of the values in ``columns`` (one or more, escaped)."""
+    return _joined("[", ["" for _ in columns], columns, "]")
+
+
+def json_objects(
+    names: Sequence[str], columns: Sequence[pa.StringArray], unsent: npt.NDArray[np.bool_] | None = None
+) -> pa.StringArray:
+    """Return one JSON object per row, ``names`` → ``columns`` (one or more, escaped).
+
+    ``unsent`` (rows × columns): values that the object of the row leaves out.
+    """
+    prefixes = [orjson.dumps(name).decode() + ":" for name in names]
+    if unsent is None:
+        return _joined("{", prefixes, columns, "}")
+    members = [
+        pc.if_else(pa.array(left_out), None, pc.binary_join_element_wise(prefix, _values(column), ""))
+        for prefix, column, left_out in zip(prefixes, columns, unsent.T, strict=True)
+    ]
+    inner = pc.binary_join_element_wise(*members, ",", null_handling="skip")
+    return pc.binary_join_element_wise("{", inner, "}", "")
+
+
+def _joined(
+    start: str, prefixes: Sequence[str], columns: Sequence[pa.StringArray], end: str
+) -> pa.StringArray:
+    arguments: list[str | pa.StringArray] = []
+    between = start
+    for prefix, column in zip(prefixes, columns, strict=True):
+        if column.null_count:
+            arguments += [between + prefix, _values(column)]
+            between = ","
+        else:
+            arguments += [f'{between}{prefix}"', column]
+            between = '",'
+    return pc.binary_join_element_wise(*arguments, between[:-1] + end, "")
+
+
+def _values(texts: pa.StringArray) -> pa.StringArray:
+    """Return JSON strings, and ``null`` for null."""
+    return pc.fill_null(pc.binary_join_element_wise('"', texts, '"', ""), "null")
+
+
+def _special_letters(texts: pa.StringArray) -> set[int]:
+    content = texts.buffers()[2]
+    if content is None:
+        return set()
+    found = set[int]()
+    for piece in pieces(np.frombuffer(content, np.uint8)):
+        special = (piece < _FIRST_UNESCAPED) | (piece == _QUOTE) | (piece == _BACKSLASH)
+        found.update(np.unique(piece[special]).tolist())
+    return found

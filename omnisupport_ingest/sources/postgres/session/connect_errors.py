@@ -1,0 +1,174 @@
+"""Why a connection failed, and what to do: read from the messages of the server and of libpq.
+
+libpq gives no code for a connection that fails, so its text is all there is. PostgreSQL translates its
+messages on some servers; an unknown text gets the general fix.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.sources.postgres.session.errors import SourceRefused, SourceUnavailable
+from omnisupport_ingest.sources.postgres.session.quoting import identifier
+
+_DSN = "{dsn}"
+"""Stands in a fix for the setting that holds the connection string."""
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """How messages name a database: ``what`` it is, and the ``setting`` that holds its connection string."""
+
+    what: str
+    setting: str
+
+
+SOURCE = Called("the source", "OMNISUPPORT_SOURCE_DSN")
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A failure that is known by any of ``words``; ``refused``: waiting alone does not end it."""
+
+    words: tuple[str, ...]
+    fix: str
+    refused: bool = True
+
+
+_KNOWN = (
+    _Known(
+        ("password authentication failed", "no password supplied"),
+        f"Correct user or password in {_DSN}. To set the password on the server, in psql: "
+        "\\password {user}",
+    ),
+    _Known(
+        ("unsupported startup parameter", "no such database", "server login has been failing"),
+        f"Point {_DSN} at PostgreSQL itself: a connection pooler such as PgBouncer stands in between, and "
+        "capture needs the server's own replication protocol and session.",
+    ),
+    _Known(
+        ("server does not support SSL",),
+        f"Turn TLS on at the server: ALTER SYSTEM SET ssl = on;  -- with its certificate in place. Or, on a "
+        f"network that you trust, set sslmode=prefer in {_DSN}.",
+    ),
+    _Known(
+        ("certificate verify failed", "root certificate file", "does not match host name"),
+        f"Set sslrootcert in {_DSN} to the file of the authority that signed the server's certificate, and "
+        "host to the name in the certificate.",
+    ),
+    _Known(
+        ("valid client certificate",),
+        f"Set sslcert and sslkey in {_DSN} to the certificate and key of this client.",
+    ),
+    _Known(
+        ("must be superuser or replication role", "permission denied to start WAL sender"),
+        "Run as a superuser: ALTER ROLE {user} REPLICATION;",
+    ),
+    _Known(("is not permitted to log in",), "Run as a superuser: ALTER ROLE {user} LOGIN;"),
+    _Known(
+        ("permission denied for database",),
+        "Run as the owner of the database: GRANT CONNECT ON DATABASE {database} TO {user};",
+    ),
+    _Known(
+        ("too many connections", "connection slots are reserved", "max_wal_senders"),
+        "Close connections that nobody needs, or raise the limit that the message names.",
+        refused=False,
+    ),
+    _Known(
+        ("starting up", "shutting down", "not yet accepting connections", "in recovery mode"),
+        "Wait until the server accepts connections.",
+        refused=False,
+    ),
+    _Known(
+        ("could not translate host name",),
+        f"Correct the host name in {_DSN}, or make it known to this machine.",
+        refused=False,
+    ),
+    _Known(
+        ("Connection refused", "No such file or directory", "timeout expired", "timed out", "No route to"),
+        f"Start the server, or correct host and port in {_DSN}; a firewall must let this machine through.",
+        refused=False,
+    ),
+)
+_GENERAL = f"Check host and port in {_DSN}, and that the server runs and accepts connections."
+_MISSING = re.compile(r'(role|database) "[^"]*" does not exist')
+_HBA_HOST = re.compile(r'host "([^"]+)"')
+
+
+def connection_error(error: Exception, given: Mapping[str, str], called: Called = SOURCE) -> IngestError:
+    """Return our error for ``error``, raised while connecting to the database that is ``called`` so.
+
+    ``given``: the parts of the connection string. ``SourceRefused`` for what a person must change,
+    ``SourceUnavailable`` for what may pass by itself. No part of it holds a password.
+    """
+    message = str(error)
+    kind, fix = _known(message, given, called)
+    problem = f"Cannot connect to {destination(given, called.what)}: {first_line(error)}."
+    return kind(problem, fix=fix.replace(_DSN, called.setting))
+
+
+def _known(
+    message: str, given: Mapping[str, str], called: Called
+) -> tuple[type[SourceRefused | SourceUnavailable], str]:
+    refusal = _refusal(message, given, called)
+    if refusal is not None:
+        return SourceRefused, refusal
+    for known in _KNOWN:
+        if any(words in message for words in known.words):
+            return (SourceRefused if known.refused else SourceUnavailable), _filled(known.fix, given)
+    return SourceUnavailable, _GENERAL
+
+
+def destination(given: Mapping[str, str], what: str = SOURCE.what) -> str:
+    """Return where a connection string leads to, in words."""
+    host = given.get("host") or given.get("hostaddr") or "the default host"
+    port, database = given.get("port", "5432"), given.get("dbname", "the default")
+    return f"{what} at {host}, port {port}, database {database}, user {given.get('user', 'default')}"
+
+
+def first_line(error: Exception) -> str:
+    """The first line of a message, without a full stop; the others may quote data."""
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".") if lines else "the connection is closed"
+
+
+def _refusal(message: str, given: Mapping[str, str], called: Called) -> str | None:
+    """The fixes that depend on more than words."""
+    if "password authentication failed" in message:
+        # With TLS preferred, libpq tries again without it, and the second refusal only confuses.
+        return None
+    if "pg_hba.conf" in message:
+        return _let_in(message, given)
+    if missing := _MISSING.search(message):
+        if missing[1] == "database":
+            return f"Correct the database name in {_DSN}, or create the database: " + _filled(
+                "CREATE DATABASE {database};", given
+            )
+        how = "; this prints the SQL: omnisupport-ingest source grants" if called is SOURCE else "."
+        return f"Correct the user in {_DSN}, or create the role{how}"
+    return None
+
+
+def _let_in(message: str, given: Mapping[str, str]) -> str:
+    host = _HBA_HOST.search(message)
+    address = "samehost" if host is None else f"{host[1]}/{128 if ':' in host[1] else 32}"
+    kind = "local" if host is None or host[1] == "[local]" else "host"
+    where = "" if kind == "local" else f" {address}"
+    line = f"{kind} {given.get('dbname', 'all')} {given.get('user', 'all')}{where} scram-sha-256"
+    allow = (
+        f"add this line to the server's pg_hba.conf, above the one that rejects: {line}"
+        "  -- then SELECT pg_reload_conf();"
+    )
+    if "no encryption" in message and given.get("sslmode") in ("disable", "allow"):
+        return f"Set sslmode=require in {_DSN}: the server takes no unencrypted connection. Or {allow}"
+    return allow[0].upper() + allow[1:]
+
+
+def _filled(fix: str, given: Mapping[str, str]) -> str:
+    user, database = given.get("user"), given.get("dbname")
+    return fix.replace("{user}", identifier(user) if user else "<user>").replace(
+        "{database}", identifier(database) if database else "<database>"
+    )

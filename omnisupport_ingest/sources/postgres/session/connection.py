@@ -1,0 +1,217 @@
+"""Connections to the source, with every session setting that shapes values as text pinned.
+
+The snapshot reads values over a normal connection, the stream over a replication connection. Both
+must write a value as the same text, so both get the same settings from here, whatever the server,
+the database or the role has as its default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg2
+from psycopg2.extensions import connection as Connection
+from psycopg2.extensions import make_dsn, parse_dsn
+from psycopg2.extras import LogicalReplicationConnection
+
+from omnisupport_ingest.sources.postgres.session.connect_errors import (
+    SOURCE,
+    Called,
+    connection_error,
+    first_line,
+)
+from omnisupport_ingest.sources.postgres.session.errors import BadDsn, SourceUnavailable
+from omnisupport_ingest.sources.postgres.session.silence import (
+    DEFAULT_SECONDS,
+    AwaitedCursor,
+    AwaitedReplicationCursor,
+    Silence,
+)
+
+VALUE_SETTINGS: dict[str, str] = {
+    "DateStyle": "ISO",
+    "IntervalStyle": "postgres",
+    "TimeZone": "UTC",
+    "extra_float_digits": "3",
+    "bytea_output": "hex",
+    "lc_monetary": "C",
+    "xmlbinary": "base64",
+    # Names of types and of what a value refers to (``regclass``): with a schema or without, quoted or plain.
+    "search_path": "public",
+    "quote_all_identifiers": "off",
+}
+"""Settings that decide how PostgreSQL writes values as text; recorded with each epoch."""
+
+QUOTING_SETTINGS: dict[str, str] = {
+    # With "off" a backslash would begin an escape in what ``quoting.literal`` writes.
+    "standard_conforming_strings": "on",
+    # With "off" the NULL in the literal of an array, of a key say, would be a text.
+    "array_nulls": "on",
+    # With "on" the ``= NULL`` in a row filter that is read back would be an ``IS NULL``.
+    "transform_null_equals": "off",
+}
+"""Settings that decide how PostgreSQL reads what we write. Those for strings with escapes (``E'…'``:
+``backslash_quote``, ``escape_string_warning``) and for reading XML (``xmloption``) are not among them: we
+write neither. What is set for the connection goes before what ``ALTER ROLE``, ``ALTER DATABASE`` and the
+server's own files set."""
+
+_SESSION_SETTINGS: dict[str, str] = {
+    # Reading a large table, or waiting for a slot, may take longer than a role's default allows.
+    "statement_timeout": "0",
+    "idle_in_transaction_session_timeout": "0",
+    # A row-level policy must fail the read, never thin out the rows.
+    "row_security": "off",
+}
+
+_SQL_SETTINGS: dict[str, str] = {
+    # A long wait for a table lock is reported and capture is started again; a statement that waits cannot be
+    # stopped. Making a slot waits for transactions, not for locks of this kind.
+    "lock_timeout": "10s",
+}
+
+_NEWER_TIMEOUTS: tuple[tuple[int, str], ...] = (
+    (140000, "idle_session_timeout"),
+    (170000, "transaction_timeout"),
+)
+"""Newer timeouts that must not end a long read or the decoding of a large transaction, by server version."""
+
+_DEFAULTS: dict[str, str] = {
+    "connect_timeout": "10",
+    # A server that vanished without closing the connection is noticed in about a minute.
+    "keepalives_idle": "30",
+    "keepalives_interval": "10",
+    "keepalives_count": "3",
+}
+
+_SILENCE = "tcp_user_timeout"
+"""The part of a connection string that says how long the server may be silent, in milliseconds. libpq uses it
+to bound the time until sent data is acknowledged; ``silence`` covers what libpq cannot see.
+"""
+
+
+def with_silence(dsn: str, seconds: float) -> str:
+    """Return ``dsn`` with ``seconds`` as the tolerated silence, unless it sets one itself.
+
+    A string that cannot be read is returned as it is; connecting by it raises the error.
+    """
+    try:
+        given = dsn_parts(dsn)
+    except BadDsn:
+        return dsn
+    return str(make_dsn(**({_SILENCE: max(1, round(seconds * 1000))} | given)))
+
+
+def connect(dsn: str, *, application_name: str = "omnisupport-ingest", called: Called = SOURCE) -> Connection:
+    """Open an autocommit connection for SQL.
+
+    Raises ``BadDsn``, ``SourceRefused`` or ``SourceUnavailable``, which name the database as it is
+    ``called``.
+    """
+    connection = _connect(dsn, application_name, {}, replication=False, called=called)
+    connection.autocommit = True
+    return connection
+
+
+def connect_replication(
+    dsn: str, *, application_name: str = "omnisupport-ingest", decoding_memory: int | None = None
+) -> Connection:
+    """Open a connection to the walsender of the database in ``dsn`` (replication commands and SQL).
+
+    ``decoding_memory``: bytes that the server may fill with transactions it decodes (65,536 or more); None
+    for the server's own setting.
+    """
+    more = {} if decoding_memory is None else {"logical_decoding_work_mem": f"{decoding_memory // 1024}kB"}
+    return _connect(dsn, application_name, more, replication=True)
+
+
+@contextmanager
+def source_errors(doing: str) -> Iterator[None]:
+    """Turn operational errors into ``SourceUnavailable``; ``doing`` completes "while …"."""
+    try:
+        yield
+    except (psycopg2.OperationalError, psycopg2.InterfaceError) as error:
+        raise SourceUnavailable(
+            f"The source database failed while {doing}: {first_line(error)}.",
+            fix="Start the database again if it is down, or act on its message; capture then continues "
+            "where landing ends.",
+        ) from error
+
+
+class _SqlConnection(Connection):  # type: ignore[misc]  # psycopg2 ships no types
+    silence: Silence
+
+
+class _ReplicationConnection(LogicalReplicationConnection):  # type: ignore[misc]
+    silence: Silence
+
+
+def _connect(
+    dsn: str, application_name: str, more: dict[str, str], *, replication: bool, called: Called = SOURCE
+) -> Connection:
+    given = dsn_parts(dsn, called)
+    pinned = _SESSION_SETTINGS | ({} if replication else _SQL_SETTINGS) | more
+    parameters = _DEFAULTS | given
+    parameters["options"] = _options(given, VALUE_SETTINGS | QUOTING_SETTINGS | pinned)
+    parameters["client_encoding"] = "UTF8"
+    parameters["application_name"] = application_name
+    kind = _ReplicationConnection if replication else _SqlConnection
+    try:
+        connection = kind(make_dsn(**parameters))
+    except psycopg2.OperationalError as error:
+        raise connection_error(error, given, called) from None
+    connection.silence = Silence(int(given.get(_SILENCE, "0")) / 1000 or DEFAULT_SECONDS, parameters)
+    connection.cursor_factory = AwaitedReplicationCursor if replication else AwaitedCursor
+    _lift_newer_timeouts(connection)
+    return connection
+
+
+def writer_dsn(dsn: str) -> str:
+    """Return ``dsn`` for a program that writes to the source, such as the traffic of the demo. ``BadDsn``.
+
+    Names and texts then mean the same on every server.
+    """
+    given = dsn_parts(dsn)
+    return str(make_dsn(**(given | {"options": _options(given, VALUE_SETTINGS | QUOTING_SETTINGS)})))
+
+
+def _options(given: dict[str, str], pinned: dict[str, str]) -> str:
+    options = " ".join(f"-c {name}={value}" for name, value in pinned.items())
+    return f"{given.get('options', '')} {options}".strip()
+
+
+def _lift_newer_timeouts(connection: Connection) -> None:
+    """Lift timeouts that only newer servers know: an older one would refuse the connection for them."""
+    known = [name for since, name in _NEWER_TIMEOUTS if connection.server_version >= since]
+    if known:
+        with source_errors("setting up a session"), connection.cursor() as cursor:
+            cursor.execute("SELECT " + ", ".join(f"set_config('{name}', '0', false)" for name in known))
+        # One for replication is in autocommit from the start.
+        if not isinstance(connection, _ReplicationConnection):
+            connection.commit()
+
+
+def dsn_parts(dsn: str, called: Called = SOURCE) -> dict[str, str]:
+    """Return the parts of ``dsn``. ``BadDsn`` quotes nothing of it, because any part may hold a password."""
+    try:
+        given: dict[str, str] = parse_dsn(dsn)
+    except psycopg2.ProgrammingError:
+        given = {"port": "unreadable"}
+    # A password with an unencoded "/" or "@" slips into the port, the host or the database.
+    ports = given.get("port", "5432").split(",")
+    slipped = any("@" in given.get(name, "") for name in ("host", "port", "dbname"))
+    if slipped or not all(port.isdigit() for port in ports):
+        raise BadDsn(
+            f"The connection string of {called.what} ({called.setting}) cannot be read.",
+            fix="Write it as postgresql://user@host:5432/database or host=… dbname=… user=…, with "
+            "special characters percent-encoded in the first form and quoted in the second.",
+        ) from None
+    return given
+
+
+def one_row(connection: Connection, query: str, parameters: tuple[object, ...] | None = None) -> Any:
+    """Return the first row of ``query`` as a tuple; None if there is none."""
+    with connection.cursor() as cursor:
+        cursor.execute(query, parameters)
+        return cursor.fetchone()

@@ -1,0 +1,48 @@
+"""Names and texts as SQL: the replication protocol takes no parameters, so they are quoted here.
+
+What is quoted here means the same on every connection that ``connection`` opens, which pins the settings that
+quoting rests on. A text that PostgreSQL cannot hold is refused.
+"""
+
+from __future__ import annotations
+
+from omnisupport_ingest.errors import IngestError
+
+
+class NotQuotable(IngestError):
+    """A name or value that cannot be written as SQL."""
+
+
+def identifier(name: str) -> str:
+    """Return ``name`` as a quoted SQL identifier. ``NotQuotable`` if nothing can have that name."""
+    if not name:
+        raise NotQuotable("An empty name cannot be that of anything in PostgreSQL.", fix="Give it a name.")
+    _check(name, "name")
+    return '"' + name.replace('"', '""') + '"'
+
+
+def qualified(schema: str, table: str) -> str:
+    """Return a table's name with its schema, both quoted."""
+    return f"{identifier(schema)}.{identifier(table)}"
+
+
+def literal(text: str) -> str:
+    """Return ``text`` as an SQL string, for a session with ``standard_conforming_strings``.
+    ``NotQuotable``.
+    """
+    _check(text, "text")
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _check(text: str, what: str) -> None:
+    # The text is not quoted in the error: it may be a value of a row.
+    if "\0" in text:
+        problem = "the character 0, which PostgreSQL cannot hold"
+    elif any("\ud800" <= character <= "\udfff" for character in text):
+        problem = "half of a surrogate pair, which is no character of UTF-8"
+    else:
+        return
+    raise NotQuotable(
+        f"A {what} of {len(text)} characters holds {problem}, so it cannot be sent to the source.",
+        fix=f"Correct the {what} where it was given: an option, a setting, a contract or a note in the home.",
+    )

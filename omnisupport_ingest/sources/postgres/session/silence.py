@@ -1,0 +1,280 @@
+"""Noticing that a source has fallen silent: nothing comes any more, and nothing closes the connection.
+
+A proxy, a firewall or a frozen machine may stop forwarding and still answer the kernel's keepalives; a reader
+then waits for ever. Silence alone proves nothing, for a statement may wait hours for a lock. So after a while
+the server is asked on another connection what the silent session does. If the session is at work, the wait
+goes on. If it waits for us, is gone, or the server cannot be asked either, the silent connection is closed.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import psycopg2
+from psycopg2.extensions import POLL_OK, POLL_READ, cursor
+from psycopg2.extensions import connection as Connection
+from psycopg2.extras import ReplicationCursor
+
+from omnisupport_ingest.sources.postgres.session.connect_errors import first_line
+
+DEFAULT_SECONDS = 60.0
+"""Default for how long a source may be silent before it is asked."""
+
+_ASK_SECONDS = 10.0
+"""How long the other connection may take to be opened and answered, at most."""
+
+_AGAIN_SECONDS = 1.0
+"""A session that waits for us is looked at twice: its answer may have been on the way."""
+
+_LOOK_SECONDS, _IDLE_SECONDS = 0.5, 60.0
+
+_WAITS_FOR_US = ("clientread", "clientwrite", "walsendermain", "walsenderwritedata")
+_STREAM_WAITS = (*_WAITS_FOR_US, "walsenderwaitforwal")
+"""Wait events of a session that has nothing to do but to send, or to hear from us. A walsender that makes a
+slot waits for WAL as well, one that streams has then sent all there is."""
+
+# struct tcp_info of Linux: eight bytes, then words of 32 bits; the twelfth: milliseconds since data came.
+_LAST_DATA_AT, _TCP_INFO_BYTES = 8 + 11 * 4, 104
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """``seconds``: the tolerated silence. ``parameters``: of a connection to ask by."""
+
+    seconds: float
+    parameters: Mapping[str, str]
+
+    def explained(self, pid: int, *, streaming: bool = False) -> str | None:
+        """Return None if session ``pid`` is at work, else why nothing can be expected from it, as a clause.
+
+        Takes up to about 20 seconds.
+        """
+        found = self._waiting(pid, streaming)
+        if found is not None and found.may_pass:
+            time.sleep(_AGAIN_SECONDS)
+            found = self._waiting(pid, streaming)
+        return None if found is None else found.clause
+
+    def end(self, pid: int) -> None:
+        """Let the server end our abandoned session ``pid``, which would keep slot and locks until it is
+        missed.
+
+        Does nothing if the server gives no answer.
+        """
+        with suppress(psycopg2.Error, OSError):
+            self._asked(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid = %s"
+                " AND usename = current_user AND application_name = current_setting('application_name')",
+                pid,
+            )
+
+    def _asked(self, question: str, pid: int) -> tuple[Any, ...] | None:
+        return _asked(self.parameters, question, pid, min(_ASK_SECONDS, self.seconds))
+
+    def _waiting(self, pid: int, streaming: bool) -> _Found | None:
+        try:
+            row = self._asked("SELECT state, wait_event FROM pg_stat_activity WHERE pid = %s", pid)
+        except (psycopg2.Error, OSError) as error:
+            # A server that refuses one more session answers, so it is there.
+            if "FATAL" in str(error):
+                return None
+            return _Found(f"another connection gets no answer either ({first_line(error)})", False)
+        if row is None:
+            return _Found(f"the server has no session {pid} any more", False)
+        state, event = row
+        if state == "active" and (event or "").lower() not in (_STREAM_WAITS if streaming else _WAITS_FOR_US):
+            return None
+        return _Found(f"the server has sent all that its session {pid} had to send", True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    clause: str
+    may_pass: bool
+
+
+def _asked(parameters: Mapping[str, str], question: str, pid: int, seconds: float) -> tuple[Any, ...] | None:
+    """Return the first row that ``question`` about session ``pid`` gives, if any. Raises after
+    ``seconds``.
+    """
+    give_up = time.monotonic() + seconds
+    connection = psycopg2.connect(**parameters, async_=True)
+    try:
+        _wait(connection, give_up)
+        with connection.cursor() as asking:
+            asking.execute(question, (pid,))
+            _wait(connection, give_up)
+            row: tuple[Any, ...] | None = asking.fetchone()
+        return row
+    finally:
+        connection.close()
+
+
+def _wait(connection: Connection, give_up: float) -> None:
+    while (wants := connection.poll()) != POLL_OK:
+        ready = select.poll()
+        ready.register(connection.fileno(), select.POLLIN if wants == POLL_READ else select.POLLOUT)
+        if not ready.poll(max(0.0, give_up - time.monotonic()) * 1000):
+            raise psycopg2.OperationalError("none in time")
+
+
+class Awaited:
+    """One wait for the server, as a context: a silent connection is shut down, which ends the wait.
+
+    The wait then fails with an ``OperationalError`` that says so.
+    """
+
+    def __init__(self, connection: Connection, silence: Silence) -> None:
+        self._silence, self._pid = silence, connection.info.backend_pid
+        self._descriptor = connection.fileno()
+        self._lock, self._over, self._asking = threading.Lock(), False, False
+        self._since: float | None = time.monotonic()
+        self._given_up: str | None = None
+
+    def __enter__(self) -> Self:
+        _WATCH.add(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _WATCH.remove(self)
+        with self._lock:
+            self._over = True
+        if isinstance(error, psycopg2.Error):
+            self.raise_if_given_up()
+
+    def raise_if_given_up(self) -> None:
+        """Raise ``OperationalError`` if the connection was shut down."""
+        if self._given_up is not None:
+            raise psycopg2.OperationalError(self._given_up)
+
+    @contextmanager
+    def busy(self) -> Iterator[None]:
+        """A context in which we are at work ourselves, so the server may well wait."""
+        self._since = None
+        try:
+            yield
+        finally:
+            self._since = time.monotonic()
+
+    def look(self) -> None:
+        """Ask about the session if it has been silent for too long. Returns at once."""
+        if not self._asking and self._silent_seconds() >= self._silence.seconds:
+            self._asking = True
+            threading.Thread(target=self._ask, name="asking after a session", daemon=True).start()
+
+    def _ask(self) -> None:
+        why = self._silence.explained(self._pid)
+        # Something may have come while the server was asked.
+        silent = self._silent_seconds()
+        if why is not None and silent >= self._silence.seconds:
+            self._give_up(f"nothing has come from it for {silent:.0f} seconds, and {why}")
+            self._silence.end(self._pid)
+        elif self._since is not None:
+            self._since = time.monotonic()
+        self._asking = False
+
+    def _silent_seconds(self) -> float:
+        since = self._since
+        if since is None:
+            return 0.0
+        waited = time.monotonic() - since
+        if waited < self._silence.seconds:
+            return waited
+        with self._lock:
+            # Behind its end the number may be that of another file.
+            came = 0.0 if self._over else _since_data_came(self._descriptor)
+        return waited if came is None else min(waited, came)
+
+    def _give_up(self, why: str) -> None:
+        with self._lock:
+            # The connection is closed by whoever waits, and only after that.
+            if not self._over:
+                self._given_up = why
+                with suppress(OSError), socket.socket(fileno=os.dup(self._descriptor)) as same:
+                    same.shutdown(socket.SHUT_RDWR)
+
+
+class _Watch:
+    """The waits of this process, checked by one thread: a thread for each would cost more than most waits."""
+
+    def __init__(self) -> None:
+        self._waits: set[Awaited] = set()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def add(self, wait: Awaited) -> None:
+        with self._lock:
+            self._waits.add(wait)
+            # Not alive: it belongs to the process that this one was forked from.
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, name="silence", daemon=True)
+                self._thread.start()
+
+    def remove(self, wait: Awaited) -> None:
+        with self._lock:
+            self._waits.discard(wait)
+
+    def _run(self) -> None:
+        idle_since = time.monotonic()
+        while True:
+            time.sleep(_LOOK_SECONDS)
+            with self._lock:
+                waits = list(self._waits)
+                if waits:
+                    idle_since = time.monotonic()
+                elif time.monotonic() - idle_since > _IDLE_SECONDS:
+                    self._thread = None
+                    return
+            for wait in waits:
+                wait.look()
+
+
+_WATCH = _Watch()
+
+
+def _since_data_came(descriptor: int) -> float | None:
+    """Return the seconds since a TCP connection has received data; None where that is not known."""
+    if sys.platform != "linux":
+        return None
+    with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as same:
+        if same.family in (socket.AF_INET, socket.AF_INET6):
+            info = same.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+            (milliseconds,) = struct.unpack_from("=I", info, _LAST_DATA_AT)
+            return float(milliseconds) / 1000
+    return None
+
+
+class AwaitedCursor(cursor):  # type: ignore[misc]  # psycopg2 ships no types
+    """A cursor of a connection with a ``silence``: its calls that wait for the server are watched."""
+
+    def execute(self, query: Any, parameters: Any = None) -> None:
+        with Awaited(self.connection, self.connection.silence):
+            super().execute(query, parameters)
+
+    def fetchmany(self, size: int = 1) -> list[tuple[Any, ...]]:
+        if self.name is None:
+            return list(super().fetchmany(size))
+        # Only a cursor of the server has something to wait for.
+        with Awaited(self.connection, self.connection.silence):
+            return list(super().fetchmany(size))
+
+
+class AwaitedReplicationCursor(ReplicationCursor):  # type: ignore[misc]
+    """The same for the commands of replication."""
+
+    def execute(self, query: Any, parameters: Any = None) -> None:
+        with Awaited(self.connection, self.connection.silence):
+            super().execute(query, parameters)

@@ -1,0 +1,132 @@
+"""What a home remembers of its replication slot: whether it has made one, and how far it has read it.
+
+After a crash between a durable batch and its confirmation the decision table says whether capture goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from omnisupport_ingest.contracts.decision_table import CRASH_AFTER_EMIT, RECOVERY_LSN, STOP
+from omnisupport_ingest.contracts.in_force import decisions_in_force
+from omnisupport_ingest.durable import replace, sync_folder
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.foreign import Unreadable, read_file
+from omnisupport_ingest.landing.epochs import EpochRecord
+from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.settings import Settings
+from omnisupport_ingest.sources.postgres.slot.continuity import LandedChain, LandedTransaction
+
+_log = logging.getLogger(__name__)
+
+
+_NAME_BYTES = 1024
+"""More bytes than the name of any slot has."""
+
+
+class SlotIntent:
+    """The record, durable before the slot is made, that this home is about to make it.
+
+    So a slot without an epoch is known to be this home's own, and not another's.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "slot-being-made"
+
+    def record(self, slot: str) -> None:
+        with gate("source.slot_intent"):
+            replace(self._path, slot.encode())
+
+    def covers(self, slot: str) -> bool:
+        try:
+            return read_file(self._path, limit=_NAME_BYTES) == slot.encode()
+        except (OSError, Unreadable):
+            return False
+
+    @property
+    def there(self) -> bool:
+        """Whether any slot was about to be made."""
+        return self._path.exists()
+
+    def clear(self) -> None:
+        with gate("source.slot_intent_clear"):
+            self._path.unlink(missing_ok=True)
+            sync_folder(self._path.parent)
+
+
+class Presence(Enum):
+    """What must be on the server under the name of the slot for capture to go on."""
+
+    FREE = "free"
+    """This home has made no slot: one of that name is somebody else's."""
+    EITHER = "either"
+    """The home's own slot if it is there; it is made if not."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedSlot:
+    """The slot that capture uses. ``read_by_us``: a capture of this home runs, so it is in use."""
+
+    name: str
+    presence: Presence
+    read_by_us: bool = False
+
+
+def expected_slot(store: LandingStore, configured: str) -> ExpectedSlot:
+    """Return the slot of the home's epoch, else the ``configured`` one that its first epoch would get."""
+    epoch = store.current_epoch()
+    if epoch is not None and epoch.facts is not None:
+        # The proof of continuity decides whether it is the right one, and intact.
+        return ExpectedSlot(epoch.facts.slot, Presence.EITHER)
+    ours = SlotIntent(store.folder).covers(configured)
+    return ExpectedSlot(configured, Presence.EITHER if ours else Presence.FREE)
+
+
+def end_of_chain(store: LandingStore, epoch: EpochRecord) -> LandedChain:
+    """Return where the landed stream of ``epoch`` ends; the slot's consistent point if nothing has landed."""
+    prefix = f"e{epoch.number:06d}-s-"
+    stops: list[Lsn] = []
+    last: LandedTransaction | None = None
+    for batch_id in store.newest_first(prefix):
+        span = store.read(batch_id).stream
+        if span is None:
+            continue
+        stops.append(span.end_lsn)
+        last = LandedTransaction.last_of(span)
+        if last is not None:
+            break
+    else:
+        stops.append(epoch.facts.consistent_point if epoch.facts else Lsn(0))
+    return LandedChain(stops[0], last, frozenset(stops))
+
+
+FOUND = RECOVERY_LSN.found(CRASH_AFTER_EMIT)
+"""The slot is confirmed below what has landed. Counted by the batches that record it
+(``stream.recovered_from``).
+"""
+
+
+class RecoveryStopped(IngestError):
+    """Raised when the decision table wants a person to look before capture goes on after a crash."""
+
+
+def require_recovery(settings: Settings, confirmed: Lsn, landed: Lsn) -> None:
+    """Log that the source sends ``confirmed`` to ``landed`` again, and that the duplicates are dropped.
+
+    ``RecoveryStopped`` where the decision table says stop for this scenario.
+    """
+    decisions = decisions_in_force(settings)
+    if decisions.action(FOUND.scenario) == STOP:
+        raise RecoveryStopped(
+            f"The slot is confirmed up to {confirmed}, and batches have landed up to {landed}: capture or "
+            f"the source ended before that was confirmed. {decisions.path} says stop for "
+            f"{FOUND.scenario}. Nothing is lost.",
+            fix="See why it ended. Then write replay_and_dedupe in that row and start capture again: what "
+            "the source sends a second time is dropped.",
+        )
+    _log.info("the source sends %s to %s again; what has landed of it is dropped", confirmed, landed)

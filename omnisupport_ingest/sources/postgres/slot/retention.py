@@ -1,0 +1,170 @@
+"""How long the server can still keep the WAL that a slot needs, and when to warn.
+
+Facts in, forecast and warnings out; no connection here. All sizes are bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import IntEnum
+
+from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.sources.postgres.session.server import SlotFacts
+
+WARN_BELOW_SHARE, ALARM_BELOW_SHARE = 0.25, 0.1
+"""Warn, and raise the alarm, when less than this share of ``max_slot_wal_keep_size`` is left."""
+
+WARN_WITHIN, ALARM_WITHIN = timedelta(hours=24), timedelta(hours=1)
+"""Warn, and raise the alarm, when the end is nearer than this and nobody reads the slot."""
+
+_MINIMUM_SPAN = timedelta(seconds=60)
+"""A rate measured over less time means nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class WalMark:
+    """The end of the WAL at a moment."""
+
+    lsn: Lsn
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """How much WAL the slot may still hold back. ``limit``: ``max_slot_wal_keep_size``, None if not set.
+
+    ``disk_free`` of the server's disk is None where it cannot be known (a server elsewhere).
+    """
+
+    limit: int | None
+    disk_free: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """``rate``: WAL bytes written per second lately. ``left`` bytes until ``ends_at`` is reached.
+
+    ``ends_at``: ``max_slot_wal_keep_size`` (the server gives the slot up) or ``disk`` (it is full),
+    whichever is nearer; None if neither is known. ``seconds`` until then if the slot stands still.
+    """
+
+    rate: float | None
+    ends_at: str | None
+    left: int | None
+    seconds: float | None
+
+
+class Level(IntEnum):
+    """How bad a danger is. ``ALARM``: changes are being lost, or soon will be, unless somebody acts."""
+
+    WELL = 0
+    WARNING = 1
+    ALARM = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Warned:
+    """A danger and its remedy."""
+
+    problem: str
+    fix: str
+    level: Level = Level.WARNING
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """Bytes of WAL kept for the slot from which on to warn, and to raise the alarm."""
+
+    warning: int
+    alarm: int
+
+
+def wal_rate(earlier: WalMark | None, now: WalMark) -> float | None:
+    """Return the WAL bytes per second between two marks; None if they are too near to tell."""
+    if earlier is None or now.at - earlier.at < _MINIMUM_SPAN:
+        return None
+    written = max(0, now.lsn.value - earlier.lsn.value)
+    return written / (now.at - earlier.at).total_seconds()
+
+
+def forecast(slot: SlotFacts, room: Room, rate: float | None) -> Forecast:
+    """Return which end is nearest, and when it is reached if nobody reads the slot meanwhile."""
+    ends = []
+    if room.limit is not None and slot.safe_bytes is not None:
+        ends.append((max(0, slot.safe_bytes), "max_slot_wal_keep_size"))
+    if room.disk_free is not None:
+        ends.append((room.disk_free, "disk"))
+    if not ends:
+        return Forecast(rate, None, None, None)
+    left, end = min(ends)
+    return Forecast(rate, end, left, left / rate if rate else None)
+
+
+def warnings(
+    slot: SlotFacts, room: Room, ahead: Forecast, start_reading: str, thresholds: Thresholds
+) -> Iterator[Warned]:
+    """Return every danger that the slot is in. ``start_reading``: the command by which its capture goes
+    on.
+    """
+    remedy = _remedy(slot, room, ahead, start_reading)
+    kept = slot.retained_bytes or 0
+    too_much = thresholds.alarm if kept >= thresholds.alarm else thresholds.warning
+    if kept >= too_much:
+        yield Warned(
+            f"The server keeps {_gigabytes(kept)} of WAL for the slot {slot.name}, over the "
+            f"{_gigabytes(too_much)} that are set as too much.",
+            remedy,
+            Level.ALARM if kept >= thresholds.alarm else Level.WARNING,
+        )
+    if slot.wal_status == "unreserved":
+        yield Warned(
+            f"The slot {slot.name} is past max_slot_wal_keep_size: the server may remove WAL that it needs "
+            "at its next checkpoint, and the capture would have to begin again with a snapshot.",
+            remedy,
+            Level.ALARM,
+        )
+        return
+    share = None if not room.limit or slot.safe_bytes is None else slot.safe_bytes / room.limit
+    if share is not None and share < WARN_BELOW_SHARE:
+        yield Warned(
+            f"{max(0.0, share):.0%} of max_slot_wal_keep_size is left for the slot {slot.name}; at none the "
+            "server gives the slot up.",
+            remedy,
+            Level.ALARM if share < ALARM_BELOW_SHARE else Level.WARNING,
+        )
+    elif slot.reader is None and ahead.seconds is not None and ahead.seconds < WARN_WITHIN.total_seconds():
+        yield Warned(
+            f"Nobody reads the slot {slot.name}, and the server keeps its WAL: at the rate of late, "
+            f"{'the disk is full' if ahead.ends_at == 'disk' else 'max_slot_wal_keep_size is reached'} in "
+            f"{ahead.seconds / 3600:.1f} hours.",
+            remedy,
+            Level.ALARM if ahead.seconds < ALARM_WITHIN.total_seconds() else Level.WARNING,
+        )
+    elif slot.reader is None and ahead.ends_at is None:
+        yield Warned(
+            f"Nobody reads the slot {slot.name}, and nothing limits the WAL that the server keeps for it: it "
+            "can fill the server's disk.",
+            remedy,
+        )
+
+
+def _gigabytes(size: int) -> str:
+    return f"{size / 1e9:.1f} GB"
+
+
+def _remedy(slot: SlotFacts, room: Room, ahead: Forecast, start_reading: str) -> str:
+    first = (
+        start_reading
+        if slot.reader is None
+        else "End the transaction that holds the slot back, if there is one: SELECT pid, xact_start, state "
+        "FROM pg_stat_activity WHERE backend_xid IS NOT NULL ORDER BY xact_start;"
+    )
+    if ahead.ends_at == "disk":
+        return f"{first} Or make room on the server's disk."
+    size = "50GB" if room.limit is None else f"{2 * room.limit // (1024 * 1024)}MB"
+    return (
+        f"{first} {'Or give it more room' if room.limit else 'And set a limit'}: ALTER SYSTEM SET "
+        f"max_slot_wal_keep_size = '{size}'; SELECT pg_reload_conf();"
+    )

@@ -1,0 +1,183 @@
+"""Rows of a table, or their checksum, for comparing them with the lake.
+
+Rows are read as PostgreSQL's text by ``SELECT``, not by the ``COPY`` that the snapshot of a table uses: a
+fault in one way of reading must not hide itself by being in both. The checksum (``row_checksum``) is worked
+out by the server, so no row comes over the wire.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from psycopg2.extensions import connection as Connection
+
+from omnisupport_ingest.contracts.model import Column, TableContract
+from omnisupport_ingest.contracts.pg_types import ARRAYS
+from omnisupport_ingest.contracts.row_checksum import DIGITS, RowChecksum
+from omnisupport_ingest.sources.postgres.catalog.relations import read_relation
+from omnisupport_ingest.sources.postgres.session.connection import connect, source_errors
+from omnisupport_ingest.sources.postgres.session.quoting import identifier, literal
+from omnisupport_ingest.sources.postgres.snapshot.key_ranges import source_of_rows
+
+_ROWS_AT_ONCE = 10_000
+_CURSOR = "text_rows"
+
+JSON_PREFIX = "json:"
+"""An array column is written a second time, under its name with this prefix, as JSON."""
+
+
+def write_text_rows(
+    connection: Connection,
+    contract: TableContract,
+    rows: str,
+    path: Path,
+    *,
+    fetched: Callable[[int], None] = lambda _count: None,
+) -> int:
+    """Write the contract's columns of ``rows`` to a Parquet file at ``path``, for its owner only.
+
+    ``rows``: what stands behind FROM, read in the open transaction of ``connection``. Each column holds the
+    text that PostgreSQL writes for the value; null for NULL. ``fetched`` is called with the number of rows
+    that came, some thousands at a time. Returns the number of rows. Raises psycopg2's errors.
+    """
+    expressions = _expressions(contract)
+    schema = pa.schema([(name, pa.string()) for name, _ in expressions])
+    listed = ", ".join(expression for _, expression in expressions)
+    written = 0
+    path.touch(mode=0o600)
+    with pq.ParquetWriter(path, schema) as writer, connection.cursor() as cursor:
+        # Declared by hand: the driver's own refuses a transaction that was not begun by it.
+        cursor.execute(f"DECLARE {_CURSOR} NO SCROLL CURSOR FOR SELECT {listed} FROM {rows}")
+        while True:
+            cursor.execute(f"FETCH {_ROWS_AT_ONCE} FROM {_CURSOR}")
+            found = cursor.fetchall()
+            if not found:
+                break
+            columns = [list(values) for values in zip(*found, strict=True)]
+            arrays = [pa.array(values, pa.string()) for values in columns]
+            writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
+            written += len(found)
+            fetched(len(found))
+        cursor.execute(f"CLOSE {_CURSOR}")
+    return written
+
+
+def _expressions(contract: TableContract) -> list[tuple[str, str]]:
+    found = [(column.name, _text_of(identifier(column.name))) for column in contract.columns]
+    found += [
+        (f"{JSON_PREFIX}{column.name}", f"to_json({identifier(column.name)})::text")
+        for column in contract.columns
+        if column.type.kind in ARRAYS
+    ]
+    return found
+
+
+def _text_of(column: str) -> str:
+    # concat writes by the type's output function, as the log does; a cast to text would spell out
+    # booleans and cut the padding of char(n).
+    return f"CASE WHEN {column}::text IS NOT NULL THEN concat({column}) END"
+
+
+def server_checksum(connection: Connection, contract: TableContract, rows: str) -> RowChecksum:
+    """Return the checksum of the contract's columns of ``rows`` (what stands behind FROM).
+
+    Read in the open transaction of ``connection``. Raises psycopg2's errors.
+    """
+    text = " || ".join(_part(column) for column in contract.columns)
+    # SHA-256 works on servers that have MD5 forbidden.
+    with connection.cursor() as cursor:
+        cursor.execute(
+            f"SELECT count(*), coalesce(sum({_number(1)}), 0)::text,"
+            f" coalesce(sum({_number(1 + DIGITS)}), 0)::text FROM"
+            f" (SELECT encode(sha256(convert_to({text}, 'UTF8')), 'hex') AS digest FROM {rows}) AS hashed"
+        )
+        count, first, second = cursor.fetchone()
+    return RowChecksum(count, int(first), int(second))
+
+
+def _part(column: Column) -> str:
+    name = identifier(column.name)
+    # concat writes by the type's output function, as the log does.
+    text = f"to_json({name})::text" if column.type.kind in ARRAYS else f"concat({name})"
+    return f"CASE WHEN {name}::text IS NULL THEN 'N' ELSE length({text}) || ':' || {text} END"
+
+
+def _number(start: int) -> str:
+    padded = f"'x{'0' * (16 - DIGITS)}' || substr(digest, {start}, {DIGITS})"
+    return f"({padded})::bit(64)::bigint::numeric"
+
+
+@dataclass(frozen=True, slots=True)
+class RowsAt:
+    """What was written: ``written`` of ``rows`` rows. ``live``: those of ``rows`` that are not softly
+    deleted.
+
+    ``below``: the sample is the rows whose ``key_hash`` is below it; None if every row was written.
+    """
+
+    rows: int
+    live: int
+    written: int
+    below: str | None
+
+
+def write_rows_at(
+    dsn: str,
+    publication: str,
+    snapshot: str,
+    contract: TableContract,
+    path: Path,
+    *,
+    sample: int | None = None,
+) -> RowsAt:
+    """Write the contract's columns of the rows that ``snapshot`` sees to a Parquet file at ``path``.
+
+    Leaves out rows that ``publication`` does not send. ``sample``: about so many rows, chosen by the hash of
+    their key, so the same ones each time; None for every row. The session that exported ``snapshot`` must
+    still be open. Raises ``SourceUnavailable``, or as ``read_relation``.
+    """
+    connection = connect(dsn)
+    try:
+        connection.autocommit = False
+        with source_errors(f"reading {contract.full_name}"):
+            with connection.cursor() as start:
+                start.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+                start.execute(f"SET TRANSACTION SNAPSHOT {literal(snapshot)}")
+            relation = read_relation(connection, publication, contract)
+            table = source_of_rows(contract.schema, contract.table, relation)
+            rows, live = _counts(connection, contract, table)
+            below = hash_bound(sample, rows)
+            chosen = "" if below is None else f" WHERE {key_hash(contract)} < {literal(below)}"
+            written = write_text_rows(connection, contract, f"{table}{chosen}", path)
+    finally:
+        connection.close()
+    return RowsAt(rows, live, written, below)
+
+
+def hash_bound(sample: int | None, rows: int) -> str | None:
+    """Return the bound below which about ``sample`` of ``rows`` hashes fall; None if that is all of them."""
+    if sample is None or rows <= sample:
+        return None
+    return f"{(sample << 32) // rows:08x}"
+
+
+def key_hash(contract: TableContract) -> str:
+    """Return SQL for eight hexadecimal digits of the hash of a row's key, in an order that no locale
+    changes.
+    """
+    key = ", ".join(identifier(name) for name in contract.key)
+    text = f"convert_to(concat_ws(chr(31), {key}), 'UTF8')"
+    return f"substr(encode(sha256({text}), 'hex'), 1, 8) COLLATE \"C\""
+
+
+def _counts(connection: Connection, contract: TableContract, table: str) -> tuple[int, int]:
+    mark = contract.soft_delete_column
+    alive = "" if mark is None else f" FILTER (WHERE {identifier(mark)} IS NULL)"
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT count(*), count(*){alive} FROM {table}")
+        rows, live = cursor.fetchone()
+    return rows, live

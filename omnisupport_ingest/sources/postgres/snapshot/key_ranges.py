@@ -1,0 +1,286 @@
+"""Cutting a table into ranges of its key, each about as many rows, and the ranges of keys that a person
+requests.
+
+Keys are walked in the order of an index, so ranges are even whatever the distribution of the keys and without
+statistics: every step reads as many index entries as a chunk has rows. A table whose key has no index is cut
+by ``ctid``, because each range of keys would read all of it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+import psycopg2
+from psycopg2.extensions import connection as Connection
+
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.key_range import ORDERED_TYPES, TEXT, KeyRange
+from omnisupport_ingest.sources.postgres.catalog.relations import CatalogRelation, read_relation
+from omnisupport_ingest.sources.postgres.session.connect_errors import first_line
+from omnisupport_ingest.sources.postgres.session.connection import source_errors
+from omnisupport_ingest.sources.postgres.session.quoting import identifier, literal, qualified
+
+Bound = tuple[str, ...]
+"""Values of the columns that a table is cut by, as PostgreSQL's text."""
+
+CTID = "ctid"
+_ROWS_PER_PAGE = 60
+"""Assumed where the server has no statistics; only the size of chunks depends on it."""
+
+
+def columns_to_cut_by(
+    connection: Connection, schema: str, table: str, key: Sequence[str], *, partitioned: bool
+) -> tuple[str, ...]:
+    """Return the key's columns in the order of an index; ``ctid`` without one; none where neither will do.
+
+    Cutting by ctid is exact only if updates carry whole rows (replica identity FULL), or if there are none: a
+    row that moves to a page that was read already is known by its update alone.
+    """
+    with source_errors(f"reading the indexes of {schema}.{table}"), connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT array(SELECT a.attname::text FROM unnest(i.indkey) WITH ORDINALITY k(number, place)"
+            " JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.number"
+            " WHERE k.place <= %s ORDER BY k.place)"
+            " FROM pg_index i JOIN pg_class c ON c.oid = i.indrelid"
+            " JOIN pg_namespace n ON n.oid = c.relnamespace JOIN pg_class x ON x.oid = i.indexrelid"
+            " JOIN pg_am m ON m.oid = x.relam"
+            " WHERE n.nspname = %s AND c.relname = %s AND m.amname = 'btree' AND i.indisvalid"
+            " AND i.indpred IS NULL AND i.indnkeyatts >= %s"
+            " ORDER BY i.indisprimary DESC, i.indisunique DESC, i.indnkeyatts, x.relname",
+            (len(key), schema, table, len(key)),
+        )
+        for (columns,) in cursor.fetchall():
+            if set(columns) == set(key):
+                return tuple(columns)
+    return () if partitioned else (CTID,)
+
+
+@dataclass(frozen=True, slots=True)
+class CutBy:
+    """How a table is cut: by the columns ``by`` with ``types``, into chunks of about ``rows`` rows."""
+
+    by: tuple[str, ...]
+    types: tuple[str, ...]
+    rows: int
+
+
+def cut(
+    connection: Connection,
+    table: TableContract,
+    relation: CatalogRelation,
+    into: CutBy,
+    conditions: Sequence[str] = (),
+) -> Iterator[Bound]:
+    """Yield the bounds between the chunks of the rows that meet ``conditions``; none if one chunk holds them.
+
+    Each is read when it is asked for, in the open transaction of ``connection``: those of a large table take
+    a while.
+    """
+    by, rows = into.by, into.rows
+    if not by:
+        return
+    if by == (CTID,):
+        yield from _pages(connection, table.schema, table.table, rows)
+        return
+    listed = ", ".join(identifier(name) for name in by)
+    # With names of their own, or ORDER BY would mean the texts.
+    texts = ", ".join(f"{identifier(name)}::text AS bound_{n}" for n, name in enumerate(by))
+    name = source_of_rows(table.schema, table.table, relation)
+    bound: Bound | None = None
+    while True:
+        condition = where(by, into.types, bound, None, conditions)
+        with source_errors(f"cutting {table.full_name} into chunks"), connection.cursor() as cursor:
+            cursor.execute(
+                f"SELECT {texts} FROM {name}{condition} ORDER BY {listed} OFFSET {rows - 1} LIMIT 1"
+            )
+            found = cursor.fetchone()
+        if found is None:
+            return
+        bound = tuple(found)
+        yield bound
+
+
+def where_key(table: TableContract, types: Sequence[str], keys: Collection[str]) -> str:
+    """Return the condition of the rows with one of ``keys``: JSON arrays of the texts of the contract's
+    key.
+    """
+    listed = ", ".join(identifier(name) for name in table.key)
+    rows = ", ".join(_row(json.loads(key), types) for key in sorted(keys))
+    return f" WHERE ({listed}) IN ({rows})"
+
+
+def where(
+    by: Sequence[str],
+    types: Sequence[str],
+    start: Bound | None,
+    end: Bound | None,
+    others: Sequence[str] = (),
+) -> str:
+    """Return the condition of a chunk: above ``start``, up to and with ``end`` (None: open), and the
+    ``others``.
+    """
+    left = f"({', '.join(identifier(name) for name in by)})"
+    conditions = [*others]
+    if start is not None:
+        conditions.append(f"{left} > {_row(start, types)}")
+    if end is not None:
+        conditions.append(f"{left} <= {_row(end, types)}")
+    return f" WHERE {' AND '.join(conditions)}" if conditions else ""
+
+
+def source_of_rows(schema: str, table: str, relation: CatalogRelation) -> str:
+    """Return what stands behind FROM for the rows that the stream sends; conditions may name every column.
+
+    For a partitioned table these are the rows of its partitions. Rows of inheritance children are left out: a
+    child is a table of its own in the stream.
+    """
+    name = f"{'' if relation.partitioned else 'ONLY '}{qualified(schema, table)}"
+    if relation.row_filter is None:
+        return name
+    # Plain enough for the planner to read the table itself, by key, ctid or partition.
+    rows = f"SELECT {CTID}, tableoid, * FROM {name} WHERE ({relation.row_filter})"
+    return f"({rows}) AS {identifier(table)}"
+
+
+def _row(values: Sequence[str], types: Sequence[str]) -> str:
+    cast = (f"CAST({literal(value)} AS {kind})" for value, kind in zip(values, types, strict=True))
+    return f"({', '.join(cast)})"
+
+
+def _pages(connection: Connection, schema: str, table: str, rows: int) -> Iterator[Bound]:
+    with source_errors(f"reading the size of {schema}.{table}"), connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT pg_relation_size(c.oid) / current_setting('block_size')::int, c.reltuples, c.relpages"
+            " FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
+            " WHERE n.nspname = %s AND c.relname = %s",
+            (schema, table),
+        )
+        pages, counted, of_pages = cursor.fetchone()
+    per_page = counted / of_pages if counted > 0 and of_pages > 0 else _ROWS_PER_PAGE
+    step = max(1, int(rows / per_page))
+    # Line numbers in a page count from 1, so no row stands at a bound.
+    for page in range(step, pages, step):
+        yield (f"({page},0)",)
+
+
+_BYTE_ORDER = ("C", "POSIX")
+"""The locales of the C library that order texts by their bytes."""
+
+
+class NoKeyRange(IngestError):
+    """Raised when the requested keys are no range that the lake can tell from other keys."""
+
+    exit_code = 2
+
+
+def key_range(
+    connection: Connection,
+    publication: str,
+    table: TableContract,
+    start: Sequence[str] | None,
+    end: Sequence[str] | None,
+) -> KeyRange:
+    """Return the range of keys of ``table`` from ``start`` to ``end``, as the server writes them.
+
+    Each bound has values of the first columns of the key. ``NoKeyRange`` with the reason, or as
+    ``read_relation`` raises.
+    """
+    longest = max(len(start or ()), len(end or ()))
+    if longest > len(table.key) or longest == 0:
+        raise NoKeyRange(
+            f"{longest} values were given, and the key of {table.full_name} has {len(table.key)} columns: "
+            f"{', '.join(table.key)}.",
+            fix="Give the value of the first column, or a JSON array with those of the first few.",
+        )
+    relation = read_relation(connection, publication, table)
+    columns = table.key[:longest]
+    kinds = kinds_of(relation, columns)
+    for column, kind in zip(columns, kinds, strict=True):
+        if kind is None or (kind == TEXT and not _by_bytes(connection, table, column)):
+            of_type = _type(relation, column)
+            collated = " in a collation other than C" if kind == TEXT else ""
+            raise NoKeyRange(
+                f"Column {column} of {table.full_name} is {of_type}{collated}: the lake cannot tell which "
+                "keys lie in a range of it.",
+                fix="Have the table read as a whole: omnisupport-ingest source snapshot "
+                f"{table.name}. Ranges are for keys of integers, uuid, date, and text in the collation C.",
+            )
+    known = tuple(kind for kind in kinds if kind is not None)
+    found = KeyRange(
+        known,
+        None if start is None else _canonical(connection, table, relation, start),
+        None if end is None else _canonical(connection, table, relation, end),
+    )
+    if found.is_empty:
+        raise NoKeyRange(
+            f"The range of keys ends before it starts: {found}.", fix="Swap the values of --from and --to."
+        )
+    return found
+
+
+def kinds_of(relation: CatalogRelation, columns: Sequence[str]) -> tuple[str | None, ...]:
+    """Return how the values of ``columns`` are ordered; None where the lake cannot tell."""
+    return tuple(ORDERED_TYPES.get(_type(relation, column).partition("(")[0]) for column in columns)
+
+
+def conditions(table: TableContract, relation: CatalogRelation, scope: KeyRange) -> tuple[str, ...]:
+    """Return the SQL conditions of the rows whose keys lie in ``scope``."""
+    found = []
+    for bound, compared in ((scope.start, ">="), (scope.end, "<=")):
+        if bound is not None:
+            names = ", ".join(identifier(name) for name in table.key[: len(bound)])
+            values = ", ".join(
+                f"CAST({literal(value)} AS {_type(relation, name)})"
+                for name, value in zip(table.key, bound, strict=False)
+            )
+            found.append(f"({names}) {compared} ({values})")
+    return tuple(found)
+
+
+def _type(relation: CatalogRelation, column: str) -> str:
+    return dict(zip(relation.columns, relation.types, strict=True))[column]
+
+
+def _canonical(
+    connection: Connection, table: TableContract, relation: CatalogRelation, values: Sequence[str]
+) -> tuple[str, ...]:
+    """Return ``values`` as the server writes them: ``007`` is ``7``."""
+    found = []
+    for column, value in zip(table.key, values, strict=False):
+        of_type = _type(relation, column)
+        try:
+            with source_errors(f"reading a key of {table.full_name}"), connection.cursor() as cursor:
+                # A text that is too long for the column would be cut by a cast to its type with the length.
+                cursor.execute(f"SELECT CAST({literal(value)} AS {of_type.partition('(')[0]})::text")
+                found.append(cursor.fetchone()[0])
+        except psycopg2.DataError as error:
+            raise NoKeyRange(
+                f"{value!r} is no value of column {column} of {table.full_name}: {first_line(error)}.",
+                fix=f"Give a value of type {of_type}.",
+            ) from error
+    return tuple(found)
+
+
+def _by_bytes(connection: Connection, table: TableContract, column: str) -> bool:
+    """Whether texts in ``column`` are ordered by their UTF-8 bytes."""
+    with source_errors(f"reading the collation of {table.full_name}"), connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT CASE o.collprovider WHEN 'd' THEN d.datcollate ELSE o.collcollate END,"
+            " CASE o.collprovider WHEN 'd' THEN coalesce(to_jsonb(d) ->> 'datlocprovider', 'c')"
+            "   ELSE o.collprovider::text END"
+            " FROM pg_attribute a JOIN pg_collation o ON o.oid = a.attcollation"
+            " JOIN pg_class c ON c.oid = a.attrelid JOIN pg_namespace n ON n.oid = c.relnamespace"
+            " JOIN pg_database d ON d.datname = current_database()"
+            " WHERE n.nspname = %s AND c.relname = %s AND a.attname = %s"
+            " AND current_setting('server_encoding') = 'UTF8'",
+            (table.schema, table.table, column),
+        )
+        found = cursor.fetchone()
+    if found is None:
+        return False
+    collate, provider = found
+    # The collations that are built into the server order by code points; ICU has another order by any name.
+    return provider == "b" or (provider == "c" and collate in _BYTE_ORDER)

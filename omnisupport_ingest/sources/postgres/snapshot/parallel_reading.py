@@ -1,0 +1,236 @@
+"""Reading the chunks of planned snapshots, several at a time, each thread on a connection of its own.
+
+Rows whose keys changed while their table was being read are read again afterwards (``landing.moved_rows``).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import closing
+
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.landing.manifest import ChunkSpan, Manifest
+from omnisupport_ingest.landing.moved_rows import moved_rows
+from omnisupport_ingest.landing.names import chunk_prefix
+from omnisupport_ingest.landing.rows import LandedEvent
+from omnisupport_ingest.landing.snapshot_plans import SnapshotPlan
+from omnisupport_ingest.landing.writer import BatchWriter
+from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.sources.postgres.snapshot.chunk_reader import (
+    ChunkReader,
+    Landing,
+    PlannedChunk,
+    Stopped,
+)
+from omnisupport_ingest.sources.postgres.stream.captured import CapturedEpoch
+
+_LOOK_SECONDS = 0.1
+"""Seconds between two checks of the caller's stop while chunks are read."""
+
+
+class ParallelReading:
+    """Reads chunks with several threads until none is left, and lands the snapshot end of each table."""
+
+    def __init__(
+        self,
+        epoch: CapturedEpoch,
+        landing: Landing,
+        planned: Sequence[tuple[TableContract, SnapshotPlan]],
+    ) -> None:
+        """``planned``: each table with its plan."""
+        self._epoch, self._landing = epoch, landing
+        exists = landing.store.exists
+        self._left = deque(
+            PlannedChunk(table, plan, number)
+            for table, plan in planned
+            for number in range(plan.chunks)
+            if not exists(plan.batch_id(number))
+        )
+        self._missing = {
+            plan.snapshot_id: sum(not exists(plan.batch_id(chunk)) for chunk in range(plan.chunks))
+            for _, plan in planned
+        }
+        # Tables whose last chunk landed just before an earlier process ended.
+        self._ended = [(table, plan) for table, plan in planned if not self._missing[plan.snapshot_id]]
+        self._threads = max(1, min(epoch.settings.snapshot_threads, len(self._left)))
+        self._lock = threading.Lock()
+        self._failure: BaseException | None = None
+        self._over = threading.Event()
+        self._high = Lsn(0)
+
+    def run(self, stop: threading.Event) -> Lsn | None:
+        """Read all chunks; return the highest LSN that one saw, or None if ``stop`` came first.
+
+        Raises what the first thread that failed raised.
+        """
+        for table, plan in self._ended:
+            self._end(table, plan)
+        workers = [
+            threading.Thread(target=self._work, name=f"snapshot-{number}") for number in range(self._threads)
+        ]
+        for worker in workers:
+            worker.start()
+        # Only this thread checks the caller's stop, which may read files.
+        for worker in workers:
+            while worker.is_alive():
+                if stop.is_set():
+                    self._over.set()
+                worker.join(_LOOK_SECONDS)
+        if self._failure is not None:
+            raise self._failure
+        return None if self._over.is_set() else self._high
+
+    def _work(self) -> None:
+        try:
+            with closing(self._epoch.connect()) as connection:
+                reader = ChunkReader(connection, self._landing, self._over)
+                while (chunk := self._next()) is not None:
+                    self._done(chunk, reader.read(chunk))
+        except Stopped:
+            pass
+        except BaseException as error:
+            with self._lock:
+                self._failure = self._failure or error
+            self._over.set()
+
+    def _next(self) -> PlannedChunk | None:
+        with self._lock:
+            return self._left.popleft() if self._left and not self._over.is_set() else None
+
+    def _done(self, chunk: PlannedChunk, batch: Manifest) -> None:
+        self._epoch.landed(batch)
+        with self._lock:
+            self._missing[chunk.plan.snapshot_id] -= 1
+            last = not self._missing[chunk.plan.snapshot_id]
+        if last:
+            self._end(chunk.table, chunk.plan)
+
+    def _end(self, table: TableContract, plan: SnapshotPlan) -> None:
+        """Land the snapshot end: every chunk has landed."""
+        landing = self._landing
+        found = [landing.store.read(plan.batch_id(chunk)).chunk for chunk in range(plan.chunks)]
+        chunks = [chunk for chunk in found if chunk is not None]
+        lowest = min(chunks, key=lambda chunk: chunk.low)
+        high = max(chunk.high for chunk in chunks)
+        event = LandedEvent(
+            plan.epoch, lowest.low.value, plan.boundary_ordinal, "b", lowest.clock, None, None,
+            table.schema, table.table, None, None, None if plan.scope is None else plan.scope.text,
+            None, None, None,
+        )  # fmt: skip
+        with BatchWriter(landing.store, landing.grid, plan.epoch, plan.boundary_id) as writer:
+            writer.add(event)
+            span = ChunkSpan(
+                plan.snapshot_id,
+                table.name,
+                plan.chunks,
+                1,
+                lowest.low,
+                high,
+                lowest.clock,
+                boundary=True,
+                scope=plan.scope,
+            )
+            batch = writer.seal(chunk=span)
+        with self._lock:
+            self._high = max(self._high, high)
+        self._epoch.landed(batch)
+
+
+class MovedReading:
+    """Searches the stream of one epoch for key changes during a snapshot, and reads those rows again."""
+
+    def __init__(self, epoch: CapturedEpoch) -> None:
+        self.settled = False
+        """Whether the stream was searched for every snapshot so far."""
+        self._of, self._store, self._epoch = epoch, epoch.store, epoch.number
+        self._searched: set[str] = set()
+
+    def run(
+        self,
+        tables: Sequence[TableContract],
+        plans: Sequence[SnapshotPlan],
+        landing: Callable[[], Landing],
+        stop: threading.Event,
+    ) -> Lsn | None:
+        """Read rows again whose keys changed during a snapshot (of ``plans``) that the stream has passed.
+
+        Returns the highest LSN that was seen; None if nothing was read or ``stop`` came. Call it until it
+        finds nothing, because a key may change again meanwhile.
+        """
+        of = {table.name: table for table in tables}
+        left = [
+            (of[plan.table], plan)
+            for plan in plans
+            if plan.table in of and plan.snapshot_id not in self._searched
+        ]
+        self.settled = not left
+        passed = [(table, plan) for table, plan in left if self._has_passed(plan)]
+        if not passed:
+            return None
+        chunks = [self._store.read(name) for name in self._store.batch_ids(chunk_prefix(self._epoch))]
+        try:
+            found = [self._read(table, plan, chunks, landing, stop) for table, plan in passed]
+        except Stopped:
+            return None
+        self.settled = all(plan.snapshot_id in self._searched for _, plan in left)
+        return max((high for high in found if high is not None), default=None)
+
+    def search_again(self, snapshot_id: str) -> None:
+        """Search again: one more chunk was read of a snapshot that was searched already."""
+        self._searched.discard(snapshot_id)
+        self.settled = False
+
+    def _has_passed(self, plan: SnapshotPlan) -> bool:
+        """Whether the snapshot has landed, and the stream has landed up to where it was read."""
+        if not self._store.exists(plan.boundary_id):
+            return False
+        boundary, last = self._store.read(plan.boundary_id).chunk, self._store.last_stream(self._epoch)
+        return (
+            boundary is not None
+            and last is not None
+            and last.stream is not None
+            and last.stream.end_lsn >= boundary.high
+        )
+
+    def _read(
+        self,
+        table: TableContract,
+        plan: SnapshotPlan,
+        landed: Sequence[Manifest],
+        landing: Callable[[], Landing],
+        stop: threading.Event,
+    ) -> Lsn | None:
+        chunks = [
+            each.chunk
+            for each in landed
+            if each.chunk is not None
+            and each.chunk.snapshot_id == plan.snapshot_id
+            and not each.chunk.boundary
+        ]
+        high = max(chunk.high for chunk in chunks)
+        epochs = {each.epoch: each for each in self._store.landed().epochs}
+        if self._epoch not in epochs or (epochs[self._epoch].end or Lsn(0)) < high:
+            return None
+        again = [chunk for chunk in chunks if chunk.chunk >= plan.chunks]
+        since = self._since(plan, chunks, again)
+        batches = self._store.stream_between(self._epoch, since, high)
+        moved = moved_rows(self._store, batches, table.schema, table.table, since, high)
+        if not moved:
+            self._searched.add(plan.snapshot_id)
+            return None
+        with closing(self._of.connect()) as connection:
+            reader = ChunkReader(connection, landing(), stop)
+            batch = reader.read_keys(PlannedChunk(table, plan, plan.chunks + len(again)), moved, high)
+        self._of.landed(batch)
+        return None if batch.chunk is None else batch.chunk.high
+
+    @staticmethod
+    def _since(plan: SnapshotPlan, chunks: Sequence[ChunkSpan], again: Sequence[ChunkSpan]) -> Lsn:
+        """Return the LSN from which on only the stream may have seen a key change."""
+        if again:
+            # Rows that were read again stand where the search before them ended.
+            return max(chunk.low for chunk in again)
+        # The row of the old key may be from before a gap: nothing of it is inherited.
+        return Lsn(0) if plan.compared else min(chunk.low for chunk in chunks)

@@ -1,0 +1,197 @@
+"""Requests for another snapshot of a table, or of a range of its keys, and which snapshots are due.
+
+A request is a file in the home, which capture obeys once. What is due follows from the plans, the requests
+and what has landed; no server is asked.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from hashlib import sha256
+from pathlib import Path
+
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.durable import create_exclusively, sync_folder
+from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.json_values import read_note
+from omnisupport_ingest.key_range import KeyRange
+from omnisupport_ingest.landing.accepted_losses import AcceptedLosses
+from omnisupport_ingest.landing.names import chunk_prefix
+from omnisupport_ingest.landing.snapshot_plans import SnapshotPlan, SnapshotPlans, that_count
+from omnisupport_ingest.landing.store import LandingStore
+
+_FOLDER = "snapshot_requests"
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotRequest:
+    """A request for ``table`` (a contract's name), or for the keys of ``scope``. ``name``: of its file."""
+
+    table: str
+    scope: KeyRange | None
+    reason: str
+    name: str
+
+    def __str__(self) -> str:
+        return self.table if self.scope is None else f"{self.table}, keys {self.scope}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Content:
+    reason: str
+    scope: str | None = None
+
+
+class SnapshotRequests:
+    """The requests of one source, in its landing folder: one file for each table and each range."""
+
+    def __init__(self, folder: Path) -> None:
+        """``folder``: the landing folder of the source."""
+        self._folder = folder / _FOLDER
+
+    def write(self, table: str, reason: str, scope: KeyRange | None = None) -> bool:
+        """Request a snapshot of ``table`` (a contract's name), or of a range of its keys. Durable on return.
+
+        Returns False if the same was requested already.
+        """
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        content = {
+            "table": table,
+            "reason": reason,
+            "at": datetime.now(UTC).isoformat(),
+            "scope": None if scope is None else scope.text,
+        }
+        with gate("source.snapshot_request", table):
+            return create_exclusively(
+                self._folder / f"{_name(table, scope)}.json", json.dumps(content).encode() + b"\n"
+            )
+
+    def read(self) -> list[SnapshotRequest]:
+        """Return the requests. A file that cannot be read requests all of its table, with an empty reason.
+
+        Folders and links are ignored.
+        """
+        if not self._folder.is_dir():
+            return []
+        notes = (file for file in sorted(self._folder.glob("[!.]*.json")) if file.is_file())
+        return [_request(file) for file in notes]
+
+    def whole_tables(self) -> dict[str, str]:
+        """Return the tables that are requested as a whole, with the reasons."""
+        return {each.table: each.reason for each in self.read() if each.scope is None}
+
+    def file(self, table: str) -> Path:
+        """Return the file that requests all of ``table``."""
+        return self._folder / f"{_name(table, None)}.json"
+
+    def clear(self, request: SnapshotRequest) -> None:
+        """Remove the request: a snapshot that covers it has been planned."""
+        file = self._folder / f"{request.name}.json"
+        if file.exists():
+            with gate("source.snapshot_request_clear", request.table):
+                file.unlink(missing_ok=True)
+                sync_folder(file.parent)
+
+
+def _name(table: str, scope: KeyRange | None) -> str:
+    # The name of a contract has no dot.
+    return table if scope is None else f"{table}.{sha256(scope.text.encode()).hexdigest()[:16]}"
+
+
+def _request(file: Path) -> SnapshotRequest:
+    table = file.stem.partition(".")[0]
+    try:
+        note = read_note(_Content, file)
+        scope = None if note.scope is None else KeyRange.parse(note.scope)
+        return SnapshotRequest(table, scope, note.reason, file.stem)
+    except (OSError, ValueError):
+        return SnapshotRequest(table, None, "", file.stem)
+
+
+FIRST_READ = "first read in this epoch"
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A table to read: by ``plan`` if it has an unfinished one, else by a new one, for ``reason``.
+
+    ``scope``: the range of its keys, None for all. ``answers``: the requests that a new plan answers.
+    """
+
+    table: TableContract
+    plan: SnapshotPlan | None
+    reason: str
+    scope: KeyRange | None = None
+    answers: tuple[SnapshotRequest, ...] = ()
+
+
+class DueSnapshots:
+    """The snapshots that are due for one source in one epoch."""
+
+    def __init__(
+        self, store: LandingStore, epoch: int, tables: Sequence[TableContract], *, first_reads: bool
+    ) -> None:
+        """``first_reads``: whether a table that the epoch has not read is due."""
+        self._store, self._epoch, self._first_reads = store, epoch, first_reads
+        self._tables = tuple(tables)
+        self._plans, self._requests = SnapshotPlans(store.folder), SnapshotRequests(store.folder)
+
+    def add_tables(self, tables: Sequence[TableContract]) -> None:
+        """Consider ``tables`` too from now on."""
+        self._tables += tuple(tables)
+
+    def now(self) -> list[Wanted]:
+        """Return the tables, and ranges of keys, that are begun and not finished, requested, or never
+        read.
+        """
+        plans = that_count(self._plans.all(self._epoch))
+        begun = [plan for plan in plans if not self._store.exists(plan.boundary_id)]
+        requests = self._requests.read()
+        read = self._read_before()
+        found = []
+        for table in self._tables:
+            of_table = [plan for plan in begun if plan.table == table.name]
+            requested = tuple(request for request in requests if request.table == table.name)
+            whole = self._whole(table, of_table, requested, read)
+            if whole is not None:
+                found.append(whole)
+            if whole is None or whole.plan is not None:
+                found += [Wanted(table, plan, plan.reason, plan.scope) for plan in of_table if plan.scope]
+                found += [Wanted(table, None, each.reason, each.scope, (each,)) for each in requested]
+        return found
+
+    def _whole(
+        self,
+        table: TableContract,
+        begun: Sequence[SnapshotPlan],
+        requested: tuple[SnapshotRequest, ...],
+        read: set[str],
+    ) -> Wanted | None:
+        """Return what is due of all of a table. A new plan of that answers requests for ranges too."""
+        reasons = [request.reason for request in requested if request.scope is None]
+        if reasons:
+            return Wanted(table, None, reasons[0], answers=requested)
+        plan = next((plan for plan in begun if plan.scope is None), None)
+        if plan is not None and plan.compared:
+            # Its equal chunks hold no rows: they count only in a comparison that was finished.
+            return Wanted(table, None, plan.reason, answers=requested)
+        if plan is not None:
+            return Wanted(table, plan, plan.reason)
+        if self._first_reads and table.name not in read:
+            return Wanted(table, None, FIRST_READ, answers=requested)
+        return None
+
+    def _read_before(self) -> set[str]:
+        """Return the tables that need no first read: read in this epoch, or before it if a loss was
+        accepted.
+        """
+        accepted = AcceptedLosses(self._store.folder).of(self._epoch) is not None
+        epochs = [
+            each.epoch for each in self._store.epoch_standings() if accepted or each.epoch == self._epoch
+        ]
+        names = (name for epoch in epochs for name in self._store.batch_ids(chunk_prefix(epoch)))
+        chunks = (self._store.read(name).chunk for name in names if name.endswith("-boundary"))
+        return {chunk.table for chunk in chunks if chunk is not None and chunk.scope is None}

@@ -1,0 +1,170 @@
+"""The safe low watermark of a snapshot's chunk: an LSN below which every commit is visible to its read.
+
+The current end of the WAL is not safe. PostgreSQL writes a commit record first and makes the transaction
+visible later, after the flush and after a synchronous standby has answered; a read in between finds the old
+row, though the commit lies below the end of the WAL. A transaction gives up the lock on its own id only once
+it is visible. So: read an LSN, then list who still holds such a lock; the LSN is safe for every snapshot that
+sees all of those as finished. This needs no lock on a table and writes nothing at the source. It must be
+asked of the primary.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+
+from psycopg2 import errors as sql_errors
+from psycopg2.extensions import connection as Connection
+
+from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.sources.postgres.session.connection import source_errors
+from omnisupport_ingest.sources.postgres.session.errors import SourceRefused
+from omnisupport_ingest.sources.postgres.session.server import STANDBY, STANDBY_FIX
+
+_WAL_PAGE = 8192
+_PAGE_HEADERS = (24, 40)
+_KEPT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """An LSN, the server's ``clock`` read with it, and the ids of the transactions under way after it.
+
+    ``holders``: ids of 64 bits, as ``pg_current_snapshot`` has them.
+    """
+
+    lsn: Lsn
+    clock: datetime
+    holders: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Visibility:
+    """What a snapshot sees as finished: every transaction below ``xmax`` that is not in ``running``."""
+
+    xmax: int
+    running: frozenset[int]
+
+    def unfinished(self, ids: Iterable[int]) -> frozenset[int]:
+        """Return those of ``ids`` that may commit, or become visible, after this snapshot was taken.
+
+        Sub-transactions cannot be told from finished ones; their top transaction is always in the same
+        ``Mark``.
+        """
+        return frozenset(each for each in ids if each >= self.xmax or each in self.running)
+
+
+class SafeWatermarks:
+    """The marks read so far. Every read takes the newest that is safe for it. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._marks: deque[Mark] = deque(maxlen=_KEPT)
+        self._proven: Mark | None = None
+
+    def offer(self, mark: Mark) -> tuple[Mark, ...]:
+        """Add a new mark; return the marks that a snapshot taken from now on may stand at.
+
+        A mark that another read offers later may not be used: in between a transaction may commit, become
+        visible and release its id, without being seen by the earlier snapshot.
+        """
+        with self._lock:
+            self._marks.append(mark)
+            return (*self._marks,) if self._proven is None else (self._proven, *self._marks)
+
+    def newest_safe(self, known: Iterable[Mark], visibility: Visibility) -> Mark | None:
+        """Return the newest of ``known`` that is safe for a snapshot of this ``visibility``; None if none is.
+
+        ``known``: what ``offer`` returned before the snapshot was taken. A lower watermark is always safe, so
+        while one long transaction keeps new marks from being safe, an older one stays in use.
+        """
+        safe = [mark for mark in known if not visibility.unfinished(mark.holders)]
+        newest = max(safe, key=lambda mark: mark.lsn, default=None)
+        with self._lock:
+            if newest is not None and (self._proven is None or newest.lsn > self._proven.lsn):
+                self._proven = newest
+        return newest
+
+
+def read_mark(connection: Connection) -> Mark:
+    """Read a new mark. ``connection`` is in autocommit. ``SourceRefused`` on a standby."""
+    with source_errors("reading a watermark"), connection.cursor() as cursor:
+        # Separate statements: their order makes the mark exact.
+        try:
+            cursor.execute("SELECT pg_current_wal_insert_lsn()::text")
+        except sql_errors.ObjectNotInPrerequisiteState:
+            raise SourceRefused(STANDBY, fix=STANDBY_FIX) from None
+        lsn = page_end(Lsn.parse(cursor.fetchone()[0]))
+        cursor.execute(
+            "SELECT transactionid::text::bigint FROM pg_locks"
+            " WHERE locktype = 'transactionid' AND mode = 'ExclusiveLock' AND granted"
+        )
+        short = [row[0] for row in cursor.fetchall()]
+        cursor.execute("SELECT clock_timestamp(), pg_snapshot_xmax(pg_current_snapshot())::text::bigint")
+        clock, xmax = cursor.fetchone()
+    return Mark(lsn, clock, frozenset(widened(each, xmax) for each in short))
+
+
+def read_visibility(connection: Connection) -> Visibility:
+    """Return what the open transaction of ``connection`` sees; takes its snapshot if it has none yet."""
+    with source_errors("reading what a snapshot sees"), connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT pg_snapshot_xmax(s)::text::bigint,"
+            " ARRAY(SELECT x::text::bigint FROM pg_snapshot_xip(s) x) FROM pg_current_snapshot() s"
+        )
+        xmax, running = cursor.fetchone()
+    return Visibility(xmax, frozenset(running))
+
+
+def read_high(connection: Connection) -> Lsn:
+    """Return an LSN above every commit that the snapshot of ``connection``, taken before, can see."""
+    with source_errors("reading the end of the WAL"), connection.cursor() as cursor:
+        # The insert position, not the flushed one: an asynchronous commit is visible before its flush.
+        cursor.execute("SELECT pg_current_wal_insert_lsn()::text")
+        (text,) = cursor.fetchone()
+    return page_end(Lsn.parse(text))
+
+
+def widened(xid: int, near: int) -> int:
+    """Return the 64-bit id of the transaction whose last 32 bits are ``xid``, the one closest to ``near``."""
+    span = 1 << 32
+    found = near - near % span + xid
+    if found - near > span // 2:
+        return found - span
+    return found + span if near - found > span // 2 else found
+
+
+def page_end(insert: Lsn) -> Lsn:
+    """Return ``insert`` as the stream will report it: at the start of a WAL page, not behind the page's
+    header.
+
+    Where the WAL ends with a page, the next record goes behind the header of a page that does not exist yet.
+    The stream never reports a position behind that header while nothing is written.
+    """
+    behind = insert.value % _WAL_PAGE
+    return Lsn(insert.value - behind) if behind in _PAGE_HEADERS else insert
+
+
+REMEMBER_SECONDS = 60.0
+"""Seconds between two records that looks have found nothing new: more often would keep more history."""
+
+
+class CatalogLooks:
+    """Catalog snapshots of one server, one after the other."""
+
+    def __init__(self) -> None:
+        self._marks = SafeWatermarks()
+
+    def begin(self, connection: Connection) -> Lsn:
+        """Return an LSN such that every statement from now on sees whatever committed below it; 0 if none is
+        known.
+
+        ``connection`` is in autocommit. ``SourceRefused`` on a standby.
+        """
+        known = self._marks.offer(read_mark(connection))
+        # Taken before the statements that look, which see no less.
+        mark = self._marks.newest_safe(known, read_visibility(connection))
+        return Lsn(0) if mark is None else mark.lsn

@@ -1,0 +1,117 @@
+"""What a running capture works on: its epoch, and the tables that it has contracts of.
+
+Tables may be added while it runs. They are handed to the thread that reads the stream, which takes them
+between two transactions: only then all later changes land under the key of its contract.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from psycopg2.extensions import connection as Connection
+
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.landing.epochs import EpochRecord
+from omnisupport_ingest.landing.manifest import Manifest
+from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.settings import Settings
+from omnisupport_ingest.sources.postgres.catalog.live_table import TableName
+from omnisupport_ingest.sources.postgres.catalog.published import PublishedTables
+from omnisupport_ingest.sources.postgres.slot.continuity import connect_to_source
+from omnisupport_ingest.windows import WindowGrid
+
+
+@dataclass(frozen=True)
+class CapturedEpoch:
+    """An epoch of a source, and where its batches go: what the stream and the snapshots of a capture share.
+
+    ``landed`` is called with each batch, once it is durable, by the thread that wrote it.
+    """
+
+    dsn: str
+    settings: Settings
+    store: LandingStore
+    grid: WindowGrid
+    record: EpochRecord
+    published: PublishedTables
+    landed: Callable[[Manifest], None]
+
+    @property
+    def number(self) -> int:
+        return self.record.number
+
+    @property
+    def slot(self) -> str:
+        """The name of its replication slot; empty if none was made for it."""
+        return self.record.facts.slot if self.record.facts else ""
+
+    @property
+    def start(self) -> Lsn:
+        """Where its stream begins."""
+        return self.record.facts.consistent_point if self.record.facts else Lsn(0)
+
+    def connect(self) -> Connection:
+        """Open a connection for SQL, certainly to the server of this epoch. Raises ``SourceUnavailable``."""
+        return connect_to_source(self.dsn, self.record)
+
+
+class CapturedTables:
+    """The tables of a running capture.
+
+    Shared by the thread that reads the stream and one other thread, which hands over one group of tables at a
+    time.
+    """
+
+    def __init__(self, tables: Iterable[TableContract], left_out: Iterable[TableContract] = ()) -> None:
+        """``left_out``: tables with contracts that are not captured; their changes land without a key."""
+        self._all = tuple(tables)
+        self._left_out = tuple(left_out)
+        self._lock = threading.Lock()
+        self._handed: tuple[TableContract, ...] = ()
+
+    @property
+    def all(self) -> tuple[TableContract, ...]:
+        """The captured tables."""
+        return self._all
+
+    @property
+    def left_out(self) -> tuple[TableContract, ...]:
+        """The tables whose changes land without a key."""
+        return self._left_out
+
+    @property
+    def keys(self) -> dict[TableName, tuple[str, ...]]:
+        """The key columns by which the changes of each table land: those of its contract; none if it is left
+        out.
+        """
+        return {
+            (each.schema, each.table): () if each in self._left_out else each.key
+            for each in (*self._left_out, *self._all)
+        }
+
+    @property
+    def any_waiting(self) -> bool:
+        """Whether tables wait to be taken. Cheap."""
+        return bool(self._handed)
+
+    def hand_over(self, tables: Sequence[TableContract]) -> None:
+        """Let the stream take ``tables``, instead of those that were handed over before and are not taken
+        yet.
+        """
+        with self._lock:
+            self._handed = tuple(tables)
+
+    def take(self, add_tables: Callable[[Sequence[TableContract]], None]) -> None:
+        """Call ``add_tables`` with the tables that are handed over, if there are any, and capture them from
+        then on.
+        """
+        with self._lock:
+            if self._handed:
+                add_tables(self._handed)
+                self._all += self._handed
+                added = {each.name for each in self._handed}
+                self._left_out = tuple(each for each in self._left_out if each.name not in added)
+                self._handed = ()

@@ -1,0 +1,106 @@
+"""The decoder on messages that a healthy server never sends, and COPY's escapes."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from omnisupport_ingest.sources.postgres.protocol.copy_rows import copied_rows, copy_lines, parse_row
+from omnisupport_ingest.sources.postgres.protocol.pgoutput import Decoder
+from omnisupport_ingest.sources.postgres.protocol.row_events import row_image, row_key
+from omnisupport_ingest.sources.postgres.session.errors import ProtocolViolation
+from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest
+
+QUERY = "SELECT id, word FROM words"
+
+
+@pytest.mark.parametrize(
+    ("message", "named"),
+    [
+        (b"", "type b''"),
+        (b"P\x00\x00\x00\x01", "type b'P'"),
+        (b"I\x00\x00\x40\x00N\x00\x00", "relation 16384"),
+        (b"I\x00\x00\x40\x00N\x00\x01b\x00\x00\x00\x01x", "kind 'b'"),
+    ],
+)
+def test_message_outside_the_protocol_is_refused(message: bytes, named: str) -> None:
+    with pytest.raises(ProtocolViolation, match=named):
+        Decoder().decode(message)
+
+
+def test_copy_text_tells_null_from_empty_and_undoes_escapes() -> None:
+    assert parse_row("a\t\t\\N\t\\\\N\tx\\ty\\nz") == ["a", "", None, "\\N", "x\ty\nz"]
+
+
+def copied(value: str | None) -> str:
+    """``value`` as COPY's text format writes it (PostgreSQL manual, COPY, "Text Format")."""
+    if value is None:
+        return "\\N"
+    for plain, escape in zip("\\\b\f\n\r\t\v", "\\bfnrtv", strict=True):
+        value = value.replace(plain, "\\" + escape)
+    return value
+
+
+COPIED = st.none() | st.text(
+    st.characters(exclude_categories=["Cs"], exclude_characters="\0")
+    | st.sampled_from('"\\\\\b\t\n\v\f\r\x01\x1b\x7fvN'),
+    max_size=8,
+)
+
+
+@given(st.lists(st.tuples(COPIED, COPIED, COPIED), min_size=1, max_size=8))
+def test_copied_lines_all_at_once_are_what_each_is_alone(rows: list[tuple[str | None, ...]]) -> None:
+    names = ("id", 'a "b"', "größe")
+    lines = ["\t".join(map(copied, row)).encode() + b"\n" for row in rows]
+    assert [tuple(parse_row(line.decode()[:-1])) for line in lines] == rows
+    found = copied_rows(b"".join(lines), names, [2, 0])
+    keys, images = found.keys, found.images
+    assert keys.to_pylist() == [row_key([row[2], row[0]]) for row in rows]
+    assert images.to_pylist() == [row_image(names, list(row)) for row in rows]
+
+
+def test_a_table_of_one_column_is_copied_too() -> None:
+    found = copied_rows(b"\n\\N\nx\n", ("id",), [0])
+    keys, images = found.keys, found.images
+    assert keys.to_pylist() == ['[""]', "[null]", '["x"]']
+    assert images.to_pylist() == ['{"id":""}', '{"id":null}', '{"id":"x"}']
+
+
+def test_a_copy_that_is_given_up_hands_on_nothing_more(
+    source: SourceUnderTest,
+) -> None:
+    source.sql(
+        "CREATE TABLE words (id int, word text)",
+        "INSERT INTO words SELECT i, 'x' FROM generate_series(1, 99) i",
+    )
+    seen: list[bytes] = []
+
+    def give_up(lines: bytes) -> None:
+        seen.append(lines)
+        raise KeyError("stop")
+
+    with source.connected() as connection, pytest.raises(KeyError, match="stop"):
+        copy_lines(connection, QUERY, doing="reading words", block_bytes=100, lines=give_up)
+    gc.collect()
+    (only,) = seen
+    assert only.startswith(b"1\tx\n") and only.endswith(b"\n")
+
+
+def test_copied_lines_are_handed_on_whole_and_all_of_them(
+    source: SourceUnderTest,
+) -> None:
+    source.sql(
+        "CREATE TABLE words (id int, word text)",
+        "INSERT INTO words SELECT i, repeat('x', i * 7 % 250) FROM generate_series(1, 300) i",
+    )
+    seen: list[bytes] = []
+    with source.connected() as connection:
+        copy_lines(connection, QUERY, doing="reading words", block_bytes=100, lines=seen.append)
+    assert len(seen) > 10
+    assert all(block.endswith(b"\n") for block in seen)
+    rows = [line.split("\t") for line in b"".join(seen).decode().splitlines()]
+    expected = [(i, i * 7 % 250) for i in range(1, 301)]
+    assert sorted((int(number), len(word)) for number, word in rows) == expected

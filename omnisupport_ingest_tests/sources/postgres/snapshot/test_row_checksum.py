@@ -1,0 +1,218 @@
+"""Server and lake have one checksum for rows that are the same, and another one for any difference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import duckdb
+import pytest
+
+from omnisupport_ingest.contracts.model import Column, TableContract
+from omnisupport_ingest.contracts.row_checksum import RowChecksum, has_checksum
+from omnisupport_ingest.sources.postgres.session.connection import connect
+from omnisupport_ingest.sources.postgres.snapshot.comparison_rows import server_checksum
+from omnisupport_ingest.stages.dimension_rows import DimensionRows
+from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract
+
+TYPES = {
+    "id": "bigint",
+    "flag": "boolean",
+    "small": "smallint",
+    "title": "text",
+    "code": "varchar(5)",
+    "padded": "char(6)",
+    "amount": "numeric(8,2)",
+    "free": "numeric",
+    "day": "date",
+    "at": "timestamptz",
+    "plain": "timestamp",
+    "raw": "bytea",
+    "tags": "text[]",
+    "numbers": "bigint[]",
+    "doc": "jsonb",
+    "gone_at": "timestamptz",
+}
+CONTRACT: TableContract = replace(
+    contract("things", ()),
+    columns=tuple(Column(name, of_type) for name, of_type in TYPES.items()),
+    soft_delete_column="gone_at",
+)
+LAKE_TYPES = {
+    "boolean": "BOOLEAN",
+    "smallint": "SMALLINT",
+    "bigint": "BIGINT",
+    "numeric(8,2)": "DECIMAL(8,2)",
+    "date": "DATE",
+    "timestamptz": "TIMESTAMPTZ",
+    "timestamp": "TIMESTAMPTZ",
+    "bytea": "BLOB",
+    "text[]": "VARCHAR[]",
+    "bigint[]": "BIGINT[]",
+}
+ROWS = 60
+
+
+@pytest.fixture
+def things(source: SourceUnderTest) -> SourceUnderTest:
+    """A table with rows of every kind of value, NULLs among them."""
+    listed = ", ".join(f"{name} {of_type}" for name, of_type in TYPES.items())
+    source.sql(
+        f"CREATE TABLE things ({listed}, PRIMARY KEY (id))",
+        "INSERT INTO things SELECT n - 20, n % 2 = 0, n * 300, E'tïtle \U0001f600 ''\"\\\\\\n' || n, n::text,"
+        " n::text, n * 1.5 - 40, n / 7.0, date '2026-01-01' + n,"
+        " timestamptz '2026-01-01Z' + n * interval '1.0005 s',"
+        " timestamp '2026-01-01' + n * interval '36 hours', decode(md5(n::text), 'hex'),"
+        " ARRAY[n::text, NULL, 'x,\"y'], ARRAY[n, -n], jsonb_build_object('b', n, 'a', 'z'), NULL"
+        f" FROM generate_series(1, {ROWS}) n",
+    )
+    for number, name in enumerate(list(TYPES)[1:-1]):
+        source.sql(f"UPDATE things SET {name} = NULL WHERE id = {number}")
+    return source
+
+
+def lake_of(source: SourceUnderTest, folder: Path, change: str = "SELECT * FROM rows") -> DimensionRows:
+    """A lake with the rows of the source, typed, after ``change``."""
+    shown = [
+        f"{name}::text" if "[]" not in of_type else f"to_json({name})::text"
+        for name, of_type in TYPES.items()
+    ]
+    rows = source.query(f"SELECT {', '.join(shown)} FROM things ORDER BY id")
+    columns = []
+    for number, (name, of_type) in enumerate(TYPES.items()):
+        text = f"column{number}"
+        value = {
+            "bytea": f"unhex(substr({text}, 3))",
+            "timestamp": f"CAST({text} || '+00' AS TIMESTAMPTZ)",
+            "text[]": f"CAST({text}::JSON AS VARCHAR[])",
+            "bigint[]": f"CAST({text}::JSON AS BIGINT[])",
+            "char(6)": f"rpad({text}, 6, ' ')",
+        }.get(of_type, f"CAST({text} AS {LAKE_TYPES.get(of_type, 'VARCHAR')})")
+        columns.append(f"{value} AS {name}")
+    listed = ", ".join(f"column{number} VARCHAR" for number in range(len(TYPES)))
+    file = folder / "lake.parquet"
+    with duckdb.connect() as connection:
+        connection.execute("SET TimeZone = 'UTC'")
+        connection.execute(f"CREATE TABLE shown ({listed})")
+        connection.executemany(f"INSERT INTO shown VALUES ({', '.join('?' * len(TYPES))})", rows)
+        connection.execute(
+            f"CREATE TABLE rows AS SELECT {', '.join(columns)}, '[\"' || column0 || '\"]' AS _cdc_key,"
+            " false AS _cdc_is_deleted, []::VARCHAR[] AS _cdc_unresolved,"
+            " MAP {}::MAP(VARCHAR, VARCHAR) AS _cdc_exact FROM shown"
+        )
+        connection.execute(f"COPY ({change}) TO '{file}' (FORMAT parquet)")
+    return DimensionRows(CONTRACT, [str(file)], folder)
+
+
+def checksum(source: SourceUnderTest, where: str = "true") -> RowChecksum:
+    with closing(connect(source.dsn)) as connection:
+        return server_checksum(connection, CONTRACT, f"things WHERE {where}")
+
+
+def has(
+    rows: DimensionRows, found: RowChecksum, start: Sequence[str] | None, end: Sequence[str] | None
+) -> bool:
+    return rows.has(found, ("id",), start, end)
+
+
+def test_rows_of_every_type_that_are_the_same_have_one_checksum(
+    things: SourceUnderTest, tmp_path: Path
+) -> None:
+    rows = lake_of(things, tmp_path)
+    assert checksum(things).rows == ROWS and has(rows, checksum(things), None, None)
+    assert rows.unmet() == []
+
+
+def test_any_difference_in_any_column_is_another_checksum(things: SourceUnderTest, tmp_path: Path) -> None:
+    rows, known = lake_of(things, tmp_path), {checksum(things)}
+    others = {
+        "flag": "NOT flag",
+        "tags": "tags || NULL::text",
+        "numbers": "numbers || 1::bigint",
+        "doc": "doc || '{\"a\": null}'",
+        "raw": "raw || '\\x00'",
+    }
+    steps = {"small": "1", "amount": "0.01", "free": "0", "day": "1", "at": "'1 us'", "plain": "'1 us'"}
+    for name, of_type in list(TYPES.items())[1:-1]:
+        other = others.get(name, f"{name} + {steps[name]}" if name in steps else f"left({name}, -1)")
+        if of_type == "numeric":
+            other = "(free::text || '0')::numeric"
+        for value in (other, "NULL"):
+            things.sql(f"UPDATE things SET {name} = {value} WHERE id = 30")
+            found = checksum(things)
+            assert found not in known and not has(rows, found, None, None), (name, value)
+            known.add(found)
+    things.sql("DELETE FROM things WHERE id = 7")
+    assert not has(rows, checksum(things), None, None)
+
+
+def test_values_that_change_places_are_another_checksum(things: SourceUnderTest) -> None:
+    things.sql("UPDATE things SET title = '1', code = '23', padded = NULL WHERE id = 5")
+    one = checksum(things, "id = 5")
+    things.sql("UPDATE things SET title = '12', code = '3' WHERE id = 5")
+    assert checksum(things, "id = 5") != one
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param("SELECT * REPLACE (id = 9 AS _cdc_is_deleted) FROM rows", id="deleted in the lake"),
+        pytest.param("SELECT * FROM rows WHERE id <> 9", id="missing in the lake"),
+        pytest.param("SELECT * FROM rows UNION ALL SELECT * FROM rows WHERE id = 9", id="twice in the lake"),
+        pytest.param(
+            "SELECT * REPLACE (CASE id WHEN 9 THEN ['title'] ELSE [] END AS _cdc_unresolved) FROM rows",
+            id="not known for certain",
+        ),
+        pytest.param(
+            "SELECT * REPLACE (CASE id WHEN 9 THEN MAP {'day': 'infinity'} ELSE MAP {} END AS _cdc_exact)"
+            " FROM rows",
+            id="another exact text",
+        ),
+    ],
+)
+def test_row_that_is_not_surely_the_same_in_the_lake_is_told(
+    things: SourceUnderTest, tmp_path: Path, change: str
+) -> None:
+    rows = lake_of(things, tmp_path, change)
+    assert not has(rows, checksum(things), None, None)
+    assert has(rows, checksum(things, "id > 9"), ["9"], None)
+
+
+def test_row_that_is_marked_as_deleted_is_still_there(things: SourceUnderTest, tmp_path: Path) -> None:
+    things.sql("UPDATE things SET gone_at = '2026-02-01Z' WHERE id = 9")
+    rows = lake_of(things, tmp_path, "SELECT * REPLACE (gone_at IS NOT NULL AS _cdc_is_deleted) FROM rows")
+    assert has(rows, checksum(things), None, None)
+
+
+def test_value_that_its_type_cannot_hold_is_compared_by_its_exact_text(
+    things: SourceUnderTest, tmp_path: Path
+) -> None:
+    exact = "SELECT * REPLACE (CASE id WHEN 9 THEN NULL ELSE day END AS day,"
+    exact += " CASE id WHEN 9 THEN MAP {'day': 'infinity'} ELSE MAP {} END AS _cdc_exact) FROM rows"
+    rows = lake_of(things, tmp_path, exact)
+    things.sql("UPDATE things SET day = 'infinity' WHERE id = 9")
+    assert has(rows, checksum(things), None, None)
+
+
+def test_ranges_of_keys_are_the_same_rows_on_both_sides_and_count_as_met(
+    things: SourceUnderTest, tmp_path: Path
+) -> None:
+    rng, rows = Random(1), lake_of(things, tmp_path)
+    for _ in range(20):
+        first, last = sorted(rng.sample(range(-25, 45), 2))
+        inside = checksum(things, f"id > {first} AND id <= {last}")
+        assert has(rows, inside, [str(first)], [str(last)])
+        assert not has(rows, inside, [str(first)], [str(last + 100)]) or last >= ROWS - 20
+    (tmp_path / "again").mkdir()
+    again = DimensionRows(CONTRACT, [str(tmp_path / "lake.parquet")], tmp_path / "again")
+    assert has(again, checksum(things, "id <= 0"), None, ["0"])
+    assert len(again.unmet()) == ROWS - 20
+
+
+def test_table_with_floats_has_none(things: SourceUnderTest) -> None:
+    assert has_checksum(CONTRACT)
+    floats = replace(CONTRACT, columns=(*CONTRACT.columns, Column("ratio", "double precision")))
+    assert not has_checksum(floats)
