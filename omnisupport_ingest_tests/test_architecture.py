@@ -28,6 +28,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "runtime": FLOOR_1,
     "defs": FLOOR_1 | {"contracts", "landing", "lake", "cdc", "stages", "sources", "targets", "runtime"},
     "definitions": FLOOR_1 | {"contracts", "stages", "defs", "runtime"},
+    "verify": FLOOR_1
+    | {"contracts", "landing", "lake", "stages", "sources", "runtime", "defs", "definitions"},
 }
 """Room → rooms it may import besides itself. ``cli`` may import everything."""
 
@@ -66,6 +68,20 @@ def test_dagster_stays_above_the_stages(module):
     if room_of(module) in ("cli", "defs", "definitions"):
         return
     assert not {name for name in imported(module) if name.split(".")[0].startswith("dagster")}
+
+
+TERMINAL = {"click", "rich"}
+"""What renders for people and reads their arguments."""
+
+
+def test_words_for_a_terminal_are_the_command_lines_alone():
+    assert not {
+        (str(module.relative_to(PACKAGE)), name)
+        for module in MODULES
+        if room_of(module) != "cli"
+        for name in imported(module)
+        if name.split(".")[0] in TERMINAL
+    }
 
 
 def test_private_dagster_names_are_in_four_modules():

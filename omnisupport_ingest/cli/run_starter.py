@@ -85,7 +85,7 @@ def import_everything() -> None:
 
 
 def main() -> int:
-    """Stand ready at the socket that is named, until told to stop."""
+    """Stand ready at the socket named by the argument, until a signal stops it."""
     (socket,) = sys.argv[1:]
     settings = settings_of_home(Settings())
     record_in_force(settings, Home.open(settings.home, settings.window_size, first=settings.first_window))

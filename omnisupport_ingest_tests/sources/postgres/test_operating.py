@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from omnisupport_ingest.cli import services
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.runtime.supervisor import Supervisor
@@ -23,6 +22,7 @@ from omnisupport_ingest.sources.postgres.capture_state import State, capture_sta
 from omnisupport_ingest.sources.postgres.errors import HoleInSource, NotRestartable, SourceUnavailable
 from omnisupport_ingest.sources.postgres.lease import Lease
 from omnisupport_ingest.sources.postgres.restart import RestartNote
+from omnisupport_ingest.verify import services
 from omnisupport_ingest.windows import WindowSize
 from omnisupport_ingest_tests.cli.command import environment
 from omnisupport_ingest_tests.sources.postgres.awkward import PASSWORD, SOURCE, Shop
