@@ -232,6 +232,8 @@ def run_the_workload(demo: Demo) -> None:
 
 def replay_a_window(demo: Demo) -> StartedReplay:
     """Launch a partition backfill of a finished window, through every layer."""
+    from omnisupport_ingest.definitions import build_definitions
+    from omnisupport_ingest.defs.backfills import launch_backfill
     from omnisupport_ingest.verify.replayed import replayable, start_replay
 
     workspace, source = demo.workspace, demo.settings.source
@@ -241,8 +243,14 @@ def replay_a_window(demo: Demo) -> StartedReplay:
         return bool(replayable(workspace, source))
 
     _wait(demo, found, "the first window in every layer")
+    graph = build_definitions(workspace).resolve_asset_graph()
     with _instance(demo) as instance:
-        replay = start_replay(workspace, instance, source, reason="demo: replay of a finished window")
+
+        def launch(window: str) -> str:
+            reason = "demo: replay of a finished window"
+            return launch_backfill(instance, graph, source, [window], reason=reason)
+
+        replay = start_replay(workspace, source, launch)
     click.echo(f"Backfill {replay.backfill_id}: replaying window {replay.window} through every layer …")
     return replay
 

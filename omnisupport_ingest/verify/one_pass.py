@@ -140,7 +140,7 @@ class OnePass:
         request = RunRequest(source, windows, replay=tags, table=table)
         self._start_spark()
         self.say(f"Replaying {request.span} of {source}: {tags[REASON_TAG]} …")
-        return self._runs.execute(request)
+        return self._runs.run(request)
 
     def _materialize(self, workspace: Workspace, source: str) -> list[FinishedRun]:
         from omnisupport_ingest.stages.pending import pending_windows
@@ -166,7 +166,7 @@ class OnePass:
         self._start_spark()
         waiting = f"{pending.batches:,} batch{'es' * (pending.batches != 1)} waiting"
         self.say(f"Running ingest_{source} for {request.span}, {waiting} …")
-        return self._runs.execute(request, batches=pending.batches)
+        return self._runs.run(request, batches=pending.batches)
 
     def _start_spark(self) -> None:
         if not self._spark_started:

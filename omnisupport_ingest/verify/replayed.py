@@ -1,11 +1,12 @@
-"""Replay a finished window through every layer by a backfill: no table's content may change.
+"""Replay a finished window through every layer: no table's content may change.
 
-The Dagster daemon carries the backfill out. The content of a window is compared by its hash in every table.
+A backfill replays the window, which the Dagster daemon carries out. The content of the window is compared
+by its hash in every table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,8 +15,6 @@ from omnisupport_ingest.stages import checkpoints
 from omnisupport_ingest.stages.pending import pending_windows
 
 if TYPE_CHECKING:
-    from dagster import DagsterInstance
-
     from omnisupport_ingest.lake.table import LakeTable
     from omnisupport_ingest.stages.workspace import Workspace
 
@@ -37,19 +36,15 @@ def replayable(workspace: Workspace, source: str) -> list[Checkpoint]:
     return [each for each in committed if each.deduped and each.window not in behind]
 
 
-def start_replay(
-    workspace: Workspace, instance: DagsterInstance, source: str, *, reason: str
-) -> StartedReplay:
-    """Launch the backfill of the replayable window with the most events, which has the most to lose."""
-    from omnisupport_ingest.definitions import build_definitions
-    from omnisupport_ingest.defs.backfills import launch_backfill
+def start_replay(workspace: Workspace, source: str, launch: Callable[[str], str]) -> StartedReplay:
+    """Replay the replayable window with the most events, which has the most to lose.
 
+    ``launch`` is given the window, starts its backfill and returns the backfill's id.
+    """
     window = max(replayable(workspace, source), key=lambda each: each.deduped).window
-    graph = build_definitions(workspace).resolve_asset_graph()
     # The hashes are read first: the backfill may be quick.
     before = _content_hashes(workspace, source, window)
-    backfill_id = launch_backfill(instance, graph, source, [window], reason=reason)
-    return StartedReplay(source, window, backfill_id, before)
+    return StartedReplay(source, window, launch(window), before)
 
 
 def changed_tables(workspace: Workspace, replay: StartedReplay) -> list[str]:

@@ -82,8 +82,8 @@ class IngestRuns:
     def log(self) -> str:
         return str(self.home.logs / "ingest-run.log")
 
-    def execute(self, request: RunRequest, *, batches: int = 0) -> FinishedRun:
-        """Execute the run and wait for its end; ``batches`` wait for it. Raises ``RunFailed``."""
+    def run(self, request: RunRequest, *, batches: int = 0) -> FinishedRun:
+        """Run the request and wait for its end; ``batches`` wait for it. Raises ``RunFailed``."""
         answer = self._answer(request)
         if not answer["succeeded"]:
             raise self._failed(answer, request.span)
