@@ -169,7 +169,7 @@ def restart(name: str | None, reason: str) -> None:
     before = ask_for_restart(home.run, folder, settings.source, reason)
     say_err(f"Requested process {before.pid} to start again …")
     after = wait_for_restart(folder, settings.source, before, seconds=_RESTART_SECONDS)
-    click.echo(f"Process {after.pid} captures {settings.source} again and goes on where it stopped.")
+    click.echo(f"{settings.source} is captured again by process {after.pid}; it goes on where it stopped.")
 
 
 @source.command()

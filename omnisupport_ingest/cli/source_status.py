@@ -370,9 +370,7 @@ def _query_status(settings: Settings, definition: SourceDefinition, home: Home, 
     if as_json:
         render.echo_json(document)
         return 0
-    render.facts(
-        [("source", f"{definition.name}, by {definition.connection}"), ("state", str(document["state"]))]
-    )
+    click.echo(f"{definition.name}: {document['state']}, by {definition.connection}")
     for each in tables:
         cursor = "never read to its end" if each["cursor"] is None else f"read up to {each['cursor']}"
         at = f", {render.ago(each['read_at'])}" if each["read_at"] else ""
@@ -417,10 +415,10 @@ def _kafka_status(settings: Settings, definition: SourceDefinition, home: Home, 
             }
         )
     else:
-        render.facts([("source", f"{definition.name}, {definition.connection}"), ("state", state)])
+        click.echo(f"{definition.name}: {state}, {definition.connection}")
         for each in lags:
             landed = "nothing has landed" if each.landed is None else f"landed up to offset {each.landed}"
-            gap = f"; a gap: {render.counted(each.gone, 'offset')} were deleted before" if each.gone else ""
+            gap = f"; {render.counted(each.gone, 'offset')} were deleted before: a gap" if each.gone else ""
             where = f"{each.held.topic}[{each.held.partition}]"
             click.echo(f"  {where}: {landed} of {each.held.end}, {each.behind} behind{gap}")
         if problem is not None:

@@ -117,7 +117,7 @@ def new(
     with gate("contract.file", path):
         made = create_exclusively(path, document_text(document).encode())
     if not made:
-        raise click.UsageError(f"{path} exists; edit it, or take another name.")
+        raise click.UsageError(f"{path} is there already; edit it, or take another name.")
     click.echo(f"Wrote {path}. Next: contracts with x-cdc.source {name}, then: sources validate")
 
 

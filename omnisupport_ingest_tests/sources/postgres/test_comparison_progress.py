@@ -49,6 +49,6 @@ def test_comparison_tells_chunks_and_time_left_and_no_rate_of_rows(
     assert under_way.rows_per_second is None and under_way.seconds_left is not None
     assert 2.2 < under_way.seconds_left < 5
     show_status(status)
-    left = f"{under_way.seconds_left:.0f} seconds of reading left"
+    left = f"{under_way.seconds_left:.0f} s of reading left"
     told = f"tickets: 3 of 6 chunks compared, 100 rows read again, about {left}\n"
     assert told in capsys.readouterr().out
