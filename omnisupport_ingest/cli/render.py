@@ -196,7 +196,10 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Colle
     console = _console()
     needed = console.measure(shown, options=console.options.update(max_width=10_000)).maximum
     console.width = max(console.width, needed)
-    console.print(shown, crop=False)
+    with console.capture() as captured:
+        console.print(shown, crop=False)
+    # The last column is padded; nobody sees that but a script.
+    click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
 def progress_bar() -> Any:

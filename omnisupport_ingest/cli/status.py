@@ -228,7 +228,9 @@ def _show(document: dict[str, Any]) -> None:
         render.heading(each["source"])
         lines = [*_landing_facts(each["landing"]), *_freshness_facts(each["source"], each["tables"])]
         render.facts(lines, indent=2, label=11)
-        _show_tables(each["source"], each["tables"])
+        # A source of which nothing has landed has no table to show.
+        if each["landing"]["batches"] or any(table["there"] for table in each["tables"]):
+            _show_tables(each["source"], each["tables"])
 
 
 def _platform_line(platform: dict[str, Any]) -> str:

@@ -72,7 +72,7 @@ class RunRequest:
 
 @dataclass
 class IngestRuns:
-    """The runs of one command. Their output goes to ``log``, which the first of them begins anew."""
+    """The runs of one command. Their output goes to ``log``, which the first of them truncates."""
 
     settings: Settings
     home: Home

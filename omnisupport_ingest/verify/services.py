@@ -136,7 +136,7 @@ def _is_kept(home: Home) -> bool:
 def _accepts(server: EmbeddedPostgres) -> bool:
     """Whether the server answers and has its database, which it makes after its first start.
 
-    Asked of another database: a connection to one that is not there yet stands in the log as FATAL.
+    The question goes to another database: a connection to one that does not exist yet is logged as FATAL.
     """
     import psycopg2
 
