@@ -29,6 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "runtime": FLOOR_1,
     "defs": FLOOR_1 | {"contracts", "landing", "lake", "cdc", "stages", "sources", "targets", "runtime"},
     "definitions": FLOOR_1 | {"contracts", "stages", "defs", "runtime"},
+    "verify": FLOOR_1 | {"contracts", "landing", "lake", "stages", "sources", "runtime", "defs"},
 }
 """Room → rooms it may import besides itself. ``cli`` may import everything."""
 
@@ -69,6 +70,20 @@ def test_dagster_stays_above_the_stages(module):
     assert not {name for name in imported(module) if name.split(".")[0].startswith("dagster")}
 
 
+TERMINAL = {"click", "rich"}
+"""What renders for people and reads their arguments."""
+
+
+def test_words_for_a_terminal_are_the_command_lines_alone():
+    assert not {
+        (str(module.relative_to(PACKAGE)), name)
+        for module in MODULES
+        if room_of(module) != "cli"
+        for name in imported(module)
+        if name.split(".")[0] in TERMINAL
+    }
+
+
 def test_private_dagster_names_are_in_four_modules():
     private = {
         str(module.relative_to(PACKAGE))
@@ -82,6 +97,7 @@ def test_private_dagster_names_are_in_four_modules():
 CALLED_FROM_ELSEWHERE = {
     "read_as_of": "people's own programs, by docs/history.md",
     "toChannel": "PySpark",
+    "format_commands": "click",
     "_init_session": "dagster-pyspark",
     "check_run_worker_health": "Dagster",
     "gates_schema": "the schema of manifests repeats it, as a test sees",

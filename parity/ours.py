@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 
-from omnisupport_ingest.cli.contracts_new import write_contracts
+from omnisupport_ingest.cli.contracts_new import NewContracts, write_contracts
 from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.landing.rows import LandedEvent
 from omnisupport_ingest.landing.store import LandingStore
@@ -86,7 +86,7 @@ def home_of(server: Server, name: str, source: str) -> Ours:
     found = Ours(folder / "home", contracts, source, variables)
     tables = [f"{SCHEMA}.{each}" for each in PUBLISHED if each != WITHOUT_KEY]
     settings = found.settings.model_copy(update={"source": source})
-    outcomes = write_contracts(settings, tables, out=contracts, owner="team:parity", force=False)
+    outcomes = write_contracts(NewContracts(settings, tables, contracts, owner="team:parity"))
     for each in outcomes:
         if each.status != "written":
             raise click.ClickException(f"No contract of {each.table}: {each.problem}")

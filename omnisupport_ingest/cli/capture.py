@@ -1,4 +1,4 @@
-"""``capture``: land the WAL of the source, up to now or until told to stop."""
+"""``capture``: land the WAL of the source, up to now or until it is stopped."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from typing import TYPE_CHECKING
 
 import click
 
-from omnisupport_ingest.cli.landed_line import landed_line
-from omnisupport_ingest.cli.opening import open_home, open_settings
-from omnisupport_ingest.cli.pausing import until_resumed
-from omnisupport_ingest.cli.source_opening import log_of
+from omnisupport_ingest.cli.opening import log_of, open_home, open_settings
+from omnisupport_ingest.cli.render import say_err
 from omnisupport_ingest.cli.stopping import stop_on_signal
+from omnisupport_ingest.cli.views import landed_line, pass_progress
 from omnisupport_ingest.runtime.supervisor import Backoff
+from omnisupport_ingest.verify.one_pass import one_pass
 
 if TYPE_CHECKING:
     from omnisupport_ingest.contracts.model import Contracts
     from omnisupport_ingest.home import Home
     from omnisupport_ingest.settings import Settings
     from omnisupport_ingest.sources.postgres.capture.capture import Capture
+    from omnisupport_ingest.sources.postgres.capture.requests import PauseRequest
 
 
 @click.command()
@@ -29,29 +30,31 @@ if TYPE_CHECKING:
 @click.option(
     "--once/--follow",
     default=False,
-    help="End when everything that had committed at the start has landed; default: follow until Ctrl-C.",
+    help="--once: end when everything that had committed at the start has landed. --follow, the default: go "
+    "on until Ctrl-C.",
 )
 @click.option(
     "--new-epoch",
     "reason",
     metavar="REASON",
-    help="Repair a hole: drop our slot, begin a new epoch for this REASON, snapshot every table again.",
+    help="Go on after a gap: drop the slot, begin a new epoch for this REASON, and read every table again.",
 )
 def capture(name: str | None, once: bool, reason: str | None) -> None:
     """Land the WAL of the source as batches, until Ctrl-C or, with --once, up to now.
 
-    NAME is a log of the home (`sources list`); without it, that of the settings.
+    NAME is a log of the home (`sources list`); by default it is the log that the settings name.
 
-    Reads tables that were not read yet, beside the WAL. Following, it waits for a source that is away;
-    with --once that is an error. Both stop at what needs a person (a missing right, a lost slot).
-    What has landed goes into the lake by `up`, or by `materialize`.
+    Tables that have no snapshot yet are read beside the WAL. If the source does not answer, --follow waits
+    for it, and --once fails. Both stop at a problem that needs a person (a missing right, a lost slot).
+
+    `up` and `materialize` take what has landed into the lake.
 
     \b
     Example:
       omnisupport-ingest capture --once && omnisupport-ingest materialize
 
     Exit code: 0 done, 2 usage or settings, 4 the source does not answer, 5 the source is not set up
-    for capture, 6 another capture or another reader of the slot, 7 a hole in the source.
+    for capture, 6 another capture or another reader of the slot, 7 a gap in the source.
     """
     from omnisupport_ingest.contracts.in_force import contracts_in_force
     from omnisupport_ingest.landing.manifest import Manifest
@@ -61,7 +64,7 @@ def capture(name: str | None, once: bool, reason: str | None) -> None:
     from omnisupport_ingest.sources.postgres.session.errors import SourceUnavailable
     from omnisupport_ingest.sources.postgres.slot.slot import SlotNotMade
 
-    # The home records what is its own, not what this source has.
+    # A new home records the settings of its own source, not those of the log NAME.
     home = open_home(open_settings())
     settings = log_of(open_settings(), name)
 
@@ -72,7 +75,7 @@ def capture(name: str | None, once: bool, reason: str | None) -> None:
 
     def landed(batch: Manifest) -> None:
         if line := landed_line(batch):
-            click.echo(f"{line} ({batch.batch_id})", err=True)
+            say_err(f"{line} ({batch.batch_id})")
 
     def begin_new_epoch(stop: threading.Event) -> None:
         if reason is not None:
@@ -80,7 +83,7 @@ def capture(name: str | None, once: bool, reason: str | None) -> None:
                 epoch = Capture(settings, home, contracts).begin_new_epoch(reason, stop=stop)
             except SlotNotMade:
                 raise KeyboardInterrupt from None
-            click.echo(f"Epoch {epoch.number} has begun: {reason}", err=True)
+            say_err(f"Epoch {epoch.number} has begun: {reason}")
 
     if once:
         with embedded_source(settings, home), stop_on_signal() as stop:
@@ -93,8 +96,8 @@ def capture(name: str | None, once: bool, reason: str | None) -> None:
         kept: list[Capture] = []
 
         def start() -> None:
-            # Contracts are read again for a restart and after a pause. That a source was away is no reason to
-            # take in one that nobody has asked for.
+            # A restart and the end of a pause read the contracts again. After a source that did not answer
+            # the same capture goes on, without a contract that nobody has requested.
             running = kept.pop() if kept else Capture(settings, home, the_contracts(), landed, the_contracts)
             try:
                 running.run(None, stop)
@@ -106,7 +109,7 @@ def capture(name: str | None, once: bool, reason: str | None) -> None:
 
 
 def land_up_to_now(running: Capture, settings: Settings, home: Home, stop: threading.Event) -> None:
-    """Land what has committed by now, and say so; ``KeyboardInterrupt`` if ``stop`` came first."""
+    """Land what has committed by now; ``KeyboardInterrupt`` if ``stop`` was set before the end."""
     from omnisupport_ingest.sources.postgres.session.dsn import source_dsn
     from omnisupport_ingest.sources.postgres.session.server import current_wal_lsn
 
@@ -115,20 +118,19 @@ def land_up_to_now(running: Capture, settings: Settings, home: Home, stop: threa
     if stop.is_set():
         raise KeyboardInterrupt
     if running.left_out is None:
-        click.echo(f"Everything that the source had committed at {until} has landed.", err=True)
+        say_err(f"Everything that the source had committed at {until} has landed.")
     running.raise_left_out()
 
 
 @contextmanager
 def embedded_source(settings: Settings, home: Home) -> Iterator[None]:
-    """The embedded server for as long as the command needs it, unless it runs or is not the source."""
-    from omnisupport_ingest.cli.one_pass import one_pass
+    """Run the embedded server while the context is open, if it is the source and does not run."""
     from omnisupport_ingest.sources.postgres.embedded.server import EmbeddedPostgres
 
     if settings.source_dsn is not None or EmbeddedPostgres(home.postgres).running:
         yield
         return
-    with one_pass(settings, home, "capture", lambda line: click.echo(line, err=True)) as started:
+    with one_pass(settings, home, "capture", pass_progress()) as started:
         started.start_source(settings)
         yield
 
@@ -136,9 +138,9 @@ def embedded_source(settings: Settings, home: Home) -> Iterator[None]:
 def follow(
     run: Callable[[], None], stop: threading.Event, *, retry: type[Exception], backoff: Backoff | None = None
 ) -> None:
-    """Call ``run`` until it returns or ``stop`` is set; after ``retry`` wait and call it again.
+    """Call ``run`` until it returns or ``stop`` is set; after a ``retry`` error wait and call it again.
 
-    The wait doubles with each failure in a row (``Backoff``); any other error ends it.
+    The wait doubles with each failure in a row, as ``backoff`` says. Any other error is raised.
     """
     backoff = backoff or Backoff()
     failures = 0
@@ -150,5 +152,38 @@ def follow(
         except retry as error:
             failures = 1 if time.monotonic() - began > backoff.healthy else failures + 1
             delay = backoff.delay(failures)
-            click.echo(f"Error: {error}\nTrying again in {delay:.0f} s.", err=True)
+            say_err(f"Error: {error}\nTrying again in {delay:.0f} s.")
             stop.wait(delay)
+
+
+_LOOK_SECONDS = 0.5
+
+
+def until_resumed(
+    run: Callable[[], None], note: PauseRequest, stop: threading.Event, *, look: float = _LOOK_SECONDS
+) -> Callable[[], None]:
+    """A function that calls ``run``, again and again while a person pauses or restarts the capture.
+
+    So the process stays, and ``up`` has nothing to start again. After ``CapturePaused`` it looks for ``note``
+    every ``look`` seconds and calls ``run`` when it is gone; after ``CaptureRestarts`` at once. It ends when
+    ``run`` does or ``stop`` is set.
+    """
+
+    def run_or_wait() -> None:
+        from omnisupport_ingest.sources.postgres.session.errors import CapturePaused, CaptureRestarts
+
+        while not stop.is_set():
+            try:
+                run()
+                return
+            except CaptureRestarts as restarts:
+                say_err(f"{restarts.problem} The capture starts again.")
+                continue
+            except CapturePaused as paused:
+                say_err(f"{paused.problem} It waits for: {paused.fix}")
+            while note.present and not stop.wait(look):
+                pass
+            if not stop.is_set():
+                say_err("The pause is over; the capture goes on.")
+
+    return run_or_wait

@@ -1,22 +1,25 @@
-"""``checkpoint``: what each window of each table is complete to."""
+"""``checkpoint``: how far each window of each table is, in words, in a file, and in Dagster."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from omnisupport_ingest.cli.opening import existing_home, open_home, open_settings
+from omnisupport_ingest.cli.opening import open_home, open_settings, open_workspace
+from omnisupport_ingest.cli.render import Commands, clock, counted, echo_json, heading
+from omnisupport_ingest.cli.render import table as show_table
 
 if TYPE_CHECKING:
     from omnisupport_ingest.lake.checkpoint import Checkpoint
     from omnisupport_ingest.settings import Settings
 
 
-@click.group()
+@click.group(cls=Commands)
 def checkpoint() -> None:
     """Show the checkpoints of the lake, back them up, or report them to Dagster again."""
 
@@ -25,10 +28,13 @@ def checkpoint() -> None:
 @click.option("--table", metavar="TABLE", help="Only this table: `dim_orders`, or its whole path.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document, with every field.")
 def show(table: str | None, as_json: bool) -> None:
-    """List the checkpoint of every window, as the lake's own log holds it.
+    """List the checkpoint of every window, as the logs of the tables have it.
 
-    Per window: the last position taken (cursor), the watermark (UTC), the rows held, and the
-    generation, which a replacement raises.
+    \b
+    cursor       the last position that the window contains
+    watermark    of its input, UTC
+    rows         that it has
+    generation   rises with every replacement of the window
 
     \b
     Example:
@@ -37,21 +43,18 @@ def show(table: str | None, as_json: bool) -> None:
     Exit code: 0 done, 2 usage, settings or no such table, 3 no home.
     """
     from omnisupport_ingest.stages import checkpoints
-    from omnisupport_ingest.stages.workspace import Workspace
 
-    settings = open_settings()
-    existing_home(settings)
-    tables = list(Workspace.open(settings).tables())
+    tables = list(open_workspace().tables())
     chosen = [each for each in tables if table is None or _names(table, each.spec.path)]
     if not chosen:
         names = ", ".join(each.spec.path for each in tables)
         raise click.UsageError(f"{table} is not a table of this lake. There are: {names}")
     found = checkpoints.read(chosen)
     if as_json:
-        click.echo(json.dumps([each.to_json() for each in found], indent=2))
+        echo_json([each.to_json() for each in found])
         return
     _print(found)
-    click.echo(f"{len(found)} checkpoints.")
+    click.echo(f"{counted(len(found), 'checkpoint')}.")
 
 
 @checkpoint.command()
@@ -59,13 +62,13 @@ def show(table: str | None, as_json: bool) -> None:
     "--out",
     type=click.Path(dir_okay=False, path_type=Path),
     required=True,
-    help="File to write; one that is there is replaced.",
+    help="File to write. An existing file is replaced.",
 )
 def export(out: Path) -> None:
-    """Write how far landing and every window of the lake are to a file, for `checkpoint import`.
+    """Write to a file how far landing and every window of the lake are, for `checkpoint import`.
 
-    It is proof for a restored home, not a backup of data: no row and no key is in it. Back up
-    landing/ and lake/ with it, afterwards, so that they are as new as the file.
+    The file is no backup: it has no row and no key. It shows whether a restored home is complete. Back up
+    landing/ and lake/ after it, so that they are as new as the file.
 
     \b
     Example:
@@ -76,29 +79,27 @@ def export(out: Path) -> None:
     from omnisupport_ingest.durable import replace
     from omnisupport_ingest.failpoints import gate
     from omnisupport_ingest.stages.checkpoint_file import describe
-    from omnisupport_ingest.stages.workspace import Workspace
 
-    settings = open_settings()
-    existing_home(settings)
-    record = describe(Workspace.open(settings))
+    record = describe(open_workspace())
     if not out.absolute().parent.is_dir():
         raise click.UsageError(f"{out.parent} is not a folder.")
     with gate("checkpoint.file"):
         replace(out.absolute(), json.dumps(record, indent=1).encode() + b"\n")
-    click.echo(f"{len(record['checkpoints'])} checkpoints of {len(record['sources'])} sources in {out}.")
+    checkpoints, sources = record["checkpoints"], record["sources"]
+    click.echo(f"{counted(len(checkpoints), 'checkpoint')} of {counted(len(sources), 'source')} in {out}.")
 
 
 @checkpoint.command(name="import")
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--check", "check_only", is_flag=True, help="Compare only; report nothing to Dagster.")
+@click.option("--check", "check_only", is_flag=True, help="Only compare; report nothing to Dagster.")
 def import_file(file: Path, check_only: bool) -> None:
     """Compare the home with a FILE of `checkpoint export`, then report its checkpoints to Dagster.
 
-    Landing and lake hold the truth, and a file cannot bring back what they have lost. So a home that
-    is behind the file, or of another history, is refused with every difference, and nothing is
-    changed. A home that holds what the file says, or more, is restored: Dagster is told of every
-    partition that it does not know (as by `checkpoint rebuild`). The cursors of the sensors need no
-    restoring: they are found again from landing and lake at the next tick.
+    A file cannot bring back what landing and lake have lost. So a home that is behind the file, or has
+    another history, is refused with a list of the differences, and nothing is changed. If the home has
+    everything that the file says, or more, every partition that Dagster does not know is reported to it, as
+    by `checkpoint rebuild`. Cursors of sensors need no restoring: the next tick finds them from landing and
+    lake.
 
     \b
     Examples:
@@ -108,12 +109,11 @@ def import_file(file: Path, check_only: bool) -> None:
     Exit code: 0 the home holds what the file says, 1 it does not, 2 usage or settings, 3 no home.
     """
     from omnisupport_ingest.stages.checkpoint_file import read_file, require_held
-    from omnisupport_ingest.stages.workspace import Workspace
 
     settings = open_settings()
-    existing_home(settings)
+    workspace = open_workspace(settings)
     record = read_file(file)
-    require_held(Workspace.open(settings), record, file)
+    require_held(workspace, record, file)
     click.echo(
         f"The home holds all {len(record['checkpoints'])} checkpoints of {file}, or has gone on from them."
     )
@@ -123,7 +123,7 @@ def import_file(file: Path, check_only: bool) -> None:
 
 @checkpoint.command()
 def rebuild() -> None:
-    """Report every committed partition to Dagster as materialized, after its event log was lost.
+    """Report every committed partition to Dagster as materialized, after Dagster lost its event log.
 
     \b
     Example:
@@ -135,7 +135,7 @@ def rebuild() -> None:
 
 
 def _rebuild(settings: Settings) -> int:
-    """Tell the Dagster instance of the home what the lake holds; returns how many partitions were new."""
+    """Report what the lake has to the Dagster instance of the home; returns how many partitions were new."""
     import os
 
     home = open_home(settings)
@@ -153,18 +153,23 @@ def _rebuild(settings: Settings) -> int:
 
 
 def _names(table: str, path: str) -> bool:
-    """Whether ``table`` means the table at ``path``, or its end, as in ``dim_tickets``."""
+    """Whether ``table`` is the ``path`` of a table, or its end, like ``dim_tickets``."""
     return path == table or path.endswith(f"/{table}")
 
 
 def _print(found: Sequence[Checkpoint]) -> None:
-    table = None
-    for each in found:
-        if each.table != table:
-            table = each.table
-            click.echo(click.style(table, bold=True))
-        mark = f"{each.watermark:%Y-%m-%d %H:%M:%S}" if each.watermark else "-"
-        click.echo(
-            f"  {each.window or '(all)':<15}  {each.cursor or '-':<29}  {mark:<19}  {each.rows:>12,} rows"
-            f"  gen. {each.generation}"
+    for path, checkpoints in groupby(found, key=lambda each: each.table):
+        heading(path)
+        rows = [
+            [
+                f"  {each.window or '(all)'}",
+                each.cursor or "-",
+                clock(each.watermark) if each.watermark else "-",
+                f"{each.rows:,}",
+                str(each.generation),
+            ]
+            for each in checkpoints
+        ]
+        show_table(
+            ["  window", "cursor", "watermark", "rows", "generation"], rows, right=("rows", "generation")
         )

@@ -1,38 +1,54 @@
-"""``contracts``: make table contracts, check them, and compare them with the source."""
+"""``contracts``: make table contracts, check them, put them in force, compare them with the source.
+
+What writes new contracts is in ``contracts_new``, what compares them in ``contracts_diff``: both connect to
+the source, and are imported by their commands alone.
+"""
 
 from __future__ import annotations
 
-import json
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
-from omnisupport_ingest.cli.opening import open_settings
-from omnisupport_ingest.cli.source_opening import log_of
-
-FINDINGS = 1
-"""Exit code when something was refused, or found to matter."""
+from omnisupport_ingest.cli.errors import FINDINGS
+from omnisupport_ingest.cli.opening import existing_home, log_of, open_settings, open_workspace, tables_named
+from omnisupport_ingest.cli.render import Commands, counted, echo_json, say_err
+from omnisupport_ingest.cli.render import table as show_table
+from omnisupport_ingest.contracts.load import (
+    ContractError,
+    Contracts,
+    TableContract,
+    contract_paths,
+    load_contract,
+)
 
 _as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
 
-@click.group()
+@click.group(cls=Commands)
 def contracts() -> None:
-    """Make the table contracts, check them, compare them with the source."""
+    """Make table contracts, check them, and compare them with the source."""
 
 
 @contracts.command()
 @click.option(
-    "--table", "tables", multiple=True, metavar="SCHEMA.TABLE", help="A table of the source; may be repeated."
+    "--table", "tables", multiple=True, metavar="SCHEMA.TABLE", help="A table of the source; repeatable."
 )
-@click.option("--all", "every", is_flag=True, help="Every table of the source, but for partitions.")
+@click.option("--all", "every", is_flag=True, help="Every table of the source except partitions.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Folder to write to.  [default: OMNISUPPORT_CONTRACTS_DIR, the home's own, else contracts/data]",
+    help="Folder to write to.  [default: OMNISUPPORT_CONTRACTS_DIR, else the home's, else contracts/data]",
 )
-@click.option("--owner", default="team:unassigned", show_default=True, help="team:NAME or an email address.")
-@click.option("--force", is_flag=True, help="Write contracts anew that are there already.")
+@click.option(
+    "--owner",
+    default="team:unassigned",
+    show_default=True,
+    help="Owner of the tables: team:NAME or an email address.",
+)
+@click.option("--force", is_flag=True, help="Replace existing contracts.")
 @click.option("--source", metavar="NAME", help="A log of the home.  [default: that of the settings]")
 @_as_json
 def new(
@@ -44,18 +60,18 @@ def new(
     source: str | None,
     as_json: bool,
 ) -> int:
-    """Write a contract file for each table named, from what the source says of it.
+    """Write a contract file for each table named, from its definition at the source.
 
-    Types, key, NOT NULL, enum values, lengths and comments come from the source. The source is the one that
+    Types, key, NOT NULL, enum values, lengths and comments come from the source: the one that
     OMNISUPPORT_SOURCE_DSN names, else the embedded PostgreSQL of the home, which must be running; --source
     names another log.
 
-    Nothing is marked as personal data, and every value is kept: look through the columns and say in
-    x-cdc.pii which ones are personal, each with its policy (keep is the only one that this version
-    carries out) and a note that says why. Owner, descriptions and rules are yours to write, too.
+    No column is marked as personal data. Look through the columns, and mark the personal ones in x-cdc.pii:
+    each with its policy (this version carries out only keep) and a note that says why. Also fill in the
+    owner, descriptions and rules.
 
-    A table whose changes cannot name their rows is refused with the ways to repair it; the others are
-    written all the same.
+    A table whose changes do not identify their rows is refused, with the ways to repair it. The others are
+    written.
 
     \b
     Examples:
@@ -64,24 +80,30 @@ def new(
 
     Exit code: 0 done, 1 a table was refused, 2 usage or settings, 3 no home, 4 the source is away.
     """
-    from omnisupport_ingest.cli.contracts_new import document, say_if_not_in_force, show, write_contracts
+    from omnisupport_ingest.cli.contracts_new import (
+        NewContracts,
+        document,
+        show,
+        warn_if_not_in_force,
+        write_contracts,
+    )
 
     if every == bool(tables):
-        raise click.UsageError("Name tables by --table, or take every one by --all.")
+        raise click.UsageError("Name tables with --table, or take all with --all.")
     settings = log_of(open_settings(), source)
-    outcomes = write_contracts(settings, tables, out=out, owner=owner, force=force)
+    outcomes = write_contracts(NewContracts(settings, tables, out, owner, force=force))
     if as_json:
-        click.echo(json.dumps(document(outcomes), indent=2, ensure_ascii=False))
+        echo_json(document(outcomes))
     else:
         show(outcomes)
-        say_if_not_in_force(settings, outcomes)
+        warn_if_not_in_force(settings, outcomes)
     return FINDINGS if any(outcome.refused for outcome in outcomes) else 0
 
 
 @contracts.command()
 @_as_json
 def validate(as_json: bool) -> int:
-    """Read every contract; each problem is told with its file, its place and the fix.
+    """Read every contract, and print each problem with its file, its place in it, and the fix.
 
     \b
     Example:
@@ -89,27 +111,26 @@ def validate(as_json: bool) -> int:
 
     Exit code: 0 all are valid, 1 one is not, 2 usage or settings.
     """
-    from omnisupport_ingest.cli.contracts_validate import document, read_all, show
     from omnisupport_ingest.contracts.in_force import in_force
 
     settings = open_settings()
-    found = read_all(settings.contracts_dir or in_force(settings).contracts)
+    found = _read_all(settings.contracts_dir or in_force(settings).contracts)
     if as_json:
-        click.echo(json.dumps(document(found), indent=2, ensure_ascii=False))
+        echo_json(_reading_document(found))
     else:
-        show(found)
+        _show_reading(found)
     return FINDINGS if found.problems else 0
 
 
 @contracts.command()
 @click.argument("folder", required=False)
-@click.option("--decision-table", metavar="FILE", help="Another decision table, too, or alone.")
+@click.option("--decision-table", metavar="FILE", help="A decision table, besides a FOLDER or alone.")
 def use(folder: str | None, decision_table: str | None) -> None:
-    """Let the home have the contracts in FOLDER from now on; it records where they are.
+    """Put the contracts in FOLDER in force for the home, which records where they are.
 
-    A home keeps to the contracts and the decision table that it was first opened with, wherever a
-    command is started; `status` shows them. Windows that other rules judged are stale afterwards: see
-    `windows --stale`. The word packaged stands for what comes with the program.
+    A home keeps the contracts and the decision table that it was first opened with, wherever a command is
+    started; `status` shows them. Afterwards the windows that other rules have judged are stale, and replayed
+    (`windows`). FOLDER may be the word packaged: the contracts that come with the program.
 
     \b
     Examples:
@@ -119,7 +140,6 @@ def use(folder: str | None, decision_table: str | None) -> None:
     Exit code: 0 recorded, 2 usage, settings or a contract that cannot be used, 3 no home, 6 the platform
     runs on this home.
     """
-    from omnisupport_ingest.cli.opening import existing_home
     from omnisupport_ingest.contracts.in_force import use as take
     from omnisupport_ingest.runtime.home_lock import HomeLock
 
@@ -130,8 +150,8 @@ def use(folder: str | None, decision_table: str | None) -> None:
     with HomeLock(home, "contracts use"):
         chosen = take(settings, home, folder, decision_table)
     click.echo(
-        f"{home.path} has {len(chosen.tables)} tables, by the contracts in {chosen.contracts}, and the "
-        f"decision table {chosen.decision_table}."
+        f"{home.path} has {counted(len(chosen.tables), 'table')}, by the contracts in {chosen.contracts}, "
+        f"and the decision table {chosen.decision_table}."
     )
 
 
@@ -141,15 +161,15 @@ def use(folder: str | None, decision_table: str | None) -> None:
     "tables",
     multiple=True,
     metavar="NAME",
-    help="Only this table, by its name in the lake or schema.table; may be repeated.",
+    help="Only this table, by its name in the lake or schema.table; repeatable.",
 )
 @click.option("--source", metavar="NAME", help="A log of the home.  [default: that of the settings]")
 @_as_json
 def diff(tables: tuple[str, ...], source: str | None, as_json: bool) -> int:
     """Compare the contracts of the source with its tables as they are now.
 
-    A difference that would stop capture or quarantine rows matters. A column that no contract names does
-    not: it stays in the raw layers, and never fails ingestion.
+    A difference matters if it would stop capture or quarantine rows. A column that no contract names does not
+    matter: it stays in the raw layers.
 
     \b
     Example:
@@ -162,7 +182,7 @@ def diff(tables: tuple[str, ...], source: str | None, as_json: bool) -> int:
 
     found = compare(log_of(open_settings(), source), tables)
     if as_json:
-        click.echo(json.dumps(document(found), indent=2, ensure_ascii=False))
+        echo_json(document(found))
     else:
         show(found)
     return FINDINGS if found.matters else 0
@@ -172,12 +192,12 @@ def diff(tables: tuple[str, ...], source: str | None, as_json: bool) -> int:
 @click.argument("name")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def retype(name: str, yes: bool) -> int:
-    """Have the tables of the contract NAME made again under its types, where theirs are others.
+    """Have the tables of the contract NAME made again, if their types differ from the contract's.
 
-    A type that holds every value of the old one needs nothing: the next run takes it. Any other change waits
-    for this command, as it changes what readers of the tables see. Net changes, dimension and
-    history are made again from the events in deduped_events, each in one commit: until then readers find
-    the old one whole. The source is not asked. The next run does it: that of `up`, or of `materialize`.
+    The next run takes a wider type by itself. Any other change of a type waits for this command, as it
+    changes what readers of the tables see. Then the next run, of `up` or of `materialize`, makes net
+    changes, dimension and history again from deduped_events. Each is replaced in one commit, so readers
+    never find a part of it. The source is not read.
 
     \b
     Example:
@@ -185,22 +205,17 @@ def retype(name: str, yes: bool) -> int:
 
     Exit code: 0 done or nothing to do, 2 usage or settings, 3 no home.
     """
-    from omnisupport_ingest.cli.opening import existing_home
-    from omnisupport_ingest.contracts.model import table_named
     from omnisupport_ingest.stages.retyping import ask_for, other_types
-    from omnisupport_ingest.stages.workspace import Workspace
 
-    settings = open_settings()
-    existing_home(settings)
-    workspace = Workspace.open(settings)
-    contract = table_named(name, workspace.contracts.all)
+    workspace = open_workspace()
+    (contract,) = tables_named(workspace, [name])
     found = other_types(workspace, contract)
     if not found:
         click.echo(f"The tables of {name} have the types of its contract.")
         return 0
     for path, columns in found.items():
         click.echo(f"{path}: {', '.join(map(str, columns))}")
-    click.echo("Each is made again whole, from deduped_events; nothing is read at the source.")
+    click.echo("Each is made again whole from deduped_events; the source is not read.")
     if not yes:
         click.confirm("Go on?", abort=True)
     ask_for(workspace, contract)
@@ -208,3 +223,71 @@ def retype(name: str, yes: bool) -> int:
         "The next run makes them: that of `omnisupport-ingest up`, else omnisupport-ingest materialize"
     )
     return 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """The contracts of ``folder`` that can be used, by source and name, and every problem found."""
+
+    folder: Path
+    contracts: Contracts
+    problems: tuple[ContractError, ...]
+
+
+def _read_all(folder: Path) -> _Reading:
+    """Read every contract file of ``folder``; ``ContractError`` if it is no folder or holds none."""
+    read: list[TableContract] = []
+    problems: list[ContractError] = []
+    for path in contract_paths(folder):
+        try:
+            read.append(load_contract(path))
+        except ContractError as error:
+            problems.append(error)
+    # Contracts may each be valid and clash: the first of two counts, the other is a problem.
+    usable = Contracts(())
+    for contract in read:
+        try:
+            usable = Contracts((*usable, contract))
+        except ContractError as error:
+            problems.append(error)
+    return _Reading(folder, usable, tuple(problems))
+
+
+def _show_reading(found: _Reading) -> None:
+    """Print the contracts, then the problems on standard error."""
+    rows = [
+        [
+            f"{contract.source}.{contract.name}",
+            contract.full_name,
+            contract.version,
+            counted(len(contract.columns), "column"),
+            f"key {', '.join(contract.key)}",
+        ]
+        for contract in found.contracts
+    ]
+    if rows:
+        show_table(["contract", "table", "version", "columns", "key"], rows)
+    for problem in found.problems:
+        say_err(f"Error: {problem}")
+    valid = f"{counted(len(found.contracts), 'contract')} in {found.folder} are valid"
+    click.echo(f"{valid}, {len(found.problems)} are not." if found.problems else f"{valid}.")
+
+
+def _reading_document(found: _Reading) -> dict[str, Any]:
+    return {
+        "folder": str(found.folder),
+        "contracts": [
+            {
+                "source": contract.source,
+                "name": contract.name,
+                "table": contract.full_name,
+                "version": contract.version,
+                "columns": len(contract.columns),
+                "key": list(contract.key),
+                "path": contract.path,
+                "fingerprint": contract.fingerprint,
+            }
+            for contract in found.contracts
+        ],
+        "problems": [{"problem": each.problem, "fix": each.fix} for each in found.problems],
+    }

@@ -1,14 +1,17 @@
-"""Contracts against the live tables of their source: what differs, and whether it matters."""
+"""Compare contracts with the tables of their source: what differs, and whether it matters."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
 import click
+from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.cli.opening import existing_home
+from omnisupport_ingest.cli.render import counted
 from omnisupport_ingest.contracts.in_force import contracts_in_force
 from omnisupport_ingest.contracts.model import ContractError, TableContract, table_named
 from omnisupport_ingest.settings import Settings
@@ -24,7 +27,7 @@ _WORDS = {Severity.BLOCKS: "stops capture", Severity.WARNS: "matters", Severity.
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Every contract compared, with its findings, the worst first. ``published``: the publication exists."""
+    """Each contract with its findings, the worst first. ``published``: the publication exists."""
 
     source: str
     publication: str
@@ -38,20 +41,11 @@ class Compared:
 
 
 def compare(settings: Settings, only: Sequence[str]) -> Compared:
-    """Compare the contracts of the source (``only`` those named) with its tables; changes nothing."""
+    """Compare the contracts of the source, or only those of the tables named, with its tables."""
     contracts = _chosen(settings, only)
-    # Only the embedded server needs the home.
-    dsn = (
-        settings.source_dsn.get_secret_value()
-        if settings.source_dsn is not None
-        else source_dsn(settings, existing_home(settings))
-    )
-    connection = connect(dsn)
-    try:
+    with closing(connect_to_source(settings)) as connection:
         live = read_live_tables(connection, [(each.schema, each.table) for each in contracts])
         publication = read_publication(connection, settings.publication)
-    finally:
-        connection.close()
     compared = []
     for contract in contracts:
         table = live.get((contract.schema, contract.table))
@@ -61,6 +55,13 @@ def compare(settings: Settings, only: Sequence[str]) -> Compared:
         found.sort(key=lambda finding: list(Severity).index(finding.severity))
         compared.append((contract, tuple(found)))
     return Compared(settings.source, settings.publication, publication is not None, tuple(compared))
+
+
+def connect_to_source(settings: Settings) -> Connection:
+    """A connection to the source of ``settings``. Only the embedded server needs a home."""
+    if settings.source_dsn is not None:
+        return connect(settings.source_dsn.get_secret_value())
+    return connect(source_dsn(settings, existing_home(settings)))
 
 
 def _chosen(settings: Settings, only: Sequence[str]) -> list[TableContract]:
@@ -90,7 +91,7 @@ def _not_published(contract: TableContract, publication: Publication) -> list[Fi
 
 
 def show(compared: Compared) -> None:
-    """Say for each contract what differs, and sum up."""
+    """Print what differs for each contract, and a summary."""
     width = max(len(contract.name) for contract, _ in compared.tables)
     for contract, found in compared.tables:
         if not found:
@@ -105,13 +106,13 @@ def show(compared: Compared) -> None:
     if not compared.published:
         click.echo(f"Publication {compared.publication} is not there yet; capture makes it.")
     click.echo(
-        f"{len(compared.tables)} contracts of {compared.source} compared with their tables: "
+        f"{counted(len(compared.tables), 'contract')} of {compared.source} compared with their tables: "
         f"{differing or 'none'} with a difference that matters."
     )
 
 
 def document(compared: Compared) -> dict[str, Any]:
-    """The comparison as JSON; ``severity`` is ``blocks``, ``warns`` or ``notes``."""
+    """The comparison for ``--json``; ``severity`` is ``blocks``, ``warns`` or ``notes``."""
     return {
         "source": compared.source,
         "publication": {"name": compared.publication, "exists": compared.published},

@@ -1,8 +1,8 @@
-"""Writing the contracts of new tables: where each goes, and what became of it."""
+"""Write the contracts of new tables: the file of each, and what became of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import click
-from psycopg2.extensions import connection as Connection
 
-from omnisupport_ingest.cli.opening import existing_home
+from omnisupport_ingest.cli.contracts_diff import connect_to_source
+from omnisupport_ingest.cli.render import counted, say_err
 from omnisupport_ingest.contracts.document_text import document_text
 from omnisupport_ingest.contracts.documents import program_file
 from omnisupport_ingest.contracts.in_force import recorded
@@ -25,15 +25,13 @@ from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres.catalog.cursor_candidates import cursor_candidates
 from omnisupport_ingest.sources.postgres.catalog.live_table import LiveTable, TableName, read_live_tables
 from omnisupport_ingest.sources.postgres.catalog.new_contract import Draft, LeftOut, all_tables, choose, draft
-from omnisupport_ingest.sources.postgres.session.connection import connect
-from omnisupport_ingest.sources.postgres.session.dsn import source_dsn
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one table that was asked for. ``status``: ``written``, ``kept`` or ``refused``.
+    """What became of one table. ``status``: ``written``, ``kept`` or ``refused``.
 
-    ``problem`` and ``fix`` are for a refused one, ``contract`` for the others.
+    A refused table has ``problem`` and ``fix``, any other its ``contract``.
     """
 
     table: str
@@ -49,36 +47,28 @@ class Outcome:
         return self.status == "refused"
 
 
-def _connected(settings: Settings) -> Connection:
-    # Only the embedded server needs the home.
-    dsn = (
-        settings.source_dsn.get_secret_value()
-        if settings.source_dsn is not None
-        else source_dsn(settings, existing_home(settings))
-    )
-    return connect(dsn)
+@dataclass(frozen=True, slots=True)
+class NewContracts:
+    """What to write: contracts of ``tables`` (all of the source if empty), to the folder ``out`` if given.
+
+    ``force``: replace existing contracts.
+    """
+
+    settings: Settings
+    tables: Sequence[str]
+    out: Path | None
+    owner: str
+    force: bool = False
 
 
-def write_contracts(
-    settings: Settings, tables: Sequence[str], *, out: Path | None, owner: str, force: bool
-) -> list[Outcome]:
-    """Write a contract for each of ``tables`` (none: every table of the source), in their order."""
-    folder = out or settings.contracts_dir or _own_folder(settings)
+def write_contracts(request: NewContracts) -> list[Outcome]:
+    """Write a contract for each table that ``request`` names; the outcomes have its order."""
+    settings = request.settings
+    folder = request.out or settings.contracts_dir or _own_folder(settings)
     there = _contracts_in(folder, settings.source)
-    with closing(_connected(settings)) as connection:
+    with closing(connect_to_source(settings)) as connection:
         live, candidates = read_live_tables(connection), cursor_candidates(connection)
-    outcomes: list[Outcome] = []
-    chosen: list[LiveTable] = []
-    for text in dict.fromkeys(tables):
-        try:
-            table = live[choose(text, live)]
-        except IngestError as error:
-            outcomes.append(Outcome(text, "refused", problem=error.problem, fix=error.fix))
-            continue
-        if table not in chosen:
-            chosen.append(table)
-    if not tables:
-        chosen = all_tables(live.values())
+    chosen, outcomes = _choose(request.tables, live)
     taken = {table: contract.name for table, contract in there.items()}
     names = lake_names([(table.schema, table.table) for table in chosen], taken)
     folder.mkdir(parents=True, exist_ok=True)
@@ -91,11 +81,30 @@ def write_contracts(
             table,
             source=settings.source,
             name=names[key],
-            owner=owner,
+            owner=request.owner,
             candidates=candidates.get(key, ()),
         )
-        outcomes.append(_write(table, None if force else known, path, make))
+        outcomes.append(_write(table, None if request.force else known, path, make))
     return outcomes
+
+
+def _choose(
+    names: Sequence[str], live: Mapping[TableName, LiveTable]
+) -> tuple[list[LiveTable], list[Outcome]]:
+    """The tables called ``names``, or all, and a refusal for each name that means no table."""
+    if not names:
+        return all_tables(live.values()), []
+    chosen: list[LiveTable] = []
+    refused: list[Outcome] = []
+    for name in dict.fromkeys(names):
+        try:
+            table = live[choose(name, live)]
+        except IngestError as error:
+            refused.append(Outcome(name, "refused", problem=error.problem, fix=error.fix))
+            continue
+        if table not in chosen:
+            chosen.append(table)
+    return chosen, refused
 
 
 def _write(table: LiveTable, kept: TableContract | None, path: Path, make: Callable[[], Draft]) -> Outcome:
@@ -103,7 +112,7 @@ def _write(table: LiveTable, kept: TableContract | None, path: Path, make: Calla
         return Outcome(table.full_name, "kept", path, kept)
     try:
         made = make()
-        # Read as it will be read from the file, so that what is written can be used.
+        # Read as it will be read from the file: what is written can be used.
         contract = contract_of(made.document, path)
     except ContractError as error:
         if "x-cdc.owner" in error.problem:
@@ -117,23 +126,22 @@ def _write(table: LiveTable, kept: TableContract | None, path: Path, make: Calla
 
 
 def _own_folder(settings: Settings) -> Path:
-    """Where contracts of a person's own go: what the home has, unless those came with the program."""
+    """The folder of the home's contracts, or ``contracts/data`` if they came with the program."""
     has = recorded(settings)
     if has is None or has.contracts == program_file("contracts/data"):
         return Path("contracts/data")
     return has.contracts
 
 
-def say_if_not_in_force(settings: Settings, outcomes: Sequence[Outcome]) -> None:
-    """Say how the home is given the contracts that were written, if it has others."""
+def warn_if_not_in_force(settings: Settings, outcomes: Sequence[Outcome]) -> None:
+    """Print how to put the written contracts in force, if the home has others."""
     folders = {outcome.path.absolute().parent for outcome in outcomes if outcome.path is not None}
     has = recorded(settings)
     for folder in sorted(folders):
         if has is not None and folder.resolve() != has.contracts.resolve():
-            click.echo(
-                f"The home {settings.home} has its contracts in {has.contracts}. To let it have these: "
-                f"omnisupport-ingest contracts use {folder}",
-                err=True,
+            say_err(
+                f"The home {settings.home} has its contracts in {has.contracts}. To put these in force: "
+                f"omnisupport-ingest contracts use {folder}"
             )
 
 
@@ -143,20 +151,20 @@ def _contracts_in(folder: Path, source: str) -> dict[TableName, TableContract]:
 
 
 def _free_path(folder: Path, name: str, source: str) -> Path:
-    # The folder may hold the contracts of other sources, too.
+    # The folder may also hold contracts of other sources.
     path = folder / f"{name}.json"
     return folder / f"{source}.{name}.json" if path.exists() else path
 
 
 def show(outcomes: Sequence[Outcome]) -> None:
-    """Say what became of every table, the refused ones with their fix, and a summary."""
+    """Print what became of every table, the refused ones with their fix, and a summary."""
     width = max((len(outcome.table) for outcome in outcomes if not outcome.refused), default=0)
     for outcome in outcomes:
         if outcome.contract is None:
             continue
-        count = len(outcome.contract.columns)
-        about = f"{count} column{'s' * (count != 1)}, key {', '.join(outcome.contract.key)}"
-        kept = "  (was there: --force writes it anew)" if outcome.status == "kept" else ""
+        columns = counted(len(outcome.contract.columns), "column")
+        about = f"{columns}, key {', '.join(outcome.contract.key)}"
+        kept = "  (it exists: --force replaces it)" if outcome.status == "kept" else ""
         click.echo(f"{outcome.status}  {outcome.table:{width}}  {outcome.path}  {about}{kept}")
         for each in outcome.left_out:
             click.echo(f"         without the column {each.column!r}: {each.why}")
@@ -176,7 +184,7 @@ def show(outcomes: Sequence[Outcome]) -> None:
 
 
 def document(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """The outcomes as JSON."""
+    """The outcomes for ``--json``."""
     return {
         "tables": [
             {

@@ -1,6 +1,8 @@
 """``demo``: the main job from an empty folder to a proved result, a step at a time.
 
-Each step is a function that may find its work done already: a demo that was interrupted goes on.
+Each step is a function that may find its work done already, so a demo that was interrupted goes on. The
+steps move no data themselves: the services and the daemon do, as under ``up``. The steps start them, wait
+for them, and compare.
 """
 
 from __future__ import annotations
@@ -8,30 +10,81 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from typing import Any
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
 
-from omnisupport_ingest.cli import services
-from omnisupport_ingest.cli.clean import remove_home
-from omnisupport_ingest.cli.demo_run import Demo, progress
-from omnisupport_ingest.cli.opening import open_home, open_settings
+from omnisupport_ingest.cli.errors import FINDINGS
+from omnisupport_ingest.cli.home import remove_home
+from omnisupport_ingest.cli.opening import has_home, open_home, open_settings
+from omnisupport_ingest.cli.render import progress_bar
 from omnisupport_ingest.cli.stopping import interrupt_on_terminate
+from omnisupport_ingest.cli.views import show_proof
 from omnisupport_ingest.contracts.in_force import recorded
 from omnisupport_ingest.contracts.load import default_contracts_dir
-from omnisupport_ingest.home import HomeMismatch
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.home import Home, HomeMismatch
 from omnisupport_ingest.runtime.dagster_services import start_dagster_without_ui
 from omnisupport_ingest.runtime.home_lock import HomeLock
 from omnisupport_ingest.runtime.spark_connect import stop_spark_connect
 from omnisupport_ingest.runtime.supervisor import Supervisor
 from omnisupport_ingest.settings import Settings
+from omnisupport_ingest.verify import services
+
+if TYPE_CHECKING:
+    from dagster import DagsterInstance
+
+    from omnisupport_ingest.demo.domain import Domain
+    from omnisupport_ingest.stages.pending import Pending
+    from omnisupport_ingest.stages.workspace import Workspace
+    from omnisupport_ingest.verify.proof import Proof
+    from omnisupport_ingest.verify.replayed import StartedReplay
 
 WINDOW = "minutes:1"
-"""Windows of a minute: the workload crosses at least two of them while a person waits."""
+"""Window size of a home that the demo makes: the workload reaches at least two of them."""
 
 _WORKLOAD_SECONDS = 65.0
-"""Long enough to reach into a second window wherever in a minute it begins."""
+"""How long the workload takes: long enough to reach a second window."""
+
+_STEP_SECONDS = 600.0
+"""The longest that a step waits for the daemon."""
+
+_LOOK_SECONDS = 0.5
+
+
+class DemoStuck(IngestError):
+    """The platform did not do its part of the demo, or cannot."""
+
+
+@dataclass(frozen=True)
+class Demo:
+    """One run of the demo: where it works, and what it does there."""
+
+    settings: Settings
+    home: Home
+    supervisor: Supervisor
+    changes: int
+    """Row changes that the workload commits."""
+    seed: int
+    again: str
+    """What a person types before the next command, so that it finds this home."""
+
+    @property
+    def domain(self) -> Domain[Any]:
+        """The domain of the embedded server of the home."""
+        from omnisupport_ingest.demo.domains import embedded_domain
+
+        return embedded_domain(self.settings)
+
+    @property
+    def workspace(self) -> Workspace:
+        from omnisupport_ingest.stages.workspace import Workspace
+
+        return Workspace.open(self.settings)
 
 
 @click.command()
@@ -46,12 +99,15 @@ _WORKLOAD_SECONDS = 65.0
 @click.option(
     "--domain",
     metavar="NAME",
-    help="What to demonstrate: `support_desk` or `social`. Each has a home of its own, unless "
-    "OMNISUPPORT_HOME names one.  [default: what the home has, else support_desk]",
+    help="Database to use: `support_desk` or `social`. Each has its own home, unless OMNISUPPORT_HOME "
+    "names one.  [default: that of the home, else support_desk]",
 )
 @click.option("--fresh", is_flag=True, help="Remove the home first and begin again.")
 def demo(changes: int, seed: int, domain: str | None, fresh: bool) -> int:
-    """Run the main job end to end on an embedded PostgreSQL, and prove the result.
+    """Run the main job end to end on an embedded PostgreSQL, and compare source and lake at the end.
+
+    It starts PostgreSQL, capture, Spark and Dagster, changes rows, replays a window, and stops everything.
+    A demo that was interrupted goes on where it stopped.
 
     \b
     Examples:
@@ -61,34 +117,36 @@ def demo(changes: int, seed: int, domain: str | None, fresh: bool) -> int:
     Exit code: 0 nothing differs, 1 a difference or a named problem, 2 usage or settings, 3 the home has
     another domain, 4 Java or PostgreSQL is missing, 6 the home is in use, 7 a service failed.
     """
-    console = Console(highlight=False)
     there = Settings(**_place_of(domain))
     if there.source_dsn is not None:
         raise click.UsageError(
             "demo makes tables and changes rows: it runs on the embedded PostgreSQL only. "
             "Unset OMNISUPPORT_SOURCE_DSN."
         )
-    if fresh and _exists(there):
+    if fresh and has_home(there):
         remove_home(open_home(open_settings(**_place_of(domain))))
-    asked = _asked(domain)
-    if not _exists(there) and "window" not in there.model_fields_set:
-        # The size of the windows is fixed when a home is made.
-        asked["window"] = WINDOW
-    settings = open_settings(**asked)
+    given = _settings_of(domain)
+    if not has_home(there) and "window" not in there.model_fields_set:
+        # The window size is fixed when a home is made.
+        given["window"] = WINDOW
+    settings = open_settings(**given)
     home = open_home(settings)
-    # Without --domain, the next command finds the home as this one did.
-    found = settings.home == Settings().home
-    again = "" if found else f"OMNISUPPORT_HOME={shlex.quote(os.path.relpath(home.path))} "
+    # If the next command finds the home by itself, nothing need be typed before it.
+    again = (
+        ""
+        if settings.home == Settings().home
+        else f"OMNISUPPORT_HOME={shlex.quote(os.path.relpath(home.path))} "
+    )
     with (
         interrupt_on_terminate(),
         HomeLock(home, "demo"),
-        Supervisor(home, report=console.print) as supervisor,
+        Supervisor(home, report=click.echo) as supervisor,
     ):
-        return run(Demo(settings, home, supervisor, console, changes, seed, again))
+        return run(Demo(settings, home, supervisor, changes, seed, again))
 
 
 def _place_of(domain: str | None) -> dict[str, Any]:
-    """The setting that says where the home of the domain so called is, unless the environment says it."""
+    """The setting of the home of ``domain``; empty without a domain, or if the environment names a home."""
     from omnisupport_ingest.demo.domains import domain_called, home_of
 
     if domain is None or "home" in Settings().model_fields_set:
@@ -96,8 +154,8 @@ def _place_of(domain: str | None) -> dict[str, Any]:
     return {"home": home_of(domain_called(domain))}
 
 
-def _asked(domain: str | None) -> dict[str, Any]:
-    """The settings that ``--domain`` stands for; ``HomeMismatch`` if the home has landed another one."""
+def _settings_of(domain: str | None) -> dict[str, Any]:
+    """The settings that ``--domain`` stands for; ``HomeMismatch`` if the home has another domain."""
     from omnisupport_ingest.demo.domains import DEFAULT, domain_called
 
     place = _place_of(domain)
@@ -112,68 +170,57 @@ def _asked(domain: str | None) -> dict[str, Any]:
     if has != chosen.name:
         folder = given.home.expanduser().absolute()
         raise HomeMismatch(
-            f"The home {folder} has the source {has}, and --domain is {chosen.name}: a home is demonstrated "
-            "with what it has.",
-            fix=f"Leave OMNISUPPORT_HOME out, or name another folder by it: {chosen.name} gets a home of its "
-            f"own. Or leave --domain out, to go on with {has}.",
+            f"The home {folder} has the source {has}, and --domain is {chosen.name}: a home keeps its "
+            "domain.",
+            fix=f"Unset OMNISUPPORT_HOME, or set it to another folder: {chosen.name} gets a home of its own. "
+            f"Or leave --domain out, to go on with {has}.",
         )
     return place | {"source": chosen.name}
 
 
-def _exists(settings: Settings) -> bool:
-    return (settings.home.expanduser() / "home.json").exists()
-
-
 def run(demo: Demo) -> int:
-    """All steps in order; the exit code is 0 only if the proof found no difference."""
-    from omnisupport_ingest.cli import demo_pipeline, proof
-
+    """All steps in order; the exit code is 0 only if the comparison found no difference."""
     try:
         start_the_source(demo)
         start_capture(demo)
-        start_spark(demo)
+        services.start_spark(demo.supervisor, demo.settings, demo.home, click.echo)
         start_dagster(demo)
         run_the_workload(demo)
-        replay = demo_pipeline.start_a_replay(demo)
-        demo_pipeline.wait_for_the_sensor(demo)
-        demo_pipeline.finish_the_replay(demo, replay)
-        result = demo_pipeline.prove_the_result(demo)
+        replay = replay_a_window(demo)
+        wait_for_the_sensor(demo)
+        finish_the_replay(demo, replay)
+        result = prove_the_result(demo)
     finally:
         stop_spark_connect(demo.supervisor, demo.home)
-    proof.print_proof(result)
+    show_proof(result)
     say_what_to_do_next(demo)
-    return 0 if result.holds else 1
+    return 0 if result.holds else FINDINGS
 
 
 def start_the_source(demo: Demo) -> None:
-    """A real PostgreSQL with the domain in it."""
-    services.start_source(demo.supervisor, demo.settings, demo.home, seed=demo.seed)
+    """Start a real PostgreSQL with the domain in it."""
+    services.start_source(demo.supervisor, demo.settings, demo.home, click.echo, seed=demo.seed)
 
 
 def start_capture(demo: Demo) -> None:
-    """Publication, slot, changes and snapshots: a process of its own."""
-    demo.console.print("Starting capture: the WAL, and the snapshots beside it …")
+    """Start capture, a process of its own, which makes publication and slot."""
+    click.echo("Starting capture: the WAL, and the snapshots beside it …")
     demo.supervisor.start(services.capture(demo.settings))
 
 
-def start_spark(demo: Demo) -> None:
-    """One warm Spark for all runs."""
-    services.start_spark(demo.supervisor, demo.settings, demo.home)
-
-
 def start_dagster(demo: Demo) -> None:
-    """The definitions and sensors that `up` shows, without the UI."""
-    demo.console.print("Starting Dagster: its sensor takes the batches from here …")
+    """Start the definitions and sensors that `up` shows, without the UI."""
+    click.echo("Starting Dagster: its sensor takes the batches from here …")
     start_dagster_without_ui(demo.supervisor, demo.settings, demo.home)
 
 
 def run_the_workload(demo: Demo) -> None:
-    """Real transactions while capture and pipeline run."""
+    """Commit real transactions while capture and pipeline run."""
     from omnisupport_ingest.demo.workload import Workload
     from omnisupport_ingest.sources.postgres.session.dsn import source_dsn
 
     traffic = Workload(demo.domain, source_dsn(demo.settings, demo.home), demo.seed)
-    with progress(demo.console) as bar:
+    with progress_bar() as bar:
         row = bar.add_task(f"Changing {demo.domain.title}", total=demo.changes)
 
         def changed(done: int) -> None:
@@ -183,13 +230,126 @@ def run_the_workload(demo: Demo) -> None:
         traffic.run(demo.changes, _WORKLOAD_SECONDS, on_progress=changed)
 
 
+def replay_a_window(demo: Demo) -> StartedReplay:
+    """Launch a partition backfill of a finished window, through every layer."""
+    from omnisupport_ingest.definitions import build_definitions
+    from omnisupport_ingest.defs.backfills import launch_backfill
+    from omnisupport_ingest.verify.replayed import replayable, start_replay
+
+    workspace, source = demo.workspace, demo.settings.source
+
+    def found() -> bool:
+        pending_or_stuck(workspace, source)
+        return bool(replayable(workspace, source))
+
+    _wait(demo, found, "the first window in every layer")
+    graph = build_definitions(workspace).resolve_asset_graph()
+    with _instance(demo) as instance:
+
+        def launch(window: str) -> str:
+            reason = "demo: replay of a finished window"
+            return launch_backfill(instance, graph, source, [window], reason=reason)
+
+        replay = start_replay(workspace, source, launch)
+    click.echo(f"Backfill {replay.backfill_id}: replaying window {replay.window} through every layer …")
+    return replay
+
+
+def wait_for_the_sensor(demo: Demo) -> None:
+    """Wait until everything that the source has committed by now is in every layer."""
+    from omnisupport_ingest.sources.postgres.session.dsn import source_dsn
+    from omnisupport_ingest.sources.postgres.session.server import current_wal_lsn
+
+    workspace = demo.workspace
+    target = current_wal_lsn(source_dsn(demo.settings, demo.home))
+    with progress_bar() as bar:
+        row = bar.add_task("Sensor runs: batches in every layer", total=None)
+
+        def done() -> bool:
+            pending = pending_or_stuck(workspace, demo.settings.source)
+            bar.update(row, completed=pending.landed - pending.batches, total=pending.landed)
+            landed = pending.stream_end
+            return landed is not None and landed >= target and pending.nothing
+
+        _wait(demo, done, "the sensor's runs")
+
+
+def finish_the_replay(demo: Demo, replay: StartedReplay) -> None:
+    """Wait for the backfill; ``DemoStuck`` if it failed or changed the content of a table."""
+    from omnisupport_ingest.defs.backfills import backfill_status
+    from omnisupport_ingest.verify.replayed import changed_tables
+
+    with _instance(demo) as instance:
+        _wait(demo, lambda: backfill_status(instance, replay.backfill_id).finished, "the backfill")
+        status = backfill_status(instance, replay.backfill_id)
+    if not status.succeeded:
+        raise DemoStuck(
+            f"Backfill {replay.backfill_id} ended as {status.status}: {status.error or 'see its runs'}.",
+            fix="Open the UI (omnisupport-ingest up), page Backfills, and read the log of its runs.",
+        )
+    changed = changed_tables(demo.workspace, replay)
+    if changed:
+        raise DemoStuck(
+            f"The replay of window {replay.window} changed the content of {', '.join(changed)}.",
+            fix="This must not happen: keep the home, and report it with the logs below it.",
+        )
+    click.echo(f"Replay of {replay.window}: {len(replay.before)} tables, every content hash as before.")
+
+
+def prove_the_result(demo: Demo) -> Proof:
+    """Compare source and dimensions at one LSN, row by row; capture and sensor go on meanwhile."""
+    from omnisupport_ingest.runtime.spark import session
+    from omnisupport_ingest.verify.proof import prove
+
+    click.echo("Comparing source and dimensions at one LSN …")
+    spark = session(demo.settings)
+    try:
+        return prove(demo.workspace, lambda: spark)
+    finally:
+        # A session that is still open when its server ends would retry for minutes.
+        spark.stop()
+
+
 def say_what_to_do_next(demo: Demo) -> None:
-    """Where the lake is, how to see the graph, and one line that reads a dimension."""
+    """Print where the lake is, how to see the graph, and a command that reads a dimension."""
     table = demo.home.lake / demo.settings.source / f"dim_{demo.domain.shown}"
     query = f"import deltalake; print(deltalake.DeltaTable('{table}').to_pandas().head())"
-    demo.console.print(f"\nLake:     {demo.home.lake}", soft_wrap=True)
-    again = demo.again
-    demo.console.print(f"See it:   {again}make up   (or: {again}omnisupport-ingest up)", soft_wrap=True)
-    # Not `python`: which one that is, and whether it has deltalake, nobody knows.
-    python = shlex.quote(sys.executable)
-    demo.console.print(f'Query it: {python} -c "{query}"', soft_wrap=True, markup=False)
+    click.echo(f"\nLake:     {demo.home.lake}")
+    click.echo(f"See it:   {demo.again}make up   (or: {demo.again}omnisupport-ingest up)")
+    # Not `python`, which may be another one, without deltalake.
+    click.echo(f'Query it: {shlex.quote(sys.executable)} -c "{query}"')
+
+
+def pending_or_stuck(workspace: Workspace, source: str) -> Pending:
+    """What is not committed yet; ``DemoStuck`` if it would never be, because of a gap."""
+    from omnisupport_ingest.stages.pending import pending_windows
+
+    pending = pending_windows(workspace, source)
+    # After a later epoch has repaired the gap, the platform goes on.
+    if pending.hole is not None and pending.hole.later_epoch is None:
+        raise DemoStuck(str(pending.hole), fix=pending.hole.fix)
+    return pending
+
+
+@contextmanager
+def _instance(demo: Demo) -> Iterator[DagsterInstance]:
+    """The Dagster instance that the demo's daemon works on."""
+    from omnisupport_ingest.runtime.dagster_home import dagster_environment
+
+    os.environ.update(dagster_environment(demo.settings, demo.home))
+    from dagster import DagsterInstance
+
+    with DagsterInstance.get() as instance:
+        yield instance
+
+
+def _wait(demo: Demo, done: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + _STEP_SECONDS
+    while not done():
+        demo.supervisor.check()
+        if time.monotonic() > deadline:
+            raise DemoStuck(
+                f"Waited {_STEP_SECONDS:.0f} s for {what}.",
+                fix=f"Read the logs in {demo.home.logs}; then run the demo again, it goes on from here.",
+            )
+        time.sleep(_LOOK_SECONDS)

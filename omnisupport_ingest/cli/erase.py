@@ -1,35 +1,34 @@
-"""``erase``: take the values of a row that has ended out of everything that people query."""
+"""``erase``: remove the values of a deleted row from everything that people query."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from omnisupport_ingest.cli.counted import counted
-from omnisupport_ingest.cli.deciding_person import deciding_person
-from omnisupport_ingest.cli.opening import existing_home, open_settings
-from omnisupport_ingest.cli.stale_windows import listed, platform_runs, stale, who_judges_again
+from omnisupport_ingest.cli.opening import contracted_source, deciding_person, open_workspace
+from omnisupport_ingest.cli.render import clock, counted, echo_json, some
+from omnisupport_ingest.cli.views import platform_runs, stale, who_judges_again
 
 if TYPE_CHECKING:
     from omnisupport_ingest.contracts.model import TableContract
     from omnisupport_ingest.stages.erasing import Erased
     from omnisupport_ingest.stages.erasures import Erasure
-    from omnisupport_ingest.stages.workspace import Workspace
 
 _NOT_TOUCHED = ("landing", "raw_cdc_staging")
-"""What keeps the values: the record that everything else is made from."""
+"""The record that everything else is made from: it keeps the values."""
 
 
 @click.command()
 @click.argument("table")
 @click.argument("key", nargs=-1, required=True)
-@click.option("--source", metavar="NAME", help="Table of this source.  [default: OMNISUPPORT_SOURCE]")
-@click.option("--reason", "why", metavar="TEXT", help="Why; the ledger keeps it. Required unless --dry-run.")
+@click.option("--source", metavar="NAME", help="The source of the table.  [default: OMNISUPPORT_SOURCE]")
+@click.option(
+    "--reason", "why", metavar="TEXT", help="Why; the ledger records it. Required unless --dry-run."
+)
 @click.option("--by", metavar="NAME", help="Who decides.  [default: this user's name]")
-@click.option("--dry-run", is_flag=True, help="Say what would be erased, and record nothing.")
+@click.option("--dry-run", is_flag=True, help="Show what would be erased, and record nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def erase(
     table: str,
@@ -40,17 +39,18 @@ def erase(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Erase the values of one row of TABLE that was deleted at its source: a person, say.
+    """Erase the values of one row of TABLE that was deleted at its source, for example a person's.
 
-    KEY is the row's key, as PostgreSQL prints it: the value, or COLUMN=VALUE for each column of the key.
-    Former keys of the row are erased with it. A row that still lives is refused: delete it at the source
-    first. What a later row of the same key holds is not touched.
+    KEY is the row's key as PostgreSQL prints it: its value, or COLUMN=VALUE for each column of the key. The
+    former keys of the row are erased with it. A row that still exists is refused: delete it at the source
+    first. A later row with the same key keeps its values.
 
     A ledger records who, when and why, and the SHA-256 of the key. Then the windows with events of the row
-    are judged again, and its values leave the accepted and the quarantined events, the net changes, the
-    dimension and the history; the key stays. Landing and raw_cdc_staging are the record that all of
-    it is made from: they keep the values. So do older versions of the tables, until `sweep` deletes their
-    files.
+    are judged again, which removes its values from accepted and quarantined events, net changes, dimension
+    and history. The key stays.
+
+    Landing and raw_cdc_staging keep the values: everything else is made from them. Older versions of the
+    tables keep them until `sweep` deletes their files.
 
     \b
     Examples:
@@ -61,16 +61,15 @@ def erase(
     Exit code: 0 recorded, or erased before; 1 refused, 2 usage or settings, 3 no home or its ledger is
     damaged.
     """
+    from omnisupport_ingest.contracts.model import table_named
     from omnisupport_ingest.stages.erasing import erase as record
     from omnisupport_ingest.stages.erasing import key_text, look_up
-    from omnisupport_ingest.stages.workspace import Workspace
 
     if why is None and not dry_run:
-        raise click.UsageError("Say why with --reason, or add --dry-run.")
-    settings = open_settings()
-    existing_home(settings)
-    workspace = Workspace.open(settings)
-    contract = _contract(workspace, source or settings.source, table)
+        raise click.UsageError("Give the reason with --reason, or add --dry-run.")
+    workspace = open_workspace()
+    of_source = contracted_source(workspace, source or workspace.settings.source)
+    contract = table_named(table, workspace.contracts.of_source(of_source))
     text = key_text(_key(contract, key))
     if dry_run:
         erased = look_up(workspace, contract, text)
@@ -78,24 +77,14 @@ def erase(
         erased = record(workspace, contract, text, erased_by=deciding_person(by), why=why or "")
     runs = platform_runs(workspace.home)
     if as_json:
-        click.echo(json.dumps(_document(contract, erased, runs=runs, dry_run=dry_run), indent=2))
+        echo_json(_document(contract, erased, runs=runs, dry_run=dry_run))
     elif dry_run:
         click.echo(
             _before(erased) + f"To be erased: {_row(contract, erased)}. Nothing was recorded (--dry-run)."
         )
     else:
-        for line in _told(contract, erased, runs=runs, history=workspace.history(contract).exists):
+        for line in _recorded_lines(contract, erased, runs=runs, history=workspace.history(contract).exists):
             click.echo(line)
-
-
-def _contract(workspace: Workspace, source: str, table: str) -> TableContract:
-    from omnisupport_ingest.contracts.model import table_named
-
-    known = workspace.contracts.of_source(source)
-    if not known:
-        names = ", ".join(workspace.contracts.sources())
-        raise click.UsageError(f"No contract is of the source {source}. There are: {names}")
-    return table_named(table, known)
 
 
 def _key(contract: TableContract, given: Sequence[str]) -> list[str]:
@@ -136,7 +125,7 @@ def _entry(each: Erasure) -> dict[str, Any]:
     }
 
 
-def _told(contract: TableContract, erased: Erased, *, runs: bool, history: bool) -> list[str]:
+def _recorded_lines(contract: TableContract, erased: Erased, *, runs: bool, history: bool) -> list[str]:
     if not erased.recorded:
         return [f"{_before(erased)}Nothing new was recorded for {_row(contract, erased)}."]
     lines = [
@@ -147,9 +136,9 @@ def _told(contract: TableContract, erased: Erased, *, runs: bool, history: bool)
     if history:
         lines.append(f"The history follows with the next run of the job history_{contract.source}.")
     lines += [
-        "Older versions of the tables keep the values until their files are swept, a day after those runs "
-        "or later: omnisupport-ingest sweep",
-        f"Landing and {contract.source}/raw_cdc_staging are the record: they are not touched, and keep them.",
+        "Older versions of the tables keep the values until `omnisupport-ingest sweep` deletes their files, "
+        "a day or more after those runs.",
+        f"Landing and {contract.source}/raw_cdc_staging keep the values: they are the record.",
     ]
     return lines
 
@@ -158,10 +147,10 @@ def _before(erased: Erased) -> str:
     if not erased.before:
         return ""
     first = erased.before[0]
-    return f"Recorded before by {first.erased_by}, {first.erased_at:%Y-%m-%d %H:%M} UTC: {first.why}\n"
+    return f"Recorded before by {first.erased_by}, {clock(first.erased_at)}: {first.why}\n"
 
 
 def _row(contract: TableContract, erased: Erased) -> str:
     keys = f", with {counted(erased.keys - 1, 'former key')}" if erased.keys > 1 else ""
-    place = f" in window{'s' * (len(erased.windows) > 1)} {listed(erased.windows)}" if erased.windows else ""
+    place = f" in window{'s' * (len(erased.windows) > 1)} {some(erased.windows)}" if erased.windows else ""
     return f"one row of {contract.full_name}{keys}, {counted(erased.events, 'event')}{place}"

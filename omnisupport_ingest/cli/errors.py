@@ -1,4 +1,7 @@
-"""What a person sees when a command fails: the problem, the fix, and no traceback unless asked."""
+"""How a command ends: its exit code, and for an error the problem and the fix, without a traceback.
+
+An ``IngestError`` has an exit code of its own; docs/cli.md lists what each code means.
+"""
 
 from __future__ import annotations
 
@@ -16,21 +19,29 @@ from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.runtime.spark_errors import name_spark_error
 from omnisupport_ingest.settings import PREFIX, Settings
 
+FINDINGS = 1
+"""The command did its work, and found something for a person: a difference, damage, a refused file."""
+
 UNEXPECTED_EXIT_CODE = 70
-"""For what this program did not foresee (``EX_SOFTWARE`` of BSD's ``sysexits.h``)."""
+"""For an error that this program did not foresee (``EX_SOFTWARE`` of BSD's ``sysexits.h``)."""
 
 INTERRUPTED_EXIT_CODE = 130
-"""After Ctrl-C: 128 + SIGINT, as a shell has it."""
-
+"""After Ctrl-C: 128 + SIGINT, as in a shell."""
 
 NAMED_LOG: ContextVar[str | None] = ContextVar("named_log", default=None)
-"""The log that a command was given by name: what is said of one is written for the home's own source."""
+"""The log that the command names: the fixes of errors are written for the home's own source."""
 
 
 class SettingsRefused(IngestError):
     """A variable or a line of ``.env`` has a value that its setting cannot have."""
 
     exit_code = 2
+
+
+class HomeMissing(IngestError):
+    """There is no home in the folder, and the command makes none."""
+
+    exit_code = 3
 
 
 def report(error: BaseException, *, debug: bool) -> int:
@@ -53,7 +64,7 @@ def report(error: BaseException, *, debug: bool) -> int:
     if name := NAMED_LOG.get():
         NAMED_LOG.set(None)
         click.echo(
-            f"Note: this is of the source {name}: give that name to the commands above. Its connection is "
+            f"Note: this concerns the source {name}: add that name to the commands above. Its connection is "
             "its own (sources list), not OMNISUPPORT_SOURCE_DSN.",
             err=True,
         )
@@ -86,7 +97,7 @@ def _known(error: BaseException) -> IngestError | None:
 
 
 def _unexpected(error: BaseException) -> str:
-    # Not the message of the exception: a driver's message may quote a row.
+    # The message of the exception is left out: a driver's message may quote a row.
     last = traceback.extract_tb(error.__traceback__)[-1:]
     where = f" in {last[0].name} ({Path(last[0].filename).name}:{last[0].lineno})" if last else ""
     return (

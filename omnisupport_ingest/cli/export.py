@@ -1,14 +1,26 @@
-"""``export``: the current state of one table as a file."""
+"""``export`` and ``as-of``: tables as files, as they are now or as they were."""
 
 from __future__ import annotations
 
-import json
+import re
 from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from omnisupport_ingest.cli.opening import existing_home, open_settings
+from omnisupport_ingest.cli.opening import open_workspace, tables_named
+from omnisupport_ingest.cli.render import clock, counted, echo_json, iso, say_err, size
+from omnisupport_ingest.cli.render import table as show_table
+from omnisupport_ingest.position import Lsn, Position
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from omnisupport_ingest.contracts.model import TableContract
+    from omnisupport_ingest.stages.as_of_files import TableAsOf
+    from omnisupport_ingest.stages.workspace import Workspace
 
 
 @click.command()
@@ -23,20 +35,20 @@ from omnisupport_ingest.cli.opening import existing_home, open_settings
     "--out",
     type=click.Path(dir_okay=False, path_type=Path),
     required=True,
-    help="File to write; one that is there is replaced.",
+    help="File to write. An existing file is replaced.",
 )
-@click.option("--include-deleted", is_flag=True, help="Softly deleted rows too, marked by _cdc_is_deleted.")
+@click.option("--include-deleted", is_flag=True, help="Also softly deleted rows; _cdc_is_deleted marks them.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as one JSON document.")
 def export(table: str, form: str | None, out: Path, include_deleted: bool, as_json: bool) -> None:
     """Write the current state of TABLE, its dimension, to a file that only you can read.
 
-    TABLE is its name in the lake or at the source, with source or schema where it alone is not enough.
+    TABLE is the name in the lake or at the source, with its source or schema where the name is not unique.
+    Needs neither Spark nor a running platform. The file is written whole, or not at all.
 
-    Needs neither Spark nor a running platform. The file is complete or not there at all. Values that
-    a column's type cannot hold (NaN in a numeric, infinity in a timestamp) are exact text in csv and
-    jsonl; in parquet the column is NULL and _cdc_exact has the text. A value that is not known is
-    NULL, and _cdc_unresolved names its column; a `*` there says that the row itself may be gone.
-    In csv, NULL is an empty field and an empty text is "". In jsonl, decimals are text.
+    A value that the type of its column cannot hold (NaN in a numeric, infinity in a timestamp) is exact text
+    in csv and jsonl; in parquet it is NULL, and _cdc_exact has the text. An unresolved value is NULL, and
+    _cdc_unresolved names its column; a `*` there means that the row itself may not exist any more. In csv,
+    NULL is an empty field and an empty text is "". In jsonl, decimals are text.
 
     \b
     Examples:
@@ -47,15 +59,11 @@ def export(table: str, form: str | None, out: Path, include_deleted: bool, as_js
     Exit code: 0 written, 1 not there yet or not writable, 2 usage, settings or no such table,
     3 no home.
     """
-    from omnisupport_ingest.contracts.model import table_named
     from omnisupport_ingest.stages.export import Format
     from omnisupport_ingest.stages.export import export as write
-    from omnisupport_ingest.stages.workspace import Workspace
 
-    settings = open_settings()
-    existing_home(settings)
-    workspace = Workspace.open(settings)
-    contract = table_named(table, workspace.contracts.all)
+    workspace = open_workspace()
+    (contract,) = tables_named(workspace, [table])
     chosen = form or out.suffix.lstrip(".").lower()
     if chosen not in {each.value for each in Format}:
         raise click.UsageError(f"The name {out.name} does not say what to write: add --format.")
@@ -63,15 +71,169 @@ def export(table: str, form: str | None, out: Path, include_deleted: bool, as_js
         raise click.UsageError(f"{out.parent} is not a folder.")
     done = write(workspace, contract, out.absolute(), Format(chosen), deleted=include_deleted)
     if as_json:
-        record = asdict(done)
-        record["watermark"] = done.watermark.isoformat() if done.watermark else None
-        click.echo(json.dumps(record, indent=2))
+        echo_json(asdict(done) | {"watermark": iso(done.watermark)})
         return
-    click.echo(f"{done.rows:,} rows of {done.table} in {out} ({done.bytes:,} bytes).")
-    mark = f", watermark {done.watermark:%Y-%m-%d %H:%M:%S} UTC" if done.watermark else ""
+    click.echo(f"{counted(done.rows, 'row')} of {done.table} in {out} ({size(done.bytes)}).")
+    mark = f", watermark {clock(done.watermark)}" if done.watermark else ""
     if done.pending_batches:
-        click.echo(f"Up to its event {done.cursor}{mark}; {done.pending_batches} batches are not in it yet.")
+        behind = f"{counted(done.pending_batches, 'landed batch')} not in it yet"
+        click.echo(f"Up to its event {done.cursor}{mark}; {behind}.")
     else:
         click.echo(f"Complete to {done.complete_to or 'all that has landed'}{mark}.")
     if done.unresolved:
-        click.echo(f"{done.unresolved:,} rows have values that are not known: see _cdc_unresolved.", err=True)
+        _warn_of_unresolved(done.unresolved)
+
+
+_POSITION = re.compile(r"\d+:[0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8}:-?\d+")
+
+
+def _read_at(_context: click.Context, _param: click.Parameter, text: str) -> Position | Lsn | datetime:
+    """The argument AT: a position, an LSN, or a time with its zone."""
+    try:
+        if _POSITION.fullmatch(text):
+            return Position.parse(text)
+        if "/" in text:
+            return Lsn.parse(text)
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise click.BadParameter(
+            f"{text!r} is no time (2026-01-31T09:00:00Z), LSN (16/B374D848) or position (1:16/B374D848:4)."
+        ) from None
+    if moment.tzinfo is None:
+        raise click.BadParameter(f"{text!r} has no time zone: add Z for UTC, or +02:00.")
+    return moment
+
+
+@click.command("as-of")
+@click.argument("at", callback=_read_at)
+@click.option(
+    "--table",
+    "tables",
+    metavar="NAME",
+    multiple=True,
+    help="Read this table; repeatable.  [default: all of the source]",
+)
+@click.option(
+    "--epoch",
+    type=click.IntRange(min=1),
+    help="Epoch of an LSN.  [default: the newest whose stream reached it]",
+)
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder to write a file per table to. Existing files are replaced.",
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["csv", "parquet", "jsonl"]),
+    default="csv",
+    show_default=True,
+    help="What to write.",
+)
+@click.option("--include-deleted", is_flag=True, help="Also softly deleted rows; _cdc_is_deleted marks them.")
+@click.option("--json", "as_json", is_flag=True, help="Print what was read as one JSON document.")
+def as_of(
+    at: Position | Lsn | datetime,
+    tables: tuple[str, ...],
+    epoch: int | None,
+    out: Path | None,
+    form: str,
+    include_deleted: bool,
+    as_json: bool,
+) -> None:
+    """Read tables as they were AT a time, an LSN or a position.
+
+    All tables are read at the same position, which the answer names. AT an LSN means everything that was
+    committed at or below it. AT a time means everything before the first transaction in log order that was
+    committed later, so transactions are whole and in log order. AT a position means everything at or below
+    that event.
+
+    Prints the number of rows of each table; with --out it writes the rows, as `export` does, to files that
+    only you can read. Folds the events with Spark; needs neither the source nor a running platform.
+
+    Refused if a table's snapshot was not complete there, if the stream has not landed up to there, or if
+    something that has landed is not in the lake yet.
+
+    \b
+    Examples:
+      omnisupport-ingest as-of 2026-01-31T09:00:00Z --table tickets --table customers
+      omnisupport-ingest as-of 16/B374D848 --out then --format parquet --json
+
+    Exit code: 0 read, 1 no state there, 2 usage, settings or no such table, 3 no home, 4 no Java or
+    no Spark.
+    """
+    from omnisupport_ingest.runtime.spark import session
+    from omnisupport_ingest.stages.as_of import open_reading
+    from omnisupport_ingest.stages.as_of_files import count_tables, write_tables
+    from omnisupport_ingest.stages.export import Format
+
+    if epoch is not None and not isinstance(at, Lsn):
+        raise click.UsageError("--epoch goes with an LSN only.")
+    if out is not None and not out.absolute().parent.is_dir():
+        raise click.UsageError(f"{out.parent} is not a folder.")
+    workspace = open_workspace()
+    settings = workspace.settings
+    reading = open_reading(workspace, _chosen(workspace, tables), at, epoch=epoch)
+    if out is None:
+        found = count_tables(reading, session(settings))
+    else:
+        out.mkdir(mode=0o700, exist_ok=True)
+        found = write_tables(
+            workspace,
+            reading,
+            session(settings),
+            out.absolute(),
+            Format(form),
+            deleted=include_deleted,
+        )
+    source = reading.contracts[0].source
+    if as_json:
+        echo_json(_document(source, reading.below, found))
+        return
+    click.echo(f"{source} as it was before {reading.below} (epoch {reading.below.epoch}).")
+    _print_tables(found)
+
+
+def _chosen(workspace: Workspace, tables: Sequence[str]) -> list[TableContract]:
+    if tables:
+        return tables_named(workspace, tables)
+    found = list(workspace.contracts.of_source(workspace.settings.source))
+    if not found:
+        raise click.UsageError(f"No contract is of the source {workspace.settings.source}: name a --table.")
+    return found
+
+
+def _document(source: str, below: Position, found: Sequence[TableAsOf]) -> dict[str, object]:
+    return {
+        "source": source,
+        "epoch": below.epoch,
+        "below_position": str(below),
+        "below_lsn": str(below.commit_lsn),
+        "tables": {
+            each.table: {
+                "rows": each.live,
+                "deleted_rows": each.deleted,
+                "rows_unresolved": each.unresolved,
+                "path": each.path,
+                "bytes": each.bytes,
+            }
+            for each in found
+        },
+    }
+
+
+def _print_tables(found: Sequence[TableAsOf]) -> None:
+    columns = ["table", "rows", "softly deleted"]
+    rows = [[each.table, f"{each.live:,}", f"{each.deleted:,}"] for each in found]
+    if any(each.path for each in found):
+        columns += ["bytes", "file"]
+        for row, each in zip(rows, found, strict=True):
+            row += [f"{each.bytes or 0:,}", each.path or ""]
+    show_table(columns, rows, right=("rows", "softly deleted", "bytes"))
+    if unresolved := sum(each.unresolved for each in found):
+        _warn_of_unresolved(unresolved)
+
+
+def _warn_of_unresolved(rows: int) -> None:
+    say_err(f"{counted(rows, 'row')} with unresolved values: see _cdc_unresolved.")

@@ -1,17 +1,19 @@
-"""``land``: files of Debezium events, named or from a watched folder, land as batches of their source."""
+"""``land``: files of Debezium events, named or from the inbox, land as batches of their source."""
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from omnisupport_ingest.cli.counted import counted
+from omnisupport_ingest.cli.errors import FINDINGS
 from omnisupport_ingest.cli.opening import open_home, open_settings
+from omnisupport_ingest.cli.render import counted, echo_json, say_err, some
 from omnisupport_ingest.cli.stopping import stop_on_signal
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.foreign import printable
@@ -23,45 +25,44 @@ if TYPE_CHECKING:
     from omnisupport_ingest.sources.debezium.land import FileLanding, Inlet
     from omnisupport_ingest.stages.workspace import Workspace
 
-REFUSED = 1
-"""Exit code when a file did not land."""
-
 _LOOK_SECONDS = 1.0
 _RETRY_SECONDS = 30.0
-"""How long the watcher waits after something that is not the fault of a file."""
+"""How long the watcher waits after an error that is not the fault of a file."""
 
 
 @click.command()
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path), metavar="[FILE]...")
-@click.option("--source", metavar="NAME", help="The source whose events they are, as x-cdc.source has it.")
+@click.option(
+    "--source", metavar="NAME", help="The source of the events, as contracts name it in x-cdc.source."
+)
 @click.option(
     "--new-epoch",
     metavar="WHY",
-    help="Begin the source's next epoch with the first file: its connector was set up anew.",
+    help="Begin the next epoch of the source with the first file: its connector was set up again.",
 )
 @click.option(
     "--decimals",
     type=click.Choice(["precise", "string"]),
-    help="How the connector writes decimals (decimal.handling.mode); needed for files without schemas.  "
-    "[default: as the source's definition says, else precise]",
+    help="How the connector writes decimals (decimal.handling.mode), for files without schemas.  "
+    "[default: that of the source's definition, else precise]",
 )
 @click.option(
     "--binary",
     type=click.Choice(["base64", "base64-url-safe", "hex"]),
-    help="How the connector writes bytes (binary.handling.mode).  [default: its own, bytes]",
+    help="How the connector writes bytes (binary.handling.mode).  [default: bytes, as Debezium]",
 )
 @click.option(
     "--odd-lines",
     type=click.Choice(["quarantine", "refuse"]),
-    help="What becomes of a line that cannot be read: it waits in quarantine, or its file is refused.  "
-    "[default: as the definition says, else quarantine]",
+    help="A line that cannot be read goes to quarantine, or its file is refused.  "
+    "[default: that of the definition, else quarantine]",
 )
-@click.option("--watch", is_flag=True, help="Land what is put into the inbox, until Ctrl-C.")
-@click.option("--once", is_flag=True, help="With --watch: take what is there now, and exit.")
+@click.option("--watch", is_flag=True, help="Land the files that come into the inbox, until Ctrl-C.")
+@click.option("--once", is_flag=True, help="With --watch: land the files that are there now, and exit.")
 @click.option(
     "--inbox",
     type=click.Path(path_type=Path, file_okay=False),
-    help="With --watch: the folder, one folder per source in it.  [default: inbox in the home]",
+    help="With --watch: the inbox, a folder with a folder per source.  [default: inbox in the home]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document; not with --watch.")
 def land(
@@ -78,13 +79,14 @@ def land(
 ) -> int | None:
     """Land files of Debezium events (JSON lines, plain, .gz or .zst), each as one batch of its source.
 
-    Files may be late, repeated, overlapping and in any order. One that has landed changes nothing. A line
-    that cannot be read waits in quarantine; a file without one that can is refused. How the events of a
-    source are written says its definition (contracts/sources/NAME.json), and over it these options.
+    Files may be late, repeated, overlapping and in any order. Landing a file twice changes nothing. A line
+    that cannot be read goes to quarantine; a file without any line that can be read is refused. The
+    definition of the source (contracts/sources/NAME.json) says how its connector writes events; the options
+    override it.
 
-    With --watch, files named *.jsonl or *.json, also with .gz or .zst behind it, in INBOX/SOURCE are taken
-    once they are left alone, and moved to landed/ or refused/ there. Write them under a name that begins with
-    a dot, and rename them when they are complete.
+    With --watch, the command takes files from INBOX/SOURCE named *.jsonl or *.json, also with .gz or .zst
+    behind it, when they no longer grow, and moves them to landed/ or refused/ there. Write a file under a
+    name that begins with a dot, and rename it when it is complete.
 
     \b
     Example:
@@ -93,69 +95,66 @@ def land(
 
     Exit code: 0 landed, 1 a file is refused, 2 usage, settings, or a source that takes no files.
     """
-    _check_usage(files, source, new_epoch, watch=watch, once=once, inbox=inbox, as_json=as_json)
-    told = {"decimals": decimals, "binary": binary, "odd_lines": odd_lines}
-    settings, handling = open_settings(), {name: value for name, value in told.items() if value is not None}
+    given = _Given(files, source, new_epoch, once, inbox)
+    _check_usage(given, watch=watch, as_json=as_json)
+    options = {"decimals": decimals, "binary": binary, "odd_lines": odd_lines}
+    handling = {name: value for name, value in options.items() if value is not None}
+    settings = open_settings()
     if watch:
         return _watch(settings, handling, inbox, once=once)
-    assert source is not None
-    return _land_files(settings, handling, files, source, new_epoch, as_json=as_json)
+    return _land_files(settings, handling, given, as_json=as_json)
 
 
-def _check_usage(
-    files: tuple[Path, ...],
-    source: str | None,
-    new_epoch: str | None,
-    *,
-    watch: bool,
-    once: bool,
-    inbox: Path | None,
-    as_json: bool,
-) -> None:
-    if watch and (files or source or new_epoch or as_json):
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """What the command is given: files of a source, or an inbox to watch."""
+
+    files: tuple[Path, ...]
+    source: str | None
+    new_epoch: str | None
+    once: bool
+    inbox: Path | None
+
+
+def _check_usage(given: _Given, *, watch: bool, as_json: bool) -> None:
+    if watch and (given.files or given.source or given.new_epoch or as_json):
         raise click.UsageError("--watch takes neither files nor --source, --new-epoch and --json.")
-    if not watch and (once or inbox):
+    if not watch and (given.once or given.inbox):
         raise click.UsageError("--once and --inbox go with --watch.")
-    if not watch and (not files or not source):
+    if not watch and (not given.files or not given.source):
         raise click.UsageError("Name files and their --source, or use --watch.")
-    if new_epoch is not None and not new_epoch.strip():
+    if given.new_epoch is not None and not given.new_epoch.strip():
         raise click.UsageError("--new-epoch needs the reason, which is recorded.")
 
 
-def _land_files(
-    settings: Settings,
-    handling: dict[str, str],
-    files: tuple[Path, ...],
-    source: str,
-    new_epoch: str | None,
-    *,
-    as_json: bool,
-) -> int | None:
+def _land_files(settings: Settings, handling: dict[str, str], given: _Given, *, as_json: bool) -> int | None:
     from omnisupport_ingest.sources.debezium.faults import FileRefused, SourceRefused
     from omnisupport_ingest.stages.workspace import Workspace
 
     open_home(settings)
-    workspace = Workspace.open(settings)
-    told: list[dict[str, Any]] = []
+    workspace, source, new_epoch = Workspace.open(settings), given.source or "", given.new_epoch
+    documents: list[dict[str, Any]] = []
     refused = False
-    for path in files:
+    for path in given.files:
         try:
             landing = _land(workspace, handling, path, source, new_epoch)
         except SourceRefused:
             raise
         except FileRefused as error:
             refused = True
-            told.append({"file": printable(path), "refused": {"problem": error.problem, "fix": error.fix}})
-            click.echo(f"Refused: {error}", err=True)
+            documents.append(
+                {"file": printable(path), "refused": {"problem": error.problem, "fix": error.fix}}
+            )
+            say_err(f"Refused: {error}")
             continue
         if landing.began_epoch is not None:
             new_epoch = None
-        told.append(_facts(workspace, landing))
+        documents.append(_facts(workspace, landing))
         if not as_json:
-            click.echo("\n".join(_lines(workspace, told[-1])))
+            click.echo("\n".join(_lines(workspace, documents[-1])))
     if as_json:
-        click.echo(json.dumps({"source": source, "files": told}, indent=2, ensure_ascii=False))
-    return REFUSED if refused else None
+        echo_json({"source": source, "files": documents})
+    return FINDINGS if refused else None
 
 
 def _watch(settings: Settings, handling: dict[str, str], folder: Path | None, *, once: bool) -> int | None:
@@ -165,7 +164,7 @@ def _watch(settings: Settings, handling: dict[str, str], folder: Path | None, *,
     root = folder or open_home(settings).inbox
 
     def land_one(path: Path, source: str) -> FileLanding:
-        # Opened for each file, so that a new contract counts without a restart.
+        # Opened for each file, so that a new contract needs no restart.
         return _land(Workspace.open(settings), handling, path, source, None)
 
     inbox = Inbox(root, land_one)
@@ -174,7 +173,7 @@ def _watch(settings: Settings, handling: dict[str, str], folder: Path | None, *,
         if inbox.waits():
             time.sleep(inbox.settled_seconds)
             refused += _look(settings, inbox)
-        return REFUSED if refused else None
+        return FINDINGS if refused else None
     click.echo(f"Watching {root}. Stop with Ctrl-C.")
     with stop_on_signal() as stop:
         while not stop.is_set():
@@ -182,15 +181,15 @@ def _watch(settings: Settings, handling: dict[str, str], folder: Path | None, *,
             try:
                 _look(settings, inbox, stop.is_set)
             except (IngestError, OSError) as error:
-                told = str(error) if isinstance(error, IngestError) else f"{type(error).__name__}: {error}"
-                click.echo(f"{told}\nTrying again in {_RETRY_SECONDS:.0f} s.", err=True)
+                text = str(error) if isinstance(error, IngestError) else f"{type(error).__name__}: {error}"
+                say_err(f"{text}\nTrying again in {_RETRY_SECONDS:.0f} s.")
                 pause = _RETRY_SECONDS
             stop.wait(pause)
     return None
 
 
 def _look(settings: Settings, inbox: Inbox, stopped: Callable[[], bool] = lambda: False) -> int:
-    """Take what is complete; returns how many files were refused."""
+    """Land the files that are complete; returns how many were refused."""
     refused = 0
     for taken in inbox.look():
         refused += taken.refused is not None
@@ -218,11 +217,10 @@ def _land(
 
 
 def inlet_of(workspace: Workspace, source: str, handling: dict[str, str]) -> Inlet:
-    """Where the events of ``source`` land; ``SourceRefused`` for one that takes none. ``handling``: what is
-    told beside its definition."""
-    from dataclasses import replace
-    from datetime import timedelta
+    """Where the events of ``source`` land; ``SourceRefused`` for a source that takes none.
 
+    ``handling``: options that override the definition of the source.
+    """
     from omnisupport_ingest.contracts.sources import SourceKind, sources_in_force
     from omnisupport_ingest.sources.debezium.handling import handling_in_force
     from omnisupport_ingest.sources.debezium.land import Inlet, check_source
@@ -243,8 +241,7 @@ def inlet_of(workspace: Workspace, source: str, handling: dict[str, str]) -> Inl
 
 
 def _refuse_other_positions(definition: SourceDefinition) -> None:
-    """Files are not mixed into a source whose positions are others: one that is read by cursors, or topics
-    that are ordered by arrival."""
+    """Refuse sources whose positions are of another kind: those read by cursors, or ordered by arrival."""
     from omnisupport_ingest.contracts.sources import SourceKind
     from omnisupport_ingest.sources.debezium.faults import SourceRefused
 
@@ -258,7 +255,7 @@ def _refuse_other_positions(definition: SourceDefinition) -> None:
 
 
 def _facts(workspace: Workspace, landing: FileLanding) -> dict[str, Any]:
-    """What a machine is told of a file that has landed. ``duplicates`` are not known before judging."""
+    """A landed file for ``--json``. ``duplicates`` are not known before its events are judged."""
     from omnisupport_ingest.windows import OUT_OF_RANGE, without_sentinel
 
     manifest, tally = landing.manifest, landing.tally
@@ -293,7 +290,7 @@ def _first_odd(landing: FileLanding) -> dict[str, Any] | None:
 
 
 def _late_windows(workspace: Workspace, landing: FileLanding) -> list[str]:
-    """The windows of the file that were closed, for a table it has events of, when it landed."""
+    """The windows of the file that were closed for one of its tables when it landed."""
     from omnisupport_ingest.cdc.lateness import is_late
     from omnisupport_ingest.contracts.model import DEFAULT_ALLOWED_LATENESS
     from omnisupport_ingest.windows import OUT_OF_RANGE
@@ -324,8 +321,8 @@ def _lines(workspace: Workspace, facts: dict[str, Any]) -> list[str]:
         lines.append(f"  Epoch {facts['began_epoch']} begins with it.")
     lines.append(f"  Ordered by {WORDS[facts['order']]}.")
     if facts["windows"]:
-        late = f"{_some(facts['late_windows'])}, to be replayed" if facts["late_windows"] else "none"
-        lines.append(f"  Windows: {_some(facts['windows'])}. Late: {late}.")
+        late = f"{some(facts['late_windows'])}, to be replayed" if facts["late_windows"] else "none"
+        lines.append(f"  Windows: {some(facts['windows'])}. Late: {late}.")
     if facts["out_of_range"]:
         lines.append(
             f"  {counted(facts['out_of_range'], 'event')} in no window of this home, which begins at "
@@ -334,7 +331,7 @@ def _lines(workspace: Workspace, facts: dict[str, Any]) -> list[str]:
     if facts["misplaced"]:
         lines.append(
             f"  {counted(facts['misplaced'], 'event')} behind a later one of the same key; without log "
-            "positions a person must say which counts (out_of_order_event)."
+            "positions a person must decide which counts (out_of_order_event)."
         )
     if facts["in_first_window"]:
         lines.append(
@@ -354,8 +351,3 @@ def _lines(workspace: Workspace, facts: dict[str, Any]) -> list[str]:
     for table, number in (facts["tables_without_contract"] or {}).items():
         lines.append(f"  {table} has no contract: {counted(number, 'event')} kept in the raw layers only.")
     return lines
-
-
-def _some(windows: list[str]) -> str:
-    shown = ", ".join(windows[:4])
-    return shown if len(windows) <= 4 else f"{shown} and {len(windows) - 4} more"

@@ -1,17 +1,22 @@
-"""``landing``: the batches that have landed, one by one."""
+"""``landing``: the landed batches: list them, show one, verify them, print their events."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from omnisupport_ingest.cli.errors import FINDINGS
 from omnisupport_ingest.cli.opening import existing_home, open_settings
+from omnisupport_ingest.cli.render import Commands, clock, counted, echo_json, facts, size
+from omnisupport_ingest.cli.render import table as show_table
 from omnisupport_ingest.cli.stopping import stop_on_signal
 from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.landing.manifest import Manifest
 
 if TYPE_CHECKING:
     from omnisupport_ingest.landing.damage import Finding
@@ -19,9 +24,6 @@ if TYPE_CHECKING:
     from omnisupport_ingest.landing.manifest import Manifest
     from omnisupport_ingest.landing.rows import LandedEvent
     from omnisupport_ingest.landing.store import LandingStore
-
-DAMAGED = 1
-"""Exit code when something is not as it landed."""
 
 _LOOK_SECONDS = 0.5
 """How often ``tail --follow`` looks for new batches."""
@@ -31,7 +33,7 @@ _of_source = click.option(
 )
 
 
-@click.group()
+@click.group(cls=Commands)
 def landing() -> None:
     """Look at the landed batches: list, show, verify, tail."""
 
@@ -39,7 +41,12 @@ def landing() -> None:
 @landing.command(name="list")
 @_of_source
 @click.option(
-    "--limit", type=click.IntRange(min=0), default=20, show_default=True, help="The newest so many; 0: all."
+    "--limit",
+    type=click.IntRange(min=0),
+    default=20,
+    show_default=True,
+    help="List only the newest N; 0 lists all.",
+    metavar="N",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def list_batches(source: str | None, limit: int, as_json: bool) -> None:
@@ -51,23 +58,24 @@ def list_batches(source: str | None, limit: int, as_json: bool) -> None:
 
     Exit code: 0 done, 1 a manifest cannot be read, 2 usage or settings, 3 no home.
     """
-    from omnisupport_ingest.cli.landing_words import batch_table, summary
-
     store = _store(source)
     manifests = store.manifests()
     shown = manifests[-limit:] if limit else manifests
     if as_json:
-        document = {"source": store.source, "batches": len(manifests), "listed": [summary(m) for m in shown]}
-        click.echo(json.dumps(document, indent=2))
+        document = {"source": store.source, "batches": len(manifests), "listed": [_summary(m) for m in shown]}
+        echo_json(document)
         return
     if not manifests:
         click.echo(f"Nothing has landed from {store.source} yet.")
         return
-    batch_table(shown)
-    rows = sum(manifest.rows for manifest in manifests)
+    rows = [
+        [batch.batch_id, _kind(batch), f"{batch.rows:,}", clock(batch.arrival.landed_at)] for batch in shown
+    ]
+    show_table(["batch", "kind", "events", "landed"], rows, right=("events",))
     earlier = len(manifests) - len(shown)
-    more = f"; {earlier} earlier ones are not listed (--limit 0 lists all)" if earlier else ""
-    click.echo(f"{len(manifests)} batches of {store.source} with {rows:,} events{more}.")
+    more = f"; {earlier:,} earlier ones are not listed (--limit 0 lists all)" if earlier else ""
+    events = counted(sum(manifest.rows for manifest in manifests), "event")
+    click.echo(f"{counted(len(manifests), 'batch')} of {store.source} with {events}{more}.")
 
 
 @landing.command()
@@ -75,7 +83,7 @@ def list_batches(source: str | None, limit: int, as_json: bool) -> None:
 @click.argument("batch_id")
 @click.option("--json", "as_json", is_flag=True, help="Print the whole manifest as one JSON document.")
 def show(source: str | None, batch_id: str, as_json: bool) -> None:
-    """Say what the manifest of the batch BATCH_ID says: what it continues, holds and left behind.
+    """Show the manifest of the batch BATCH_ID: what it continues, and what it holds.
 
     \b
     Example:
@@ -83,7 +91,6 @@ def show(source: str | None, batch_id: str, as_json: bool) -> None:
 
     Exit code: 0 done, 1 no such batch or its manifest cannot be read, 2 usage or settings, 3 no home.
     """
-    from omnisupport_ingest.cli.landing_words import in_words
     from omnisupport_ingest.json_values import to_plain
 
     store = _store(source)
@@ -95,20 +102,20 @@ def show(source: str | None, batch_id: str, as_json: bool) -> None:
         )
     manifest = store.read(batch_id)
     if as_json:
-        click.echo(json.dumps(to_plain(manifest), indent=2, ensure_ascii=False))
+        echo_json(to_plain(manifest))
         return
-    for line in in_words(manifest):
-        click.echo(line)
+    click.echo(f"{manifest.batch_id}: {_what(manifest)}")
+    facts(_facts(manifest), indent=2, label=17)
 
 
 @landing.command()
 @_of_source
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def verify(source: str | None, as_json: bool) -> int:
-    """Check every landed file against its manifest, and the chain of manifests for holes.
+    """Check every landed file against its manifest, and the chain of manifests for gaps.
 
     Reads all of landing: size, SHA-256 and number of rows of every data file, every manifest, every
-    epoch. It goes on after a damage, and names them all. Without --source all sources are checked.
+    epoch. It lists every damage, and does not stop at the first one. Without --source it checks all sources.
 
     \b
     Example:
@@ -122,18 +129,18 @@ def verify(source: str | None, as_json: bool) -> int:
     damaged = any(finding.damage for finding in findings)
     if as_json:
         document = {"whole": not damaged, "sources": [asdict(finding) for finding in findings]}
-        click.echo(json.dumps(document, indent=2))
+        echo_json(document)
     else:
         for finding in findings:
-            _tell(finding)
+            _show_finding(finding)
         if not findings:
             click.echo("Nothing has landed yet.")
-    return DAMAGED if damaged else 0
+    return FINDINGS if damaged else 0
 
 
 @landing.command()
 @_of_source
-@click.option("--table", metavar="TABLE", help="Events of this table only, `orders` or `sales.orders`.")
+@click.option("--table", metavar="TABLE", help="Only events of this table, `orders` or `sales.orders`.")
 @click.option(
     "-n",
     "count",
@@ -143,15 +150,17 @@ def verify(source: str | None, as_json: bool) -> int:
     metavar="N",
     help="Begin with the last N events.",
 )
-@click.option("--follow", "-f", is_flag=True, help="Go on with what lands from now on, until Ctrl-C.")
+@click.option(
+    "--follow", "-f", is_flag=True, help="Go on with the events that land from now on, until Ctrl-C."
+)
 def tail(source: str | None, table: str | None, count: int, follow: bool) -> None:
     """Print landed events as JSON, one per line, in Debezium's envelope.
 
-    This prints rows of the source, personal data included. `before` and `after` have the values as
-    they landed, as PostgreSQL's text ("42", "t"), where Debezium types them; a column that was not
-    sent (TOAST) is "__debezium_unavailable_value". `ts_ms` is when the event landed, `source.ts_ms`
-    when it was committed; the first number of `source.sequence` is the LSN of its own commit. The
-    boundaries that end a snapshot have no Debezium form and are left out.
+    This prints rows of the source, personal data included. `before` and `after` have the values as they
+    landed, PostgreSQL's text ("42", "t"), where Debezium has typed values. A column that was not sent (TOAST)
+    is "__debezium_unavailable_value". `ts_ms` is when the event landed, `source.ts_ms` when it was committed;
+    the first number of `source.sequence` is the LSN of its own commit. Snapshot ends have no form in Debezium
+    and are left out.
 
     \b
     Examples:
@@ -175,7 +184,7 @@ def tail(source: str | None, table: str | None, count: int, follow: bool) -> Non
     with stop_on_signal() as stop:
         while not stop.wait(_LOOK_SECONDS):
             if (now := store.news(news.era, news.number)).anew:
-                # The index was made again: what has come meanwhile is what was not there before.
+                # The index was made again: new is what was not there before.
                 new = [each for each in store.batch_ids() if each not in seen]
             else:
                 new = [batch_id for batch_id, _ in now.batches]
@@ -189,7 +198,7 @@ def tail(source: str | None, table: str | None, count: int, follow: bool) -> Non
 
 
 def _store(source: str | None) -> LandingStore:
-    """The landing of ``source``, which must be there: looking makes no folders."""
+    """The landing of ``source``; ``IngestError`` if nothing has landed from it. Makes no folders."""
     from omnisupport_ingest.landing.store import LandingStore
 
     settings = open_settings()
@@ -213,19 +222,19 @@ def _stores() -> Iterator[LandingStore]:
             yield LandingStore(root, folder.name)
 
 
-def _tell(finding: Finding) -> None:
+def _show_finding(finding: Finding) -> None:
     for each in finding.damage:
         click.echo(f"{each.kind}: {each.problem}\n  Fix: {each.fix}")
     if not finding.batches:
         click.echo(f"{finding.source}: nothing has landed.")
         return
-    size = f"{finding.batches} batches, {finding.files} files, {finding.bytes:,} bytes"
+    parts = [counted(finding.batches, "batch"), counted(finding.files, "file"), size(finding.bytes)]
     verdict = f"{len(finding.damage)} damaged" if finding.damage else "all as they landed"
-    click.echo(f"{finding.source}: {size}; {verdict}.")
+    click.echo(f"{finding.source}: {', '.join(parts)}; {verdict}.")
 
 
 class _Printer:
-    """Prints events of one source; what the envelope says of a batch is looked up once per batch."""
+    """Prints events of one source; what all events of a batch share is looked up once per batch."""
 
     def __init__(self, store: LandingStore) -> None:
         self._store = store
@@ -236,7 +245,7 @@ class _Printer:
 
         origin = self._origins.get(batch.batch_id)
         if origin is None:
-            # Batches come one after the other: only the last one's is needed.
+            # Batches come one after the other, so only the last one's is kept.
             self._origins = {batch.batch_id: (origin := self._origin_of(batch))}
         click.echo(json.dumps(envelope(event, origin), ensure_ascii=False, separators=(",", ":")))
 
@@ -254,3 +263,94 @@ class _Printer:
             database=facts.database if facts else "",
             landed_at=batch.arrival.landed_at,
         )
+
+
+def _kind(batch: Manifest) -> str:
+    """What sort of batch it is, in one or two words."""
+    if batch.chunk is not None:
+        return "snapshot end" if batch.chunk.boundary else "snapshot"
+    if batch.file is not None:
+        return "file" if batch.file.offsets is None else "kafka"
+    return "stream" if batch.rows else "idle"
+
+
+def _summary(batch: Manifest) -> dict[str, Any]:
+    """An entry of the list for ``--json``."""
+    return {
+        "batch_id": batch.batch_id,
+        # The name of the kind in JSON is older than the word for it.
+        "kind": "boundary" if batch.chunk is not None and batch.chunk.boundary else _kind(batch),
+        "epoch": batch.epoch,
+        "events": batch.rows,
+        "bytes": sum(file.bytes for file in batch.files),
+        "windows": list(batch.windows),
+        "landed_at": batch.arrival.landed_at.isoformat(),
+        "end_lsn": str(batch.stream.end_lsn) if batch.stream else None,
+    }
+
+
+def _facts(batch: Manifest) -> Iterator[tuple[str, str]]:
+    """Labels and texts: everything that the manifest says."""
+    yield "of source", f"{batch.source}, epoch {batch.epoch}"
+    yield "landed", f"{clock(batch.arrival.landed_at)}, written by {batch.written_by or 'unknown'}"
+    yield from _span(batch)
+    before, after = batch.arrival.watermark_before, batch.arrival.watermark
+    yield "watermark", f"{clock(before)} before, {clock(after)} after"
+    per_table: Counter[str] = Counter()
+    for file in batch.files:
+        per_table.update(file.rows_per_table)
+    for name, rows in sorted(per_table.items()):
+        yield "events", f"{rows:,} of {name}"
+    for file in batch.files:
+        order = "positions rise" if file.ordered else "positions not in order"
+        about = (
+            file.path,
+            f"window {file.window}: {counted(file.rows, 'event')}, {file.bytes:,} bytes, {order}",
+            f"{file.first} to {file.last}",
+            f"SHA-256 {file.sha256}",
+        )
+        yield "file", "\n".join(about)
+    if not batch.files:
+        yield "files", "none"
+    for relation in batch.relations:
+        key = ", ".join(relation.key_columns) or "none"
+        columns = counted(len(relation.columns), "column")
+        yield "table", f"{relation.schema}.{relation.table}: {columns}, key {key}"
+
+
+def _what(batch: Manifest) -> str:
+    if batch.chunk is not None:
+        scope = "" if batch.chunk.scope is None else f", keys {batch.chunk.scope}"
+        of = f"the snapshot of {batch.chunk.table}{scope}"
+        return f"the end of {of}" if batch.chunk.boundary else f"{batch.rows:,} rows of {of}"
+    if batch.file is not None:
+        what = "a delivery of files" if batch.file.offsets is None else "records of Kafka topics"
+        return f"{what}, {counted(batch.rows, 'event')}"
+    return (
+        f"a span of the stream, {counted(batch.rows, 'event')}"
+        if batch.rows
+        else "an idle span of the stream"
+    )
+
+
+def _span(batch: Manifest) -> Iterator[tuple[str, str]]:
+    if batch.stream is not None:
+        span = batch.stream
+        yield "continues", f"{span.previous_end_lsn}, ends at {span.end_lsn}"
+        if span.last_commit_lsn is not None:
+            yield "commits", f"{clock(span.first_commit_ts)} to {clock(span.last_commit_ts)}"
+            yield "last commit", f"at {span.last_commit_lsn}, transaction {span.last_xid}"
+    elif batch.chunk is not None:
+        chunk = batch.chunk
+        yield "snapshot", f"{chunk.snapshot_id}, chunk {chunk.chunk}, attempt {chunk.attempt}"
+        yield "position", f"{chunk.low} to {chunk.high}, clock of the server {clock(chunk.clock)}"
+    elif batch.file is not None and batch.file.offsets is not None:
+        for each in batch.file.offsets:
+            if each.next > each.start:
+                where = f"{each.topic}[{each.partition}] {each.start} to {each.next - 1}"
+                yield "offsets", f"{where}, {counted(each.records, 'record')}"
+            if each.gone:
+                yield "gap", f"{each.gone:,} of them were deleted before: {each.accepted}"
+    elif batch.file is not None:
+        yield "delivery", f"{batch.file.name}, described by {batch.file.manifest}"
+        yield "content", f"SHA-256 {batch.file.sha256}"

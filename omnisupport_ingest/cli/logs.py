@@ -1,4 +1,4 @@
-"""``logs``: what the services of the home have written, and what they write next."""
+"""``logs``: the last lines or errors that the services of the home have logged, and the next ones."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from omnisupport_ingest.cli.opening import existing_home, open_settings
+from omnisupport_ingest.cli.render import say_err
 from omnisupport_ingest.cli.stopping import stop_on_signal
 
 if TYPE_CHECKING:
@@ -23,7 +24,9 @@ _COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "bright_cyan", "bright
 
 
 @click.command()
-@click.option("--component", "components", multiple=True, metavar="NAME", help="Only this one; repeatable.")
+@click.option(
+    "--component", "components", multiple=True, metavar="NAME", help="Only this component; repeatable."
+)
 @click.option("--errors", is_flag=True, help="Only errors, each with its traceback, causes and fix.")
 @click.option(
     "--lines",
@@ -31,22 +34,29 @@ _COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "bright_cyan", "bright
     type=click.IntRange(min=0),
     default=20,
     show_default=True,
-    help="How many of the last lines of each component; with --errors, how many errors.",
+    help="The last N lines of each component; with --errors, the last N errors.",
+    metavar="N",
 )
-@click.option("--follow", "-f", is_flag=True, help="Go on with what is written, until Ctrl-C.")
+@click.option("--follow", "-f", is_flag=True, help="Go on with new lines, until Ctrl-C.")
 def logs(components: tuple[str, ...], errors: bool, count: int, follow: bool) -> None:
     """Show what the services have logged: the last lines of each, or the errors.
 
-    Services are what `up`, `demo` and the passes start. The oldest line comes first. Every line begins
-    with its component; the one that wrote last comes last. Components are capture, spark-connect,
-    dagster-daemon, dagster-code-server, dagster-runs (what the runs that it starts print),
-    dagster-webserver, postgres (what watches over the embedded server), postgres-server (its own log),
-    workload, land (the inbox), ingest-run (runs of the last `sync` or `materialize`), as far as they
-    have written anything. Older parts of a log are read where
-    they are needed.
+    The services are those that `up`, `demo` and the passes start. Every line begins with its component.
+    Lines of a component are in order; the component that wrote last comes last.
 
-    A `capture` in a terminal of its own logs there, not here; `source status` has its last error. The
-    logs of runs that the sensor started are in the UI, with the run.
+    \b
+    capture              capture of the home's own log; capture-NAME, of another one
+    spark-connect        the Spark server
+    dagster-daemon, dagster-code-server, dagster-webserver
+    dagster-runs         output of the runs that the sensor starts
+    postgres             the service that keeps the embedded server running
+    postgres-server      the embedded server's own log
+    workload             changes to the demo's database
+    land                 the watcher of the inbox
+    ingest-run           runs of the last `sync`, `materialize`, `rebuild` or `replay`
+
+    A `capture` that you started in a terminal logs there, not here; `source status` has its last error. The
+    UI has the logs of the sensor's runs, with each run.
 
     \b
     Examples:
@@ -62,18 +72,17 @@ def logs(components: tuple[str, ...], errors: bool, count: int, follow: bool) ->
     names = sorted(log.component for log in found)
     for name in components:
         if name not in names:
-            there = f"Those there are: {', '.join(names)}." if names else "There are no logs yet."
+            there = f"There are: {', '.join(names)}." if names else "There are no logs yet."
             raise click.UsageError(f"There is no log of a component {name!r}. {there}")
     if not found:
-        click.echo(
-            f"There are no logs in {home.path / 'logs'} yet. They are written by what "
-            "`omnisupport-ingest up` and `omnisupport-ingest demo` start, and by the runs of `sync` and "
-            "`materialize`.",
-            err=True,
+        say_err(
+            f"There are no logs in {home.path / 'logs'} yet. The services of "
+            "`omnisupport-ingest up` and `omnisupport-ingest demo` write them, and the runs of `sync` and "
+            "`materialize`."
         )
     chosen = [log for log in found if not components or log.component in components]
     width = max((len(log.component) for log in chosen), default=0)
-    # The places to go on from are taken first: a line may be shown twice, but none is missed.
+    # Following begins before the last lines are read: a line may be shown twice, but none is missed.
     with ExitStack() as opened:
         following = _Following(home.path, components, errors, width, opened, chosen) if follow else None
         some = False
@@ -82,7 +91,7 @@ def logs(components: tuple[str, ...], errors: bool, count: int, follow: bool) ->
                 some = True
                 _print(log.component, line, width)
         if chosen and errors and not some and not follow:
-            click.echo("There are no errors in " + ", ".join(log.component for log in chosen) + ".", err=True)
+            say_err("There are no errors in " + ", ".join(log.component for log in chosen) + ".")
         if following is not None:
             with stop_on_signal() as stop:
                 while not stop.wait(_LOOK_SECONDS):
@@ -98,7 +107,7 @@ def _last(log: ServiceLog, count: int, errors: bool) -> Iterable[str]:
 
 
 class _Following:
-    """The logs that are followed, those that come meanwhile too."""
+    """The logs that are followed, also those that appear meanwhile."""
 
     def __init__(
         self,
@@ -141,7 +150,7 @@ def _errors(entries: Entries, lines: Iterable[str]) -> Iterator[str]:
         quiet = False
         yield from chain.from_iterable(entries.errors(line))
     if quiet:
-        # An entry is told once nothing has followed it for one look: its next line may be a part of it.
+        # An entry is complete when nothing has followed it for one look: the next line may be a part of it.
         yield from chain.from_iterable(entries.rest())
 
 

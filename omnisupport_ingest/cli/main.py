@@ -8,50 +8,58 @@ from __future__ import annotations
 
 import sys
 import warnings
+from typing import ClassVar
 
 import click
 
 from omnisupport_ingest import __version__
 from omnisupport_ingest.cli import errors
-from omnisupport_ingest.cli.as_of import as_of
 from omnisupport_ingest.cli.capture import capture
 from omnisupport_ingest.cli.checkpoint import checkpoint
-from omnisupport_ingest.cli.clean import clean
 from omnisupport_ingest.cli.contracts import contracts
 from omnisupport_ingest.cli.demo import demo
 from omnisupport_ingest.cli.erase import erase
-from omnisupport_ingest.cli.export import export
-from omnisupport_ingest.cli.ingest_run import ingest_run
+from omnisupport_ingest.cli.export import as_of, export
+from omnisupport_ingest.cli.home import clean, settings, sweep
 from omnisupport_ingest.cli.land import land
 from omnisupport_ingest.cli.landing import landing
 from omnisupport_ingest.cli.logs import logs
 from omnisupport_ingest.cli.manifest import manifest
-from omnisupport_ingest.cli.materialize import materialize
-from omnisupport_ingest.cli.postgres import postgres
+from omnisupport_ingest.cli.materialize import ingest_run, materialize, rebuild
 from omnisupport_ingest.cli.preflight import preflight
 from omnisupport_ingest.cli.quarantine import quarantine
-from omnisupport_ingest.cli.rebuild import rebuild
+from omnisupport_ingest.cli.render import Commands
 from omnisupport_ingest.cli.replay import replay
-from omnisupport_ingest.cli.settings import settings
 from omnisupport_ingest.cli.source import source
 from omnisupport_ingest.cli.sources import sources
 from omnisupport_ingest.cli.status import status
-from omnisupport_ingest.cli.sweep import sweep
 from omnisupport_ingest.cli.sync import sync
 from omnisupport_ingest.cli.target import target
-from omnisupport_ingest.cli.up import up
+from omnisupport_ingest.cli.up import postgres, up, workload
 from omnisupport_ingest.cli.verify import verify
 from omnisupport_ingest.cli.windows import windows
-from omnisupport_ingest.cli.workload import workload
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+class _Cli(Commands):
+    """The commands of a person, in the order in which they are needed."""
+
+    sections: ClassVar = {
+        "Run": ("up", "demo", "sync", "capture", "materialize", "land", "manifest", "workload"),
+        "Look": ("status", "logs", "windows", "landing", "checkpoint", "settings"),
+        "Read the lake": ("export", "as-of", "target", "verify"),
+        "Sources and contracts": ("sources", "source", "preflight", "contracts"),
+        "Decide and repair": ("quarantine", "replay", "erase", "rebuild", "sweep", "clean"),
+    }
+
+
+@click.group(cls=_Cli, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="omnisupport-ingest")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def cli(debug: bool) -> None:
     """PostgreSQL to a lakehouse by change data capture, on Dagster and Spark.
 
-    Every setting is a variable OMNISUPPORT_<NAME> or a line of .env; `settings` lists them.
+    Every setting is a variable OMNISUPPORT_<NAME> or a line of .env; `settings` lists them. The exit codes of
+    all commands are in docs/cli.md.
     """
 
 
@@ -61,30 +69,30 @@ _COMMANDS = (
     sync,
     capture,
     materialize,
-    rebuild,
-    verify,
-    preflight,
-    source,
-    sources,
-    checkpoint,
-    sweep,
+    land,
+    manifest,
+    workload,
     status,
     logs,
     windows,
-    replay,
-    land,
     landing,
-    quarantine,
-    erase,
-    export,
-    target,
-    as_of,
-    manifest,
-    contracts,
+    checkpoint,
     settings,
+    export,
+    as_of,
+    target,
+    verify,
+    sources,
+    source,
+    preflight,
+    contracts,
+    quarantine,
+    replay,
+    erase,
+    rebuild,
+    sweep,
     clean,
     postgres,
-    workload,
     ingest_run,
 )
 for command in _COMMANDS:

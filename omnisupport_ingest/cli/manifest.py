@@ -1,16 +1,16 @@
-"""``manifest``: deliveries of files, described by seed manifests."""
+"""``manifest``: check and load deliveries of files, which seed manifests describe."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from omnisupport_ingest.cli.counted import counted
+from omnisupport_ingest.cli.errors import FINDINGS
 from omnisupport_ingest.cli.opening import open_home, open_settings
+from omnisupport_ingest.cli.render import Commands, counted, echo_json, say_err
 
 if TYPE_CHECKING:
     from omnisupport_ingest.sources.manifests.examine import Examined
@@ -18,13 +18,10 @@ if TYPE_CHECKING:
     from omnisupport_ingest.sources.manifests.seed_manifest import ReplayOf, SeedManifest
     from omnisupport_ingest.stages.workspace import Workspace
 
-REFUSED = 1
-"""Exit code of a dry run that finds what a gate rejects."""
-
 _MOST_SHOWN = 20
 
 
-@click.group()
+@click.group(cls=Commands)
 def manifest() -> None:
     """Check and load deliveries of files (seed manifests)."""
 
@@ -32,7 +29,7 @@ def manifest() -> None:
 @manifest.command()
 @click.argument("path", type=click.Path(path_type=Path), required=False)
 def validate(path: Path | None) -> None:
-    """Check the manifest at PATH, or all in data/seed_manifests, against schema and contracts.
+    """Check the manifest at PATH, or all in data/seed_manifests, against the schema and the contracts.
 
     \b
     Example:
@@ -47,21 +44,27 @@ def validate(path: Path | None) -> None:
     paths = [path] if path else sorted(default_manifests_dir().glob("*.json"))
     for each in paths:
         seed = load_manifest(each, contracts)
-        click.echo(f"{each}: {seed.load_mode} of {seed.contract.full_name}, {seed.rows} rows")
+        click.echo(f"{each}: {seed.load_mode} of {seed.contract.full_name}, {seed.rows:,} rows")
     click.echo(f"{len(paths)} manifests are valid.")
 
 
 @manifest.command()
 @click.argument("path", type=click.Path(path_type=Path))
-@click.option("--dry-run", is_flag=True, help="Say what would land and what would not, and land nothing.")
+@click.option("--dry-run", is_flag=True, help="Show what would land and what would not, and land nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def load(path: Path, dry_run: bool, as_json: bool) -> int | None:
-    """Land the files that the manifest at PATH describes; a second time does nothing.
+    """Land the files that the manifest at PATH describes. Loading them twice changes nothing.
 
-    The load mode says what they are: full_snapshot (the whole table), incremental_cursor (new versions of
-    rows), backfill (rows of past windows), cdc (Debezium's events) or replay (no files: windows are folded
-    again, as `replay` does). The gates say what becomes of each kind of fault; what a gate rejects, lands
-    nothing. --dry-run reads all of it and tells the faults by file and line.
+    \b
+    load mode           what the files are
+    full_snapshot       the whole table
+    incremental_cursor  new versions of rows
+    backfill            rows of past windows
+    cdc                 Debezium's events
+    replay              no files: windows are replayed, as by `replay`
+
+    The gates of the manifest decide about each kind of fault. If a gate rejects the delivery, nothing of it
+    lands. --dry-run reads the whole delivery and prints the faults with file and line.
 
     \b
     Example:
@@ -84,11 +87,11 @@ def load(path: Path, dry_run: bool, as_json: bool) -> int | None:
     examine, land = (_events if seed.load_mode == CDC else _rows)(workspace, seed)
     if not dry_run:
         delivery = land()
-        _tell(seed, delivery.examined, delivery, as_json=as_json)
+        _show(seed, delivery.examined, delivery, as_json=as_json)
         return None
     examined = examine()
-    _tell(seed, examined, None, as_json=as_json)
-    return REFUSED if examined.first_rejected is not None else None
+    _show(seed, examined, None, as_json=as_json)
+    return FINDINGS if examined.first_rejected is not None else None
 
 
 _Steps = tuple["Callable[[], Examined]", "Callable[[], Delivery]"]
@@ -125,7 +128,7 @@ def _events(workspace: Workspace, seed: SeedManifest) -> _Steps:
 def _replay(
     workspace: Workspace, seed: SeedManifest, what: ReplayOf, *, dry_run: bool, as_json: bool
 ) -> None:
-    from omnisupport_ingest.cli.replay import replay_windows, windows_between
+    from omnisupport_ingest.cli.replay import ReplayRequest, replay_windows, windows_between
     from omnisupport_ingest.sources.manifests.examine import windows_of_batches
 
     source = seed.contract.source
@@ -134,21 +137,22 @@ def _replay(
     else:
         windows, faults = windows_of_batches(seed, workspace.landing(source))
         for fault in faults:
-            click.echo(f"{fault.action}: {fault.problem}. {fault.fix}", err=True)
+            say_err(f"{fault.action}: {fault.problem}. {fault.fix}")
     reason = None if dry_run else what.reason
-    replay_windows(workspace, source, seed.contract.full_name, windows, reason, as_json=as_json)
+    request = ReplayRequest.of(workspace, source, seed.contract.full_name, windows)
+    replay_windows(request, reason, as_json=as_json)
 
 
-def _tell(seed: SeedManifest, examined: Examined, delivery: Delivery | None, *, as_json: bool) -> None:
+def _show(seed: SeedManifest, examined: Examined, delivery: Delivery | None, *, as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps(_document(seed, examined, delivery), indent=2, ensure_ascii=False))
+        echo_json(_document(seed, examined, delivery))
         return
     of_all = delivery is None
     for fault in [each for each in examined.faults if of_all or each.action != "accept"][:_MOST_SHOWN]:
         click.echo(f"{fault.action}: {fault.where}: {fault.problem} (gate {fault.kind}).", err=not of_all)
     total = sum(examined.counts.values())
     if of_all and total > _MOST_SHOWN:
-        click.echo(f"… {total} faults in all; --json tells the first thousand.")
+        click.echo(f"… {total:,} faults in all; --json lists the first thousand.")
     if examined.kept_out:
         click.echo(f"{counted(examined.kept_out, 'row')} for quarantine, by a gate.")
     table, rows = seed.contract.full_name, counted(examined.rows, "row")

@@ -1,16 +1,42 @@
-"""``materialize``: take what has landed through every layer, without a daemon."""
+"""``materialize`` and ``rebuild``: take what has landed through every layer, without a daemon.
+
+``ingest-run`` is the process that each of their runs has, and those of ``sync`` and ``replay``.
+
+``rebuild`` makes a home of an earlier format one of this format. Landing, ``raw_cdc_staging``,
+``deduped_events``, quarantine and the decisions of people keep their form. The earlier ``dim_<table>`` held
+net changes and goes first, as the current state takes its name; the earlier ``published/<table>`` stays for
+its readers until the new dimensions are whole. If the command is interrupted, the next one goes on.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
 from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from omnisupport_ingest.cli.counted import counted
-from omnisupport_ingest.cli.one_pass import one_pass
-from omnisupport_ingest.cli.opening import open_home, open_settings
+from omnisupport_ingest.cli.opening import existing_home, open_home, open_settings
+from omnisupport_ingest.cli.render import counted, echo_json
 from omnisupport_ingest.cli.stopping import interrupt_on_terminate
+from omnisupport_ingest.cli.views import pass_progress
+from omnisupport_ingest.durable import sync_folder
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.home import Home
+from omnisupport_ingest.lake.layout import WHOLE_TABLE
+from omnisupport_ingest.verify.one_pass import one_pass
+
+if TYPE_CHECKING:
+    from omnisupport_ingest.stages.workspace import Workspace
 
 
 @click.command()
@@ -18,9 +44,10 @@ from omnisupport_ingest.cli.stopping import interrupt_on_terminate
 def materialize(as_json: bool) -> None:
     """Take everything that has landed through every layer, by runs of the ingest jobs, and exit.
 
-    The runs, materializations and checkpoints stand in the Dagster instance of the home: `up` shows
-    them afterwards. A window is taken in whole, every table of it; what is committed already is not
-    done again. The source is not needed. Does not run beside `up`, whose sensor does this work.
+    The Dagster instance of the home records the runs, materializations and checkpoints, so the UI of `up`
+    shows them afterwards. What is committed already is not done again. The source is not needed.
+
+    Refused while `up` runs on the home: its sensor does this work.
 
     \b
     Example:
@@ -36,10 +63,142 @@ def materialize(as_json: bool) -> None:
     workspace = Workspace.open(settings)
     with (
         interrupt_on_terminate(),
-        one_pass(settings, home, "materialize", lambda line: click.echo(line, err=True)) as the_pass,
+        one_pass(settings, home, "materialize", pass_progress()) as the_pass,
     ):
         runs = the_pass.materialize(workspace)
     if as_json:
-        click.echo(json.dumps({"runs": [asdict(run) for run in runs]}, indent=2))
+        echo_json({"runs": [asdict(run) for run in runs]})
     else:
         click.echo(f"{counted(len(runs), 'run')}. Everything that has landed is in every layer.")
+
+
+_NET_CHANGES, _CURRENT_STATE = "dim_*", "published"
+"""Folders of a source in the lake, before format version 2."""
+
+
+@click.command()
+def rebuild() -> None:
+    """Upgrade a home of an earlier version: make its dimensions again, from what has landed.
+
+    Other commands refuse such a home and name this one. The source is not needed. Tables that the earlier
+    version published can be read at their old place until the end; then they are removed. In a home of this
+    version the command takes in what is pending, as `materialize` does.
+
+    Refused while `up` runs on the home.
+
+    \b
+    Example:
+      omnisupport-ingest rebuild
+
+    Exit code: 0 every dimension is there, 1 a run failed or a batch is missing, 2 usage or settings,
+    3 there is no home, 6 the platform or another pass runs on this home.
+    """
+    from omnisupport_ingest.stages.workspace import Workspace
+
+    settings = open_settings()
+    home = existing_home(settings, earlier=True)
+    with (
+        interrupt_on_terminate(),
+        one_pass(settings, home, "rebuild", pass_progress()) as the_pass,
+    ):
+        if home.is_earlier:
+            _remove(home, _NET_CHANGES)
+            home.adopt()
+        workspace = Workspace.open(settings)
+        runs = the_pass.materialize(workspace)
+        _require_dimensions(home, workspace)
+        removed = _remove(home, _CURRENT_STATE)
+    click.echo(f"{counted(len(runs), 'run')}. Every dimension is there.")
+    if removed:
+        click.echo("The folders of the earlier version are removed.")
+
+
+class NotRebuilt(IngestError):
+    """A table of the earlier version has no dimension in its place."""
+
+
+def _require_dimensions(home: Home, workspace: Workspace) -> None:
+    """Raise ``NotRebuilt`` if an earlier table has no dimension in its place: it is the only copy."""
+    from omnisupport_ingest.stages.looking import look
+
+    contracts = {(each.source, each.name): each for each in workspace.contracts}
+    for source in _folders(home.lake, _CURRENT_STATE):
+        for table in sorted(each for each in source.iterdir() if each.is_dir()):
+            contract = contracts.get((source.parent.name, table.name))
+            made = look(workspace.dimension(contract)) if contract is not None else None
+            if made is None or made.state(WHOLE_TABLE) is None:
+                raise NotRebuilt(
+                    f"{table} and all other tables of the earlier version stay: "
+                    + ("no contract names it." if contract is None else f"dim_{table.name} was not made."),
+                    fix="Put its contract back, or move the folder away; then rebuild again."
+                    if contract is None
+                    else "`omnisupport-ingest status` says what holds it up; then rebuild again.",
+                )
+
+
+def _remove(home: Home, pattern: str) -> int:
+    """Remove the folders of each source that ``pattern`` names; returns how many."""
+    found = list(_folders(home.lake, pattern))
+    for folder in found:
+        with gate("lake.earlier", f"{folder.parent.name}/{folder.name}"):
+            shutil.rmtree(folder)
+            sync_folder(folder.parent)
+    return len(found)
+
+
+def _folders(lake: Path, pattern: str) -> Iterator[Path]:
+    for source in sorted(lake.iterdir()):
+        if source.is_dir():
+            yield from sorted(each for each in source.glob(pattern) if each.is_dir())
+
+
+_END_SECONDS = 20.0
+"""How long Dagster may take to record that the run was interrupted."""
+
+
+@click.command("ingest-run", hidden=True)
+@click.argument("source")
+@click.argument("first")
+@click.argument("last")
+@click.option("--cursor", help="The newest landed batch.")
+@click.option("--replay", help="Replay the windows; tags of the run, as a JSON object.")
+@click.option("--table", help="Replay this table only.")
+def ingest_run(
+    source: str, first: str, last: str, cursor: str | None, replay: str | None, table: str | None
+) -> None:
+    """Take the windows FIRST to LAST of SOURCE through every layer; print how the run ended as JSON.
+
+    It ends when its standard input does, which the process that waits for it holds open.
+    """
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    import dagster as dg
+
+    from omnisupport_ingest.definitions import build_definitions
+    from omnisupport_ingest.defs.direct_run import run_windows
+    from omnisupport_ingest.defs.lost_runs import end_lost_runs
+    from omnisupport_ingest.stages.workspace import Workspace
+    from omnisupport_ingest.windows import WindowRange
+
+    definitions = build_definitions(Workspace.open(open_settings()))
+    with dg.DagsterInstance.get() as instance:
+        # A killed run would keep the pools of its tables for itself.
+        end_lost_runs(instance)
+        run = run_windows(
+            instance,
+            definitions,
+            source,
+            WindowRange(first, last),
+            cursor,
+            replay=json.loads(replay) if replay is not None else None,
+            table=table,
+        )
+    click.echo(json.dumps(asdict(run)))
+
+
+def _end_with_parent() -> None:
+    # Not through sys.stdin: its lock would be held when the interpreter ends, which then aborts.
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(_END_SECONDS)
+    os._exit(1)

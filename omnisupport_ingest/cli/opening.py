@@ -1,50 +1,173 @@
-"""What most commands begin with: the settings and the home they name."""
+"""What commands begin with: settings, the home, its workspace, and the source that a command names."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import click
+
+from omnisupport_ingest.cli.errors import NAMED_LOG, HomeMissing
 from omnisupport_ingest.contracts.in_force import record_in_force, settings_of_home
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.settings import Settings, require_known_variables
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
-def open_settings(**asked: Any) -> Settings:
+    from omnisupport_ingest.contracts.model import TableContract
+    from omnisupport_ingest.stages.workspace import Workspace
+
+# --- settings and home -------------------------------------------------------------------------------------
+
+
+def open_settings(**given: Any) -> Settings:
     """The settings of this process; window size and source are the home's unless they were set explicitly.
 
-    ``asked``: settings that a command asks for itself.
+    ``given``: settings that the command itself sets.
     """
     require_known_variables()
-    return settings_of_home(Settings(**asked))
+    return settings_of_home(Settings(**given))
 
 
 def open_home(settings: Settings) -> Home:
-    """The home of ``settings`` for a command that writes, made if it is not there.
+    """The home of ``settings`` for a command that writes; it is made if it is not there.
 
-    It records its contracts and decision table if it does not yet. ``HomeMismatch`` if it is another kind.
+    A new home records its contracts and its decision table. Raises ``HomeMismatch`` if the home has other
+    windows.
     """
     home = Home.open(settings.home, settings.window_size, first=settings.first_window)
     record_in_force(settings, home)
     return home
 
 
-class HomeMissing(IngestError):
-    """A command that only looks was pointed at a folder without a home."""
-
-    exit_code = 3
-
-
 def existing_home(settings: Settings, *, earlier: bool = False) -> Home:
     """The home of ``settings`` for a command that makes none; ``HomeMissing`` if it is not there.
 
-    ``earlier``: one of an earlier format is opened, too.
+    ``earlier``: also open a home of an earlier format.
     """
     folder = settings.home.expanduser().absolute()
-    if not (folder / "home.json").exists():
+    if not has_home(settings):
         raise HomeMissing(
             f"There is no home in {folder} yet.",
             fix="Make one with `omnisupport-ingest up` or `omnisupport-ingest demo`, or point "
             "OMNISUPPORT_HOME at the home to look at.",
         )
     return Home.open(folder, settings.window_size, earlier=earlier)
+
+
+def has_home(settings: Settings) -> bool:
+    return (settings.home.expanduser() / "home.json").exists()
+
+
+def home_if_any(settings: Settings) -> Home | None:
+    """The home of ``settings``, None if it is not there; ``HomeMismatch`` if it has other windows."""
+    return existing_home(settings) if has_home(settings) else None
+
+
+def open_workspace(settings: Settings | None = None) -> Workspace:
+    """The workspace of a home that is there, by default that of the settings of this process."""
+    from omnisupport_ingest.stages.workspace import Workspace
+
+    settings = settings or open_settings()
+    existing_home(settings)
+    return Workspace.open(settings)
+
+
+# --- the source that a command names -----------------------------------------------------------------------
+
+
+def log_of(settings: Settings, name: str | None) -> Settings:
+    """The settings that capture the log ``name``, or without a name those of the settings' own log.
+
+    Raises ``SourceUnknown`` if the home has no such source, or if it is not read by its log.
+    """
+    from omnisupport_ingest.contracts.sources import log_settings, own_log_settings, sources_in_force
+
+    if name is None or name == settings.source:
+        NAMED_LOG.set(None)
+        return own_log_settings(settings)
+    NAMED_LOG.set(name)
+    return log_settings(settings, sources_in_force(settings).find(name))
+
+
+def source_named(settings: Settings, name: str | None) -> Settings:
+    """``settings`` with ``name`` as their source; ``SourceUnknown`` if the home has no such source."""
+    from omnisupport_ingest.contracts.sources import sources_in_force
+
+    if name is None or name == settings.source:
+        return settings
+    return settings.model_copy(update={"source": sources_in_force(settings).find(name).name})
+
+
+def has_log(settings: Settings, name: str) -> bool:
+    """Whether the source ``name`` is read by its log; ``SourceUnknown`` if the home has no such source."""
+    from omnisupport_ingest.contracts.sources import SourceKind, sources_in_force
+
+    return name == settings.source or sources_in_force(settings).find(name).kind is SourceKind.LOG
+
+
+def contracted_source(workspace: Workspace, source: str) -> str:
+    """``source``; a usage error with the known ones if no contract names it."""
+    known = workspace.contracts.sources()
+    if source not in known:
+        raise click.UsageError(f"No contract names the source {source!r}. There are: {', '.join(known)}")
+    return source
+
+
+def source_dsn_or_error(settings: Settings, home: Home | None) -> str | IngestError:
+    """The connection string of the source, or the error that says why there is none now."""
+    from omnisupport_ingest.sources.postgres.session.connection import with_silence
+    from omnisupport_ingest.sources.postgres.session.dsn import source_dsn
+    from omnisupport_ingest.sources.postgres.session.errors import SourceUnavailable
+
+    if settings.source_dsn is not None:
+        return with_silence(settings.source_dsn.get_secret_value(), settings.source_silence_seconds)
+    if home is None:
+        return SourceUnavailable(
+            f"There is no home at {settings.home.expanduser().absolute()}, so no embedded PostgreSQL, and "
+            "OMNISUPPORT_SOURCE_DSN names no other source.",
+            fix="Set OMNISUPPORT_SOURCE_DSN to the source, or make the embedded one: omnisupport-ingest demo",
+        )
+    try:
+        return source_dsn(settings, home)
+    except SourceUnavailable as error:
+        return error
+
+
+def require_source_dsn(settings: Settings, home: Home | None) -> str:
+    """The connection string of the source; ``SourceUnavailable`` if there is none now."""
+    found = source_dsn_or_error(settings, home)
+    if isinstance(found, IngestError):
+        raise found
+    return found
+
+
+def contracted_tables(settings: Settings) -> tuple[TableContract, ...]:
+    """The tables of the settings' source that have contracts; ``ContractError`` if there is none."""
+    from omnisupport_ingest.contracts.in_force import contracts_in_force
+    from omnisupport_ingest.sources.postgres.preflight import source_check
+
+    return source_check.contracted_tables(contracts_in_force(settings), settings.source)
+
+
+def tables_named(workspace: Workspace, names: Sequence[str]) -> list[TableContract]:
+    """The contracts of the tables called ``names``, each once; ``UnknownTable`` lists the known tables."""
+    from omnisupport_ingest.contracts.model import table_named
+
+    return list(dict.fromkeys(table_named(each, workspace.contracts.all) for each in names))
+
+
+# --- the person who decides --------------------------------------------------------------------------------
+
+
+def deciding_person(by: str | None) -> str:
+    """``by``, by default the name of this user; a usage error if the user has none."""
+    import getpass
+
+    if by is not None:
+        return by
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        raise click.UsageError("This user has no name: say who decides, with --by.") from None

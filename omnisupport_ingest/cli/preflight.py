@@ -1,22 +1,25 @@
-"""``preflight``: is the source set up for capture? Everything that is not, with the SQL for it."""
+"""``preflight``: check that a source is set up, and print the SQL for everything that is not."""
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import click
 
-from omnisupport_ingest.cli.opening import open_settings
-from omnisupport_ingest.cli.query_status import has_log
-from omnisupport_ingest.cli.source_opening import contracted_tables, home_if_any, log_of, open_source_dsn
+from omnisupport_ingest.cli import render
+from omnisupport_ingest.cli.errors import FINDINGS
+from omnisupport_ingest.cli.opening import (
+    contracted_tables,
+    has_log,
+    home_if_any,
+    log_of,
+    open_settings,
+    source_dsn_or_error,
+)
 
 if TYPE_CHECKING:
     from omnisupport_ingest.settings import Settings
     from omnisupport_ingest.sources.postgres.preflight import Finding
-
-BLOCKED = 1
-"""Exit code when something blocks the capture."""
 
 
 @click.command()
@@ -25,11 +28,11 @@ BLOCKED = 1
 def preflight(name: str | None, as_json: bool) -> int:
     """Check everything that must be true at the source before capture can run; change nothing.
 
-    NAME is a source of the home (`sources list`); without it, the one that the settings name. Of one that is
-    read by cursors, tables, types and indexes are looked at.
+    NAME is a source of the home (`sources list`); by default it is the one that the settings name.
 
-    Server, rights, publication, tables, keys and slot are looked at, and every finding is listed with
-    the SQL that repairs it. capture and sync make the same check before they touch anything.
+    For a log the command checks server, rights, publication, tables, keys and slot; for a source that is
+    read by cursors, tables, types and indexes. Every finding has the SQL that repairs it. capture and sync
+    make the same checks before they change anything.
 
     \b
     Example:
@@ -50,7 +53,7 @@ def preflight(name: str | None, as_json: bool) -> int:
     settings = log_of(settings, name)
     tables = contracted_tables(settings)
     home = home_if_any(settings)
-    dsn = open_source_dsn(settings, home)
+    dsn = source_dsn_or_error(settings, home)
     if isinstance(dsn, IngestError):
         where = "the embedded PostgreSQL"
         found: tuple[Finding, ...] = (Finding("connection", dsn.problem, dsn.fix),)
@@ -59,11 +62,12 @@ def preflight(name: str | None, as_json: bool) -> int:
         found = check_source(dsn, settings, home, tables)
     blocked = bool(blocking(found))
     if as_json:
-        click.echo(json.dumps(_document(settings.source, found, ready=not blocked), indent=2))
+        render.echo_json(_document(settings.source, found, ready=not blocked))
     else:
-        click.echo(f"Checked {where}, for {len(tables)} tables of {settings.source}.\n")
+        counted = render.counted(len(tables), "table")
+        click.echo(f"Checked {where}, for {counted} of {settings.source}.\n")
         _print(found)
-    return BLOCKED if blocked else 0
+    return FINDINGS if blocked else 0
 
 
 def _preflight_query(settings: Settings, name: str, *, as_json: bool) -> int:
@@ -74,17 +78,17 @@ def _preflight_query(settings: Settings, name: str, *, as_json: bool) -> int:
     definition = sources_in_force(settings).find(name)
     if definition.kind is not SourceKind.QUERY:
         raise SourceUnknown(
-            f"{name} is a source of the kind {definition.kind}, of which nothing is asked here.",
+            f"{name} is a source of the kind {definition.kind}, which has no such check.",
             fix="Name a source of the kind postgres_log or query: omnisupport-ingest sources list",
         )
     found = query_findings(settings, definition)
     blocked = bool(blocking(found))
     if as_json:
-        click.echo(json.dumps(_document(name, found, ready=not blocked), indent=2))
+        render.echo_json(_document(name, found, ready=not blocked))
     else:
         click.echo(f"Checked {name} ({definition.connection}).\n")
         _print(found)
-    return BLOCKED if blocked else 0
+    return FINDINGS if blocked else 0
 
 
 def _document(source: str, found: tuple[Finding, ...], *, ready: bool) -> dict[str, object]:
@@ -101,17 +105,13 @@ def _document(source: str, found: tuple[Finding, ...], *, ready: bool) -> dict[s
 def _print(found: tuple[Finding, ...]) -> None:
     from omnisupport_ingest.sources.postgres.preflight import Severity
 
-    colours = {Severity.BLOCKS: "red", Severity.WARNS: "yellow", Severity.NOTES: None}
     for each in found:
-        label = click.style(f"{each.severity.value:<7}", fg=colours[each.severity], bold=True)
-        click.echo(f"{label} {each.problem}")
-        if each.fix:
-            click.echo(f"        Fix: {each.fix}")
-    count = {severity: sum(each.severity is severity for each in found) for severity in Severity}
+        render.finding(each.problem, each.fix, kind=each.severity.value, width=7)
     if found:
         click.echo()
-    if count[Severity.BLOCKS]:
-        verb = "finding blocks" if count[Severity.BLOCKS] == 1 else "findings block"
-        click.echo(f"{count[Severity.BLOCKS]} {verb} the capture. Run the fixes, then this command again.")
+    blocking = sum(each.severity is Severity.BLOCKS for each in found)
+    if blocking:
+        verb = "finding blocks" if blocking == 1 else "findings block"
+        click.echo(f"{blocking} {verb} the capture. Run the fixes, then this command again.")
     else:
         click.echo("Nothing blocks the capture.")

@@ -1,19 +1,29 @@
-"""``docs/cli.md``: the help of every command, as one page.
+"""The pages that are made from the code: ``docs/cli.md``, ``docs/settings.md`` and ``.env.example``.
 
-``python -m omnisupport_ingest.cli.reference > docs/cli.md`` makes it.
+``python -m omnisupport_ingest.cli.reference`` writes them below the working directory. Of
+``docs/settings.md`` only the table is made; what stands outside its two marks is written by hand.
 """
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import click
+from annotated_types import Ge, Gt, Le
+from pydantic import SecretStr
+from pydantic.fields import FieldInfo
 
 from omnisupport_ingest.cli.main import cli
+from omnisupport_ingest.settings import PREFIX, Settings
 
-REGENERATE = "python -m omnisupport_ingest.cli.reference > docs/cli.md"
+REGENERATE = "python -m omnisupport_ingest.cli.reference"
 
-_WIDTH = 96
+COMMANDS_PAGE, SETTINGS_PAGE, EXAMPLE = Path("docs/cli.md"), Path("docs/settings.md"), Path(".env.example")
+
+_HELP_WIDTH = 96
 
 _HEAD = f"""\
 # Command line
@@ -23,7 +33,7 @@ What `omnisupport-ingest COMMAND --help` says, for every command. This page is m
 
 `omnisupport-ingest --debug COMMAND …` shows the traceback of an error as well. Every setting is a
 variable `OMNISUPPORT_<NAME>` or a line of `.env`; see [settings](settings.md). With `--json`, one JSON
-document is all that stands on standard output; progress and warnings go to standard error.
+document is all of standard output; progress and warnings go to standard error.
 
 ## Exit codes
 
@@ -38,8 +48,8 @@ Each command's help says which of them it uses.
 | 4 | something needed is missing or does not answer: Java, PostgreSQL, Spark |
 | 5 | the source is not set up for capture; a port is taken |
 | 6 | in use: home, slot, capture |
-| 7 | a hole in the source; a service of `up` or `demo` failed |
-| 70 | not foreseen; `--debug` shows more |
+| 7 | a gap in the source; a service of `up` or `demo` failed |
+| 70 | an error that was not foreseen; `--debug` shows more |
 | 130 | Ctrl-C |
 
 The messages behind them are in [recovery](recovery.md#bad-input).
@@ -47,24 +57,24 @@ The messages behind them are in [recovery](recovery.md#bad-input).
 
 
 def commands() -> Iterator[tuple[str, click.Command]]:
-    """Every command that a person is shown, groups included: its full name, and itself."""
+    """Every command that is not hidden, groups included: its full name, and the command."""
     yield from _below("omnisupport-ingest", cli)
 
 
 def help_of(name: str, command: click.Command) -> str:
-    """What ``--help`` prints, wrapped the same wherever it is made."""
+    """What ``--help`` prints, at a width that does not depend on the terminal."""
     context = click.Context(
         command,
         info_name=name,
-        terminal_width=_WIDTH,
-        max_content_width=_WIDTH,
+        terminal_width=_HELP_WIDTH,
+        max_content_width=_HELP_WIDTH,
         help_option_names=["-h", "--help"],
     )
     return command.get_help(context)
 
 
-def page() -> str:
-    """The whole page."""
+def commands_page() -> str:
+    """The whole of ``docs/cli.md``."""
     parts = [_HEAD]
     for name, command in commands():
         title = name.removeprefix("omnisupport-ingest ")
@@ -80,8 +90,74 @@ def _below(name: str, command: click.Command) -> Iterator[tuple[str, click.Comma
                 yield from _below(f"{name} {each.name}", each)
 
 
+_BEGIN = "<!-- made from omnisupport_ingest/settings.py -->"
+_END = "<!-- end of what is made -->"
+_WIDTH = 100
+_PLAIN = ("name", "path")
+"""Kinds of values that ``.env.example`` does not explain."""
+
+
+def settings_page(before: str) -> str:
+    """The page ``before`` with its table made anew; ``ValueError`` if a mark is missing."""
+    head, _, rest = before.partition(_BEGIN)
+    _, end, tail = rest.partition(_END)
+    if not end:
+        raise ValueError(f"{SETTINGS_PAGE} has lost the marks {_BEGIN} and {_END}")
+    rows = ["| variable | default | values | meaning |", "|---|---|---|---|"]
+    for name, field in Settings.model_fields.items():
+        default = "unset" if field.default is None else f"`{field.default}`"
+        rows.append(f"| `{PREFIX}{name.upper()}` | {default} | {values_of(field)} | {field.description} |")
+    table = "\n".join(rows)
+    return f"{head}{_BEGIN}\n\n{table}\n\n{_END}{tail}"
+
+
+def example() -> str:
+    """``.env.example``: every setting, commented out, with its default or an example."""
+    lines = [
+        "# Copy to .env and uncomment what you change. `omnisupport-ingest settings` lists the values in",
+        f"# force, docs/settings.md explains them. This file is made by: {REGENERATE}",
+    ]
+    for name, field in Settings.model_fields.items():
+        sample = field.default if field.default is not None else next(iter(field.examples or ()), "")
+        values = values_of(field).replace("`", "")
+        text = f"{field.description}{'' if values in _PLAIN else f' Values: {values}.'}"
+        lines += ["", *textwrap.wrap(text, _WIDTH, initial_indent="# ", subsequent_indent="# ")]
+        lines.append(f"#{PREFIX}{name.upper()}={sample}")
+    return "\n".join(lines) + "\n"
+
+
+def values_of(field: FieldInfo) -> str:
+    """What a setting accepts, in a few words: from the setting itself, else from its type."""
+    extra = field.json_schema_extra
+    if isinstance(extra, dict) and "values" in extra:
+        return str(extra["values"])
+    kinds = getattr(field.annotation, "__args__", (field.annotation,))
+    if Path in kinds:
+        return "path"
+    if SecretStr in kinds:
+        return "text, secret"
+    if bool in kinds:
+        return "`true`, `false`"
+    if int in kinds or float in kinds:
+        return _bounds(field.metadata)
+    return "name"
+
+
+def _bounds(rules: list[Any]) -> str:
+    lowest = next((rule.ge for rule in rules if isinstance(rule, Ge)), None)
+    above = next((rule.gt for rule in rules if isinstance(rule, Gt)), None)
+    highest = next((rule.le for rule in rules if isinstance(rule, Le)), None)
+    if lowest is not None and highest is not None:
+        return f"{lowest} to {highest}"
+    if above is not None:
+        return f"> {above}"
+    return f"≥ {lowest}" if lowest is not None else "number"
+
+
 def main() -> None:
-    click.echo(page(), nl=False)
+    COMMANDS_PAGE.write_text(commands_page())
+    SETTINGS_PAGE.write_text(settings_page(SETTINGS_PAGE.read_text()))
+    EXAMPLE.write_text(example())
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""``replay``: make windows again, by hand, or say what that would change."""
+"""``replay``: replay windows by hand, or show what that would change."""
 
 from __future__ import annotations
 
@@ -9,43 +9,45 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from omnisupport_ingest.cli.counted import counted
-from omnisupport_ingest.cli.one_pass import OnePass, one_pass
-from omnisupport_ingest.cli.opening import existing_home, open_settings
+from omnisupport_ingest.cli.opening import contracted_source, open_workspace
+from omnisupport_ingest.cli.render import counted, echo_json, some
 from omnisupport_ingest.cli.stopping import interrupt_on_terminate
+from omnisupport_ingest.cli.views import pass_progress
 from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.verify.one_pass import OnePass, one_pass
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from omnisupport_ingest.contracts.model import TableContract
     from omnisupport_ingest.home import Home
     from omnisupport_ingest.lake.checkpoint import Checkpoint
-    from omnisupport_ingest.settings import Settings
     from omnisupport_ingest.stages.replay_preview import ReplayPreview, TablePreview
     from omnisupport_ingest.stages.workspace import Workspace
     from omnisupport_ingest.windows import WindowRange
 
 _MOST_NAMED = 8
 _NEAREST = 2
-"""Windows with events that are named on each side of a range without any."""
+"""How many windows with events are named on each side of a range without events."""
 
 
 class NothingToReplay(IngestError):
-    """No window in the range has ever received an event."""
+    """No window in the range has ever had an event."""
 
 
 @click.command()
-@click.option("--source", help="The source. Left out: the captured one.")
+@click.option("--source", metavar="NAME", help="The source of the windows.  [default: OMNISUPPORT_SOURCE]")
 @click.option(
     "--from",
     "first",
     required=True,
     metavar="WINDOW",
-    help="First window: 2026-01-31T0900, or 2026-01-31T09:30.",
+    help="First window: 2026-01-31T0900, or a time in it: 2026-01-31T09:30.",
 )
-@click.option("--to", "last", metavar="WINDOW", help="Last window, included. Left out: the first alone.")
-@click.option("--table", help="Make this table alone again, after the layers above it.")
-@click.option("--reason", help="Why; shown in the Dagster UI. Required unless --dry-run.")
-@click.option("--dry-run", is_flag=True, help="Say what would change, and commit nothing.")
+@click.option("--to", "last", metavar="WINDOW", help="Last window, included.  [default: the first]")
+@click.option("--table", help="Replay only this table, and the layers above it.")
+@click.option("--reason", help="Why; the Dagster UI shows it. Required unless --dry-run.")
+@click.option("--dry-run", is_flag=True, help="Show what would change, and commit nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def replay(
     source: str | None,
@@ -56,17 +58,18 @@ def replay(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Make windows again through every layer, from everything that has landed for them.
+    """Replay windows through every layer, from everything that has landed for them.
 
-    A replay changes nothing unless something beneath changed: late events, a contract, the decision
-    table, a review. Where it does, the materializations say how many keys changed and why. The forward
-    cursor does not move. Windows in a row are one run and one Spark job, and so are windows with up to 24
-    between them that nothing landed in.
+    A replay changes nothing unless its inputs changed: late events, a contract, the decision table, a review.
+    If it changes keys, the materializations say how many and why. The cursor for new batches does not move.
+    Consecutive windows are one run and one Spark job; up to 24 windows without events may lie between them.
 
-    While `up` runs, the replay is handed to Dagster as a partition backfill, which its backfills page
-    shows. Else this command carries it out. --dry-run needs Spark and changes nothing: it judges and
-    folds the windows and compares the outcome, key by key, with what the tables hold. It names the first keys
-    of each table, with --json up to a thousand, but for keys that are personal data by the contract.
+    While `up` runs, Dagster carries out the replay as a partition backfill, which the Backfills page of the
+    UI shows. Otherwise this command does.
+
+    --dry-run needs Spark and changes nothing. It judges and folds the windows, and compares the result with
+    the tables, key by key. It names the first changed keys of each table (with --json up to a thousand),
+    unless the contract marks the key as personal data.
 
     \b
     Examples:
@@ -76,78 +79,61 @@ def replay(
     Exit code: 0 done, 1 a run failed or nothing to replay, 2 usage or settings, 3 no home, 6 another pass
     runs on this home.
     """
-    from omnisupport_ingest.stages.workspace import Workspace
 
     if reason is None and not dry_run:
-        raise click.UsageError("Say why with --reason, or add --dry-run.")
-    settings = open_settings()
-    existing_home(settings)
-    workspace = Workspace.open(settings)
-    source = source or settings.source
-    _contracts(workspace, source, table)
+        raise click.UsageError("Give the reason with --reason, or add --dry-run.")
+    workspace = open_workspace()
+    source = contracted_source(workspace, source or workspace.settings.source)
     windows = windows_between(workspace, source, first, last or first)
-    replay_windows(workspace, source, table, windows, None if dry_run else reason, as_json=as_json)
-
-
-def replay_windows(
-    workspace: Workspace,
-    source: str,
-    table: str | None,
-    windows: list[str],
-    reason: str | None,
-    *,
-    as_json: bool = False,
-) -> None:
-    """Fold ``windows`` of ``source`` again and say what changed; without a ``reason``, what would.
-
-    ``table``: that one alone; null for all.
-    """
-    from omnisupport_ingest.stages.late_replay import refuse_backfill
-
-    settings, home = workspace.settings, workspace.home
-    contracts = _contracts(workspace, source, table)
-    if reason is None:
-        _show(_preview(settings, home, workspace, source, windows, contracts), as_json=as_json)
-        return
-    refuse_backfill(workspace.decisions)
-    only = contracts[0] if table is not None else None
-    _replay(_Asked(settings, home, workspace, source, windows, reason, contracts, only), as_json=as_json)
+    request = ReplayRequest.of(workspace, source, table, windows)
+    replay_windows(request, None if dry_run else reason, as_json=as_json)
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """A replay as it was asked for; ``only`` is the table it is limited to, null for all."""
+class ReplayRequest:
+    """Which windows of which tables to replay. ``only``: the one table of the request, None for all."""
 
-    settings: Settings
-    home: Home
     workspace: Workspace
     source: str
     windows: list[str]
-    reason: str
     contracts: tuple[TableContract, ...]
-    only: TableContract | None
+    only: TableContract | None = None
+
+    @classmethod
+    def of(cls, workspace: Workspace, source: str, table: str | None, windows: list[str]) -> ReplayRequest:
+        """A request for all tables of ``source``, or the one called ``table``; ``UnknownTable``."""
+        from omnisupport_ingest.contracts.model import table_named
+
+        contracts = workspace.contracts.of_source(source)
+        if table is None:
+            return cls(workspace, source, windows, contracts)
+        only = table_named(table, contracts)
+        return cls(workspace, source, windows, (only,), only)
+
+    @property
+    def home(self) -> Home:
+        return self.workspace.home
 
 
-def _contracts(workspace: Workspace, source: str, table: str | None) -> tuple[TableContract, ...]:
-    from omnisupport_ingest.contracts.model import table_named
+def replay_windows(request: ReplayRequest, reason: str | None, *, as_json: bool = False) -> None:
+    """Replay the windows and print what changed; without a reason, what would change."""
+    from omnisupport_ingest.stages.late_replay import refuse_backfill
 
-    sources = workspace.contracts.sources()
-    if source not in sources:
-        raise click.UsageError(f"No contract names the source {source!r}. Sources: {', '.join(sources)}.")
-    found = workspace.contracts.of_source(source)
-    if table is None:
-        return found
-    return (table_named(table, found),)
+    if reason is None:
+        _show_preview(_preview(request), as_json=as_json)
+        return
+    refuse_backfill(request.workspace.decisions)
+    _replay(request, reason, as_json=as_json)
 
 
 def windows_between(workspace: Workspace, source: str, first: str, last: str) -> list[str]:
-    """The windows of the range that anything landed in; the others have nothing to make again."""
+    """The windows of the range that have events; a usage error or ``NothingToReplay`` without any."""
     from omnisupport_ingest.stages.window_list import window_list
     from omnisupport_ingest.windows import OUT_OF_RANGE
 
     first, last = workspace.grid.named(first), workspace.grid.named(last)
     if OUT_OF_RANGE in (first, last):
-        raise click.UsageError(f"{OUT_OF_RANGE} is made again with every window: name any other.")
+        raise click.UsageError(f"{OUT_OF_RANGE} is replayed with every window: name any other.")
     if last < first:
         raise click.UsageError(f"--to {last} lies before --from {first}.")
     known = [each.window for each in window_list(workspace, source).windows if each.window != OUT_OF_RANGE]
@@ -164,29 +150,27 @@ def windows_between(workspace: Workspace, source: str, first: str, last: str) ->
     return found
 
 
-def _preview(
-    settings: Settings,
-    home: Home,
-    workspace: Workspace,
-    source: str,
-    windows: list[str],
-    contracts: tuple[TableContract, ...],
-) -> ReplayPreview:
+def _preview(request: ReplayRequest) -> ReplayPreview:
     from omnisupport_ingest.runtime.home_lock import in_use
     from omnisupport_ingest.runtime.spark import session
     from omnisupport_ingest.stages.replay_preview import preview_replay
 
+    workspace, settings = request.workspace, request.workspace.settings
+
+    def preview(spark: SparkSession) -> ReplayPreview:
+        return preview_replay(workspace, spark, request.source, request.windows, request.contracts)
+
     with interrupt_on_terminate():
-        if in_use(home):
-            # The Spark of whoever has the home.
-            return preview_replay(workspace, session(settings), source, windows, contracts)
-        with one_pass(settings, home, "replay", _say) as the_pass:
-            return preview_replay(workspace, the_pass.spark(), source, windows, contracts)
+        if in_use(request.home):
+            # The Spark of the command that has the home.
+            return preview(session(settings))
+        with one_pass(settings, request.home, "replay", pass_progress()) as the_pass:
+            return preview(the_pass.spark())
 
 
-def _show(preview: ReplayPreview, *, as_json: bool) -> None:
+def _show_preview(preview: ReplayPreview, *, as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps(asdict(preview), indent=2))
+        echo_json(asdict(preview))
         return
     click.echo(
         f"{counted(len(preview.windows), 'window')}, {preview.windows[0]} to {preview.windows[-1]}: "
@@ -199,12 +183,9 @@ def _show(preview: ReplayPreview, *, as_json: bool) -> None:
     for table in preview.tables:
         changed = table.keys_changed
         if changed:
-            named = ", ".join(f"{window} ({keys:,})" for window, keys in list(changed.items())[:_MOST_NAMED])
-            more = len(changed) - _MOST_NAMED
-            click.echo(
-                f"{table.table}: the state of {counted(sum(changed.values()), 'key')} would change, by "
-                f"window: {named}{f' and {more} more windows' if more > 0 else ''}."
-            )
+            named = some([f"{window} ({keys:,})" for window, keys in changed.items()], _MOST_NAMED)
+            keys = counted(sum(changed.values()), "key")
+            click.echo(f"{table.table}: the state of {keys} would change, by window: {named}.")
             for line in _keys(table):
                 click.echo(f"  {line}")
 
@@ -219,23 +200,26 @@ def _keys(table: TablePreview) -> Iterator[str]:
         yield f"{window}: {', '.join(shown)}{f' and {more:,} more' if more else ''}"
 
 
-def _replay(asked: _Asked, *, as_json: bool) -> None:
+def _replay(request: ReplayRequest, reason: str, *, as_json: bool) -> None:
     from omnisupport_ingest.runtime.home_lock import in_use
 
-    if in_use(asked.home):
-        backfill_id = _launch(asked)
+    if in_use(request.home):
+        backfill_id = _launch(request, reason)
         if as_json:
-            click.echo(json.dumps({"backfill": backfill_id, "windows": asked.windows}))
+            click.echo(json.dumps({"backfill": backfill_id, "windows": request.windows}))
         else:
             click.echo(
-                f"Asked for backfill {backfill_id}: {counted(len(asked.windows), 'window')} of "
-                f"{asked.source}. The backfills page of the UI shows it."
+                f"Requested backfill {backfill_id}: {counted(len(request.windows), 'window')} of "
+                f"{request.source}. The Backfills page of the UI shows it."
             )
         return
-    with interrupt_on_terminate(), one_pass(asked.settings, asked.home, "replay", _say) as the_pass:
-        outcome = _carry_out(the_pass, asked)
+    with (
+        interrupt_on_terminate(),
+        one_pass(request.workspace.settings, request.home, "replay", pass_progress()) as the_pass,
+    ):
+        outcome = _carry_out(the_pass, request, reason)
     if as_json:
-        click.echo(json.dumps(outcome, indent=2))
+        echo_json(outcome)
         return
     for line in outcome["windows"]:
         click.echo(f"{line['table']} {line['window']}: {line['outcome']}")
@@ -249,18 +233,18 @@ def _replay(asked: _Asked, *, as_json: bool) -> None:
 _NO_CHANGE = "no change"
 
 
-def _carry_out(the_pass: OnePass, asked: _Asked) -> dict[str, Any]:
+def _carry_out(the_pass: OnePass, request: ReplayRequest, reason: str) -> dict[str, Any]:
     from omnisupport_ingest.defs.keys import REASON_TAG
 
     the_pass.prepare()
-    table = asked.only.name if asked.only is not None else None
+    table = request.only.name if request.only is not None else None
     runs = [
-        the_pass.replay(asked.source, each, {REASON_TAG: asked.reason}, table).run_id for each in _runs(asked)
+        the_pass.replay(request.source, each, {REASON_TAG: reason}, table).run_id for each in _runs(request)
     ]
     lines = []
-    for contract in asked.contracts:
-        snapshot = asked.workspace.net_changes(contract).open()
-        for window in asked.windows:
+    for contract in request.contracts:
+        snapshot = request.workspace.net_changes(contract).open()
+        for window in request.windows:
             state = snapshot.state(window)
             if state is not None and state.checkpoint.run_id in runs:
                 lines.append(
@@ -269,13 +253,13 @@ def _carry_out(the_pass: OnePass, asked: _Asked) -> dict[str, Any]:
     return {"runs": runs, "windows": lines}
 
 
-def _runs(asked: _Asked) -> list[WindowRange]:
+def _runs(request: ReplayRequest) -> list[WindowRange]:
     from omnisupport_ingest.stages.run_requests import replay_ranges
     from omnisupport_ingest.stages.window_list import window_list
     from omnisupport_ingest.windows import without_sentinel
 
-    known = [each.window for each in window_list(asked.workspace, asked.source).windows]
-    return replay_ranges(asked.workspace.grid, asked.windows, without_sentinel(known))
+    known = [each.window for each in window_list(request.workspace, request.source).windows]
+    return replay_ranges(request.workspace.grid, request.windows, without_sentinel(known))
 
 
 def _outcome(done: Checkpoint) -> str:
@@ -284,7 +268,7 @@ def _outcome(done: Checkpoint) -> str:
     return f"{counted(done.keys_changed or 0, 'key')} changed, by {', '.join(done.changed_by)}"
 
 
-def _launch(asked: _Asked) -> str:
+def _launch(request: ReplayRequest, reason: str) -> str:
     import os
 
     import dagster as dg
@@ -294,19 +278,15 @@ def _launch(asked: _Asked) -> str:
     from omnisupport_ingest.defs.keys import dimension_key
     from omnisupport_ingest.runtime.dagster_home import dagster_environment
 
-    os.environ.update(dagster_environment(asked.settings, asked.home))
-    graph = build_definitions(asked.workspace).resolve_asset_graph()
-    grid = asked.workspace.grid
+    os.environ.update(dagster_environment(request.workspace.settings, request.home))
+    graph = build_definitions(request.workspace).resolve_asset_graph()
+    grid = request.workspace.grid
     with dg.DagsterInstance.get() as instance:
         return launch_backfill(
             instance,
             graph,
-            asked.source,
-            [window for each in _runs(asked) for window in grid.keys_between(each.first, each.last)],
-            reason=asked.reason,
-            dimension=dimension_key(asked.only) if asked.only is not None else None,
+            request.source,
+            [window for each in _runs(request) for window in grid.keys_between(each.first, each.last)],
+            reason=reason,
+            dimension=dimension_key(request.only) if request.only is not None else None,
         )
-
-
-def _say(line: str) -> None:
-    click.echo(line, err=True)

@@ -1,11 +1,12 @@
-"""The process that stands ready for runs: everything is imported and defined, and nothing is opened.
+"""The process that starts runs quickly: it has imported and defined everything, and opened nothing.
 
-A fork of it executes a run like a process of its own, 0.2 seconds after it was asked for instead of several.
-It has never opened a Spark session, an instance of Dagster or a table: a child does that itself.
+A fork of it executes a run, 0.2 seconds after the request; a new process would take seconds to import. The
+parent never opens a Spark session, an instance of Dagster or a table: each child opens its own.
 
-A child must run what a new process would. So what definitions are made from (our code, the contracts, the
-sources, the decision table, `.env`) is looked at before each fork. If any of it has changed, nothing is
-forked, the run is started the slow way, and this process starts itself again, under its own number.
+A child must run what a new process would. So before each fork the parent checks the files that definitions
+are made from: our code, the contracts, the sources, the decision table, `.env`. If one has changed, it
+forks nothing, Dagster's own launcher starts the run, and the parent starts itself again under the same
+process id.
 
 Run as a service; the settings come from the environment.
 """
@@ -44,7 +45,7 @@ _ALSO = (
     "pyspark.sql.connect.functions",
     "pyspark.sql.connect.session",
 )
-"""What a run imports at last, where it is installed."""
+"""Modules of others that a run imports late, if they are installed."""
 
 Stamp = tuple[tuple[str, int, int], ...]
 
@@ -85,7 +86,7 @@ def import_everything() -> None:
 
 
 def main() -> int:
-    """Stand ready at the socket that is named, until told to stop."""
+    """Stand ready at the socket named by the argument, until a signal stops it."""
     (socket,) = sys.argv[1:]
     settings = settings_of_home(Settings())
     record_in_force(settings, Home.open(settings.home, settings.window_size, first=settings.first_window))

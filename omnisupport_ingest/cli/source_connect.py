@@ -1,4 +1,4 @@
-"""``source connect``: a session of a person's own on the source database, embedded or configured."""
+"""``source connect``: a person's own session on the source database, embedded or configured."""
 
 from __future__ import annotations
 
@@ -7,21 +7,20 @@ import shutil
 
 import click
 
-from omnisupport_ingest.cli.opening import existing_home, open_settings
-from omnisupport_ingest.cli.source_opening import log_of, open_source_dsn
+from omnisupport_ingest.cli.opening import existing_home, log_of, open_settings, require_source_dsn
+from omnisupport_ingest.cli.render import say_err
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.settings import PREFIX
 
 _SECRETS = ("password", "sslpassword")
 _OURS = ("keepalives", "tcp_user_timeout")
-"""What begins so is of our own sessions, not of a person's."""
-
+"""Parameters that begin so are for our own sessions, not for a person's."""
 
 _SERVICE = "omnisupport_ingest"
 
 
 class PassphraseNotHanded(IngestError):
-    """The passphrase of the client's key cannot be handed to psql."""
+    """psql cannot be given the passphrase of the client's key."""
 
     exit_code = 2
 
@@ -35,16 +34,15 @@ class PassphraseNotHanded(IngestError):
 
 @click.command()
 @click.argument("name", required=False)
-@click.option("--print", "only_print", is_flag=True, help="Print how to connect; start no client.")
+@click.option("--print", "only_print", is_flag=True, help="Only print how to connect.")
 def connect(name: str | None, only_print: bool) -> None:
-    """Connect to the source database: with psql if there is one, else say how.
+    """Connect to the source database with psql; without psql, print how to connect.
 
-    NAME is a log of the home (`sources list`); without it, that of the settings.
+    NAME is a log of the home (`sources list`); by default it is the log that the settings name.
 
-    It is a client and no more: leaving it ends nothing but its own session, and `up` may run beside it.
-    The embedded PostgreSQL has no password; only its own user and root can reach its socket. A password of a
-    configured source is handed to psql by the environment, the passphrase of its key by a file in memory, and
-    neither is ever printed.
+    Leaving psql ends only its own session, and `up` may run beside it. The embedded PostgreSQL has no
+    password: only its own user and root can reach its socket. A configured source's password is passed to
+    psql in the environment, the passphrase of its key in a file in memory; neither is ever printed.
 
     \b
     Examples:
@@ -59,14 +57,12 @@ def connect(name: str | None, only_print: bool) -> None:
 
     settings = log_of(open_settings(), name)
     home = None if settings.source_dsn is not None else existing_home(settings)
-    dsn = open_source_dsn(settings, home)
-    if isinstance(dsn, IngestError):
-        raise dsn
+    dsn = require_source_dsn(settings, home)
     given = dsn_parts(dsn)
     shown = shown_dsn(dsn)
     psql = None if only_print else _psql()
     if psql is not None:
-        # Not on the command line, which every user of the machine can read.
+        # Never on the command line, which every user of the machine can read.
         secrets = {"PGPASSWORD": given["password"]} if "password" in given else {}
         if passphrase := given.get("sslpassword"):
             shown, service_file = _with_passphrase(shown, passphrase)
@@ -74,15 +70,15 @@ def connect(name: str | None, only_print: bool) -> None:
         os.execve(psql, [psql, shown], {**os.environ, **secrets})  # noqa: S606 - no shell is meant
     click.echo(shown)
     if not only_print:
-        click.echo("There is no psql here (Debian and Ubuntu: apt-get install postgresql-client).", err=True)
-    click.echo(_with_other_clients(shown, has_password="password" in given), err=True)
+        say_err("There is no psql here (Debian and Ubuntu: apt-get install postgresql-client).")
+    say_err(_with_other_clients(shown, has_password="password" in given))
 
 
 def _with_passphrase(dsn: str, passphrase: str) -> tuple[str, str]:
     """``dsn`` with a service, and the service file that has the passphrase of the client's key.
 
-    No variable of libpq takes it. The file is in memory, is handed on to the program that takes the place of
-    this one, and ends with it.
+    libpq has no variable for it. The file is in memory; the program that replaces this one inherits it, and
+    ends it.
     """
     from psycopg2.extensions import make_dsn
 
@@ -98,7 +94,7 @@ def _with_passphrase(dsn: str, passphrase: str) -> tuple[str, str]:
 
 
 def shown_dsn(dsn: str) -> str:
-    """``dsn`` for people: without any password, and without what only sessions of ours are given."""
+    """``dsn`` for people: without any password, and without parameters of our own sessions."""
     from psycopg2.extensions import make_dsn
 
     from omnisupport_ingest.sources.postgres.session.connection import dsn_parts
@@ -112,7 +108,7 @@ def shown_dsn(dsn: str) -> str:
 
 
 def _psql() -> str | None:
-    """The psql of the machine, else the one that came with the embedded server, if it did."""
+    """The psql of the machine, else the one of the embedded server, if it has one."""
     from omnisupport_ingest.sources.postgres.embedded.binaries import bundled
 
     if (found := shutil.which("psql")) is not None:

@@ -1,57 +1,72 @@
-"""``source repair``: go on after a hole in the source, as a person decides."""
+"""``source repair`` and ``source snapshot``: have tables read again, after a gap or on request."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
 import click
 
-from omnisupport_ingest.cli.counted import counted
-from omnisupport_ingest.cli.deciding_person import deciding_person
 from omnisupport_ingest.cli.errors import INTERRUPTED_EXIT_CODE
-from omnisupport_ingest.cli.opening import existing_home, open_settings
-from omnisupport_ingest.cli.source_opening import log_of
+from omnisupport_ingest.cli.opening import (
+    contracted_tables,
+    deciding_person,
+    existing_home,
+    log_of,
+    open_settings,
+    require_source_dsn,
+)
+from omnisupport_ingest.cli.render import counted, say_err
 from omnisupport_ingest.cli.stopping import stop_on_signal
+from omnisupport_ingest.foreign import Unreadable, parse_json
 
 if TYPE_CHECKING:
+    from psycopg2.extensions import connection as Connection
+
+    from omnisupport_ingest.contracts.model import TableContract
+    from omnisupport_ingest.home import Home
+    from omnisupport_ingest.key_range import KeyRange
+    from omnisupport_ingest.landing.store import LandingStore
     from omnisupport_ingest.settings import Settings
     from omnisupport_ingest.sources.postgres.capture.capture import Capture
     from omnisupport_ingest.sources.postgres.snapshot.compared_reading import Recovered
 
-RECOVERY, RESNAPSHOT, ACCEPT_LOSS = "recovery", "resnapshot", "accept-loss"
+_RECOVERY, _RESNAPSHOT, _ACCEPT_LOSS = "recovery", "resnapshot", "accept-loss"
 
 
 @click.command()
 @click.argument("name", required=False)
 @click.option(
     "--mode",
-    type=click.Choice([RECOVERY, RESNAPSHOT, ACCEPT_LOSS]),
+    type=click.Choice([_RECOVERY, _RESNAPSHOT, _ACCEPT_LOSS]),
     required=True,
     help="recovery: compare every table with the lake, and read again what differs. resnapshot: read every "
-    "table again. accept-loss: read none again, and name what may be missing.",
+    "table again. accept-loss: read nothing again, and record what may be missing.",
 )
-@click.option("--reason", required=True, help="What happened; stands in the record of the new epoch.")
+@click.option("--reason", required=True, help="What happened; the record of the new epoch keeps it.")
 @click.option("--by", default=None, help="Who decides.  [default: this user]")
 def repair(name: str | None, mode: str, reason: str, by: str | None) -> None:
-    """Begin a new epoch after a hole: the slot was lost, or the server is another one, or was restored.
+    """Begin a new epoch after a gap: the slot was lost, or the server was replaced or restored.
 
-    NAME is a log of the home (`sources list`); without it, that of the settings.
+    NAME is a log of the home (`sources list`); by default it is the log that the settings name.
 
-    Drops our slot if it is still there, and makes it anew. Everything that has landed stays, and so does
-    the history in the lake. Refused while capture runs; one under `up` that has failed tries again by itself.
+    The command drops the slot if it still exists, and creates it again. Everything that has landed stays, and
+    so does the history in the lake. It is refused while capture runs. A failed capture under `up` tries again
+    by itself afterwards.
 
-    In no mode are the changes between the hole and the new epoch known one by one. With the first two the
-    lake is right again afterwards, rows that are gone included.
+    The single changes in the gap are lost in every mode. After recovery or resnapshot the current state is
+    right again, deleted rows included.
 
     \b
-    recovery     This command compares every table, chunk by chunk, with the lake, which must have taken in
-                 all that landed: by checksums, and where those differ row by row. Chunks that are the
-                 same land nothing, so their rows keep their history; the others land whole. Interrupted,
-                 what is left is read whole.
-    resnapshot   The next capture reads every table, beside the stream. The lake need not be there.
-    accept-loss  The next capture goes on with the stream alone. A note in landing says what is missing; the
-                 tables stay incomplete, so the check `complete` stays red and `verify` and `as-of` refuse
-                 them, until `source snapshot` reads them.
+    recovery     This command compares every table with the lake, chunk by chunk: by checksums, and row by
+                 row where they differ. Everything that landed must be in the lake. Equal chunks land
+                 nothing, so their rows keep their history; the others land whole. If the command is
+                 interrupted, the next capture reads the rest whole.
+    resnapshot   The next capture reads every table, beside the stream. It does not need the lake.
+    accept-loss  The next capture goes on with the stream alone. Landing records what is missing. The
+                 tables stay incomplete until `source snapshot` reads them: the check `complete` stays red,
+                 and `verify` and `as-of` refuse them.
 
     \b
     Examples:
@@ -70,11 +85,11 @@ def repair(name: str | None, mode: str, reason: str, by: str | None) -> None:
     home = existing_home(settings)
     contracts = contracts_in_force(settings)
     capture = Capture(settings, home, contracts)
-    if mode == RECOVERY:
+    if mode == _RECOVERY:
         _recover(settings, capture, reason)
         return
     person = deciding_person(by)
-    accepted_by = person if mode == ACCEPT_LOSS else None
+    accepted_by = person if mode == _ACCEPT_LOSS else None
     epoch = capture.begin_new_epoch(reason, loss_accepted_by=accepted_by)
     click.echo(_begun(epoch.number, settings, reason))
     loss = AcceptedLosses(LandingStore(home.landing, settings.source).folder).of(epoch.number)
@@ -83,9 +98,9 @@ def repair(name: str | None, mode: str, reason: str, by: str | None) -> None:
     else:
         if loss.of_another_history:
             click.echo(
-                f"The source has another history than what has landed up to {loss.lost_from}: some of that "
-                "may not be in it any more, and what committed there since they parted is not captured; "
-                f"accepted by {loss.by}."
+                f"The source has another history than what has landed up to {loss.lost_from}: it may lack "
+                "some of that, and what it committed since the two parted is not captured; accepted by "
+                f"{loss.by}."
             )
         else:
             stretch = f"from {loss.lost_from} " if loss.lost_from is not None else ""
@@ -100,12 +115,14 @@ def _recover(settings: Settings, capture: Capture, reason: str) -> None:
 
     with stop_on_signal() as stop:
         try:
-            epoch, done = capture.recover(reason, PinnedDimensions(Workspace.open(settings)), stop, _tell)
+            epoch, done = capture.recover(
+                reason, PinnedDimensions(Workspace.open(settings)), stop, _show_recovered
+            )
         except SlotNotMade:
             raise KeyboardInterrupt from None
     click.echo(_begun(epoch.number, settings, reason))
     if not done:
-        click.echo("Interrupted. The next capture reads what is left, whole: omnisupport-ingest up")
+        click.echo("Interrupted. The next capture reads the rest whole: omnisupport-ingest up")
         click.get_current_context().exit(INTERRUPTED_EXIT_CODE)
     click.echo("The tables are complete once capture has gone on from here: omnisupport-ingest up")
 
@@ -114,13 +131,129 @@ def _begun(epoch: int, settings: Settings, reason: str) -> str:
     return f"Epoch {epoch} of {settings.source} has begun: {reason}"
 
 
-def _tell(done: Recovered) -> None:
+def _show_recovered(done: Recovered) -> None:
     same = done.chunks - done.read_again
-    told = f"{done.table}: {same} of {counted(done.chunks, 'chunk')} are as in the lake"
+    line = f"{done.table}: {same} of {counted(done.chunks, 'chunk')} are as in the lake"
     if done.by_rows > done.read_again:
-        told += f" ({done.by_rows - done.read_again} by a comparison row by row)"
+        line += f" ({done.by_rows - done.read_again} by a comparison row by row)"
     if done.read_again:
-        told += f", the others were read again ({counted(done.rows, 'row')})"
+        line += f", the others were read again ({counted(done.rows, 'row')})"
     if done.ended:
-        told += f"; {counted(done.ended, 'row')} of the lake are gone from the source"
-    click.echo(f"{told}.")
+        line += f"; {counted(done.ended, 'row')} of the lake are gone from the source"
+    click.echo(f"{line}.")
+
+
+@click.command()
+@click.argument("tables", nargs=-1, required=True, metavar="TABLE...")
+@click.option("--from", "start", metavar="KEY", help="Only rows whose key is KEY or above.")
+@click.option("--to", "end", metavar="KEY", help="Only rows whose key is KEY or below.")
+@click.option("--reason", default="", help="Why; the plan of the snapshot keeps it.")
+@click.option("--source", metavar="NAME", help="A log of the home.  [default: that of the settings]")
+def snapshot(
+    tables: tuple[str, ...], start: str | None, end: str | None, reason: str, source: str | None
+) -> None:
+    """Have all rows of one or more tables read again, while capture goes on.
+
+    TABLE is the name of a contract. A running capture begins within a second; otherwise the next one does
+    it. Rows that no longer exist count as deleted from then on. The table is incomplete, and `verify` refuses
+    it, until the stream has passed the snapshot: watch `source status`.
+
+    This is also how a running capture gets a table whose contract is new; the other tables go on meanwhile.
+    The table is checked first, as by `preflight`. To see its assets, load Dagster's definitions again:
+    Deployment, Reload.
+
+    With --from, --to or both, only that range of one table's keys is read, and only missing rows of the range
+    count as deleted. KEY is the value of the key's first column, or a JSON array with the values of its first
+    columns: '["eu", 5]'. Ranges are for keys of integers, uuid, date, and text in the collation C, which the
+    lake orders as the server does.
+
+    \b
+    Examples:
+      omnisupport-ingest source snapshot tickets --reason "was out of the publication for an hour"
+      omnisupport-ingest source snapshot tickets --from 1000 --to 1999
+
+    Exit code: 0 requested, 2 usage or settings, 4 the source does not answer, 5 a new table cannot be
+    captured as it is.
+    """
+    from omnisupport_ingest.contracts.model import table_named
+    from omnisupport_ingest.landing.store import LandingStore
+    from omnisupport_ingest.sources.postgres.capture.added_tables import adds_tables, not_captured
+    from omnisupport_ingest.sources.postgres.session.lease import Lease
+    from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotRequests
+
+    settings = log_of(open_settings(), source)
+    home = existing_home(settings)
+    known = contracted_tables(settings)
+    chosen = list(dict.fromkeys(table_named(name, known) for name in tables))
+    store = LandingStore(home.landing, settings.source)
+    running = Lease.is_held(home.run, settings.source)
+    new = not_captured(store, chosen) if running and adds_tables(store) else ()
+    scope = None
+    if start is not None or end is not None:
+        if len(chosen) > 1:
+            raise click.UsageError("--from and --to are keys of one table; name one.")
+        if new:
+            raise click.UsageError(f"{chosen[0].name} has never been read. Request all of it first.")
+        scope = _key_range(settings, home, chosen[0], start, end)
+    _require_ready(settings, home, store, new)
+    requests = SnapshotRequests(store.folder)
+    for name in (each.name for each in chosen):
+        is_new = requests.write(name, reason, scope)
+        what = name if scope is None else f"{name}, keys {scope}"
+        click.echo(f"{what}: {'requested.' if is_new else 'had been requested already.'}")
+    if new:
+        click.echo(
+            f"The running capture adds {', '.join(each.name for each in new)}; the other tables go on. To "
+            "see the new assets, load Dagster's definitions again: Deployment, Reload."
+        )
+    if running:
+        click.echo("Progress: omnisupport-ingest source status")
+    else:
+        click.echo("No capture is running; the next one reads them: omnisupport-ingest up")
+
+
+def _require_ready(settings: Settings, home: Home, store: LandingStore, new: Sequence[TableContract]) -> None:
+    """Raise what capture would refuse ``new`` tables for, before the request; print its warnings."""
+    from omnisupport_ingest.sources.postgres.capture.added_tables import added_table_findings
+    from omnisupport_ingest.sources.postgres.preflight import Severity, require_ready
+
+    if not new:
+        return
+    with _connected(settings, home) as connection:
+        found = added_table_findings(connection, store, settings.publication, new)
+    require_ready(found)
+    for each in found:
+        if each.severity is Severity.WARNS:
+            say_err(f"Warning: {each.problem}\nFix: {each.fix}")
+
+
+@contextmanager
+def _connected(settings: Settings, home: Home) -> Iterator[Connection]:
+    from omnisupport_ingest.sources.postgres.session.connection import connect
+
+    dsn = require_source_dsn(settings, home)
+    with closing(connect(dsn)) as connection:
+        yield connection
+
+
+def _key_range(
+    settings: Settings, home: Home, table: TableContract, start: str | None, end: str | None
+) -> KeyRange:
+    from omnisupport_ingest.sources.postgres.snapshot.key_ranges import key_range
+
+    with _connected(settings, home) as connection:
+        bounds = _bound("--from", start), _bound("--to", end)
+        return key_range(connection, settings.publication, table, *bounds)
+
+
+def _bound(option: str, text: str | None) -> list[str] | None:
+    """The values of a bound: one text, or those of a JSON array."""
+    if text is None or not text.startswith("["):
+        return None if text is None else [text]
+    try:
+        values = parse_json(text)
+    except Unreadable as error:
+        raise click.UsageError(f"{option} {text} is no JSON array: {error}.") from error
+    if not all(isinstance(value, str | int) and not isinstance(value, bool) for value in values):
+        raise click.UsageError(f"{option} {text}: the values of a key are texts or whole numbers.")
+    return [str(value) for value in values]

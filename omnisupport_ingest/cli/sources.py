@@ -1,25 +1,22 @@
-"""``sources``: the definitions of where tables come from, listed, made, checked, and compared."""
+"""``sources``: the definitions of where tables come from: list, make, check and compare them."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from omnisupport_ingest.cli.counted import counted
+from omnisupport_ingest.cli.errors import FINDINGS
 from omnisupport_ingest.cli.opening import open_settings
+from omnisupport_ingest.cli.render import Commands, counted, echo_json, facts
 
 if TYPE_CHECKING:
     from omnisupport_ingest.contracts.sources import SourceDefinition, Sources
     from omnisupport_ingest.settings import Settings
 
-DIFFERS = 1
-"""Exit code of ``validate`` and ``diff`` when something is not as it should be."""
 
-
-@click.group()
+@click.group(cls=Commands)
 def sources() -> None:
     """List, make and check the definitions of sources (contracts/sources/NAME.json)."""
 
@@ -29,23 +26,23 @@ def sources() -> None:
 def list_(as_json: bool) -> None:
     """List every source of the home: its kind, its connection by name, its tables, what has landed.
 
-    A source that contracts name and nobody has defined is in it, too: that of the settings is captured
-    from the log, any other comes as files.
+    The list also has sources that contracts name and nobody has defined. The one that the settings name is
+    read by its log; any other comes as files.
 
     \b
     Example:
       omnisupport-ingest sources list
     """
     settings = open_settings()
-    told = [_facts(settings, each) for each in _sources(settings).all]
+    found = [_facts(settings, each) for each in _sources(settings).all]
     if as_json:
-        click.echo(json.dumps({"sources": told}, indent=2, ensure_ascii=False))
+        echo_json({"sources": found})
         return
-    width = max(len(each["name"]) for each in told)
-    for each in told:
+    width = max(len(each["name"]) for each in found)
+    for each in found:
         state = f"{counted(each['batches'], 'batch')} landed" + (", paused" if each["paused"] else "")
         click.echo(f"{each['name']:{width}}  {each['kind']:12}  {each['connection']}; {state}")
-        click.echo(f"{'':{width}}  {', '.join(each['tables']) or 'no contract names it'}")
+        facts([("", ", ".join(each["tables"]) or "no contract names it")], label=width + 2)
 
 
 @sources.command()
@@ -54,20 +51,22 @@ def list_(as_json: bool) -> None:
     "--kind",
     type=click.Choice(["postgres_log", "query", "files", "kafka"]),
     required=True,
-    help="How it tells what happened: by its log, by being asked, by files, or by topics.",
+    help="How changes are read: from its log, by queries with a cursor, from files, or from topics.",
 )
-@click.option("--env", metavar="VARIABLE", help="The variable that holds the connection string.")
-@click.option("--file", "file", metavar="PATH", help="The file that holds it.")
-@click.option("--servers", metavar="HOST:PORT,…", help="Of kafka: where its brokers are (bootstrap.servers).")
+@click.option("--env", metavar="VARIABLE", help="The environment variable with the connection string.")
+@click.option("--file", "file", metavar="PATH", help="The file with the connection string.")
+@click.option(
+    "--servers", metavar="HOST:PORT,…", help="kafka: the addresses of its brokers (bootstrap.servers)."
+)
 @click.option(
     "--topic",
     "topics",
     multiple=True,
     metavar="NAME",
-    help="Of kafka: a topic, or ^ and a regular expression; repeatable.",
+    help="kafka: a topic, or ^ and a regular expression; repeatable.",
 )
-@click.option("--every", default="PT1M", show_default=True, help="How often a query or kafka source is read.")
-@click.option("--compare-every", help="How often its keys are compared with the lake (P1D).")
+@click.option("--every", default="PT1M", show_default=True, help="query, kafka: how often it is read.")
+@click.option("--compare-every", help="query: how often its keys are compared with the lake (P1D).")
 @click.option("--description", help="What it is, in a sentence.")
 def new(
     name: str,
@@ -80,7 +79,7 @@ def new(
     compare_every: str | None,
     description: str | None,
 ) -> None:
-    """Write the definition of a source. The connection string itself never stands in it.
+    """Write the definition of a source. It names the connection string, and never contains it.
 
     \b
     Example:
@@ -93,7 +92,7 @@ def new(
     from omnisupport_ingest.failpoints import gate
 
     if env is not None and file is not None:
-        raise click.UsageError("Say one of --env and --file.")
+        raise click.UsageError("Give one of --env and --file.")
     if (kind == "kafka") != bool(servers and topics) or (kind != "kafka" and (servers or topics)):
         raise click.UsageError("--kind kafka needs --servers and --topic, which no other kind has.")
     path = sources_folder(open_settings()) / f"{name}.json"
@@ -127,7 +126,7 @@ def new(
 def validate(as_json: bool) -> int:
     """Check every definition: its form, its tables against the contracts, its connection by name.
 
-    Nothing is connected to.
+    The command connects to nothing.
 
     \b
     Example:
@@ -136,28 +135,29 @@ def validate(as_json: bool) -> int:
     Exit code: 0 all are in order, 1 one is not, 2 one cannot be read, usage or settings.
     """
     settings = open_settings()
-    told = []
+    checked = []
     for each in _sources(settings).all:
         problem = _problem(settings, each)
-        told.append({"name": each.name, "path": each.path, "problem": problem})
-    wrong = [each for each in told if each["problem"]]
+        checked.append({"name": each.name, "path": each.path, "problem": problem})
+    wrong = [each for each in checked if each["problem"]]
     if as_json:
-        click.echo(json.dumps({"sources": told}, indent=2, ensure_ascii=False))
+        echo_json({"sources": checked})
     else:
         for fault in wrong:
             click.echo(f"{fault['name']}: {fault['problem']}")
-        click.echo(f"{counted(len(told), 'source')}, {len(wrong)} not in order.")
-    return DIFFERS if wrong else 0
+        click.echo(f"{counted(len(checked), 'source')}, {len(wrong)} not in order.")
+    return FINDINGS if wrong else 0
 
 
 @sources.command()
 @click.argument("name", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def diff(name: str | None, as_json: bool) -> int:
-    """Show what the definitions say and the home has otherwise, and of query sources what the database has.
+    """Show where definitions, home and databases differ.
 
-    A folder in landing that no definition and no contract names; a source that has not landed anything; of a
-    query source each table that is not there, lacks a column or an index, or has another type of cursor.
+    Listed are sources from which nothing has landed, folders in landing that no definition and no contract
+    names, and for query sources every table that does not exist, lacks a column or an index, or has another
+    type of cursor.
 
     \b
     Example:
@@ -170,34 +170,36 @@ def diff(name: str | None, as_json: bool) -> int:
     settings = open_settings()
     there = _sources(settings)
     chosen = (there.find(name),) if name is not None else there.all
-    told: list[dict[str, str]] = []
+    differences: list[dict[str, str]] = []
     for each in chosen:
         if not _batches(settings, each.name):
-            told.append({"source": each.name, "what": "nothing has landed", "fix": ""})
+            differences.append({"source": each.name, "what": "nothing has landed", "fix": ""})
         if each.kind is SourceKind.QUERY:
-            told += [
-                {"source": each.name, "what": found.problem, "fix": found.fix}
-                for found in query_findings(settings, each)
+            differences += [
+                {"source": each.name, "what": finding.problem, "fix": finding.fix}
+                for finding in query_findings(settings, each)
             ]
     if name is None:
         known = {each.name for each in there.all}
         landing = settings.home.expanduser() / "landing"
-        told += [
+        differences += [
             {"source": folder.name, "what": "it has landed, and nothing defines it any more", "fix": ""}
             for folder in (sorted(landing.iterdir()) if landing.is_dir() else ())
             if folder.is_dir() and folder.name not in known
         ]
     if as_json:
-        click.echo(json.dumps({"differences": told}, indent=2, ensure_ascii=False))
-    for line in [] if as_json else told:
-        click.echo(f"{line['source']}: {line['what']}" + (f"\n  Fix: {line['fix']}" if line["fix"] else ""))
-    if not told and not as_json:
-        click.echo("Nothing differs.")
-    return DIFFERS if told else 0
+        echo_json({"differences": differences})
+    else:
+        for line in differences:
+            fix = f"\n  Fix: {line['fix']}" if line["fix"] else ""
+            click.echo(f"{line['source']}: {line['what']}{fix}")
+        if not differences:
+            click.echo("Nothing differs.")
+    return FINDINGS if differences else 0
 
 
 def query_findings(settings: Settings, definition: SourceDefinition) -> tuple[Any, ...]:
-    """What is to be said of a query source before it is read: ``Finding``s, the worst first."""
+    """The preflight ``Finding``s of a query source, the worst first."""
     from omnisupport_ingest.contracts.in_force import contracts_in_force
     from omnisupport_ingest.sources.query.preflight import preflight
 

@@ -2,58 +2,59 @@
 
 from __future__ import annotations
 
-import json
 import time
-from dataclasses import asdict
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from omnisupport_ingest.cli import status_words
-from omnisupport_ingest.cli.opening import existing_home, open_settings
+from omnisupport_ingest.cli import render
+from omnisupport_ingest.cli.errors import FINDINGS
+from omnisupport_ingest.cli.opening import open_settings, open_workspace
+from omnisupport_ingest.cli.render import echo_json
 
 if TYPE_CHECKING:
     from omnisupport_ingest.contracts.model import Contracts
     from omnisupport_ingest.home import Home
     from omnisupport_ingest.settings import Settings
     from omnisupport_ingest.sources.postgres.session.server import SourceAnswer, SourceLook
-    from omnisupport_ingest.stages.overview import SourceOverview
+    from omnisupport_ingest.stages.overview import SourceOverview, TableOverview
 
     _Log = tuple[Settings, SourceLook | SourceAnswer]
 
 _SOURCE_SECONDS = 1.0
-"""How long the answer of the source is waited for, beyond the time that the rest takes."""
-
-NOT_WELL = 1
-"""Exit code when capture has failed, landing cannot be read, or a hole holds batches back."""
+"""How long the source may take to answer after everything else has been read."""
 
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def status(as_json: bool) -> int:
-    """Show what runs, where the source and its landing stand, and how far every table is.
+    """Show what runs, how far the source has landed, and how far every table is.
 
-    Reads landing and the tables' own logs; changes nothing, and needs neither Spark nor a running
-    platform. The source is asked for at most a second; the sensors are shown while the UI runs.
-    Pending are windows and batches that have landed and that the table does not hold yet. Behind is how
-    long ago what a dimension lacks was committed, or, where it shows all, the watermark. Times are UTC.
+    Reads landing and the tables' own logs. Changes nothing, and needs neither Spark nor a running platform.
+    The source gets a second to answer. Sensors are shown while the UI runs. Times are UTC.
+
+    \b
+    pending   windows and batches that have landed and are not in the table yet
+    behind    age of the oldest commit that a dimension lacks; if it lacks none, age of the watermark
 
     \b
     Examples:
       omnisupport-ingest status
       omnisupport-ingest status --json | jq '.sources[].tables[] | {table, lag_seconds}'
 
-    Exit code: 0 all is well, 1 capture has failed, landing cannot be read, or a hole holds batches back,
+    Exit code: 0 all is well, 1 capture has failed, landing cannot be read, or a gap holds batches back,
     2 usage or settings, 3 no home or another home's contracts.
     """
     from omnisupport_ingest.contracts.in_force import in_force
     from omnisupport_ingest.sources.postgres.capture.state import State
     from omnisupport_ingest.stages.overview import overview
-    from omnisupport_ingest.stages.workspace import Workspace
 
     settings = open_settings()
-    home = existing_home(settings)
-    workspace = Workspace.open(settings)
+    workspace = open_workspace(settings)
+    home = workspace.home
     looks = _looks(settings, home, workspace.contracts)
     chosen = in_force(settings)
     sources = [overview(workspace, source) for source in workspace.contracts.sources()]
@@ -71,14 +72,14 @@ def status(as_json: bool) -> int:
         "platform": _platform(home),
         "source": logs[0],
         "other_logs": logs[1:],
-        "sources": [status_words.source_document(each) for each in sources],
+        "sources": [_source_document(each) for each in sources],
     }
     if as_json:
-        click.echo(json.dumps(document, indent=2))
+        echo_json(document)
     else:
-        status_words.print_status(document)
+        _show(document)
     failed = any(each["capture"] == State.FAILED for each in logs)
-    return NOT_WELL if failed or any(_held_back(each) for each in sources) else 0
+    return FINDINGS if failed or any(_held_back(each) for each in sources) else 0
 
 
 def _held_back(seen: SourceOverview) -> bool:
@@ -87,7 +88,7 @@ def _held_back(seen: SourceOverview) -> bool:
 
 
 def _looks(settings: Settings, home: Home, contracts: Contracts) -> list[_Log]:
-    """Every log of the home, its own source first, each with a look that has begun, or why there is none."""
+    """Every log of the home, its own first: settings, and a look that has begun, or why there is none."""
     from omnisupport_ingest.contracts.sources import SourceKind, log_settings, log_sources, sources_in_force
     from omnisupport_ingest.errors import IngestError
     from omnisupport_ingest.sources.postgres.session.server import SourceAnswer
@@ -161,9 +162,181 @@ def _platform(home: Home) -> dict[str, Any]:
     port = ui_port(run_folder)
     sensors = sensors_seen(port) if port else None
     return {
-        # The look at a lock that is not there would make it.
+        # Asking for a lock that does not exist would create it.
         "running": (run_folder / "supervisor.lock").exists() and in_use(home),
         "services": running_services(run_folder),
         "ui": f"http://{LOOPBACK}:{port}" if port else None,
-        "sensors": None if sensors is None else [status_words.plain(asdict(each)) for each in sensors],
+        "sensors": None if sensors is None else [_plain(asdict(each)) for each in sensors],
     }
+
+
+# --- as JSON -----------------------------------------------------------------------------------------------
+
+
+def _source_document(seen: SourceOverview) -> dict[str, Any]:
+    """``seen`` as JSON values: times in ISO 8601, positions and LSNs as text."""
+    gap, problem = seen.landing.hole, seen.landing.problem
+    landing = asdict(replace(seen.landing, hole=None, problem=None))
+    landing["problem"] = {"problem": problem.problem, "fix": problem.fix} if problem else None
+    landing["stream_end"] = str(seen.landing.stream_end) if seen.landing.stream_end else None
+    landing["hole"] = {"problem": str(gap), "fix": gap.fix} if gap else None
+    lag = (datetime.now(UTC) - seen.landing.watermark).total_seconds() if seen.landing.watermark else None
+    landing["watermark_lag_seconds"] = round(lag, 1) if lag is not None else None
+    tables = [_table_document(table) for table in seen.tables]
+    return {"source": seen.source, "landing": _plain(landing), "tables": tables}
+
+
+def _table_document(table: TableOverview) -> dict[str, Any]:
+    found = asdict(replace(table, freshness=None))
+    del found["freshness"]
+    if (fresh := table.freshness) is not None:
+        found |= {
+            "complete_to": fresh.complete_to,
+            "lag_seconds": fresh.lag_seconds(datetime.now(UTC)),
+            "behind_landing_seconds": fresh.behind_landing_seconds,
+            "unshown_batches": fresh.unshown_batches,
+        }
+    return _plain(found)
+
+
+def _plain(record: dict[str, Any]) -> dict[str, Any]:
+    """``record`` with its times in ISO 8601."""
+    return {
+        name: value.isoformat() if isinstance(value, datetime) else value for name, value in record.items()
+    }
+
+
+# --- for people --------------------------------------------------------------------------------------------
+
+
+def _show(document: dict[str, Any]) -> None:
+    """Print the document of ``status``."""
+    platform, chosen = document["platform"], document["in_force"]
+    lines = [
+        ("home", f"{document['home']}, windows: {document['window']}"),
+        ("contracts", f"{chosen['contracts']}, {chosen['tables']} tables"),
+        ("decisions", chosen["decision_table"]),
+        ("platform", _platform_line(platform)),
+        *(("sensor", _sensor_line(each)) for each in platform["sensors"] or ()),
+    ]
+    for log in (document["source"], *document["other_logs"]):
+        lines.append(("source", _source_line(log)))
+        if log["slot"]["there"] is not None:
+            lines.append(("slot", _slot_line(log["slot"])))
+        lines.append(("capture", _capture_line(log)))
+    render.facts(lines)
+    for each in document["sources"]:
+        click.echo()
+        render.heading(each["source"])
+        lines = [*_landing_facts(each["landing"]), *_freshness_facts(each["source"], each["tables"])]
+        render.facts(lines, indent=2, label=11)
+        # A source of which nothing has landed has no table to show.
+        if each["landing"]["batches"] or any(table["there"] for table in each["tables"]):
+            _show_tables(each["source"], each["tables"])
+
+
+def _platform_line(platform: dict[str, Any]) -> str:
+    if not platform["running"]:
+        return "not running (omnisupport-ingest up)"
+    ui = f"UI: {platform['ui']}" if platform["ui"] else "no UI"
+    return f"running, {ui}; {', '.join(platform['services']) or 'no service runs yet'}"
+
+
+def _sensor_line(sensor: dict[str, Any]) -> str:
+    state = "runs" if sensor["running"] else "is stopped"
+    if sensor["tick"] is None:
+        return f"{sensor['name']} {state}, no tick yet"
+    answer = sensor["said"] or {"SUCCESS": "requested runs", "FAILURE": "failed; see the UI"}.get(
+        sensor["tick"], sensor["tick"].lower()
+    )
+    return f"{sensor['name']} {state}, {render.ago(sensor['tick_at'])}: {answer}"
+
+
+def _source_line(source: dict[str, Any]) -> str:
+    what = f"{source['name']}, {source['kind']} PostgreSQL"
+    if source["reachable"]:
+        return f"{what} {source['server_version']}, answers"
+    return f"{what}, does not answer: {source['problem']}"
+
+
+def _slot_line(slot: dict[str, Any]) -> str:
+    if not slot["there"]:
+        return f"{slot['name']} is not on the server"
+    read = "is being read" if slot["read"] else "is not being read"
+    kept = f", keeps {render.size(slot['retained_bytes'])} of WAL" if slot["retained_bytes"] else ""
+    status = f", {slot['wal_status']}" if slot["wal_status"] not in (None, "reserved") else ""
+    return f"{slot['name']} {read}{kept}{status}"
+
+
+def _capture_line(source: dict[str, Any]) -> str:
+    state = source["capture"]
+    if source["paused"]:
+        return f"{state} {source['paused']}"
+    return f"{state}: {source['last_error']}" if state == "FAILED" else state
+
+
+def _landing_facts(landing: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    if landing["problem"]:
+        yield "landed", landing["problem"]["problem"]
+        yield "fix", landing["problem"]["fix"]
+    elif not landing["batches"]:
+        yield "landed", "nothing yet"
+    else:
+        batches, events = (
+            render.counted(landing[name], noun) for name, noun in (("batches", "batch"), ("events", "event"))
+        )
+        yield "landed", f"{batches} with {events}"
+        yield "last", f"{landing['last_batch_id']}, {render.ago(landing['last_landed_at'])}"
+    if landing["stream_end"]:
+        yield "stream", f"epoch {landing['epoch']}, landed up to {landing['stream_end']}"
+    if landing["watermark"]:
+        mark, behind = render.clock(landing["watermark"]), render.since(landing["watermark"])
+        yield "watermark", f"{mark}, {behind} behind the clock"
+    if landing["hole"]:
+        yield "gap", landing["hole"]["problem"]
+        yield "fix", landing["hole"]["fix"]
+
+
+def _freshness_facts(source: str, tables: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
+    """How far behind the dimensions are, and the one that is furthest behind."""
+    shown = [each for each in tables if each.get("complete_to") is not None]
+    if not shown:
+        return
+    oldest = min(shown, key=lambda each: str(each["complete_to"]))
+    moment = oldest["complete_to"]
+    yield (
+        "read",
+        f"people read what was committed before {render.clock(moment)}, {render.ago(moment)} "
+        f"(the oldest: {_table_name(source, oldest)})",
+    )
+
+
+def _show_tables(source: str, tables: list[dict[str, Any]]) -> None:
+    columns = ["  table", "windows", "rows", "cursor at", "watermark", "behind", "pending"]
+    render.table(
+        columns, [_table_row(source, table) for table in tables], right=("windows", "rows", "behind")
+    )
+
+
+def _table_row(source: str, table: dict[str, Any]) -> list[str]:
+    name, pending = f"  {_table_name(source, table)}", _pending(table)
+    if not table["there"]:
+        return [name, "-", "-", "-", "not there yet", "-", pending]
+    # Epoch and LSN; the ordinal says nothing to a person.
+    cursor = ":".join(table["cursor"].split(":")[:2]) if table["cursor"] else "-"
+    mark = render.clock(table["watermark"])[5:19] if table["watermark"] else "-"
+    behind = render.since(table["complete_to"]) if table.get("complete_to") else "-"
+    return [name, f"{table['windows']:,}", f"{table['rows']:,}", cursor, mark, behind, pending]
+
+
+def _table_name(source: str, table: dict[str, Any]) -> str:
+    return str(table["table"]).removeprefix(f"{source}/")
+
+
+def _pending(table: dict[str, Any]) -> str:
+    windows, batches = table["pending_windows"], table["pending_batches"]
+    if windows is None:
+        return "-"
+    if not windows and not batches:
+        return "nothing"
+    return f"{render.counted(windows, 'window')}, {render.counted(batches, 'batch')}"

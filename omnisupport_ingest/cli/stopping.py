@@ -1,4 +1,4 @@
-"""Ending a command that runs until it is told to stop."""
+"""How a command that runs for long ends at Ctrl-C (SIGINT) or SIGTERM."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def stop_on_signal() -> Iterator[threading.Event]:
-    """An event that SIGINT and SIGTERM set, so that the work in hand is finished first."""
+    """An event that SIGINT and SIGTERM set: the command finishes the step that it is in, and ends."""
     stop = threading.Event()
     before = {
         number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)
@@ -24,9 +24,9 @@ def stop_on_signal() -> Iterator[threading.Event]:
 
 @contextmanager
 def interrupt_on_terminate() -> Iterator[None]:
-    """SIGTERM raises ``KeyboardInterrupt``, as Ctrl-C does: both stop a supervising command alike.
+    """SIGTERM raises ``KeyboardInterrupt``, as Ctrl-C does, so that both stop a supervising command alike.
 
-    A shell starts a command in the background with SIGINT ignored; here it counts all the same.
+    A shell that starts a command in the background lets it ignore SIGINT; here it counts all the same.
     """
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = {number: signal.signal(number, signal.default_int_handler) for number in numbers}

@@ -1,4 +1,4 @@
-"""``target``: tables of a warehouse that follow the current state of tables of the lake."""
+"""``target``: tables of another PostgreSQL that follow the current state of tables of the lake."""
 
 from __future__ import annotations
 
@@ -8,28 +8,31 @@ from typing import TYPE_CHECKING
 
 import click
 
-from omnisupport_ingest.cli.opening import existing_home, open_settings
+from omnisupport_ingest.cli.errors import FINDINGS
+from omnisupport_ingest.cli.opening import open_workspace, tables_named
+from omnisupport_ingest.cli.render import Commands, clock, counted, echo_json, span
 
 if TYPE_CHECKING:
     from omnisupport_ingest.contracts.model import TableContract
     from omnisupport_ingest.stages.workspace import Workspace
+    from omnisupport_ingest.targets.sync import TargetLag
 
 
-@click.group()
+@click.group(cls=Commands)
 def target() -> None:
-    """Tables in another PostgreSQL that follow the current state: contracts name them in x-cdc.target."""
+    """Tables in another PostgreSQL that follow the current state; contracts name them in x-cdc.target."""
 
 
 @target.command()
 @click.argument("tables", nargs=-1)
-@click.option("--compare", is_flag=True, help="Compare every row, not only those that changed since.")
-@click.option("--anew", is_flag=True, help="Take the lake as it is, though the target has a later state.")
+@click.option("--compare", is_flag=True, help="Compare every row, not only the changed ones.")
+@click.option("--anew", is_flag=True, help="Write the state of the lake, even if the target has a later one.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was done as one JSON document.")
 def sync(tables: tuple[str, ...], compare: bool, anew: bool, as_json: bool) -> None:
-    """Write to the targets of TABLES (all that have one) what they lack.
+    """Bring the targets of TABLES (by default all that have one) to the current state of the lake.
 
-    Each in one transaction, with the version of the lake's table that it has then. Repeating it writes
-    nothing. The daemon of `up` does the same whenever a current state has changed.
+    Each target is written in one transaction, which also records the version of the lake's table. A second
+    call writes nothing. The daemon of `up` does the same whenever a current state has changed.
 
     \b
     Example:
@@ -43,21 +46,21 @@ def sync(tables: tuple[str, ...], compare: bool, anew: bool, as_json: bool) -> N
     workspace, contracts = _chosen(tables)
     done = [sync_target(workspace, contract, compare=compare, anew=anew) for contract in contracts]
     if as_json:
-        click.echo(json.dumps([asdict(each) for each in done], indent=2))
+        echo_json([asdict(each) for each in done])
         return
     for each in done:
-        got = f", new columns {', '.join(each.added)}" if each.added else ""
+        new = f", new columns {', '.join(each.added)}" if each.added else ""
         click.echo(
-            f"{each.table} → {each.target}: {each.written:,} rows written, {each.deleted:,} deleted, at "
-            f"version {each.delta_version}{got}."
+            f"{each.table} → {each.target}: {counted(each.written, 'row')} written, {each.deleted:,} "
+            f"deleted, at version {each.delta_version}{new}."
         )
 
 
 @target.command()
 @click.argument("tables", nargs=-1)
-@click.option("--json", "as_json", is_flag=True, help="Print it as one JSON document.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def status(tables: tuple[str, ...], as_json: bool) -> int:
-    """Show how far the targets of TABLES (all that have one) are behind the lake.
+    """Show how far the targets of TABLES (by default all that have one) are behind the lake.
 
     \b
     Example:
@@ -71,28 +74,26 @@ def status(tables: tuple[str, ...], as_json: bool) -> int:
     lags = [target_lag(workspace, contract) for contract in contracts]
     if as_json:
         click.echo(json.dumps([asdict(each) for each in lags], indent=2, default=str))
-    for each in lags if not as_json else ():
-        if each.problem is not None:
-            said = f"{each.problem} Fix: {each.fix}"
-        elif each.synced_at is None:
-            said = f"never synced; {each.rows or 0:,} rows wait"
-        elif each.versions is None or each.rows is None:
-            said = "another past than the lake's: the next sync compares every row"
-        else:
-            behind = "" if each.seconds is None else f", {each.seconds:,.0f} s"
-            said = f"{each.versions} versions, {each.rows:,} rows{behind} behind"
-            said += f"; synced {each.synced_at:%Y-%m-%d %H:%M:%S} up to {each.position}"
-        click.echo(f"{each.table} → {each.target}: {said}.".replace("..", "."))
-    return 1 if any(each.problem is not None for each in lags) else 0
+    else:
+        for each in lags:
+            click.echo(f"{each.table} → {each.target}: {_lag(each)}")
+    return FINDINGS if any(each.problem is not None for each in lags) else 0
+
+
+def _lag(found: TargetLag) -> str:
+    if found.problem is not None:
+        return f"{found.problem} Fix: {found.fix}"
+    if found.synced_at is None:
+        return f"never synced; {counted(found.rows or 0, 'row')} to write."
+    if found.versions is None or found.rows is None:
+        return "it has another history than the lake: the next sync compares every row."
+    age = "" if found.seconds is None else f", {span(found.seconds)}"
+    behind = f"{counted(found.versions, 'version')}, {counted(found.rows, 'row')}{age} behind"
+    return f"{behind}; synced {clock(found.synced_at)} up to {found.position}."
 
 
 def _chosen(tables: tuple[str, ...]) -> tuple[Workspace, list[TableContract]]:
     """The contracts called ``tables``; without a name, all that have a target."""
-    from omnisupport_ingest.contracts.model import table_named
-    from omnisupport_ingest.stages.workspace import Workspace
-
-    settings = open_settings()
-    existing_home(settings)
-    workspace = Workspace.open(settings)
-    named = [table_named(each, workspace.contracts.all) for each in tables]
+    workspace = open_workspace()
+    named = tables_named(workspace, tables)
     return workspace, named or [each for each in workspace.contracts.all if each.target is not None]

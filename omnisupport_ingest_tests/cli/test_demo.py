@@ -1,4 +1,4 @@
-"""The demo's domains: each in a home of its own, which keeps to it."""
+"""The demo: each domain in its own home; waiting that ends at a gap; the line that it ends with."""
 
 from __future__ import annotations
 
@@ -7,20 +7,29 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import deltalake
+import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 
 from omnisupport_ingest.cli import demo
+from omnisupport_ingest.cli.demo import Demo, DemoStuck, pending_or_stuck, say_what_to_do_next
 from omnisupport_ingest.cli.opening import open_home, open_settings
 from omnisupport_ingest.contracts.documents import program_file
 from omnisupport_ingest.contracts.in_force import in_force
-from omnisupport_ingest.demo.domains import embedded_domain
+from omnisupport_ingest.demo.domain import Domain
+from omnisupport_ingest.demo.domains import DOMAINS, embedded_domain
 from omnisupport_ingest.demo.social import SOCIAL
 from omnisupport_ingest.demo.support_desk import SUPPORT_DESK
+from omnisupport_ingest.home import Home
 from omnisupport_ingest.landing.store import LandingStore
-from omnisupport_ingest.settings import PREFIX
+from omnisupport_ingest.runtime.supervisor import Supervisor
+from omnisupport_ingest.settings import PREFIX, Settings
+from omnisupport_ingest.windows import WindowSize
 from omnisupport_ingest_tests.cli.command import command
+from omnisupport_ingest_tests.stages.story import SOURCE, Change, Commit, Story
 
 PROJECT = Path(__file__).parents[2]
 
@@ -35,7 +44,7 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def a_home_of(domain: str) -> Path:
     """A home as the demo makes it, with its first epoch begun."""
-    settings = open_settings(**demo._asked(domain))
+    settings = open_settings(**demo._settings_of(domain))
     home = open_home(settings)
     LandingStore(home.landing, settings.source).begin_epoch("first", None)
     return home.path
@@ -44,7 +53,7 @@ def a_home_of(domain: str) -> Path:
 def test_each_domain_has_a_home_a_database_and_contracts_of_its_own(tmp_path: Path) -> None:
     found = {}
     for domain in (SUPPORT_DESK, SOCIAL):
-        settings = open_settings(**demo._asked(domain.name))
+        settings = open_settings(**demo._settings_of(domain.name))
         assert settings.source == domain.name
         assert embedded_domain(settings) is domain
         assert in_force(settings).contracts == program_file(domain.contracts)
@@ -55,10 +64,10 @@ def test_each_domain_has_a_home_a_database_and_contracts_of_its_own(tmp_path: Pa
 
 def test_a_home_knows_its_domain_in_every_later_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMNISUPPORT_HOME", str(a_home_of("social")))
-    settings = open_settings(**demo._asked(None))
+    settings = open_settings(**demo._settings_of(None))
     assert embedded_domain(settings) is SOCIAL
     assert in_force(settings).contracts == program_file(SOCIAL.contracts)
-    assert open_settings(**demo._asked("social")) == settings
+    assert open_settings(**demo._settings_of("social")) == settings
 
 
 @pytest.mark.parametrize(("has", "asked"), [("social", "support_desk"), ("support_desk", "social")])
@@ -70,7 +79,7 @@ def test_a_home_of_another_domain_is_refused_with_the_ways_out(
     done = command("demo", "--domain", asked)
     assert done.code == 3
     assert f"{home} has the source {has}, and --domain is {asked}" in done.told
-    assert "Leave OMNISUPPORT_HOME out" in done.told and "leave --domain out" in done.told
+    assert "Unset OMNISUPPORT_HOME" in done.told and "leave --domain out" in done.told
 
 
 def test_a_domain_that_there_is_not_is_a_usage_error_that_names_those_there_are() -> None:
@@ -90,7 +99,7 @@ from omnisupport_ingest.cli import demo
 from omnisupport_ingest.cli.opening import open_home, open_settings
 from omnisupport_ingest.contracts.in_force import in_force
 from omnisupport_ingest.landing.store import LandingStore
-settings = open_settings(**demo._asked("social"))
+settings = open_settings(**demo._settings_of("social"))
 store = LandingStore(open_home(settings).landing, settings.source)
 if store.current_epoch() is None:
     store.begin_epoch("first", None)
@@ -176,3 +185,34 @@ def test_the_social_network_is_demonstrated_end_to_end(
         == 0
     )
     assert not (tmp_path / ".omnisupport-social").exists()
+
+
+def test_a_hole_ends_the_demo_until_a_new_epoch_has_begun(tmp_path: Path) -> None:
+    story = Story(tmp_path)
+    for lsn in (10, 20, 30):
+        batch = story.land(Commit(lsn, 1, [Change("c", lsn, {"title": "one", "body": None})]))
+        if lsn == 20:
+            gone = story.store.folder / "manifests" / f"{batch.batch_id}.json"
+    assert pending_or_stuck(story.workspace, SOURCE).landed == 3
+    gone.unlink()
+    with pytest.raises(DemoStuck, match="The chain of epoch 1 is broken") as raised:
+        pending_or_stuck(story.workspace, SOURCE)
+    assert "capture --new-epoch" in raised.value.fix
+    story.store.begin_epoch("a batch is missing", None)
+    assert pending_or_stuck(story.workspace, SOURCE).landed == 1
+
+
+@pytest.mark.parametrize("domain", DOMAINS.values(), ids=DOMAINS.keys())
+def test_the_last_line_reads_the_table_in_any_shell(
+    tmp_path: Path, domain: Domain[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = Settings(home=tmp_path / "my home", source=domain.name, _env_file=None)
+    home = Home.open(settings.home, WindowSize(60))
+    write_deltalake(home.lake / domain.name / f"dim_{domain.shown}", pa.table({"n": ["printer on fire"]}))
+    with Supervisor(home) as supervisor:
+        say_what_to_do_next(Demo(settings, home, supervisor, changes=120, seed=1, again=""))
+    line = capsys.readouterr().out.rstrip().splitlines()[-1].partition("Query it: ")[2]
+    done = subprocess.run(
+        ["/bin/sh", "-c", line], env={"PATH": "/nowhere"}, capture_output=True, text=True, check=False
+    )
+    assert "printer on fire" in done.stdout, done.stderr

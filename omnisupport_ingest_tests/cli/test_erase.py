@@ -14,7 +14,7 @@ from omnisupport_ingest.cli.erase import _key
 from omnisupport_ingest.stages.erasures import ErasureLedger
 from omnisupport_ingest_tests.cdc.lanes import CONTRACT as TWO_COLUMNS
 from omnisupport_ingest_tests.cli.command import Done, command
-from omnisupport_ingest_tests.cli.told_home import enter_copy
+from omnisupport_ingest_tests.cli.story_home import enter_copy
 from omnisupport_ingest_tests.recovery.pipeline import open_workspace, run_stages
 from omnisupport_ingest_tests.stages.story import FIRST, SECOND, SOURCE, Change, Commit, Story
 

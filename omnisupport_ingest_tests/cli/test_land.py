@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from omnisupport_ingest.cli import services
 from omnisupport_ingest.contracts.documents import program_file
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.runtime.supervisor import Supervisor
 from omnisupport_ingest.settings import Settings
+from omnisupport_ingest.verify import services
 from omnisupport_ingest.windows import WindowSize
 from omnisupport_ingest_tests.cli.command import command, environment
 from omnisupport_ingest_tests.waiting import PATIENCE, until

@@ -49,7 +49,7 @@ def test_last_lines_of_every_component_carry_its_name(home: Home) -> None:
     assert told.out == "capture        | two\ncapture        | three\ndagster-daemon | four\n"
     assert logs("--component", "capture", "--lines", "1").out == "capture | three\n"
     unknown = logs("--component", "captur")
-    assert unknown.code == 2 and "Those there are: capture, dagster-daemon." in unknown.err
+    assert unknown.code == 2 and "There are: capture, dagster-daemon." in unknown.err
 
 
 def test_errors_come_with_their_fix_and_none_is_said(home: Home) -> None:

@@ -14,7 +14,7 @@ import duckdb
 import pytest
 from deltalake import DeltaTable
 
-from omnisupport_ingest.cli.captures import Captures
+from omnisupport_ingest.cli.up import Captures
 from omnisupport_ingest.definitions import build_definitions
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.landing.store import LandingStore
@@ -23,7 +23,7 @@ from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres.embedded.server import EmbeddedPostgres
 from omnisupport_ingest.sources.postgres.session.connection import connect
 from omnisupport_ingest.stages.workspace import Workspace
-from omnisupport_ingest_tests.cli import bank
+from omnisupport_ingest_tests.cli import pgbench
 from omnisupport_ingest_tests.sources.query.tickets import contract_document
 from omnisupport_ingest_tests.waiting import until
 
@@ -72,7 +72,7 @@ class ManySources:
         (self.folder / "contracts" / "data" / f"{name}_tickets.json").write_text(json.dumps(contract))
 
     def command(self, *arguments: str) -> Any:
-        return bank.command(*arguments, folder=self.folder, variables=self.variables)
+        return pgbench.command(*arguments, folder=self.folder, variables=self.variables)
 
     def done(self, *arguments: str) -> str:
         done = self.command(*arguments)

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from omnisupport_ingest.runtime.home_lock import HomeLock
 from omnisupport_ingest.stages.reviews import ReviewLedger
 from omnisupport_ingest_tests.cli.command import Done, command
-from omnisupport_ingest_tests.cli.told_home import enter_copy
+from omnisupport_ingest_tests.cli.story_home import enter_copy
 from omnisupport_ingest_tests.recovery.pipeline import open_workspace, run_stages
 from omnisupport_ingest_tests.stages.story import FIRST, SECOND, SOURCE, Change, Commit, Story
 

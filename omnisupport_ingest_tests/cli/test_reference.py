@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import pytest
 
-from omnisupport_ingest.cli import reference, settings_reference
+from omnisupport_ingest.cli import reference
 from omnisupport_ingest.settings import Settings
 
 pytestmark = pytest.mark.quick
@@ -49,31 +49,32 @@ def test_every_option_is_explained(name: str, command: click.Command) -> None:
 def test_the_page_of_commands_is_current() -> None:
     written = (ROOT / "docs" / "cli.md").read_text()
     # In a process of its own: click keeps the help options of a command that another test called alone.
-    command = [sys.executable, "-m", "omnisupport_ingest.cli.reference"]
+    program = "from omnisupport_ingest.cli.reference import commands_page\nprint(commands_page(), end='')"
+    command = [sys.executable, "-c", program]
     made = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert written == made, f"docs/cli.md is old; make it again: {reference.REGENERATE}"
 
 
 def test_the_page_of_settings_and_the_example_are_current() -> None:
-    page = (ROOT / settings_reference.PAGE).read_text()
-    example = (ROOT / settings_reference.EXAMPLE).read_text()
-    how = f"make it again: {settings_reference.REGENERATE}"
-    assert page == settings_reference.page(page), f"{settings_reference.PAGE} is old; {how}"
-    assert example == settings_reference.example(), f"{settings_reference.EXAMPLE} is old; {how}"
+    page = (ROOT / reference.SETTINGS_PAGE).read_text()
+    example = (ROOT / reference.EXAMPLE).read_text()
+    how = f"make it again: {reference.REGENERATE}"
+    assert page == reference.settings_page(page), f"{reference.SETTINGS_PAGE} is old; {how}"
+    assert example == reference.example(), f"{reference.EXAMPLE} is old; {how}"
 
 
 def test_every_setting_says_what_it_means_and_what_it_takes() -> None:
     for name, field in Settings.model_fields.items():
         assert field.description, name
         assert field.default is not None or field.examples or name.endswith("_dir"), f"{name} has no example"
-        assert settings_reference.values_of(field) != "number", f"{name} has no bounds"
+        assert reference.values_of(field) != "number", f"{name} has no bounds"
 
 
 def test_what_the_example_file_sets_can_be_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in Settings.model_fields:
         monkeypatch.delenv(f"OMNISUPPORT_{name.upper()}", raising=False)
     monkeypatch.chdir(tmp_path)
-    lines = settings_reference.example().splitlines()
+    lines = reference.example().splitlines()
     uncommented = [line.removeprefix("#") for line in lines if line.startswith("#OMNISUPPORT_")]
     (tmp_path / ".env").write_text("\n".join(uncommented))
     assert Settings().model_fields_set == set(Settings.model_fields)

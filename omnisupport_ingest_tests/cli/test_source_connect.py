@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from omnisupport_ingest.cli.postgres import SERVICE
 from omnisupport_ingest.cli.source_connect import shown_dsn
+from omnisupport_ingest.cli.up import SERVICE
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.runtime.home_lock import EMBEDDED_SERVER, HomeLock, holder
 from omnisupport_ingest.sources.postgres.embedded.server import EmbeddedPostgres
 from omnisupport_ingest.windows import WindowSize
-from omnisupport_ingest_tests.cli import bank
+from omnisupport_ingest_tests.cli import pgbench
 from omnisupport_ingest_tests.waiting import until
 
 _CONFIGURED = "host=db.example port=5433 dbname=shop user=me password=s3cret-word"
@@ -43,7 +43,7 @@ def psql(tmp_path: Path) -> Path:
 
 
 def ours(home: Home, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
-    return bank.command(
+    return pgbench.command(
         *arguments, folder=home.path, variables={"OMNISUPPORT_HOME": str(home.path), **more}, timeout=60
     )
 
@@ -137,7 +137,7 @@ def keeping(home: Home, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """``postgres`` of ``home`` in a process of its own."""
     process = subprocess.Popen(
         [sys.executable, "-m", "omnisupport_ingest.cli.main", "postgres", *arguments],
-        env=bank.environment({"OMNISUPPORT_HOME": str(home.path)}),
+        env=pgbench.environment({"OMNISUPPORT_HOME": str(home.path)}),
         text=True,
         stderr=subprocess.PIPE,
     )

@@ -14,7 +14,7 @@ import pytest
 
 from omnisupport_ingest.sources.postgres.embedded.server import EmbeddedPostgres
 from omnisupport_ingest.sources.postgres.session.connection import connect
-from omnisupport_ingest_tests.cli import bank
+from omnisupport_ingest_tests.cli import pgbench
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest
 
 
@@ -45,14 +45,14 @@ def test_what_has_landed_is_in_the_lake_while_verify_waits_and_ctrl_c_leaves_no_
     server: EmbeddedPostgres, tmp_path: Path
 ) -> None:
     source = SourceUnderTest(server.dsn("bank"), "bank_slot", tmp_path / "home")
-    source.sql(bank.TABLES)
-    bank.write_contracts(tmp_path / "contracts")
-    given = bank.variables(source, tmp_path)
-    first = bank.command("sync", "--verify", "none", folder=tmp_path, variables=given)
+    source.sql(pgbench.TABLES)
+    pgbench.write_contracts(tmp_path / "contracts")
+    given = pgbench.variables(source, tmp_path)
+    first = pgbench.command("sync", "--verify", "none", folder=tmp_path, variables=given)
     assert first.returncode == 0, first.stderr
     source.sql("UPDATE pgbench_branches SET bbalance = 77")
-    expected = bank.rows_of_source(source.dsn, "pgbench_branches")
-    assert bank.rows_of_lake(tmp_path / "home", "pgbench_branches") != expected
+    expected = pgbench.rows_of_source(source.dsn, "pgbench_branches")
+    assert pgbench.rows_of_lake(tmp_path / "home", "pgbench_branches") != expected
 
     with (
         closing(connect(server.dsn("beside"))) as connection,
@@ -65,7 +65,7 @@ def test_what_has_landed_is_in_the_lake_while_verify_waits_and_ctrl_c_leaves_no_
         process = subprocess.Popen(
             [sys.executable, "-m", "omnisupport_ingest.cli.main", "sync", "--verify", "full"],
             cwd=tmp_path,
-            env=bank.environment(given),
+            env=pgbench.environment(given),
             stdout=subprocess.DEVNULL,
             stderr=stderr,
         )
@@ -76,7 +76,7 @@ def test_what_has_landed_is_in_the_lake_while_verify_waits_and_ctrl_c_leaves_no_
                 "a wait for transactions to be told on standard error",
                 300,
             )
-            assert bank.rows_of_lake(tmp_path / "home", "pgbench_branches") == expected
+            assert pgbench.rows_of_lake(tmp_path / "home", "pgbench_branches") == expected
             (line,) = [each for each in told.read_text().splitlines() if "waits for transactions" in each]
             assert f"of process {connection.info.backend_pid}, postgres in database beside, for " in line
             assert "prepared as 'order 17' by postgres in database beside, for " in line

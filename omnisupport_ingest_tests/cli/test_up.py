@@ -15,7 +15,7 @@ from psycopg2.extensions import parse_dsn
 
 from omnisupport_ingest.cli.source_connect import shown_dsn
 from omnisupport_ingest.runtime.dagster_services import CODE_SERVER, DAEMON
-from omnisupport_ingest_tests.cli import bank
+from omnisupport_ingest_tests.cli import pgbench
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest
 from omnisupport_ingest_tests.waiting import PATIENCE, until
 
@@ -37,7 +37,8 @@ def wait_for(what: str, seen: Callable[[], bool], process: subprocess.Popen[str]
 def runs_succeeded(source: SourceUnderTest) -> int:
     try:
         ((count,),) = source.query(
-            f"SELECT count(*) FROM runs WHERE status = 'SUCCESS' AND pipeline_name = 'ingest_{bank.SOURCE}'"
+            "SELECT count(*) FROM runs "
+            f"WHERE status = 'SUCCESS' AND pipeline_name = 'ingest_{pgbench.SOURCE}'"
         )
     except psycopg2.errors.UndefinedTable:
         return 0
@@ -48,9 +49,9 @@ def runs_succeeded(source: SourceUnderTest) -> int:
 def test_it_captures_and_runs_with_its_history_in_postgresql_and_no_password_in_any_file(
     source: SourceUnderTest, tmp_path: Path
 ) -> None:
-    source.sql(bank.TABLES)
-    bank.write_contracts(tmp_path / "contracts")
-    with bank.least_role(source, tmp_path) as dsn:
+    source.sql(pgbench.TABLES)
+    pgbench.write_contracts(tmp_path / "contracts")
+    with pgbench.least_role(source, tmp_path) as dsn:
         up_and_verify_as(dsn, source, tmp_path)
 
 
@@ -60,7 +61,7 @@ def up_and_verify_as(dsn: str, source: SourceUnderTest, tmp_path: Path) -> None:
     (tmp_path / ".env").write_text(
         f"OMNISUPPORT_HOME={home}\n"
         "OMNISUPPORT_CONTRACTS_DIR=contracts\n"
-        f"OMNISUPPORT_SOURCE={bank.SOURCE}\n"
+        f"OMNISUPPORT_SOURCE={pgbench.SOURCE}\n"
         f"OMNISUPPORT_SOURCE_DSN={dsn} password={SOURCE_PASSWORD}\n"
         f"OMNISUPPORT_SLOT={source.slot}\n"
         f"OMNISUPPORT_PUBLICATION={source.slot}\n"
@@ -72,7 +73,7 @@ def up_and_verify_as(dsn: str, source: SourceUnderTest, tmp_path: Path) -> None:
         process = subprocess.Popen(
             [sys.executable, "-m", "omnisupport_ingest.cli.main", "up"],
             cwd=tmp_path,
-            env=bank.environment({}),
+            env=pgbench.environment({}),
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,
@@ -81,31 +82,31 @@ def up_and_verify_as(dsn: str, source: SourceUnderTest, tmp_path: Path) -> None:
     try:
         wait_for("a run in PostgreSQL", lambda: runs_succeeded(source) > 0, process, seconds=900)
         source.sql("UPDATE pgbench_tellers SET tbalance = 7 WHERE tid = 3")
-        expected = bank.rows_of_source(source.dsn, "pgbench_tellers")
+        expected = pgbench.rows_of_source(source.dsn, "pgbench_tellers")
 
         def shows_the_change() -> bool:
-            return bank.rows_of_lake(home, "pgbench_tellers") == expected
+            return pgbench.rows_of_lake(home, "pgbench_tellers") == expected
 
         wait_for("the change in the lake", shows_the_change, process, seconds=600)
-        sampled = bank.command("verify", "--sample", "100", "--json", folder=tmp_path, variables={})
+        sampled = pgbench.command("verify", "--sample", "100", "--json", folder=tmp_path, variables={})
         assert sampled.returncode == 0, sampled.stderr + sampled.stdout
         told = json.loads(sampled.stdout)
         assert told["holds"] is True
         assert 20 < told["tables"]["pgbench_accounts"]["source_rows_compared"] < 300
-        assert told["tables"]["pgbench_accounts"]["lake_current_rows"] == bank.ACCOUNTS
-        whole = bank.command("verify", "--table", "pgbench_tellers", folder=tmp_path, variables={})
+        assert told["tables"]["pgbench_accounts"]["lake_current_rows"] == pgbench.ACCOUNTS
+        whole = pgbench.command("verify", "--table", "pgbench_tellers", folder=tmp_path, variables={})
         assert whole.returncode == 0, whole.stderr + whole.stdout
         assert "No difference." in whole.stdout
         assert "pgbench_accounts" not in whole.stdout
         assert "WARNING" not in whole.stderr + whole.stdout
-        refused = bank.command("materialize", folder=tmp_path, variables={})
+        refused = pgbench.command("materialize", folder=tmp_path, variables={})
         assert refused.returncode == 6
     finally:
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE) == 0
     told_by_up = (tmp_path / "up.out").read_text()
     assert "Stopped." in told_by_up
-    assert f"Source {bank.SOURCE}: {shown_dsn(dsn)}\n" in told_by_up
+    assert f"Source {pgbench.SOURCE}: {shown_dsn(dsn)}\n" in told_by_up
     assert "omnisupport-ingest source connect" in told_by_up
     assert SOURCE_PASSWORD not in told_by_up
     assert not list((home / "dagster").rglob("*.db")), "the storage is not SQLite"
@@ -121,17 +122,17 @@ def up_and_verify_as(dsn: str, source: SourceUnderTest, tmp_path: Path) -> None:
 def test_a_source_that_lacks_something_is_told_with_the_sql_before_anything_starts(
     source: SourceUnderTest, tmp_path: Path
 ) -> None:
-    source.sql(bank.TABLES)
-    bank.write_contracts(tmp_path / "contracts")
+    source.sql(pgbench.TABLES)
+    pgbench.write_contracts(tmp_path / "contracts")
     # One table that cannot be captured is left out; where none is left, nothing starts.
-    for table in bank.KEYS:
+    for table in pgbench.KEYS:
         source.sql(f'ALTER TABLE "{table}" DROP CONSTRAINT "{table}_pkey"')
     (tmp_path / ".env").write_text(
-        f"OMNISUPPORT_CONTRACTS_DIR=contracts\nOMNISUPPORT_SOURCE={bank.SOURCE}\n"
+        f"OMNISUPPORT_CONTRACTS_DIR=contracts\nOMNISUPPORT_SOURCE={pgbench.SOURCE}\n"
         f"OMNISUPPORT_SOURCE_DSN={source.dsn}\nOMNISUPPORT_SLOT={source.slot}\n"
         f"OMNISUPPORT_PUBLICATION={source.slot}\nOMNISUPPORT_WEBSERVER_PORT=0\n"
     )
-    told = bank.command("up", folder=tmp_path, variables={})
+    told = pgbench.command("up", folder=tmp_path, variables={})
     assert told.returncode == 5
     assert 'ALTER TABLE "public"."pgbench_tellers" ADD PRIMARY KEY ("tid");' in told.stderr
     assert "Starting" not in told.stdout

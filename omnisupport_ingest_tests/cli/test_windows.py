@@ -15,14 +15,15 @@ import pytest
 from pyspark.sql import SparkSession
 
 from omnisupport_ingest.cli import replay as replay_command
-from omnisupport_ingest.cli.one_pass import FinishedRun
+from omnisupport_ingest.cli.replay import ReplayRequest
 from omnisupport_ingest.defs.keys import raw_key
 from omnisupport_ingest.defs.partitions import window_partitions
 from omnisupport_ingest.runtime.dagster_home import write_dagster_home
 from omnisupport_ingest.stages import window_checks
+from omnisupport_ingest.verify.runs import FinishedRun
 from omnisupport_ingest.windows import OUT_OF_RANGE, WindowRange
 from omnisupport_ingest_tests.cli.command import command
-from omnisupport_ingest_tests.cli.told_home import enter
+from omnisupport_ingest_tests.cli.story_home import enter
 from omnisupport_ingest_tests.recovery.pipeline import open_workspace, run_stages
 from omnisupport_ingest_tests.stages import story as stories
 from omnisupport_ingest_tests.stages.story import SOURCE, Change, Commit, Story
@@ -166,11 +167,9 @@ def test_replay_of_scattered_windows_is_one_run_over_what_is_empty_between_them(
     story.land_file(put(20, 20 * 60, "middle", id=3))
     story.land_file(put(21, 22 * 60, "far", id=4))
     workspace = story.workspace
-    asked = replay_command._Asked(
-        workspace.settings, workspace.home, workspace, SOURCE, [FIRST, middle, far, NEWEST], "why", (), None
-    )
+    request = ReplayRequest(workspace, SOURCE, [FIRST, middle, far, NEWEST], ())
     counted = CountedRuns()
-    done = replay_command._carry_out(counted, asked)  # type: ignore[arg-type]
+    done = replay_command._carry_out(counted, request, "why")  # type: ignore[arg-type]
     # Between the last two lie more than two hours without an event.
     assert counted.runs == [WindowRange(FIRST, far), WindowRange(NEWEST, NEWEST)]
     assert len(done["runs"]) == 2
@@ -182,10 +181,8 @@ def test_replay_under_the_platform_asks_for_a_backfill_of_as_few_runs(story, mon
     story.land_file(put(20, 4 * 60, "middle", id=3))
     workspace = story.workspace
     write_dagster_home(workspace.settings, workspace.home)
-    asked = replay_command._Asked(
-        workspace.settings, workspace.home, workspace, SOURCE, [FIRST, middle], "why", (), None
-    )
-    backfill_id = replay_command._launch(asked)
+    request = ReplayRequest(workspace, SOURCE, [FIRST, middle], ())
+    backfill_id = replay_command._launch(request, "why")
     with dg.DagsterInstance.get() as instance:
         data = instance.get_backfills()[0].asset_backfill_data
         assert instance.get_backfills()[0].backfill_id == backfill_id

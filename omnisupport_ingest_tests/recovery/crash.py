@@ -19,7 +19,6 @@ from typing import IO, Any
 
 import pyarrow.parquet as pq
 
-from omnisupport_ingest.cli.proof import Proof, prove
 from omnisupport_ingest.contracts.load import default_contracts_dir
 from omnisupport_ingest.demo.support_desk import SUPPORT_DESK
 from omnisupport_ingest.demo.workload import Workload
@@ -30,6 +29,7 @@ from omnisupport_ingest.runtime.dagster_home import dagster_environment, write_d
 from omnisupport_ingest.settings import PREFIX
 from omnisupport_ingest.stages.pending import pending_windows
 from omnisupport_ingest.stages.workspace import Workspace
+from omnisupport_ingest.verify.proof import Proof, prove
 from omnisupport_ingest_tests.recovery.dagster_storage import gate_storage
 from omnisupport_ingest_tests.recovery.traces import Trace
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SOURCE, SourceUnderTest

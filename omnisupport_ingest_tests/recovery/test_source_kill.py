@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from omnisupport_ingest.cli.proof import prove
 from omnisupport_ingest.contracts.load import default_contracts_dir
 from omnisupport_ingest.demo.support_desk import SUPPORT_DESK
 from omnisupport_ingest.landing.manifest import Manifest
@@ -19,6 +18,7 @@ from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.sources.postgres.embedded.server import EmbeddedPostgres
 from omnisupport_ingest.stages.pending import pending_windows
 from omnisupport_ingest.stages.workspace import Workspace
+from omnisupport_ingest.verify.proof import prove
 from omnisupport_ingest_tests.recovery.desk import Traffic, capture, kill_server
 from omnisupport_ingest_tests.recovery.pipeline import run_stages
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SOURCE, SourceUnderTest

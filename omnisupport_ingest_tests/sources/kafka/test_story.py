@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from omnisupport_ingest_tests.cli import bank
+from omnisupport_ingest_tests.cli import pgbench
 from omnisupport_ingest_tests.sources.debezium.recorded import DEFAULTS, SOURCE, TABLES, Recorder, contract
 from omnisupport_ingest_tests.sources.kafka.broker import Broker
 from omnisupport_ingest_tests.sources.kafka.test_sync import produce_recorded
@@ -58,7 +58,7 @@ def test_a_source_of_topics_is_made_synced_and_looked_at_by_commands(broker: Bro
     }
 
     def command(*arguments: str) -> tuple[int, str, str]:
-        done = bank.command(*arguments, folder=tmp_path, variables=given)
+        done = pgbench.command(*arguments, folder=tmp_path, variables=given)
         return done.returncode, done.stdout, done.stderr
 
     made = command("sources", "new", SOURCE, "--kind", "kafka", "--servers", broker.address, "--topic", topic)

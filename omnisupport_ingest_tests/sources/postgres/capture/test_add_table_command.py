@@ -64,8 +64,8 @@ def test_capture_that_runs_takes_the_table_up_and_is_not_started_again(shop: Sho
         assert ranged.code == 2 and "late has never been read. Ask for all of it first." in ranged.err
         asked = shop.run(*ASK)
         assert asked.code == 0, asked.told
-        assert "late: asked for." in asked.out
-        assert "late joins the capture that runs; the others go on." in asked.out
+        assert "late: requested." in asked.out
+        assert "The running capture adds late; the other tables go on." in asked.out
         capture.says("snapshot of late")
         shop.sql(
             "INSERT INTO items VALUES (3, 'three')",

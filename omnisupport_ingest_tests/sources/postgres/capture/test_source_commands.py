@@ -7,7 +7,6 @@ import json
 
 import pytest
 
-from omnisupport_ingest.cli import services
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.position import Lsn
@@ -15,6 +14,7 @@ from omnisupport_ingest.runtime.supervisor import Supervisor
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres.session.errors import CaptureRunning, GapInSource
 from omnisupport_ingest.sources.postgres.session.lease import Lease
+from omnisupport_ingest.verify import services
 from omnisupport_ingest.windows import WindowSize
 from omnisupport_ingest_tests.cli.command import environment
 from omnisupport_ingest_tests.sources.postgres.awkward import PASSWORD, ROLE, SOURCE, Shop

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from omnisupport_ingest.cli import services
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.runtime.supervisor import Supervisor
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres.session.errors import SourceRefused
+from omnisupport_ingest.verify import services
 from omnisupport_ingest_tests.cli.command import environment
 from omnisupport_ingest_tests.sources.postgres.awkward import PASSWORD, ROLE, Shop
 from omnisupport_ingest_tests.sources.postgres.shop_facts import landed_rows, status

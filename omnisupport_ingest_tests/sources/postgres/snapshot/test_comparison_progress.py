@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from omnisupport_ingest.cli.source_view import print_status
+from omnisupport_ingest.cli.source_status import show_status
 from omnisupport_ingest.contracts.model import Column, Contracts
 from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.sources.postgres.capture.capture import Capture
@@ -48,7 +48,7 @@ def test_comparison_tells_chunks_and_time_left_and_no_rate_of_rows(
     # The second was looked at three times: five looks of half a second at three chunks.
     assert under_way.rows_per_second is None and under_way.seconds_left is not None
     assert 2.2 < under_way.seconds_left < 5
-    print_status(status)
-    left = f"{under_way.seconds_left:.0f} seconds of reading left"
+    show_status(status)
+    left = f"{under_way.seconds_left:.0f} s of reading left"
     told = f"tickets: 3 of 6 chunks compared, 100 rows read again, about {left}\n"
     assert told in capsys.readouterr().out

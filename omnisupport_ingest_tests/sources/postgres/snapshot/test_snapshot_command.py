@@ -47,7 +47,7 @@ def test_capture_that_follows_reads_the_table_again_and_goes_on(shop: Shop) -> N
         capture.says("snapshot of orders")
         until(lambda: boundaries(shop) == 1)
         asked = shop.run("source", "snapshot", "orders", "--reason", "a test")
-        assert asked.code == 0 and "orders: asked for." in asked.out and "source status" in asked.out
+        assert asked.code == 0 and "orders: requested." in asked.out and "source status" in asked.out
         until(lambda: boundaries(shop) == 2)
         assert status(shop)["snapshots"] == [] and status(shop)["snapshots_asked_for"] == []
         assert status(shop)["state"] == "RUNNING"
@@ -59,9 +59,9 @@ def test_request_waits_for_the_next_capture_and_a_second_one_is_the_same(shop: S
     assert shop.run(*ONCE).code == 0
     first = shop.run("source", "snapshot", "orders")
     assert "No capture is running" in first.out
-    assert "was asked for already" in shop.run("source", "snapshot", "orders", "items").out
+    assert "had been requested already" in shop.run("source", "snapshot", "orders", "items").out
     assert status(shop)["snapshots_asked_for"] == ["items", "orders"]
-    assert "orders: asked for, not begun" in shop.run("source", "status").out
+    assert "orders: requested, not begun" in shop.run("source", "status").out
     assert shop.run(*ONCE).code == 0
     assert boundaries(shop) == 2 and status(shop)["snapshots_asked_for"] == []
 
@@ -80,13 +80,16 @@ def test_table_without_a_contract_is_refused_by_name(shop: Shop) -> None:
 def test_range_of_keys_is_asked_for_by_its_bounds(shop: Shop) -> None:
     assert shop.run(*ONCE).code == 0
     first = shop.run("source", "snapshot", "orders", "--from", "01", "--to", "[2]")
-    assert first.code == 0 and "orders, keys 1 to 2: asked for." in first.out
-    assert "was asked for already" in shop.run("source", "snapshot", "orders", "--from", "1", "--to", "2").out
-    assert "orders, keys from 2: asked for." in shop.run("source", "snapshot", "orders", "--from", "2").out
+    assert first.code == 0 and "orders, keys 1 to 2: requested." in first.out
+    assert (
+        "had been requested already"
+        in shop.run("source", "snapshot", "orders", "--from", "1", "--to", "2").out
+    )
+    assert "orders, keys from 2: requested." in shop.run("source", "snapshot", "orders", "--from", "2").out
     asked = {"orders, keys 1 to 2", "orders, keys from 2"}
     assert set(status(shop)["snapshots_asked_for"]) == asked
     shown = shop.run("source", "status").out
-    assert all(f"{each}: asked for, not begun" in shown for each in asked)
+    assert all(f"{each}: requested, not begun" in shown for each in asked)
     read = shop.run(*ONCE)
     assert read.code == 0 and "Landed the snapshot of a range of orders" in read.out + read.err
     assert status(shop)["snapshots_asked_for"] == [] and boundaries(shop) == 3
@@ -121,7 +124,7 @@ def test_progress_of_an_interrupted_snapshot_is_told_with_rate_and_time_left(sho
         assert near_200(orders)
         assert orders["seconds_left"] == pytest.approx(200 / orders["rows_per_second"], abs=0.1)
         shown = shop.run("source", "status").out
-        words = r"orders: 3 of 5 chunks, 300 rows, (\d+) rows/s, about (\d) seconds of reading left"
+        words = r"orders: 3 of 5 chunks, 300 rows, (\d+) rows/s, about (\d) s of reading left"
         told = re.search(words, shown)
         assert told, shown
         assert int(told[1]) == pytest.approx(orders["rows_per_second"], abs=1)

@@ -1,0 +1,134 @@
+"""Looking after a home: ``settings`` shows what is set, ``sweep`` and ``clean`` remove files."""
+
+from __future__ import annotations
+
+import shutil
+from datetime import timedelta
+from typing import Any
+
+import click
+from pydantic import SecretStr
+
+from omnisupport_ingest.cli.opening import has_home, open_settings
+from omnisupport_ingest.cli.render import echo_json
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.home import Home
+from omnisupport_ingest.runtime.home_lock import HomeLock
+from omnisupport_ingest.runtime.private_folders import remove_socket_folder
+from omnisupport_ingest.settings import PREFIX
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def settings(as_json: bool) -> None:
+    """List every setting with its value and meaning. Secrets are not shown.
+
+    A setting is an environment variable, or a line of .env in the working directory; the variable
+    wins. A home that exists keeps its own window size.
+
+    \b
+    Examples:
+      omnisupport-ingest settings
+      omnisupport-ingest settings --json | jq -r '.[] | select(.set) | .name'
+
+    Exit code: 0 listed, 2 a setting cannot be used.
+    """
+    values = open_settings()
+    listed = []
+    for name, field in type(values).model_fields.items():
+        value: Any = getattr(values, name)
+        secret = isinstance(value, SecretStr)
+        # Numbers stay numbers; a path becomes its text.
+        shown = value if isinstance(value, (int, float)) else value and str(value)
+        listed.append(
+            {
+                "name": f"{PREFIX}{name.upper()}",
+                "value": None if secret else shown,
+                "secret": secret,
+                "set": name in values.model_fields_set,
+                "meaning": field.description,
+            }
+        )
+    if as_json:
+        echo_json(listed)
+        return
+    for each in listed:
+        shown = "(not set)" if each["value"] is None else each["value"]
+        click.echo(f"{each['name']}={'(set, not shown)' if each['secret'] else shown}")
+        click.echo(f"    {each['meaning']}")
+
+
+@click.command()
+@click.option(
+    "--older-than-hours",
+    "hours",
+    # A run in progress has placed files that it has not committed yet.
+    type=click.IntRange(min=1),
+    default=24,
+    show_default=True,
+    help="Keep younger files. No run may take longer than that.",
+)
+def sweep(hours: int) -> None:
+    """Delete files of the lake that no table needs: leftovers of crashed runs, and replaced versions.
+
+    The platform may run meanwhile. Afterwards, table versions older than the given hours can no longer be
+    read. Quarantined events that a window still refers to always stay.
+
+    \b
+    Example:
+      omnisupport-ingest sweep --older-than-hours 48
+
+    Exit code: 0 done, 2 usage or settings.
+    """
+    from omnisupport_ingest.lake.sweep import sweep as sweep_table
+    from omnisupport_ingest.stages.quarantine_files import named_anywhere
+    from omnisupport_ingest.stages.workspace import Workspace
+
+    total, workspace = 0, Workspace.open(open_settings())
+    named = {
+        workspace.quarantine(source).spec.path: named_anywhere(workspace, source)
+        for source in workspace.contracts.sources()
+    }
+    for table in workspace.tables():
+        spare = named.get(table.spec.path, frozenset())
+        removed = len(sweep_table(table, timedelta(hours=hours), spare=spare))
+        if removed:
+            click.echo(f"{table.spec.path}: {removed}")
+        total += removed
+    click.echo(f"{total:,} folders and single files that no table holds any more are removed.")
+
+
+@click.command()
+@click.confirmation_option("--yes", "-y", prompt="Remove the home with its lake, landing and database?")
+def clean() -> None:
+    """Remove the home: lake, landing, logs, Dagster's files, the embedded database.
+
+    \b
+    Example:
+      OMNISUPPORT_HOME=trial omnisupport-ingest clean --yes
+
+    Exit code: 0 removed or not there, 1 the folder is no home, 2 usage or settings, 6 in use.
+    """
+    settings = open_settings()
+    folder = settings.home.expanduser().absolute()
+    if not folder.exists():
+        click.echo(f"{folder} is not there.")
+        return
+    if not has_home(settings):
+        raise IngestError(
+            f"{folder} is not a home of this program, as it has no home.json. Nothing was removed.",
+            fix="Point OMNISUPPORT_HOME at the home to remove, or remove the folder yourself.",
+        )
+    remove_home(Home.open(folder, settings.window_size, earlier=True))
+    click.echo(f"{folder} is removed.")
+
+
+def remove_home(home: Home) -> None:
+    """Stop and remove the embedded database, then the folder. Raises ``HomeInUse``."""
+    from omnisupport_ingest.sources.postgres.embedded.server import EmbeddedPostgres
+
+    with HomeLock(home, "clean"):
+        # Its data may lie outside of the home.
+        EmbeddedPostgres(home.postgres).destroy()
+        remove_socket_folder(home.run)
+        shutil.rmtree(home.path)

@@ -1,0 +1,239 @@
+"""How commands write for people: counts, sizes, rates, times, labelled lines and tables, each in one way.
+
+A terminal gets lines of its own width and colours; a pipe or a file gets plain text, 100 columns wide, so
+that a script sees the same everywhere. Names, positions and paths are never cut: they make a line longer.
+``--json`` documents are written by ``echo_json``.
+"""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+WIDTH = 100
+"""Columns of the text on a pipe, and at most of prose in a terminal."""
+
+_NARROWEST = 60
+_LABEL = 13
+_COLOURS = {
+    "RUNNING": "bold green",
+    "FAILED": "bold red",
+    "PAUSED": "bold yellow",
+    "STOPPED": "bold yellow",
+    "blocks": "bold red",
+    "warns": "bold yellow",
+    "notes": "bold",
+    "Warning:": "bold yellow",
+}
+"""First words that a terminal shows in a colour."""
+
+
+# --- numbers and times ------------------------------------------------------------------------------------
+
+
+def counted(number: int, noun: str) -> str:
+    """A number of things: ``1 run``, ``2 runs``, ``1,300 batches``."""
+    plural = f"{noun}es" if noun.endswith("ch") else f"{noun}s"
+    return f"{number:,} {noun if number == 1 else plural}"
+
+
+def some(names: Sequence[str], most: int = 5) -> str:
+    """The first ``most`` of ``names``, and how many more there are."""
+    shown = ", ".join(names[:most])
+    return f"{shown} and {len(names) - most:,} more" if len(names) > most else shown
+
+
+def size(number: int) -> str:
+    """A number of bytes: ``512 bytes``, ``5 MB``, ``3.0 GB``; a kB has 1024 bytes."""
+    scaled = float(number)
+    for unit in ("bytes", "kB", "MB"):
+        if scaled < 1024:
+            return f"{scaled:,.0f} {unit}"
+        scaled /= 1024
+    return f"{scaled:,.1f} GB"
+
+
+def rate(per_second: float, noun: str) -> str:
+    """``1,200 rows/s``."""
+    return f"{per_second:,.0f} {noun}s/s"
+
+
+def span(seconds: float) -> str:
+    """A duration in the largest unit that it has twice: ``4 s``, ``26 min``, ``3 h``, ``2 days``."""
+    for length, unit in ((86400, "days"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def ago(moment: datetime | str) -> str:
+    """How long ago ``moment`` (or its ISO 8601 text) was: ``26 min ago``."""
+    return f"{since(moment)} ago"
+
+
+def since(moment: datetime | str) -> str:
+    """The time since ``moment`` (or its ISO 8601 text), without a word behind it; never negative."""
+    at = datetime.fromisoformat(moment) if isinstance(moment, str) else moment
+    return span(max(0.0, (datetime.now(UTC) - at).total_seconds()))
+
+
+def clock(moment: datetime | str | None) -> str:
+    """``moment`` (or its ISO 8601 text) to the second, in UTC; ``none`` without one."""
+    if moment is None:
+        return "none"
+    at = datetime.fromisoformat(moment) if isinstance(moment, str) else moment
+    return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def iso(moment: datetime | None) -> str | None:
+    """``moment`` for ``--json``."""
+    return None if moment is None else moment.isoformat()
+
+
+# --- help --------------------------------------------------------------------------------------------------
+
+
+class Commands(click.Group):
+    """A group whose help has the whole first sentence of each command, below the titles of ``sections``."""
+
+    sections: ClassVar[Mapping[str, Sequence[str]]] = {}
+    """Title → names of commands; commands that it does not name follow under ``Commands``."""
+
+    def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        named = {name for names in self.sections.values() for name in names}
+        others = [name for name in self.commands if name not in named]
+        for title, names in (*self.sections.items(), ("Commands", others)):
+            shown = [self.commands[name] for name in names if not self.commands[name].hidden]
+            if shown:
+                with formatter.section(title):
+                    formatter.write_dl(
+                        [(str(each.name), each.get_short_help_str(limit=1000)) for each in shown]
+                    )
+
+
+# --- lines and tables -------------------------------------------------------------------------------------
+
+
+def echo_json(document: Any) -> None:
+    """Print the one document of a command with ``--json``."""
+    text = json.dumps(document, indent=2, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        # The name of a file may hold bytes that are no text.
+        text = json.dumps(document, indent=2)
+    click.echo(text)
+
+
+def facts(
+    lines: Iterable[tuple[str, str]], *, label: int = _LABEL, indent: int = 0, wrap: bool = True
+) -> None:
+    """Print a label and its text per line; a long text goes on beside its column, unless ``wrap`` is False.
+
+    ``label`` is the width of the labels, ``indent`` what stands before them, in characters. Line breaks in a
+    text stay. A text that begins with a state has it in a colour.
+    """
+    console = _console()
+    margin = " " * (indent + label)
+    for title, text in lines:
+        first = f"{'':{indent}}{title:<{label - 1}} "
+        for line in text.split("\n"):
+            for each in _wrapped(line, first, margin, min(console.width, WIDTH) if wrap else 0):
+                _print(console, each, len(margin))
+            first = margin
+
+
+def _wrapped(text: str, first: str, margin: str, width: int) -> list[str]:
+    """The lines of ``text`` behind ``first``; ``width`` 0: one line."""
+    if not width:
+        return [first + text]
+    lines = textwrap.wrap(
+        text,
+        width,
+        initial_indent=first,
+        subsequent_indent=margin,
+        # Paths, ids and positions stay whole, so that they can be copied.
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return lines or [first.rstrip()]
+
+
+def finding(problem: str, fix: str, *, kind: str = "Warning:", width: int = 0) -> None:
+    """Print a problem behind its ``kind`` (``Warning:``, ``blocks``), and its fix below, if there is one."""
+    console = _console()
+    _print(console, f"{kind:<{width}} {problem}", 0)
+    if fix:
+        click.echo(f"{'':{width + 1 if width else 0}}Fix: {fix}")
+
+
+def heading(text: str) -> None:
+    """Print a line in bold."""
+    click.echo(click.style(text, bold=True))
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Collection[str] = ()) -> None:
+    """Print ``rows`` of texts under the titles ``columns``; ``right``: titles of columns of numbers.
+
+    No cell is cut or wrapped: a table that is wider than the terminal has long lines.
+    """
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for title in columns:
+        shown.add_column(Text(title), justify="right" if title in right else "left", no_wrap=True)
+    for row in rows:
+        shown.add_row(*(Text(cell) for cell in row))
+    console = _console()
+    needed = console.measure(shown, options=console.options.update(max_width=10_000)).maximum
+    console.width = max(console.width, needed)
+    with console.capture() as captured:
+        console.print(shown, crop=False)
+    # The last column is padded; nobody sees that but a script.
+    click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
+
+def progress_bar() -> Any:
+    """A bar for a step with a countable amount of work: a ``rich.progress.Progress``."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=_console(),
+    )
+
+
+def say_err(line: str) -> None:
+    """Print progress or a warning on standard error, which leaves standard output to the result."""
+    click.echo(line, err=True)
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    console = Console(highlight=False, markup=False, emoji=False)
+    console.width = max(console.width, _NARROWEST) if console.is_terminal else WIDTH
+    return console
+
+
+def _print(console: Console, line: str, start: int) -> None:
+    """Print ``line`` as it is; the word at ``start`` is coloured if it is one of ``_COLOURS``."""
+    from rich.text import Text
+
+    text = Text(line)
+    word = line[start:].split(" ", 1)[0].rstrip(";,")
+    if word.rstrip(":") in _COLOURS or word in _COLOURS:
+        text.stylize(_COLOURS.get(word) or _COLOURS[word.rstrip(":")], start, start + len(word))
+    console.print(text, soft_wrap=True)

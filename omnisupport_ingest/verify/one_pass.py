@@ -1,0 +1,289 @@
+"""One pass over a home without daemon and webserver: source, capture, runs, each only if it is needed.
+
+``sync``, ``capture --once``, ``materialize``, ``rebuild`` and ``replay`` are made of it. Spark is started for
+the first run, so a pass that finds nothing new is over in seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.home import Home
+from omnisupport_ingest.runtime.home_lock import HomeInUse, HomeLock
+from omnisupport_ingest.runtime.supervisor import Supervisor
+from omnisupport_ingest.settings import Settings
+from omnisupport_ingest.verify import services
+from omnisupport_ingest.verify.runs import FinishedRun, IngestRuns, RunRequest
+from omnisupport_ingest.windows import KEY_FORMAT, WindowRange
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from omnisupport_ingest.landing.manifest import Manifest
+    from omnisupport_ingest.position import Lsn
+    from omnisupport_ingest.stages.pending import Pending
+    from omnisupport_ingest.stages.workspace import Workspace
+    from omnisupport_ingest.verify.proof import Proof
+
+NONE, IN_SAMPLE, FULL = "none", "sample", "full"
+"""How a pass compares source and lake at its end."""
+
+
+class NothingMoves(IngestError):
+    """Pending windows that no run can take in; asking again would never end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How a pass reports: ``say`` takes a line of text, ``landed`` a batch that capture has landed."""
+
+    say: Callable[[str], None]
+    landed: Callable[[Manifest], None]
+
+
+@dataclass
+class OnePass:
+    """The pass of one command."""
+
+    settings: Settings
+    home: Home
+    supervisor: Supervisor
+    progress: Progress
+    left_out: IngestError | None = field(default=None, init=False)
+    """What is wrong with the tables that the last capture left out."""
+    _spark_started: bool = field(default=False, init=False)
+    _session: SparkSession | None = field(default=None, init=False)
+    _runs: IngestRuns = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._runs = IngestRuns(self.settings, self.home)
+
+    def say(self, line: str) -> None:
+        self.progress.say(line)
+
+    def start_source(self, source: Settings) -> None:
+        """Start the embedded server if ``source`` is in it and it does not run; then connect to the source.
+
+        Raises ``BadDsn`` or ``SourceUnavailable`` if a configured source does not answer.
+        """
+        from omnisupport_ingest.sources.postgres.embedded.server import EmbeddedPostgres
+        from omnisupport_ingest.sources.postgres.session.connection import connect
+        from omnisupport_ingest.sources.postgres.session.dsn import source_dsn
+
+        if source.source_dsn is None and not EmbeddedPostgres(self.home.postgres).running:
+            services.start_source(self.supervisor, self.settings, self.home, self.say)
+        connect(source_dsn(source, self.home)).close()
+
+    def capture(self, source: Settings, workspace: Workspace, until: Lsn) -> list[Manifest]:
+        """Land everything of the log of ``source`` that committed below ``until``, snapshots first.
+
+        Returns the batches. A table that cannot be followed is left out, and named in ``left_out``.
+        """
+        from omnisupport_ingest.sources.postgres.capture.capture import capture_once
+
+        batches: list[Manifest] = []
+
+        def landed(batch: Manifest) -> None:
+            batches.append(batch)
+            self.progress.landed(batch)
+
+        self.left_out = capture_once(source, self.home, workspace.contracts, until, landed)
+        return batches
+
+    def materialize(self, workspace: Workspace) -> list[FinishedRun]:
+        """Take everything that has landed, of every source, through every layer.
+
+        Raises ``RunFailed`` at the first run that fails, ``NothingMoves``, and ``IngestError`` for a gap.
+        """
+        self.prepare()
+        done: list[FinishedRun] = []
+        for source in workspace.contracts.sources():
+            done += self._materialize(workspace, source)
+        return done
+
+    def prepare(self) -> None:
+        """Write Dagster's files of the home, which runs need."""
+        from omnisupport_ingest.runtime.dagster_home import remove_old_run_logs, write_dagster_home
+
+        write_dagster_home(self.settings, self.home)
+        remove_old_run_logs(self.home)
+
+    def spark(self) -> SparkSession:
+        """A session on the Spark of this pass."""
+        from omnisupport_ingest.runtime.spark import session
+
+        self._start_spark()
+        if self._session is None:
+            self._session = session(self.settings)
+        return self._session
+
+    def close_spark(self) -> None:
+        """Close the session before its server ends: afterwards closing it would be retried for minutes."""
+        if self._session is not None:
+            self._session.stop()
+            self._session = None
+
+    def replay(
+        self, source: str, windows: WindowRange, tags: Mapping[str, str], table: str | None = None
+    ) -> FinishedRun:
+        """Replay ``windows`` through every layer; ``tags`` say why. Raises ``RunFailed``.
+
+        ``table``: replay only the table of the contract with this name; None for all.
+        """
+        from omnisupport_ingest.defs.keys import REASON_TAG
+
+        request = RunRequest(source, windows, replay=tags, table=table)
+        self._start_spark()
+        self.say(f"Replaying {request.span} of {source}: {tags[REASON_TAG]} …")
+        return self._runs.run(request)
+
+    def _materialize(self, workspace: Workspace, source: str) -> list[FinishedRun]:
+        from omnisupport_ingest.stages.pending import pending_windows
+
+        done: list[FinishedRun] = []
+        before: Pending | None = None
+        while not (pending := pending_windows(workspace, source)).nothing:
+            ranges = _ranges(workspace, pending.windows)
+            late = _ranges(workspace, pending.late_windows)
+            if pending == before or not (ranges or late):
+                raise _stuck(source, pending)
+            before = pending
+            for windows in ranges:
+                done.append(self._run(source, windows, pending))
+            for windows in late:
+                done.append(self.replay(source, windows, late_tags(source, pending, windows)))
+        if pending.hole is not None and pending.hole.later_epoch is None:
+            raise IngestError(f"{pending.hole} Everything before it is in the lake.", fix=pending.hole.fix)
+        return done
+
+    def _run(self, source: str, windows: WindowRange, pending: Pending) -> FinishedRun:
+        request = RunRequest(source, windows, cursor=pending.last_batch_id)
+        self._start_spark()
+        waiting = f"{pending.batches:,} batch{'es' * (pending.batches != 1)} waiting"
+        self.say(f"Running ingest_{source} for {request.span}, {waiting} …")
+        return self._runs.run(request, batches=pending.batches)
+
+    def _start_spark(self) -> None:
+        if not self._spark_started:
+            services.start_spark(self.supervisor, self.settings, self.home, self.say)
+            self._spark_started = True
+
+
+@contextmanager
+def one_pass(settings: Settings, home: Home, command: str, progress: Progress) -> Iterator[OnePass]:
+    """A pass that has ``home`` for itself; everything that it started is stopped at the end.
+
+    Raises ``HomeInUse`` if the platform or another pass runs on the home.
+    """
+    from omnisupport_ingest.runtime.spark_connect import stop_spark_connect
+
+    with _locked(home, command), Supervisor(home, report=progress.say) as supervisor:
+        the_pass = OnePass(settings, home, supervisor, progress)
+        try:
+            yield the_pass
+        finally:
+            the_pass.close_spark()
+            stop_spark_connect(supervisor, home)
+
+
+@dataclass(frozen=True)
+class Synced:
+    """What ``sync_log`` did: the log is in the lake up to ``lsn``. Without a comparison ``proof`` is None."""
+
+    source: str
+    lsn: Lsn
+    landed: list[Manifest]
+    runs: list[FinishedRun]
+    proof: Proof | None
+
+    @property
+    def holds(self) -> bool:
+        return self.proof is None or self.proof.holds
+
+
+def sync_log(the_pass: OnePass, workspace: Workspace, comparison: str) -> Synced:
+    """Take the log that the settings of ``workspace`` name into the lake, up to what has committed by now.
+
+    ``comparison``: ``NONE``, ``IN_SAMPLE`` or ``FULL``. Raises what capture, runs and comparison raise.
+    """
+    from omnisupport_ingest.sources.postgres.preflight.source_check import contracted_tables
+    from omnisupport_ingest.sources.postgres.session.dsn import source_dsn
+    from omnisupport_ingest.sources.postgres.session.server import current_wal_lsn
+    from omnisupport_ingest.verify.proof import SAMPLE, prove
+
+    settings = workspace.settings
+    # A source without contracts is refused before anything starts.
+    contracted_tables(workspace.contracts, settings.source)
+    the_pass.start_source(settings)
+    until = current_wal_lsn(source_dsn(settings, the_pass.home))
+    the_pass.say(f"Capturing {settings.source} up to {until} …")
+    landed = the_pass.capture(settings, workspace, until)
+    # Before the comparison, which waits for every open transaction of the server in order to be exact.
+    runs = the_pass.materialize(workspace)
+    proof = None
+    if comparison != NONE:
+        sample = SAMPLE if comparison == IN_SAMPLE else None
+        the_pass.say(f"Reading rows of the source to compare with: {'all' if sample is None else 'a sample'}")
+
+        def advance(lsn: Lsn) -> None:
+            landed.extend(the_pass.capture(settings, workspace, lsn))
+            runs.extend(the_pass.materialize(workspace))
+
+        proof = prove(workspace, the_pass.spark, advance=advance, sample=sample)
+    return Synced(settings.source, until, landed, runs, proof)
+
+
+@contextmanager
+def _locked(home: Home, command: str) -> Iterator[None]:
+    lock = HomeLock(home, command)
+    try:
+        lock.__enter__()
+    except HomeInUse as error:
+        raise HomeInUse(
+            error.problem,
+            fix="If it is `up`, there is nothing to do: its capture and its sensor take everything in, and "
+            "`omnisupport-ingest verify` proves it. If it is another pass, run this command when that has "
+            "ended.",
+        ) from None
+    try:
+        yield
+    finally:
+        lock.__exit__(None, None, None)
+
+
+def late_tags(source: str, pending: Pending, windows: WindowRange) -> dict[str, str]:
+    """The tags of a run that replays the windows among ``windows`` in which late events landed."""
+    from omnisupport_ingest.defs import keys
+    from omnisupport_ingest.stages.late_replay import LateReplay
+
+    arrivals = tuple(each for each in pending.late if windows.first <= each.window <= windows.last)
+    replay = LateReplay(source, arrivals)
+    return {
+        keys.REASON_TAG: replay.reason,
+        keys.LATE_TAG: str(replay.events),
+        keys.LATE_BATCHES_TAG: replay.named_batches,
+    }
+
+
+def _ranges(workspace: Workspace, windows: Iterable[str]) -> tuple[WindowRange, ...]:
+    from omnisupport_ingest.stages.run_requests import plan_runs
+
+    # The pass has the home for itself: no run is in progress, and the newest partition is the open window.
+    newest = workspace.grid.truncate(datetime.now(UTC)).strftime(KEY_FORMAT)
+    return plan_runs(workspace.grid, windows, in_progress=(), newest=newest).ranges
+
+
+def _stuck(source: str, pending: Pending) -> NothingMoves:
+    windows = (*pending.windows, *pending.late_windows)
+    named = ", ".join(windows[:3]) + (" …" if len(windows) > 3 else "")
+    return NothingMoves(
+        f"{len(windows):,} window{'s' * (len(windows) != 1)} of {source} cannot be taken in now: {named}.",
+        fix="If they lie in the future, the clock of the source is ahead of this machine's: set both right, "
+        "and run the same command again. If they do not, report it with the output of "
+        "`omnisupport-ingest checkpoint show`.",
+    )

@@ -1,0 +1,205 @@
+"""Compare source and dimensions at one LSN, row by row and column by column.
+
+A temporary slot exports a snapshot of the source and names its LSN. Once everything below that LSN has gone
+through every layer, the dimension must hold the same rows as the source. If a dimension has newer events by
+then, these events are applied to the source's rows first, and the result is compared.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.position import Lsn, Position
+from omnisupport_ingest.processes import ProcessIdentity
+from omnisupport_ingest.stages.checkpoints import Counts
+from omnisupport_ingest.stages.compare import Comparison
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from omnisupport_ingest.contracts.model import TableContract
+    from omnisupport_ingest.sources.postgres.snapshot.comparison_rows import RowsAt
+    from omnisupport_ingest.stages.workspace import Workspace
+
+
+_SCRATCH = "proof-"
+"""Folders with the source's rows during a comparison begin so; the identity of the process follows."""
+
+SAMPLE = 1000
+"""Keys per table that a sample has by default."""
+
+
+class ProofNotReached(IngestError):
+    """The lake did not reach the LSN of the comparison in time."""
+
+
+@dataclass(frozen=True)
+class Proof:
+    """The outcome of a comparison at ``lsn``; ``events`` and ``tables`` have an entry per table.
+
+    ``sample``: about how many keys per table were compared; None if every row was, and only then there are
+    ``events``.
+    """
+
+    lsn: Lsn
+    events: dict[str, Counts]
+    tables: dict[str, Comparison]
+    sample: int | None = None
+
+    @property
+    def holds(self) -> bool:
+        """Whether no table differs, no live row has an unresolved column, and the events add up."""
+        return all(each.holds for each in self.tables.values()) and all(
+            each.raw == each.deduped + each.duplicates + each.quarantined for each in self.events.values()
+        )
+
+
+@dataclass(frozen=True)
+class _Expected:
+    """The rows of one source table at the LSN of the comparison, in the Parquet file ``path``."""
+
+    contract: TableContract
+    path: Path
+    rows: RowsAt
+
+
+def prove(
+    workspace: Workspace,
+    spark: Callable[[], SparkSession],
+    *,
+    advance: Callable[[Lsn], None] | None = None,
+    seconds: float = 300.0,
+    tables: Sequence[str] = (),
+    sample: int | None = None,
+) -> Proof:
+    """Compare tables of the PostgreSQL source with their dimensions, at one LSN.
+
+    Args:
+        spark: returns a session; called only if a dimension has newer events than the LSN.
+        advance: called with the LSN, again and again, while the lake is behind it. Without it capture and
+            pipeline must be running.
+        seconds: how long the lake may take to reach the LSN.
+        tables: names of contracts; all of the source if empty.
+        sample: compare about this many keys per table; None compares every row.
+
+    Raises:
+        ProofNotReached: the lake has not reached the LSN after ``seconds``.
+        TableIncomplete: a table has no state at the LSN, as its snapshot was read later.
+    """
+    from omnisupport_ingest.sources.postgres.session.dsn import source_dsn
+    from omnisupport_ingest.sources.postgres.slot.slot import consistent_snapshot
+    from omnisupport_ingest.sources.postgres.snapshot.comparison_rows import write_rows_at
+    from omnisupport_ingest.stages.event_counts import events_per_table
+
+    source, publication = workspace.settings.source, workspace.settings.publication
+    dsn = source_dsn(workspace.settings, workspace.home)
+    contracts = [each for each in workspace.contracts.of_source(source) if not tables or each.name in tables]
+    _remove_left_behind(workspace.home.run)
+    own = f"{_SCRATCH}{ProcessIdentity.current().text}-"
+    with tempfile.TemporaryDirectory(prefix=own, dir=workspace.home.run) as scratch:
+        expected = []
+        with consistent_snapshot(dsn) as (lsn, snapshot):
+            for contract in contracts:
+                path = Path(scratch) / f"{contract.name}.parquet"
+                rows = write_rows_at(dsn, publication, snapshot, contract, path, sample=sample)
+                expected.append(_Expected(contract, path, rows))
+        # The slot of the snapshot is gone by now, so waiting holds no WAL back.
+        _wait_until(workspace, lsn, advance or (lambda _lsn: time.sleep(0.5)), seconds)
+        _require_complete(workspace, source, contracts, lsn)
+        compared = {each.contract.name: _compare(workspace, spark, each, lsn, sample) for each in expected}
+    if sample is not None:
+        return Proof(lsn, {}, compared, sample)
+    counted = events_per_table(workspace, source)
+    return Proof(lsn, {each.name: counted.get(each.table, Counts()) for each in contracts}, compared)
+
+
+def _remove_left_behind(folder: Path) -> None:
+    """Remove the rows of the source that killed comparisons left behind."""
+    for scratch in folder.glob(f"{_SCRATCH}*"):
+        process = ProcessIdentity.parse(scratch.name.removeprefix(_SCRATCH).partition("-")[0])
+        if process is None or not process.lives():
+            shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _wait_until(workspace: Workspace, lsn: Lsn, advance: Callable[[Lsn], None], seconds: float) -> None:
+    """Wait until everything below ``lsn`` has landed and gone through every layer."""
+    from omnisupport_ingest.stages.pending import pending_windows
+
+    source = workspace.settings.source
+    store, deadline = workspace.landing(source), time.monotonic() + seconds
+    while True:
+        epoch = store.current_epoch()
+        last = store.last_stream(epoch.number) if epoch else None
+        landed = last.stream.end_lsn if last and last.stream else None
+        if landed is not None and landed >= lsn and pending_windows(workspace, source).nothing:
+            return
+        if time.monotonic() > deadline:
+            raise ProofNotReached(
+                f"After {seconds:.0f} s the lake is not at {lsn} of the source; "
+                f"landing is at {landed or 'nothing'}.",
+                fix="Start capture and the pipeline (omnisupport-ingest up), or look at their logs.",
+            )
+        advance(lsn)
+
+
+def _require_complete(
+    workspace: Workspace, source: str, contracts: Sequence[TableContract], lsn: Lsn
+) -> None:
+    """Refuse tables without a known state at ``lsn``: they would differ though the lake has no fault."""
+    from omnisupport_ingest.stages.as_of import require_complete
+
+    epoch = workspace.landing(source).current_epoch()
+    assert epoch is not None, "the stream of an epoch has landed"
+    require_complete(workspace, source, contracts, Position(epoch.number, lsn, 0))
+
+
+def _compare(
+    workspace: Workspace,
+    spark: Callable[[], SparkSession],
+    expected: _Expected,
+    lsn: Lsn,
+    sample: int | None,
+) -> Comparison:
+    from omnisupport_ingest.stages.brought_forward import MovedOn
+    from omnisupport_ingest.stages.compare import Sample, changed_since, compare
+    from omnisupport_ingest.stages.taken_in import DimensionVersion
+
+    contract, rows = expected.contract, expected.rows
+    dimension = DimensionVersion.newest(workspace, contract)
+    # Checked again now that the version is fixed: a snapshot of the table may have landed meanwhile.
+    _require_complete(workspace, contract.source, [contract], lsn)
+    epoch = workspace.landing(contract.source).current_epoch()
+    assert epoch is not None
+    chosen = Sample(rows.below, dimension.accepted, dimension.withheld, epoch.number, lsn.value)
+    by_key, of_the_table = changed_since(contract, chosen)
+    if not of_the_table and (sample is not None or not by_key):
+        # A sample leaves out the keys that have changed since.
+        live = rows.live if sample is not None else None
+        return compare(contract, expected.path, dimension.files, sample=chosen, source_live=live)
+    return MovedOn(contract, expected.path, dimension.files, chosen, of_the_table > 0).compare(spark())
+
+
+def require_progress(workspace: Workspace) -> None:
+    """``IngestError`` if neither a platform nor a capture runs that could bring the lake to the source."""
+    from omnisupport_ingest.runtime.home_lock import in_use
+    from omnisupport_ingest.sources.postgres.session.errors import CaptureRunning
+    from omnisupport_ingest.sources.postgres.session.lease import Lease
+
+    if in_use(workspace.home):
+        return
+    try:
+        Lease.take(workspace.home.run, workspace.settings.source).release()
+    except CaptureRunning:
+        return
+    raise IngestError(
+        f"Neither the platform nor a capture runs on {workspace.home.path}, so the lake would never get to "
+        "where the source is now.",
+        fix="Run `omnisupport-ingest sync --verify full`, or start `omnisupport-ingest up` and verify again.",
+    )

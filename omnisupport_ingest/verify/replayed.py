@@ -1,0 +1,67 @@
+"""Replay a finished window through every layer: no table's content may change.
+
+A backfill replays the window, which the Dagster daemon carries out. The content of the window is compared
+by its hash in every table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from omnisupport_ingest.lake.checkpoint import Checkpoint
+from omnisupport_ingest.stages import checkpoints
+from omnisupport_ingest.stages.pending import pending_windows
+
+if TYPE_CHECKING:
+    from omnisupport_ingest.lake.table import LakeTable
+    from omnisupport_ingest.stages.workspace import Workspace
+
+
+@dataclass(frozen=True)
+class StartedReplay:
+    """The backfill that replays ``window``. ``before``: path of each table → content hash of the window."""
+
+    source: str
+    window: str
+    backfill_id: str
+    before: dict[str, str]
+
+
+def replayable(workspace: Workspace, source: str) -> list[Checkpoint]:
+    """The checkpoints of the windows with accepted events that every layer holds."""
+    behind = pending_windows(workspace, source).windows
+    committed = checkpoints.read([workspace.deduped(source)])
+    return [each for each in committed if each.deduped and each.window not in behind]
+
+
+def start_replay(workspace: Workspace, source: str, launch: Callable[[str], str]) -> StartedReplay:
+    """Replay the replayable window with the most events, which has the most to lose.
+
+    ``launch`` is given the window, starts its backfill and returns the backfill's id.
+    """
+    window = max(replayable(workspace, source), key=lambda each: each.deduped).window
+    # The hashes are read first: the backfill may be quick.
+    before = _content_hashes(workspace, source, window)
+    return StartedReplay(source, window, launch(window), before)
+
+
+def changed_tables(workspace: Workspace, replay: StartedReplay) -> list[str]:
+    """The tables whose content the replay changed, by path; empty if it did what a replay must."""
+    after = _content_hashes(workspace, replay.source, replay.window)
+    return sorted(table for table, content in replay.before.items() if after[table] != content)
+
+
+def _content_hashes(workspace: Workspace, source: str, window: str) -> dict[str, str]:
+    return {
+        table.spec.path: checkpoints.report(table, [window])[0].content_hash
+        for table in _tables(workspace, source)
+    }
+
+
+def _tables(workspace: Workspace, source: str) -> Iterator[LakeTable]:
+    yield workspace.raw(source)
+    yield workspace.deduped(source)
+    for contract in workspace.contracts.of_source(source):
+        yield workspace.net_changes(contract)

@@ -1,0 +1,76 @@
+"""``export``: the current state of a table as a file, and how far it is."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from omnisupport_ingest.cli.export import export
+from omnisupport_ingest.contracts.model import UnknownTable
+from omnisupport_ingest.stages.export import NoDimension
+from omnisupport_ingest_tests.cli.home_to_look_at import (
+    Told,
+    document,
+    land_another,
+    run,
+    told,
+    whole,
+)
+from omnisupport_ingest_tests.stages.story import SOURCE
+
+__all__ = ["told", "whole"]
+
+
+def test_export_writes_the_live_rows_for_their_owner_alone_and_says_how_far(
+    told: Told, tmp_path: Path
+) -> None:
+    out = tmp_path / "notes.jsonl"
+    done = run(export, "notes", "--out", str(out))
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["id"] for row in rows] == [1, 3]
+    assert rows[1]["body"] is None
+    assert rows[1]["_cdc_unresolved"] == ["body"]
+    assert out.stat().st_mode & 0o777 == 0o600
+    assert "2 rows of desk.notes" in done.stdout
+    assert "Complete to 0/14" in done.stdout
+    assert "1 row with unresolved values" in done.stderr
+    assert [each.name for each in tmp_path.iterdir() if each.name.startswith(".")] == []
+
+
+def test_export_finds_a_table_by_its_name_at_the_source(told: Told, tmp_path: Path) -> None:
+    for name in ("public.notes", 'public."notes"', "NOTES"):
+        out = tmp_path / "notes.csv"
+        assert document(export, name, "--out", str(out))["table"] == "desk.notes"
+        out.unlink()
+
+
+def test_export_with_deleted_rows_takes_the_place_of_an_older_file(told: Told, tmp_path: Path) -> None:
+    out = tmp_path / "notes.csv"
+    out.write_text("older")
+    out.chmod(0o644)
+    record = document(export, "desk.notes", "--out", str(out), "--include-deleted")
+    assert (record["rows"], record["unresolved"], record["pending_batches"]) == (3, 2, 0)
+    assert len(out.read_text().splitlines()) == 4
+    assert out.stat().st_mode & 0o777 == 0o600
+
+
+def test_export_says_what_has_landed_and_is_not_in_the_file(told: Told, tmp_path: Path) -> None:
+    land_another(told)
+    record = document(export, "notes", "--out", str(tmp_path / "notes.parquet"))
+    assert (record["complete_to"], record["pending_batches"]) == (None, 1)
+
+
+def test_export_of_a_table_that_nobody_knows_lists_the_tables(told: Told, tmp_path: Path) -> None:
+    with pytest.raises(UnknownTable) as raised:
+        run(export, "tickets", "--out", str(tmp_path / "tickets.csv"))
+    assert "desk.notes" in raised.value.fix
+    assert not (tmp_path / "tickets.csv").exists()
+
+
+def test_export_of_a_table_without_a_dimension(told: Told, tmp_path: Path) -> None:
+    shutil.rmtree(told.home / "lake" / SOURCE / "dim_notes")
+    with pytest.raises(NoDimension):
+        run(export, "notes", "--out", str(tmp_path / "notes.csv"))

@@ -1,0 +1,203 @@
+"""``status``: it changes nothing, and shows what there is, what is pending, and what is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from omnisupport_ingest.cli.errors import HomeMissing
+from omnisupport_ingest.cli.status import status
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.landing.manifest import StreamSpan
+from omnisupport_ingest.landing.names import stream_batch_id
+from omnisupport_ingest.landing.writer import BatchWriter
+from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.runtime.running import record_ui_port, ui_port
+from omnisupport_ingest.sources.postgres.capture.state import CaptureRecords, recorded
+from omnisupport_ingest.sources.postgres.embedded.server import EmbeddedPostgres
+from omnisupport_ingest_tests.cli.home_to_look_at import (
+    Told,
+    document,
+    files_in,
+    land_another,
+    run,
+    tables,
+    told,
+    whole,
+)
+from omnisupport_ingest_tests.recovery.pipeline import open_workspace
+from omnisupport_ingest_tests.stages.story import SOURCE, START, Change, Commit, events
+
+__all__ = ["told", "whole"]
+
+
+def test_status_of_a_home_that_is_not_there_makes_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMNISUPPORT_HOME", str(tmp_path / "nowhere"))
+    with pytest.raises(HomeMissing):
+        run(status)
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_status_of_a_home_that_is_up_to_date_has_nothing_pending(told: Told) -> None:
+    seen = document(status)
+    found = tables(seen)
+    assert list(found) == [
+        "raw_cdc_staging",
+        "deduped_events",
+        "quarantine",
+        "dim_notes",
+    ]
+    assert {each["pending_batches"] for each in found.values()} == {0, None}
+    assert {name: each["rows"] for name, each in found.items()} == {
+        "raw_cdc_staging": 4,
+        "deduped_events": 4,
+        "quarantine": 0,
+        "dim_notes": 3,
+    }
+    assert seen["sources"][0]["landing"]["stream_end"] == "0/14"
+    assert found["dim_notes"]["cursor"] == "1:0/14:2"
+
+
+def test_status_names_what_landed_and_is_not_in_the_tables_yet_and_changes_nothing(told: Told) -> None:
+    land_another(told)
+    before = files_in(told.home)
+    found = tables(document(status))
+    for name in ("raw_cdc_staging", "deduped_events", "dim_notes"):
+        assert (found[name]["pending_windows"], found[name]["pending_batches"]) == (1, 1), name
+    assert files_in(told.home) == before
+
+
+def test_status_names_net_changes_that_the_dimension_does_not_show(told: Told) -> None:
+    shutil.rmtree(told.home / "lake" / SOURCE / "dim_notes")
+    found = tables(document(status))
+    assert (found["net_changes/notes"]["rows"], found["net_changes/notes"]["pending_windows"]) == (3, 0)
+    assert found["dim_notes"]["pending_windows"] == 1
+
+
+def test_status_tells_how_far_what_people_read_is_behind(told: Told) -> None:
+    seen = document(status)
+    landing, notes = seen["sources"][0]["landing"], tables(seen)["dim_notes"]
+    assert notes["complete_to"] == landing["watermark"]
+    assert (notes["behind_landing_seconds"], notes["unshown_batches"]) == (0.0, 0)
+    land_another(told)
+    seen = document(status)
+    landing, notes = seen["sources"][0]["landing"], tables(seen)["dim_notes"]
+    assert notes["complete_to"] == (START + timedelta(seconds=2)).isoformat()
+    assert (notes["behind_landing_seconds"], notes["unshown_batches"]) == (59.0, 1)
+    assert notes["lag_seconds"] == pytest.approx(landing["watermark_lag_seconds"] + 59, abs=1)
+    assert "people read what was committed before 2026-01-01 12:00:02" in " ".join(run(status).stdout.split())
+
+
+def test_a_table_without_new_events_is_as_fresh_as_landing_is(told: Told) -> None:
+    workspace = open_workspace(told.folder)
+    at = START + timedelta(seconds=120)
+    other = events(Commit(30, 100, [Change("c", 4, {"title": "four"})]))[0]._replace(source_table="others")
+    span = StreamSpan(Lsn(20), Lsn(30), Lsn(30), Lsn(30), 30, at, at)
+    name = stream_batch_id(1, Lsn(20))
+    with BatchWriter(workspace.landing(SOURCE), workspace.grid, 1, name, clock=lambda: at) as writer:
+        writer.add(other)
+        writer.seal(stream=span)
+    notes = tables(document(status))["dim_notes"]
+    assert (notes["behind_landing_seconds"], notes["unshown_batches"]) == (0.0, 0)
+
+
+def test_a_capture_that_has_failed_is_told_by_the_exit_code(told: Told) -> None:
+    """As ``source status`` does, and it says which capture and why."""
+    records = CaptureRecords(told.home / "landing" / SOURCE)
+    assert run(status).return_value == 0
+    with suppress(IngestError), recorded(records, follows=True, last_landed=lambda: None):
+        raise IngestError("The slot is gone.", fix="Make another.")
+    done = run(status)
+    assert "FAILED: The slot is gone." in done.stdout
+    assert done.return_value == 1
+
+
+def test_status_of_a_home_where_a_contract_changed_has_its_windows_pending_again(told: Told) -> None:
+    path = told.folder / "contracts" / "notes.json"
+    contract = json.loads(path.read_text())
+    contract["properties"]["title"]["maxLength"] = 30
+    path.write_text(json.dumps(contract))
+    found = tables(document(status))
+    assert found["raw_cdc_staging"]["pending_windows"] == 0
+    assert found["deduped_events"]["pending_windows"] == 1
+    assert found["dim_notes"]["pending_windows"] == 1
+
+
+def test_a_hole_is_told_with_its_fix_and_by_the_exit_code(told: Told) -> None:
+    land_another(told)
+    manifests = told.home / "landing" / SOURCE / "manifests"
+    first = next(each for each in manifests.iterdir() if each.stem.endswith("0000"))
+    record = told.home / "landing" / SOURCE / "epochs" / "000001.json"
+    facts = {
+        "system_identifier": "1",
+        "timeline": 1,
+        "slot": "s",
+        "consistent_point": "0/0",
+        "database": "d",
+        "server_version": "18",
+        "session_settings": {},
+    }
+    epoch = {"number": 1, "reason": "first", "began_at": "2026-01-01T12:00:00+00:00", "facts": facts}
+    record.write_text(json.dumps(epoch | {"format_version": 1}))
+    first.unlink()
+    done = run(status)
+    assert done.return_value == 1
+    assert "is broken" in done.stdout
+    assert "--new-epoch" in done.stdout
+
+
+def test_a_manifest_that_cannot_be_read_is_told_and_hides_no_table(told: Told) -> None:
+    manifest = next((told.home / "landing" / SOURCE / "manifests").iterdir())
+    manifest.write_text("{")
+    done = run(status, "--json")
+    seen = json.loads(done.stdout)
+    assert done.return_value == 1
+    assert str(manifest) in seen["sources"][0]["landing"]["problem"]["problem"]
+    found = tables(seen)
+    assert (found["dim_notes"]["rows"], found["dim_notes"]["pending_batches"]) == (3, None)
+    assert "Restore this file" in run(status).stdout
+
+
+@pytest.mark.parametrize("dsn", ["postgresql://u:hunter2@127.0.0.1:9/db", "host=/nowhere password=hunter2"])
+def test_a_source_that_does_not_answer_is_told_without_its_password(
+    told: Told, monkeypatch: pytest.MonkeyPatch, dsn: str
+) -> None:
+    monkeypatch.setenv("OMNISUPPORT_SOURCE_DSN", dsn)
+    done = run(status)
+    assert "does not answer" in done.output
+    assert "hunter2" not in done.output + run(status, "--json").output
+
+
+def test_a_source_that_answers_is_told_with_its_slot(
+    told: Told, monkeypatch: pytest.MonkeyPatch, postgres: EmbeddedPostgres
+) -> None:
+    monkeypatch.setenv("OMNISUPPORT_SOURCE_DSN", postgres.dsn())
+    monkeypatch.setenv("OMNISUPPORT_SLOT", "nobody_has_this")
+    source = document(status)["source"]
+    assert (source["kind"], source["reachable"], source["slot"]["there"]) == ("configured", True, False)
+    assert source["capture"] == "STOPPED"
+
+
+def test_status_fits_a_terminal_of_100_columns(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMNISUPPORT_SOURCE_DSN", "postgresql://somebody@127.0.0.1:9/database")
+    assert max(len(line) for line in run(status).output.splitlines()) <= 100
+
+
+def test_the_ui_is_named_while_its_process_lives_and_answers(tmp_path: Path) -> None:
+    assert ui_port(tmp_path) is None
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        record_ui_port(tmp_path, port)
+        assert ui_port(tmp_path) is None
+        (tmp_path / "dagster-webserver.pid").write_text(f"{os.getpid()}\n")
+        assert ui_port(tmp_path) == port
+    assert ui_port(tmp_path) is None

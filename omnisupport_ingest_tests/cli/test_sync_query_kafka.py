@@ -1,0 +1,69 @@
+"""``sync NAME`` of a source without a log: from its tables to the dimensions, deletes by comparison."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from pathlib import Path
+
+import duckdb
+import pytest
+from deltalake import DeltaTable
+
+from omnisupport_ingest_tests.cli import pgbench
+from omnisupport_ingest_tests.sources.query.tickets import contract_document
+
+DIMENSION = "home/lake/desk/dim_tickets"
+
+
+def shown(folder: Path) -> dict[int, tuple[str, bool]]:
+    files = DeltaTable(folder / DIMENSION).file_uris()
+    rows = duckdb.sql(f"SELECT id, subject, _cdc_is_deleted FROM read_parquet({files})").fetchall()
+    return {number: (subject, gone) for number, subject, gone in rows}
+
+
+@pytest.mark.slow
+def test_a_table_of_sqlite_is_in_the_lake_after_a_sync_and_deletes_after_a_comparison(tmp_path: Path):
+    base = sqlite3.connect(tmp_path / "desk.db", isolation_level=None)
+    base.execute(
+        "CREATE TABLE tickets (id INTEGER PRIMARY KEY, subject TEXT,"
+        " updated_at DATETIME DEFAULT (datetime('now')))"
+    )
+    base.executemany("INSERT INTO tickets (id, subject) VALUES (?, 'old')", [(n,) for n in range(1, 201)])
+    base.execute("UPDATE tickets SET updated_at = '2020-01-01 00:00:00' WHERE id <= 100")
+    (tmp_path / "contracts" / "data").mkdir(parents=True)
+    (tmp_path / "contracts" / "sources").mkdir()
+    document = contract_document(schema="main")
+    (tmp_path / "contracts" / "data" / "tickets.json").write_text(json.dumps(document))
+    definition = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "name": "desk",
+        "kind": "query",
+        "description": "A desk in SQLite.",
+        "connection": {"env": "DESK_URL"},
+        "page_rows": 60,
+    }
+    (tmp_path / "contracts" / "sources" / "desk.json").write_text(json.dumps(definition))
+    given = {
+        "OMNISUPPORT_HOME": str(tmp_path / "home"),
+        "OMNISUPPORT_CONTRACTS_DIR": str(tmp_path / "contracts" / "data"),
+        "DESK_URL": f"sqlite:///{tmp_path / 'desk.db'}",
+    }
+
+    first = pgbench.command("sync", "desk", "--json", folder=tmp_path, variables=given)
+    assert first.returncode == 0, first.stderr
+    (table,) = json.loads(first.stdout)["tables"]
+    assert (table["full"], table["landed"], table["finished"]) == (True, 200, True)
+    # Rows older than the home's first window are there too.
+    assert shown(tmp_path) == dict.fromkeys(range(1, 201), ("old", False))
+
+    base.execute("UPDATE tickets SET subject = 'new', updated_at = datetime('now', '+1 second') WHERE id = 7")
+    base.execute("DELETE FROM tickets WHERE id IN (3, 150)")
+    second = pgbench.command("sync", "desk", "--compare", "--json", folder=tmp_path, variables=given)
+    assert second.returncode == 0, second.stderr
+    told = json.loads(second.stdout)
+    assert told["compared"][0]["deleted"] == 2
+    found = shown(tmp_path)
+    assert found[7] == ("new", False)
+    assert {number for number, (_, gone) in found.items() if gone} == {3, 150}
+    base.close()
