@@ -29,7 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "runtime": FLOOR_1,
     "defs": FLOOR_1 | {"contracts", "landing", "lake", "cdc", "stages", "sources", "targets", "runtime"},
     "definitions": FLOOR_1 | {"contracts", "stages", "defs", "runtime"},
-    "verify": FLOOR_1 | {"contracts", "landing", "lake", "stages", "sources", "runtime", "defs"},
+    "verify": FLOOR_1 | {"contracts", "landing", "lake", "stages", "sources", "demo", "runtime", "defs"},
 }
 """Room → rooms it may import besides itself. ``cli`` may import everything."""
 
