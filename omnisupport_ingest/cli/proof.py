@@ -82,11 +82,11 @@ def prove(
     """Compare tables of the PostgreSQL source with their dimensions, at one LSN.
 
     ``spark`` is asked for a session only where a dimension has moved on: then the source's rows are
-    brought forward by the events since. ``advance`` is called with the LSN again and again while the lake
-    is behind it; without it capture and pipeline must be running. ``tables``: names of contracts, none for
-    all. ``sample``: about so many keys per table, None for every row. ``ProofNotReached`` after
-    ``seconds``; ``TableIncomplete`` if a table has no state at that LSN, because its snapshot was
-    read later.
+    brought forward by the events since; and where net changes wait for their merge: then they are merged.
+    ``advance`` is called with the LSN again and again while the lake is behind it; without it capture and
+    pipeline must be running. ``tables``: names of contracts, none for all. ``sample``: about so many keys per
+    table, None for every row. ``ProofNotReached`` after ``seconds``; ``TableIncomplete`` if a table has no
+    state at that LSN, because its snapshot was read later.
     """
     from omnisupport_ingest.sources.postgres.rows_at import write_rows_at
     from omnisupport_ingest.sources.postgres.slot import consistent_snapshot
@@ -108,6 +108,7 @@ def prove(
         # The slot of the snapshot is gone by now: waiting holds no WAL back.
         _wait_until(workspace, lsn, advance or (lambda _lsn: time.sleep(0.5)), seconds)
         _require_complete(workspace, source, contracts, lsn)
+        _merge_what_waits(workspace, spark, contracts)
         compared = {each.contract.name: _compare(workspace, spark, each, lsn, sample) for each in expected}
     if sample is not None:
         return Proof(lsn, {}, compared, sample)
@@ -142,6 +143,23 @@ def _wait_until(workspace: Workspace, lsn: Lsn, advance: Callable[[Lsn], None], 
                 fix="Start capture and the pipeline (omnisupport-ingest up), or look at their logs.",
             )
         advance(lsn)
+
+
+def _merge_what_waits(
+    workspace: Workspace, spark: Callable[[], SparkSession], contracts: Sequence[TableContract]
+) -> None:
+    """Merge what a contract lets wait: the rows at the LSN are compared with the dimensions alone."""
+    from omnisupport_ingest.lake.layout import WHOLE_TABLE
+    from omnisupport_ingest.stages import dimensions
+    from omnisupport_ingest.stages.delayed_merge import waiting_merge
+    from omnisupport_ingest.stages.looking import look
+
+    for contract in contracts:
+        net_changes, dimension = look(workspace.net_changes(contract)), look(workspace.dimension(contract))
+        if net_changes is None or dimension is None:
+            continue
+        if waiting_merge(contract, dimension.state(WHOLE_TABLE), net_changes) is not None:
+            dimensions.update(workspace, spark(), contract.merged_at_once, "verify")
 
 
 def _require_complete(

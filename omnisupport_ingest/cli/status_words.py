@@ -30,15 +30,28 @@ def source_document(seen: SourceOverview) -> dict[str, Any]:
 
 def _table_document(table: TableOverview) -> dict[str, Any]:
     found = asdict(replace(table, freshness=None))
-    del found["freshness"]
+    del found["freshness"], found["waits"], found["scattered"]
     if (fresh := table.freshness) is not None:
         found |= {
             "complete_to": fresh.complete_to,
             "lag_seconds": fresh.lag_seconds(datetime.now(UTC)),
             "behind_landing_seconds": fresh.behind_landing_seconds,
             "unshown_batches": fresh.unshown_batches,
+            "merge_waits": plain(asdict(table.waits)) if table.waits is not None else None,
+            "recommended": _recommended(table),
         }
     return plain(found)
+
+
+def _recommended(table: TableOverview) -> str | None:
+    found = table.scattered
+    if found is None:
+        return None
+    return (
+        f"Writes are scattered: the last {found.updates} updates rewrote {found.files_share:.0%} of the "
+        f"files for {found.keys_share:.3%} of the keys. A delayed merge lets many share an update: "
+        '"delayed_merge": {"max_age": "PT10M", "max_share": 0.01} in x-cdc of its contract.'
+    )
 
 
 def plain(record: dict[str, Any]) -> dict[str, Any]:
@@ -68,6 +81,10 @@ def print_status(document: dict[str, Any]) -> None:
         _landing(each["source"], each["landing"])
         _read(each["source"], each["tables"])
         _tables(each["source"], each["tables"])
+        for table in each["tables"]:
+            if table.get("recommended"):
+                name = table["table"].removeprefix(f"{each['source']}/")
+                _line("  advice", f"{name}: {table['recommended']}")
 
 
 def _line(title: str, text: str) -> None:
@@ -184,6 +201,8 @@ def _pending(table: dict[str, Any]) -> str:
         return "-"
     if not windows and not batches:
         return "nothing"
+    if table.get("merge_waits"):
+        return f"merged by {table['merge_waits']['due'][11:19]}"
     return f"{windows} window{'s' * (windows != 1)}, {batches} batch{'es' * (batches != 1)}"
 
 
