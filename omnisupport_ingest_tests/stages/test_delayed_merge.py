@@ -28,7 +28,16 @@ from omnisupport_ingest.stages.overview import overview
 from omnisupport_ingest.stages.pending import pending_windows
 from omnisupport_ingest.stages.workspace import Workspace
 from omnisupport_ingest_tests.recovery.traces import contents
-from omnisupport_ingest_tests.stages.story import CONTRACT, FIRST, SECOND, SOURCE, Change, Commit, Story
+from omnisupport_ingest_tests.stages.story import (
+    CONTRACT,
+    FIRST,
+    SECOND,
+    SOURCE,
+    START,
+    Change,
+    Commit,
+    Story,
+)
 from omnisupport_ingest_tests.stages.test_layers import state
 
 KEYS = range(1, 41)
@@ -265,6 +274,7 @@ def test_closing_a_window_folds_files_that_still_wait(
     story.land(changed(2, [3]))
     run(story, spark, FIRST)
     story.land(changed(3, [3, 5]))
+    story.clock = START + timedelta(hours=3)
     story.land(Commit(9000, 7300, [Change("m")]))
     run(story, spark, FIRST, "2026-01-01T1401")
     run(story, spark, FIRST)
