@@ -119,9 +119,7 @@ class Table:
 @click.option("--ours-alone", is_flag=True, help="Measure no others.")
 @click.option("--repeats", default=3, show_default=True, help="Rounds.")
 @click.option("--seed", default=1, show_default=True)
-@click.option(
-    "--folder", type=click.Path(path_type=Path), help="Where homes are made; a temporary one without."
-)
+@click.option("--folder", type=click.Path(path_type=Path), help="Where homes are made.")
 def main(
     sizes: str,
     held: int,

@@ -35,8 +35,10 @@ def status(as_json: bool) -> int:
 
     Reads landing and the tables' own logs; changes nothing, and needs neither Spark nor a running
     platform. The source is asked for at most a second; the sensors are shown while the UI runs.
-    Pending are windows and batches that have landed and that the table does not hold yet. Behind is how
-    long ago what a dimension lacks was committed, or, where it shows all, the watermark. Times are UTC.
+    Pending are windows and batches that have landed and that the table does not hold yet; "merged by" a
+    time says that they wait for it, as the table's contract allows. Behind is how long ago what a
+    dimension lacks was committed, or, where it shows all, the watermark. Times are UTC. Where writes are
+    scattered over a large table, a line of advice names the setting for it.
 
     \b
     Examples:

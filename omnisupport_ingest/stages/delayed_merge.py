@@ -4,7 +4,8 @@ Files of a dimension are written anew whole. Where each run touches a few keys a
 rewrites much of it for little. A contract may let the net changes of several runs wait
 (``x-cdc.delayed_merge``); one update then merges them all. They wait while the oldest is younger than the
 stated age, counted from the commit of the run that folded it, and while they have fewer rows than the stated
-share of the dimension: a key that several runs changed counts once for each, so its keys are never more.
+share of the dimension: a key that several runs changed counts once for each, so its keys are never more. More
+files than ``WAITING_FILES`` do not wait, as every run looks at those that do.
 
 What is not merged is not shown: the dimension's own checkpoint says up to where it is complete, as ever.
 Nothing waits but plain changes of rows. What was replaced (a replay, late events, a decision, an erasure), a
@@ -28,6 +29,9 @@ from omnisupport_ingest.stages.versions import of_contract
 
 MERGES_KEPT = 10
 """A dimension remembers what so many updates came to."""
+
+WAITING_FILES = 1_000
+"""So many files of net changes may wait: one run adds one or a few."""
 
 _MERGES = 3
 _FILES = 8
@@ -62,7 +66,7 @@ def waiting_merge(
     if changes is None or changes.gone or not changes.added or changes.oldest is None:
         return None
     rows = sum(file.rows for file in changes.added)
-    if rows >= delay.max_share * state.checkpoint.rows:
+    if rows >= delay.max_share * state.checkpoint.rows or len(changes.added) > WAITING_FILES:
         return None
     watermark = net_facts(state, net_changes, changes).watermark
     if purged_of(state) != purged_before(contract, watermark):

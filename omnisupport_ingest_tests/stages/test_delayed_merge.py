@@ -181,6 +181,18 @@ def test_keys_up_to_the_share_wait_and_one_more_brings_all_of_them_in(
     assert [rows[n][0] for n in (1, 19, 30, 40)] == ["2", "2", "3", "t40"]
 
 
+def test_no_more_files_wait_than_a_run_can_look_at(
+    story: Story, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delayed_merge, "WAITING_FILES", 1)
+    story.land(changed(2, [3]))
+    run(story, spark, FIRST)
+    assert "2" not in titles(story, spark)
+    story.land(changed(3, [4]))
+    run(story, spark, FIRST)
+    assert {"2", "3"} <= titles(story, spark)
+
+
 @pytest.mark.parametrize(
     "change",
     [
