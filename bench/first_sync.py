@@ -24,6 +24,8 @@ from omnisupport_ingest.stages.workspace import Workspace
 
 FLOOR = 0.3
 
+_SOURCE = "support_desk"
+
 
 @click.command()
 @click.option("--rows", default=5_000_000, show_default=True, help="Rows of the table.")
@@ -76,6 +78,7 @@ def run_sync(server: Source, home: Path, verify: str, slot: str = SLOT) -> None:
     given = {
         "OMNISUPPORT_HOME": str(home),
         "OMNISUPPORT_SOURCE_DSN": server.dsn,
+        "OMNISUPPORT_SOURCE": _SOURCE,
         "OMNISUPPORT_SLOT": slot,
     }
     done = subprocess.run(command, env={**os.environ, **given}, capture_output=True, text=True, check=False)
@@ -86,7 +89,7 @@ def run_sync(server: Source, home: Path, verify: str, slot: str = SLOT) -> None:
 def rows_of_tickets(home: Path) -> int:
     """The rows of the dimension of the tickets."""
     workspace = Workspace.open(Settings(home=home, _env_file=None))  # type: ignore[call-arg]
-    contracts = workspace.contracts.of_source(workspace.settings.source)
+    contracts = workspace.contracts.of_source(_SOURCE)
     contract = next(each for each in contracts if each.name == "tickets")
     return sum(file.rows for file in workspace.dimension(contract).open().all_files())
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import time
+import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -32,6 +33,7 @@ class ManyTables:
     instance: dg.DagsterInstance
     definitions: dg.Definitions
     stream: Bulk
+    log: Path
 
     def land(self, table: int, changes: int, at: datetime) -> None:
         """Insert ``changes`` new keys of one table."""
@@ -44,9 +46,11 @@ class ManyTables:
         windows, began = WindowRange(first, last), time.perf_counter()
         newest = self.workspace.landing(SOURCE).landed().last
         cursor = newest.batch_id if newest is not None else None
-        done = run_windows(
-            self.instance, self.definitions, SOURCE, windows, None if replay else cursor, replay=tags
-        )
+        # What Dagster says of every step is for whom a run has failed.
+        with self.log.open("a") as log, redirect_stderr(log):
+            done = run_windows(
+                self.instance, self.definitions, SOURCE, windows, None if replay else cursor, replay=tags
+            )
         if not done.succeeded:
             raise RuntimeError(str(done.failures))
         return time.perf_counter() - began
@@ -76,9 +80,13 @@ def many_tables(
     )
     workspace = Workspace.open(settings)
     (folder / "dagster").mkdir()
-    with dg.DagsterInstance.local_temp(str(folder / "dagster")) as instance:
+    quiet = {"telemetry": {"enabled": False}}
+    with dg.DagsterInstance.local_temp(str(folder / "dagster"), overrides=quiet) as instance:
         stream = Bulk(workspace.landing(SOURCE), workspace.grid, seed)
-        yield ManyTables(workspace, instance, build_definitions(workspace), stream)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", dg.BetaWarning)
+            definitions = build_definitions(workspace)
+        yield ManyTables(workspace, instance, definitions, stream, folder / "runs.log")
 
 
 def this_minute() -> datetime:
