@@ -12,7 +12,8 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ from bench.bulk import Bulk, an_hour_before
 from bench.landed import now
 from bench.merge_peers import Peer, fold, peers, rows_of
 from bench.report import write_result
-from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.contracts.model import DelayedMerge, TableContract
 from omnisupport_ingest.runtime.spark import classic_session
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.stages import deduped, dimensions, net_changes, raw
@@ -42,6 +43,7 @@ RECENT_SECONDS, SCATTERED_SECONDS = 1.5, 4.0
 """100 changes, landed → dimension, of recent keys and of scattered ones."""
 
 _SOURCE = "support_desk"
+_DELAY, _DELAYED_RUNS = DelayedMerge(timedelta(hours=1), 0.01), 5
 
 
 @dataclass
@@ -75,8 +77,10 @@ class Table:
         contracts = self.workspace.contracts.of_source(_SOURCE)
         return next(each for each in contracts if each.name == "tickets")
 
-    def take_in(self, *, before: bool = False) -> dict[str, float]:
-        """Take what has landed through every layer; seconds by layer. ``before``: of the window before."""
+    def take_in(self, *, before: bool = False, delay: DelayedMerge | None = None) -> dict[str, float]:
+        """Take what has landed through every layer; seconds by layer. ``before``: of the window before.
+
+        ``delay``: what lets net changes wait for their merge."""
         window = self.workspace.grid.key_of(an_hour_before(now()) if before else now(), now())
         of_all: tuple[Any, ...] = (self.workspace, self.spark, _SOURCE, [window], "bench")
         of_one: tuple[Any, ...] = (self.workspace, self.spark, self.contract, [window], "bench")
@@ -84,7 +88,9 @@ class Table:
             "raw": lambda: raw.materialize(*of_all),
             "deduped": lambda: deduped.materialize(*of_all),
             "net_changes": lambda: net_changes.materialize(*of_one),
-            "dimension": lambda: dimensions.update(self.workspace, self.spark, self.contract, "bench"),
+            "dimension": lambda: dimensions.update(
+                self.workspace, self.spark, replace(self.contract, delayed_merge=delay), "bench"
+            ),
         }
         seconds = {}
         for name, step in steps.items():
@@ -184,7 +190,18 @@ def _rounds(
                 + ", ".join(f"{name} {each[-1]:.2f}" for name, each in found.items()),
                 err=True,
             )
+        for size, table in tables.items():
+            _delayed_round(size, table, took)
     return took
+
+
+def _delayed_round(size: int, table: Table, took: dict[str, dict[str, list[float]]]) -> None:
+    """Runs of 100 scattered changes whose merge waits, and the merge of all of them."""
+    for _ in range(_DELAYED_RUNS):
+        table.stream.scattered(100, now())
+        took["100 scattered, merge delayed"][f"{size} all"].append(table.take_in(delay=_DELAY)["all"])
+    merged = table.take_in()["all"]
+    took[f"merge of {100 * _DELAYED_RUNS} scattered"][f"{size} all"].append(merged)
 
 
 def _peers_round(landed: Sequence[Path], others: Sequence[Peer], found: dict[str, list[float]]) -> None:
@@ -222,7 +239,9 @@ def _conclude(
         verdict = {"growth": seconds[large] / seconds[small]}
         ours = seconds.get(f"{peers_at} all")
         for what, those in (("best", [each.name for each in others]), ("best_with_open_files", open_files)):
-            best = min(those, key=lambda name: seconds[name], default=None)
+            best = min(
+                (name for name in those if name in seconds), key=lambda name: seconds[name], default=None
+            )
             if best is not None and ours is not None:
                 verdict[what] = seconds[best] / ours
                 click.echo(f"  {what.replace('_', ' ')}: {best}, ratio {verdict[what]:.2f} (reach {REACH})")
