@@ -85,6 +85,11 @@ bench: $(INSTALLED) ## Measure speed and compare with PostgreSQL's own tools
 	$(BIN)/python -m bench.snapshot
 	$(BIN)/python -m bench.lake
 	$(BIN)/python -m bench.versions
+	$(BIN)/python -m bench.merge
+	$(BIN)/python -m bench.reading
+	$(BIN)/python -m bench.replays
+	$(BIN)/python -m bench.tables
+	$(BIN)/python -m bench.first_sync
 	$(BIN)/python -m bench.platform
 	$(BIN)/python -m bench.landing_index
 

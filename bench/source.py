@@ -35,7 +35,7 @@ SELECT id, id % 977, md5(id::text)::uuid, 'agent-' || id % 40, 'Printer on fire 
        'The printer on floor ' || id % 30 || ' smokes. It says "PC LOAD LETTER", code ' || md5(id || 'code')
            || '.' || chr(10) || 'Its last page was ' || md5(id || 'page') || md5(id || 'more')
            || ', and it is needed before noon.' || chr(10) || 'Greetings from customer ' || id % 7919,
-       (enum_range(NULL::support.ticket_status))[1 + id % 3], id % 5,
+       (enum_range(NULL::support.ticket_status))[1 + id % 3], 1 + id % 4,
        (ARRAY['email', 'chat', 'phone'])[1 + id % 3],
        jsonb_build_object('browser', 'Firefox ' || id % 120, 'page', '/orders/' || id,
                           'tags', jsonb_build_array('hardware', 'urgent')),

@@ -37,7 +37,8 @@ def status(as_json: bool) -> int:
     The source gets a second to answer. Sensors are shown while the UI runs. Times are UTC.
 
     \b
-    pending   windows and batches that have landed and are not in the table yet
+    pending   windows and batches that have landed and are not in the table yet; "merged by" a time: they wait
+              until then, as the contract of the table allows
     behind    age of the oldest commit that a dimension lacks; if it lacks none, age of the watermark
 
     \b
@@ -188,15 +189,29 @@ def _source_document(seen: SourceOverview) -> dict[str, Any]:
 
 def _table_document(table: TableOverview) -> dict[str, Any]:
     found = asdict(replace(table, freshness=None))
-    del found["freshness"]
+    del found["freshness"], found["waits"], found["scattered"]
     if (fresh := table.freshness) is not None:
         found |= {
             "complete_to": fresh.complete_to,
             "lag_seconds": fresh.lag_seconds(datetime.now(UTC)),
             "behind_landing_seconds": fresh.behind_landing_seconds,
             "unshown_batches": fresh.unshown_batches,
+            "merge_waits": _plain(asdict(table.waits)) if table.waits is not None else None,
+            "recommended": _recommended(table),
         }
     return _plain(found)
+
+
+def _recommended(table: TableOverview) -> str | None:
+    """Return the setting to think about where the last updates rewrote much of the table for few keys."""
+    found = table.scattered
+    if found is None:
+        return None
+    return (
+        f"Writes are scattered: the last {found.updates} updates rewrote {found.files_share:.0%} of the "
+        f"files for {found.keys_share:.3%} of the keys. A delayed merge lets many share an update: "
+        '"delayed_merge": {"max_age": "PT10M", "max_share": 0.01} in x-cdc of its contract.'
+    )
 
 
 def _plain(record: dict[str, Any]) -> dict[str, Any]:
@@ -233,6 +248,12 @@ def _show(document: dict[str, Any]) -> None:
         # A source of which nothing has landed has no table to show.
         if each["landing"]["batches"] or any(table["there"] for table in each["tables"]):
             _show_tables(each["source"], each["tables"])
+        advice = [
+            ("advice", f"{_table_name(each['source'], table)}: {table['recommended']}")
+            for table in each["tables"]
+            if table.get("recommended")
+        ]
+        render.facts(advice, indent=2, label=11)
 
 
 def _platform_line(platform: dict[str, Any]) -> str:
@@ -339,4 +360,6 @@ def _pending(table: dict[str, Any]) -> str:
         return "-"
     if not windows and not batches:
         return "nothing"
+    if table.get("merge_waits"):
+        return f"merged by {table['merge_waits']['due'][11:19]}"
     return f"{render.counted(windows, 'window')}, {render.counted(batches, 'batch')}"

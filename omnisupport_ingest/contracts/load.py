@@ -22,6 +22,7 @@ from omnisupport_ingest.contracts.model import (
     Column,
     ContractError,
     Contracts,
+    DelayedMerge,
     TableContract,
     TargetPolicy,
 )
@@ -40,6 +41,12 @@ __all__ = [
 ]
 
 SCHEMA = "contracts/contract.schema.json"
+
+_LONGEST_DELAY = timedelta(hours=12)
+"""Files of net changes that closing has folded into others are kept for a day; a merge reads them."""
+
+_NOT_JUDGED_BY = ("cursor", "target", "delayed_merge")
+"""Parts of ``x-cdc`` that change no row of what has landed."""
 
 
 def default_contracts_dir(folder: str = "contracts/data") -> Path:
@@ -118,13 +125,14 @@ def contract_of(document: dict[str, Any], path: Path) -> TableContract:
         ),
         cursor=read_cursor(path, policy.get("cursor"), columns),
         target=_target(path, policy),
+        delayed_merge=_delayed_merge(path, policy.get("delayed_merge")),
     )
 
 
 def _fingerprint(document: dict[str, Any]) -> str:
-    """The SHA-256 of ``document``, but for what bears on reading or on a target alone: that changes nothing
-    that landed."""
-    policy = {name: value for name, value in document["x-cdc"].items() if name not in ("cursor", "target")}
+    """The SHA-256 of ``document``, but for what bears on reading, on a target or on the time of merges alone:
+    that changes nothing that landed."""
+    policy = {name: value for name, value in document["x-cdc"].items() if name not in _NOT_JUDGED_BY}
     judged = document | {"x-cdc": policy}
     text = json.dumps(judged, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()
@@ -151,6 +159,21 @@ def _target(path: Path, policy: dict[str, Any]) -> TargetPolicy | None:
     connection = target["connection"]
     schema, table = target.get("schema", "public"), target.get("table", _name(path, policy))
     return TargetPolicy(connection.get("env"), connection.get("file"), schema, table)
+
+
+def _delayed_merge(path: Path, delay: dict[str, Any] | None) -> DelayedMerge | None:
+    if delay is None:
+        return None
+    age = _duration(path, "delayed_merge.max_age", delay["max_age"])
+    assert age is not None, "the schema asks for a text"
+    if not timedelta(0) < age <= _LONGEST_DELAY:
+        raise refused(
+            path,
+            "x-cdc.delayed_merge.max_age",
+            f"is {delay['max_age']}, and a merge may wait up to PT12H",
+            "Write a shorter time, or leave delayed_merge out: then every run merges at once.",
+        )
+    return DelayedMerge(age, float(delay["max_share"]))
 
 
 def _check_key(path: Path, key: list[str], columns: tuple[Column, ...]) -> None:

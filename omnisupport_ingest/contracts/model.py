@@ -6,7 +6,7 @@ These are plain values without Spark, pandera or file access, so that every room
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from decimal import Decimal
 
@@ -89,6 +89,15 @@ class TargetPolicy:
 
 
 @dataclass(frozen=True, slots=True)
+class DelayedMerge:
+    """How long net changes may wait before they are merged into the dimension, all together: while the oldest
+    is younger than ``max_age``, and their keys are fewer than ``max_share`` (0 to 1) of its rows."""
+
+    max_age: timedelta
+    max_share: float
+
+
+@dataclass(frozen=True, slots=True)
 class TableContract:
     """What is agreed about one source table: its columns, its key and how its events are judged.
 
@@ -99,8 +108,9 @@ class TableContract:
     later than ``max_lateness`` waits for a person. ``purge_deleted_after``: how long the dimension
     shows a row after its delete, null for ever. ``cursor``: how it is read where there is no log, null if
     only a log will do. ``target``: the table of a warehouse that follows the current state, null if none.
-    ``path`` is the contract's file and ``fingerprint`` the SHA-256 of its canonical JSON without cursor and
-    target, which bear on nothing that has landed: another fingerprint is another contract.
+    ``delayed_merge``: how long net changes may wait for their merge, null if every run merges at once.
+    ``path`` is the contract's file and ``fingerprint`` the SHA-256 of its canonical JSON without cursor,
+    target and delayed merge, which change no row that has landed: another fingerprint is another contract.
     """
 
     name: str
@@ -121,11 +131,17 @@ class TableContract:
     purge_deleted_after: timedelta | None = None
     cursor: CursorPolicy | None = None
     target: TargetPolicy | None = None
+    delayed_merge: DelayedMerge | None = None
 
     @property
     def full_name(self) -> str:
         """The table as the source calls it: ``schema.table``."""
         return f"{self.schema}.{self.table}"
+
+    @property
+    def merged_at_once(self) -> TableContract:
+        """The same contract without the delay of its merges."""
+        return self if self.delayed_merge is None else replace(self, delayed_merge=None)
 
     @property
     def column_names(self) -> tuple[str, ...]:

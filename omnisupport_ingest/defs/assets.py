@@ -42,6 +42,7 @@ class _Asked:
     windows: Sequence[str]
     run_id: str
     replay: bool
+    merge_now: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +149,12 @@ def _dimension(
         partitions=partitions,
         lineage=dimension_lineage(contract),
         make=lambda asked: dimensions.materialize(
-            asked.workspace, asked.spark, contract, asked.windows, asked.run_id, replay=asked.replay
+            asked.workspace,
+            asked.spark,
+            contract.merged_at_once if asked.merge_now else contract,
+            asked.windows,
+            asked.run_id,
+            replay=asked.replay,
         ),
         told=lambda opened: dimension_metadata(opened, contract),
     )
@@ -192,6 +198,7 @@ def lake_asset(table: _LakeTable) -> dg.AssetsDefinition:
                     windows=context.partition_keys,
                     run_id=context.run_id,
                     replay=replay,
+                    merge_now=keys.MERGE_NOW_TAG in context.run.tags,
                 )
             )
         _mirror(context, done, started, table.told(workspace))

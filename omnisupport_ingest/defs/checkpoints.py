@@ -11,11 +11,14 @@ from dataclasses import dataclass, field
 
 import dagster as dg
 
+from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.defs import keys
 from omnisupport_ingest.defs.metadata import checkpoint_metadata, dimension_metadata
 from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.stages import checkpoints as lake_checkpoints
+from omnisupport_ingest.stages.delayed_merge import waiting_merge
 from omnisupport_ingest.stages.looking import look
 from omnisupport_ingest.stages.shown import Shown
 from omnisupport_ingest.stages.workspace import Workspace
@@ -67,14 +70,23 @@ def _assets(workspace: Workspace) -> Iterator[_Asset]:
         yield _Asset(key=keys.deduped_key(source), table=workspace.deduped(source))
     for contract in workspace.contracts:
         net_changes = workspace.net_changes(contract)
-        shown = Shown.of(look(net_changes), look(workspace.dimension(contract)))
         yield _Asset(
             key=keys.dimension_key(contract),
             table=net_changes,
-            without=shown.newer,
+            without=_not_merged(workspace, contract),
             told=dimension_metadata(workspace, contract),
         )
         yield _Asset(key=keys.history_key(contract), table=workspace.history(contract), partitioned=False)
+
+
+def _not_merged(workspace: Workspace, contract: TableContract) -> frozenset[str]:
+    """The windows that the dimension should show and does not; those that may wait for their merge were
+    materialized like others."""
+    folded, dimension = look(workspace.net_changes(contract)), look(workspace.dimension(contract))
+    state = dimension.state(WHOLE_TABLE) if dimension is not None else None
+    if folded is not None and waiting_merge(contract, state, folded) is not None:
+        return frozenset()
+    return Shown.of(folded, dimension).newer
 
 
 def _known(instance: dg.DagsterInstance, key: dg.AssetKey, *, partitioned: bool) -> set[str | None]:

@@ -58,7 +58,7 @@ def run_windows(
         only = keys.path_to_table(source, table) if table is not None else None
         return _run(instance, definitions, keys.replay_job_name(source), source, windows, replay, only)
     attempt = RunHistory(instance, source).attempts(cursor, windows.first, windows.last) + 1
-    tags = {keys.CURSOR_TAG: cursor or "", keys.ATTEMPT_TAG: str(attempt)}
+    tags = {keys.CURSOR_TAG: cursor or "", keys.ATTEMPT_TAG: str(attempt), keys.MERGE_NOW_TAG: "true"}
     return _run(instance, definitions, keys.ingest_job_name(source), source, windows, tags)
 
 

@@ -11,6 +11,9 @@ from omnisupport_ingest.contracts.model import TableContract
 TAKE_NEW_TAG = "omnisupport/take-new"
 """Run tag: take in what is new. A run without it (a backfill, a click on Materialize) replays."""
 
+MERGE_NOW_TAG = "omnisupport/merge-now"
+"""Run tag: no net changes wait for their merge, whatever the contracts say: nobody comes after this run."""
+
 SOURCE_TAG = "omnisupport/source"
 CURSOR_TAG = "omnisupport/cursor"
 ATTEMPT_TAG = "omnisupport/attempt"

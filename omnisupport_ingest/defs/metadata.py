@@ -21,6 +21,7 @@ from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.lake.checkpoint import Checkpoint
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.stages import deduped, net_changes, raw
+from omnisupport_ingest.stages.delayed_merge import waiting_merge
 from omnisupport_ingest.stages.looking import look
 from omnisupport_ingest.stages.workspace import Workspace
 
@@ -102,7 +103,8 @@ def checkpoint_metadata(
 
 
 def dimension_metadata(workspace: Workspace, contract: TableContract) -> Mapping[str, dg.MetadataValue]:
-    """What every materialization of a dimension says of the whole table: up to where it is complete.
+    """What every materialization of a dimension says of the whole table: up to where it is complete, what its
+    last update rewrote for how many keys, and what waits for its merge where the contract lets it.
 
     Nothing where the table is not there. A window's own entries, its content hash among them, are of its net
     changes.
@@ -120,6 +122,20 @@ def dimension_metadata(workspace: Workspace, contract: TableContract) -> Mapping
     }
     if shown.watermark is not None:
         entries["complete_to_time"] = MetadataValue.timestamp(shown.watermark)
+    if shown.merges and shown.merges[-1].held and shown.merges[-1].rows:
+        merge = shown.merges[-1]
+        entries |= {
+            "merge_keys": MetadataValue.int(merge.keys),
+            "merge_keys_share": MetadataValue.float(merge.keys / merge.rows),
+            "merge_files": MetadataValue.int(merge.files),
+            "merge_files_share": MetadataValue.float(merge.files / merge.held),
+        }
+    if contract.delayed_merge is not None:
+        folded = look(workspace.net_changes(contract))
+        waits = waiting_merge(contract, state, folded) if folded is not None else None
+        entries["unmerged_rows"] = MetadataValue.int(waits.rows if waits is not None else 0)
+        if waits is not None:
+            entries["merge_due"] = MetadataValue.timestamp(waits.due)
     return entries
 
 

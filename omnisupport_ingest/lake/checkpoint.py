@@ -13,6 +13,17 @@ _MOMENTS = frozenset({"watermark", "committed_at"})
 
 
 @dataclass(frozen=True, slots=True)
+class MergeCost:
+    """What one update of a table that is updated in place came to: ``keys`` with another row, of ``rows``
+    before it, and ``files`` written anew, of ``held`` ones."""
+
+    keys: int
+    rows: int
+    files: int
+    held: int
+
+
+@dataclass(frozen=True, slots=True)
 class Checkpoint:
     """The record of one window after a commit; kept in the table, mirrored in run metadata.
 
@@ -31,6 +42,8 @@ class Checkpoint:
 
     ``closed``: the watermark had passed the window's end and allowed lateness, and the content was
     written whole or folded since. What the window takes in later opens it again.
+
+    ``merges``: what the last few updates in place came to, the newest last.
     """
 
     layer: str
@@ -62,10 +75,14 @@ class Checkpoint:
     changed_by: tuple[str, ...] = ()
     closed: bool = False
     detectors: Mapping[str, str] = field(default_factory=dict)
+    merges: tuple[MergeCost, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON values; moments in ISO 8601."""
-        record = asdict(self) | {"changed_by": list(self.changed_by)}
+        record = asdict(self) | {
+            "changed_by": list(self.changed_by),
+            "merges": [asdict(m) for m in self.merges],
+        }
         for name in _MOMENTS:
             if record[name] is not None:
                 record[name] = record[name].isoformat()

@@ -154,13 +154,17 @@ def watermark_fresh(workspace: Workspace, source: str, now: datetime) -> CheckFi
 def tables_fresh(workspace: Workspace, source: str, now: datetime) -> dict[str, CheckFinding]:
     """Whether the dimension shows what was committed until shortly before ``now`` (timezone-aware).
 
-    By name of the contract. Unlike ``watermark_fresh`` this is of what people read.
+    By name of the contract; where it lets net changes wait for their merge, that time is added. Unlike
+    ``watermark_fresh`` this is of what people read.
     """
     landing = workspace.landing(source)
 
     def fresh(contract: TableContract) -> CheckFinding:
         net_changes, dimension = look(workspace.net_changes(contract)), look(workspace.dimension(contract))
-        return _table_fresh(freshness(contract, net_changes, dimension, landing), now)
+        within = FRESH_WITHIN
+        if contract.delayed_merge is not None:
+            within += contract.delayed_merge.max_age
+        return _table_fresh(freshness(contract, net_changes, dimension, landing), now, within)
 
     return _of_each_table(workspace, source, fresh)
 
@@ -183,7 +187,7 @@ def _of_each_table(
     return found
 
 
-def _table_fresh(found: Freshness, now: datetime) -> CheckFinding:
+def _table_fresh(found: Freshness, now: datetime, within: timedelta) -> CheckFinding:
     lag, behind = found.lag_seconds(now), found.behind_landing_seconds
     numbers: dict[str, int | float] = {"unshown_batches": found.unshown_batches}
     if lag is None:
@@ -191,7 +195,7 @@ def _table_fresh(found: Freshness, now: datetime) -> CheckFinding:
     numbers["lag_seconds"] = lag
     if behind is not None:
         numbers["behind_landing_seconds"] = behind
-    if lag > FRESH_WITHIN.total_seconds():
+    if lag > within.total_seconds():
         why = (
             f"{found.unshown_batches} batches with changes of it have landed and are not shown: look at the "
             "runs."

@@ -123,7 +123,7 @@ class PinnedDimensions:
         for left in workspace.home.run.glob(f"{_SCRATCH}{source}-*"):
             # Of a repair that was killed: it holds rows of the source.
             shutil.rmtree(left, ignore_errors=True)
-        pending = pending_windows(workspace, source)
+        pending = pending_windows(workspace.merging_at_once(), source)
         if pending.hole is not None:
             raise LakeBehind(
                 f"A batch of {source} is missing from landing ({pending.hole}), and with it from the lake.",

@@ -7,6 +7,8 @@ again, and those that depend on another key's life, are folded from the net chan
 Between writing the rows and committing them stands the contract's pandera gate: row rules have judged the
 events one by one, the gate judges what became of them, and a table that does not pass stays as it was.
 
+A contract may let net changes wait, so that many are merged by one update (``delayed_merge``).
+
 A contract may say that deleted rows are purged after a time. They are left out here alone: the
 net changes keep what ended them, so nothing that arrives below brings them back.
 """
@@ -16,7 +18,8 @@ from __future__ import annotations
 import shutil
 import uuid
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
 
@@ -33,7 +36,7 @@ from omnisupport_ingest.cdc.updating import UpdateRules
 from omnisupport_ingest.contracts.load import TableContract
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.lake import layout
-from omnisupport_ingest.lake.checkpoint import Checkpoint
+from omnisupport_ingest.lake.checkpoint import Checkpoint, MergeCost
 from omnisupport_ingest.lake.commit import WindowChange
 from omnisupport_ingest.lake.contenthash import ContentHash
 from omnisupport_ingest.lake.key_files import (
@@ -50,6 +53,7 @@ from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.table import TableSnapshot, retrying
 from omnisupport_ingest.stages import net_changes
 from omnisupport_ingest.stages.checkpoints import Counts, Identity, Outcome, checkpoint_of, report
+from omnisupport_ingest.stages.delayed_merge import MERGES_KEPT, waiting_merge
 from omnisupport_ingest.stages.event_tasks import order_of
 from omnisupport_ingest.stages.idempotency import idempotency_key
 from omnisupport_ingest.stages.odd_keys import keyless_in, keys_in, odd_files, odd_keys, refolded
@@ -87,13 +91,15 @@ def materialize(
 ) -> list[Checkpoint]:
     """Fold the events of ``windows`` into net changes, then merge these into the dimension.
 
-    Two commits; who dies between them leaves net changes that are ahead, and the next call merges them. With
-    ``replay`` the windows are folded again, and what that changes is merged; where they are all that there
-    are, so are all rows of the dimension. Returns the checkpoint of each window's net changes, in order.
+    Two commits; who dies between them leaves net changes that are ahead, and the next call merges them, or
+    lets them wait as the contract allows. With ``replay`` the windows are folded again, and what that changes
+    is merged at once; where they are all that there are, so are all rows of the dimension. Returns the
+    checkpoint of each window's net changes, in order.
     """
     done = net_changes.materialize(workspace, spark, contract, windows, run_id, replay=replay)
     held = set(workspace.net_changes(contract).open().windows()) - {OUT_OF_RANGE}
-    update(workspace, spark, contract, run_id, whole=replay and held <= set(windows))
+    merged_by = contract.merged_at_once if replay else contract
+    update(workspace, spark, merged_by, run_id, whole=replay and held <= set(windows))
     return done
 
 
@@ -102,15 +108,15 @@ def update(
 ) -> Checkpoint:
     """Bring the dimension up to date with its net changes.
 
-    Nothing is written while the table shows what the net changes hold. With ``whole`` all its rows are made
-    again.
+    Nothing is written while the table shows what the net changes hold, or what it does not show may wait by
+    the contract. With ``whole`` all its rows are made again.
     """
     table = workspace.dimension(contract)
 
     def attempt(snapshot: TableSnapshot) -> None:
         require_types(workspace, contract, snapshot)
         update = _Update(spark, contract, snapshot, workspace.net_changes(contract).open(), whole=whole)
-        if update.is_due:
+        if update.is_due and not update.may_wait(datetime.now(UTC)):
             update.commit(Identity(LAYER, contract.source, run_id))
 
     retrying(attempt, table)
@@ -157,6 +163,13 @@ class _Update:
         if self._whole or self._changes is None:
             return True
         return bool(self._changes.windows) or self._purged != purged_of(self._before)
+
+    def may_wait(self, now: datetime) -> bool:
+        """Whether the contract lets at ``now`` wait what is due: another run merges it with what follows."""
+        if self._whole or self._contract.delayed_merge is None:
+            return False
+        waits = waiting_merge(self._contract, self._before, self._net_changes, self._changes)
+        return waits is not None and now < waits.due
 
     @cached_property
     def _facts(self) -> BatchFacts:
@@ -212,13 +225,23 @@ class _Update:
             generation=plan.generation,
             inputs=inputs,
             upstream_table_id=self._net_changes.table_id,
-            checkpoint=checkpoint_of(snapshot, plan, outcome, identity, content),
+            checkpoint=replace(
+                checkpoint_of(snapshot, plan, outcome, identity, content), merges=self._merges(updated)
+            ),
             versions=versions,
             carried=carried.to_text(),
         )
         held = {file.path: file for file in snapshot.files(WHOLE_TABLE)}
         leaving = () if self._whole else tuple(held[path] for path in updated.replaced)
         snapshot.commit([WindowChange(WHOLE_TABLE, add, leaving, state, replaces=self._whole)])
+
+    def _merges(self, updated: FilesUpdated) -> tuple[MergeCost, ...]:
+        before = self._before.checkpoint if self._before is not None else None
+        if before is None or self._whole:
+            return () if before is None else before.merges
+        keys = max(updated.removed.count, updated.added.count)
+        cost = MergeCost(keys, before.rows, len(updated.replaced), len(self._files))
+        return (*before.merges, cost)[-MERGES_KEPT:]
 
     def _updated(self, draft: Path, carried: Carried) -> FilesUpdated:
         contract = self._contract

@@ -123,7 +123,7 @@ def dimension_keys(workspace: Workspace, source: str) -> dict[str, DimensionKeys
 
     To be called where nothing lands meanwhile.
     """
-    pending = pending_windows(workspace, source)
+    pending = pending_windows(workspace.merging_at_once(), source)
     if not pending.nothing:
         raise LakeBehind(
             f"The lake has not taken in all that has landed from {source}: "

@@ -11,12 +11,19 @@ from datetime import datetime
 
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.table import LakeTable, TableSnapshot
 from omnisupport_ingest.landing.chain import Hole
 from omnisupport_ingest.landing.store import Landed, LandingStore
 from omnisupport_ingest.position import Lsn, Position
 from omnisupport_ingest.stages import deduped, net_changes, quarantine, raw
+from omnisupport_ingest.stages.delayed_merge import (
+    ScatteredWrites,
+    WaitingMerge,
+    scattered_writes,
+    waiting_merge,
+)
 from omnisupport_ingest.stages.dimensions import LAYER as DIMENSION
 from omnisupport_ingest.stages.freshness import Freshness, freshness
 from omnisupport_ingest.stages.looking import look
@@ -59,7 +66,8 @@ class TableOverview:
 
     Both are null for the quarantine, which is committed with the deduped events, and where landing
     cannot be read. ``cursor`` is the highest position taken; ``watermark`` the highest of any window.
-    ``freshness`` is of dimensions alone.
+    ``freshness`` is of dimensions alone; so are ``waits``, what waits for its merge as the contract allows,
+    and ``scattered``, where the last updates rewrote much for few keys and the contract lets nothing wait.
     """
 
     table: str
@@ -72,6 +80,8 @@ class TableOverview:
     pending_windows: int | None
     pending_batches: int | None
     freshness: Freshness | None = None
+    waits: WaitingMerge | None = None
+    scattered: ScatteredWrites | None = None
 
     @property
     def pending(self) -> tuple[int | None, int | None]:
@@ -150,7 +160,7 @@ def _tables(
         folded = _look(net_changes.LAYER, workspace.net_changes(contract))
         net = _behind(folded, _always(of_contract(contract)), batches)
         dimension = _unmerged(_look(DIMENSION, workspace.dimension(contract)), folded, contract, batches)
-        if net.pending != dimension.pending:
+        if net.pending != dimension.pending and dimension.waits is None:
             # A run that died between the two, or a dimension that a person has to look at.
             yield net
         yield dimension
@@ -220,11 +230,18 @@ def _unmerged(seen: _Look, folded: _Look, contract: TableContract, batches: _Bat
     unshown = batches.not_in(held, missing) if batches is not None else set()
     pending = unshown | _pending(folded, _always(of_contract(contract)), batches)
     windows = missing | {window for window, _ in pending}
+    state = seen.states.get(WHOLE_TABLE)
+    waits, scattered = None, None
+    if folded.snapshot is not None and state is not None:
+        waits = waiting_merge(contract, state, folded.snapshot)
+        scattered = scattered_writes(state.checkpoint.merges) if contract.delayed_merge is None else None
     return replace(
         _overview(seen, pending),
         windows=len(folded.states),
         pending_windows=len(windows),
         freshness=freshness(contract, folded.snapshot, seen.snapshot, batches.store) if batches else None,
+        waits=waits,
+        scattered=scattered,
     )
 
 

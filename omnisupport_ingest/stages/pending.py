@@ -10,7 +10,7 @@ import heapq
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import partial
 from typing import TypeVar
 
@@ -31,6 +31,7 @@ from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.landing.standing import Place
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.stages import raw
+from omnisupport_ingest.stages.delayed_merge import waiting_merge
 from omnisupport_ingest.stages.lateness import LateArrival, Lateness
 from omnisupport_ingest.stages.net_changes import units_above
 from omnisupport_ingest.stages.quarantine_files import QuarantineFiles, named_by
@@ -188,13 +189,15 @@ class _Look:
         """Whether the watermark has closed ``window`` by now."""
         return self._lateness.closed(window, self.landed.watermark)
 
-    def unmerged(self) -> set[str]:
-        """For each table whose net changes the dimension does not show whole, one window to run again."""
+    def unmerged(self, now: datetime) -> set[str]:
+        """For each table whose net changes the dimension does not show whole, and that may not wait any
+        longer at ``now``, one window to run again."""
         for contract in self._contracts:
             self._seen.newest(self._workspace.dimension(contract))
-        return self._seen.once(
+        found = self._seen.once(
             "unmerged", lambda: _unmerged(self._workspace, self._contracts, self._seen.newest)
         )
+        return {window for window, due in found if due is None or due <= now}
 
     def _event_files(self, source: str) -> QuarantineFiles | None:
         deduped, quarantine = self._workspace.deduped(source), self._workspace.quarantine(source)
@@ -301,20 +304,25 @@ class _Look:
         return False
 
 
-def pending_windows(workspace: Workspace, source: str, *, limit: int = 500) -> Pending:
+def pending_windows(
+    workspace: Workspace, source: str, *, limit: int = 500, now: datetime | None = None
+) -> Pending:
     """Compare what landed from ``source`` with what every layer has committed.
 
+    Net changes that wait for their merge as their contract allows are not pending, until it is due (``now``:
+    null is this moment). ``Workspace.merging_at_once`` lets none wait.
     What an earlier call of this workspace found settled is not looked at again before something lands in it,
     a table commits to it, or what it is judged by changes.
     """
-    return _asked(workspace, source, lambda look, _: _pending(workspace, source, look, limit))
+    moment = now or datetime.now(UTC)
+    return _asked(workspace, source, lambda look, _: _pending(workspace, source, look, limit, moment))
 
 
 def standing_of_windows(workspace: Workspace, source: str) -> Standing:
     """What all windows of ``source`` come to. It looks as ``pending_windows`` does."""
 
     def standing(look: _Look, seen: Seen[_Unsettled]) -> Standing:
-        late = _pending(workspace, source, look, limit=1).late_windows
+        late = _pending(workspace, source, look, 1, datetime.now(UTC)).late_windows
         return standing_of(seen.index, look.is_passed, late, sorted(look.windows))
 
     return _asked(workspace, source, standing)
@@ -330,7 +338,7 @@ def _asked(workspace: Workspace, source: str, question: Callable[[_Look, Seen[_U
     return memory.ask(looked)
 
 
-def _pending(workspace: Workspace, source: str, look: _Look, limit: int) -> Pending:
+def _pending(workspace: Workspace, source: str, look: _Look, limit: int, now: datetime) -> Pending:
     untaken: dict[str, set[str]] = {}
     places: dict[str, Place] = {}
     for window, found in look.windows.items():
@@ -345,7 +353,7 @@ def _pending(workspace: Workspace, source: str, look: _Look, limit: int) -> Pend
     )
     windows = {window for batch_id in first for window in untaken[batch_id]}
     if not untaken:
-        windows |= look.unmerged()
+        windows |= look.unmerged(now)
     late_windows = {each.window for each in late}
     busy = late_windows.union(*untaken.values())
     windows |= set(look.closing(busy)[:limit])
@@ -402,8 +410,9 @@ def _unmerged(
     workspace: Workspace,
     contracts: tuple[TableContract, ...],
     newest: Callable[[LakeTable], TableSnapshot | None],
-) -> set[str]:
-    windows = set()
+) -> tuple[tuple[str, datetime | None], ...]:
+    """Windows to run again, each with the moment from which on; null: at once."""
+    windows = []
     for contract in contracts:
         net_changes, dimension = (
             newest(workspace.net_changes(contract)),
@@ -415,8 +424,9 @@ def _unmerged(
             continue
         state = dimension.state(WHOLE_TABLE) if dimension else None
         if state is None or not shows(state, net_changes, contract):
-            windows.add(net_changes.windows()[-1])
-    return windows
+            waits = waiting_merge(contract, state, net_changes)
+            windows.append((net_changes.windows()[-1], None if waits is None else waits.due))
+    return tuple(windows)
 
 
 def _end(batch: Manifest | None) -> str | None:

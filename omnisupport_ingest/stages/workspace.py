@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from omnisupport_ingest.cdc.envelope import QUARANTINE_TYPE, RAW_TYPE
@@ -48,6 +48,11 @@ class Workspace:
         contracts, decisions = contracts_in_force(settings), decisions_in_force(settings)
         home = Home.open(settings.home, settings.window_size, first=settings.first_window)
         return cls(settings, home, contracts, decisions)
+
+    def merging_at_once(self) -> Workspace:
+        """The same home as if no contract let net changes wait for their merge."""
+        contracts = Contracts(tuple(each.merged_at_once for each in self.contracts))
+        return replace(self, contracts=contracts)
 
     @property
     def grid(self) -> WindowGrid:

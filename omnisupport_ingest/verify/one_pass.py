@@ -96,11 +96,13 @@ class OnePass:
         return batches
 
     def materialize(self, workspace: Workspace) -> list[FinishedRun]:
-        """Take everything that has landed, of every source, through every layer.
+        """Take everything that has landed, of every source, through every layer; no merge waits.
 
         Raises ``RunFailed`` at the first run that fails, ``NothingMoves``, and ``IngestError`` for a gap.
         """
         self.prepare()
+        # Nobody comes after this pass who would merge what waits.
+        workspace = workspace.merging_at_once()
         done: list[FinishedRun] = []
         for source in workspace.contracts.sources():
             done += self._materialize(workspace, source)

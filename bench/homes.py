@@ -1,0 +1,93 @@
+"""Homes of a measurement: many tables, many windows, and runs of the ingest job as commands make them."""
+
+from __future__ import annotations
+
+import json
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import dagster as dg
+
+from bench.bulk import Bulk
+from omnisupport_ingest.contracts.load import default_contracts_dir
+from omnisupport_ingest.definitions import build_definitions
+from omnisupport_ingest.defs import keys
+from omnisupport_ingest.defs.direct_run import run_windows
+from omnisupport_ingest.settings import Settings
+from omnisupport_ingest.stages.workspace import Workspace
+from omnisupport_ingest.windows import WindowRange
+
+SOURCE = "support_desk"
+
+
+@dataclass
+class ManyTables:
+    """A home with tables of the form of the desk's tickets, and their stream; runs go through Dagster."""
+
+    workspace: Workspace
+    instance: dg.DagsterInstance
+    definitions: dg.Definitions
+    stream: Bulk
+    log: Path
+
+    def land(self, table: int, changes: int, at: datetime) -> None:
+        """Insert ``changes`` new keys of one table."""
+        self.stream.table = table_name(table)
+        self.stream.fill(changes, at)
+
+    def run(self, first: str, last: str, *, replay: bool = False) -> float:
+        """One run of the ingest job, or of the replay job, over windows; its seconds."""
+        tags: Mapping[str, str] | None = {keys.REASON_TAG: "bench"} if replay else None
+        windows, began = WindowRange(first, last), time.perf_counter()
+        newest = self.workspace.landing(SOURCE).landed().last
+        cursor = newest.batch_id if newest is not None else None
+        # What Dagster says of every step is for whom a run has failed.
+        with self.log.open("a") as log, redirect_stderr(log):
+            done = run_windows(
+                self.instance, self.definitions, SOURCE, windows, None if replay else cursor, replay=tags
+            )
+        if not done.succeeded:
+            raise RuntimeError(str(done.failures))
+        return time.perf_counter() - began
+
+
+def table_name(number: int) -> str:
+    return f"tickets_{number:03}"
+
+
+@contextmanager
+def many_tables(
+    folder: Path, tables: int, *, window: str, first_window: datetime, seed: int = 1
+) -> Iterator[ManyTables]:
+    """A home in ``folder`` with ``tables`` tables, of which nothing has landed."""
+    contracts = folder / "contracts"
+    contracts.mkdir(parents=True)
+    document = json.loads((default_contracts_dir() / "tickets.json").read_text())
+    for number in range(tables):
+        policy = document["x-cdc"] | {"table": table_name(number), "source": SOURCE}
+        (contracts / f"{table_name(number)}.json").write_text(json.dumps(document | {"x-cdc": policy}))
+    settings = Settings(
+        home=folder / "home",
+        window=window,
+        first_window=first_window,
+        contracts_dir=contracts,
+        _env_file=None,  # type: ignore[call-arg]
+    )
+    workspace = Workspace.open(settings)
+    (folder / "dagster").mkdir()
+    quiet = {"telemetry": {"enabled": False}}
+    with dg.DagsterInstance.local_temp(str(folder / "dagster"), overrides=quiet) as instance:
+        stream = Bulk(workspace.landing(SOURCE), workspace.grid, seed)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", dg.BetaWarning)
+            definitions = build_definitions(workspace)
+        yield ManyTables(workspace, instance, definitions, stream, folder / "runs.log")
+
+
+def this_minute() -> datetime:
+    return datetime.now(UTC).replace(second=0, microsecond=0)

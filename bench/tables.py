@@ -1,0 +1,76 @@
+"""Many tables of which one has news, beside few tables of which one has: a tick, and the run it asks for."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from datetime import timedelta
+from pathlib import Path
+from statistics import median
+
+import click
+
+from bench.homes import SOURCE, ManyTables, many_tables
+from bench.landed import now
+from bench.report import write_result
+from omnisupport_ingest.stages.pending import pending_windows
+
+LIMIT = 1.2
+"""Seconds of tick and run with many tables, beside those with few."""
+
+
+@click.command()
+@click.option("--few", default=5, show_default=True)
+@click.option("--many", default=300, show_default=True)
+@click.option("--rows", default=100, show_default=True, help="Rows of every table.")
+@click.option("--changes", default=100, show_default=True, help="Changes of the table that has news.")
+@click.option("--repeats", default=5, show_default=True, help="Rounds.")
+@click.option("--seed", default=1, show_default=True)
+def main(few: int, many: int, rows: int, changes: int, repeats: int, seed: int) -> None:
+    """Measure what tables without news cost, and print the figures."""
+    first = now() - timedelta(hours=2)
+    took: dict[str, list[float]] = {f"{what} {n}": [] for n in (few, many) for what in ("tick", "run")}
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-tables-") as folder,
+        many_tables(Path(folder) / "few", few, window="hourly", first_window=first, seed=seed) as lesser,
+        many_tables(Path(folder) / "many", many, window="hourly", first_window=first, seed=seed) as greater,
+    ):
+        homes = {few: lesser, many: greater}
+        for count, home in homes.items():
+            for table in range(count):
+                home.land(table, rows, now() - timedelta(hours=1))
+            began = time.perf_counter()
+            _taken_in(home)
+            click.echo(f"  {count} tables made in {time.perf_counter() - began:.0f} s", err=True)
+        for number in range(1, repeats + 1):
+            for count, home in homes.items():
+                home.land(number % few, changes, now())
+                tick, run = _taken_in(home)
+                took[f"tick {count}"].append(tick)
+                took[f"run {count}"].append(run)
+            told = ", ".join(f"{name} {each[-1]:.2f}" for name, each in took.items())
+            click.echo(f"  {number}/{repeats}: {told}", err=True)
+    middle = {name: median(each) for name, each in took.items()}
+    ratio = sum(middle[f"{what} {many}"] for what in ("tick", "run")) / sum(
+        middle[f"{what} {few}"] for what in ("tick", "run")
+    )
+    for name, each in took.items():
+        click.echo(f"  {name:<10} tables {median(each):7.2f} s  ({min(each):.2f} to {max(each):.2f})")
+    click.echo(f"  ratio {ratio:.2f} (limit {LIMIT}): {'met' if ratio <= LIMIT else 'NOT MET'}")
+    write_result("tables", {"few": few, "many": many, "seconds": took, "median": middle, "ratio": ratio})
+
+
+def _taken_in(home: ManyTables) -> tuple[float, float]:
+    """Seconds of a look for what is pending, and of the runs that take it in."""
+    looked = ran = 0.0
+    while True:
+        began = time.perf_counter()
+        pending = pending_windows(home.workspace, SOURCE)
+        looked += time.perf_counter() - began
+        if pending.nothing:
+            return looked, ran
+        ran += home.run(pending.windows[0], pending.windows[-1])
+
+
+if __name__ == "__main__":
+    main()
