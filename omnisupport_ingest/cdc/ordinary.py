@@ -37,6 +37,9 @@ FEW = 64
 """Events of one table in a batch that are judged one by one sooner than the columns of their images are
 read."""
 
+_LOOKED_AT = ["window", "watermark_before", "op", "after"]
+"""What is looked at of the events of one table."""
+
 _NULL = "null"
 """Stands in every key of which a part is NULL; and in others."""
 
@@ -70,7 +73,7 @@ class Ordinary:
         found = pc.and_(_alone(batch), self._unreviewed(batch))
         for place, of_place in self._places(batch):
             mask = pc.and_(found, of_place)
-            events = batch.filter(mask)
+            events = batch if mask.true_count == batch.num_rows else batch.select(_LOOKED_AT).filter(mask)
             if events.num_rows:
                 ordinary = pc.replace_with_mask(ordinary, mask, self._plain(events, place))
         return ordinary
