@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 # Escapes that every reader takes alike: not NUL, and nothing that may be half of a surrogate pair.
 _ESCAPE = r'\\["\\/bfnrt]|\\u00(?:0[1-9a-fA-F]|[1-9a-fA-F][0-9a-fA-F])'
 _TEXT = rf'"(?:[^"\\\x00-\x1f]|{_ESCAPE})*"'
+_PLAIN_TEXT = r'"(?:[^"\\\x00-\x1f]|\\["\\/bfnrt])*"'
 _MEMBER = rf"{_TEXT}:(?:null|{_TEXT})"
 _COMPACT = rf"\A\{{(?:{_MEMBER}(?:,{_MEMBER})*)?\}}\z"
 _KEY = rf"\A\[{_TEXT}(?:,{_TEXT})*\]\z"
@@ -68,7 +69,7 @@ class FlatImages:
 
 def read_flat(images: pa.StringArray, columns: Sequence[str]) -> FlatImages:
     """Read ``columns``, one or more, of ``images``. A null image is not proven."""
-    # Images with the same names in the same order, as nearly all of a table are, are proven by one expression.
+    # Nearly all images of a table have the same names in the same order: one expression proves them.
     usual = _names_of_first(images)
     proven = pc.fill_null(pc.match_substring_regex(images, _object_of(usual)), False)
     sent = {name: pa.array(np.full(len(images), name in usual)) for name in columns}
@@ -100,7 +101,7 @@ def _names_of_first(images: pa.StringArray) -> tuple[str, ...]:
 @lru_cache(_QUERIES)
 def _object_of(names: tuple[str, ...]) -> str:
     """The expression of flat objects that have ``names`` in that order."""
-    members = ",".join(f'"{name}":(?:null|{_TEXT})' for name in names)
+    members = ",".join(f'"{name}":(?:null|{_PLAIN_TEXT})' for name in names)
     return rf"\A\{{{members}\}}\z"
 
 

@@ -44,8 +44,10 @@ FEW_FILES = 256
 ROWS_OF_A_TASK = 100_000
 """Rows that a task takes, where they come in files that are not larger."""
 
+MOST_BYTES_HELD = 256 * 1024 * 1024
+"""Bytes of rows that a task may hold."""
+
 _SHARES = 4
-_MOST_BYTES_HELD = 256 * 1024 * 1024
 _ROWS_AT_ONCE = 1_000
 _GROUPS_AT_ONCE = 4
 _PLAIN = frozenset({"PLAIN", "RLE", "BIT_PACKED"})
@@ -117,7 +119,7 @@ def rows_that_fit(files: Iterable[LakeFile], schema: pa.Schema) -> pa.Table | No
         for batch in batches_of(file.uri, schema, dict(file.partition)):
             held.append(batch)
             size += batch.nbytes
-            if size > _MOST_BYTES_HELD:
+            if size > MOST_BYTES_HELD:
                 return None
     return pa.Table.from_batches(held, schema).combine_chunks()
 

@@ -6,10 +6,8 @@ files alone: what it needs to know of the others is known beforehand, or said af
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -18,13 +16,10 @@ import pyarrow.parquet as pq
 
 from omnisupport_ingest.cdc.envelope import LANDED_TYPE, RAW_TYPE
 from omnisupport_ingest.cdc.event_hashes import event_hashes
-from omnisupport_ingest.cdc.fold import shape_of
-from omnisupport_ingest.cdc.folded import STATE_NAMES, folded_type
 from omnisupport_ingest.cdc.judging import ACCEPTED, Law, judge_batches
-from omnisupport_ingest.cdc.typed_fold import EVENT_COLUMNS, events_to_fold, fold_typed
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.pg_types import Kind
-from omnisupport_ingest.lake.file_tasks import Output, batches_of, rows_that_fit
+from omnisupport_ingest.lake.file_tasks import Output, batches_of
 from omnisupport_ingest.lake.key_files import KeyOrder
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.schema import arrow_schema
@@ -126,66 +121,9 @@ def _only_table(file: LakeFile) -> str | None:
     return found.pop() if len(found) == 1 else None
 
 
-def fold(output: Output, files: Sequence[LakeFile], contract: TableContract, order: KeyOrder) -> str | None:
-    """Fold the accepted events of the contract's table in ``files``: ``folded_type`` rows, in ``order``.
-
-    Says, by window, the lowest and the highest position and whether a key changes (``parts_agree``). None if
-    the events are more than a task may hold.
-    """
-    wanted = {*EVENT_COLUMNS, "source_schema", "source_table"}
-    of_file = pa.schema([field for field in _RAW if field.name in wanted])
-    # A file lies in the partition of its table, if not in that of a namesake in another schema.
-    of_table = [file for file in files if dict(file.partition)["source_table"] == contract.table]
-    events = rows_that_fit(of_table, of_file)
-    if events is None:
-        return None
-    events = events.filter(pc.equal(events["source_schema"], contract.schema))
-    events = events.append_column("hole", pa.repeat(pa.scalar(False), len(events)))
-    known = events_to_fold(events)
-    folded = fold_typed(known.to_batches(), shape_of(contract), contract.columns, STATE_NAMES)
-    kind = arrow_schema(folded_type(contract), without=())
-    rows = [pa.Table.from_batches([batch]).cast(kind) for batch in folded]
-    if rows:
-        output.add(order.sort(pa.concat_tables(rows)))
-    return json.dumps(stretches_of(known))
-
-
 def order_of(contract: TableContract) -> KeyOrder:
     """By what the files are ordered: the key if that is one whole number, else its text."""
     columns = {column.name: column for column in contract.columns}
     if len(contract.key) == 1 and columns[contract.key[0]].type.kind in _WHOLE_NUMBERS:
         return KeyOrder(contract.key[0], whole_numbers=True)
     return KeyOrder("_cdc_key", whole_numbers=False)
-
-
-def parts_agree(told: Iterable[str]) -> bool:
-    """Whether what was folded in parts is what all events together fold to, by what ``fold`` says of each.
-
-    It is where no key changes, and where each part has a stretch of positions of its own: then none folds
-    what the old key of a change holds on both sides of it (``cdc.fold``).
-    """
-    by_window: dict[str, list[tuple[list[int], list[int], bool]]] = {}
-    for part in told:
-        for window, (first, last, moves) in json.loads(part).items():
-            by_window.setdefault(window, []).append((first, last, moves))
-    for parts in by_window.values():
-        if any(moves for *_, moves in parts):
-            parts.sort()
-            if any(above[0] <= below[1] for below, above in pairwise(parts)):
-                return False
-    return True
-
-
-def stretches_of(events: pa.Table) -> dict[str, tuple[list[int], list[int], bool]]:
-    """What ``fold`` says of ``events`` (the columns of ``EVENT_COLUMNS``)."""
-    found = {}
-    for window in pc.unique(events["window"]).to_pylist():
-        here = events.filter(pc.equal(events["window"], window))
-        here = here.select(("epoch", "commit_lsn", "moved_from_key"))
-        rank = pc.sort_indices(here, sort_keys=[("epoch", "ascending"), ("commit_lsn", "ascending")])
-        first, last = (
-            [here["epoch"][row].as_py(), here["commit_lsn"][row].as_py()]
-            for row in (rank[0].as_py(), rank[-1].as_py())
-        )
-        found[window] = (first, last, here["moved_from_key"].null_count < here.num_rows)
-    return found

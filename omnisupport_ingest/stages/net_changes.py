@@ -21,7 +21,7 @@ from omnisupport_ingest.cdc.folded import folded_type
 from omnisupport_ingest.contracts.load import TableContract
 from omnisupport_ingest.lake.checkpoint import Checkpoint
 from omnisupport_ingest.lake.contenthash import ContentHash, hash_of_rows
-from omnisupport_ingest.lake.file_tasks import in_shares, made_by_tasks
+from omnisupport_ingest.lake.file_tasks import made_by_tasks
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.staging import StagedFiles, stage_frame
 from omnisupport_ingest.lake.state import WindowState
@@ -31,8 +31,9 @@ from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.stages import closing
 from omnisupport_ingest.stages.checkpoints import Counts, Identity, Outcome, change_for, report
 from omnisupport_ingest.stages.event_files import EventFiles
-from omnisupport_ingest.stages.event_tasks import fold, order_of, parts_agree
+from omnisupport_ingest.stages.event_tasks import order_of
 from omnisupport_ingest.stages.explained import Replaced, keys_changed, reasons
+from omnisupport_ingest.stages.fold_tasks import fold, in_key_shares, parts_agree
 from omnisupport_ingest.stages.idempotency import idempotency_key, unit_key
 from omnisupport_ingest.stages.lateness import Lateness
 from omnisupport_ingest.stages.plan import Asked, Upstream, WindowPlan, Work, plan_window, repeats_writes
@@ -286,10 +287,14 @@ def _stage(
     generation = {job.plan.window: job.plan.generation for job in working}
     if not any(job.holes for job in working):
         order = order_of(contract)
-        shares = in_shares(sorted(events, key=lambda file: (file.window, file.path)))
-        works = [partial(fold, files=share, contract=contract, order=order) for share in shares]
+        blocks = in_key_shares(sorted(events, key=lambda file: (file.window, file.path)))
+        shares = [share for block in blocks for share in block]
+        works = [partial(fold, share=share, contract=contract, order=order) for share in shares]
         with made_by_tasks(spark, snapshot.table, works, unit=unit, generation=generation) as made:
-            if made is not None and parts_agree(made.told):
+            # Every share of a block says the same.
+            if made is not None and parts_agree(
+                told for share, told in zip(shares, made.told, strict=True) if not share.number
+            ):
                 return made.place()
     rows = fold_events(_events(spark, contract, files, working), contract, partitions=_parts(events))
     return stage_frame(

@@ -18,7 +18,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from omnisupport_ingest.cdc import columnar, current_rows, event_fold, row_fold
-from omnisupport_ingest.stages.event_tasks import parts_agree, stretches_of
+from omnisupport_ingest.stages.fold_tasks import parts_agree, stretches_of
 from omnisupport_ingest_tests.cdc import kernels
 from omnisupport_ingest_tests.cdc.kernels import Cut, State, Table
 from omnisupport_ingest_tests.oracle.histories import KEYS, SHAPE, simulate, soup
@@ -175,6 +175,37 @@ def test_whole_columns_and_single_groups_fold_to_the_very_same_rows(rng: Random,
     by_columns, by_group = (kernels.fold(table, TABLE, Cut(few=few)) for few in (0, table.num_rows))
     assert kernels.same_rows(by_columns) == kernels.same_rows(by_group)
     assert by_columns.schema == by_group.schema
+
+
+@settings(max_examples=2 * EXAMPLES)
+@given(randoms, st.integers(1, 3))
+def test_images_that_are_read_late_come_to_the_very_same_rows(rng: Random, windows: int) -> None:
+    events = drawn(rng, holes=rng.random() < 0.5)
+    table = kernels.events_table(events, TABLE, in_windows(rng, events, windows))
+    assume(table.num_rows)
+    late = kernels.fold_late(table, TABLE)
+    assert kernels.same_rows(late) == kernels.same_rows(kernels.fold(table, TABLE, Cut(few=table.num_rows)))
+
+
+def test_the_image_of_an_event_that_another_of_its_key_follows_is_not_read() -> None:
+    plain = {"op": "u", "epoch": 1, "ordinal": 0, "source_ts": _START, "hole": False, "window": "w1"}
+    images = [f'{{"id":"1","region":"r","status":"{n}","note":null,"body":null}}' for n in range(4)]
+    rows = [
+        plain | {"key": key, "commit_lsn": lsn, "after": after, "op": op}
+        for lsn, (key, op, after) in enumerate(
+            [
+                ('["1","r"]', "c", images[0]),
+                ('["1","r"]', "u", images[1]),
+                ('["2","r"]', "c", images[2]),
+                ('["2","r"]', "d", None),
+                ('["1","r"]', "u", images[3]),
+            ]
+        )
+    ]
+    asked: list[int] = []
+    folded = kernels.fold_late(pa.Table.from_pylist(rows, schema=kernels.EVENTS), TABLE, asked)
+    assert asked == [2, 4]
+    assert sorted(folded["status"].to_pylist()) == ["2", "3"]
 
 
 def test_ordinary_groups_are_folded_by_whole_columns_alone(monkeypatch: pytest.MonkeyPatch) -> None:

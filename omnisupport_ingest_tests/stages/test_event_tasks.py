@@ -16,7 +16,8 @@ from omnisupport_ingest.lake import file_tasks
 from omnisupport_ingest.lake.file_tasks import Output, batches_of, in_shares, rows_of
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.schema import arrow_schema
-from omnisupport_ingest.stages.event_tasks import LandedFile, fold, order_of, take_in
+from omnisupport_ingest.stages.event_tasks import LandedFile, order_of, take_in
+from omnisupport_ingest.stages.fold_tasks import Share, fold
 from omnisupport_ingest_tests.cdc.lanes import CONTRACT
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -122,8 +123,8 @@ def test_events_that_are_small_on_disk_but_large_in_memory_are_not_folded_by_a_t
     pq.write_table(pa.Table.from_pylist(rows, schema=LANDED), path)
     place = (("window", "w1"), ("source_table", contract.table))
     file = LakeFile(path.name, str(path), "w1", place, 100, path.stat().st_size)
-    fold_it = partial(fold, files=[file], contract=contract, order=order_of(contract))
+    fold_it = partial(fold, share=Share((file,)), contract=contract, order=order_of(contract))
     schema = arrow_schema(folded_type(contract), without=())
     assert fold_it(Output(tmp_path / "whole", 0, schema, ("window",))) is not None
-    monkeypatch.setattr(file_tasks, "_MOST_BYTES_HELD", 4_000_000)
+    monkeypatch.setattr(file_tasks, "MOST_BYTES_HELD", 4_000_000)
     assert fold_it(Output(tmp_path / "none", 0, schema, ("window",))) is None
