@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.cdc.event_fold import Shape, fold_groups
+from omnisupport_ingest.cdc.ordinary import Taken
 from omnisupport_ingest.cdc.ordinary_fold import SortedGroups, fold_sorted
 
 IMAGES = ("before", "after")
@@ -28,15 +29,17 @@ Numbers = npt.NDArray[np.int64]
 
 
 def fold_late(
-    events: pa.Table, images: Callable[[Numbers], pa.Table], shape: Shape
+    events: pa.Table, images: Callable[[Numbers], pa.Table], shape: Shape, taken: Taken | None = None
 ) -> Iterator[pa.RecordBatch]:
     """Fold ``events``, which have the columns of ``typed_fold.EVENT_COLUMNS`` but ``IMAGES``, and ``ROW``.
 
     ``images``: gives the columns ``IMAGES`` of the events with the numbers asked for, which rise and are
-    distinct. Out: as of ``event_fold.fold_groups``.
+    distinct. ``taken``: counts the events. Out: as of ``event_fold.fold_groups``.
     """
     if not events.num_rows:
         return
+    if taken is not None:
+        taken.events += events.num_rows
     groups = SortedGroups(events)
     needed = groups.needed_images()
     groups.events = _with_images(groups.events, images, needed)
@@ -46,7 +49,7 @@ def fold_late(
     if rest.num_rows:
         # Whatever was found odd in an image: here every image counts.
         whole = _with_images(rest.drop_columns(list(IMAGES)), images, np.ones(rest.num_rows, np.bool_))
-        yield from fold_groups(whole.drop_columns([ROW]).to_batches(), shape)
+        yield from fold_groups(whole.drop_columns([ROW]).to_batches(), shape, taken=taken)
 
 
 def _with_images(

@@ -8,6 +8,7 @@ neither late nor reviewed.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import reduce
 
@@ -42,6 +43,22 @@ _LOOKED_AT = ["window", "watermark_before", "op", "after"]
 
 _NULL = "null"
 """Stands in every key of which a part is NULL; and in others."""
+
+
+@dataclass
+class Taken:
+    """How many events the kernels of a task took, and how many of them one by one, exactly."""
+
+    events: int = 0
+    exactly: int = 0
+
+    def __add__(self, other: Taken) -> Taken:
+        return Taken(self.events + other.events, self.exactly + other.exactly)
+
+    @property
+    def share(self) -> float | None:
+        """The share that was taken one by one; None without events."""
+        return round(self.exactly / self.events, 6) if self.events else None
 
 
 class Ordinary:

@@ -6,6 +6,7 @@ files alone: what it needs to know of the others is known beforehand, or said af
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ import pyarrow.parquet as pq
 from omnisupport_ingest.cdc.envelope import LANDED_TYPE, RAW_TYPE
 from omnisupport_ingest.cdc.event_hashes import event_hashes
 from omnisupport_ingest.cdc.judging import ACCEPTED, Law, judge_batches
+from omnisupport_ingest.cdc.ordinary import Taken
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.pg_types import Kind
 from omnisupport_ingest.lake.file_tasks import Output, batches_of
@@ -60,25 +62,29 @@ def judge(output: Output, files: Sequence[LakeFile], law: Law) -> str:
     """Judge the events of the raw ``files``, whose positions are known to be distinct, by ``law``.
 
     Accepted ones are written; all that are refused or late are put aside, with what ``dedupe.judge`` adds.
-    A file of one table whose every event is accepted is taken over as it is.
+    A file of one table whose every event is accepted is taken over as it is. Says how many events there
+    were, and how many were judged one by one.
     """
+    taken = Taken()
     for file in files:
-        table = _only_table(file)
-        if table is None or not _taken_over(output, file, table, law):
-            _judge_rows(output, file, law)
-    return ""
+        table, of_file = _only_table(file), Taken()
+        if table is None or not _taken_over(output, file, table, law, of_file):
+            of_file = Taken()
+            _judge_rows(output, file, law, of_file)
+        taken += of_file
+    return json.dumps([taken.events, taken.exactly])
 
 
-def _judge_rows(output: Output, file: LakeFile, law: Law) -> None:
+def _judge_rows(output: Output, file: LakeFile, law: Law, taken: Taken) -> None:
     for batch in batches_of(file.uri, _RAW, dict(file.partition)):
-        for judged in judge_batches([_marked(batch)], law):
+        for judged in judge_batches([_marked(batch)], law, taken=taken):
             rows = pa.Table.from_batches([judged])
             accepted = pc.equal(rows["verdict"], ACCEPTED)
             output.add(rows if pc.all(accepted).as_py() else rows.filter(accepted))
             output.put_aside(rows.filter(pc.or_(pc.invert(accepted), rows["late"])))
 
 
-def _taken_over(output: Output, file: LakeFile, table: str, law: Law) -> bool:
+def _taken_over(output: Output, file: LakeFile, table: str, law: Law, taken: Taken) -> bool:
     """Whether all events of ``file``, which is of one ``table``, are accepted in time: then it is taken over.
 
     It is what nearly every file comes to, and no column but those that are judged by is read for it.
@@ -87,7 +93,7 @@ def _taken_over(output: Output, file: LakeFile, table: str, law: Law) -> bool:
         marked = _marked(batch)
         if not marked.column("identity").equals(batch.column("identity")):
             return False
-        for judged in judge_batches([marked], law):
+        for judged in judge_batches([marked], law, taken=taken):
             in_time = pc.and_(pc.equal(judged.column("verdict"), ACCEPTED), pc.invert(judged.column("late")))
             if not pc.all(in_time).as_py():
                 return False

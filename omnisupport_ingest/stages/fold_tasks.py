@@ -22,6 +22,7 @@ from omnisupport_ingest.cdc.envelope import RAW_TYPE
 from omnisupport_ingest.cdc.fold import shape_of
 from omnisupport_ingest.cdc.folded import STATE_NAMES, folded_type
 from omnisupport_ingest.cdc.late_images import IMAGES, ROW, fold_late
+from omnisupport_ingest.cdc.ordinary import Taken
 from omnisupport_ingest.cdc.ordinary_fold import whole_keys
 from omnisupport_ingest.cdc.typed_fold import EVENT_COLUMNS, events_to_fold
 from omnisupport_ingest.cdc.typed_rows import typed_batches
@@ -85,8 +86,7 @@ def in_key_shares(files: Sequence[LakeFile]) -> list[list[Share]]:
 def fold(output: Output, share: Share, contract: TableContract, order: KeyOrder) -> str | None:
     """Fold the accepted events of the contract's table in ``share``: ``folded_type`` rows, in ``order``.
 
-    Says of the block, by window, the lowest and the highest position and whether a key changes
-    (``parts_agree``). None if the events are more than a task may hold.
+    Says what ``Told`` reads. None if the events are more than a task may hold.
     """
     # A file lies in the partition of its table, if not in that of a namesake in another schema.
     files = [file for file in share.files if dict(file.partition)["source_table"] == contract.table]
@@ -94,10 +94,10 @@ def fold(output: Output, share: Share, contract: TableContract, order: KeyOrder)
     if events is None:
         return None
     known = _known(events, contract)
-    told = json.dumps(stretches_of(known))
+    stretches, taken = json.dumps(stretches_of(known)), Taken()
     shape = shape_of(contract)
     try:
-        folded = fold_late(_of_share(known, share), lambda rows: _images_at(files, rows), shape)
+        folded = fold_late(_of_share(known, share), lambda rows: _images_at(files, rows), shape, taken)
     except TooLarge:
         return None
     kind = arrow_schema(folded_type(contract), without=())
@@ -108,7 +108,20 @@ def fold(output: Output, share: Share, contract: TableContract, order: KeyOrder)
     ]
     if rows:
         output.add(order.sort(pa.concat_tables(rows)))
-    return told
+    return json.dumps([stretches, taken.events, taken.exactly])
+
+
+@dataclass(frozen=True)
+class Told:
+    """What ``fold`` says: of its block the ``stretches`` of positions (``parts_agree``), and what it took."""
+
+    stretches: str
+    taken: Taken
+
+    @classmethod
+    def parse(cls, text: str) -> Told:
+        stretches, events, exactly = json.loads(text)
+        return cls(stretches, Taken(events, exactly))
 
 
 def _known(events: pa.Table, contract: TableContract) -> pa.Table:
@@ -162,7 +175,7 @@ def _images_at(files: Sequence[LakeFile], rows: npt.NDArray[np.int64]) -> pa.Tab
 
 
 def parts_agree(told: Iterable[str]) -> bool:
-    """Whether what was folded in parts is what all events together fold to, by what ``fold`` says of each.
+    """Whether what was folded in parts is what all events together fold to, by the stretches of each.
 
     It is where no key changes, and where each part has a stretch of positions of its own: then none folds
     what the old key of a change holds on both sides of it (``cdc.fold``).
