@@ -262,14 +262,14 @@ class _Growing:
             # Who sorts the files by name has the rows in the order in which the tasks were given theirs.
             name = f"part-{self._number:05d}-{self._count:03d}-{uuid.uuid4().hex}.parquet"
             self._writer = pq.ParquetWriter(
-                self._folder / name, rows.schema, compression="snappy", use_dictionary=_repeating(rows)
+                self._folder / name, rows.schema, compression="snappy", use_dictionary=repeating_texts(rows)
             )
             self._written, self._count = 0, self._count + 1
         self._writer.write_table(rows, row_group_size=_ROWS_OF_A_GROUP)
         self._written += rows.num_rows
 
 
-def _repeating(rows: pa.Table) -> list[str]:
+def repeating_texts(rows: pa.Table) -> list[str]:
     """The columns in whose first rows few texts stand: a dictionary of the others only costs time."""
     first = rows.slice(0, _ROWS_OF_A_SAMPLE)
     return [

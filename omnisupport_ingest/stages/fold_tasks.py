@@ -28,9 +28,9 @@ from omnisupport_ingest.cdc.typed_fold import EVENT_COLUMNS, events_to_fold
 from omnisupport_ingest.cdc.typed_rows import typed_batches
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.lake import file_tasks
 from omnisupport_ingest.lake.file_tasks import (
     FEW_FILES,
-    MOST_BYTES_HELD,
     Output,
     are_few,
     batches_of,
@@ -164,9 +164,9 @@ def _images_at(files: Sequence[LakeFile], rows: npt.NDArray[np.int64]) -> pa.Tab
             if high > low:
                 wanted = batch.take(pa.array(rows[low:high] - first))
                 held += wanted.nbytes
-                if held > MOST_BYTES_HELD:
+                if held > file_tasks.MOST_BYTES_HELD:
                     raise TooLarge(
-                        f"The images of {len(rows)} events have more than {MOST_BYTES_HELD} bytes.",
+                        f"The images of {len(rows)} events have more than {file_tasks.MOST_BYTES_HELD} bytes.",
                         fix="Nothing: they are folded in another way.",
                     )
                 found.append(pa.Table.from_batches([wanted]))
