@@ -96,16 +96,14 @@ def fold(output: Output, share: Share, contract: TableContract, order: KeyOrder)
     known = _known(events, contract)
     stretches, taken = json.dumps(stretches_of(known)), Taken()
     shape = shape_of(contract)
+    folded = fold_late(_of_share(known, share), lambda rows: _images_at(files, rows), shape, taken)
+    kind = arrow_schema(folded_type(contract), without=())
+    names = ("window", *shape.columns, *STATE_NAMES)
     try:
-        folded = fold_late(_of_share(known, share), lambda rows: _images_at(files, rows), shape, taken)
+        typed = typed_batches(folded, contract.columns, names)
+        rows = [pa.Table.from_batches([batch]).cast(kind) for batch in typed]
     except TooLarge:
         return None
-    kind = arrow_schema(folded_type(contract), without=())
-    order_of_columns = ("window", *shape.columns, *STATE_NAMES)
-    rows = [
-        pa.Table.from_batches([batch]).cast(kind)
-        for batch in typed_batches(folded, contract.columns, order_of_columns)
-    ]
     if rows:
         output.add(order.sort(pa.concat_tables(rows)))
     return json.dumps([stretches, taken.events, taken.exactly])
@@ -166,7 +164,8 @@ def _images_at(files: Sequence[LakeFile], rows: npt.NDArray[np.int64]) -> pa.Tab
                 held += wanted.nbytes
                 if held > file_tasks.MOST_BYTES_HELD:
                     raise TooLarge(
-                        f"The images of {len(rows)} events have more than {file_tasks.MOST_BYTES_HELD} bytes.",
+                        f"The images of {len(rows)} events have more bytes than a task may hold "
+                        f"({file_tasks.MOST_BYTES_HELD}).",
                         fix="Nothing: they are folded in another way.",
                     )
                 found.append(pa.Table.from_batches([wanted]))
