@@ -96,7 +96,7 @@ def fold(output: Output, share: Share, contract: TableContract, order: KeyOrder)
     known = _known(events, contract)
     stretches, taken = json.dumps(stretches_of(known)), Taken()
     shape = shape_of(contract)
-    folded = fold_late(_of_share(known, share), lambda rows: _images_at(files, rows), shape, taken)
+    folded = fold_late(of_share(known, share), lambda rows: _images_at(files, rows), shape, taken)
     kind = arrow_schema(folded_type(contract), without=())
     names = ("window", *shape.columns, *STATE_NAMES)
     try:
@@ -131,7 +131,7 @@ def _known(events: pa.Table, contract: TableContract) -> pa.Table:
     return events_to_fold(events.append_column("hole", pa.repeat(pa.scalar(False), len(events))))
 
 
-def _of_share(known: pa.Table, share: Share) -> pa.Table:
+def of_share(known: pa.Table, share: Share) -> pa.Table:
     """The events of the keys of ``share``, in one chunk."""
     if share.count == 1:
         return known

@@ -18,7 +18,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from omnisupport_ingest.cdc import columnar, current_rows, event_fold, row_fold
-from omnisupport_ingest.stages.fold_tasks import parts_agree, stretches_of
+from omnisupport_ingest.stages.fold_tasks import Share, of_share, parts_agree, stretches_of
 from omnisupport_ingest_tests.cdc import kernels
 from omnisupport_ingest_tests.cdc.kernels import Cut, State, Table
 from omnisupport_ingest_tests.oracle.histories import KEYS, SHAPE, simulate, soup
@@ -490,6 +490,21 @@ class TestTasksWithSharesOfTheEvents:
         folded = [kernels.fold(share, TABLE, cut) for share in shares if share.num_rows]
         assume(folded)
         together = kernels.merged(folded, TABLE, cut)
+        assert kernel_states(kernels.current(together, TABLE, cut), events) == oracle_states(events)
+
+    @settings(max_examples=EXAMPLES)
+    @given(randoms, st.integers(1, 3), cuts)
+    def test_shares_of_the_keys_come_to_what_the_oracle_comes_to(
+        self, rng: Random, count: int, cut: Cut
+    ) -> None:
+        events = drawn(rng, holes=False)
+        table = kernels.events_table(events, TABLE, in_windows(rng, events, 1))
+        shares = [of_share(table, Share((), number, count)) for number in range(count)]
+        assert sum(share.num_rows for share in shares) == table.num_rows
+        folded = [kernels.fold(share, TABLE, cut) for share in shares if share.num_rows]
+        assume(folded)
+        together = kernels.merged(folded, TABLE, cut)
+        assert together.num_rows == kernels.fold(table, TABLE, cut).num_rows
         assert kernel_states(kernels.current(together, TABLE, cut), events) == oracle_states(events)
 
     def test_a_key_change_among_the_positions_of_another_part_is_told(self) -> None:
