@@ -18,6 +18,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from omnisupport_ingest.cdc import columnar, current_rows, event_fold, row_fold
+from omnisupport_ingest.cdc.ordinary_fold import whole_keys
 from omnisupport_ingest.stages.fold_tasks import Share, of_share, parts_agree, stretches_of
 from omnisupport_ingest_tests.cdc import kernels
 from omnisupport_ingest_tests.cdc.kernels import Cut, State, Table
@@ -523,3 +524,11 @@ def _told(events: list[tuple[int, str | None]], window: str = "w1") -> str:
         for lsn, moved_from in events
     ]
     return json.dumps(stretches_of(pa.Table.from_pylist(rows, schema=kernels.EVENTS)))
+
+
+def test_keys_are_whole_numbers_only_where_no_two_texts_are_one_number() -> None:
+    found = whole_keys(pa.array(['["10"]', '["-5"]', None, '["0"]']))
+    assert found is not None
+    assert found.tolist() == [10, -5, -(2**63), 0]
+    for other in ('["01"]', '["-0"]', '["1","2"]', '["a"]', '["9999999999999999999"]', "[null]", '["1"]\n'):
+        assert whole_keys(pa.array(['["1"]', other])) is None
