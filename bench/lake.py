@@ -12,15 +12,15 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from bench.landed import Tickets, now
+from bench.landed import MIXED, Mix, Tickets, now
 from bench.peers import by_duckdb, by_polars
 from bench.processes import peak_memory_mb
 from bench.report import write_result
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 REACH = 1.5
+REACH_MIXED = 0.8
 MEMORY_LIMIT_MB = 4096
 GROWTH_LIMIT = 1.25
 
@@ -79,14 +80,27 @@ class Lake:
     help="Rows of the dimensions that 100,000 changes go into.",
 )
 @click.option("--repeats", default=3, show_default=True, help="Rounds of each question.")
-def main(changes: int, sizes: str, repeats: int) -> None:
+@click.option("--seed", default=1, show_default=True, help="Of the data.")
+@click.option("--body", default=(100, 600), show_default=True, help="Least and most characters of a body.")
+@click.option("--entropy", default=0.0, show_default=True, help="Share of a body that is random.")
+@click.option("--skew", default=0.0, show_default=True, help="0: keys are chosen evenly; more: old ones.")
+@click.option("--duplicates", default=0.0, show_default=True, help="Share of changes that come again.")
+@click.option("--out-of-order", default=0.0, show_default=True, help="Share of changes that come later.")
+@click.option("--refused", default=0.0, show_default=True, help="Share of rows that break a rule.")
+@click.option("--key-changes", default=0.0, show_default=True, help="Share of changes that change a key.")
+@click.option("--unsent", default=0.1, show_default=True, help="Share of updates that leave the body unsent.")
+def main(changes: int, sizes: str, repeats: int, seed: int, **of_mix: Any) -> None:
     """Measure landed -> dimensions, and print the figures."""
+    mix = Mix(**of_mix)
     settings = Settings(spark_driver_memory="3g", _env_file=None)  # type: ignore[call-arg]
     spark = classic_session(settings)
     with _lake() as warm_up:
         warm_up.tickets.land(2_000, now())
         warm_up.materialize(spark, _window(warm_up))
-    result = {"changes": changes, **_throughput(spark, changes, repeats)}
+    result: dict[str, Any] = {"changes": changes, "seed": seed, "mix": str(mix)}
+    result |= _throughput(spark, _Question(changes, repeats, seed, mix, REACH))
+    mixed = _throughput(spark, _Question(changes, repeats, seed, _mixed(mix), REACH_MIXED))
+    result |= {f"mixed_{name}": value for name, value in mixed.items()}
     small, large = (int(size) for size in sizes.split(","))
     result |= _growth(spark, small, large, repeats)
     result["driver_peak_mb"] = peak_memory_mb(program="java")
@@ -98,11 +112,28 @@ def main(changes: int, sizes: str, repeats: int) -> None:
     write_result("lake", result)
 
 
-def _throughput(spark: SparkSession, changes: int, repeats: int) -> dict[str, float]:
-    """The layers of ``changes`` landed events, and peers with the same files in turn."""
+@dataclass(frozen=True)
+class _Question:
+    """How many changes of what mix are taken through the layers, how often, and the ratio to be reached."""
+
+    changes: int
+    repeats: int
+    seed: int
+    mix: Mix
+    reach: float
+
+
+def _mixed(mix: Mix) -> Mix:
+    """``MIXED``, with the rows of ``mix``."""
+    return replace(MIXED, body=mix.body, entropy=mix.entropy, skew=mix.skew)
+
+
+def _throughput(spark: SparkSession, question: _Question) -> dict[str, float]:
+    """The layers of landed events, and peers with the same files in turn."""
+    changes, repeats = question.changes, question.repeats
     took: dict[str, list[float]] = defaultdict(list)
     for _ in range(repeats):
-        with _lake() as lake:
+        with _lake(question.seed, question.mix) as lake:
             lake.tickets.land(changes, now())
             for name, seconds in lake.materialize(spark, _window(lake)).items():
                 took[name].append(seconds)
@@ -115,14 +146,17 @@ def _throughput(spark: SparkSession, changes: int, repeats: int) -> dict[str, fl
                     took[peer.__name__].append(time.perf_counter() - began)
     rounds = list(zip(*(took[name] for name in _LAYERS), strict=True))
     took["ours"] = [sum(each) for each in rounds]
-    click.echo(f"{changes:,} landed changes of one table, warm Spark local[2], median of {repeats}:")
+    click.echo(
+        f"{changes:,} landed changes of one table, warm Spark local[2], median of {repeats}, seed "
+        f"{question.seed}, {question.mix}:"
+    )
     for name, seconds_of in took.items():
         click.echo(
             f"  {name:16} {median(seconds_of):6.1f} s  ({min(seconds_of):.1f} to {max(seconds_of):.1f})"
         )
     better = [min(pair) for pair in zip(took["by_duckdb"], took["by_polars"], strict=True)]
     ratios = [theirs / ours for ours, theirs in zip(took["ours"], better, strict=True)]
-    click.echo(f"  share of the better peer's speed {median(ratios):.2f} (reach {REACH})")
+    click.echo(f"  share of the better peer's speed {median(ratios):.2f} (reach {question.reach})")
     return {f"seconds_{name}": median(each) for name, each in took.items()} | {"ratio": median(ratios)}
 
 
@@ -151,12 +185,13 @@ def _growth(spark: SparkSession, small: int, large: int, repeats: int) -> dict[s
 
 
 @contextmanager
-def _lake() -> Iterator[Lake]:
+def _lake(seed: int = 1, mix: Mix | None = None) -> Iterator[Lake]:
     folder = Path(tempfile.mkdtemp(prefix="bench-lake-"))
     try:
         settings = Settings(home=folder / "home", window="hourly", _env_file=None)  # type: ignore[call-arg]
         workspace = Workspace.open(settings)
-        yield Lake(workspace, Tickets(workspace.landing(_SOURCE), workspace.grid))
+        tickets = Tickets(workspace.landing(_SOURCE), workspace.grid, seed, mix or Mix())
+        yield Lake(workspace, tickets)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

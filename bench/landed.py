@@ -19,23 +19,60 @@ _CHANGES_PER_TRANSACTION = 50
 _BATCH = 100_000
 """Changes of a batch, about what capture cuts at 64 MiB."""
 
+_REMEMBERED, _HELD = 10_000, 3_000
+"""Changes that may be sent again, and that are held back until so many are."""
+
 _BODY = "The export starts and the bar reaches ninety percent, then nothing happens for an hour. " * 8
+
+
+@dataclass(frozen=True)
+class Mix:
+    """What the changes of a stream are like: shares of all changes, unless said otherwise.
+
+    ``inserts`` and ``deletes``; the rest are updates, of which ``unsent`` leave the long body unsent.
+    ``duplicates``: changes that are sent again. ``out_of_order``: that come some thousand changes later.
+    ``refused``: whose rows break a rule. ``key_changes``: updates of the key. ``skew``: 0 chooses the key of
+    an update evenly, more chooses old keys more often. ``body``: the least and the most characters of the
+    body; ``entropy``: the share of them that no compression makes smaller.
+    """
+
+    inserts: float = 0.4
+    deletes: float = 0.1
+    unsent: float = 0.1
+    duplicates: float = 0.0
+    out_of_order: float = 0.0
+    refused: float = 0.0
+    key_changes: float = 0.0
+    skew: float = 0.0
+    body: tuple[int, int] = (100, 600)
+    entropy: float = 0.0
+
+    @property
+    def rises(self) -> bool:
+        """Whether the changes come once each, in the order of their positions."""
+        return not self.duplicates and not self.out_of_order
+
+
+MIXED = Mix(duplicates=0.2, out_of_order=0.1, refused=0.01, key_changes=0.01, unsent=0.3)
+"""A stream of which much is not as it should be."""
 
 
 @dataclass
 class Tickets:
     """A stream of changes of one table: ``inserts`` new keys first where asked, then a mix.
 
-    The mix is 40 % inserts, 50 % updates of a random key (every tenth leaves the long body
-    unsent), 10 % deletes; images are about 600 bytes.
+    Images are about 600 bytes.
     """
 
     store: LandingStore
     grid: WindowGrid
     seed: int = 1
+    mix: Mix = field(default_factory=Mix)
     keys: int = 0
     lsn: int = 0x1000
     _rng: random.Random = field(init=False)
+    _sent: list[LandedEvent] = field(init=False, default_factory=list)
+    _held: list[LandedEvent] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
         self._rng = random.Random(self.seed)  # noqa: S311 - data, not secrets
@@ -53,13 +90,18 @@ class Tickets:
         name = stream_batch_id(1, Lsn(before))
         with BatchWriter(self.store, self.grid, 1, name, clock=lambda: at) as writer:
             first = None
-            for number in range(size):
+            written = number = 0
+            while written < size:
                 place = number % _CHANGES_PER_TRANSACTION
                 if place == 0:
                     self.lsn += 0x10000
                     first = first or self.lsn
                     moment = at + timedelta(microseconds=number)
-                writer.add(self._change(2 * place, moment, inserts_only))
+                number += 1
+                changes = self._change(2 * place, moment, inserts_only)
+                for event in self._delivered(changes, last=written + len(changes) >= size):
+                    writer.add(event)
+                    written += 1
             assert first is not None
             end = Lsn(self.lsn + 8)
             writer.seal(
@@ -75,14 +117,50 @@ class Tickets:
             )
         self.lsn = end.value
 
-    def _change(self, ordinal: int, moment: datetime, inserts_only: bool) -> LandedEvent:
-        rng = self._rng
+    def _delivered(self, changes: list[LandedEvent], *, last: bool) -> list[LandedEvent]:
+        """``changes`` as they are sent: later, or twice, where the mix says so; all of them if ``last``."""
+        mix, rng = self.mix, self._rng
+        if mix.rises:
+            return changes
+        found = []
+        for event in changes:
+            if rng.random() < mix.out_of_order:
+                self._held.append(event)
+                continue
+            found.append(event)
+            if rng.random() < mix.duplicates / (1 - mix.duplicates):
+                found.append(rng.choice(self._sent) if self._sent else event)
+            if len(self._sent) < _REMEMBERED:
+                self._sent.append(event)
+            else:
+                self._sent[rng.randrange(_REMEMBERED)] = event
+        if last or len(self._held) > _HELD:
+            rng.shuffle(self._held)
+            found += self._held
+            self._held = []
+        return found
+
+    def _change(self, ordinal: int, moment: datetime, inserts_only: bool) -> list[LandedEvent]:
+        rng, mix = self._rng, self.mix
         kind = 0.0 if inserts_only or not self.keys else rng.random()
-        if kind < 0.4:
+        moved_from = None
+        if kind < mix.inserts:
             self.keys += 1
             op, number = "c", self.keys
         else:
-            op, number = ("u" if kind < 0.9 else "d"), rng.randint(1, self.keys)
+            op = "d" if kind >= 1 - mix.deletes else "u"
+            number = 1 + int(self.keys * rng.random() ** (1 + mix.skew))
+            if op == "u" and rng.random() < mix.key_changes / max(1e-9, 1 - mix.inserts - mix.deletes):
+                self.keys += 1
+                op, moved_from, number = "c", number, self.keys
+        event = self._event(ordinal + (moved_from is not None), moment, op, number)
+        if moved_from is None:
+            return [event]
+        gone = self._event(ordinal, moment, "d", moved_from)
+        return [gone, event._replace(moved_from_key=f'["{moved_from}"]')]
+
+    def _event(self, ordinal: int, moment: datetime, op: str, number: int) -> LandedEvent:
+        rng, mix = self._rng, self.mix
         after, unchanged = None, None
         if op != "d":
             image = {
@@ -91,16 +169,16 @@ class Tickets:
                 "customer_id": f"18c79895-0569-4d18-af04-{number:012d}",
                 "agent_handle": f"agent-{number % 50:04d}",
                 "subject": "Export never ends",
-                "body": f"{number} {_BODY[: rng.randint(100, 600)]}",
+                "body": f"{number} {self._body()}",
                 "status": rng.choice(("new", "open", "pending", "solved", "closed")),
-                "priority": str(number % 4 + 1),
+                "priority": "9" if rng.random() < mix.refused else str(number % 4 + 1),
                 "channel": None,
                 "metadata": '{"browser": "firefox", "tries": [1, 2]}',
                 "satisfaction": "0.25",
                 "created_at": "2026-01-01 08:17:58.25+00",
                 "updated_at": "2026-12-24 08:00:14.25+00",
             }
-            if op == "u" and rng.random() < 0.1:
+            if op == "u" and rng.random() < mix.unsent:
                 del image["body"]
                 unchanged = ["body"]
             after = json.dumps(image, separators=(",", ":"), ensure_ascii=False)
@@ -120,6 +198,14 @@ class Tickets:
             unchanged=unchanged,
             moved_from_key=None,
             chunk_id=None,
+        )
+
+    def _body(self) -> str:
+        length = self._rng.randint(*self.mix.body)
+        random_part = int(length * self.mix.entropy)
+        return (
+            self._rng.randbytes((random_part + 1) // 2).hex()[:random_part]
+            + ((_BODY * (1 + length // len(_BODY)))[: length - random_part])
         )
 
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.cdc.images import read_image, with_unsent
 from omnisupport_ingest.cdc.life import Ending, Life, Part, Position, just_below, merge
-from omnisupport_ingest.cdc.ordinary import FEW
+from omnisupport_ingest.cdc.ordinary import FEW, Taken
 from omnisupport_ingest.cdc.ordinary_fold import fold_ordinary
 
 KEY, ENDED, TRUNCATE, BOUNDARY = "key", "ended", "truncate", "boundary"
@@ -67,13 +67,13 @@ class Cells:
 
 
 def fold_groups(
-    batches: Iterable[pa.RecordBatch], shape: Shape, *, few: int = FEW
+    batches: Iterable[pa.RecordBatch], shape: Shape, *, few: int = FEW, taken: Taken | None = None
 ) -> Iterator[pa.RecordBatch]:
     """Fold the events in ``batches``; one row per window and key, and per life that a key change ended.
 
     In: the columns that ``fold.to_fold`` gives, without withheld events that an accepted one voids. Out: the
     columns of ``folded.folded_type``, the contract's as text, without the row hash. ``few``: so many events,
-    or fewer, are folded one group after another.
+    or fewer, are folded one group after another. ``taken``: counts those that were.
     """
     table = columnar.whole(batches)
     if table is None:
@@ -83,6 +83,8 @@ def fold_groups(
         if ordinary is not None:
             yield from columnar.in_batches(ordinary)
     if table.num_rows:
+        if taken is not None:
+            taken.exactly += table.num_rows
         yield from columnar.in_batches(_folded_by_group(table, shape))
 
 

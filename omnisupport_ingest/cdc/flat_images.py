@@ -9,6 +9,7 @@ number.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -21,13 +22,21 @@ import pyarrow.compute as pc
 # Escapes that every reader takes alike: not NUL, and nothing that may be half of a surrogate pair.
 _ESCAPE = r'\\["\\/bfnrt]|\\u00(?:0[1-9a-fA-F]|[1-9a-fA-F][0-9a-fA-F])'
 _TEXT = rf'"(?:[^"\\\x00-\x1f]|{_ESCAPE})*"'
+_PLAIN_TEXT = r'"(?:[^"\\\x00-\x1f]|\\["\\/bfnrt])*"'
 _MEMBER = rf"{_TEXT}:(?:null|{_TEXT})"
 _COMPACT = rf"\A\{{(?:{_MEMBER}(?:,{_MEMBER})*)?\}}\z"
 _KEY = rf"\A\[{_TEXT}(?:,{_TEXT})*\]\z"
 
+_QUERIES = 1_000
+"""Queries that a process remembers: one or two for each table."""
+
+_WORD = re.compile("[A-Za-z0-9_]+")
+_FIRST = 64
+_MOST_NAMES = 200
+"""Of more names the expression grows too large to be quick."""
+
 _READ = """
-SELECT {columns}, usual
-FROM (SELECT json_extract_string(image, {paths}) AS texts, json_keys(image) = {usual} AS usual FROM images)
+SELECT {columns} FROM (SELECT json_extract_string(image, {paths}) AS texts FROM images)
 """
 _READ_SENT = """
 SELECT {columns}, members
@@ -37,8 +46,6 @@ _READ_NAMES = """
 SELECT len(list_distinct(names)) = len(names) AS distinct_names
 FROM (SELECT json_keys(image) AS names FROM images)
 """
-_QUERIES = 1_000
-"""Queries that a process remembers: one or two for each table."""
 
 _READ_KEYS = """
 SELECT {columns}, parts
@@ -62,29 +69,40 @@ class FlatImages:
 
 def read_flat(images: pa.StringArray, columns: Sequence[str]) -> FlatImages:
     """Read ``columns``, one or more, of ``images``. A null image is not proven."""
-    proven = pc.fill_null(pc.match_substring_regex(images, _COMPACT), False)
-    read = images if proven.true_count == len(images) else pc.if_else(proven, images, "{}")
-    usual = _names_of_first(images, proven)
-    found = _query(_reading(tuple(columns), usual), read)
-    texts = {name: found.column(f"text_{place}") for place, name in enumerate(columns)}
-    # Of images with the same names in the same order, as nearly all of a table are, the same was sent.
+    # Nearly all images of a table have the same names in the same order: one expression proves them.
+    usual = _names_of_first(images)
+    proven = pc.fill_null(pc.match_substring_regex(images, _object_of(usual)), False)
     sent = {name: pa.array(np.full(len(images), name in usual)) for name in columns}
-    unusual = pc.invert(found.column("usual"))
+    unusual = pc.invert(proven)
     if unusual.true_count:
-        others, distinct = _sent(read.filter(unusual), columns)
-        sent = {name: pc.replace_with_mask(sent[name], unusual, others[name]) for name in columns}
-        proven = pc.and_(proven, pc.replace_with_mask(found.column("usual"), unusual, distinct))
+        others = images.filter(unusual)
+        flat = pc.fill_null(pc.match_substring_regex(others, _COMPACT), False)
+        in_others, distinct = _sent(pc.if_else(flat, others, "{}"), columns)
+        sent = {name: pc.replace_with_mask(sent[name], unusual, in_others[name]) for name in columns}
+        proven = pc.replace_with_mask(proven, unusual, pc.and_(flat, distinct))
+    read = images if proven.true_count == len(images) else pc.if_else(proven, images, "{}")
+    found = _query(_reading(tuple(columns)), read)
+    texts = {name: found.column(f"text_{place}") for place, name in enumerate(columns)}
     return FlatImages(proven, texts, sent)
 
 
-def _names_of_first(images: pa.StringArray, proven: pa.BooleanArray) -> tuple[str, ...]:
-    """The names in the first proven image, if none stands in it twice; else none."""
-    first = proven.index(True).as_py()
+def _names_of_first(images: pa.StringArray) -> tuple[str, ...]:
+    """The names in the first image, if it is proven and they stand in it once, as plain words; else none."""
+    some = images.slice(0, _FIRST)
+    first = pc.fill_null(pc.match_substring_regex(some, _COMPACT), False).index(True).as_py()
     if first < 0:
         return ()
-    pairs: list[tuple[str, str | None]] = json.loads(images[first].as_py(), object_pairs_hook=list)
+    pairs: list[tuple[str, str | None]] = json.loads(some[first].as_py(), object_pairs_hook=list)
     names = tuple(name for name, _ in pairs)
-    return names if len(set(names)) == len(names) else ()
+    plain = len(names) <= _MOST_NAMES and all(_WORD.fullmatch(name) for name in names)
+    return names if plain and len(set(names)) == len(names) else ()
+
+
+@lru_cache(_QUERIES)
+def _object_of(names: tuple[str, ...]) -> str:
+    """The expression of flat objects that have ``names`` in that order."""
+    members = ",".join(f'"{name}":(?:null|{_PLAIN_TEXT})' for name in names)
+    return rf"\A\{{{members}\}}\z"
 
 
 def _sent(
@@ -120,12 +138,10 @@ def read_keys(
 
 
 @lru_cache(_QUERIES)
-def _reading(columns: tuple[str, ...], usual: tuple[str, ...]) -> str:
-    """The query that reads ``columns``, and tells which images have the names ``usual`` in that order."""
+def _reading(columns: tuple[str, ...]) -> str:
     return _READ.format(
         paths=_pointers(columns),
         columns=", ".join(f"texts[{place + 1}] AS text_{place}" for place in range(len(columns))),
-        usual="[" + ", ".join(_quoted(name) for name in usual) + "]::VARCHAR[]",
     )
 
 

@@ -19,7 +19,7 @@ from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.cdc.erasing import Erasures, erase_batches
 from omnisupport_ingest.cdc.images import is_whole, read_image, with_unsent
 from omnisupport_ingest.cdc.lateness import ALWAYS_REPLAYED, is_late, is_too_late
-from omnisupport_ingest.cdc.ordinary import FEW, IMAGE_OPS, ROW_OPS, Ordinary
+from omnisupport_ingest.cdc.ordinary import FEW, IMAGE_OPS, ROW_OPS, Ordinary, Taken
 from omnisupport_ingest.contracts.decision_table import (
     ACCEPT,
     COLLISION,
@@ -104,12 +104,15 @@ class Law:
     erasures: Erasures = field(default_factory=Erasures)
 
 
-def judge_batches(batches: Iterable[pa.RecordBatch], law: Law, *, few: int = FEW) -> Iterator[pa.RecordBatch]:
+def judge_batches(
+    batches: Iterable[pa.RecordBatch], law: Law, *, few: int = FEW, taken: Taken | None = None
+) -> Iterator[pa.RecordBatch]:
     """Add the columns ``ADDED`` to marked events, taking the marks away.
 
-    ``few``: of so many events of a table in a batch, or fewer, each is judged by itself.
+    ``few``: of so many events of a table in a batch, or fewer, each is judged by itself. ``taken``: counts
+    the events.
     """
-    judge = _Judge(law, few)
+    judge = _Judge(law, few, taken or Taken())
     for batch in batches:
         kept = [name for name in batch.schema.names if name not in _MARKS]
         yield pa.RecordBatch.from_arrays(
@@ -147,8 +150,8 @@ class _Tables:
 
 
 class _Judge:
-    def __init__(self, law: Law, few: int) -> None:
-        self._law = law
+    def __init__(self, law: Law, few: int, taken: Taken) -> None:
+        self._law, self._taken = law, taken
         self._tables = _Tables(law.contracts)
         self._window_ends: dict[str, datetime] = {}
         self._ordinary = Ordinary(
@@ -164,6 +167,8 @@ class _Judge:
         """The added columns, in the order of ``ADDED``."""
         ordinary = self._ordinary.among(batch)
         others = pc.invert(ordinary)
+        self._taken.events += batch.num_rows
+        self._taken.exactly += others.true_count
         exactly = [
             pa.concat_arrays([pa.array([value], kind), found])
             for (value, kind), found in zip(_ORDINARY, self._one_by_one(batch.filter(others)), strict=True)

@@ -8,6 +8,7 @@ neither late nor reviewed.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import reduce
 
@@ -37,8 +38,27 @@ FEW = 64
 """Events of one table in a batch that are judged one by one sooner than the columns of their images are
 read."""
 
+_LOOKED_AT = ["window", "watermark_before", "op", "after"]
+"""What is looked at of the events of one table."""
+
 _NULL = "null"
 """Stands in every key of which a part is NULL; and in others."""
+
+
+@dataclass
+class Taken:
+    """How many events the kernels of a task took, and how many of them one by one, exactly."""
+
+    events: int = 0
+    exactly: int = 0
+
+    def __add__(self, other: Taken) -> Taken:
+        return Taken(self.events + other.events, self.exactly + other.exactly)
+
+    @property
+    def share(self) -> float | None:
+        """The share that was taken one by one; None without events."""
+        return round(self.exactly / self.events, 6) if self.events else None
 
 
 class Ordinary:
@@ -70,7 +90,7 @@ class Ordinary:
         found = pc.and_(_alone(batch), self._unreviewed(batch))
         for place, of_place in self._places(batch):
             mask = pc.and_(found, of_place)
-            events = batch.filter(mask)
+            events = batch if mask.true_count == batch.num_rows else batch.select(_LOOKED_AT).filter(mask)
             if events.num_rows:
                 ordinary = pc.replace_with_mask(ordinary, mask, self._plain(events, place))
         return ordinary

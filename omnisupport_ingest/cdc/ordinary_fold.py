@@ -22,6 +22,8 @@ Rows = npt.NDArray[np.int64]
 
 Mask = npt.NDArray[np.bool_]
 
+_WHOLE_KEY = r'\A\["(?:0|-?[1-9][0-9]{0,17})"\]\z'
+
 _LIVING, _STARTS, _DELETES = pa.array(["c", "u", "r"]), pa.array(["c", "r"]), pa.array(["d"])
 
 
@@ -32,17 +34,21 @@ class SortedGroups:
     """
 
     def __init__(self, events: pa.Table) -> None:
-        """``events``: the columns that ``fold.to_fold`` gives, in one chunk; one or more."""
-        codes = [columnar.one_chunk(events[name]).dictionary_encode() for name in ("window", "key")]
-        window, key = (_numbers(pc.fill_null(each.indices, -1)) for each in codes)
+        """``events``: the columns that ``fold.to_fold`` gives, in one chunk; one or more. Images may be
+        missing (``late_images``)."""
+        codes = columnar.one_chunk(events["window"]).dictionary_encode()
+        window = _numbers(pc.fill_null(codes.indices, -1))
+        key = whole_keys(columnar.one_chunk(events["key"]))
+        if key is None:
+            key = _numbers(pc.fill_null(columnar.one_chunk(events["key"]).dictionary_encode().indices, -1))
         position = [_numbers(events[name]) for name in ("ordinal", "commit_lsn", "epoch")]
-        self.order = np.lexsort((*position, key, window))
-        place = np.stack([each[self.order] for each in (window, key, *position)])
-        same = place[:, 1:] == place[:, :-1]
+        self.order = _sorted(window, key, position)
+        place = [each[self.order] for each in (window, key, *position)]
+        same = [each[1:] == each[:-1] for each in place]
         new_group = np.concatenate([[True], ~(same[0] & same[1])])
         self.first = np.flatnonzero(new_group)
         self.group = np.cumsum(new_group) - 1
-        self.at_one_position = np.concatenate([[False], same.all(axis=0)])
+        self.at_one_position = np.concatenate([[False], np.logical_and.reduce(same)])
         self.events = events.take(pa.array(self.order))
 
     def __len__(self) -> int:
@@ -63,6 +69,51 @@ class SortedGroups:
     def ops(self, among: pa.Array) -> Mask:
         return _mask(pc.is_in(self.events["op"], among))
 
+    @cached_property
+    def unsent(self) -> Mask:
+        """Which events name columns that were not sent."""
+        return _mask(pc.greater(pc.fill_null(pc.list_value_length(self.events["unchanged"]), 0), 0))
+
+    def odd(self) -> Mask:
+        """Which events make their group one for ``event_fold``, whatever is in their images."""
+        events = self.events
+        odd: Mask = ~(self.ops(_LIVING) | self.ops(_DELETES)) | self.at_one_position
+        for column in (events["hole"], events["key"].is_null(), events["moved_from_key"].is_valid()):
+            odd |= _mask(column)
+        return odd
+
+    def needed_images(self) -> Mask:
+        """Which events' images may decide a row: those of no other are looked at, but where an image turns
+        out not to be what it should."""
+        living = self.ops(_LIVING)
+        alive = self.latest(living)
+        newest = np.zeros(len(self.order), np.bool_)
+        newest[alive[alive >= 0]] = True
+        incomplete = self.have(newest & self.unsent) | self.have(self.odd())
+        return newest | incomplete[self.group]
+
+
+def _sorted(window: Rows, key: Rows, position: list[Rows]) -> Rows:
+    """The numbers of events by window, key and position (its least part first)."""
+    same_part = [each[1:] == each[:-1] for each in position]
+    rises = position[0][1:] >= position[0][:-1]
+    for place in (1, 2):
+        rises = (position[place][1:] > position[place][:-1]) | (same_part[place] & rises)
+    if not rises.all():
+        return np.lexsort((*position, key, window))
+    # Events of one batch come in order, and a sort that keeps it has little to do.
+    order = np.argsort(key, kind="stable")
+    return order if (window == window[0]).all() else order[np.argsort(window[order], kind="stable")]
+
+
+def whole_keys(keys: pa.StringArray) -> Rows | None:
+    """The numbers that ``keys`` are, if each is one whole number in its plainest form; null: the lowest."""
+    plain = pc.match_substring_regex(keys, _WHOLE_KEY)
+    if not pc.all(plain).as_py():
+        return None
+    numbers = pc.utf8_slice_codeunits(keys, 2, -2).cast(pa.int64())
+    return np.asarray(pc.fill_null(numbers, np.iinfo(np.int64).min).to_numpy(), np.int64)
+
 
 def fold_ordinary(
     events: pa.Table, columns: tuple[str, ...], key: tuple[str, ...]
@@ -72,7 +123,13 @@ def fold_ordinary(
     ``events``: the columns that ``fold.to_fold`` gives. ``columns`` and ``key``: of the table. The rows have
     the columns that ``event_fold.fold_groups`` gives.
     """
-    groups = SortedGroups(events)
+    return fold_sorted(SortedGroups(events), columns, key)
+
+
+def fold_sorted(
+    groups: SortedGroups, columns: tuple[str, ...], key: tuple[str, ...]
+) -> tuple[pa.Table | None, pa.Table]:
+    """``fold_ordinary`` of events that are sorted."""
     plain = tuple(name for name in columns if name not in key)
     found = _Found(groups, plain)
     keys_read, keys = read_keys(columnar.one_chunk(groups.events["key"]).take(pa.array(groups.first)), key)
@@ -103,18 +160,13 @@ class _Found:
         # Deletes below the last one below the living event cannot matter any more.
         self._deletes = np.flatnonzero(deletes & ((numbers > alive) | (numbers == ending[groups.group])))
         self._begins = np.maximum(self._start, ending)
-        self.ordinary = ~groups.have(self._odd(deletes))
+        self.ordinary = ~groups.have(self._odd())
         self._decide()
 
-    def _odd(self, deletes: Mask) -> Mask:
-        """Events that make their group one for ``event_fold``."""
-        events = self._groups.events
-        unsent = pc.greater(pc.fill_null(pc.list_value_length(events["unchanged"]), 0), 0)
-        odd: Mask = ~(self._living | deletes) | self._groups.at_one_position
-        for column in (events["hole"], events["key"].is_null(), events["moved_from_key"].is_valid()):
-            odd |= _mask(column)
+    def _odd(self) -> Mask:
+        groups = self._groups
         # What was not sent anew may stand in the old image.
-        return odd | _mask(pc.and_(unsent, events["before"].is_valid()))
+        return groups.odd() | (groups.unsent & _mask(groups.events["before"].is_valid()))
 
     def _decide(self) -> None:
         """Find the event that decides each column: of most groups the last living one decides them all."""

@@ -173,9 +173,8 @@ def row_hashes(rows: pa.Table) -> npt.NDArray[np.int64]:
         if field.name not in _WHERE_FROM and field.name not in (STATE, "_cdc_row_hash")
     ]
     texts = ", ".join(_text(field) for field in told)
-    query = (
-        f"SELECT (md5_number(to_json([{texts}])::VARCHAR) % 18446744073709551616)::UBIGINT AS hash FROM told"
-    )
+    # DuckDB's number has its bytes in the other order, so that its upper half is the sum's lower one.
+    query = f"SELECT md5_number_upper(to_json([{texts}])::VARCHAR) AS hash FROM told"
     asked = _connection().from_arrow(rows.select([field.name for field in told])).query("told", query)
     assert asked is not None, "a SELECT has a result"
     hashes: npt.NDArray[np.uint64] = columnar.one_chunk(asked.to_arrow_table()["hash"]).to_numpy()

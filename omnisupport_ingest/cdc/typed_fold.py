@@ -43,15 +43,20 @@ def fold_typed(
 
 
 def events_to_fold(events: pa.Table) -> pa.Table:
-    """What ``fold.to_fold`` gives of accepted ``events`` (``EVENT_COLUMNS``), where none is withheld."""
+    """What ``fold.to_fold`` gives of accepted ``events`` (``EVENT_COLUMNS``), where none is withheld.
+
+    Images may be missing, and another column is passed on.
+    """
     key, op = columnar.one_chunk(events["key"]), columnar.one_chunk(events["op"])
     of_row = pc.and_(pc.is_in(op, _ROW_OPS), pc.is_valid(key)).to_numpy(zero_copy_only=False)
     doubtful = pc.fill_null(pc.match_substring(key, "null"), False).to_numpy(zero_copy_only=False)
     for row in np.flatnonzero(of_row & doubtful):
         of_row[row] = None not in json.loads(key[row].as_py())
     speaks = of_row | pc.is_in(op, _TABLE_OPS).to_numpy(zero_copy_only=False)
-    known = events.filter(pa.array(speaks)).select(EVENT_COLUMNS)
+    known = events if speaks.all() else events.filter(pa.array(speaks))
     left = known.filter(pc.is_valid(known["moved_from_key"]))
     values = {"key": left["moved_from_key"], "op": pa.repeat(pa.scalar(LEFT), left.num_rows)}
-    left = pa.table([values.get(name, left[name]) for name in EVENT_COLUMNS], schema=known.schema)
+    if not left.num_rows:
+        return known.combine_chunks()
+    left = pa.table([values.get(name, left[name]) for name in known.column_names], schema=known.schema)
     return pa.concat_tables([known, left]).combine_chunks()

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from omnisupport_ingest.contracts import model
-from omnisupport_ingest.contracts.pg_types import ARRAYS, INTEGERS, NUMBERS, Kind
+from omnisupport_ingest.contracts.pg_types import ALWAYS_FITS, ARRAYS, INTEGERS, NUMBERS, Kind
 from omnisupport_ingest.contracts.row_rules import Breaks, rules_of
 
 Surely = Callable[[pa.StringArray], pa.BooleanArray]
@@ -73,6 +73,53 @@ class ColumnRules:
         rows = len(next(iter(texts.values())))
         kept = (self._columns[name].kept(texts[name], sent[name]) for name in self.columns)
         return reduce(pc.and_, kept, pa.array(np.ones(rows, np.bool_)))
+
+
+def surely_kept(rows: pa.Table, contract: model.TableContract) -> bool:
+    """Whether it is plain that no value of ``rows`` breaks a rule that ``pandera_schema`` asks them for.
+
+    ``rows``: alive and known, with the typed columns of ``contract``. False is no answer: the gate has it.
+    """
+    return all(_values_surely_kept(rows[column.name], column) for column in contract.columns)
+
+
+def _values_surely_kept(values: pa.ChunkedArray, column: model.Column) -> bool:
+    kind = column.type.kind
+    if not column.nullable and kind in ALWAYS_FITS and values.null_count:
+        return False
+    if column.pattern is not None:
+        return False
+    of_text = pa.types.is_string(values.type) and kind is not Kind.NUMERIC_TEXT
+    if column.enum or column.max_length is not None:
+        if not of_text:
+            return False
+        known = values.drop_null()
+        allowed = pc.is_in(known, pa.array(column.enum or [], pa.string()))
+        if column.enum and not pc.all(allowed, min_count=0).as_py():
+            return False
+        longest = pc.max(pc.utf8_length(known)).as_py()
+        if column.max_length is not None and longest is not None and longest > column.max_length:
+            return False
+    return _surely_within(values, column)
+
+
+def _surely_within(values: pa.ChunkedArray, column: model.Column) -> bool:
+    if column.minimum is None and column.maximum is None:
+        return True
+    is_float = pa.types.is_floating(values.type)
+    if not (is_float or pa.types.is_integer(values.type) or pa.types.is_decimal(values.type)):
+        return False
+    if is_float and pc.any(pc.is_nan(values)).as_py():
+        return False
+    found = pc.min_max(values)
+    low, high = found["min"].as_py(), found["max"].as_py()
+    if low is None:
+        return True
+    lowest, highest = (
+        float(bound) if is_float and bound is not None else bound
+        for bound in (column.minimum, column.maximum)
+    )
+    return (lowest is None or low >= lowest) and (highest is None or high <= highest)
 
 
 class _ColumnRules:

@@ -46,6 +46,7 @@ def checkpoint_metadata(
 
     ``duration_seconds`` is how long the step took for all of its windows; left out where unknown.
     ``watermark_lag_seconds``, where there is a watermark, is how far it lay behind the commit.
+    ``exact_kernel_share``: as of ``Checkpoint``.
     """
     entries: dict[str, dg.MetadataValue] = {
         "cursor": MetadataValue.text(checkpoint.cursor or "none: no event yet"),
@@ -86,6 +87,8 @@ def checkpoint_metadata(
             f"scenario_{name}": MetadataValue.int(checkpoint.scenarios.get(name, 0))
             for name in _COUNTED.get(checkpoint.layer, ())
         }
+        if checkpoint.exact_share is not None:
+            entries["exact_kernel_share"] = MetadataValue.float(checkpoint.exact_share)
         if checkpoint.detectors:
             entries["detected_by"] = MetadataValue.text(
                 ", ".join(f"{name}: {by}" for name, by in sorted(checkpoint.detectors.items()))

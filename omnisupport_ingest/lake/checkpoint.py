@@ -40,6 +40,9 @@ class Checkpoint:
     null where the window was only added to; where the two differ, ``keys_changed`` is how many keys have
     another state, and ``changed_by`` why (``late events``, ``contract``, …).
 
+    ``exact_share``: of the events that the run took here, over all its windows, the share that went one by
+    one through the exact kernel; null where nobody counted.
+
     ``closed``: the watermark had passed the window's end and allowed lateness, and the content was
     written whole or folded since. What the window takes in later opens it again.
 
@@ -76,6 +79,7 @@ class Checkpoint:
     closed: bool = False
     detectors: Mapping[str, str] = field(default_factory=dict)
     merges: tuple[MergeCost, ...] = ()
+    exact_share: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON values; moments in ISO 8601."""

@@ -44,12 +44,17 @@ FEW_FILES = 256
 ROWS_OF_A_TASK = 100_000
 """Rows that a task takes, where they come in files that are not larger."""
 
+MOST_BYTES_HELD = 256 * 1024 * 1024
+"""Bytes of rows that a task may hold."""
+
 _SHARES = 4
-_MOST_BYTES_HELD = 256 * 1024 * 1024
 _ROWS_AT_ONCE = 1_000
+_GROUPS_AT_ONCE = 4
+_PLAIN = frozenset({"PLAIN", "RLE", "BIT_PACKED"})
 _ROWS_OF_A_BATCH = 50_000
 _BYTES_OF_A_BATCH = 32 * 1024 * 1024
 _ROWS_OF_A_GROUP = 8_192
+_ROWS_OF_A_SAMPLE = 1_024
 _ROWS_OF_A_FILE = 2 * ROWS_OF_A_TASK
 
 _OUTCOME = "attempt string, told string"
@@ -114,7 +119,7 @@ def rows_that_fit(files: Iterable[LakeFile], schema: pa.Schema) -> pa.Table | No
         for batch in batches_of(file.uri, schema, dict(file.partition)):
             held.append(batch)
             size += batch.nbytes
-            if size > _MOST_BYTES_HELD:
+            if size > MOST_BYTES_HELD:
                 return None
     return pa.Table.from_batches(held, schema).combine_chunks()
 
@@ -129,8 +134,7 @@ def batches_of(path: str, schema: pa.Schema, known: Mapping[str, Any]) -> Iterat
         wanted = [name for name in schema.names if name in in_file and name not in known]
         held: list[pa.RecordBatch] = []
         rows = size = 0
-        # A file does not say how large its rows are: texts that repeat are written once.
-        for batch in parquet.iter_batches(_ROWS_AT_ONCE, columns=wanted, use_threads=False):
+        for batch in _read(parquet, wanted):
             held.append(batch)
             rows, size = rows + batch.num_rows, size + batch.nbytes
             if rows >= _ROWS_OF_A_BATCH or size >= _BYTES_OF_A_BATCH:
@@ -138,6 +142,29 @@ def batches_of(path: str, schema: pa.Schema, known: Mapping[str, Any]) -> Iterat
                 held, rows, size = [], 0, 0
         if held:
             yield _with_columns(held, schema, known)
+
+
+def _read(parquet: pq.ParquetFile, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """The ``columns`` of a file: a whole row group at once where it is surely small enough, else few rows."""
+    for number in range(parquet.num_row_groups):
+        group = parquet.metadata.row_group(number)
+        is_small = _most_bytes(group, frozenset(columns)) <= _GROUPS_AT_ONCE * _BYTES_OF_A_BATCH
+        rows = max(1, group.num_rows) if is_small else _ROWS_AT_ONCE
+        yield from parquet.iter_batches(rows, row_groups=[number], columns=columns, use_threads=False)
+
+
+def _most_bytes(group: pq.RowGroupMetaData, columns: frozenset[str]) -> int:
+    """No fewer bytes than the ``columns`` of a row group have in memory.
+
+    Texts that repeat, or begin alike, are written once; but no text is longer than all that is written.
+    """
+    most = 0
+    for place in range(group.num_columns):
+        chunk = group.column(place)
+        if chunk.path_in_schema.partition(".")[0] in columns:
+            plain = chunk.physical_type != "BYTE_ARRAY" or _PLAIN.issuperset(chunk.encodings)
+            most += chunk.total_uncompressed_size * (1 if plain else chunk.num_values) + 16 * chunk.num_values
+    return most
 
 
 def _with_columns(
@@ -172,6 +199,19 @@ class Output:
         kept = rows.select(self._schema.names).cast(self._schema)
         for folder, part in _parts(kept, self._partition_by):
             self._file(self._rows / folder).add(part.drop_columns(list(self._partition_by)))
+
+    def link(self, file: LakeFile, partition: Sequence[tuple[str, str | None]]) -> None:
+        """The rows of a file of another table, as they stand in it; ``partition``: where they belong here.
+
+        Where the file system has no links, the file is copied.
+        """
+        folder = self._rows / "/".join(_folder_of(*each) for each in partition)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        place = folder / f"part-{self._number:05d}-{uuid.uuid4().hex}.parquet"
+        try:
+            place.hardlink_to(file.uri)
+        except OSError:
+            shutil.copyfile(file.uri, place)
 
     def put_aside(self, rows: pa.Table) -> None:
         """Rows that are not for the table but for who asked for the work."""
@@ -221,10 +261,22 @@ class _Growing:
         if self._writer is None:
             # Who sorts the files by name has the rows in the order in which the tasks were given theirs.
             name = f"part-{self._number:05d}-{self._count:03d}-{uuid.uuid4().hex}.parquet"
-            self._writer = pq.ParquetWriter(self._folder / name, rows.schema, compression="snappy")
+            self._writer = pq.ParquetWriter(
+                self._folder / name, rows.schema, compression="snappy", use_dictionary=repeating_texts(rows)
+            )
             self._written, self._count = 0, self._count + 1
         self._writer.write_table(rows, row_group_size=_ROWS_OF_A_GROUP)
         self._written += rows.num_rows
+
+
+def repeating_texts(rows: pa.Table) -> list[str]:
+    """The columns in whose first rows few texts stand: a dictionary of the others only costs time."""
+    first = rows.slice(0, _ROWS_OF_A_SAMPLE)
+    return [
+        field.name
+        for field in rows.schema
+        if pa.types.is_string(field.type) and len(first[field.name].unique()) <= max(1, len(first) // 8)
+    ]
 
 
 Work = Callable[[Output], "str | None"]
@@ -332,7 +384,11 @@ def _parts(rows: pa.Table, partition_by: Sequence[str]) -> Iterator[tuple[str, p
             of_value = rows.filter(
                 pc.is_null(rows[column]) if value is None else pc.equal(rows[column], value)
             )
-        # An empty text is NULL where it is a partition (Delta protocol, partition value serialization).
-        folder = f"{column}={quote(value, safe='') if value else layout.HIVE_NULL}"
+        folder = _folder_of(column, value)
         for below, part in _parts(of_value, others):
             yield f"{folder}/{below}" if below else folder, part
+
+
+def _folder_of(column: str, value: str | None) -> str:
+    # An empty text is NULL where it is a partition (Delta protocol, partition value serialization).
+    return f"{column}={quote(value, safe='') if value else layout.HIVE_NULL}"

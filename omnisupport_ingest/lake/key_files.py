@@ -27,6 +27,7 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 from omnisupport_ingest.lake import layout
+from omnisupport_ingest.lake.file_tasks import repeating_texts
 from omnisupport_ingest.lake.stats import delta_stats
 
 ROWS_PER_FILE = 16_384
@@ -273,7 +274,7 @@ def written_file(path: Path, order: KeyOrder) -> WrittenFile:
 def _write(rows: pa.Table, order: KeyOrder, folder: Path, kind: str = "part-") -> WrittenFile:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder / f"{kind}{uuid.uuid4().hex}.parquet"
-    pq.write_table(rows, path, compression="snappy")
+    pq.write_table(rows, path, compression="snappy", use_dictionary=repeating_texts(rows))
     return _described(path, rows, order)
 
 

@@ -56,7 +56,7 @@ class Outcome:
     """What a plan comes to: the key of its work, the batches its content holds then, and the counts.
 
     ``past_closing``: the watermark has closed the window by now. ``content``: hash of the content that the
-    work adds, where the rows written do not say it.
+    work adds, where the rows written do not say it. ``exact_share``: as of ``Checkpoint``.
     """
 
     idempotency_key: str
@@ -68,6 +68,7 @@ class Outcome:
     found: Mapping[Finding, int] = field(default_factory=dict)
     past_closing: bool = False
     content: ContentHash | None = None
+    exact_share: float | None = None
 
 
 def change_for(
@@ -147,6 +148,7 @@ def checkpoint_of(
         run_id=identity.run_id,
         committed_at=datetime.now(UTC),
         upstream_version=outcome.upstream_version,
+        exact_share=outcome.exact_share,
         scenarios={each.scenario: count for each, count in _ordered(outcome.found)},
         detectors={each.scenario: each.detector for each, _ in _ordered(outcome.found)},
     )

@@ -9,6 +9,7 @@ table of quarantine (``quarantine``).
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from pyspark.sql import functions as F
 from omnisupport_ingest.cdc import dedupe
 from omnisupport_ingest.cdc.envelope import RAW_TYPE
 from omnisupport_ingest.cdc.judging import ACCEPTED, DUPLICATE, QUARANTINED, Law
+from omnisupport_ingest.cdc.ordinary import Taken
 from omnisupport_ingest.contracts.decision_table import JUDGED, Finding
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.lake.checkpoint import Checkpoint
@@ -78,8 +80,9 @@ class _Job:
     distinct: bool
 
 
-_Verdicts = tuple[StagedFiles, Tallies, StagedFiles]
-"""The accepted events that were written, what was found, and the quarantined events that were written."""
+_Verdicts = tuple[StagedFiles, Tallies, StagedFiles, float | None]
+"""The accepted events that were written, what was found, the quarantined events that were written, and which
+share of all was judged one by one, where it is known."""
 
 
 @dataclass(frozen=True)
@@ -215,9 +218,9 @@ def _commit(judging: _Judging, snapshot: TableSnapshot, raw: TableSnapshot, jobs
     law = _law(workspace, source, judging.versions, [job.plan.window for job in jobs])
     if law.erasures or not all(job.distinct for job in jobs):
         judged = dedupe.judge(_marked(judging.spark, raw, jobs), law)
-        accepted, tallies, staged = _judged(judging, snapshot, judged, jobs, unit)
+        accepted, tallies, staged, exact_share = _judged(judging, snapshot, judged, jobs, unit)
     else:
-        accepted, tallies, staged = _judged_by_tasks(judging, snapshot, jobs, law, unit)
+        accepted, tallies, staged, exact_share = _judged_by_tasks(judging, snapshot, jobs, law, unit)
     counts = _counts(snapshot, jobs, accepted, tallies)
     quarantine.add(workspace.quarantine(source), staged, replace(identity, layer=quarantine.LAYER))
     companions = {job.plan.window: _companions(snapshot, job, staged) for job in jobs}
@@ -236,6 +239,7 @@ def _commit(judging: _Judging, snapshot: TableSnapshot, raw: TableSnapshot, jobs
                     upstream_version=raw.version,
                     found=_found(snapshot, job, tallies),
                     past_closing=judging.passed(job.plan.window),
+                    exact_share=exact_share,
                 ),
                 identity,
                 accepted,
@@ -266,7 +270,8 @@ def _judged_by_tasks(
         if made.aside:
             others = judging.spark.read.schema(dedupe.JUDGED_TYPE).parquet(*_uris(made.aside))
         tallies, staged = _others(judging, snapshot, jobs, others, unit)
-        return made.place(), tallies, staged
+        taken = sum((Taken(*json.loads(told)) for told in made.told), Taken())
+        return made.place(), tallies, staged, taken.share
 
 
 def _uris(paths: Iterable[str]) -> list[str]:
@@ -309,7 +314,7 @@ def _judged(
         rows=sum(file.rows for job in jobs for file in job.files),
     )
     with _kept(judged, seen) as others:
-        return accepted, *_others(judging, snapshot, jobs, others, unit)
+        return accepted, *_others(judging, snapshot, jobs, others, unit), None
 
 
 @contextmanager

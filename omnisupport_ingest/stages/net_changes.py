@@ -18,10 +18,11 @@ from pyspark.sql import functions as F
 
 from omnisupport_ingest.cdc.fold import fold_events, merge_rows, partitions_for
 from omnisupport_ingest.cdc.folded import folded_type
+from omnisupport_ingest.cdc.ordinary import Taken
 from omnisupport_ingest.contracts.load import TableContract
 from omnisupport_ingest.lake.checkpoint import Checkpoint
 from omnisupport_ingest.lake.contenthash import ContentHash, hash_of_rows
-from omnisupport_ingest.lake.file_tasks import in_shares, made_by_tasks
+from omnisupport_ingest.lake.file_tasks import made_by_tasks
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.staging import StagedFiles, stage_frame
 from omnisupport_ingest.lake.state import WindowState
@@ -31,8 +32,9 @@ from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.stages import closing
 from omnisupport_ingest.stages.checkpoints import Counts, Identity, Outcome, change_for, report
 from omnisupport_ingest.stages.event_files import EventFiles
-from omnisupport_ingest.stages.event_tasks import fold, order_of, parts_agree
+from omnisupport_ingest.stages.event_tasks import order_of
 from omnisupport_ingest.stages.explained import Replaced, keys_changed, reasons
+from omnisupport_ingest.stages.fold_tasks import Told, fold, in_key_shares, parts_agree
 from omnisupport_ingest.stages.idempotency import idempotency_key, unit_key
 from omnisupport_ingest.stages.lateness import Lateness
 from omnisupport_ingest.stages.plan import Asked, Upstream, WindowPlan, Work, plan_window, repeats_writes
@@ -107,7 +109,7 @@ def materialize(
         if not jobs:
             return idle
         keys = {job.plan.window: _key(contract, job) for job in jobs}
-        staged = _stage(
+        staged, exact_share = _stage(
             spark,
             contract,
             snapshot,
@@ -131,6 +133,7 @@ def materialize(
                         counts=job.counts,
                         upstream_version=deduped.version,
                         past_closing=passed(job.plan.window),
+                        exact_share=exact_share,
                         content=content_of(contract, job.accepted, job.holes),
                     ),
                     Identity(LAYER, contract.source, run_id),
@@ -277,28 +280,34 @@ def _stage(
     files: EventFiles,
     jobs: Sequence[_Job],
     unit: str,
-) -> StagedFiles:
-    """Write the fold of the jobs' new events."""
+) -> tuple[StagedFiles, float | None]:
+    """Write the fold of the jobs' new events; and the share of them that was folded one by one, if known."""
     working = [job for job in jobs if job.files]
     if not working:
-        return StagedFiles(())
+        return StagedFiles(()), None
     events = [file for job in working for file in job.files]
     generation = {job.plan.window: job.plan.generation for job in working}
     if not any(job.holes for job in working):
         order = order_of(contract)
-        shares = in_shares(sorted(events, key=lambda file: (file.window, file.path)))
-        works = [partial(fold, files=share, contract=contract, order=order) for share in shares]
+        blocks = in_key_shares(sorted(events, key=lambda file: (file.window, file.path)))
+        shares = [share for block in blocks for share in block]
+        works = [partial(fold, share=share, contract=contract, order=order) for share in shares]
         with made_by_tasks(spark, snapshot.table, works, unit=unit, generation=generation) as made:
-            if made is not None and parts_agree(made.told):
-                return made.place()
+            if made is not None:
+                told = [Told.parse(each) for each in made.told]
+                # Every share of a block says the same of it.
+                of_blocks = [each for share, each in zip(shares, told, strict=True) if not share.number]
+                if parts_agree(each.stretches for each in of_blocks):
+                    return made.place(), sum((each.taken for each in told), Taken()).share
     rows = fold_events(_events(spark, contract, files, working), contract, partitions=_parts(events))
-    return stage_frame(
+    staged = stage_frame(
         snapshot.table,
         rows.select(*folded_type(contract).names),
         unit=unit,
         generation=generation,
         rows=sum(file.rows for file in events),
     )
+    return staged, None
 
 
 def _parts(files: Sequence[LakeFile]) -> int:

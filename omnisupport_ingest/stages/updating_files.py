@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import uuid
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial, reduce
 from pathlib import Path
@@ -66,6 +66,7 @@ _OUTCOME = T.StructType(
         T.StructField("added", T.StringType()),
         T.StructField("refold", T.StringType()),
         T.StructField("sealed", T.ArrayType(T.StringType())),
+        T.StructField("doubted", T.BooleanType()),
         T.StructField(
             "files",
             T.ArrayType(
@@ -89,7 +90,8 @@ class FilesUpdated:
 
     ``written``: files in the draft folder. ``replaced``: paths of the files whose place they take.
     ``removed`` and ``added``: hashes of the rows that left and of those that came. ``refold``: files of keys
-    that must be folded again and sent as they are to be; if there are any, nothing else counts.
+    that must be folded again and sent as they are to be; if there are any, nothing else counts. ``doubted``:
+    names of those ``written`` whose rows are in doubt (``FilesToUpdate.doubts``).
     """
 
     written: tuple[WrittenFile, ...] = ()
@@ -97,6 +99,7 @@ class FilesUpdated:
     removed: ContentHash = field(default_factory=ContentHash)
     added: ContentHash = field(default_factory=ContentHash)
     refold: tuple[str, ...] = ()
+    doubted: frozenset[str] = frozenset()
 
 
 class Rules(Protocol):
@@ -130,6 +133,7 @@ class FilesToUpdate:
     """The files of a table by key, the folder that new ones are drafted in, and the rules.
 
     ``rows_per_file`` and ``seals``: as of ``lake.key_files.write_rows``; ``sealed``: the files so made.
+    ``doubts``: whether rows that were made have to be looked at before they are shown.
     """
 
     files: Sequence[KeyFile]
@@ -139,6 +143,7 @@ class FilesToUpdate:
     rows_per_file: int = ROWS_PER_FILE
     seals: bool = False
     sealed: Mapping[Bound, tuple[KeyFile, ...]] = field(default_factory=dict)
+    doubts: Callable[[pa.Table], bool] | None = None
 
 
 @dataclass(frozen=True)
@@ -355,12 +360,12 @@ def _arrow(of: T.StructField) -> pa.DataType:
                 [("name", pa.string()), ("rows", pa.int64()), ("bytes", pa.int64()), ("stats", pa.string())]
             )
         )
-    return {"range": pa.int32(), "changed": pa.bool_()}.get(of.name, pa.string())
+    return {"range": pa.int32(), "changed": pa.bool_(), "doubted": pa.bool_()}.get(of.name, pa.string())
 
 
 def _outcome(number: int, updated: Updated, target: FilesToUpdate, *, keep: bool) -> dict[str, Any]:
     """Write what the range has now. ``keep``: also where nothing changed, as the file's other ranges may."""
-    refold = ""
+    refold, doubted = "", False
     files: list[WrittenFile] = []
     if len(updated.refold):
         target.draft.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -368,6 +373,7 @@ def _outcome(number: int, updated: Updated, target: FilesToUpdate, *, keep: bool
         pq.write_table(pa.table([updated.refold.cast(pa.string())], schema=_KEYS), refold)
     elif updated.changed or keep:
         rows = target.rules.ordered(updated.rows)
+        doubted = target.doubts is not None and target.doubts(rows)
         files = write_rows(
             rows, target.order, target.draft, rows_per_file=target.rows_per_file, seals=target.seals
         )
@@ -377,6 +383,7 @@ def _outcome(number: int, updated: Updated, target: FilesToUpdate, *, keep: bool
         "removed": str(ContentHash.of(updated.removed)),
         "added": str(ContentHash.of(updated.added)),
         "refold": refold,
+        "doubted": doubted,
         "files": [
             {"name": each.name, "rows": each.rows, "bytes": each.bytes, "stats": each.stats} for each in files
         ],
@@ -401,4 +408,5 @@ def _collected(outcomes: Sequence[Any], ranges: Sequence[KeyRange]) -> FilesUpda
         replaced=tuple(sorted({file.path for file in changed if file is not None} | unsealed)),
         removed=reduce(ContentHash.__add__, (ContentHash.parse(each["removed"]) for each in outcomes), none),
         added=reduce(ContentHash.__add__, (ContentHash.parse(each["added"]) for each in outcomes), none),
+        doubted=frozenset(file["name"] for each in outcomes if each["doubted"] for file in each["files"]),
     )

@@ -19,9 +19,10 @@ from typing import Any
 import orjson
 import pyarrow as pa
 
-from omnisupport_ingest.cdc import columnar
+from omnisupport_ingest.cdc import columnar, late_images
 from omnisupport_ingest.cdc.current_rows import EXISTENCE, current_groups
 from omnisupport_ingest.cdc.event_fold import ENDED, KEY, LEFT, Shape, fold_groups
+from omnisupport_ingest.cdc.late_images import IMAGES, ROW
 from omnisupport_ingest.cdc.row_fold import merge_groups
 from omnisupport_ingest.cdc.table_ends import TableEnds
 from omnisupport_ingest_tests.cdc.lanes import scope_text
@@ -114,6 +115,19 @@ def fold(events: pa.Table, table: Table, cut: Cut = Cut()) -> pa.Table:
     groups = cut.parts(events, ("window", "key"))
     folded = _run(groups, lambda part: fold_groups(part, table.shape, few=cut.few))
     return _typed(folded, table)
+
+
+def fold_late(events: pa.Table, table: Table, asked: list[int] | None = None) -> pa.Table:
+    """The folded rows, typed, of events whose images are given when they are asked for; ``asked``: which."""
+
+    def images(numbers: Any) -> pa.Table:
+        if asked is not None:
+            asked.extend(numbers.tolist())
+        return events.select(IMAGES).take(pa.array(numbers)).combine_chunks()
+
+    narrow = events.drop_columns(list(IMAGES)).append_column(ROW, pa.array(range(len(events))))
+    folded = pa.Table.from_batches([*late_images.fold_late(narrow.combine_chunks(), images, table.shape)])
+    return _typed(folded.combine_chunks(), table)
 
 
 def merged(parts: Sequence[pa.Table], table: Table, cut: Cut = Cut()) -> pa.Table:

@@ -18,7 +18,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from omnisupport_ingest.cdc import columnar, current_rows, event_fold, row_fold
-from omnisupport_ingest.stages.event_tasks import parts_agree, stretches_of
+from omnisupport_ingest.cdc.ordinary_fold import whole_keys
+from omnisupport_ingest.stages.fold_tasks import Share, of_share, parts_agree, stretches_of
 from omnisupport_ingest_tests.cdc import kernels
 from omnisupport_ingest_tests.cdc.kernels import Cut, State, Table
 from omnisupport_ingest_tests.examples import examples
@@ -176,6 +177,37 @@ def test_whole_columns_and_single_groups_fold_to_the_very_same_rows(rng: Random,
     by_columns, by_group = (kernels.fold(table, TABLE, Cut(few=few)) for few in (0, table.num_rows))
     assert kernels.same_rows(by_columns) == kernels.same_rows(by_group)
     assert by_columns.schema == by_group.schema
+
+
+@settings(max_examples=2 * EXAMPLES)
+@given(randoms, st.integers(1, 3))
+def test_images_that_are_read_late_come_to_the_very_same_rows(rng: Random, windows: int) -> None:
+    events = drawn(rng, holes=rng.random() < 0.5)
+    table = kernels.events_table(events, TABLE, in_windows(rng, events, windows))
+    assume(table.num_rows)
+    late = kernels.fold_late(table, TABLE)
+    assert kernels.same_rows(late) == kernels.same_rows(kernels.fold(table, TABLE, Cut(few=table.num_rows)))
+
+
+def test_the_image_of_an_event_that_another_of_its_key_follows_is_not_read() -> None:
+    plain = {"op": "u", "epoch": 1, "ordinal": 0, "source_ts": _START, "hole": False, "window": "w1"}
+    images = [f'{{"id":"1","region":"r","status":"{n}","note":null,"body":null}}' for n in range(4)]
+    rows = [
+        plain | {"key": key, "commit_lsn": lsn, "after": after, "op": op}
+        for lsn, (key, op, after) in enumerate(
+            [
+                ('["1","r"]', "c", images[0]),
+                ('["1","r"]', "u", images[1]),
+                ('["2","r"]', "c", images[2]),
+                ('["2","r"]', "d", None),
+                ('["1","r"]', "u", images[3]),
+            ]
+        )
+    ]
+    asked: list[int] = []
+    folded = kernels.fold_late(pa.Table.from_pylist(rows, schema=kernels.EVENTS), TABLE, asked)
+    assert asked == [2, 4]
+    assert sorted(folded["status"].to_pylist()) == ["2", "3"]
 
 
 def test_ordinary_groups_are_folded_by_whole_columns_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -462,6 +494,21 @@ class TestTasksWithSharesOfTheEvents:
         together = kernels.merged(folded, TABLE, cut)
         assert kernel_states(kernels.current(together, TABLE, cut), events) == oracle_states(events)
 
+    @settings(max_examples=EXAMPLES)
+    @given(randoms, st.integers(1, 3), cuts)
+    def test_shares_of_the_keys_come_to_what_the_oracle_comes_to(
+        self, rng: Random, count: int, cut: Cut
+    ) -> None:
+        events = drawn(rng, holes=False)
+        table = kernels.events_table(events, TABLE, in_windows(rng, events, 1))
+        shares = [of_share(table, Share((), number, count)) for number in range(count)]
+        assert sum(share.num_rows for share in shares) == table.num_rows
+        folded = [kernels.fold(share, TABLE, cut) for share in shares if share.num_rows]
+        assume(folded)
+        together = kernels.merged(folded, TABLE, cut)
+        assert together.num_rows == kernels.fold(table, TABLE, cut).num_rows
+        assert kernel_states(kernels.current(together, TABLE, cut), events) == oracle_states(events)
+
     def test_a_key_change_among_the_positions_of_another_part_is_told(self) -> None:
         moved = [(2, '["1"]')]
         assert parts_agree([_told([(1, None)]), _told([(3, None)])])
@@ -478,3 +525,11 @@ def _told(events: list[tuple[int, str | None]], window: str = "w1") -> str:
         for lsn, moved_from in events
     ]
     return json.dumps(stretches_of(pa.Table.from_pylist(rows, schema=kernels.EVENTS)))
+
+
+def test_keys_are_whole_numbers_only_where_no_two_texts_are_one_number() -> None:
+    found = whole_keys(pa.array(['["10"]', '["-5"]', None, '["0"]']))
+    assert found is not None
+    assert found.tolist() == [10, -5, -(2**63), 0]
+    for other in ('["01"]', '["-0"]', '["1","2"]', '["a"]', '["9999999999999999999"]', "[null]", '["1"]\n'):
+        assert whole_keys(pa.array(['["1"]', other])) is None

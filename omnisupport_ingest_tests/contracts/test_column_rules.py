@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omnisupport_ingest.contracts.column_rules import ColumnRules
+from omnisupport_ingest.contracts.column_rules import ColumnRules, surely_kept
 from omnisupport_ingest.contracts.model import Column
 from omnisupport_ingest.contracts.pg_types import Kind, PgType
 from omnisupport_ingest.contracts.row_rules import RowRules
+from omnisupport_ingest.contracts.typed_values import typed_array
 from omnisupport_ingest_tests.cdc import lanes
 from omnisupport_ingest_tests.examples import examples
 
@@ -113,3 +114,34 @@ def test_an_ordinary_value_of_a_type_is_asked_of_no_rule(
     contract = replace(lanes.CONTRACT, columns=(Column("value", pg_type, nullable=False),), key=())
     kept = ColumnRules(contract).kept({"value": pa.array([text, None])}, {"value": pa.array([True, True])})
     assert kept.to_pylist() == [True, False]
+
+
+NUMBER, TEXT = Column("value", "numeric(12,2)"), Column("value", "text")
+
+
+@pytest.mark.parametrize(
+    ("column", "kept", "broken"),
+    [
+        (replace(NUMBER, minimum=Decimal("0.5")), ["0.50", "7", None], ["0.49"]),
+        (replace(NUMBER, maximum=Decimal("0.5")), ["0.50", "-7", None], ["0.51"]),
+        (replace(NUMBER, pg_type="bigint", minimum=Decimal("0.5")), ["1"], ["0"]),
+        (replace(NUMBER, pg_type="double precision", maximum=Decimal(1)), ["1"], ["1.5", "NaN"]),
+        (replace(NUMBER, pg_type="numeric", minimum=Decimal(1)), [], ["1", "0"]),
+        (replace(NUMBER, pg_type="bigint", nullable=False), ["1"], [None]),
+        (replace(TEXT, enum=("a", "b")), ["a", "b", None], ["c", ""]),
+        (replace(TEXT, max_length=2), ["", "🐘🐘", None], ["abc"]),
+        (replace(TEXT, pattern="^a"), [], ["a", "b"]),
+    ],
+)
+def test_rows_pass_the_gate_unseen_only_if_no_value_of_theirs_may_break_a_rule(
+    column: Column, kept: list[str | None], broken: list[str | None]
+) -> None:
+    contract = replace(lanes.CONTRACT, columns=(column,), key=("value",))
+
+    def passes(texts: list[str | None]) -> bool:
+        return surely_kept(
+            pa.table({"value": typed_array(pa.array(texts, pa.string()), column.type)}), contract
+        )
+
+    assert not kept or passes(kept)
+    assert not any(passes([*kept, each]) for each in broken)

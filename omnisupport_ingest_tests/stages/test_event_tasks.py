@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+import json
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 
@@ -12,11 +13,14 @@ import pytest
 
 from omnisupport_ingest.cdc.envelope import LANDED_TYPE, RAW_TYPE
 from omnisupport_ingest.cdc.folded import folded_type
+from omnisupport_ingest.cdc.judging import Law
+from omnisupport_ingest.contracts.decision_table import default_decision_table, load_decision_table
 from omnisupport_ingest.lake import file_tasks
 from omnisupport_ingest.lake.file_tasks import Output, batches_of, in_shares, rows_of
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.schema import arrow_schema
-from omnisupport_ingest.stages.event_tasks import LandedFile, fold, order_of, take_in
+from omnisupport_ingest.stages.event_tasks import LandedFile, judge, order_of, take_in
+from omnisupport_ingest.stages.fold_tasks import Share, fold
 from omnisupport_ingest_tests.cdc.lanes import CONTRACT
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -122,8 +126,48 @@ def test_events_that_are_small_on_disk_but_large_in_memory_are_not_folded_by_a_t
     pq.write_table(pa.Table.from_pylist(rows, schema=LANDED), path)
     place = (("window", "w1"), ("source_table", contract.table))
     file = LakeFile(path.name, str(path), "w1", place, 100, path.stat().st_size)
-    fold_it = partial(fold, files=[file], contract=contract, order=order_of(contract))
+    fold_it = partial(fold, share=Share((file,)), contract=contract, order=order_of(contract))
     schema = arrow_schema(folded_type(contract), without=())
     assert fold_it(Output(tmp_path / "whole", 0, schema, ("window",))) is not None
-    monkeypatch.setattr(file_tasks, "_MOST_BYTES_HELD", 4_000_000)
+    monkeypatch.setattr(file_tasks, "MOST_BYTES_HELD", 4_000_000)
     assert fold_it(Output(tmp_path / "none", 0, schema, ("window",))) is None
+
+
+LAW = Law((CONTRACT,), load_decision_table(default_decision_table()), timedelta(hours=1))
+"""Row rules of the contract, and every scenario as the decision table has it."""
+
+
+def judged(tmp_path: Path, name: str, events: list[dict[str, object]]) -> tuple[Path, Path, list[Path]]:
+    """The raw file of ``events``, the accepted file that judging them leaves, and the files put aside."""
+    known = {"window": "2026-11-21T12", "landed_at": NOON, "event_hash": 1}
+    of_table = {"source_schema": CONTRACT.schema, "source_table": CONTRACT.table}
+    rows = [EVENT | of_table | known | event for event in events]
+    path = tmp_path / f"{name}.parquet"
+    pq.write_table(pa.Table.from_pylist(rows, schema=RAW).drop_columns("window"), path)
+    place = (("window", "2026-11-21T12"),)
+    file = LakeFile(path.name, str(path), place[0][1], place, len(rows), path.stat().st_size)
+    output = Output(tmp_path / f"of {name}", 0, RAW, ("window", "source_table"))
+    assert json.loads(judge(output, [file], LAW))[0] == len(rows)
+    output.close()
+    [accepted] = (tmp_path / f"of {name}" / "rows").rglob("*.parquet")
+    return path, accepted, list((tmp_path / f"of {name}" / "aside").iterdir())
+
+
+def test_a_raw_file_whose_every_event_is_accepted_is_linked_and_any_other_is_written(tmp_path: Path) -> None:
+    row = {"after": '{"lane":"1","id":"1","status":"open","note":null,"body":null}', "key": '["1","1"]'}
+    events = [row | {"commit_lsn": 7}, row | {"commit_lsn": 8}]
+    raw, accepted, aside = judged(tmp_path, "whole", events)
+    assert accepted.samefile(raw) and not aside
+    assert accepted.parent.name == f"source_table={CONTRACT.table}"
+    raw, accepted, aside = judged(tmp_path, "refused", [*events, row | {"commit_lsn": 9, "after": "{"}])
+    assert not accepted.samefile(raw)
+    assert pq.read_table(accepted, partitioning=None)["commit_lsn"].to_pylist() == [7, 8]
+    assert pq.read_table(aside[0])["commit_lsn"].to_pylist() == [9]
+
+
+def test_an_identity_of_an_earlier_version_is_written_as_it_would_land_today(tmp_path: Path) -> None:
+    row = {"after": '{"lane":"1","id":"1","status":"open","note":null,"body":null}', "key": '["1","1"]'}
+    earlier = '["s","t",null,"t","0123456789abcdef"]'
+    raw, accepted, _ = judged(tmp_path, "earlier", [row | {"identity": earlier}])
+    assert not accepted.samefile(raw)
+    assert pq.read_table(accepted, partitioning=None)["identity"].to_pylist() == ['["s","t",null,"t"]']

@@ -1,0 +1,65 @@
+"""Folding events whose images are read late: only those that decide a row, once the order says which.
+
+Images are nearly all that an event weighs, and most events are followed by another of their key. What is
+narrow comes first, is sorted, and names the events whose images are needed: the last living one of each key,
+those below it where it left a column unsent, and all of a key that is not plainly ordinary. What is folded is
+what ``event_fold.fold_groups`` makes of the whole events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from omnisupport_ingest.cdc import columnar
+from omnisupport_ingest.cdc.event_fold import Shape, fold_groups
+from omnisupport_ingest.cdc.ordinary import Taken
+from omnisupport_ingest.cdc.ordinary_fold import SortedGroups, fold_sorted
+
+IMAGES = ("before", "after")
+"""The columns that are read late."""
+
+ROW = "_row"
+"""The column with the number by which the images of an event are asked for."""
+
+Numbers = npt.NDArray[np.int64]
+
+
+def fold_late(
+    events: pa.Table, images: Callable[[Numbers], pa.Table], shape: Shape, taken: Taken | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Fold ``events``, which have the columns of ``typed_fold.EVENT_COLUMNS`` but ``IMAGES``, and ``ROW``.
+
+    ``images``: gives the columns ``IMAGES`` of the events with the numbers asked for, which rise and are
+    distinct. ``taken``: counts the events. Out: as of ``event_fold.fold_groups``.
+    """
+    if not events.num_rows:
+        return
+    if taken is not None:
+        taken.events += events.num_rows
+    groups = SortedGroups(events)
+    needed = groups.needed_images()
+    groups.events = _with_images(groups.events, images, needed)
+    ordinary, rest = fold_sorted(groups, shape.columns, shape.key)
+    if ordinary is not None:
+        yield from ordinary.to_batches()
+    if rest.num_rows:
+        # Whatever was found odd in an image: here every image counts.
+        whole = _with_images(rest.drop_columns(list(IMAGES)), images, np.ones(rest.num_rows, np.bool_))
+        yield from fold_groups(whole.drop_columns([ROW]).to_batches(), shape, taken=taken)
+
+
+def _with_images(
+    events: pa.Table, images: Callable[[Numbers], pa.Table], needed: npt.NDArray[np.bool_]
+) -> pa.Table:
+    """``events`` with their images, where ``needed``; elsewhere NULL."""
+    rows = columnar.one_chunk(events[ROW]).to_numpy()
+    asked = np.unique(rows[needed])
+    found = images(asked)
+    places = pa.array(np.searchsorted(asked, rows), mask=~needed)
+    for name in IMAGES:
+        events = events.append_column(name, columnar.one_chunk(found[name]).take(places))
+    return events

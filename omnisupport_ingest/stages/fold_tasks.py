@@ -1,0 +1,206 @@
+"""What Spark's tasks do to fold files of events: some files are a block, which tasks share out by key.
+
+A task reads the narrow columns of its block, and takes the events of its share of the keys. Their order says
+which events decide a row, and of those alone the images are read (``cdc.late_images``). So a block leaves one
+row per key, and no event is sent from one task to another.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from omnisupport_ingest.cdc import columnar
+from omnisupport_ingest.cdc.envelope import RAW_TYPE
+from omnisupport_ingest.cdc.fold import shape_of
+from omnisupport_ingest.cdc.folded import STATE_NAMES, folded_type
+from omnisupport_ingest.cdc.late_images import IMAGES, ROW, fold_late
+from omnisupport_ingest.cdc.ordinary import Taken
+from omnisupport_ingest.cdc.ordinary_fold import whole_keys
+from omnisupport_ingest.cdc.typed_fold import EVENT_COLUMNS, events_to_fold
+from omnisupport_ingest.cdc.typed_rows import typed_batches
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.lake import file_tasks
+from omnisupport_ingest.lake.file_tasks import (
+    FEW_FILES,
+    Output,
+    are_few,
+    batches_of,
+    rows_that_fit,
+)
+from omnisupport_ingest.lake.key_files import KeyOrder
+from omnisupport_ingest.lake.layout import LakeFile
+from omnisupport_ingest.lake.schema import arrow_schema
+
+ROWS_OF_A_BLOCK = 1_000_000
+"""Events that are folded together: the more they are, the fewer rows they leave."""
+
+_BYTES_OF_A_BLOCK = 96 * 1024 * 1024
+_SHARES = 2
+
+_RAW = arrow_schema(RAW_TYPE, without=())
+_IMAGES = pa.schema([_RAW.field(name) for name in IMAGES])
+_NARROW = pa.schema([field for field in _RAW if field.name in {*EVENT_COLUMNS, "source_schema"} - {*IMAGES}])
+
+
+class TooLarge(IngestError):
+    """The images that decide the rows of a task are more than it may hold."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """The keys of a task: the ``number``-th of ``count`` parts of those in its block of files."""
+
+    files: tuple[LakeFile, ...]
+    number: int = 0
+    count: int = 1
+
+
+def in_key_shares(files: Sequence[LakeFile]) -> list[list[Share]]:
+    """The blocks of ``files``, in their order, each with the shares that its keys are folded in."""
+    if not files:
+        return []
+    if are_few(files):
+        return [[Share(tuple(files))]]
+    blocks: list[list[LakeFile]] = [[]]
+    rows = size = 0
+    for file in files:
+        held = blocks[-1]
+        full = rows + file.rows > ROWS_OF_A_BLOCK or size + file.bytes > _BYTES_OF_A_BLOCK
+        if held and (full or len(held) == FEW_FILES):
+            blocks.append([])
+            rows = size = 0
+        blocks[-1].append(file)
+        rows, size = rows + file.rows, size + file.bytes
+    return [[Share(tuple(block), number, _SHARES) for number in range(_SHARES)] for block in blocks]
+
+
+def fold(output: Output, share: Share, contract: TableContract, order: KeyOrder) -> str | None:
+    """Fold the accepted events of the contract's table in ``share``: ``folded_type`` rows, in ``order``.
+
+    Says what ``Told`` reads. None if the events are more than a task may hold.
+    """
+    # A file lies in the partition of its table, if not in that of a namesake in another schema.
+    files = [file for file in share.files if dict(file.partition)["source_table"] == contract.table]
+    events = rows_that_fit(files, _NARROW)
+    if events is None:
+        return None
+    known = _known(events, contract)
+    stretches, taken = json.dumps(stretches_of(known)), Taken()
+    shape = shape_of(contract)
+    folded = fold_late(of_share(known, share), lambda rows: _images_at(files, rows), shape, taken)
+    kind = arrow_schema(folded_type(contract), without=())
+    names = ("window", *shape.columns, *STATE_NAMES)
+    try:
+        typed = typed_batches(folded, contract.columns, names)
+        rows = [pa.Table.from_batches([batch]).cast(kind) for batch in typed]
+    except TooLarge:
+        return None
+    if rows:
+        output.add(order.sort(pa.concat_tables(rows)))
+    return json.dumps([stretches, taken.events, taken.exactly])
+
+
+@dataclass(frozen=True)
+class Told:
+    """What ``fold`` says: of its block the ``stretches`` of positions (``parts_agree``), and what it took."""
+
+    stretches: str
+    taken: Taken
+
+    @classmethod
+    def parse(cls, text: str) -> Told:
+        stretches, events, exactly = json.loads(text)
+        return cls(stretches, Taken(events, exactly))
+
+
+def _known(events: pa.Table, contract: TableContract) -> pa.Table:
+    """What the fold takes of the events of the contract's table, each with the number of its row."""
+    events = events.append_column(ROW, pa.array(np.arange(events.num_rows)))
+    of_schema = pc.equal(events["source_schema"], contract.schema)
+    if not pc.all(of_schema).as_py():
+        events = events.filter(of_schema)
+    return events_to_fold(events.append_column("hole", pa.repeat(pa.scalar(False), len(events))))
+
+
+def of_share(known: pa.Table, share: Share) -> pa.Table:
+    """The events of the keys of ``share``, in one chunk."""
+    if share.count == 1:
+        return known
+    keys = whole_keys(columnar.one_chunk(known["key"]))
+    if keys is None:
+        # Every task of the block meets them in the same order.
+        codes = columnar.one_chunk(known["key"]).dictionary_encode().indices
+        keys = pc.fill_null(codes, -1).to_numpy().astype(np.int64)
+    chosen = _between(keys, share)
+    return known if chosen.all() else known.filter(pa.array(chosen)).combine_chunks()
+
+
+def _between(keys: npt.NDArray[np.int64], share: Share) -> npt.NDArray[np.bool_]:
+    if not len(keys):
+        return np.ones(0, np.bool_)
+    cuts = [len(keys) * number // share.count for number in range(1, share.count)]
+    bounds = np.partition(keys, cuts)[cuts]
+    return np.asarray(np.searchsorted(bounds, keys, side="right") == share.number)
+
+
+def _images_at(files: Sequence[LakeFile], rows: npt.NDArray[np.int64]) -> pa.Table:
+    """The images of the events with the numbers ``rows``, which rise, in ``files``."""
+    found: list[pa.Table] = []
+    held = first = 0
+    for file in files:
+        for batch in batches_of(file.uri, _IMAGES, {}):
+            low, high = np.searchsorted(rows, [first, first + len(batch)])
+            if high > low:
+                wanted = batch.take(pa.array(rows[low:high] - first))
+                held += wanted.nbytes
+                if held > file_tasks.MOST_BYTES_HELD:
+                    raise TooLarge(
+                        f"The images of {len(rows)} events have more bytes than a task may hold "
+                        f"({file_tasks.MOST_BYTES_HELD}).",
+                        fix="Nothing: they are folded in another way.",
+                    )
+                found.append(pa.Table.from_batches([wanted]))
+            first += len(batch)
+    return pa.concat_tables(found or [_IMAGES.empty_table()]).combine_chunks()
+
+
+def parts_agree(told: Iterable[str]) -> bool:
+    """Whether what was folded in parts is what all events together fold to, by the stretches of each.
+
+    It is where no key changes, and where each part has a stretch of positions of its own: then none folds
+    what the old key of a change holds on both sides of it (``cdc.fold``).
+    """
+    by_window: dict[str, list[tuple[list[int], list[int], bool]]] = {}
+    for part in told:
+        for window, (first, last, moves) in json.loads(part).items():
+            by_window.setdefault(window, []).append((first, last, moves))
+    for parts in by_window.values():
+        if any(moves for *_, moves in parts):
+            parts.sort()
+            if any(above[0] <= below[1] for below, above in pairwise(parts)):
+                return False
+    return True
+
+
+def stretches_of(events: pa.Table) -> dict[str, tuple[list[int], list[int], bool]]:
+    """What ``fold`` says of ``events`` (the columns of ``EVENT_COLUMNS``)."""
+    found = {}
+    for window in pc.unique(events["window"]).to_pylist():
+        here = events.filter(pc.equal(events["window"], window))
+        here = here.select(("epoch", "commit_lsn", "moved_from_key"))
+        rank = pc.sort_indices(here, sort_keys=[("epoch", "ascending"), ("commit_lsn", "ascending")])
+        first, last = (
+            [here["epoch"][row].as_py(), here["commit_lsn"][row].as_py()]
+            for row in (rank[0].as_py(), rank[-1].as_py())
+        )
+        found[window] = (first, last, here["moved_from_key"].null_count < here.num_rows)
+    return found
