@@ -99,6 +99,7 @@ GATES: dict[str, Gate] = {
         _gate("inbox.reason", "why a file was refused", "sources/debezium/inbox.py"),
         _gate("kafka.mirror", "the offsets told to the consumer group", "sources/kafka/sync.py"),
         _gate("query.state", "how far a source has been read by its cursors", "sources/query/state.py"),
+        _gate("pii.tokens", "the tokens of values, before a table has them", "contracts/token_map.py"),
         _gate("landing.clear", "what a dead writer left is gone", "landing/folder_lock.py"),
         _gate("lake.table", "a new Delta table", "lake/schema.py"),
         _gate("lake.columns", "columns added to a Delta table", "lake/schema.py"),

@@ -60,12 +60,17 @@ class FlatImages:
     sent: dict[str, pa.BooleanArray]
 
 
+def are_flat(images: pa.StringArray) -> pa.BooleanArray:
+    """Whether each image is a flat object of texts and nulls, written compactly; a null one is not."""
+    return pc.fill_null(pc.match_substring_regex(images, _COMPACT), False)
+
+
 def read_flat(images: pa.StringArray, columns: Sequence[str]) -> FlatImages:
     """Read ``columns``, one or more, of ``images``. A null image is not proven."""
-    proven = pc.fill_null(pc.match_substring_regex(images, _COMPACT), False)
+    proven = are_flat(images)
     read = images if proven.true_count == len(images) else pc.if_else(proven, images, "{}")
     usual = _names_of_first(images, proven)
-    found = _query(_reading(tuple(columns), usual), read)
+    found = query_images(_reading(tuple(columns), usual), read)
     texts = {name: found.column(f"text_{place}") for place, name in enumerate(columns)}
     # Of images with the same names in the same order, as nearly all of a table are, the same was sent.
     sent = {name: pa.array(np.full(len(images), name in usual)) for name in columns}
@@ -91,7 +96,7 @@ def _sent(
     images: pa.StringArray, columns: Sequence[str]
 ) -> tuple[dict[str, pa.BooleanArray], pa.BooleanArray]:
     """Which of ``columns`` each image has, and whether each name in it stands there once."""
-    found = _query(_reading_sent(tuple(columns)), images)
+    found = query_images(_reading_sent(tuple(columns)), images)
     sent = {name: found.column(f"sent_{place}") for place, name in enumerate(columns)}
     known = np.zeros(len(images), np.uint64)
     for each in sent.values():
@@ -100,7 +105,7 @@ def _sent(
     # There is a member that is no column, or a name stands twice.
     doubtful = pc.invert(distinct)
     if doubtful.true_count:
-        names = _query(_READ_NAMES, images.filter(doubtful))
+        names = query_images(_READ_NAMES, images.filter(doubtful))
         distinct = pc.replace_with_mask(distinct, doubtful, names.column("distinct_names"))
     return sent, distinct
 
@@ -114,7 +119,7 @@ def read_keys(
         paths=[f"/{place}" for place in range(len(columns))],
         columns=", ".join(f"texts[{place + 1}] AS text_{place}" for place in range(len(columns))),
     )
-    found = _query(query, pc.if_else(proven, keys, "[]"))
+    found = query_images(query, pc.if_else(proven, keys, "[]"))
     whole = pc.and_(proven, pc.equal(found.column("parts"), len(columns)))
     return whole, {name: found.column(f"text_{place}") for place, name in enumerate(columns)}
 
@@ -123,7 +128,7 @@ def read_keys(
 def _reading(columns: tuple[str, ...], usual: tuple[str, ...]) -> str:
     """The query that reads ``columns``, and tells which images have the names ``usual`` in that order."""
     return _READ.format(
-        paths=_pointers(columns),
+        paths=pointers(columns),
         columns=", ".join(f"texts[{place + 1}] AS text_{place}" for place in range(len(columns))),
         usual="[" + ", ".join(_quoted(name) for name in usual) + "]::VARCHAR[]",
     )
@@ -132,12 +137,12 @@ def _reading(columns: tuple[str, ...], usual: tuple[str, ...]) -> str:
 @lru_cache(_QUERIES)
 def _reading_sent(columns: tuple[str, ...]) -> str:
     return _READ_SENT.format(
-        paths=_pointers(columns),
+        paths=pointers(columns),
         columns=", ".join(f"sent[{place + 1}] AS sent_{place}" for place in range(len(columns))),
     )
 
 
-def _pointers(columns: tuple[str, ...]) -> str:
+def pointers(columns: tuple[str, ...]) -> str:
     """The JSON pointers (RFC 6901) of ``columns``, as a list of DuckDB."""
     escaped = (name.replace("~", "~0").replace("/", "~1") for name in columns)
     return "[" + ", ".join(_quoted(f"/{name}") for name in escaped) + "]"
@@ -147,7 +152,8 @@ def _quoted(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def _query(query: str, images: pa.StringArray) -> pa.RecordBatch:
+def query_images(query: str, images: pa.StringArray) -> pa.RecordBatch:
+    """What ``query`` finds in the relation ``images`` with the one column ``image``, in its order."""
     asked = _connection().from_arrow(pa.table({"image": images})).query("images", query)
     assert asked is not None, "a SELECT has a result"
     found = asked.to_arrow_table().combine_chunks()

@@ -32,7 +32,8 @@ def write_text_rows(
     *,
     fetched: Callable[[int], None] = lambda _count: None,
 ) -> int:
-    """Write the contract's columns of ``rows`` to a Parquet file at ``path``, for its owner only.
+    """Write the contract's columns, as the source has them, of ``rows`` to a Parquet file at ``path``, for
+    its owner only.
 
     ``rows``: what stands behind FROM, read in the open transaction of ``connection``. Each column holds
     PostgreSQL's text of the value, as its output function writes it, null for NULL. ``fetched`` is told
@@ -61,10 +62,10 @@ def write_text_rows(
 
 
 def _expressions(contract: TableContract) -> list[tuple[str, str]]:
-    found = [(column.name, _text_of(identifier(column.name))) for column in contract.columns]
+    found = [(column.name, _text_of(identifier(column.name))) for column in contract.source_columns]
     found += [
         (f"{JSON_PREFIX}{column.name}", f"to_json({identifier(column.name)})::text")
-        for column in contract.columns
+        for column in contract.source_columns
         if column.type.kind in ARRAYS
     ]
     return found
