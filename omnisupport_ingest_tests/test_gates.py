@@ -44,6 +44,7 @@ ELSEWHERE = {
     "source.snapshot_request": "sources/postgres/test_snapshot_command.py",
     "source.snapshot_request_clear": "sources/postgres/test_snapshot_command.py",
     "source.partitions": "sources/postgres/test_partitions.py",
+    "pii.tokens": "contracts/test_token_map_killed.py",
     "kafka.mirror": "sources/kafka/test_killed.py",
     "query.state": "sources/query/test_killed.py",
     "lake.earlier": "cli/test_rebuild.py",

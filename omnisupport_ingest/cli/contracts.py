@@ -50,9 +50,9 @@ def new(
     OMNISUPPORT_SOURCE_DSN names, else the embedded PostgreSQL of the home, which must be running; --source
     names another log.
 
-    Nothing is marked as personal data, and every value is kept: look through the columns and say in
-    x-cdc.pii which ones are personal, each with its policy (keep is the only one that this version
-    carries out) and a note that says why. Owner, descriptions and rules are yours to write, too.
+    Columns that seem to be personal data by their names are noted in x-cdc.pii, each with a policy that
+    would fit, and every value is kept: look through them and the others, and decide (`pii scan` looks at
+    values that have landed). Owner, descriptions and rules are yours to write, too.
 
     A table whose changes cannot name their rows is refused with the ways to repair it; the others are
     written all the same.

@@ -27,6 +27,7 @@ from omnisupport_ingest.cli.landing import landing
 from omnisupport_ingest.cli.logs import logs
 from omnisupport_ingest.cli.manifest import manifest
 from omnisupport_ingest.cli.materialize import materialize
+from omnisupport_ingest.cli.pii import pii
 from omnisupport_ingest.cli.postgres import postgres
 from omnisupport_ingest.cli.preflight import preflight
 from omnisupport_ingest.cli.quarantine import quarantine
@@ -81,6 +82,7 @@ _COMMANDS = (
     as_of,
     manifest,
     contracts,
+    pii,
     settings,
     clean,
     postgres,
