@@ -121,7 +121,7 @@ def sizes(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def texts(values: Mapping[str, Any]) -> dict[str, str | None]:
-    """The values of the row, as they landed."""
+    """The values of the row, protected by the policies of its contract."""
     return {name: values[name] for name in _TEXTS}
 
 
