@@ -290,7 +290,7 @@ def test_no_command_prints_a_protected_value(told: Story, tmp_path: Path, comman
     runner = CliRunner(env=environment)
     if command[:2] == ["quarantine", "show"]:
         listed = json.loads(runner.invoke(cli, ["quarantine", "list", "--json"]).stdout)
-        command = [*command, listed["listed"][0]["id"]]
+        command = [*command, listed["sources"][0]["listed"][0]["id"]]
     if command[0] == "export":
         command = [*command, str(tmp_path / "notes.csv")]
     done = runner.invoke(cli, command)
