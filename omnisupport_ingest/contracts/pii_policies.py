@@ -116,7 +116,9 @@ def _mask(path: Path, at: str, told: dict[str, str]) -> Mask | None:
         )
     mask = Mask(form, told.get("pattern", ""), told.get("replacement", ""))
     try:
-        mask.of(pa.array(["x"]))
+        if form == OWN:
+            # Only then: Arrow loads pandas to make an array, and reading contracts is to be quick.
+            mask.of(pa.array(["x"]))
     except pa.ArrowInvalid as problem:
         raise refused(
             path, f"{at}.pattern", f"is no regular expression of RE2: {problem}", "Correct the pattern."
