@@ -13,8 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from omnisupport_ingest.contracts.columns import refused
 from omnisupport_ingest.contracts.masks import OWN, Mask
 from omnisupport_ingest.contracts.model import Column
@@ -115,15 +113,23 @@ def _mask(path: Path, at: str, told: dict[str, str]) -> Mask | None:
             "Write pattern and replacement with the mask pattern, and there alone.",
         )
     mask = Mask(form, told.get("pattern", ""), told.get("replacement", ""))
+    if form == OWN:
+        _check_pattern(path, at, mask)
+    return mask
+
+
+def _check_pattern(path: Path, at: str, mask: Mask) -> None:
+    # Only here: Arrow is slow to load, and loads pandas, and reading contracts is to be quick.
+    import pyarrow as pa
+
+    from omnisupport_ingest.contracts.masking import masked
+
     try:
-        if form == OWN:
-            # Only then: Arrow loads pandas to make an array, and reading contracts is to be quick.
-            mask.of(pa.array(["x"]))
+        masked(mask, pa.array(["x"]))
     except pa.ArrowInvalid as problem:
         raise refused(
             path, f"{at}.pattern", f"is no regular expression of RE2: {problem}", "Correct the pattern."
         ) from None
-    return mask
 
 
 def _in_lake(column: Column) -> Column:

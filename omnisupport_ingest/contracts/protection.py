@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 import pyarrow as pa
 
+from omnisupport_ingest.contracts.masking import masked
 from omnisupport_ingest.contracts.model import Column, TableContract
 from omnisupport_ingest.contracts.pii_keys import HashKey, HashKeys
 from omnisupport_ingest.contracts.pii_policies import DROP, HASH, MASK, TOKENIZE, is_plain
@@ -67,7 +68,7 @@ class Protection:
     def _of(self, column: Column) -> Protect:
         if column.pii == MASK:
             assert column.mask is not None, "a masked column says how"
-            return column.mask.of
+            return partial(masked, column.mask)
         if column.pii == HASH:
             return hashing(self.secrets.keys.current)
         assert column.pii == TOKENIZE and self.secrets.tokens is not None, "tokens are kept by the home"

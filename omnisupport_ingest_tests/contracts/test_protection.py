@@ -13,6 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from omnisupport_ingest.contracts.masking import masked
 from omnisupport_ingest.contracts.masks import HIDDEN, OWN, Mask
 from omnisupport_ingest.contracts.model import Column, TableContract
 from omnisupport_ingest.contracts.pii_keys import HashKey, HashKeys
@@ -70,21 +71,21 @@ MEANT = {"email": email, "email-whole": email_whole, "name": name, "phone": phon
 @example(texts=["+41 79 123 45 67", "12345", "123456", "(030) 123-456 ext. Bob", "٣٤٥٦٧٨٩"])
 @example(texts=["Ada Lovelace", "  Ada\u00a0K. ", "\t", "É é", "a\vb c"])
 def test_a_mask_of_a_column_is_the_mask_of_each_text(form: str, texts: list[str | None]) -> None:
-    masked = Mask(form).of(pa.array(texts, pa.string())).to_pylist()
-    assert masked == [None if text is None else MEANT[form](text) for text in texts]
+    found = masked(Mask(form), pa.array(texts, pa.string())).to_pylist()
+    assert found == [None if text is None else MEANT[form](text) for text in texts]
 
 
 @given(text=st.text("abc1@.", min_size=4, max_size=30))
 def test_no_mask_of_an_address_shows_more_than_half_of_its_name(text: str) -> None:
-    masked = Mask("email").of(pa.array([f"{text}@example.org"]))[0].as_py()
-    shown = masked.removesuffix("@example.org").removesuffix(HIDDEN)
+    found = masked(Mask("email"), pa.array([f"{text}@example.org"]))[0].as_py()
+    shown = found.removesuffix("@example.org").removesuffix(HIDDEN)
     assert len(shown) <= len(text) / 2 and text.startswith(shown)
 
 
 def test_a_mask_of_ones_own_hides_what_it_does_not_match() -> None:
     mask = Mask(OWN, r"(\d{4})-\d+", r"\1-xx")
-    masked = mask.of(pa.array(["card 1234-5678 and 9999-1", "no card", None]))
-    assert masked.to_pylist() == ["card 1234-xx and 9999-xx", HIDDEN, None]
+    found = masked(mask, pa.array(["card 1234-5678 and 9999-1", "no card", None]))
+    assert found.to_pylist() == ["card 1234-xx and 9999-xx", HIDDEN, None]
 
 
 def people(*columns: Column) -> TableContract:
