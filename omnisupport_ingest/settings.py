@@ -191,6 +191,13 @@ class Settings(BaseSettings):
     slot_alarm_bytes: int = Field(
         10_000_000_000, gt=0, description="WAL kept for the slot from which on to raise the alarm, in bytes."
     )
+    pii_keys: str | None = Field(
+        None,
+        description="The keys that personal values are hashed with, as `id=env:VARIABLE` or `id=file:PATH`, "
+        "the current one first; the secrets stand in those variables and files alone. Unset: none.",
+        examples=["2026b=env:PII_2026B,2026a=file:/run/secrets/pii_2026a"],
+        json_schema_extra={"values": "comma-separated"},
+    )
     alarm_command: str | None = Field(
         None,
         description="Command line, run by `sh`, when the source's health gets worse, better, or has other "

@@ -67,6 +67,11 @@ class FlatImages:
     sent: dict[str, pa.BooleanArray]
 
 
+def are_flat(images: pa.StringArray) -> pa.BooleanArray:
+    """Whether each image is a flat object of texts and nulls, written compactly; a null one is not."""
+    return pc.fill_null(pc.match_substring_regex(images, _COMPACT), False)
+
+
 def read_flat(images: pa.StringArray, columns: Sequence[str]) -> FlatImages:
     """Read ``columns``, one or more, of ``images``. A null image is not proven."""
     # Nearly all images of a table have the same names in the same order: one expression proves them.
@@ -76,12 +81,12 @@ def read_flat(images: pa.StringArray, columns: Sequence[str]) -> FlatImages:
     unusual = pc.invert(proven)
     if unusual.true_count:
         others = images.filter(unusual)
-        flat = pc.fill_null(pc.match_substring_regex(others, _COMPACT), False)
+        flat = are_flat(others)
         in_others, distinct = _sent(pc.if_else(flat, others, "{}"), columns)
         sent = {name: pc.replace_with_mask(sent[name], unusual, in_others[name]) for name in columns}
         proven = pc.replace_with_mask(proven, unusual, pc.and_(flat, distinct))
     read = images if proven.true_count == len(images) else pc.if_else(proven, images, "{}")
-    found = _query(_reading(tuple(columns)), read)
+    found = query_images(_reading(tuple(columns)), read)
     texts = {name: found.column(f"text_{place}") for place, name in enumerate(columns)}
     return FlatImages(proven, texts, sent)
 
@@ -109,7 +114,7 @@ def _sent(
     images: pa.StringArray, columns: Sequence[str]
 ) -> tuple[dict[str, pa.BooleanArray], pa.BooleanArray]:
     """Which of ``columns`` each image has, and whether each name in it stands there once."""
-    found = _query(_reading_sent(tuple(columns)), images)
+    found = query_images(_reading_sent(tuple(columns)), images)
     sent = {name: found.column(f"sent_{place}") for place, name in enumerate(columns)}
     known = np.zeros(len(images), np.uint64)
     for each in sent.values():
@@ -118,7 +123,7 @@ def _sent(
     # There is a member that is no column, or a name stands twice.
     doubtful = pc.invert(distinct)
     if doubtful.true_count:
-        names = _query(_READ_NAMES, images.filter(doubtful))
+        names = query_images(_READ_NAMES, images.filter(doubtful))
         distinct = pc.replace_with_mask(distinct, doubtful, names.column("distinct_names"))
     return sent, distinct
 
@@ -132,7 +137,7 @@ def read_keys(
         paths=[f"/{place}" for place in range(len(columns))],
         columns=", ".join(f"texts[{place + 1}] AS text_{place}" for place in range(len(columns))),
     )
-    found = _query(query, pc.if_else(proven, keys, "[]"))
+    found = query_images(query, pc.if_else(proven, keys, "[]"))
     whole = pc.and_(proven, pc.equal(found.column("parts"), len(columns)))
     return whole, {name: found.column(f"text_{place}") for place, name in enumerate(columns)}
 
@@ -140,7 +145,7 @@ def read_keys(
 @lru_cache(_QUERIES)
 def _reading(columns: tuple[str, ...]) -> str:
     return _READ.format(
-        paths=_pointers(columns),
+        paths=pointers(columns),
         columns=", ".join(f"texts[{place + 1}] AS text_{place}" for place in range(len(columns))),
     )
 
@@ -148,12 +153,12 @@ def _reading(columns: tuple[str, ...]) -> str:
 @lru_cache(_QUERIES)
 def _reading_sent(columns: tuple[str, ...]) -> str:
     return _READ_SENT.format(
-        paths=_pointers(columns),
+        paths=pointers(columns),
         columns=", ".join(f"sent[{place + 1}] AS sent_{place}" for place in range(len(columns))),
     )
 
 
-def _pointers(columns: tuple[str, ...]) -> str:
+def pointers(columns: tuple[str, ...]) -> str:
     """The JSON pointers (RFC 6901) of ``columns``, as a list of DuckDB."""
     escaped = (name.replace("~", "~0").replace("/", "~1") for name in columns)
     return "[" + ", ".join(_quoted(f"/{name}") for name in escaped) + "]"
@@ -163,7 +168,8 @@ def _quoted(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def _query(query: str, images: pa.StringArray) -> pa.RecordBatch:
+def query_images(query: str, images: pa.StringArray) -> pa.RecordBatch:
+    """What ``query`` finds in the relation ``images`` with the one column ``image``, in its order."""
     asked = _connection().from_arrow(pa.table({"image": images})).query("images", query)
     assert asked is not None, "a SELECT has a result"
     found = asked.to_arrow_table().combine_chunks()

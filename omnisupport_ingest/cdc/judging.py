@@ -20,6 +20,7 @@ from omnisupport_ingest.cdc.erasing import Erasures, erase_batches
 from omnisupport_ingest.cdc.images import is_whole, read_image, with_unsent
 from omnisupport_ingest.cdc.lateness import ALWAYS_REPLAYED, is_late, is_too_late
 from omnisupport_ingest.cdc.ordinary import FEW, IMAGE_OPS, ROW_OPS, Ordinary, Taken
+from omnisupport_ingest.cdc.protecting import Protections, protect_batches
 from omnisupport_ingest.contracts.decision_table import (
     ACCEPT,
     COLLISION,
@@ -47,6 +48,7 @@ from omnisupport_ingest.contracts.decision_table import (
     Finding,
 )
 from omnisupport_ingest.contracts.model import DEFAULT_ALLOWED_LATENESS, DEFAULT_MAX_LATENESS, TableContract
+from omnisupport_ingest.contracts.protection import Secrets
 from omnisupport_ingest.contracts.row_rules import RowRules
 from omnisupport_ingest.windows import KEY_FORMAT, OUT_OF_RANGE
 
@@ -92,9 +94,10 @@ EventId = tuple[int, int, int, int]
 class Law:
     """What events are judged by.
 
-    ``contracts``: of the source. ``decisions``: the decision table. ``reviews``: what people decided
-    of single events (``RELEASE`` or ``DISCARD``). ``erasures``: the rows whose values are taken out of
-    their events once these are judged. ``window_length``: of the lake.
+    ``contracts``: of the source. ``decisions``: the decision table. ``reviews``: what people decided of
+    single events (``RELEASE`` or ``DISCARD``). ``erasures``: the rows whose values are taken out of their
+    events once these are judged. ``window_length``: of the lake. ``secrets``: what policies for personal data
+    need.
     """
 
     contracts: tuple[TableContract, ...]
@@ -102,16 +105,25 @@ class Law:
     window_length: timedelta
     reviews: Mapping[EventId, str] = field(default_factory=dict)
     erasures: Erasures = field(default_factory=Erasures)
+    secrets: Secrets = field(default_factory=Secrets)
 
 
 def judge_batches(
     batches: Iterable[pa.RecordBatch], law: Law, *, few: int = FEW, taken: Taken | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Add the columns ``ADDED`` to marked events, taking the marks away.
+    """Add the columns ``ADDED`` to marked events, taking the marks away, and protect their personal values.
 
     ``few``: of so many events of a table in a batch, or fewer, each is judged by itself. ``taken``: counts
     the events.
     """
+    protections = Protections.of(law.contracts, law.secrets)
+    return protect_batches(judge_unprotected(batches, law, few=few, taken=taken), protections, few=few)
+
+
+def judge_unprotected(
+    batches: Iterable[pa.RecordBatch], law: Law, *, few: int = FEW, taken: Taken | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Judge as ``judge_batches`` does, for verdicts alone: personal values stay, so nothing of it is kept."""
     judge = _Judge(law, few, taken or Taken())
     for batch in batches:
         kept = [name for name in batch.schema.names if name not in _MARKS]

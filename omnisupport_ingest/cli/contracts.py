@@ -66,9 +66,9 @@ def new(
     OMNISUPPORT_SOURCE_DSN names, else the embedded PostgreSQL of the home, which must be running; --source
     names another log.
 
-    No column is marked as personal data. Look through the columns, and mark the personal ones in x-cdc.pii:
-    each with its policy (this version carries out only keep) and a note that says why. Also fill in the
-    owner, descriptions and rules.
+    Columns that seem to be personal data by their names are noted in x-cdc.pii, each with a policy that
+    would fit, and every value is kept: look through them and the others, and decide (`pii scan` looks at
+    values that have landed). Owner, descriptions and rules are yours to write, too.
 
     A table whose changes do not identify their rows is refused, with the ways to repair it. The others are
     written.

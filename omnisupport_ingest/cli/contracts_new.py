@@ -18,6 +18,7 @@ from omnisupport_ingest.contracts.documents import program_file
 from omnisupport_ingest.contracts.in_force import recorded
 from omnisupport_ingest.contracts.load import ContractError, TableContract, contract_of, load_contract
 from omnisupport_ingest.contracts.names import lake_names
+from omnisupport_ingest.contracts.pii_scan import with_notes
 from omnisupport_ingest.durable import replace
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import gate
@@ -113,7 +114,8 @@ def _write(table: LiveTable, kept: TableContract | None, path: Path, make: Calla
     try:
         made = make()
         # Read as it will be read from the file: what is written can be used.
-        contract = contract_of(made.document, path)
+        document = with_notes(made.document)
+        contract = contract_of(document, path)
     except ContractError as error:
         if "x-cdc.owner" in error.problem:
             raise
@@ -121,7 +123,7 @@ def _write(table: LiveTable, kept: TableContract | None, path: Path, make: Calla
     except IngestError as error:
         return Outcome(table.full_name, "refused", problem=error.problem, fix=error.fix)
     with gate("contract.file", path):
-        replace(path, document_text(made.document).encode())
+        replace(path, document_text(document).encode())
     return Outcome(table.full_name, "written", path, contract, made.left_out)
 
 
@@ -178,8 +180,8 @@ def show(outcomes: Sequence[Outcome]) -> None:
     click.echo(", ".join(f"{count} {status}" for status, count in counts.items()) + ".")
     if counts["written"]:
         click.echo(
-            "Before you capture: describe the columns, name an owner, and mark personal data in x-cdc.pii "
-            "(nothing is marked; every value is kept)."
+            "Before you capture: describe the columns, name an owner, and decide on personal data in "
+            "x-cdc.pii (what seems to be some has a note; every value is kept)."
         )
 
 

@@ -156,9 +156,10 @@ def verify(source: str | None, as_json: bool) -> int:
 def tail(source: str | None, table: str | None, count: int, follow: bool) -> None:
     """Print landed events as JSON, one per line, in Debezium's envelope.
 
-    This prints rows of the source, personal data included. `before` and `after` have the values as they
-    landed, PostgreSQL's text ("42", "t"), where Debezium has typed values. A column that was not sent (TOAST)
-    is "__debezium_unavailable_value". `ts_ms` is when the event landed, `source.ts_ms` when it was committed;
+    This prints rows of the source, protected by the policies for personal data that are in force in the
+    contracts (x-cdc.pii). `before` and `after` have the other values as they landed, PostgreSQL's text
+    ("42", "t"), where Debezium has typed values. A column that was not sent (TOAST) is
+    "__debezium_unavailable_value". `ts_ms` is when the event landed, `source.ts_ms` when it was committed;
     the first number of `source.sequence` is the LSN of its own commit. Snapshot ends have no form in Debezium
     and are left out.
 
@@ -237,7 +238,10 @@ class _Printer:
     """Prints events of one source; what all events of a batch share is looked up once per batch."""
 
     def __init__(self, store: LandingStore) -> None:
+        from omnisupport_ingest.stages.protected_rows import LandedProtection
+
         self._store = store
+        self._protection = LandedProtection.open(open_settings(), store.source)
         self._origins: dict[str, Origin] = {}
 
     def print(self, batch: Manifest, event: LandedEvent) -> None:
@@ -247,7 +251,11 @@ class _Printer:
         if origin is None:
             # Batches come one after the other, so only the last one's is kept.
             self._origins = {batch.batch_id: (origin := self._origin_of(batch))}
-        click.echo(json.dumps(envelope(event, origin), ensure_ascii=False, separators=(",", ":")))
+        click.echo(
+            json.dumps(
+                envelope(self._protection.of(event), origin), ensure_ascii=False, separators=(",", ":")
+            )
+        )
 
     def _origin_of(self, batch: Manifest) -> Origin:
         from omnisupport_ingest import __version__

@@ -26,6 +26,7 @@ from omnisupport_ingest.cli.landing import landing
 from omnisupport_ingest.cli.logs import logs
 from omnisupport_ingest.cli.manifest import manifest
 from omnisupport_ingest.cli.materialize import ingest_run, materialize, rebuild
+from omnisupport_ingest.cli.pii import pii
 from omnisupport_ingest.cli.preflight import preflight
 from omnisupport_ingest.cli.quarantine import quarantine
 from omnisupport_ingest.cli.render import Commands
@@ -47,7 +48,7 @@ class _Cli(Commands):
         "Run": ("up", "demo", "sync", "capture", "materialize", "land", "manifest", "workload"),
         "Look": ("status", "logs", "windows", "landing", "checkpoint", "settings"),
         "Read the lake": ("export", "as-of", "target", "verify"),
-        "Sources and contracts": ("sources", "source", "preflight", "contracts"),
+        "Sources and contracts": ("sources", "source", "preflight", "contracts", "pii"),
         "Decide and repair": ("quarantine", "replay", "erase", "rebuild", "sweep", "clean"),
     }
 
@@ -86,6 +87,7 @@ _COMMANDS = (
     source,
     preflight,
     contracts,
+    pii,
     quarantine,
     replay,
     erase,

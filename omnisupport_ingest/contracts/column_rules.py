@@ -55,7 +55,7 @@ class ColumnRules:
     """Every rule of a contract."""
 
     def __init__(self, contract: model.TableContract) -> None:
-        self._columns = {column.name: _ColumnRules(column) for column in contract.columns}
+        self._columns = {column.name: _ColumnRules(column) for column in contract.source_columns}
 
     @property
     def columns(self) -> tuple[str, ...]:

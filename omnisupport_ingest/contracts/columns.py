@@ -36,16 +36,15 @@ _RULES = {
 
 
 def read_columns(path: Path, document: dict[str, Any]) -> tuple[Column, ...]:
-    """The columns of ``document`` in its order; ``ContractError`` for the first that cannot be used."""
+    """The columns of ``document`` in its order, as the source has them; ``ContractError`` for the first that
+    cannot be used. Policies for personal data are read by ``pii_policies``."""
     required = set(document["required"])
     unknown = sorted(required - set(document["properties"]))
     if unknown:
         raise refused(path, "required", f"names {unknown[0]!r}, which is not a column", "Name columns only.")
-    pii = document["x-cdc"].get("pii", {})
-    _check_pii(path, document, pii)
     _check_names(path, document)
     return tuple(
-        _column(path, name, body, nullable=name not in required, pii=pii.get(name))
+        _column(path, name, body, nullable=name not in required)
         for name, body in document["properties"].items()
     )
 
@@ -55,9 +54,7 @@ def refused(path: Path, at: str, problem: str, fix: str) -> ContractError:
     return ContractError(f"{path} at $.{at}: {problem}.", fix=fix)
 
 
-def _column(
-    path: Path, name: str, body: dict[str, Any], *, nullable: bool, pii: dict[str, str] | None
-) -> Column:
+def _column(path: Path, name: str, body: dict[str, Any], *, nullable: bool) -> Column:
     kind = PgType.parse(body["x-pg-type"]).kind
     _check_type(path, f"properties.{name}.type", body, kind, nullable=nullable)
     _check_rules(path, f"properties.{name}", body, kind)
@@ -71,22 +68,7 @@ def _column(
         maximum=_bound(path, name, "maximum", body, kind),
         pattern=body.get("pattern"),
         max_length=body.get("maxLength"),
-        personal=pii is not None,
-        pii_note=pii["note"] if pii else "",
     )
-
-
-def _check_pii(path: Path, document: dict[str, Any], pii: dict[str, Any]) -> None:
-    for name in pii:
-        if name not in document["properties"]:
-            raise refused(path, f"x-cdc.pii.{name}", "is not a column", "Name columns only.")
-        if pii[name]["policy"] != "keep":
-            raise refused(
-                path,
-                f"x-cdc.pii.{name}.policy",
-                f"is {pii[name]['policy']!r}, which this version cannot carry out: values would be kept",
-                "Use keep, or take the column out of the publication at the source.",
-            )
 
 
 def _check_names(path: Path, document: dict[str, Any]) -> None:

@@ -27,6 +27,7 @@ from omnisupport_ingest.contracts.model import (
     TargetPolicy,
 )
 from omnisupport_ingest.contracts.names import PLAIN_NAME
+from omnisupport_ingest.contracts.pii_policies import lake_columns, read_policies
 
 __all__ = [
     "Column",
@@ -85,7 +86,8 @@ def contract_of(document: dict[str, Any], path: Path) -> TableContract:
     """The contract in ``document``, which is or will be the content of ``path``; else ``ContractError``."""
     check_document(document, path, SCHEMA, ContractError)
     policy = document["x-cdc"]
-    columns = read_columns(path, document)
+    columns = read_policies(path, policy, read_columns(path, document))
+    in_lake = lake_columns(columns)
     _check_key(path, policy["key"], columns)
     soft_delete = policy["events"]["soft_delete_column"]
     if soft_delete is not None and soft_delete not in {column.name for column in columns}:
@@ -114,7 +116,7 @@ def contract_of(document: dict[str, Any], path: Path) -> TableContract:
         description=document["description"],
         owner=policy["owner"],
         key=tuple(policy["key"]),
-        columns=columns,
+        columns=in_lake,
         soft_delete_column=soft_delete,
         allowed_lateness=allowed,
         max_lateness=longest,
@@ -126,6 +128,7 @@ def contract_of(document: dict[str, Any], path: Path) -> TableContract:
         cursor=read_cursor(path, policy.get("cursor"), columns),
         target=_target(path, policy),
         delayed_merge=_delayed_merge(path, policy.get("delayed_merge")),
+        unprotected=() if in_lake == columns else columns,
     )
 
 

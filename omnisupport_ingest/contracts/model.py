@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from decimal import Decimal
 
+from omnisupport_ingest.contracts.masks import Mask
 from omnisupport_ingest.contracts.names import lake_name, spellings
 from omnisupport_ingest.contracts.pg_types import PgType
 from omnisupport_ingest.errors import IngestError
@@ -31,8 +32,8 @@ class Column:
 
     ``pg_type`` is the source's type as the contract writes it (``numeric(12,2)``, ``text[]``).
     ``enum``, ``minimum``, ``maximum``, ``pattern`` and ``max_length`` (in characters) are rules on
-    the value; empty or null: no rule. ``personal`` marks personal data; ``pii`` is what is done
-    with it, which in this version is always ``keep``; ``pii_note`` says why that is right.
+    the value; empty or null: no rule. ``personal`` marks personal data; ``pii`` is the policy for it, one of
+    ``pii_policies.POLICIES``; ``pii_note`` says why that is right; ``mask`` is how it is masked, if it is.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Column:
     max_length: int | None = None
     personal: bool = False
     pii_note: str = ""
+    mask: Mask | None = None
 
     @property
     def type(self) -> PgType:
@@ -109,6 +111,8 @@ class TableContract:
     shows a row after its delete, null for ever. ``cursor``: how it is read where there is no log, null if
     only a log will do. ``target``: the table of a warehouse that follows the current state, null if none.
     ``delayed_merge``: how long net changes may wait for their merge, null if every run merges at once.
+    ``columns`` are those of the lake, where a policy for personal data leaves a column out or makes it text;
+    ``unprotected``: the same as the source has them, empty where they do not differ.
     ``path`` is the contract's file and ``fingerprint`` the SHA-256 of its canonical JSON without cursor,
     target and delayed merge, which change no row that has landed: another fingerprint is another contract.
     """
@@ -132,6 +136,12 @@ class TableContract:
     cursor: CursorPolicy | None = None
     target: TargetPolicy | None = None
     delayed_merge: DelayedMerge | None = None
+    unprotected: tuple[Column, ...] = ()
+
+    @property
+    def source_columns(self) -> tuple[Column, ...]:
+        """The columns as the source has them, and as events land."""
+        return self.unprotected or self.columns
 
     @property
     def full_name(self) -> str:

@@ -37,7 +37,7 @@ class RowRules:
     """Every rule of a contract, in the order of its columns."""
 
     def __init__(self, contract: model.TableContract) -> None:
-        self._columns = tuple(rules_of(column) for column in contract.columns)
+        self._columns = tuple(rules_of(column) for column in contract.source_columns)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -128,6 +128,8 @@ def open_with_schema(
             # Another process made it in the same moment.
             if not DeltaTable.is_deltatable(str(folder)):
                 raise
+        # What Delta's library writes there has the rights that the process leaves it.
+        (folder / "_delta_log").chmod(0o700)
     handle = DeltaTable(str(folder))
     missing = _missing(handle, wanted, partition_by)
     if missing:

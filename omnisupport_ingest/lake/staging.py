@@ -218,10 +218,13 @@ def _drafts(draft: Path, partition_by: tuple[str, ...]) -> list[tuple[str, Path]
 
 
 def _place(written: Path, place: Path) -> None:
-    """Move ``written`` to ``place`` in one step, unless ``place`` is there already."""
-    for file in written.rglob("*.parquet"):
-        sync_file(file)
-    place.parent.mkdir(exist_ok=True)
+    """Move ``written`` to ``place`` in one step, unless ``place`` is there already; for its owner only."""
+    written.chmod(0o700)
+    for each in written.rglob("*"):
+        each.chmod(0o700 if each.is_dir() else 0o600)
+        if each.suffix == ".parquet":
+            sync_file(each)
+    place.parent.mkdir(mode=0o700, exist_ok=True)
     while True:
         # A fresh time keeps ``sweep`` away until the commit.
         os.utime(written)

@@ -130,7 +130,7 @@ def write_state(path: Path, state: WindowState, schema: pa.Schema) -> int:
     metadata: dict[bytes | str, bytes | str] = {FOOTER_KEY: state.to_text().encode()}
     buffer = pa.BufferOutputStream()
     pq.write_table(schema.with_metadata(metadata).empty_table(), buffer)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     content = buffer.getvalue().to_pybytes()
     with gate("lake.state", path):
         while not create_exclusively(path, content):

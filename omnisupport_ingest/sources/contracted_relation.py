@@ -11,8 +11,8 @@ def contracted_relation(contract: TableContract) -> RelationVersion:
     return RelationVersion(
         schema=contract.schema,
         table=contract.table,
-        columns=contract.column_names,
-        types=tuple(column.pg_type for column in contract.columns),
+        columns=tuple(column.name for column in contract.source_columns),
+        types=tuple(column.pg_type for column in contract.source_columns),
         key_columns=contract.key,
         replica_identity="",
     )

@@ -125,6 +125,8 @@ def materialize(
 
     def attempt(snapshot: TableSnapshot) -> list[str]:
         raw = workspace.raw(source).open()
+        # Before its version is asked for: the map of tokens is made here.
+        workspace.secrets(workspace.contracts.of_source(source))
         # In this order: who has something erased looks at what has landed after it is recorded, so every
         # event that a run judges without knowing of it is seen there.
         versions = LawVersions(workspace, source)
@@ -348,6 +350,7 @@ def _law(workspace: Workspace, source: str, versions: LawVersions, windows: Iter
             event: decided for window in windows for event, decided in reviews.of_window(window).items()
         },
         erasures=versions.erasures.in_force(),
+        secrets=workspace.secrets(workspace.contracts.of_source(source)),
     )
 
 

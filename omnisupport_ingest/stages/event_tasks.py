@@ -7,7 +7,7 @@ files alone: what it needs to know of the others is known beforehand, or said af
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,10 +17,11 @@ import pyarrow.parquet as pq
 
 from omnisupport_ingest.cdc.envelope import LANDED_TYPE, RAW_TYPE
 from omnisupport_ingest.cdc.event_hashes import event_hashes
-from omnisupport_ingest.cdc.judging import ACCEPTED, Law, judge_batches
+from omnisupport_ingest.cdc.judging import ACCEPTED, Law, judge_batches, judge_unprotected
 from omnisupport_ingest.cdc.ordinary import Taken
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.pg_types import Kind
+from omnisupport_ingest.contracts.protection import needs_protection
 from omnisupport_ingest.lake.file_tasks import Output, batches_of
 from omnisupport_ingest.lake.key_files import KeyOrder
 from omnisupport_ingest.lake.layout import LakeFile
@@ -62,17 +63,27 @@ def judge(output: Output, files: Sequence[LakeFile], law: Law) -> str:
     """Judge the events of the raw ``files``, whose positions are known to be distinct, by ``law``.
 
     Accepted ones are written; all that are refused or late are put aside, with what ``dedupe.judge`` adds.
-    A file of one table whose every event is accepted is taken over as it is. Says how many events there
-    were, and how many were judged one by one.
+    A file of one table whose every event is accepted is taken over as it is, unless a policy for personal
+    data changes its values. Says how many events there were, and how many were judged one by one.
     """
-    taken = Taken()
+    taken, protected = Taken(), _protected_tables(law)
     for file in files:
         table, of_file = _only_table(file), Taken()
-        if table is None or not _taken_over(output, file, table, law, of_file):
+        if table is None or protected(table) or not _taken_over(output, file, table, law, of_file):
             of_file = Taken()
             _judge_rows(output, file, law, of_file)
         taken += of_file
     return json.dumps([taken.events, taken.exactly])
+
+
+def _protected_tables(law: Law) -> Callable[[str], bool]:
+    """Return whether events of a table, by its name in any schema, are not kept as they landed.
+
+    Where one table of the source is protected, so is what has no contract (``cdc.protecting``).
+    """
+    protected = {each.table for each in law.contracts if needs_protection(each)}
+    kept = {each.table for each in law.contracts} - protected
+    return lambda table: bool(protected) and table not in kept
 
 
 def _judge_rows(output: Output, file: LakeFile, law: Law, taken: Taken) -> None:
@@ -93,7 +104,7 @@ def _taken_over(output: Output, file: LakeFile, table: str, law: Law, taken: Tak
         marked = _marked(batch)
         if not marked.column("identity").equals(batch.column("identity")):
             return False
-        for judged in judge_batches([marked], law, taken=taken):
+        for judged in judge_unprotected([marked], law, taken=taken):
             in_time = pc.and_(pc.equal(judged.column("verdict"), ACCEPTED), pc.invert(judged.column("late")))
             if not pc.all(in_time).as_py():
                 return False

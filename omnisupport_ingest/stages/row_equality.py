@@ -11,6 +11,8 @@ from pathlib import Path
 
 from omnisupport_ingest.contracts.model import Column, TableContract
 from omnisupport_ingest.contracts.pg_types import ARRAYS, Kind
+from omnisupport_ingest.contracts.pii_policies import HASH
+from omnisupport_ingest.stages.protected_rows import HASHES_PREFIX
 
 CASTS = {
     Kind.BOOLEAN: "BOOLEAN",
@@ -63,7 +65,14 @@ def not_marked(contract: TableContract) -> str:
 
 
 def equal(column: Column) -> str:
-    """Whether the source's row ``s`` and the lake's ``l`` have one value in ``column``."""
+    """Whether the source's row ``s`` and the lake's ``l`` have one value in ``column``.
+
+    Of a hashed one, the lake's is by one of the keys in force (``protected_rows``).
+    """
+    if column.pii == HASH:
+        hashes, hashed = f"s.{named(HASHES_PREFIX + column.name)}", f"l.{named(column.name)}"
+        one_of_them = f"list_contains(string_split({hashes}, ' '), {hashed})"
+        return f"(({hashes} IS NULL AND {hashed} IS NULL) OR coalesce({one_of_them}, false))"
     shown, value = f"s.{named(column.name)}", f"l.{named(column.name)}"
     exact = f"l._cdc_exact[{text(column.name)}]"
     return (

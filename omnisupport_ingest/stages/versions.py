@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from omnisupport_ingest.contracts.decision_table import (
     CONTRACT_CHANGE,
@@ -14,6 +14,9 @@ from omnisupport_ingest.contracts.decision_table import (
     Finding,
 )
 from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.contracts.pii_keys import current_version
+from omnisupport_ingest.contracts.pii_policies import HASH, TOKENIZE
+from omnisupport_ingest.contracts.protection import has_policy
 from omnisupport_ingest.stages.erasures import VERSION, ErasureLedger
 from omnisupport_ingest.stages.idempotency import LOGIC_VERSION
 from omnisupport_ingest.stages.reviews import ReviewLedger
@@ -23,6 +26,8 @@ _CONTRACT_CHANGE = CONTRACT_VERSION.found(CONTRACT_CHANGE)
 _FOUND = {
     "contract": _CONTRACT_CHANGE,
     "decisions": _CONTRACT_CHANGE,
+    "pii_key": _CONTRACT_CHANGE,
+    "pii_tokens": _CONTRACT_CHANGE,
     "reviews": REVIEW_LEDGER.found(REVIEW_DECISION),
 }
 """What a version is of → what is found where it has changed. What is not here never waits: an erasure is
@@ -34,6 +39,8 @@ _WORDS = {
     "logic": "logic version",
     "contract": "contract",
     "decisions": "decision table",
+    "pii_key": "key of hashes",
+    "pii_tokens": "map of tokens",
     "reviews": "review decision",
     "erasures": ERASURE,
     "purge": "purge of deleted rows",
@@ -54,6 +61,7 @@ class LawVersions:
             f"logic:{LOGIC_VERSION}",
             *(f"contract:{contract.name}:{contract.fingerprint}" for contract in contracts),
             f"decisions:{workspace.decisions.fingerprint}",
+            *_of_secrets(workspace, contracts),
         )
         self.reviews = ReviewLedger.open(workspace, source)
         self.erasures = ErasureLedger.open(workspace, source)
@@ -74,6 +82,14 @@ class LawVersions:
             *(() if reviews is None else (f"reviews:{reviews}",)),
             *(() if erasures is None else (f"{VERSION}{erasures}",)),
         )
+
+
+def _of_secrets(workspace: Workspace, contracts: Sequence[TableContract]) -> Iterator[str]:
+    """Versions of what policies for personal data need beside the contracts."""
+    if has_policy(contracts, HASH):
+        yield f"pii_key:{current_version(workspace.settings.pii_keys)}"
+    if has_policy(contracts, TOKENIZE):
+        yield f"pii_tokens:{workspace.tokens.version()}"
 
 
 def of_contract(contract: TableContract) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,6 +17,11 @@ from omnisupport_ingest.contracts.decision_table import (
 )
 from omnisupport_ingest.contracts.in_force import contracts_in_force, decisions_in_force
 from omnisupport_ingest.contracts.load import Contracts, TableContract
+from omnisupport_ingest.contracts.pii_keys import HashKeys, keys_in_force
+from omnisupport_ingest.contracts.pii_policies import HASH, TOKENIZE
+from omnisupport_ingest.contracts.protection import Secrets, has_policy
+from omnisupport_ingest.contracts.token_map import FILE as TOKENS
+from omnisupport_ingest.contracts.token_map import TokenMap
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.lake.ledger import Ledger
 from omnisupport_ingest.lake.table import LakeTable, TableSpec
@@ -69,6 +74,21 @@ class Workspace:
         if source not in self._seen:
             self._seen[source] = Seen(self.home.lake / source / "noted" / "windows.sqlite")
         return self._seen[source]
+
+    @property
+    def tokens(self) -> TokenMap:
+        """The map of tokens, apart from landing and lake."""
+        return TokenMap(self.home.path / TOKENS)
+
+    def secrets(self, contracts: Iterable[TableContract]) -> Secrets:
+        """What the policies of ``contracts`` need: keys where one hashes, the map where one has tokens,
+        made if it is not there. ``PiiKeyMissing`` names a secret that is not there."""
+        every = list(contracts)
+        tokens = self.tokens if has_policy(every, TOKENIZE) else None
+        if tokens is not None:
+            tokens.make()
+        keys = keys_in_force(self.settings.pii_keys) if has_policy(every, HASH) else HashKeys()
+        return Secrets(keys, tokens)
 
     def raw(self, source: str) -> LakeTable:
         return self._table(

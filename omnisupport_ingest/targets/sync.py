@@ -27,6 +27,7 @@ from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.contracts.model import TableContract, TargetPolicy
 from omnisupport_ingest.contracts.named_secrets import secret_in
+from omnisupport_ingest.contracts.pii_policies import DROP
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.processes import ProcessIdentity
@@ -235,6 +236,13 @@ class _Sync:
         added = missing_columns(policy.schema, policy.table, self._columns, there)
         for column in added:
             cursor.execute(f"ALTER TABLE {self._name} ADD COLUMN {identifier(column.name)} {column.pg_type}")
+        for name in (each.name for each in self._contract.source_columns if each.pii == DROP):
+            if name in there:
+                # What the lake does not show, an earlier sync may have sent.
+                column_name = identifier(name)
+                cursor.execute(
+                    f"UPDATE {self._name} SET {column_name} = NULL WHERE {column_name} IS NOT NULL"
+                )
         return False, tuple(column.name for column in added)
 
     def _refuse_shared(self, held: Held | None) -> None:

@@ -98,10 +98,12 @@ def prove(
     from omnisupport_ingest.sources.postgres.slot.slot import consistent_snapshot
     from omnisupport_ingest.sources.postgres.snapshot.comparison_rows import write_rows_at
     from omnisupport_ingest.stages.event_counts import events_per_table
+    from omnisupport_ingest.stages.protected_rows import protect_rows
 
     source, publication = workspace.settings.source, workspace.settings.publication
     dsn = source_dsn(workspace.settings, workspace.home)
     contracts = [each for each in workspace.contracts.of_source(source) if not tables or each.name in tables]
+    secrets = workspace.secrets(contracts)
     _remove_left_behind(workspace.home.run)
     own = f"{_SCRATCH}{ProcessIdentity.current().text}-"
     with tempfile.TemporaryDirectory(prefix=own, dir=workspace.home.run) as scratch:
@@ -110,6 +112,7 @@ def prove(
             for contract in contracts:
                 path = Path(scratch) / f"{contract.name}.parquet"
                 rows = write_rows_at(dsn, publication, snapshot, contract, path, sample=sample)
+                protect_rows(contract, path, secrets)
                 expected.append(_Expected(contract, path, rows))
         # The slot of the snapshot is gone by now, so waiting holds no WAL back.
         _wait_until(workspace, lsn, advance or (lambda _lsn: time.sleep(0.5)), seconds)

@@ -84,10 +84,17 @@ def test_the_manifests_show_every_load_mode() -> None:
 
 
 @pytest.mark.parametrize("path", CONTRACT_FILES, ids=name_of)
-def test_personal_columns_say_why_they_are_kept(path: Path) -> None:
-    for column in load_contract(path).columns:
-        assert column.pii == "keep"
+def test_personal_columns_say_why_their_policy_is_right(path: Path) -> None:
+    for column in load_contract(path).source_columns:
         assert bool(column.pii_note) == column.personal
+        assert column.personal or column.pii == "keep"
+
+
+def test_what_comes_with_the_program_needs_no_secret_and_shows_no_address() -> None:
+    columns = [each for path in CONTRACT_FILES for each in load_contract(path).source_columns]
+    assert not {"hash", "tokenize"} & {column.pii for column in columns}
+    addresses = {column.pii for column in columns if column.name.endswith("email")}
+    assert addresses == {"mask"}
 
 
 @pytest.mark.parametrize("path", MANIFEST_FILES, ids=name_of)

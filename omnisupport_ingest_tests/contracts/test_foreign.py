@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -76,8 +77,13 @@ def test_of_any_contract_that_is_taken_a_gate_is_made_that_asks_what_judging_ask
         schema = pandera_schema(contract)
         asked = {check.name for column in schema.columns.values() for check in column.checks}
     assert list(schema.columns) == list(contract.column_names)
-    # Of a typed column, what is no value of its type is NULL; where that happens NULL is no fault.
-    judged = {name for name in RowRules(contract).names if not name.endswith(":type")}
+    # Of a typed column, what is no value of its type is NULL; where that happens NULL is no fault. What a
+    # policy leaves of a value keeps no rule about the value.
+    in_lake = replace(contract, unprotected=())
+    judged = {name for name in RowRules(in_lake).names if not name.endswith(":type")}
+    plain = [column.name for column in contract.source_columns if column.pii == "keep"]
+    every = {name for name in RowRules(contract).names if not name.endswith(":type")}
+    assert {name for name in every ^ judged if name.rpartition(":")[0] in plain} == set()
     unasked = {
         f"{column.name}:not_null"
         for column in contract.columns

@@ -197,17 +197,6 @@ def test_refused_with_file_place_and_fix(tmp_path: Path, situation: str) -> None
     assert words in str(refused.value)
 
 
-@pytest.mark.parametrize("policy", ["drop", "mask", "hash"])
-def test_a_policy_for_personal_data_that_would_not_be_carried_out_is_refused(
-    tmp_path: Path, policy: str
-) -> None:
-    document = orders()
-    document["x-cdc"]["pii"]["total"]["policy"] = policy
-    with pytest.raises(ContractError, match=f"'{policy}'.*cannot carry out") as refused:
-        load_contract(written(tmp_path, document))
-    assert "$.x-cdc.pii.total.policy" in refused.value.problem
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [

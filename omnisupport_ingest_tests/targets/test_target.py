@@ -344,3 +344,23 @@ def test_a_sync_that_is_killed_is_whole_or_not_there(
     assert counts(sync(story)) == ((0 if is_there else rows), 0, 0)
     same_as_the_lake(story, warehouse, spark)
     assert not [*story.workspace.home.run.glob("target-*")]
+
+
+def test_a_policy_for_personal_data_that_comes_later_holds_in_the_target_too(
+    story: Story, warehouse: Warehouse, spark: SparkSession
+) -> None:
+    sync(story)
+    assert warehouse.rows()[3] == ("t3", ODD, False)
+    document = with_target(warehouse)
+    document["x-cdc"]["pii"] = {
+        "title": {"policy": "mask", "mask": "text", "note": "A test."},
+        "body": {"policy": "drop", "note": "A test."},
+    }
+    told(story, document)
+    run(story, spark, FIRST)
+    sync(story)
+    assert set(warehouse.rows().values()) == {("***", None, False)}
+    story.land(UPDATE)
+    run(story, spark, SECOND)
+    sync(story)
+    assert set(warehouse.rows().values()) == {("***", None, False), ("***", None, True)}

@@ -46,7 +46,7 @@ class Reader:
     """Reads the images of one table. ``contract`` is null for a table without one."""
 
     def __init__(self, contract: TableContract | None, handling: Handling) -> None:
-        columns = contract.columns if contract is not None else ()
+        columns = contract.source_columns if contract is not None else ()
         self._targets = {column.name: Target.of(column.pg_type) for column in columns}
         self._key = contract.key if contract is not None else None
         self._handling = handling

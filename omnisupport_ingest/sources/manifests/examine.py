@@ -108,7 +108,7 @@ class RowGates:
 
     def __init__(self, seed: SeedManifest) -> None:
         self._gates, self._contract = seed.gates, seed.contract
-        self._known = frozenset(seed.contract.column_names)
+        self._known = frozenset(column.name for column in seed.contract.source_columns)
         self._rules = RowRules(seed.contract)
         by_cursor = seed.load_mode in (INCREMENTAL, BACKFILL)
         self._cursor = CursorColumn.of(seed.contract) if by_cursor else None

@@ -203,7 +203,7 @@ def _of_another_width(row: Any) -> Record:
 
 
 def _parquet(path: Path, contract: TableContract) -> Iterator[Record]:
-    kinds = {column.name: column.type.kind for column in contract.columns}
+    kinds = {column.name: column.type.kind for column in contract.source_columns}
     number = 0
     with unpacked(path) as content, pq.ParquetFile(content) as file:
         if len(set(file.schema_arrow.names)) != len(file.schema_arrow.names):

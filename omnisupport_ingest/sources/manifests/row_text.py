@@ -34,8 +34,8 @@ def read_row(line: bytes, contract: TableContract) -> dict[str, str | None]:
 
 def row_of(values: Mapping[str, Any], contract: TableContract) -> dict[str, str | None]:
     """The row with ``values`` (as of JSON), as ``read_row`` gives it; ``RowFault``."""
-    arrays = {column.name for column in contract.columns if column.type.kind in ARRAYS}
-    row: dict[str, str | None] = dict.fromkeys(contract.column_names)
+    arrays = {column.name for column in contract.source_columns if column.type.kind in ARRAYS}
+    row: dict[str, str | None] = dict.fromkeys(column.name for column in contract.source_columns)
     for name, value in values.items():
         row[name] = array_literal(value) if name in arrays and isinstance(value, list) else text(value)
     if any(value is not None and "\0" in value for value in row.values()):

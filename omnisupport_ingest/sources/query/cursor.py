@@ -78,7 +78,7 @@ class CursorColumn:
                 f"{contract.path} names no cursor, so {contract.full_name} cannot be read by one.",
                 fix="Add x-cdc.cursor with the field; `contracts new` proposes the columns that can be one.",
             )
-        column = contract.column(policy.field)
+        column = next(each for each in contract.source_columns if each.name == policy.field)
         kind = cursor_kind(column.type.kind)
         assert kind is not None, "the contract is checked when it is loaded"
         lookback = policy.lookback

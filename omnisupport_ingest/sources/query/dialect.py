@@ -242,7 +242,7 @@ def _key_value(table: TableContract, name: str, text: str) -> Any:
 
 def _writer(table: TableContract, name: str) -> Callable[[Any], str | None]:
     """What writes a value of the column as PostgreSQL's text of the contract's type."""
-    column: Column | None = table.column(name) if name in table.column_names else None
+    column: Column | None = next((each for each in table.source_columns if each.name == name), None)
     kind = column.type.kind if column is not None else None
 
     def write(value: Any) -> str | None:

@@ -129,7 +129,7 @@ class PostgresReader:
         return count
 
     def key_checksum(self, table: TableContract, bounds: KeyBounds, /) -> RowChecksum | None:
-        keyed = replace(table, columns=tuple(table.column(name) for name in table.key))
+        keyed = replace(table, columns=tuple(table.column(name) for name in table.key), unprotected=())
         with _refusals(table), source_errors(f"comparing the keys of {table.full_name}"):
             return server_checksum(self._connection, keyed, f"{_name(table)} WHERE {_within(table, bounds)}")
 
@@ -198,7 +198,7 @@ class PostgresReader:
             ):
                 cursor.execute(f"SELECT * FROM {_name(table)} LIMIT 0")
                 found = tuple(column.name for column in cursor.description)
-            missing = [name for name in table.column_names if name not in found]
+            missing = [each.name for each in table.source_columns if each.name not in found]
             if missing:
                 raise QueryRefused(
                     f"{table.full_name} has no column {missing[0]!r}, which {table.path} names.",

@@ -63,7 +63,11 @@ def read_relation(connection: Connection, publication: str, table: TableContract
             fix="Create the table again, or take its contract out.",
             table=table.full_name,
         )
-    unsent = [name for name, _, sent, *_ in rows if not sent and name in table.column_names]
+    unsent = [
+        name
+        for name, _, sent, *_ in rows
+        if not sent and name in {column.name for column in table.source_columns}
+    ]
     if unsent:
         raise ColumnsNotSent(
             f"Publication {publication} does not send {', '.join(unsent)} of {table.full_name}, which the "

@@ -42,7 +42,7 @@ def contract_findings(contract: TableContract, table: LiveTable | None) -> Itera
             f"{contract.full_name} is a partition: its changes come under the name of {table.root}.",
             f"Write a contract for {table.root} in place of {contract.path}.",
         )
-    for column in contract.columns:
+    for column in contract.source_columns:
         live = table.column(column.name)
         if live is None or live.generated:
             yield _no_such_column(contract, column, live)
@@ -181,7 +181,7 @@ def _identity_fix(contract: TableContract, table: LiveTable, name: str, listed: 
 
 
 def _not_named(contract: TableContract, table: LiveTable) -> Iterator[Finding]:
-    named = set(contract.column_names)
+    named = {column.name for column in contract.source_columns}
     others = [column.name for column in table.columns if column.name not in named and not column.generated]
     if others:
         yield Finding(

@@ -205,7 +205,7 @@ def _of_table(
     if not published.columns:
         return
     yield from refused_writes(connection, found.name, contract, table, anew)
-    unsent = [each for each in contract.column_names if each not in published.columns]
+    unsent = [each.name for each in contract.source_columns if each.name not in published.columns]
     # The comparison of contract and table reports a column that the table itself lacks.
     unsent = [each for each in unsent if each in table.not_null]
     if unsent:

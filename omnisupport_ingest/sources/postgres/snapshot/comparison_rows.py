@@ -67,10 +67,10 @@ def write_text_rows(
 
 
 def _expressions(contract: TableContract) -> list[tuple[str, str]]:
-    found = [(column.name, _text_of(identifier(column.name))) for column in contract.columns]
+    found = [(column.name, _text_of(identifier(column.name))) for column in contract.source_columns]
     found += [
         (f"{JSON_PREFIX}{column.name}", f"to_json({identifier(column.name)})::text")
-        for column in contract.columns
+        for column in contract.source_columns
         if column.type.kind in ARRAYS
     ]
     return found

@@ -1,0 +1,279 @@
+"""``pii``: the policies for personal data: what they are, what they might be, and finding a value again."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from omnisupport_ingest.cli.opening import existing_home, open_settings
+from omnisupport_ingest.cli.render import counted
+from omnisupport_ingest.errors import IngestError
+
+if TYPE_CHECKING:
+    from omnisupport_ingest.contracts.model import TableContract
+    from omnisupport_ingest.contracts.pii_scan import Proposal
+    from omnisupport_ingest.stages.workspace import Workspace
+
+_of_source = click.option("--source", metavar="NAME", help="Tables of this source alone.  [default: all]")
+_as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+
+
+class UnknownToken(IngestError):
+    """The map of tokens has no such token, or no token for such a value."""
+
+
+@click.group()
+def pii() -> None:
+    """Personal data: policies in force, proposals, hashes and tokens."""
+
+
+@pii.command()
+@_of_source
+@_as_json
+def show(source: str | None, as_json: bool) -> None:
+    """Say which columns hold personal data, with the policy of each, and which keys are in force.
+
+    A key counts as there if its secret can be read; no secret is shown.
+
+    \b
+    Example:
+      omnisupport-ingest pii show --source support_desk
+
+    Exit code: 0 done, 2 usage or settings, 3 no home.
+    """
+    from omnisupport_ingest.contracts.pii_keys import SETTING, PiiKeyMissing, keys_in_force, named_keys
+
+    workspace = _workspace()
+    named = named_keys(workspace.settings.pii_keys)
+    try:
+        problem = None
+        keys_in_force(workspace.settings.pii_keys)
+    except PiiKeyMissing as missing:
+        problem = missing.problem if named else None
+    columns = [
+        {
+            "table": f"{contract.source}.{contract.name}",
+            "column": column.name,
+            "policy": column.pii,
+            "mask": column.mask.form if column.mask else None,
+            "note": column.pii_note,
+        }
+        for contract in _contracts(workspace, source)
+        for column in contract.source_columns
+        if column.personal
+    ]
+    if as_json:
+        keys = [{"id": key.id, "from": key.how, "current": key is named[0]} for key in named]
+        click.echo(json.dumps({"columns": columns, "keys": keys, "problem": problem}, indent=2))
+        return
+    for each in columns:
+        how = f" ({each['mask']})" if each["mask"] else ""
+        click.echo(f"{each['table']}.{each['column']}: {each['policy']}{how}. {each['note']}")
+    if not columns:
+        click.echo("No contract marks a column as personal data.")
+    for key in named:
+        click.echo(
+            f"Key {key.id}, from {key.how} {key.name}{', current' if key is named[0] else ', former'}."
+        )
+    if not named:
+        click.echo(f"{SETTING} names no key.")
+    if problem:
+        click.echo(problem)
+
+
+@pii.command()
+@_of_source
+@click.option("--table", metavar="TABLE", help="This table alone, `orders` or `shop.orders`.")
+@click.option(
+    "--rows",
+    type=click.IntRange(min=1),
+    default=1000,
+    show_default=True,
+    metavar="N",
+    help="Look at the values of the last N landed events of each table.",
+)
+@_as_json
+def scan(source: str | None, table: str | None, rows: int, as_json: bool) -> None:
+    """Propose policies for columns that seem to hold personal data.
+
+    Looks at names and types of the contracts' columns, and at values that have landed: e-mail addresses,
+    phone and card numbers, IBANs, IP addresses. No value is printed, and nothing is changed: a proposal is
+    for you to decide on, in x-cdc.pii of the contract. Columns that seem harmless may not be.
+
+    \b
+    Examples:
+      omnisupport-ingest pii scan --table customers
+      omnisupport-ingest pii scan --json
+
+    Exit code: 0 done, whatever was found; 1 a batch is damaged, 2 usage or settings, 3 no home.
+    """
+    from omnisupport_ingest.contracts.model import table_named
+
+    workspace = _workspace()
+    contracts = _contracts(workspace, source)
+    if table is not None:
+        contracts = [table_named(table, contracts)]
+    found = [(contract, _scanned(workspace, contract, rows)) for contract in contracts]
+    if as_json:
+        click.echo(json.dumps({"tables": [_document(*each) for each in found]}, indent=2))
+        return
+    for contract, (looked_at, proposals) in found:
+        click.echo(f"{contract.source}.{contract.name}, {counted(looked_at, 'landed event')} looked at:")
+        for each in proposals:
+            policy = _policy_of(contract, each.column)
+            done = "" if policy == "keep" else f"; it has {policy}"
+            click.echo(f"  {each.column}: {each.what}, {each.why}. Proposed: {each.told}{done}.")
+        if not proposals:
+            click.echo("  nothing that seems personal")
+
+
+@pii.command(name="hash")
+@click.argument("value")
+def hash_value(value: str) -> None:
+    """Print the hash of VALUE by every key in force, the current one first: what to look for in the lake.
+
+    VALUE is the text as PostgreSQL prints it; `-` reads it from standard input, which leaves it out of the
+    history of the shell.
+
+    \b
+    Example:
+      printf %s ada@example.org | omnisupport-ingest pii hash -
+
+    Exit code: 0 done, 2 usage or settings, or no key.
+    """
+    from omnisupport_ingest.contracts.pii_keys import keys_in_force
+
+    text = _told(value)
+    for key in keys_in_force(open_settings().pii_keys).all:
+        click.echo(key.hash_of(text))
+
+
+@pii.command()
+@click.argument("value")
+def token(value: str) -> None:
+    """Print the token that stands for VALUE (`-`: read from standard input). Gives none that is not there.
+
+    \b
+    Example:
+      printf %s ada@example.org | omnisupport-ingest pii token -
+
+    Exit code: 0 done, 1 it has no token, 2 usage or settings, 3 no home or the map is damaged.
+    """
+    found = _workspace().tokens.token_of(_told(value))
+    if found is None:
+        raise UnknownToken("That value has no token.", fix="Write it as PostgreSQL prints it.")
+    click.echo(found)
+
+
+@pii.command()
+@click.argument("token")
+def lookup(token: str) -> None:
+    """Print the value that TOKEN stands for. Whoever may read the map in the home may do so.
+
+    \b
+    Example:
+      omnisupport-ingest pii lookup tok_5f0c9b0e8d1a4c3f9e7a6b5d4c3b2a19
+
+    Exit code: 0 done, 1 no such token, 2 usage or settings, 3 no home or the map is damaged.
+    """
+    click.echo(_value_of(_workspace(), token))
+
+
+@pii.command()
+@click.argument("token")
+def forget(token: str) -> None:
+    """Take TOKEN and its value out of the map: nobody can look it up any more.
+
+    The token stays in the lake, wherever the value was, and says nothing. While landing or
+    raw_cdc_staging have the value, a replay gives it another token.
+
+    \b
+    Example:
+      omnisupport-ingest pii forget tok_5f0c9b0e8d1a4c3f9e7a6b5d4c3b2a19
+
+    Exit code: 0 done, 1 no such token, 2 usage or settings, 3 no home or the map is damaged.
+    """
+    workspace = _workspace()
+    if not workspace.tokens.forget(token):
+        raise _unknown()
+    click.echo("Forgotten.")
+
+
+def _policy_of(contract: TableContract, name: str) -> str:
+    """The policy that the contract has for its column ``name``."""
+    return next(column.pii for column in contract.source_columns if column.name == name)
+
+
+def _workspace() -> Workspace:
+    from omnisupport_ingest.stages.workspace import Workspace
+
+    settings = open_settings()
+    existing_home(settings)
+    return Workspace.open(settings)
+
+
+def _contracts(workspace: Workspace, source: str | None) -> list[TableContract]:
+    found = [each for each in workspace.contracts if source in (None, each.source)]
+    if not found:
+        raise click.UsageError(
+            f"{source!r} is no source with a contract. Those are: {', '.join(workspace.contracts.sources())}."
+        )
+    return found
+
+
+def _scanned(workspace: Workspace, contract: TableContract, rows: int) -> tuple[int, Sequence[Proposal]]:
+    """How many landed events were looked at, and what is proposed."""
+    from omnisupport_ingest.contracts.pii_scan import sampled, scan
+
+    images = list(_images(workspace, contract, rows))
+    return len(images), scan(contract.source_columns, contract.key, sampled(images))
+
+
+def _images(workspace: Workspace, contract: TableContract, rows: int) -> Iterator[dict[str, Any]]:
+    from omnisupport_ingest.cdc.images import read_image
+    from omnisupport_ingest.cdc.ordinary import IMAGE_OPS
+    from omnisupport_ingest.landing.tail import last_events
+
+    if not (workspace.home.landing / contract.source / "manifests").is_dir():
+        # Looking makes no folder.
+        return
+    store = workspace.landing(contract.source)
+    found = last_events(store, store.manifests(), rows, operations=IMAGE_OPS, table=contract.full_name)
+    for _, event in found:
+        image = read_image(event.after)
+        if image is not None:
+            yield image
+
+
+def _document(contract: TableContract, scanned: tuple[int, Sequence[Proposal]]) -> dict[str, Any]:
+    looked_at, proposals = scanned
+    return {
+        "table": f"{contract.source}.{contract.name}",
+        "events": looked_at,
+        "proposals": [
+            {**asdict(each), "has_policy": _policy_of(contract, each.column)} for each in proposals
+        ],
+    }
+
+
+def _told(value: str) -> str:
+    return sys.stdin.read() if value == "-" else value
+
+
+def _value_of(workspace: Workspace, token: str) -> str:
+    found = workspace.tokens.value_of(token)
+    if found is None:
+        raise _unknown()
+    return found
+
+
+def _unknown() -> UnknownToken:
+    return UnknownToken(
+        "The map of tokens has no such token.",
+        fix="Copy it whole, as it stands in the lake: tok_ and 32 digits.",
+    )

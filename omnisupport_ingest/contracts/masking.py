@@ -1,0 +1,49 @@
+r"""Masking columns of texts, by whole columns.
+
+A mask is one substitution by regular expressions of RE2, which Arrow carries out: a text that matches becomes
+what the replacement says, any other becomes ``***``. NULL stays NULL. A mask is no secret and needs none: the
+same text always has the same mask, and many texts share one.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from omnisupport_ingest.contracts.masks import HIDDEN, OWN, Mask
+
+# The first characters of an address are shown, three at most and never more than half of its name.
+_FORMS = {
+    "email": (r"(?s)\A(?:(.{3}).{3,}|(.{2}).{2,3}|(.).{1,2}|.?)@([^@]+)\z", rf"\1\2\3{HIDDEN}@\4"),
+    "email-whole": (r"(?s)\A.*@[^@]*\.([^.@]+)\z", rf"{HIDDEN}@{HIDDEN}.\1"),
+    "name": (r"([^\s])[^\s]*", rf"\1{HIDDEN}"),
+}
+
+_SHOWN_DIGITS = r"(?s)\A(?P<head>.*?)(?P<tail>[0-9][^0-9]*[0-9][^0-9]*)\z"
+_ENOUGH_DIGITS = r"(?:[0-9][^0-9]*){6}"
+_NO_PUNCTUATION = r"[^ +\-()./]"
+
+
+def masked(mask: Mask, texts: pa.StringArray) -> pa.StringArray:
+    """Mask ``texts``; null stays null. ``ArrowInvalid`` if a pattern of the contract's own is none of RE2."""
+    if mask.form == "phone":
+        return _phone(texts)
+    if mask.form == "text":
+        return pc.if_else(texts.is_valid(), HIDDEN, texts)
+    own = (mask.pattern, mask.replacement)
+    pattern, replacement = own if mask.form == OWN else _FORMS[mask.form]
+    matched = pc.match_substring_regex(texts, pattern)
+    return pc.if_else(matched, pc.replace_substring_regex(texts, pattern, replacement), HIDDEN)
+
+
+def _phone(texts: pa.StringArray) -> pa.StringArray:
+    """The last two digits and the punctuation are left, if there are six digits at least."""
+    parts = pc.extract_regex(texts, _SHOWN_DIGITS)
+    head, tail = (pc.struct_field(parts, name) for name in ("head", "tail"))
+    hidden = pc.binary_join_element_wise(
+        pc.replace_substring_regex(head, _NO_PUNCTUATION, "*"),
+        pc.replace_substring_regex(tail, r"[^0-9 +\-()./]", "*"),
+        "",
+    )
+    enough = pc.match_substring_regex(texts, _ENOUGH_DIGITS)
+    return pc.if_else(enough, hidden, HIDDEN)

@@ -1,0 +1,141 @@
+"""The policies for personal data in a contract (``x-cdc.pii``), read into columns; what cannot hold is
+refused.
+
+A policy says what becomes of the values of a column before anything that people query holds them. ``keep``:
+they stay. ``drop``: the lake has no such column. ``mask``: a part of the text is shown (``masks``). ``hash``:
+a keyed hash, equal for equal values of all tables (``pii_keys``). ``tokenize``: a random token, equal for
+equal values (``token_map``). NULL stays NULL under each of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from omnisupport_ingest.contracts.columns import refused
+from omnisupport_ingest.contracts.masks import OWN, Mask
+from omnisupport_ingest.contracts.model import Column
+from omnisupport_ingest.contracts.pg_types import INTEGERS, Kind
+
+KEEP, DROP, MASK, HASH, TOKENIZE = "keep", "drop", "mask", "hash", "tokenize"
+POLICIES = (KEEP, DROP, MASK, HASH, TOKENIZE)
+
+_TAKES = {MASK: frozenset({Kind.TEXT}), HASH: INTEGERS | {Kind.TEXT, Kind.DATE}}
+_TAKES[TOKENIZE] = _TAKES[HASH]
+"""The kinds of column that a policy can be applied to: others have several texts for one value, or none."""
+
+LAKE_TYPE = "text"
+"""The type in the lake of what a policy has changed."""
+
+
+def read_policies(path: Path, policy: dict[str, Any], columns: tuple[Column, ...]) -> tuple[Column, ...]:
+    """``columns`` with their policies from ``policy``, the ``x-cdc`` of the contract in ``path``.
+
+    ``ContractError`` for the first policy that cannot be carried out.
+    """
+    told: dict[str, dict[str, str]] = policy.get("pii", {})
+    unknown = sorted(told.keys() - {column.name for column in columns})
+    if unknown:
+        raise refused(path, f"x-cdc.pii.{unknown[0]}", "is not a column", "Name columns only.")
+    for column in columns:
+        if column.name in told:
+            _check(path, policy, column, told[column.name])
+    return tuple(_with_policy(path, column, told.get(column.name)) for column in columns)
+
+
+def lake_columns(columns: tuple[Column, ...]) -> tuple[Column, ...]:
+    """The columns that the lake has, by what the policies of the source's ``columns`` leave of them."""
+    return tuple(_in_lake(column) for column in columns if column.pii != DROP)
+
+
+def is_plain(column: Column) -> bool:
+    """Whether the lake has the values of the column as they are."""
+    return column.pii == KEEP
+
+
+def _check(path: Path, policy: dict[str, Any], column: Column, told: dict[str, str]) -> None:
+    name, chosen = column.name, told["policy"]
+    at = f"x-cdc.pii.{name}"
+    if chosen == KEEP:
+        return
+    if name in policy["key"]:
+        raise refused(
+            path,
+            f"{at}.policy",
+            f"is {chosen!r}, and {name} is of the key: by the key's own values events, snapshots, deletes, "
+            "ranges of keys and erasures find a row",
+            "Use keep; or have a column without personal data be the key, at the source.",
+        )
+    if name == policy["events"]["soft_delete_column"]:
+        raise refused(
+            path,
+            f"{at}.policy",
+            f"is {chosen!r}, and {name} is the soft-delete column, which says whether a row lives",
+            "Use keep.",
+        )
+    kinds = _TAKES.get(chosen)
+    if kinds is not None and column.type.kind not in kinds:
+        raise refused(
+            path,
+            f"{at}.policy",
+            f"is {chosen!r}, which cannot be applied to the type {column.pg_type!r}",
+            "Use drop or keep. "
+            + ("mask takes text." if chosen == MASK else "It takes text, integers, dates."),
+        )
+
+
+def _with_policy(path: Path, column: Column, told: dict[str, str] | None) -> Column:
+    if told is None:
+        return column
+    return replace(
+        column,
+        pii=told["policy"],
+        personal=True,
+        pii_note=told["note"],
+        mask=_mask(path, f"x-cdc.pii.{column.name}", told),
+    )
+
+
+def _mask(path: Path, at: str, told: dict[str, str]) -> Mask | None:
+    if told["policy"] != MASK:
+        if {"mask", "pattern", "replacement"} & told.keys():
+            raise refused(path, at, f"has the policy {told['policy']!r} and a mask", "Take the mask out.")
+        return None
+    form = told.get("mask")
+    if form is None:
+        raise refused(path, at, "does not say which mask", "Add mask, such as email, name or text.")
+    if (form == OWN) != ({"pattern", "replacement"} <= told.keys()) or (form != OWN and "pattern" in told):
+        raise refused(
+            path,
+            at,
+            f"has the mask {form!r}",
+            "Write pattern and replacement with the mask pattern, and there alone.",
+        )
+    mask = Mask(form, told.get("pattern", ""), told.get("replacement", ""))
+    if form == OWN:
+        _check_pattern(path, at, mask)
+    return mask
+
+
+def _check_pattern(path: Path, at: str, mask: Mask) -> None:
+    # Only here: Arrow is slow to load, and loads pandas, and reading contracts is to be quick.
+    import pyarrow as pa
+
+    from omnisupport_ingest.contracts.masking import masked
+
+    try:
+        masked(mask, pa.array(["x"]))
+    except pa.ArrowInvalid as problem:
+        raise refused(
+            path, f"{at}.pattern", f"is no regular expression of RE2: {problem}", "Correct the pattern."
+        ) from None
+
+
+def _in_lake(column: Column) -> Column:
+    if is_plain(column):
+        return column
+    # The rules are about values that the lake does not have; events are judged by them before.
+    return replace(
+        column, pg_type=LAKE_TYPE, enum=(), minimum=None, maximum=None, pattern=None, max_length=None
+    )

@@ -1,0 +1,221 @@
+"""Looking for personal data: which columns seem to hold some, by their names, types and values.
+
+A proposal is a hint for a person to decide on: it refuses nothing and changes nothing. A name alone is a weak
+one; values are tested by what they must be (Luhn's sum of a card, ISO 7064 of an IBAN), and no message has
+one in it.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from omnisupport_ingest.contracts.model import Column
+from omnisupport_ingest.contracts.pg_types import INTEGERS, Kind
+from omnisupport_ingest.contracts.pii_policies import DROP, HASH, KEEP, MASK
+
+ENOUGH = 0.6
+"""The share of different values that have to be of a kind, so that the column is."""
+
+FEWEST = 3
+"""Different values below which none is proof."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """That ``column`` seems to hold ``what`` (an e-mail address, say), ``why``, and which policy fits.
+
+    ``mask``: of the policy ``mask``, else None.
+    """
+
+    column: str
+    what: str
+    policy: str
+    mask: str | None
+    why: str
+
+    @property
+    def told(self) -> str:
+        """The policy in words, as ``mask (email)``."""
+        return self.policy if self.mask is None else f"{self.policy} ({self.mask})"
+
+
+@dataclass(frozen=True, slots=True)
+class _Sort:
+    """A sort of personal data. ``names``: parts of a column's name that speak of it, separated by ``_``."""
+
+    what: str
+    policy: str
+    mask: str | None
+    names: str
+    is_one: Callable[[str], bool] | None = None
+
+
+_EMAIL = re.compile(r"[^@\s]{1,64}@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*\.[A-Za-z]{2,24}\Z")
+_EMAIL_WITHIN = re.compile(r"[A-Za-z0-9._%+-]+@[A-Za-z0-9-]+\.[A-Za-z]{2,24}")
+_PHONE = re.compile(r"(?:\+|00|\(?0)[0-9 ()./-]{6,24}\Z")
+_IBAN = re.compile(r"[A-Z]{2}[0-9]{2}[A-Z0-9]{11,30}\Z")
+
+
+def is_email(text: str) -> bool:
+    return _EMAIL.match(text) is not None
+
+
+def is_phone(text: str) -> bool:
+    """Whether ``text`` is written as a phone number is: it begins with +, 0 or 00, and has 7 to 15 digits."""
+    digits = sum(character.isdigit() for character in text)
+    return 7 <= digits <= 15 and _PHONE.match(text.strip()) is not None and not is_ip(text)
+
+
+def is_card(text: str) -> bool:
+    """Whether ``text`` is 13 to 19 digits with Luhn's sum (ISO/IEC 7812-1), spaces and hyphens aside."""
+    digits = text.replace(" ", "").replace("-", "")
+    if not (digits.isascii() and digits.isdigit() and 13 <= len(digits) <= 19) or len(set(digits)) == 1:
+        return False
+    doubled = [int(digit) * (1 + place % 2) for place, digit in enumerate(reversed(digits))]
+    return sum(each - 9 if each > 9 else each for each in doubled) % 10 == 0
+
+
+def is_iban(text: str) -> bool:
+    """Whether ``text`` is an IBAN with the right check digits (ISO 13616; ISO/IEC 7064, MOD 97-10)."""
+    plain = text.replace(" ", "").upper()
+    if _IBAN.match(plain) is None:
+        return False
+    return int("".join(str(int(each, 36)) for each in plain[4:] + plain[:4])) % 97 == 1
+
+
+def is_ip(text: str) -> bool:
+    try:
+        ipaddress.ip_interface(text)
+    except ValueError:
+        return False
+    return "." in text or ":" in text
+
+
+_SORTS = (
+    _Sort("e-mail address", MASK, "email", "email e_mail mail", is_email),
+    _Sort("IBAN", DROP, None, "iban bank_account", is_iban),
+    _Sort("card number", DROP, None, "card_number cardnumber credit_card cc_number pan", is_card),
+    _Sort("IP address", HASH, None, "ip ip_address ipaddr remote_addr client_ip", is_ip),
+    _Sort("phone number", MASK, "phone", "phone telephone mobile cell fax msisdn", is_phone),
+    _Sort("secret", DROP, None, "password passwd password_hash secret api_key access_token"),
+    _Sort(
+        "number of an identity",
+        DROP,
+        None,
+        "ssn social_security passport national_id tax_id id_number nino ahv",
+    ),
+    _Sort(
+        "name of a person",
+        MASK,
+        "name",
+        "full_name fullname first_name firstname last_name lastname surname given_name family_name "
+        "maiden_name display_name contact_name author",
+    ),
+    _Sort("account name", HASH, None, "username user_name login nickname handle"),
+    _Sort("date of birth", HASH, None, "birth birthday birthdate date_of_birth dob born_on born"),
+    _Sort("postal address", MASK, "text", "address street postcode zip zip_code postal_code"),
+    _Sort("free text", MASK, "text", "body comment message note notes bio"),
+)
+_FREE_TEXT = _SORTS[-1]
+_IP_TYPES = frozenset({"inet", "cidr"})
+
+
+def scan(
+    columns: Sequence[Column], key: Sequence[str], values: Mapping[str, Sequence[str]] | None = None
+) -> list[Proposal]:
+    """Proposals for ``columns`` (as the source has them), in their order.
+
+    ``values``: texts of some rows, by column; without them, names and types alone tell. What values say
+    outweighs a name. For a column of the ``key`` nothing but ``keep`` can be proposed.
+    """
+    found = []
+    for column in columns:
+        proposal = (
+            _by_values(column, (values or {}).get(column.name, ())) or _by_type(column) or _by_name(column)
+        )
+        if proposal is not None:
+            found.append(_fitting(proposal, column, key))
+    return found
+
+
+def with_notes(document: dict[str, Any]) -> dict[str, Any]:
+    """The contract ``document`` with its proposals as notes in ``x-cdc.pii``: every value is kept until a
+    person has decided."""
+    columns = [
+        Column(name, body["x-pg-type"], nullable=name not in document["required"])
+        for name, body in document["properties"].items()
+    ]
+    proposals = scan(columns, document["x-cdc"]["key"])
+    if not proposals:
+        return document
+    notes = {
+        each.column: {"policy": KEEP, "note": f"To decide: {each.what}, {each.why}; {each.told} would fit."}
+        for each in proposals
+    }
+    return document | {"x-cdc": document["x-cdc"] | {"pii": notes}}
+
+
+def _by_values(column: Column, texts: Sequence[str]) -> Proposal | None:
+    distinct = set(texts)
+    if len(distinct) < FEWEST or column.type.kind not in INTEGERS | {Kind.TEXT, Kind.NUMERIC_TEXT}:
+        return None
+    for sort in _SORTS:
+        if sort.is_one is None:
+            continue
+        are = sum(sort.is_one(text) for text in distinct)
+        if are >= ENOUGH * len(distinct):
+            return _proposal(column, sort, f"by {are} of {len(distinct)} different values")
+    within = sum(_EMAIL_WITHIN.search(text) is not None for text in distinct)
+    if within:
+        why = f"with e-mail addresses in {within} of {len(distinct)} different values"
+        return _proposal(column, _FREE_TEXT, why)
+    return None
+
+
+def _by_type(column: Column) -> Proposal | None:
+    if column.pg_type in _IP_TYPES:
+        sort = next(each for each in _SORTS if each.is_one is is_ip)
+        return _proposal(column, sort, f"by its type {column.pg_type}")
+    return None
+
+
+def _by_name(column: Column) -> Proposal | None:
+    name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", column.name).lower()
+    if column.type.kind in (Kind.BOOLEAN, Kind.TIMESTAMP, Kind.TIMESTAMPTZ):
+        # That an address was confirmed, or when.
+        return None
+    for sort in _SORTS:
+        if any(f"_{part}_" in f"_{name}_" for part in sort.names.split()):
+            return _proposal(column, sort, "by its name")
+    return None
+
+
+def _proposal(column: Column, sort: _Sort, why: str) -> Proposal:
+    return Proposal(column.name, sort.what, sort.policy, sort.mask, why)
+
+
+def _fitting(proposal: Proposal, column: Column, key: Sequence[str]) -> Proposal:
+    """The proposal with a policy that can be applied to the column."""
+    policy, mask = proposal.policy, proposal.mask
+    kind = column.type.kind
+    if column.name in key:
+        policy, mask = KEEP, None
+    elif policy == MASK and kind is not Kind.TEXT:
+        policy, mask = (HASH, None) if kind in INTEGERS else (DROP, None)
+    elif policy == HASH and kind not in INTEGERS | {Kind.TEXT, Kind.DATE}:
+        policy = DROP
+    return Proposal(proposal.column, proposal.what, policy, mask, proposal.why)
+
+
+def sampled(images: Sequence[Mapping[str, str | None]]) -> dict[str, list[str]]:
+    """The values of row images by column, NULL left out."""
+    found: dict[str, list[str]] = {}
+    for image in images:
+        for name, value in image.items():
+            if value is not None:
+                found.setdefault(name, []).append(value)
+    return found

@@ -1,0 +1,143 @@
+"""What seems to be personal data: by values, by types and by names; a proposal says no value."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from omnisupport_ingest.contracts.load import contract_of
+from omnisupport_ingest.contracts.model import Column
+from omnisupport_ingest.contracts.pii_scan import (
+    Proposal,
+    is_card,
+    is_email,
+    is_iban,
+    is_ip,
+    is_phone,
+    scan,
+    with_notes,
+)
+from omnisupport_ingest_tests.contracts.test_pii_policies import DOCUMENT
+
+VALUES: dict[str, list[str]] = {
+    "e-mail address": ["ada@example.org", "eve.b+x@mail.example.co.uk", "o'neil@x-y.de"],
+    "phone number": ["+41 79 123 45 67", "(030) 1234567", "0049-30-123456", "+14155550132"],
+    "card number": ["4111 1111 1111 1111", "5500-0000-0000-0004", "340000000000009"],
+    "IBAN": ["DE89370400440532013000", "GB82 WEST 1234 5698 7654 32", "CH9300762011623852957"],
+    "IP address": ["192.0.2.7", "2001:db8::1", "10.0.0.0/8"],
+}
+NONE = [
+    "4111 1111 1111 1112",
+    "0000000000000000",
+    "DE88370400440532013000",
+    "256.1.1.1",
+    "a@b",
+    "12345678",
+    "x",
+]
+TESTS = {
+    "e-mail address": is_email,
+    "phone number": is_phone,
+    "card number": is_card,
+    "IBAN": is_iban,
+    "IP address": is_ip,
+}
+
+
+@pytest.mark.parametrize("what", VALUES)
+def test_a_value_is_what_it_must_be(what: str) -> None:
+    for of, texts in VALUES.items():
+        for text in texts:
+            assert TESTS[what](text) == (of == what), text
+    assert not any(TESTS[what](text) for text in NONE)
+
+
+@given(digits=st.text("0123456789", min_size=12, max_size=18), wrong=st.integers(1, 9))
+def test_one_digit_in_ten_completes_a_card(digits: str, wrong: int) -> None:
+    right = [each for each in "0123456789" if is_card(digits + each)]
+    assert len(right) == 1 or set(digits) | {right[0] if right else digits[0]} == {digits[0]}
+    if right:
+        assert not is_card(digits + str((int(right[0]) + wrong) % 10))
+
+
+@given(st.text())
+def test_any_text_may_be_looked_at(text: str) -> None:
+    for test in TESTS.values():
+        assert test(text) in (True, False)
+
+
+def one(column: Column, *values: str, key: tuple[str, ...] = ("id",)) -> Proposal | None:
+    found = scan([column], key, {column.name: values})
+    return found[0] if found else None
+
+
+@pytest.mark.parametrize("what", VALUES)
+def test_values_tell_whatever_the_column_is_called(what: str) -> None:
+    texts = [*VALUES[what], VALUES[what][0]]
+    found = one(Column("x1", "text"), *texts)
+    assert found is not None and found.what == what
+    assert not any(text in repr(found) for text in texts)
+    # Too few to tell.
+    assert one(Column("x1", "text"), *VALUES[what][:2]) is None
+
+
+def test_a_text_with_addresses_in_it_is_free_text() -> None:
+    found = one(Column("x", "text"), "write to ada@example.org", "nothing", "else")
+    assert found is not None and (found.what, found.told) == ("free text", "mask (text)")
+
+
+@pytest.mark.parametrize(
+    ("column", "told"),
+    [
+        (Column("email", "text"), "mask (email)"),
+        (Column("contactEmail", "text"), "mask (email)"),
+        (Column("customer_phone", "bigint"), "hash"),
+        (Column("full_name", "text"), "mask (name)"),
+        (Column("client", "inet"), "hash"),
+        (Column("born_on", "date"), "hash"),
+        (Column("card_number", "text"), "drop"),
+        (Column("id_number", "text"), "drop"),
+        (Column("email", "jsonb[]"), "drop"),
+        (Column("address", "text[]"), "drop"),
+        (Column("email_verified", "boolean"), None),
+        (Column("email_sent_at", "timestamptz"), None),
+        (Column("filename", "text"), None),
+        (Column("description", "text"), None),
+        (Column("amount", "numeric(10,2)"), None),
+    ],
+    ids=lambda value: value.name if isinstance(value, Column) else str(value),
+)
+def test_a_name_or_a_type_is_a_hint(column: Column, told: str | None) -> None:
+    found = one(column)
+    assert (found.told if found else None) == told
+
+
+def test_nothing_but_keep_is_proposed_for_a_key() -> None:
+    found = one(Column("email", "text"), key=("email",))
+    assert found is not None and found.told == "keep"
+
+
+def test_a_proposal_can_be_written_into_the_contract_as_it_is(tmp_path: Path) -> None:
+    document: dict[str, Any] = json.loads(json.dumps(DOCUMENT))
+    noted = with_notes(document)
+    assert noted["x-cdc"]["pii"]["email"] == {
+        "policy": "keep",
+        "note": "To decide: e-mail address, by its name; mask (email) would fit.",
+    }
+    assert set(noted["x-cdc"]["pii"]) == {"email", "phone", "born_on"}
+    assert contract_of(noted, tmp_path / "people.json").unprotected == ()
+    for each in scan(contract_of(document, tmp_path / "p.json").columns, ("id",)):
+        told = {"policy": each.policy, "note": "n"} | ({"mask": each.mask} if each.mask else {})
+        document["x-cdc"]["pii"] = {each.column: told}
+        contract_of(document, tmp_path / "people.json")
+
+
+def test_a_contract_without_a_hint_has_no_notes() -> None:
+    document: dict[str, Any] = json.loads(json.dumps(DOCUMENT))
+    document["properties"] = {"id": document["properties"]["id"]}
+    assert with_notes(document) is document
