@@ -262,7 +262,7 @@ def _document(contract: TableContract, scanned: tuple[int, Sequence[Proposal]]) 
 
 
 def _told(value: str) -> str:
-    return sys.stdin.read() if value == "-" else value
+    return sys.stdin.read().removesuffix("\n") if value == "-" else value
 
 
 def _value_of(workspace: Workspace, token: str) -> str:
