@@ -122,7 +122,6 @@ def test_status_of_a_home_that_is_not_there_makes_none(
     assert not (tmp_path / "nowhere").exists()
 
 
-@pytest.mark.quick
 def test_status_of_a_home_that_is_up_to_date_has_nothing_pending(told: Told) -> None:
     seen = document(status)
     found = tables(seen)
@@ -208,7 +207,6 @@ def test_status_of_a_home_where_a_contract_changed_has_its_windows_pending_again
     assert found["dim_notes"]["pending_windows"] == 1
 
 
-@pytest.mark.quick
 def test_a_hole_is_told_with_its_fix_and_by_the_exit_code(told: Told) -> None:
     land_another(told)
     manifests = told.home / "landing" / SOURCE / "manifests"
@@ -283,7 +281,6 @@ def test_the_ui_is_named_while_its_process_lives_and_answers(tmp_path: Path) -> 
 # --- export --------------------------------------------------------------------------------------
 
 
-@pytest.mark.quick
 def test_export_writes_the_live_rows_for_their_owner_alone_and_says_how_far(
     told: Told, tmp_path: Path
 ) -> None:
@@ -339,7 +336,6 @@ def test_export_of_a_table_without_a_dimension(told: Told, tmp_path: Path) -> No
 # --- checkpoint ----------------------------------------------------------------------------------
 
 
-@pytest.mark.quick
 def test_checkpoints_of_one_table_as_json(told: Told) -> None:
     (one,) = document(checkpoint, "show", "--table", "net_changes/notes")
     assert (one["table"], one["rows"], one["cursor"]) == ("desk/net_changes/notes", 3, "1:0/14:2")
