@@ -62,7 +62,7 @@ _WAITING = frozenset(("sources", "runtime"))
 _REAL = frozenset(("spark", "postgres", "awkward", "broker", "warm"))
 """Fixtures that are a real server or a Spark session."""
 
-_REAL_ROOMS = frozenset(("cli", "defs", "proof", "recovery"))
+_REAL_ROOMS = frozenset(("cli", "defs", "proof", "recovery", "verify"))
 """Rooms whose tests start processes, or make Dagster instances, and say so by no fixture."""
 
 

@@ -19,10 +19,10 @@ from omnisupport_ingest.runtime.connect_server import Backend, _without_secrets,
 from omnisupport_ingest.runtime.ports import LOOPBACK, free_port
 from omnisupport_ingest.runtime.spark import shared_session_id
 
+pytestmark = pytest.mark.full
+
 _ECHO = """
 import socket, sys
-
-pytestmark = pytest.mark.full
 server = socket.create_server(("127.0.0.1", int(sys.argv[1])))
 print("listens", flush=True)
 while True:

@@ -15,14 +15,14 @@ from omnisupport_ingest.home import Home
 from omnisupport_ingest.runtime.home_lock import HomeInUse, HomeLock, holder
 from omnisupport_ingest.windows import WindowSize
 
+pytestmark = pytest.mark.full
+
 _HOLDER = """
 import sys
 from pathlib import Path
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.runtime.home_lock import HomeLock
 from omnisupport_ingest.windows import WindowSize
-
-pytestmark = pytest.mark.full
 with HomeLock(Home.open(Path(sys.argv[1]), WindowSize.parse("hourly")), "up"):
     print("held", flush=True)
     sys.stdin.read()

@@ -14,6 +14,8 @@ from omnisupport_ingest.runtime.java import JavaMissing, find_java
 from omnisupport_ingest_tests.runtime.hiding import path_without
 from omnisupport_ingest_tests.waiting import PATIENCE
 
+pytestmark = pytest.mark.full
+
 
 def fake_java(home: Path, version: str) -> Path:
     """A ``JAVA_HOME`` whose java only speaks of itself, as a real one does."""
@@ -83,8 +85,6 @@ import sys
 from pathlib import Path
 from omnisupport_ingest.runtime.spark import classic_session
 from omnisupport_ingest.settings import Settings
-
-pytestmark = pytest.mark.full
 folder = Path(sys.argv[1])
 spark = classic_session(Settings(home=folder, spark_driver_memory="1g"))
 spark.range(1000).selectExpr("id", "id % 7 AS k").groupBy("k").count().write.parquet(str(folder / "out"))

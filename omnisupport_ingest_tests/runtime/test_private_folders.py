@@ -23,13 +23,13 @@ from omnisupport_ingest.runtime.private_folders import (
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest_tests.other_user import NOBODY, as_another_user, open_folder
 
+pytestmark = pytest.mark.full
+
 _HOLDS = """
 import sys
 from pathlib import Path
 from omnisupport_ingest.runtime.private_folders import Scratch
 from omnisupport_ingest.settings import Settings
-
-pytestmark = pytest.mark.full
 scratch = Scratch.take(Settings(home=Path(sys.argv[1])))
 (scratch.path / "shuffle").write_text("rows")
 print(scratch.path, flush=True)

@@ -19,12 +19,12 @@ from omnisupport_ingest.runtime.supervisor import ServiceFailed, Supervisor
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest_tests.waiting import PATIENCE
 
+pytestmark = pytest.mark.full
+
 _CLIENT = """
 import json
 from omnisupport_ingest.runtime.spark import session, session_conf
 from omnisupport_ingest.settings import Settings
-
-pytestmark = pytest.mark.full
 spark = session(Settings())
 conf = {key: spark.conf.get(key) for key in session_conf(Settings())}
 print(json.dumps([type(spark).__module__, spark.range(10).count(), conf]))

@@ -164,7 +164,6 @@ def assert_checks_pass(story: Story, spark: SparkSession) -> None:
 # --- what is erased ------------------------------------------------------------------------------
 
 
-@pytest.mark.quick
 def test_the_values_of_an_erased_row_are_in_no_file_that_people_query(deleted: Story, spark: SparkSession):
     everywhere = holding(deleted)
     assert everywhere == {
