@@ -90,7 +90,8 @@ class SortedGroups:
         newest = np.zeros(len(self.order), np.bool_)
         newest[alive[alive >= 0]] = True
         incomplete = self.have(newest & self.unsent) | self.have(self.odd())
-        return newest | incomplete[self.group]
+        needed: Mask = newest | incomplete[self.group]
+        return needed
 
 
 def _sorted(window: Rows, key: Rows, position: list[Rows]) -> Rows:
