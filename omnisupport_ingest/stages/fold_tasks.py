@@ -44,7 +44,8 @@ ROWS_OF_A_BLOCK = 1_000_000
 """Events that are folded together: the more they are, the fewer rows they leave."""
 
 _BYTES_OF_A_BLOCK = 96 * 1024 * 1024
-_SHARES = 2
+SHARES = (2, 16)
+"""Tasks that share out the keys of a block, and how many do where the images are too large for so few."""
 
 _RAW = arrow_schema(RAW_TYPE, without=())
 _IMAGES = pa.schema([_RAW.field(name) for name in IMAGES])
@@ -64,11 +65,11 @@ class Share:
     count: int = 1
 
 
-def in_key_shares(files: Sequence[LakeFile]) -> list[list[Share]]:
-    """The blocks of ``files``, in their order, each with the shares that its keys are folded in."""
+def in_key_shares(files: Sequence[LakeFile], count: int) -> list[list[Share]]:
+    """The blocks of ``files``, in their order, each with the ``count`` shares that its keys are folded in."""
     if not files:
         return []
-    if are_few(files):
+    if are_few(files) and count == SHARES[0]:
         return [[Share(tuple(files))]]
     blocks: list[list[LakeFile]] = [[]]
     rows = size = 0
@@ -80,7 +81,7 @@ def in_key_shares(files: Sequence[LakeFile]) -> list[list[Share]]:
             rows = size = 0
         blocks[-1].append(file)
         rows, size = rows + file.rows, size + file.bytes
-    return [[Share(tuple(block), number, _SHARES) for number in range(_SHARES)] for block in blocks]
+    return [[Share(tuple(block), number, count) for number in range(count)] for block in blocks]
 
 
 def fold(output: Output, share: Share, contract: TableContract, order: KeyOrder) -> str | None:
@@ -194,13 +195,14 @@ def parts_agree(told: Iterable[str]) -> bool:
 def stretches_of(events: pa.Table) -> dict[str, tuple[list[int], list[int], bool]]:
     """What ``fold`` says of ``events`` (the columns of ``EVENT_COLUMNS``)."""
     found = {}
-    for window in pc.unique(events["window"]).to_pylist():
-        here = events.filter(pc.equal(events["window"], window))
-        here = here.select(("epoch", "commit_lsn", "moved_from_key"))
-        rank = pc.sort_indices(here, sort_keys=[("epoch", "ascending"), ("commit_lsn", "ascending")])
-        first, last = (
-            [here["epoch"][row].as_py(), here["commit_lsn"][row].as_py()]
-            for row in (rank[0].as_py(), rank[-1].as_py())
-        )
-        found[window] = (first, last, here["moved_from_key"].null_count < here.num_rows)
+    epoch, lsn = (columnar.one_chunk(events[name]).to_numpy() for name in ("epoch", "commit_lsn"))
+    moved = columnar.one_chunk(events["moved_from_key"]).is_valid().to_numpy(zero_copy_only=False)
+    windows = columnar.one_chunk(events["window"]).dictionary_encode()
+    numbers = windows.indices.to_numpy()
+    for number, window in enumerate(windows.dictionary.to_pylist()):
+        here = numbers == number
+        epochs, lsns = epoch[here], lsn[here]
+        low, high = epochs.min(), epochs.max()
+        first, last = lsns[epochs == low].min(), lsns[epochs == high].max()
+        found[window] = ([int(low), int(first)], [int(high), int(last)], bool(moved[here].any()))
     return found

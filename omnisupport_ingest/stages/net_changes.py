@@ -34,7 +34,7 @@ from omnisupport_ingest.stages.checkpoints import Counts, Identity, Outcome, cha
 from omnisupport_ingest.stages.event_files import EventFiles
 from omnisupport_ingest.stages.event_tasks import order_of
 from omnisupport_ingest.stages.explained import Replaced, keys_changed, reasons
-from omnisupport_ingest.stages.fold_tasks import Told, fold, in_key_shares, parts_agree
+from omnisupport_ingest.stages.fold_tasks import SHARES, Told, fold, in_key_shares, parts_agree
 from omnisupport_ingest.stages.idempotency import idempotency_key, unit_key
 from omnisupport_ingest.stages.lateness import Lateness
 from omnisupport_ingest.stages.plan import Asked, Upstream, WindowPlan, Work, plan_window, repeats_writes
@@ -288,17 +288,22 @@ def _stage(
     events = [file for job in working for file in job.files]
     generation = {job.plan.window: job.plan.generation for job in working}
     if not any(job.holes for job in working):
-        order = order_of(contract)
-        blocks = in_key_shares(sorted(events, key=lambda file: (file.window, file.path)))
-        shares = [share for block in blocks for share in block]
-        works = [partial(fold, share=share, contract=contract, order=order) for share in shares]
-        with made_by_tasks(spark, snapshot.table, works, unit=unit, generation=generation) as made:
-            if made is not None:
+        events.sort(key=lambda file: (file.window, file.path))
+        for count in SHARES:
+            blocks = in_key_shares(events, count)
+            shares = [share for block in blocks for share in block]
+            works = [
+                partial(fold, share=share, contract=contract, order=order_of(contract)) for share in shares
+            ]
+            with made_by_tasks(spark, snapshot.table, works, unit=unit, generation=generation) as made:
+                if made is None:
+                    continue
                 told = [Told.parse(each) for each in made.told]
                 # Every share of a block says the same of it.
                 of_blocks = [each for share, each in zip(shares, told, strict=True) if not share.number]
                 if parts_agree(each.stretches for each in of_blocks):
                     return made.place(), sum((each.taken for each in told), Taken()).share
+                break
     rows = fold_events(_events(spark, contract, files, working), contract, partitions=_parts(events))
     staged = stage_frame(
         snapshot.table,
