@@ -9,6 +9,7 @@ its Python, or name that one.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import time
@@ -105,11 +106,20 @@ def _theirs(server: Source, python: str, live: int) -> Run:
             }
         )
     )
-    libjvm = next(find_java(server.folder).path.resolve().rglob("libjvm.so"))
+    libjvm = next(find_java(server.folder).real.rglob("libjvm.*"))
     command = [python, "-m", "parity.engine", str(settings), str(events), str(libjvm)]
     began = time.monotonic()
     with (server.folder / "debezium.log").open("wb") as log:
-        done = subprocess.run(command, stdout=log, stderr=log, check=False, timeout=_SECONDS)
+        done = subprocess.run(
+            command,
+            stdout=log,
+            stderr=log,
+            # Its library writes logs into the working directory.
+            cwd=server.folder,
+            env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},
+            check=False,
+            timeout=_SECONDS,
+        )
     if done.returncode:
         text = (server.folder / "debezium.log").read_text(errors="replace")
         raise click.ClickException(f"Debezium's engine ended with {done.returncode}: {text[-2000:]}")
