@@ -260,13 +260,13 @@ def _show_reading(found: _Reading) -> None:
             f"{contract.source}.{contract.name}",
             contract.full_name,
             contract.version,
-            counted(len(contract.columns), "column"),
-            f"key {', '.join(contract.key)}",
+            str(len(contract.columns)),
+            ", ".join(contract.key),
         ]
         for contract in found.contracts
     ]
     if rows:
-        show_table(["contract", "table", "version", "columns", "key"], rows)
+        show_table(["contract", "table", "version", "columns", "key"], rows, right=("columns",))
     for problem in found.problems:
         say_err(f"Error: {problem}")
     valid = f"{counted(len(found.contracts), 'contract')} in {found.folder} are valid"

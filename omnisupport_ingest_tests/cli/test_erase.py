@@ -54,9 +54,9 @@ def test_erase_says_what_is_stale_and_what_still_holds_the_values(home: Path):
         f"{FIRST}, {SECOND}.",
         f"Stale now: windows {FIRST}, {SECOND}. Nothing runs on this home; judge them again by: "
         "omnisupport-ingest materialize",
-        "Older versions of the tables keep the values until their files are swept, a day after those runs or "
-        "later: omnisupport-ingest sweep",
-        "Landing and desk/raw_cdc_staging are the record: they are not touched, and keep them.",
+        "Older versions of the tables keep the values until `omnisupport-ingest sweep` deletes their files, "
+        "a day or more after those runs.",
+        "Landing and desk/raw_cdc_staging keep the values: they are the record.",
     ]
     assert recorded(home) == 2
     again = erase("public.notes", "id=42", "--reason", "once more", "--by", "bo")
@@ -100,10 +100,10 @@ def test_what_must_not_be_erased_is_refused_with_the_fix(home: Path, options: li
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (["notes", "42"], "Say why with --reason"),
+        (["notes", "42"], "Give the reason with --reason"),
         (["letters", "42", "--dry-run"], "'letters' is the name of no table with a contract."),
         (["notes", "42", "43", "--dry-run"], "The key of public.notes is id. Write it as: id=VALUE"),
-        (["notes", "42", "--source", "sales", "--dry-run"], "No contract is of the source sales"),
+        (["notes", "42", "--source", "sales", "--dry-run"], "No contract names the source 'sales'"),
         (["notes", "42", "--reason", " "], "It is not said why."),
     ],
 )

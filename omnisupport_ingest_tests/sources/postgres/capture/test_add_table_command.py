@@ -61,7 +61,7 @@ def test_capture_that_runs_takes_the_table_up_and_is_not_started_again(shop: Sho
             "Have it read, beside the others: omnisupport-ingest source snapshot late"
         ]
         ranged = shop.run(*ASK, "--from", "1")
-        assert ranged.code == 2 and "late has never been read. Ask for all of it first." in ranged.err
+        assert ranged.code == 2 and "late has never been read. Request all of it first." in ranged.err
         asked = shop.run(*ASK)
         assert asked.code == 0, asked.told
         assert "late: requested." in asked.out
