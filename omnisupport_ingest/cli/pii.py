@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -261,7 +262,7 @@ def _document(contract: TableContract, scanned: tuple[int, Sequence[Proposal]]) 
 
 
 def _told(value: str) -> str:
-    return click.get_text_stream("stdin").read() if value == "-" else value
+    return sys.stdin.read().removesuffix("\n") if value == "-" else value
 
 
 def _value_of(workspace: Workspace, token: str) -> str:
