@@ -1,9 +1,9 @@
 """The draft of a contract for a table as it is now, for a person to go on from.
 
 It says what the source says (types, key, NOT NULL, enum labels, lengths, comments) and decides nothing else:
-it invents no rule. Columns that seem to hold personal data are noted by who writes the file
-(``contracts.pii_scan``). ``choose`` finds a table that a person named; ``key_of`` finds the key that tells its
-changes apart, or says what to do for a table without one.
+it invents no rule. Who writes the file notes the columns that seem to hold personal data
+(``contracts.pii_scan``). ``choose`` finds a table that a person named; ``key_of`` finds the key that tells
+its changes apart, or says what to do for a table without one.
 """
 
 from __future__ import annotations
