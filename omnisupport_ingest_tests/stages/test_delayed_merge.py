@@ -12,7 +12,7 @@ import dagster as dg
 import pytest
 from pyspark.sql import SparkSession
 
-from omnisupport_ingest.cli.status import source_document
+from omnisupport_ingest.cli.status import _source_document
 from omnisupport_ingest.contracts.load import contract_of
 from omnisupport_ingest.contracts.model import ContractError, DelayedMerge
 from omnisupport_ingest.defs import keys
@@ -329,7 +329,7 @@ def test_what_is_shown_of_a_table_that_waits_is_true_and_no_alarm(story: Story, 
     assert (table.pending_windows, table.pending_batches) == (1, 1)
     (of_status,) = [
         each
-        for each in source_document(overview(workspace, SOURCE))["tables"]
+        for each in _source_document(overview(workspace, SOURCE))["tables"]
         if each["layer"] == "dimension"
     ]
     assert of_status["merge_waits"]["due"] == table.waits.due.isoformat()
@@ -394,7 +394,7 @@ def test_status_recommends_the_delay_where_the_last_updates_rewrote_much_for_few
         run(story, spark, FIRST)
     (line,) = [
         each["recommended"]
-        for each in source_document(overview(story.workspace, SOURCE))["tables"]
+        for each in _source_document(overview(story.workspace, SOURCE))["tables"]
         if each.get("recommended")
     ]
     assert "the last 4 updates rewrote 30% of the files for 7.500% of the keys" in line

@@ -446,7 +446,6 @@ def test_capture_that_wakes_up_late_with_a_batch_begun_lands_it_if_it_goes_on_an
     assert len(tickets.store.epochs()) == 1 and sleeper.open_batches() == []
 
 
-@pytest.mark.quick
 def test_dropped_slot_is_a_gap_and_a_new_epoch_repairs_it(tickets: SourceUnderTest) -> None:
     tickets.catch_up()
     tickets.wait_for_free_slot()
