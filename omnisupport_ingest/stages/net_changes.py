@@ -39,7 +39,7 @@ from omnisupport_ingest.stages.idempotency import idempotency_key, unit_key
 from omnisupport_ingest.stages.lateness import Lateness
 from omnisupport_ingest.stages.plan import Asked, Upstream, WindowPlan, Work, plan_window, repeats_writes
 from omnisupport_ingest.stages.progress import BatchFacts, facts_of_parts
-from omnisupport_ingest.stages.quarantine_files import named_by
+from omnisupport_ingest.stages.quarantine_files import named_by, withheld_of
 from omnisupport_ingest.stages.retyping import require_types
 from omnisupport_ingest.stages.upstream_files import files_to_read, units_of
 from omnisupport_ingest.stages.versions import RULES, of_contract
@@ -282,7 +282,9 @@ def _stage(
     unit: str,
 ) -> tuple[StagedFiles, float | None]:
     """Write the fold of the jobs' new events; and the share of them that was folded one by one, if known."""
-    working = [job for job in jobs if job.files]
+    # Windows have the withheld events of all tables of a source; those of others need not be read.
+    of_table = [replace(job, holes=withheld_of(job.holes, contract)) for job in jobs]
+    working = [job for job in of_table if job.files]
     if not working:
         return StagedFiles(()), None
     events = [file for job in working for file in job.files]

@@ -13,11 +13,14 @@ version is there and does not name the file, none ever will.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+import pyarrow.parquet as pq
+
+from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.lake.layout import WINDOW, LakeFile, generation_of, partition_in
 from omnisupport_ingest.lake.state import WindowState
@@ -135,6 +138,26 @@ class QuarantineFiles:
 def named_by(state: WindowState | None) -> tuple[str, ...]:
     """The paths of the quarantine files that belong to a window of deduped events."""
     return state.companions if state is not None else ()
+
+
+def withheld_of(files: Iterable[LakeFile], contract: TableContract) -> tuple[LakeFile, ...]:
+    """Those of the quarantine ``files`` that may have events of the contract's table, by their footers."""
+    found = []
+    for file in files:
+        with pq.ParquetFile(file.uri) as parquet:
+            if _may_have(parquet, "source_table", contract.table):
+                found.append(file)
+    return tuple(found)
+
+
+def _may_have(parquet: pq.ParquetFile, column: str, value: str) -> bool:
+    schema = parquet.schema
+    place = next(leaf for leaf in range(len(schema)) if schema.column(leaf).path == column)
+    for number in range(parquet.metadata.num_row_groups):
+        told = parquet.metadata.row_group(number).column(place).statistics
+        if told is None or not told.has_min_max or told.min <= value <= told.max:
+            return True
+    return False
 
 
 def gone_from_disk(quarantine: LakeTable, state: WindowState | None) -> bool:

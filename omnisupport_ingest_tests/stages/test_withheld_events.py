@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import shutil
 from collections.abc import Iterator
 from datetime import timedelta
@@ -13,16 +15,29 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from omnisupport_ingest import failpoints
+from omnisupport_ingest.cdc.fold import fold_events
 from omnisupport_ingest.lake.commit import commit_actions, remove
 from omnisupport_ingest.lake.sweep import sweep
+from omnisupport_ingest.landing.manifest import StreamSpan
+from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.stages import checks, deduped, dimensions, net_changes, raw
 from omnisupport_ingest.stages.deciding import decide
 from omnisupport_ingest.stages.pending import pending_windows
 from omnisupport_ingest.stages.quarantine_files import EventsGone, named_anywhere
 from omnisupport_ingest.stages.quarantined import Quarantined, quarantined
 from omnisupport_ingest.stages.reviews import ReviewLedger
+from omnisupport_ingest.stages.workspace import Workspace
 from omnisupport_ingest_tests.recovery.pipeline import open_workspace, run_stages
-from omnisupport_ingest_tests.stages.story import FIRST, SOURCE, Change, Commit, Story
+from omnisupport_ingest_tests.stages.story import (
+    CONTRACT,
+    FIRST,
+    SOURCE,
+    START,
+    Change,
+    Commit,
+    Story,
+    events,
+)
 
 BORN = Commit(10, 1, [Change("c", 1, {"title": "one", "body": "text"})])
 TOO_LONG = Commit(20, 2, [Change("u", 1, {"title": "x" * 21}, unchanged=("body",))])
@@ -245,3 +260,32 @@ def in_table(story: Story) -> set[str]:
 def named(story: Story) -> set[str]:
     """The files that states of deduped events name."""
     return set(named_anywhere(story.workspace, SOURCE))
+
+
+def test_withheld_events_of_one_table_leave_the_others_their_fold_by_whole_files(
+    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    story = Story(tmp_path / "told")
+    other = copy.deepcopy(CONTRACT)
+    other["x-cdc"]["table"] = "others"
+    (story.contracts / "others.json").write_text(json.dumps(other))
+    story.workspace = Workspace.open(story.workspace.settings)
+    story.land(BORN)
+    refused = [event._replace(source_table="others") for event in events(TOO_LONG)]
+    lsn, moment = Lsn(TOO_LONG.lsn), START + timedelta(seconds=TOO_LONG.second)
+    story._seal(refused, StreamSpan(Lsn(BORN.lsn), lsn, lsn, lsn, TOO_LONG.lsn, moment, moment))
+    by_spark: list[str] = []
+
+    def folded(events: Any, contract: Any, **options: Any) -> Any:
+        by_spark.append(contract.name)
+        return fold_events(events, contract, **options)
+
+    monkeypatch.setattr(net_changes, "fold_events", folded)
+    run_stages(story.workspace, spark, [FIRST])
+    assert by_spark == ["others"]
+    assert pending_windows(story.workspace, SOURCE).nothing
+    counts = {
+        each.name: sum(file.rows for file in story.workspace.net_changes(each).open().all_files())
+        for each in story.workspace.contracts
+    }
+    assert counts == {"notes": 1, "others": 1}
