@@ -189,6 +189,9 @@ def _by_name(column: Column) -> Proposal | None:
         # That an address was confirmed, or when.
         return None
     for sort in _SORTS:
+        if sort.mask in ("text", "name") and column.type.kind not in (Kind.TEXT, Kind.TEXT_ARRAY):
+            # The number of a comment is none.
+            continue
         if any(f"_{part}_" in f"_{name}_" for part in sort.names.split()):
             return _proposal(column, sort, "by its name")
     return None

@@ -107,6 +107,7 @@ def test_a_text_with_addresses_in_it_is_free_text() -> None:
         (Column("email_verified", "boolean"), None),
         (Column("email_sent_at", "timestamptz"), None),
         (Column("filename", "text"), None),
+        (Column("comment_no", "integer"), None),
         (Column("description", "text"), None),
         (Column("amount", "numeric(10,2)"), None),
     ],
