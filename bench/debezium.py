@@ -22,9 +22,9 @@ import duckdb
 from bench.first_sync import rows_of_tickets, run_sync
 from bench.report import Run, alternate, conclude
 from bench.source import Source, change_tickets
+from omnisupport_ingest.demo.support_desk import SUPPORT_DESK
 from omnisupport_ingest.runtime.java import find_java
-from omnisupport_ingest.sources.postgres.connection import connect
-from omnisupport_ingest.sources.postgres.support_desk import SUPPORT_DESK
+from omnisupport_ingest.sources.postgres.session.connection import connect
 from parity.marks import END
 from parity.server import Reach
 from parity.server import server as reachable_server
