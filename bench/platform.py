@@ -27,8 +27,8 @@ from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres.embedded.server import EmbeddedPostgres
 from omnisupport_ingest.stages.workspace import Workspace
 
-LATENCY_LIMIT = 15.0
-IDLE_LIMIT = 0.10
+LATENCY_LIMIT = 4.0
+IDLE_LIMIT = 0.05
 
 _READY_SECONDS = 300.0
 _CHANGES = 100
