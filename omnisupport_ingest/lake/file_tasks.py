@@ -184,12 +184,15 @@ def _with_columns(
 
 
 class Output:
-    """Where a task puts the rows that it makes."""
+    """Where a task puts the rows that it makes.
+
+    ``scratch``: a folder for what it cannot hold, gone with what the tasks made.
+    """
 
     def __init__(self, folder: Path, number: int, schema: pa.Schema, partition_by: tuple[str, ...]) -> None:
         """``number``: of the task. ``schema``: of the table, partition columns included."""
-        self._rows, self._aside = folder / "rows", folder / "aside"
-        for each in (folder, self._rows, self._aside):
+        self._rows, self._aside, self.scratch = folder / "rows", folder / "aside", folder / "scratch"
+        for each in (folder, self._rows, self._aside, self.scratch):
             each.mkdir(mode=0o700)
         self._number, self._schema, self._partition_by = number, schema, partition_by
         self._files: dict[Path, _Growing] = {}

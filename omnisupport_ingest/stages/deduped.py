@@ -12,9 +12,10 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial, reduce
+from itertools import count
 
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
@@ -26,7 +27,7 @@ from omnisupport_ingest.cdc.ordinary import Taken
 from omnisupport_ingest.contracts.decision_table import JUDGED, Finding
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.lake.checkpoint import Checkpoint
-from omnisupport_ingest.lake.file_tasks import in_shares, made_by_tasks
+from omnisupport_ingest.lake.file_tasks import Made, in_shares, made_by_tasks
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.staging import StagedFiles, stage_frame
 from omnisupport_ingest.lake.table import LakeTable, TableSnapshot, retrying
@@ -44,6 +45,7 @@ from omnisupport_ingest.stages.checkpoints import (
     report,
 )
 from omnisupport_ingest.stages.erasures import refuse_lost
+from omnisupport_ingest.stages.event_copies import Copies, mark_copies
 from omnisupport_ingest.stages.event_tasks import judge
 from omnisupport_ingest.stages.explained import Replaced, reasons
 from omnisupport_ingest.stages.idempotency import idempotency_key, unit_key
@@ -218,7 +220,7 @@ def _commit(judging: _Judging, snapshot: TableSnapshot, raw: TableSnapshot, jobs
     identity = Identity(LAYER, source, judging.run_id)
     unit = unit_key((job.outcome_key, job.plan) for job in jobs)
     law = _law(workspace, source, judging.versions, [job.plan.window for job in jobs])
-    if law.erasures or not all(job.distinct for job in jobs):
+    if law.erasures:
         judged = dedupe.judge(_marked(judging.spark, raw, jobs), law)
         accepted, tallies, staged, exact_share = _judged(judging, snapshot, judged, jobs, unit)
     else:
@@ -262,18 +264,36 @@ def _commit(judging: _Judging, snapshot: TableSnapshot, raw: TableSnapshot, jobs
 def _judged_by_tasks(
     judging: _Judging, snapshot: TableSnapshot, jobs: Sequence[_Job], law: Law, unit: str
 ) -> _Verdicts:
-    """The verdicts of events whose positions are distinct, each task's on files of its own."""
+    """The verdicts of events, each task's on files of its own; where positions may not be distinct, by marks
+    that a task for each window made."""
     files = [file for job in jobs for file in job.files]
-    works = [partial(judge, files=share, law=law) for share in in_shares(files)]
     generation = {job.plan.window: job.plan.generation for job in jobs}
-    with made_by_tasks(judging.spark, snapshot.table, works, unit=unit, generation=generation) as made:
-        assert made is not None, "an event is always judged"
-        others = None
-        if made.aside:
-            others = judging.spark.read.schema(dedupe.JUDGED_TYPE).parquet(*_uris(made.aside))
-        tallies, staged = _others(judging, snapshot, jobs, others, unit)
-        taken = sum((Taken(*json.loads(told)) for told in made.told), Taken())
-        return made.place(), tallies, staged, taken.share
+    make = partial(made_by_tasks, judging.spark, snapshot.table, unit=unit, generation=generation)
+    number = count()
+    together = [
+        [(next(number), file) for file in job.files] for job in jobs if job.files and not job.distinct
+    ]
+    with ExitStack() as drafts:
+        copies = Copies()
+        if together:
+            found = drafts.enter_context(make([partial(mark_copies, files=each) for each in together]))
+            assert found is not None, "copies are always found"
+            copies = Copies(found.aside, {file.uri: number for each in together for number, file in each})
+        works = [partial(judge, files=share, law=law, copies=copies) for share in in_shares(files)]
+        return _placed(judging, snapshot, jobs, drafts.enter_context(make(works)), unit)
+
+
+def _placed(
+    judging: _Judging, snapshot: TableSnapshot, jobs: Sequence[_Job], made: Made | None, unit: str
+) -> _Verdicts:
+    """What tasks made of the jobs, with its counts."""
+    assert made is not None, "an event is always judged"
+    others = None
+    if made.aside:
+        others = judging.spark.read.schema(dedupe.JUDGED_TYPE).parquet(*_uris(made.aside))
+    tallies, staged = _others(judging, snapshot, jobs, others, unit)
+    taken = sum((Taken(*json.loads(told)) for told in made.told), Taken())
+    return made.place(), tallies, staged, taken.share
 
 
 def _uris(paths: Iterable[str]) -> list[str]:

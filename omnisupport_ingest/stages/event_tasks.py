@@ -27,6 +27,7 @@ from omnisupport_ingest.lake.key_files import KeyOrder
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.schema import arrow_schema
 from omnisupport_ingest.landing.rows import EARLIER_IDENTITY
+from omnisupport_ingest.stages.event_copies import Copies, Marks
 
 _RAW = arrow_schema(RAW_TYPE, without=())
 _NOT_JUDGED_BY = frozenset({"tx_id", "lsn", "chunk_id", "envelope", "batch_id", "landed_at", "file_name"})
@@ -59,19 +60,21 @@ def take_in(output: Output, files: Sequence[LandedFile]) -> str:
     return ""
 
 
-def judge(output: Output, files: Sequence[LakeFile], law: Law) -> str:
-    """Judge the events of the raw ``files``, whose positions are known to be distinct, by ``law``.
+def judge(output: Output, files: Sequence[LakeFile], law: Law, copies: Copies | None = None) -> str:
+    """Judge the events of the raw ``files`` by ``law``.
 
-    Accepted ones are written; all that are refused or late are put aside, with what ``dedupe.judge`` adds.
-    A file of one table whose every event is accepted is taken over as it is, unless a policy for personal
-    data changes its values. Says how many events there were, and how many were judged one by one.
+    ``copies``: which of them have not their position for themselves; without it, every one has. Accepted events are written; all that are refused or
+    late are put aside, with what ``dedupe.judge`` adds. A file of one table whose every event is accepted is
+    taken over as it is, unless a policy for personal data changes its values. Says how many events there
+    were, and how many were judged one by one.
     """
-    taken, protected = Taken(), _protected_tables(law)
+    taken, protected, copies = Taken(), _protected_tables(law), copies or Copies()
     for file in files:
-        table, of_file = _only_table(file), Taken()
-        if table is None or protected(table) or not _taken_over(output, file, table, law, of_file):
+        table, of_file, marked = _only_table(file), Taken(), copies.of(file)
+        whole = table is not None and not marked and not protected(table)
+        if table is None or not whole or not _taken_over(output, file, table, law, of_file):
             of_file = Taken()
-            _judge_rows(output, file, law, of_file)
+            _judge_rows(output, file, law, marked, of_file)
         taken += of_file
     return json.dumps([taken.events, taken.exactly])
 
@@ -86,9 +89,12 @@ def _protected_tables(law: Law) -> Callable[[str], bool]:
     return lambda table: bool(protected) and table not in kept
 
 
-def _judge_rows(output: Output, file: LakeFile, law: Law, taken: Taken) -> None:
+def _judge_rows(output: Output, file: LakeFile, law: Law, marks: Marks, taken: Taken) -> None:
+    start = 0
     for batch in batches_of(file.uri, _RAW, dict(file.partition)):
-        for judged in judge_batches([_marked(batch)], law, taken=taken):
+        marked = _marked(batch, *marks.between(start, start + len(batch)))
+        start += len(batch)
+        for judged in judge_batches([marked], law, taken=taken):
             rows = pa.Table.from_batches([judged])
             accepted = pc.equal(rows["verdict"], ACCEPTED)
             output.add(rows if pc.all(accepted).as_py() else rows.filter(accepted))
@@ -101,7 +107,7 @@ def _taken_over(output: Output, file: LakeFile, table: str, law: Law, taken: Tak
     It is what nearly every file comes to, and no column but those that are judged by is read for it.
     """
     for batch in batches_of(file.uri, _JUDGED_BY, dict(file.partition)):
-        marked = _marked(batch)
+        marked = _marked(batch, *_distinct(len(batch)))
         if not marked.column("identity").equals(batch.column("identity")):
             return False
         for judged in judge_unprotected([marked], law, taken=taken):
@@ -112,16 +118,20 @@ def _taken_over(output: Output, file: LakeFile, table: str, law: Law, taken: Tak
     return True
 
 
-def _marked(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Raw events with the marks of ``dedupe.mark_distinct``, and with the identity that they would land with
-    today (``deduped.to_judge``)."""
+def _distinct(count: int) -> tuple[pa.Array, pa.Array]:
+    """The marks of ``count`` events that have their position for themselves (``dedupe.mark_distinct``)."""
+    return pa.repeat(pa.scalar(1, pa.int32()), count), pa.repeat(pa.scalar(False), count)
+
+
+def _marked(batch: pa.RecordBatch, copies: pa.Array, collisions: pa.Array) -> pa.RecordBatch:
+    """Raw events with their marks, and with the identity that they would land with today
+    (``deduped.to_judge``)."""
     place = batch.schema.get_field_index("identity")
     identity = batch.column(place)
     if identity.null_count < len(batch):
         identity = pc.replace_substring_regex(identity, EARLIER_IDENTITY, r"\1]")
     marked = batch.set_column(place, batch.schema.field(place), identity)
-    marked = marked.append_column("copy", pa.repeat(pa.scalar(1, pa.int32()), len(batch)))
-    return marked.append_column("collision", pa.repeat(pa.scalar(False), len(batch)))
+    return marked.append_column("copy", copies).append_column("collision", collisions)
 
 
 def _only_table(file: LakeFile) -> str | None:

@@ -1,0 +1,132 @@
+"""Which events of a window are copies of one another, or collide: one task finds them from narrow columns.
+
+Positions that are not known to be distinct have to be looked at together. What tells copies apart is narrow,
+so a task reads that alone, of all files of the window, and names the few rows that are not the only ones of
+their position. The events themselves stay where they are: whoever judges a file asks for the marks of its
+rows. A mark means what ``cdc.dedupe.mark_copies`` says, which finds the same by a shuffle of whole rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import duckdb
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+
+from omnisupport_ingest.cdc.envelope import RAW_TYPE
+from omnisupport_ingest.lake.file_tasks import Output, batches_of
+from omnisupport_ingest.lake.layout import LakeFile
+from omnisupport_ingest.lake.schema import arrow_schema
+from omnisupport_ingest.landing.rows import EARLIER_IDENTITY
+
+_MEMORY = "1GB"
+"""What DuckDB may hold of a window's narrow columns; beyond, it writes to the scratch folder of the task."""
+
+_ROWS_AT_ONCE = 100_000
+
+_RAW = arrow_schema(RAW_TYPE, without=())
+_POSITION = ("epoch", "commit_lsn", "ordinal", "identity")
+_ARRIVAL = ("newest_epoch_before", "watermark_before", "landed_at", "batch_id", "file_row")
+_NARROW = pa.schema([_RAW.field(name) for name in (*_POSITION, "event_hash", *_ARRIVAL)])
+_ROW = (pa.field("file", pa.int32()), pa.field("row", pa.int64()))
+
+# What an earlier version landed as the identity is the same event's all the same.
+_EVENTS = """
+CREATE TABLE events AS
+SELECT * REPLACE (regexp_replace(identity, $earlier, '\\1]') AS identity) FROM read
+"""
+# NULL comes first, as Spark has it. The name of a batch counts before the watermark where capture landed it.
+_MARKS = """
+WITH shared AS (SELECT epoch, commit_lsn, ordinal, identity FROM events GROUP BY ALL HAVING count(*) > 1),
+together AS (SELECT events.* FROM events JOIN shared ON events.epoch = shared.epoch
+    AND events.commit_lsn = shared.commit_lsn AND events.ordinal = shared.ordinal
+    AND events.identity IS NOT DISTINCT FROM shared.identity),
+marked AS (SELECT file, row,
+    row_number() OVER (PARTITION BY epoch, commit_lsn, ordinal, identity, event_hash
+        ORDER BY newest_epoch_before NULLS FIRST,
+        CASE WHEN file_row IS NULL THEN batch_id END NULLS FIRST,
+        watermark_before NULLS FIRST, landed_at NULLS FIRST, batch_id NULLS FIRST, file_row NULLS FIRST
+    )::INTEGER AS copy,
+    min(event_hash) OVER place <> max(event_hash) OVER place AS collision
+    FROM together WINDOW place AS (PARTITION BY epoch, commit_lsn, ordinal, identity))
+SELECT * FROM marked WHERE copy > 1 OR collision ORDER BY file, row
+"""
+
+
+def mark_copies(output: Output, files: Sequence[tuple[int, LakeFile]]) -> str:
+    """Put aside a row for each event of one window's ``files`` that has not its position for itself.
+
+    ``files``: all raw files of the window, each with a number. The row has that number (``file``), the number
+    of the event in the file (``row``, from 0), and ``copy`` and ``collision`` as of ``dedupe.mark_copies``.
+    Says how many there are.
+    """
+    schema, count = pa.schema([*_NARROW, *_ROW]), 0
+    with duckdb.connect(f"{output.scratch}/copies.duckdb") as connection:
+        connection.execute(f"SET threads = 1; SET memory_limit = '{_MEMORY}'")
+        connection.register("read", pa.RecordBatchReader.from_batches(schema, _narrow(files, schema)))
+        connection.execute(_EVENTS, {"earlier": EARLIER_IDENTITY})
+        found = connection.query(_MARKS)
+        assert found is not None, "a SELECT has a result"
+        for batch in found.to_arrow_reader(_ROWS_AT_ONCE):
+            output.put_aside(pa.Table.from_batches([batch]))
+            count += batch.num_rows
+    return str(count)
+
+
+def _narrow(files: Sequence[tuple[int, LakeFile]], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    for number, file in files:
+        start = 0
+        for batch in batches_of(file.uri, _NARROW, dict(file.partition)):
+            rows = pa.array(np.arange(start, start + len(batch)))
+            start += len(batch)
+            file_column = pa.repeat(pa.scalar(number, pa.int32()), len(batch))
+            yield pa.RecordBatch.from_arrays([*batch.columns, file_column, rows], schema=schema)
+
+
+class Marks:
+    """The marks of the rows of one file; whichever has none is the only one of its position."""
+
+    def __init__(self, marks: pa.Table) -> None:
+        """``marks``: ``row``, ``copy`` and ``collision``."""
+        self._rows: npt.NDArray[np.int64] = marks["row"].to_numpy()
+        order = np.argsort(self._rows)
+        self._rows = self._rows[order]
+        self._copies = marks["copy"].to_numpy()[order]
+        self._collisions = marks["collision"].to_numpy()[order]
+
+    def __bool__(self) -> bool:
+        return bool(len(self._rows))
+
+    def between(self, start: int, end: int) -> tuple[pa.Array, pa.Array]:
+        """Return ``copy`` and ``collision`` of the rows from ``start`` up to, and without, ``end``."""
+        first, last = np.searchsorted(self._rows, [start, end])
+        copies, collisions = np.ones(end - start, np.int32), np.zeros(end - start, np.bool_)
+        places = self._rows[first:last] - start
+        copies[places], collisions[places] = self._copies[first:last], self._collisions[first:last]
+        return pa.array(copies), pa.array(collisions)
+
+
+_NO_MARKS = pa.table(
+    {"row": pa.array([], pa.int64()), "copy": pa.array([], pa.int32()), "collision": pa.array([], pa.bool_())}
+)
+
+
+@dataclass(frozen=True)
+class Copies:
+    """The marks that tasks found: ``marks`` are the files that they put aside, ``numbers`` those of raw files
+    by their path. By default all positions are known to be distinct."""
+
+    marks: tuple[str, ...] = ()
+    numbers: Mapping[str, int] = field(default_factory=dict)
+
+    def of(self, file: LakeFile) -> Marks:
+        """Return the marks of the rows of ``file``."""
+        if not self.marks or file.uri not in self.numbers:
+            return Marks(_NO_MARKS)
+        mine = pc.field("file") == self.numbers[file.uri]
+        return Marks(ds.dataset(list(self.marks), format="parquet").to_table(filter=mine))
