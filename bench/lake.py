@@ -134,11 +134,14 @@ def _throughput(spark: SparkSession, question: _Question) -> dict[str, float]:
     took: dict[str, list[float]] = defaultdict(list)
     for _ in range(repeats):
         with _lake(question.seed, question.mix) as lake:
-            lake.tickets.land(changes, now())
-            for name, seconds in lake.materialize(spark, _window(lake)).items():
+            # One hour, should the next begin meanwhile.
+            at = now()
+            window = lake.workspace.grid.key_of(at, at)
+            lake.tickets.land(changes, at)
+            for name, seconds in lake.materialize(spark, window).items():
                 took[name].append(seconds)
             store = lake.workspace.landing(_SOURCE)
-            landed = [store.path_of(part) for part in store.landed().parts(_window(lake))]
+            landed = [store.path_of(part) for part in store.landed().parts(window)]
             for peer in (by_duckdb, by_polars):
                 with tempfile.TemporaryDirectory() as folder:
                     began = time.perf_counter()

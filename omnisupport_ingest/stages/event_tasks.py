@@ -63,10 +63,10 @@ def take_in(output: Output, files: Sequence[LandedFile]) -> str:
 def judge(output: Output, files: Sequence[LakeFile], law: Law, copies: Copies | None = None) -> str:
     """Judge the events of the raw ``files`` by ``law``.
 
-    ``copies``: which of them have not their position for themselves; without it, every one has. Accepted events are written; all that are refused or
-    late are put aside, with what ``dedupe.judge`` adds. A file of one table whose every event is accepted is
-    taken over as it is, unless a policy for personal data changes its values. Says how many events there
-    were, and how many were judged one by one.
+    ``copies``: which of them have not their position for themselves; without it, every one has. Accepted
+    events are written; all that are refused or late are put aside, with what ``dedupe.judge`` adds. A file of
+    one table whose every event is accepted is taken over as it is, unless a policy for personal data changes
+    its values. Says how many events there were, and how many were judged one by one.
     """
     taken, protected, copies = Taken(), _protected_tables(law), copies or Copies()
     for file in files:
