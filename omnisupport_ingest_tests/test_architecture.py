@@ -100,6 +100,7 @@ CALLED_FROM_ELSEWHERE = {
     "format_commands": "click",
     "_init_session": "dagster-pyspark",
     "check_run_worker_health": "Dagster",
+    "end_watch": "Dagster",
     "gates_schema": "the schema of manifests repeats it, as a test sees",
     "modes_schema": "the schema of manifests repeats it, as a test sees",
     "gates_table": "docs/manifests.md repeats it, as a test sees",

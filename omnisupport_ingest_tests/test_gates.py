@@ -174,6 +174,7 @@ WITHOUT_GATE: dict[tuple[str, str], str] = {
     ("lake/file_tasks.py", "Output.__init__"): _DRAFT,
     ("lake/file_tasks.py", "Output._file"): _DRAFT,
     ("lake/file_tasks.py", "Output.link"): _DRAFT,
+    ("stages/event_copies.py", "mark_copies"): _SCRATCH,
     ("lake/file_tasks.py", "_Growing._write"): _DRAFT,
     ("lake/key_files.py", "_write"): _DRAFT,
     ("stages/updating_files.py", "_outcome"): _DRAFT,

@@ -25,6 +25,12 @@ from omnisupport_ingest.contracts.protection import Protection, Secrets, needs_p
 
 _IMAGES = ("before", "after")
 
+_CONTENT_HASH = r',"[0-9a-f]{16}"\]$'
+"""The end of an identity that a hash of the event's content is part of (``sources.debezium.events``)."""
+
+_WITHOUT_VALUES = pa.array(["t", "b"])
+"""Operations that bring no value of a row: the range of keys that a snapshot end has is no value either."""
+
 _KEYLESS = pa.array(["t", "b", "m"])
 """Operations whose ``after`` is no row: the boundary of a snapshot has a range of keys there."""
 
@@ -60,9 +66,11 @@ def protect_batches(
 ) -> Iterator[pa.RecordBatch]:
     """Protect judged events: columns of ``RAW_TYPE``, ``verdict``, and any others.
 
-    An accepted event has its hash made anew of what is left; in quarantine the hash is the name of the event,
-    and stays. The text of an event as it was delivered goes with every table that is protected or has no
-    contract: in a line that could not be told apart, any table's values may stand.
+    An accepted event has its hash made anew of what is left, and its identity no hash of what landed; in
+    quarantine both are the name of the event, and stay. The text of an event as it was delivered goes with
+    every table that is protected or has no contract: in a line that could not be told apart, any table's
+    values may stand. So do the images of a table without a contract, and the content of logical messages: of
+    what nobody has described, nobody knows what is personal.
     """
     for batch in batches:
         yield _protected(batch, protections, few) if protections and batch.num_rows else batch
@@ -85,14 +93,19 @@ def _protected(batch: pa.RecordBatch, protections: Protections, few: int) -> pa.
                 columns[name] = pc.replace_with_mask(
                     columns[name], rows, protect_images(images, protection, few=few)
                 )
-    columns["envelope"] = pc.if_else(delivered, pa.scalar(None, pa.string()), columns["envelope"])
-    changed = pc.and_(
-        reduce(pc.or_, (_of_table(batch, place) for place in protections.by_table), none),
-        pc.equal(columns["verdict"], _ACCEPTED),
+    undescribed = pc.and_(
+        pc.fill_null(pc.invert(others), True), pc.invert(pc.is_in(batch.column("op"), _WITHOUT_VALUES))
     )
+    for name in _IMAGES:
+        columns[name] = pc.if_else(undescribed, pa.scalar(None, pa.string()), columns[name])
+    columns["envelope"] = pc.if_else(delivered, pa.scalar(None, pa.string()), columns["envelope"])
+    protected = reduce(pc.or_, (_of_table(batch, place) for place in protections.by_table), undescribed)
+    changed = pc.and_(protected, pc.equal(columns["verdict"], _ACCEPTED))
     if changed.true_count:
         events = pa.table(columns).filter(changed)
         columns["event_hash"] = pc.replace_with_mask(columns["event_hash"], changed, event_hashes(events))
+        told = pc.replace_substring_regex(columns["identity"], _CONTENT_HASH, "]")
+        columns["identity"] = pc.if_else(changed, told, columns["identity"])
     return pa.RecordBatch.from_arrays(
         [columns[field.name].cast(field.type) for field in batch.schema], schema=batch.schema
     )
@@ -100,6 +113,7 @@ def _protected(batch: pa.RecordBatch, protections: Protections, few: int) -> pa.
 
 def _of_table(batch: pa.RecordBatch, place: tuple[str, str]) -> pa.BooleanArray:
     schema, table = place
-    return pc.and_(
+    found = pc.and_(
         pc.equal(batch.column("source_schema"), schema), pc.equal(batch.column("source_table"), table)
     )
+    return pc.fill_null(found, False)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from omnisupport_ingest.cli.errors import FINDINGS
-from omnisupport_ingest.cli.opening import existing_home, open_settings
+from omnisupport_ingest.cli.opening import existing_home, open_settings, open_workspace
 from omnisupport_ingest.cli.render import Commands, clock, counted, echo_json, facts, size
 from omnisupport_ingest.cli.render import table as show_table
 from omnisupport_ingest.cli.stopping import stop_on_signal
@@ -174,6 +174,8 @@ def tail(source: str | None, table: str | None, count: int, follow: bool) -> Non
     from omnisupport_ingest.landing.tail import events_of, last_events
 
     store = _store(source)
+    if table is not None:
+        _require_table(store.source, table)
     news = store.news(None, 0)
     batches = store.manifests()
     seen = {batch.batch_id for batch in batches}
@@ -212,6 +214,15 @@ def _store(source: str | None) -> LandingStore:
             fix="Name another source with --source, or start capture: `omnisupport-ingest up`.",
         )
     return LandingStore(root, name)
+
+
+def _require_table(source: str, name: str) -> None:
+    """A usage error for a ``name`` (`orders` or `sales.orders`) that no contract of the source has."""
+    contracts = open_workspace().contracts.of_source(source)
+    known = {name for each in contracts for name in (each.table, each.full_name)}
+    if name not in known:
+        tables = ", ".join(sorted(each.full_name for each in contracts)) or "none"
+        raise click.UsageError(f"No contract of {source} is of the table {name}. Tables: {tables}.")
 
 
 def _stores() -> Iterator[LandingStore]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from omnisupport_ingest.cli.opening import existing_home, open_settings
-from omnisupport_ingest.cli.render import counted
+from omnisupport_ingest.cli.render import Commands, counted
 from omnisupport_ingest.errors import IngestError
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class UnknownToken(IngestError):
     """The map of tokens has no such token, or no token for such a value."""
 
 
-@click.group()
+@click.group(cls=Commands)
 def pii() -> None:
     """Personal data: policies in force, proposals, hashes and tokens."""
 

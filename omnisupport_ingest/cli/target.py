@@ -95,5 +95,9 @@ def _lag(found: TargetLag) -> str:
 def _chosen(tables: tuple[str, ...]) -> tuple[Workspace, list[TableContract]]:
     """The contracts called ``tables``; without a name, all that have a target."""
     workspace = open_workspace()
-    named = tables_named(workspace, tables)
-    return workspace, named or [each for each in workspace.contracts.all if each.target is not None]
+    chosen = tables_named(workspace, tables) or [
+        each for each in workspace.contracts.all if each.target is not None
+    ]
+    if not chosen:
+        raise click.UsageError("No contract names a target (x-cdc.target): see docs/targets.md.")
+    return workspace, chosen

@@ -50,7 +50,7 @@ def verify(name: str | None, tables: tuple[str, ...], sample: int | None, full: 
       omnisupport-ingest verify --table tickets --sample 5000 --json
 
     Exit code: 0 nothing differs, 1 something differs or the lake did not get there, 2 usage or
-    settings, 4 the source does not answer, 5 the source is not set up.
+    settings, 3 no home, 4 the source does not answer, 5 the source is not set up.
     """
     from omnisupport_ingest.runtime.spark import session
     from omnisupport_ingest.sources.postgres.session.connection import connect

@@ -12,10 +12,19 @@ import pyarrow.compute as pc
 
 from omnisupport_ingest.contracts.masks import HIDDEN, OWN, Mask
 
+_SIGN = r"[^\s@]"
+_NO_LABEL = r"\s@.,;:!?\"'<>(){}\[\]\\/|`~#$%&*+=^"
+_LABELS, _LAST = rf"(?:[^{_NO_LABEL}]+\.)+", rf"[^{_NO_LABEL}0-9_-]{{2,24}}"
+"""A domain, of which the last label has no digit. A sentence or a JSON text with an @ is no address."""
+
 # The first characters of an address are shown, three at most and never more than half of its name.
 _FORMS = {
-    "email": (r"(?s)\A(?:(.{3}).{3,}|(.{2}).{2,3}|(.).{1,2}|.?)@([^@]+)\z", rf"\1\2\3{HIDDEN}@\4"),
-    "email-whole": (r"(?s)\A.*@[^@]*\.([^.@]+)\z", rf"{HIDDEN}@{HIDDEN}.\1"),
+    "email": (
+        rf"\A(?:({_SIGN}{{3}}){_SIGN}{{3,}}|({_SIGN}{{2}}){_SIGN}{{2,3}}|({_SIGN}){_SIGN}{{1,2}}|{_SIGN})"
+        rf"@({_LABELS}{_LAST})\z",
+        rf"\1\2\3{HIDDEN}@\4",
+    ),
+    "email-whole": (rf"\A{_SIGN}+@{_LABELS}({_LAST})\z", rf"{HIDDEN}@{HIDDEN}.\1"),
     "name": (r"([^\s])[^\s]*", rf"\1{HIDDEN}"),
 }
 

@@ -74,6 +74,15 @@ def _check(path: Path, policy: dict[str, Any], column: Column, told: dict[str, s
             f"is {chosen!r}, and {name} is the soft-delete column, which says whether a row lives",
             "Use keep.",
         )
+    cursor = policy.get("cursor") or {}
+    if name in (cursor.get("field"), cursor.get("event_time")):
+        raise refused(
+            path,
+            f"{at}.policy",
+            f"is {chosen!r}, and {name} is a column of x-cdc.cursor: positions and times of events are made "
+            "of its values, and the dimension shows them",
+            "Use keep; or name another column in x-cdc.cursor.",
+        )
     kinds = _TAKES.get(chosen)
     if kinds is not None and column.type.kind not in kinds:
         raise refused(

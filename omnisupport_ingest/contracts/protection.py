@@ -7,6 +7,7 @@ rows come together; NULL stays NULL.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -15,9 +16,12 @@ import pyarrow as pa
 
 from omnisupport_ingest.contracts.masking import masked
 from omnisupport_ingest.contracts.model import Column, TableContract
+from omnisupport_ingest.contracts.pg_types import INTEGERS
 from omnisupport_ingest.contracts.pii_keys import HashKey, HashKeys
 from omnisupport_ingest.contracts.pii_policies import DROP, HASH, MASK, TOKENIZE, is_plain
 from omnisupport_ingest.contracts.token_map import TokenMap
+
+_NUMBER = re.compile(r"[+-]?[0-9]{1,40}")
 
 Protect = Callable[[pa.StringArray], pa.StringArray]
 
@@ -70,9 +74,11 @@ class Protection:
             assert column.mask is not None, "a masked column says how"
             return partial(masked, column.mask)
         if column.pii == HASH:
-            return hashing(self.secrets.keys.current)
-        assert column.pii == TOKENIZE and self.secrets.tokens is not None, "tokens are kept by the home"
-        return _distinct(self.secrets.tokens.tokens_of)
+            protect = hashing(self.secrets.keys.current)
+        else:
+            assert column.pii == TOKENIZE and self.secrets.tokens is not None, "tokens are kept by the home"
+            protect = _distinct(self.secrets.tokens.tokens_of)
+        return _of_numbers(protect) if column.type.kind in INTEGERS else protect
 
 
 def needs_protection(contract: TableContract) -> bool:
@@ -88,6 +94,15 @@ def has_policy(contracts: Iterable[TableContract], policy: str) -> bool:
 def hashing(key: HashKey) -> Protect:
     """What hashes a column of texts with ``key``."""
     return _distinct(lambda texts: [key.hash_of(text) for text in texts])
+
+
+def _of_numbers(protect: Protect) -> Protect:
+    """Protect whole numbers: one number has one text, however a file spells it (``007``, ``+7``)."""
+
+    def spelled(text: str) -> str:
+        return str(int(text)) if _NUMBER.fullmatch(text) else text
+
+    return lambda texts: protect(_distinct(lambda found: [spelled(text) for text in found])(texts))
 
 
 def _distinct(make: Callable[[list[str]], list[str]]) -> Protect:

@@ -19,8 +19,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
+from dagster._core.event_api import EventHandlerFn
 from dagster._core.storage import sqlite_storage
 from dagster._core.storage.event_log import SqliteEventLogStorage
+from dagster._core.storage.event_log.polling_event_watcher import SqlPollingEventWatcher
 from dagster._core.storage.runs import SqliteRunStorage
 from dagster._core.storage.schedules import SqliteScheduleStorage
 from dagster._core.storage.sqlite import create_db_conn_string
@@ -119,7 +121,22 @@ class KeptEventLogStorage(SqliteEventLogStorage):
 
     def __init__(self, base_dir: str, kept: Kept) -> None:
         self._kept = kept
+        self._watcher: SqlPollingEventWatcher | None = None
         super().__init__(base_dir)
+
+    def watch(self, run_id: str, cursor: str | None, callback: EventHandlerFn) -> None:
+        """Tell ``callback`` each new event of a run, which the page of a run in the UI lives on.
+
+        Dagster's own looks whether the file of the database changes. While a connection stays open, new
+        events are in SQLite's log beside it; so the database is asked.
+        """
+        if self._watcher is None:
+            self._watcher = SqlPollingEventWatcher(self)
+        self._watcher.watch_run(run_id, cursor, callback)
+
+    def end_watch(self, run_id: str, handler: EventHandlerFn) -> None:
+        if self._watcher is not None:
+            self._watcher.unwatch_run(run_id, handler)
 
     @contextmanager
     def _connect(self, shard: str) -> Iterator[Connection]:
@@ -132,6 +149,8 @@ class KeptEventLogStorage(SqliteEventLogStorage):
                 yield connection
 
     def dispose(self) -> None:
+        if self._watcher is not None:
+            self._watcher.close()
         super().dispose()
         self._kept.close()
 

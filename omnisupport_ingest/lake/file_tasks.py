@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from urllib.parse import quote
@@ -194,8 +195,10 @@ class Output:
         self._rows, self._aside, self.scratch = folder / "rows", folder / "aside", folder / "scratch"
         for each in (folder, self._rows, self._aside, self.scratch):
             each.mkdir(mode=0o700)
-        self._number, self._schema, self._partition_by = number, schema, partition_by
+        self._schema, self._partition_by = schema, partition_by
         self._files: dict[Path, _Growing] = {}
+        # Who sorts the files by name has the rows in the order in which the tasks were given theirs.
+        self._names = (f"part-{number:05d}-{place:05d}-{uuid.uuid4().hex}.parquet" for place in count())
 
     def add(self, rows: pa.Table) -> None:
         """Rows of the table: its columns, partition columns included."""
@@ -210,7 +213,7 @@ class Output:
         """
         folder = self._rows / "/".join(_folder_of(*each) for each in partition)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        place = folder / f"part-{self._number:05d}-{uuid.uuid4().hex}.parquet"
+        place = folder / next(self._names)
         try:
             place.hardlink_to(file.uri)
         except OSError:
@@ -228,18 +231,18 @@ class Output:
     def _file(self, folder: Path) -> _Growing:
         if folder not in self._files:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._files[folder] = _Growing(folder, self._number)
+            self._files[folder] = _Growing(folder, self._names)
         return self._files[folder]
 
 
 class _Growing:
     """The files of one folder that a task writes: a next one begins where one has grown large."""
 
-    def __init__(self, folder: Path, number: int) -> None:
-        self._folder, self._number = folder, number
+    def __init__(self, folder: Path, names: Iterator[str]) -> None:
+        self._folder, self._names = folder, names
         self._held: list[pa.Table] = []
         self._writer: pq.ParquetWriter | None = None
-        self._written = self._count = 0
+        self._written = 0
 
     def add(self, rows: pa.Table) -> None:
         self._held.append(rows)
@@ -262,12 +265,11 @@ class _Growing:
             self._writer.close()
             self._writer = None
         if self._writer is None:
-            # Who sorts the files by name has the rows in the order in which the tasks were given theirs.
-            name = f"part-{self._number:05d}-{self._count:03d}-{uuid.uuid4().hex}.parquet"
+            path = self._folder / next(self._names)
             self._writer = pq.ParquetWriter(
-                self._folder / name, rows.schema, compression="snappy", use_dictionary=repeating_texts(rows)
+                path, rows.schema, compression="snappy", use_dictionary=repeating_texts(rows)
             )
-            self._written, self._count = 0, self._count + 1
+            self._written = 0
         self._writer.write_table(rows, row_group_size=_ROWS_OF_A_GROUP)
         self._written += rows.num_rows
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from omnisupport_ingest.contracts.load import ContractError, load_contract
+from omnisupport_ingest.contracts.load import ContractError, contract_of, load_contract
 from omnisupport_ingest.contracts.masks import Mask
 from omnisupport_ingest.contracts.pii_keys import NO_KEY, PiiKeyMissing, current_version, keys_in_force
 
@@ -145,6 +145,16 @@ def test_a_policy_that_cannot_hold_is_refused_with_its_place(
         contract(tmp_path, **{column: told})
     assert f"$.x-cdc.pii.{column}" in refused.value.problem
     assert words in str(refused.value)
+
+
+@pytest.mark.parametrize("part", ["field", "event_time"])
+def test_a_column_that_positions_and_times_are_made_of_stays(tmp_path: Path, part: str) -> None:
+    document = json.loads(Path("contracts/data/omnisupport_tickets.json").read_text())
+    cursor = document["x-cdc"]["cursor"]
+    column = cursor.setdefault(part, "created_at")
+    document["x-cdc"].setdefault("pii", {})[column] = {"policy": "drop", "note": "when"}
+    with pytest.raises(ContractError, match=r"a column of x-cdc\.cursor"):
+        contract_of(document, tmp_path / "tickets.json")
 
 
 def test_keys_are_named_by_the_setting_and_stand_elsewhere(

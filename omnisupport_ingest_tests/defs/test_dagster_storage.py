@@ -22,6 +22,7 @@ from omnisupport_ingest.defs.dagster_storage import (
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.runtime.dagster_home import write_dagster_home
 from omnisupport_ingest.settings import Settings
+from omnisupport_ingest_tests.waiting import until
 
 _KILLED = """
 import os, signal
@@ -134,3 +135,27 @@ def test_databases_that_were_deleted_are_made_again(instance: dg.DagsterInstance
     with dg.DagsterInstance.from_ref(reference) as another:
         assert list(another.all_instigator_state()) == []
         assert another.get_runs_count() == 1
+
+
+_REPORT = """
+import sys
+import dagster as dg
+from dagster._core.events import EngineEventData
+instance = dg.DagsterInstance.get()
+run = instance.get_run_by_id(sys.argv[1])
+for number in range(5):
+    instance.report_engine_event(f"event {number}", run)
+"""
+
+
+def test_whoever_watches_a_run_is_told_what_another_process_records(
+    instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
+    run_id = made(instance)
+    seen: list[str] = []
+    records = instance.get_records_for_run(run_id)
+    instance.watch_event_logs(run_id, records.cursor, lambda event, _: seen.append(event.message))
+    subprocess.run([sys.executable, "-c", _REPORT, run_id], check=True)
+    until(lambda: len(seen) >= 5)
+    assert [each for each in seen if each.startswith("event ")] == [f"event {number}" for number in range(5)]
+    instance.dispose()

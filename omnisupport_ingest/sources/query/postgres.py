@@ -245,9 +245,10 @@ def read_ahead(produce: Callable[[Callable[[bytes], None]], None]) -> Iterator[I
         reading = pool.submit(work)
         try:
             yield iter(waiting.get, None)
-            reading.result()
         finally:
             left.set()
+        with suppress(_Left):
+            reading.result()
 
 
 class _Left(Exception):

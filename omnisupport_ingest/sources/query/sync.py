@@ -71,8 +71,8 @@ def sync(
 ) -> SyncReport:
     """Land what is new in every table of ``inlet``; whoever calls holds the landing folder.
 
-    ``stopped`` is asked after each page: a sync that it ends goes on from there the next time. Raises
-    ``QueryRefused``, ``AnotherDatabase`` and what the reader raises; what landed before that stays.
+    ``stopped`` is asked after each batch and page: a sync that it ends goes on from there the next time.
+    Raises ``QueryRefused``, ``AnotherDatabase`` and what the reader raises; what landed before that stays.
     """
     moment = reader.begin()
     try:
@@ -160,6 +160,8 @@ class _Sync:
         cursor = CursorColumn.of(table)
         told = TableSync(table.full_name)
         self.report.tables.append(told)
+        if self._stopped():
+            return
         progress = self._progress(table, cursor, told)
         reading = progress.reading
         assert reading is not None
@@ -172,7 +174,10 @@ class _Sync:
                 return
             low = None if reading.nulls else reading.low
             span = Span(reading.nulls, low, reading.high, reading.after, self._inlet.page_rows)
-            count = self._reader.rows(table, cursor, span, page.take)
+            try:
+                count = self._reader.rows(table, cursor, span, page.take)
+            except _StoppedWithin:
+                return
             page.land()
             reading = page.reading
             if count < span.limit:
@@ -180,6 +185,10 @@ class _Sync:
                 done = not reading.nulls
                 reading = replace(reading, nulls=False, after=None, high=None if done else reading.high)
                 page.turn_to(reading)
+
+    def is_stopped(self) -> bool:
+        """Whether nothing more is to be read: what landed stays, and the next sync goes on from there."""
+        return self._stopped()
 
     def finish(self) -> None:
         """Land what the end of the readings says, then move the cursors of the tables read to their end."""
@@ -265,6 +274,10 @@ class _Sync:
         return self._epoch.number if progress.reading and progress.reading.full else progress.epoch
 
 
+class _StoppedWithin(Exception):
+    """Ends a page whose rows so far have landed."""
+
+
 class _Page:
     """Takes rows of one table, and lands them before the place of the reading moves on."""
 
@@ -293,6 +306,8 @@ class _Page:
         self._last = rows.last
         if sum(part.nbytes for part in self._parts) >= _BATCH_BYTES:
             self.land()
+            if self._one.is_stopped():
+                raise _StoppedWithin
 
     def _met(self, rows: Rows) -> list[str]:
         """The keys of the rows of which a version may have been seen: those that no seen one lies below."""

@@ -50,3 +50,18 @@ def test_a_read_whose_blocks_nobody_takes_any_more_ends() -> None:
         next(blocks)
         raise ZeroDivisionError
     assert ended.is_set()
+
+
+def test_whoever_has_enough_leaves_and_the_read_ends() -> None:
+    ended = threading.Event()
+
+    def produce(give: Give) -> None:
+        try:
+            for block in numbers(1000):
+                give(block)
+        finally:
+            ended.set()
+
+    with read_ahead(produce) as blocks:
+        assert next(blocks) == b"0"
+    assert ended.is_set()
