@@ -27,6 +27,7 @@ from omnisupport_ingest.home import Home
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.runtime.supervisor import Supervisor
 from omnisupport_ingest.settings import PREFIX, Settings
+from omnisupport_ingest.sources.postgres.embedded.server import database_of
 from omnisupport_ingest.windows import WindowSize
 from omnisupport_ingest_tests.cli.command import command
 from omnisupport_ingest_tests.stages.story import SOURCE, Change, Commit, Story
@@ -59,7 +60,7 @@ def test_each_domain_has_a_home_a_database_and_contracts_of_its_own(tmp_path: Pa
         assert in_force(settings).contracts == program_file(domain.contracts)
         found[domain.name] = settings.home.absolute()
     assert found == {"support_desk": tmp_path / ".omnisupport", "social": tmp_path / ".omnisupport-social"}
-    assert SUPPORT_DESK.database != SOCIAL.database
+    assert database_of(SUPPORT_DESK.name) != database_of(SOCIAL.name)
 
 
 def test_a_home_knows_its_domain_in_every_later_command(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -154,13 +154,15 @@ class _Sync:
         self._moment, self._epoch, self._stopped = moment, epoch, stopped
         self._batches = Batches(inlet, epoch.number, self.report.batches)
         self._ended: list[tuple[TableContract, CursorColumn, Progress]] = []
+        self._left_a_page = False
 
     def read(self, table: TableContract) -> None:
         """Land what ``table`` has that is new, page by page."""
         cursor = CursorColumn.of(table)
         told = TableSync(table.full_name)
         self.report.tables.append(told)
-        if self._stopped():
+        if self._left_a_page:
+            # Its transaction is not read from any more.
             return
         progress = self._progress(table, cursor, told)
         reading = progress.reading
@@ -177,6 +179,7 @@ class _Sync:
             try:
                 count = self._reader.rows(table, cursor, span, page.take)
             except _StoppedWithin:
+                self._left_a_page = True
                 return
             page.land()
             reading = page.reading

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from omnisupport_ingest.sources.postgres.session.connection import connect
+from omnisupport_ingest.sources.query import sync as query_sync
 from omnisupport_ingest.sources.query.errors import QueryRefused
 from omnisupport_ingest_tests.sources.query.tickets import Desk, contract
 
@@ -165,6 +166,25 @@ def test_a_sync_that_is_stopped_after_each_page_ends_with_every_row_once(desk: D
     assert report.finished
     rows = [each for each in desk.events() if each["op"] == "r"]
     assert len(rows) == 95 and set(desk.subjects()) == set(range(1, 96))
+
+
+def test_a_sync_that_is_stopped_within_a_page_keeps_what_has_landed_and_goes_on_from_there(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(query_sync, "_BATCH_BYTES", 1)
+    # Several blocks of COPY, so several batches of one page.
+    desk.page_rows = 1_000_000
+    desk.run(
+        "INSERT INTO tickets SELECT n, repeat(md5(n::text), 100), now() - n * interval '1 s'"
+        " FROM generate_series(1, 5000) n"
+    )
+    # Asked before the rows without a cursor, before the others, and behind the first batch of these.
+    calls = iter([False, False, True])
+    first = desk.sync(stopped=lambda: next(calls))
+    assert not first.finished and 0 < first.tables[0].landed < 5000
+    assert desk.sync().finished
+    rows = [each for each in desk.events() if each["op"] == "r"]
+    assert len(rows) == 5000 and set(desk.subjects()) == set(range(1, 5001))
 
 
 def test_what_commits_during_a_sync_of_many_transactions_is_found_by_the_next(desk: Desk):
