@@ -160,7 +160,7 @@ def test_two_servers_and_a_cursor_fill_one_lake_and_hold_up_nobody(many: ManySou
     )
     refused = many.command("sync", "north")
     assert refused.returncode != 0 and "paused" in refused.stderr
-    assert "of the source north: give that name" in refused.stderr
+    assert "the source north: add that name" in refused.stderr
     many.done("sync", "south")
     assert many.shown("south")[7] == ("changed", False) and many.shown("south")[8][1]
     assert many.shown("north")[7] == ("n7", False)
