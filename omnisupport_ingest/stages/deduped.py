@@ -320,7 +320,7 @@ def _others(
 def _judged(
     judging: _Judging, snapshot: TableSnapshot, judged: DataFrame, jobs: Sequence[_Job], unit: str
 ) -> _Verdicts:
-    """The verdicts of events that only a look at all of them can judge."""
+    """The verdicts of events of a source of which rows were erased, by a shuffle of whole rows."""
     seen = Observation()
     accepted = stage_frame(
         snapshot.table,
