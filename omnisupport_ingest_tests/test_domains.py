@@ -33,9 +33,12 @@ def contracts_of(domain: str) -> dict[str, set[str]]:
 DESK = contracts_of(SUPPORT_DESK.name)
 SHARED = {column for columns in contracts_of(SOCIAL.name).values() for column in columns}
 
+OF_ANY_DATABASE = {"display_name"}
+"""Columns of the desk that databases of every kind have, so that `pii scan` looks for them by name."""
 ITS_NAMES = sorted(
     {*DESK, f"{SUPPORT_DESK.schema}.", "ticket"}
     | {column for columns in DESK.values() for column in columns if "_" in column and column not in SHARED}
+    - OF_ANY_DATABASE
 )
 """Tables, the schema before a dot, and the columns that are no plain word and of no other domain."""
 
