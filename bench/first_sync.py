@@ -18,9 +18,9 @@ import duckdb
 
 from bench.report import Run, alternate, conclude
 from bench.source import PUBLICATION, SLOT, Source, add_tickets, source
+from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres.session.connection import connect
-from omnisupport_ingest.stages.workspace import Workspace
 
 FLOOR = 0.3
 

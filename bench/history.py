@@ -25,11 +25,11 @@ from omnisupport_ingest.landing.manifest import ArrivalFacts, DataFile, Manifest
 from omnisupport_ingest.landing.names import stream_batch_id
 from omnisupport_ingest.landing.rows import LandedEvent
 from omnisupport_ingest.landing.writer import BatchWriter
+from omnisupport_ingest.layers import raw
+from omnisupport_ingest.layers.versions import LawVersions, of_contract
+from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Lsn, Position
 from omnisupport_ingest.settings import Settings
-from omnisupport_ingest.stages import raw
-from omnisupport_ingest.stages.versions import LawVersions, of_contract
-from omnisupport_ingest.stages.workspace import Workspace
 
 SOURCE = "desk"
 START = datetime(2025, 1, 1, tzinfo=UTC)

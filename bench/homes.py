@@ -18,8 +18,8 @@ from omnisupport_ingest.contracts.load import default_contracts_dir
 from omnisupport_ingest.definitions import build_definitions
 from omnisupport_ingest.defs import keys
 from omnisupport_ingest.defs.direct_run import run_windows
+from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.settings import Settings
-from omnisupport_ingest.stages.workspace import Workspace
 from omnisupport_ingest.windows import WindowRange
 
 SOURCE = "support_desk"

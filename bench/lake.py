@@ -1,7 +1,7 @@
 """From landed batches to dimensions on a warm Spark: how long a million changes take, and what size costs.
 
 The first is asked beside DuckDB and Polars with the same files. All is asked in one process with one session,
-as in the platform: the stages are called as Dagster's assets call them.
+as in the platform: the layers are called as Dagster's assets call them.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from bench.landed import MIXED, Mix, Tickets, now
 from bench.peers import by_duckdb, by_polars
 from bench.processes import peak_memory_mb
 from bench.report import write_result
+from omnisupport_ingest.layers import deduped, dimensions, net_changes, raw
+from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.runtime.spark import classic_session
 from omnisupport_ingest.settings import Settings
-from omnisupport_ingest.stages import deduped, dimensions, net_changes, raw
-from omnisupport_ingest.stages.workspace import Workspace
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -25,10 +25,10 @@ from bench.landed import now
 from bench.merge_peers import Peer, fold, peers, rows_of
 from bench.report import write_result
 from omnisupport_ingest.contracts.model import DelayedMerge, TableContract
+from omnisupport_ingest.layers import deduped, dimensions, net_changes, raw
+from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.runtime.spark import classic_session
 from omnisupport_ingest.settings import Settings
-from omnisupport_ingest.stages import deduped, dimensions, net_changes, raw
-from omnisupport_ingest.stages.workspace import Workspace
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

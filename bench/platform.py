@@ -22,10 +22,10 @@ import psycopg2
 from bench.processes import peak_memory_mb, processor_seconds, spent
 from bench.report import write_result
 from omnisupport_ingest.lake.table import LakeTable
+from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.runtime.ports import free_port
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres.embedded.server import EmbeddedPostgres
-from omnisupport_ingest.stages.workspace import Workspace
 
 LATENCY_LIMIT = 4.0
 IDLE_LIMIT = 0.05

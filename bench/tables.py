@@ -13,7 +13,7 @@ import click
 from bench.homes import SOURCE, ManyTables, many_tables
 from bench.landed import now
 from bench.report import write_result
-from omnisupport_ingest.stages.pending import pending_windows
+from omnisupport_ingest.layers.pending import pending_windows
 
 LIMIT = 1.2
 """Seconds of tick and run with many tables, beside those with few."""

@@ -14,10 +14,10 @@ import click
 
 from bench.landed import Tickets, now
 from bench.report import write_result
+from omnisupport_ingest.layers import deduped, history, raw
+from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.runtime.spark import classic_session
 from omnisupport_ingest.settings import Settings
-from omnisupport_ingest.stages import deduped, history, raw
-from omnisupport_ingest.stages.workspace import Workspace
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -20,8 +20,8 @@ from omnisupport_ingest.defs.review_job import build_review_job
 from omnisupport_ingest.defs.sensors import wal_batches_sensor
 from omnisupport_ingest.defs.source_health import source_health_check, source_health_sensor
 from omnisupport_ingest.defs.targets import build_targets
+from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.settings import Settings, require_known_variables
-from omnisupport_ingest.stages.workspace import Workspace
 
 
 def build_definitions(workspace: Workspace) -> dg.Definitions:

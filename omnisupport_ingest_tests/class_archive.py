@@ -1,4 +1,4 @@
-"""The classes that Spark loads for a run of the stages, archived once per checkout for the JVMs of tests.
+"""The classes that Spark loads for a run of the layers, archived once per checkout for the JVMs of tests.
 
 A JVM that maps them (class data sharing: JEP 310 and 350) need not look for each in three hundred jars: a
 cold session and its first write take half the time.
@@ -15,8 +15,8 @@ import warnings
 from pathlib import Path
 
 from omnisupport_ingest_tests.jvm import CLASS_ARCHIVE, archiving
+from omnisupport_ingest_tests.layers.story import Change, Commit, Story
 from omnisupport_ingest_tests.recovery import pipeline
-from omnisupport_ingest_tests.stages.story import Change, Commit, Story
 
 _TOLD = (
     Commit(10, 1, [Change("c", 1, {"title": "one", "body": "text"})]),
@@ -47,7 +47,7 @@ def make_class_archive() -> None:
 
 
 def _leave_classes(archive: Path, folder: Path) -> str:
-    """Run every stage in a JVM of its own that leaves its classes in ``archive``; what the process said."""
+    """Run every layer in a JVM of its own that leaves its classes in ``archive``; what the process said."""
     Story(folder).land(*_TOLD)
     command = [sys.executable, "-m", pipeline.__name__, str(folder)]
     # Its pipe is also the JVM's, which archives after Python has ended: this returns when both have.

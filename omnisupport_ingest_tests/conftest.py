@@ -52,7 +52,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 _HERE = Path(__file__).parent
 
-_BUSY = frozenset(("proof", "stages", "recovery", "cdc", "cli", "defs", "oracle"))
+_BUSY = frozenset(("proof", "layers", "read", "review", "checks", "recovery", "cdc", "cli", "defs", "oracle"))
 """Rooms whose tests keep the cores busy, with Spark above all."""
 
 _WAITING = frozenset(("sources", "runtime"))

@@ -49,7 +49,7 @@ def test_every_way_in_stands_in_the_picture_of_the_readme() -> None:
     ways = [folder.name for folder in (package / "sources").iterdir() if (folder / "__init__.py").exists()]
     missing = [way for way in ways if f"sources/{way}/" not in picture]
     assert missing == []
-    named = re.findall(r"(?:stages|defs)/\w+\.py", picture)
+    named = re.findall(r"(?:layers|defs)/\w+\.py", picture)
     assert [name for name in named if not (package / name).is_file()] == []
 
 

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 QUICK = "not full and not slow and not crash and not huge"
-STORIES = ("stages/test_layers.py", "cdc/test_history.py")
+STORIES = ("layers/test_layers.py", "cdc/test_history.py")
 WITHOUT_SERVER = "test_key_range.py"
 
 pytestmark = pytest.mark.full

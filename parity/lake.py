@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.read.compare import Comparison, compare
 from omnisupport_ingest.sources.postgres.slot.slot import consistent_snapshot
 from omnisupport_ingest.sources.postgres.snapshot.comparison_rows import write_rows_at
-from omnisupport_ingest.stages.compare import Comparison, compare
-from omnisupport_ingest.stages.workspace import Workspace
 from parity.captured import Captured
 from parity.losses import as_it_lands
 from parity.modes import Modes

@@ -42,7 +42,7 @@ def show(table: str | None, as_json: bool) -> None:
 
     Exit code: 0 done, 2 usage, settings or no such table, 3 no home.
     """
-    from omnisupport_ingest.stages import checkpoints
+    from omnisupport_ingest.layers import checkpoints
 
     tables = list(open_workspace().tables())
     chosen = [each for each in tables if table is None or _names(table, each.spec.path)]
@@ -78,7 +78,7 @@ def export(out: Path) -> None:
     """
     from omnisupport_ingest.durable import replace
     from omnisupport_ingest.failpoints import gate
-    from omnisupport_ingest.stages.checkpoint_file import describe
+    from omnisupport_ingest.layers.checkpoint_file import describe
 
     record = describe(open_workspace())
     if not out.absolute().parent.is_dir():
@@ -108,7 +108,7 @@ def import_file(file: Path, check_only: bool) -> None:
 
     Exit code: 0 the home holds what the file says, 1 it does not, 2 usage or settings, 3 no home.
     """
-    from omnisupport_ingest.stages.checkpoint_file import read_file, require_held
+    from omnisupport_ingest.layers.checkpoint_file import read_file, require_held
 
     settings = open_settings()
     workspace = open_workspace(settings)
@@ -146,7 +146,7 @@ def _rebuild(settings: Settings) -> int:
     from dagster import DagsterInstance
 
     from omnisupport_ingest.defs.checkpoints import rebuild_materializations
-    from omnisupport_ingest.stages.workspace import Workspace
+    from omnisupport_ingest.layers.workspace import Workspace
 
     with DagsterInstance.get() as instance:
         return rebuild_materializations(instance, Workspace.open(settings))

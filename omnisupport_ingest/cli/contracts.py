@@ -205,7 +205,7 @@ def retype(name: str, yes: bool) -> int:
 
     Exit code: 0 done or nothing to do, 2 usage or settings, 3 no home.
     """
-    from omnisupport_ingest.stages.retyping import ask_for, other_types
+    from omnisupport_ingest.layers.retyping import ask_for, other_types
 
     workspace = open_workspace()
     (contract,) = tables_named(workspace, [name])

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from dagster import DagsterInstance
 
     from omnisupport_ingest.demo.domain import Domain
-    from omnisupport_ingest.stages.pending import Pending
-    from omnisupport_ingest.stages.workspace import Workspace
+    from omnisupport_ingest.layers.pending import Pending
+    from omnisupport_ingest.layers.workspace import Workspace
     from omnisupport_ingest.verify.proof import Proof
     from omnisupport_ingest.verify.replayed import StartedReplay
 
@@ -82,7 +82,7 @@ class Demo:
 
     @property
     def workspace(self) -> Workspace:
-        from omnisupport_ingest.stages.workspace import Workspace
+        from omnisupport_ingest.layers.workspace import Workspace
 
         return Workspace.open(self.settings)
 
@@ -322,7 +322,7 @@ def say_what_to_do_next(demo: Demo) -> None:
 
 def pending_or_stuck(workspace: Workspace, source: str) -> Pending:
     """What is not committed yet; ``DemoStuck`` if it would never be, because of a gap."""
-    from omnisupport_ingest.stages.pending import pending_windows
+    from omnisupport_ingest.layers.pending import pending_windows
 
     pending = pending_windows(workspace, source)
     # After a later epoch has repaired the gap, the platform goes on.

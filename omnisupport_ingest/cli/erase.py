@@ -13,8 +13,8 @@ from omnisupport_ingest.cli.views import platform_runs, stale, who_judges_again
 
 if TYPE_CHECKING:
     from omnisupport_ingest.contracts.model import TableContract
-    from omnisupport_ingest.stages.erasing import Erased
-    from omnisupport_ingest.stages.erasures import Erasure
+    from omnisupport_ingest.layers.erasures import Erasure
+    from omnisupport_ingest.review.erasing import Erased
 
 _NOT_TOUCHED = ("landing", "raw_cdc_staging")
 """The record that everything else is made from: it keeps the values."""
@@ -62,8 +62,8 @@ def erase(
     damaged.
     """
     from omnisupport_ingest.contracts.model import table_named
-    from omnisupport_ingest.stages.erasing import erase as record
-    from omnisupport_ingest.stages.erasing import key_text, look_up
+    from omnisupport_ingest.review.erasing import erase as record
+    from omnisupport_ingest.review.erasing import key_text, look_up
 
     if why is None and not dry_run:
         raise click.UsageError("Give the reason with --reason, or add --dry-run.")

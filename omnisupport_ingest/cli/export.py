@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from omnisupport_ingest.contracts.model import TableContract
-    from omnisupport_ingest.stages.as_of_files import TableAsOf
-    from omnisupport_ingest.stages.workspace import Workspace
+    from omnisupport_ingest.layers.workspace import Workspace
+    from omnisupport_ingest.read.as_of_files import TableAsOf
 
 
 @click.command()
@@ -59,8 +59,8 @@ def export(table: str, form: str | None, out: Path, include_deleted: bool, as_js
     Exit code: 0 written, 1 not there yet or not writable, 2 usage, settings or no such table,
     3 no home.
     """
-    from omnisupport_ingest.stages.export import Format
-    from omnisupport_ingest.stages.export import export as write
+    from omnisupport_ingest.read.export import Format
+    from omnisupport_ingest.read.export import export as write
 
     workspace = open_workspace()
     (contract,) = tables_named(workspace, [table])
@@ -163,10 +163,10 @@ def as_of(
     Exit code: 0 read, 1 no state there, 2 usage, settings or no such table, 3 no home, 4 no Java or
     no Spark.
     """
+    from omnisupport_ingest.read.as_of import open_reading
+    from omnisupport_ingest.read.as_of_files import count_tables, write_tables
+    from omnisupport_ingest.read.export import Format
     from omnisupport_ingest.runtime.spark import session
-    from omnisupport_ingest.stages.as_of import open_reading
-    from omnisupport_ingest.stages.as_of_files import count_tables, write_tables
-    from omnisupport_ingest.stages.export import Format
 
     if epoch is not None and not isinstance(at, Lsn):
         raise click.UsageError("--epoch goes with an LSN only.")

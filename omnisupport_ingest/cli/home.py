@@ -81,8 +81,8 @@ def sweep(hours: int) -> None:
     Exit code: 0 done, 2 usage or settings.
     """
     from omnisupport_ingest.lake.sweep import sweep as sweep_table
-    from omnisupport_ingest.stages.quarantine_files import named_anywhere
-    from omnisupport_ingest.stages.workspace import Workspace
+    from omnisupport_ingest.layers.quarantine_files import named_anywhere
+    from omnisupport_ingest.layers.workspace import Workspace
 
     total, workspace = 0, Workspace.open(open_settings())
     named = {

@@ -20,10 +20,10 @@ from omnisupport_ingest.foreign import printable
 
 if TYPE_CHECKING:
     from omnisupport_ingest.contracts.sources import SourceDefinition
+    from omnisupport_ingest.layers.workspace import Workspace
     from omnisupport_ingest.settings import Settings
     from omnisupport_ingest.sources.debezium.inbox import Inbox, Taken
     from omnisupport_ingest.sources.debezium.land import FileLanding, Inlet
-    from omnisupport_ingest.stages.workspace import Workspace
 
 _LOOK_SECONDS = 1.0
 _RETRY_SECONDS = 30.0
@@ -128,8 +128,8 @@ def _check_usage(given: _Given, *, watch: bool, as_json: bool) -> None:
 
 
 def _land_files(settings: Settings, handling: dict[str, str], given: _Given, *, as_json: bool) -> int | None:
+    from omnisupport_ingest.layers.workspace import Workspace
     from omnisupport_ingest.sources.debezium.faults import FileRefused, SourceRefused
-    from omnisupport_ingest.stages.workspace import Workspace
 
     open_home(settings)
     workspace, source, new_epoch = Workspace.open(settings), given.source or "", given.new_epoch
@@ -158,8 +158,8 @@ def _land_files(settings: Settings, handling: dict[str, str], given: _Given, *, 
 
 
 def _watch(settings: Settings, handling: dict[str, str], folder: Path | None, *, once: bool) -> int | None:
+    from omnisupport_ingest.layers.workspace import Workspace
     from omnisupport_ingest.sources.debezium.inbox import Inbox
-    from omnisupport_ingest.stages.workspace import Workspace
 
     root = folder or open_home(settings).inbox
 
@@ -200,7 +200,7 @@ def _look(settings: Settings, inbox: Inbox, stopped: Callable[[], bool] = lambda
 
 
 def _taken(settings: Settings, taken: Taken) -> list[str]:
-    from omnisupport_ingest.stages.workspace import Workspace
+    from omnisupport_ingest.layers.workspace import Workspace
 
     if taken.landing is None:
         return [f"Refused: {taken.refused}", f"  It is now {printable(taken.path)}."]

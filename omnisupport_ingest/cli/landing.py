@@ -249,7 +249,7 @@ class _Printer:
     """Prints events of one source; what all events of a batch share is looked up once per batch."""
 
     def __init__(self, store: LandingStore) -> None:
-        from omnisupport_ingest.stages.protected_rows import LandedProtection
+        from omnisupport_ingest.read.protected_rows import LandedProtection
 
         self._store = store
         self._protection = LandedProtection.open(open_settings(), store.source)

@@ -13,10 +13,10 @@ from omnisupport_ingest.cli.opening import open_home, open_settings
 from omnisupport_ingest.cli.render import Commands, counted, echo_json, say_err
 
 if TYPE_CHECKING:
+    from omnisupport_ingest.layers.workspace import Workspace
     from omnisupport_ingest.sources.manifests.examine import Examined
     from omnisupport_ingest.sources.manifests.land import Delivery
     from omnisupport_ingest.sources.manifests.seed_manifest import ReplayOf, SeedManifest
-    from omnisupport_ingest.stages.workspace import Workspace
 
 _MOST_SHOWN = 20
 
@@ -73,9 +73,9 @@ def load(path: Path, dry_run: bool, as_json: bool) -> int | None:
 
     Exit code: 0 landed, 1 a gate rejects it, 2 usage, settings or manifest.
     """
+    from omnisupport_ingest.layers.workspace import Workspace
     from omnisupport_ingest.sources.manifests.policies import CDC
     from omnisupport_ingest.sources.manifests.seed_manifest import load_manifest
-    from omnisupport_ingest.stages.workspace import Workspace
 
     settings = open_settings()
     open_home(settings)

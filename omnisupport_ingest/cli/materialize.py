@@ -36,7 +36,7 @@ from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.verify.one_pass import one_pass
 
 if TYPE_CHECKING:
-    from omnisupport_ingest.stages.workspace import Workspace
+    from omnisupport_ingest.layers.workspace import Workspace
 
 
 @click.command()
@@ -56,7 +56,7 @@ def materialize(as_json: bool) -> None:
     Exit code: 0 nothing is pending any more, 1 a run failed or a batch is missing, 2 usage or
     settings, 6 the platform or another pass runs on this home.
     """
-    from omnisupport_ingest.stages.workspace import Workspace
+    from omnisupport_ingest.layers.workspace import Workspace
 
     settings = open_settings()
     home = open_home(settings)
@@ -93,7 +93,7 @@ def rebuild() -> None:
     Exit code: 0 every dimension is there, 1 a run failed or a batch is missing, 2 usage or settings,
     3 there is no home, 6 the platform or another pass runs on this home.
     """
-    from omnisupport_ingest.stages.workspace import Workspace
+    from omnisupport_ingest.layers.workspace import Workspace
 
     settings = open_settings()
     home = existing_home(settings, earlier=True)
@@ -119,7 +119,7 @@ class NotRebuilt(IngestError):
 
 def _require_dimensions(home: Home, workspace: Workspace) -> None:
     """Raise ``NotRebuilt`` if an earlier table has no dimension in its place: it is the only copy."""
-    from omnisupport_ingest.stages.looking import look
+    from omnisupport_ingest.layers.looking import look
 
     contracts = {(each.source, each.name): each for each in workspace.contracts}
     for source in _folders(home.lake, _CURRENT_STATE):
@@ -176,7 +176,7 @@ def ingest_run(
     from omnisupport_ingest.definitions import build_definitions
     from omnisupport_ingest.defs.direct_run import run_windows
     from omnisupport_ingest.defs.lost_runs import end_lost_runs
-    from omnisupport_ingest.stages.workspace import Workspace
+    from omnisupport_ingest.layers.workspace import Workspace
     from omnisupport_ingest.windows import WindowRange
 
     definitions = build_definitions(Workspace.open(open_settings()))

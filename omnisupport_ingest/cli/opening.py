@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from omnisupport_ingest.contracts.model import TableContract
-    from omnisupport_ingest.stages.workspace import Workspace
+    from omnisupport_ingest.layers.workspace import Workspace
 
 # --- settings and home -------------------------------------------------------------------------------------
 
@@ -67,7 +67,7 @@ def home_if_any(settings: Settings) -> Home | None:
 
 def open_workspace(settings: Settings | None = None) -> Workspace:
     """The workspace of a home that is there, by default that of the settings of this process."""
-    from omnisupport_ingest.stages.workspace import Workspace
+    from omnisupport_ingest.layers.workspace import Workspace
 
     settings = settings or open_settings()
     existing_home(settings)

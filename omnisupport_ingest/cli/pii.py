@@ -17,7 +17,7 @@ from omnisupport_ingest.errors import IngestError
 if TYPE_CHECKING:
     from omnisupport_ingest.contracts.model import TableContract
     from omnisupport_ingest.contracts.pii_scan import Proposal
-    from omnisupport_ingest.stages.workspace import Workspace
+    from omnisupport_ingest.layers.workspace import Workspace
 
 _of_source = click.option("--source", metavar="NAME", help="Tables of this source alone.  [default: all]")
 _as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
@@ -210,7 +210,7 @@ def _policy_of(contract: TableContract, name: str) -> str:
 
 
 def _workspace() -> Workspace:
-    from omnisupport_ingest.stages.workspace import Workspace
+    from omnisupport_ingest.layers.workspace import Workspace
 
     settings = open_settings()
     existing_home(settings)

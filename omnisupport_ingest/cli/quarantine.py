@@ -15,10 +15,10 @@ from omnisupport_ingest.cli.render import Commands, counted, echo_json, facts, s
 from omnisupport_ingest.errors import IngestError
 
 if TYPE_CHECKING:
-    from omnisupport_ingest.stages.deciding import Decided
-    from omnisupport_ingest.stages.event_ref import EventRef
-    from omnisupport_ingest.stages.quarantined import Quarantined
-    from omnisupport_ingest.stages.workspace import Workspace
+    from omnisupport_ingest.layers.event_ref import EventRef
+    from omnisupport_ingest.layers.workspace import Workspace
+    from omnisupport_ingest.review.deciding import Decided
+    from omnisupport_ingest.review.quarantined import Quarantined
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -83,8 +83,8 @@ def list_events(
 
     Exit code: 0 done, 2 usage or settings, 3 no home or its ledger is damaged.
     """
-    from omnisupport_ingest.stages.quarantined import Filter, quarantined
-    from omnisupport_ingest.stages.reviews import ReviewLedger
+    from omnisupport_ingest.layers.reviews import ReviewLedger
+    from omnisupport_ingest.review.quarantined import Filter, quarantined
 
     workspace = open_workspace()
     window = workspace.grid.named(window) if window else None
@@ -125,10 +125,10 @@ def show(source: str | None, event_id: str, values: bool, as_json: bool) -> None
 
     Exit code: 0 done, 1 no such event, 2 usage or settings, 3 no home or its ledger is damaged.
     """
-    from omnisupport_ingest.stages.deciding import elsewhere
-    from omnisupport_ingest.stages.event_ref import EventRef
-    from omnisupport_ingest.stages.quarantined import whole_events
-    from omnisupport_ingest.stages.reviews import ReviewLedger
+    from omnisupport_ingest.layers.event_ref import EventRef
+    from omnisupport_ingest.layers.reviews import ReviewLedger
+    from omnisupport_ingest.review.deciding import elsewhere
+    from omnisupport_ingest.review.quarantined import whole_events
 
     workspace = open_workspace()
     of_source = contracted_source(workspace, source or workspace.settings.source)
@@ -267,8 +267,8 @@ class _Decision:
 
 
 def _decide(given: _Decision) -> None:
-    from omnisupport_ingest.stages.deciding import decide
-    from omnisupport_ingest.stages.event_ref import EventRef
+    from omnisupport_ingest.layers.event_ref import EventRef
+    from omnisupport_ingest.review.deciding import decide
 
     reviewer = deciding_person(given.by)
     workspace = open_workspace()
@@ -309,8 +309,8 @@ def _at_source(workspace: Workspace, table: str | None) -> str | None:
 
 def _chosen(workspace: Workspace, source: str, given: _Decision) -> list[EventRef]:
     """The undecided events that ``--all`` means; ``IngestError`` if there are none."""
-    from omnisupport_ingest.stages.quarantined import Filter, quarantined
-    from omnisupport_ingest.stages.reviews import ReviewLedger
+    from omnisupport_ingest.layers.reviews import ReviewLedger
+    from omnisupport_ingest.review.quarantined import Filter, quarantined
 
     window = workspace.grid.named(given.window) if given.window else None
     table = _at_source(workspace, given.table)

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from omnisupport_ingest.contracts.model import TableContract
     from omnisupport_ingest.home import Home
     from omnisupport_ingest.lake.checkpoint import Checkpoint
-    from omnisupport_ingest.stages.replay_preview import ReplayPreview, TablePreview
-    from omnisupport_ingest.stages.workspace import Workspace
+    from omnisupport_ingest.layers.workspace import Workspace
+    from omnisupport_ingest.read.replay_preview import ReplayPreview, TablePreview
     from omnisupport_ingest.windows import WindowRange
 
 _MOST_NAMED = 8
@@ -117,7 +117,7 @@ class ReplayRequest:
 
 def replay_windows(request: ReplayRequest, reason: str | None, *, as_json: bool = False) -> None:
     """Replay the windows and print what changed; without a reason, what would change."""
-    from omnisupport_ingest.stages.late_replay import refuse_backfill
+    from omnisupport_ingest.layers.late_replay import refuse_backfill
 
     if reason is None:
         _show_preview(_preview(request), as_json=as_json)
@@ -128,7 +128,7 @@ def replay_windows(request: ReplayRequest, reason: str | None, *, as_json: bool 
 
 def windows_between(workspace: Workspace, source: str, first: str, last: str) -> list[str]:
     """The windows of the range that have events; a usage error or ``NothingToReplay`` without any."""
-    from omnisupport_ingest.stages.window_list import window_list
+    from omnisupport_ingest.read.window_list import window_list
     from omnisupport_ingest.windows import OUT_OF_RANGE
 
     first, last = workspace.grid.named(first), workspace.grid.named(last)
@@ -151,9 +151,9 @@ def windows_between(workspace: Workspace, source: str, first: str, last: str) ->
 
 
 def _preview(request: ReplayRequest) -> ReplayPreview:
+    from omnisupport_ingest.read.replay_preview import preview_replay
     from omnisupport_ingest.runtime.home_lock import in_use
     from omnisupport_ingest.runtime.spark import session
-    from omnisupport_ingest.stages.replay_preview import preview_replay
 
     workspace, settings = request.workspace, request.workspace.settings
 
@@ -254,8 +254,8 @@ def _carry_out(the_pass: OnePass, request: ReplayRequest, reason: str) -> dict[s
 
 
 def _runs(request: ReplayRequest) -> list[WindowRange]:
-    from omnisupport_ingest.stages.run_requests import replay_ranges
-    from omnisupport_ingest.stages.window_list import window_list
+    from omnisupport_ingest.layers.run_requests import replay_ranges
+    from omnisupport_ingest.read.window_list import window_list
     from omnisupport_ingest.windows import without_sentinel
 
     known = [each.window for each in window_list(request.workspace, request.source).windows]

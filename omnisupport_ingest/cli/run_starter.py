@@ -28,7 +28,7 @@ from omnisupport_ingest.runtime.fork_server import Duties, ForkServer, threads_i
 from omnisupport_ingest.settings import ENV_FILE, Settings
 
 _PACKAGE = Path(omnisupport_ingest.__file__).parent
-_OF_RUNS = ("cdc", "lake", "landing", "stages", "targets")
+_OF_RUNS = ("cdc", "lake", "landing", "layers", "read", "review", "checks", "targets")
 """Packages of ours that a run uses; they import one another only when a step needs it."""
 
 _ALSO = (

@@ -109,9 +109,9 @@ def repair(name: str | None, mode: str, reason: str, by: str | None) -> None:
 
 
 def _recover(settings: Settings, capture: Capture, reason: str) -> None:
+    from omnisupport_ingest.layers.workspace import Workspace
+    from omnisupport_ingest.read.dimension_rows import PinnedDimensions
     from omnisupport_ingest.sources.postgres.slot.slot import SlotNotMade
-    from omnisupport_ingest.stages.dimension_rows import PinnedDimensions
-    from omnisupport_ingest.stages.workspace import Workspace
 
     with stop_on_signal() as stop:
         try:

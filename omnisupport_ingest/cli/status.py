@@ -18,9 +18,9 @@ from omnisupport_ingest.cli.render import echo_json
 if TYPE_CHECKING:
     from omnisupport_ingest.contracts.model import Contracts
     from omnisupport_ingest.home import Home
+    from omnisupport_ingest.read.overview import SourceOverview, TableOverview
     from omnisupport_ingest.settings import Settings
     from omnisupport_ingest.sources.postgres.session.server import SourceAnswer, SourceLook
-    from omnisupport_ingest.stages.overview import SourceOverview, TableOverview
 
     _Log = tuple[Settings, SourceLook | SourceAnswer]
 
@@ -50,8 +50,8 @@ def status(as_json: bool) -> int:
     2 usage or settings, 3 no home or another home's contracts.
     """
     from omnisupport_ingest.contracts.in_force import in_force
+    from omnisupport_ingest.read.overview import overview
     from omnisupport_ingest.sources.postgres.capture.state import State
-    from omnisupport_ingest.stages.overview import overview
 
     settings = open_settings()
     workspace = open_workspace(settings)

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from omnisupport_ingest.contracts.sources import SourceDefinition, SourceKind
     from omnisupport_ingest.home import Home
     from omnisupport_ingest.landing.manifest import Manifest
+    from omnisupport_ingest.layers.workspace import Workspace
     from omnisupport_ingest.settings import Settings
-    from omnisupport_ingest.stages.workspace import Workspace
 
 _DROP = "omnisupport-ingest source drop"
 """The command that removes slot and publication."""
@@ -121,7 +121,7 @@ def sync(
     home, the slot or the capture is in use; 7 a gap in the source, or a service failed.
     """
     from omnisupport_ingest.contracts.sources import SourceKind
-    from omnisupport_ingest.stages.workspace import Workspace
+    from omnisupport_ingest.layers.workspace import Workspace
 
     settings = open_settings()
     open_home(settings)

@@ -19,10 +19,10 @@ from omnisupport_ingest.verify.one_pass import one_pass
 if TYPE_CHECKING:
     from omnisupport_ingest.contracts.sources import SourceDefinition
     from omnisupport_ingest.landing.manifest import Manifest
+    from omnisupport_ingest.layers.workspace import Workspace
     from omnisupport_ingest.sources.kafka.sync import KafkaReport
     from omnisupport_ingest.sources.query.compare import Comparison
     from omnisupport_ingest.sources.query.sync import SyncReport
-    from omnisupport_ingest.stages.workspace import Workspace
     from omnisupport_ingest.verify.runs import FinishedRun
 
 # --- a source that is read by cursors ----------------------------------------------------------------------
@@ -43,8 +43,8 @@ def sync_query(
     ``compare``: also compare the keys with the lake.
     """
     from omnisupport_ingest.contracts.model import table_named
+    from omnisupport_ingest.read.lake_keys import dimension_keys
     from omnisupport_ingest.sources.query.run import QuerySource
-    from omnisupport_ingest.stages.lake_keys import dimension_keys
 
     source = QuerySource.of(definition, workspace.contracts, workspace.home)
     anew = [table_named(each, source.tables) for each in tables] or list(source.tables)

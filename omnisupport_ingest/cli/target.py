@@ -14,7 +14,7 @@ from omnisupport_ingest.cli.render import Commands, clock, counted, echo_json, s
 
 if TYPE_CHECKING:
     from omnisupport_ingest.contracts.model import TableContract
-    from omnisupport_ingest.stages.workspace import Workspace
+    from omnisupport_ingest.layers.workspace import Workspace
     from omnisupport_ingest.targets.sync import TargetLag
 
 

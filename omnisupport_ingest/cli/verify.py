@@ -13,7 +13,7 @@ from omnisupport_ingest.cli.render import echo_json
 from omnisupport_ingest.cli.views import proof_document, show_proof
 
 if TYPE_CHECKING:
-    from omnisupport_ingest.stages.workspace import Workspace
+    from omnisupport_ingest.layers.workspace import Workspace
 
 
 @click.command()
@@ -52,10 +52,10 @@ def verify(name: str | None, tables: tuple[str, ...], sample: int | None, full: 
     Exit code: 0 nothing differs, 1 something differs or the lake did not get there, 2 usage or
     settings, 3 no home, 4 the source does not answer, 5 the source is not set up.
     """
+    from omnisupport_ingest.layers.workspace import Workspace
     from omnisupport_ingest.runtime.spark import session
     from omnisupport_ingest.sources.postgres.session.connection import connect
     from omnisupport_ingest.sources.postgres.session.dsn import source_dsn
-    from omnisupport_ingest.stages.workspace import Workspace
     from omnisupport_ingest.verify.proof import prove, require_progress
 
     if full and sample is not None:

@@ -17,8 +17,8 @@ from omnisupport_ingest.cli import render
 if TYPE_CHECKING:
     from omnisupport_ingest.home import Home
     from omnisupport_ingest.landing.manifest import ChunkSpan, Manifest
-    from omnisupport_ingest.stages.quarantined import Quarantined
-    from omnisupport_ingest.stages.reviews import Review
+    from omnisupport_ingest.layers.reviews import Review
+    from omnisupport_ingest.review.quarantined import Quarantined
     from omnisupport_ingest.verify.one_pass import Progress
     from omnisupport_ingest.verify.proof import Proof
 

@@ -12,7 +12,7 @@ from omnisupport_ingest.cli.render import clock, counted, echo_json, iso
 from omnisupport_ingest.cli.render import table as show_table
 
 if TYPE_CHECKING:
-    from omnisupport_ingest.stages.window_list import WindowLine, WindowList
+    from omnisupport_ingest.read.window_list import WindowLine, WindowList
 
 _LEGEND = (
     "open: takes events. closing: the watermark has passed it, its files are still to be compacted.\n"
@@ -40,7 +40,7 @@ def windows(only: str | None, late_only: bool, limit: int, as_json: bool) -> Non
 
     Exit code: 0 done, 2 usage or settings, 3 no home.
     """
-    from omnisupport_ingest.stages.window_list import window_list
+    from omnisupport_ingest.read.window_list import window_list
 
     workspace = open_workspace()
     sources = [contracted_source(workspace, only)] if only is not None else workspace.contracts.sources()

@@ -1,7 +1,7 @@
 """The asset graph: one landing, raw and deduped asset per source, a dimension per contract.
 
-The tables are data (``_LakeTable``), and one factory makes an asset of each. Its body calls the stage for
-the windows of the run, however many, and mirrors the checkpoints into Dagster. A stage that finds nothing
+The tables are data (``_LakeTable``), and one factory makes an asset of each. Its body calls the layer for
+the windows of the run, however many, and mirrors the checkpoints into Dagster. A layer that finds nothing
 to do returns its checkpoints all the same, so every partition of a run is materialized.
 """
 
@@ -22,20 +22,20 @@ from omnisupport_ingest.defs.metadata import checkpoint_metadata, dimension_meta
 from omnisupport_ingest.defs.tables import dimension_lineage, table_metadata
 from omnisupport_ingest.lake.checkpoint import Checkpoint
 from omnisupport_ingest.lake.table import TableSpec
+from omnisupport_ingest.layers import deduped, dimensions, raw
+from omnisupport_ingest.layers.checkpoints import with_found
+from omnisupport_ingest.layers.idempotency import LOGIC_VERSION
+from omnisupport_ingest.layers.late_replay import BY_HAND, refuse_backfill
+from omnisupport_ingest.layers.retyping import waits
+from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.runtime.spark_errors import named_spark_errors
-from omnisupport_ingest.stages import deduped, dimensions, raw
-from omnisupport_ingest.stages.checkpoints import with_found
-from omnisupport_ingest.stages.idempotency import LOGIC_VERSION
-from omnisupport_ingest.stages.late_replay import BY_HAND, refuse_backfill
-from omnisupport_ingest.stages.retyping import waits
-from omnisupport_ingest.stages.workspace import Workspace
 
 _LAKE_KINDS = {"spark", "deltalake"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Asked:
-    """What a run asks a stage for."""
+    """What a run asks a layer for."""
 
     workspace: Workspace
     spark: SparkSession
@@ -47,7 +47,7 @@ class _Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _LakeTable:
-    """A table of the lake as an asset: what Dagster shows of it, and the stage that makes it.
+    """A table of the lake as an asset: what Dagster shows of it, and the layer that makes it.
 
     ``contract``: whose columns it has; None of a table that holds the events of all ``contracts``.
     """

@@ -17,11 +17,11 @@ from omnisupport_ingest.defs.metadata import checkpoint_metadata, dimension_meta
 from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.lake.table import LakeTable
-from omnisupport_ingest.stages import checkpoints as lake_checkpoints
-from omnisupport_ingest.stages.delayed_merge import waiting_merge
-from omnisupport_ingest.stages.looking import look
-from omnisupport_ingest.stages.shown import Shown
-from omnisupport_ingest.stages.workspace import Workspace
+from omnisupport_ingest.layers import checkpoints as lake_checkpoints
+from omnisupport_ingest.layers.delayed_merge import waiting_merge
+from omnisupport_ingest.layers.looking import look
+from omnisupport_ingest.layers.shown import Shown
+from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.windows import OUT_OF_RANGE
 
 

@@ -12,12 +12,13 @@ import dagster as dg
 from dagster_pyspark import LazyPySparkResource
 from pyspark.sql import SparkSession
 
+from omnisupport_ingest.checks import content_checks, window_checks
+from omnisupport_ingest.checks import lake_checks as checks
+from omnisupport_ingest.checks.findings import CheckFinding
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.defs import keys
+from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.runtime.spark_errors import named_spark_errors
-from omnisupport_ingest.stages import checks, content_checks, window_checks
-from omnisupport_ingest.stages.findings import CheckFinding
-from omnisupport_ingest.stages.workspace import Workspace
 
 _WARN = dg.AssetCheckSeverity.WARN
 _ERROR = dg.AssetCheckSeverity.ERROR

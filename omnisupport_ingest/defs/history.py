@@ -9,16 +9,17 @@ from collections.abc import Callable, Iterator
 import dagster as dg
 from dagster_pyspark import LazyPySparkResource
 
+from omnisupport_ingest.checks import history_checks
+from omnisupport_ingest.checks.findings import CheckFinding
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.defs import keys
 from omnisupport_ingest.defs.lost_runs import run_executor
 from omnisupport_ingest.defs.metadata import checkpoint_metadata
 from omnisupport_ingest.defs.tables import table_metadata
+from omnisupport_ingest.layers import history
+from omnisupport_ingest.layers.retyping import waits
+from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.runtime.spark_errors import named_spark_errors
-from omnisupport_ingest.stages import history, history_checks
-from omnisupport_ingest.stages.findings import CheckFinding
-from omnisupport_ingest.stages.retyping import waits
-from omnisupport_ingest.stages.workspace import Workspace
 
 
 def build_history(workspace: Workspace, source: str) -> dg.Definitions:

@@ -13,9 +13,9 @@ from omnisupport_ingest.contracts.sources import SourceDefinition
 from omnisupport_ingest.defs import keys
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.sources.kafka.run import KafkaSource
 from omnisupport_ingest.sources.kafka.sync import KafkaReport
-from omnisupport_ingest.stages.workspace import Workspace
 
 TICK_SECONDS = 25.0
 """How long a tick reads; what is left is for the next one. Dagster ends a tick after a minute."""

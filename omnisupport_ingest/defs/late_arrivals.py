@@ -13,9 +13,9 @@ from omnisupport_ingest.defs.backfills import find_backfill, launch_backfill, wi
 from omnisupport_ingest.defs.lost_runs import end_lost_runs
 from omnisupport_ingest.defs.run_history import RunHistory
 from omnisupport_ingest.failpoints import gate
-from omnisupport_ingest.stages.late_replay import Attempt, LateReplay, next_attempt, without_running
-from omnisupport_ingest.stages.pending import pending_windows
-from omnisupport_ingest.stages.workspace import Workspace
+from omnisupport_ingest.layers.late_replay import Attempt, LateReplay, next_attempt, without_running
+from omnisupport_ingest.layers.pending import pending_windows
+from omnisupport_ingest.layers.workspace import Workspace
 
 INTERVAL_SECONDS = 30
 """A replay takes about as long; every tick costs, and nothing is late most of the time."""

@@ -20,10 +20,10 @@ from omnisupport_ingest.contracts.decision_table import (
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.lake.checkpoint import Checkpoint
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
-from omnisupport_ingest.stages import deduped, net_changes, raw
-from omnisupport_ingest.stages.delayed_merge import waiting_merge
-from omnisupport_ingest.stages.looking import look
-from omnisupport_ingest.stages.workspace import Workspace
+from omnisupport_ingest.layers import deduped, net_changes, raw
+from omnisupport_ingest.layers.delayed_merge import waiting_merge
+from omnisupport_ingest.layers.looking import look
+from omnisupport_ingest.layers.workspace import Workspace
 
 RAW, DEDUPED, NET_CHANGES = raw.LAYER, deduped.LAYER, net_changes.LAYER
 

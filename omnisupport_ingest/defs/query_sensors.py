@@ -19,11 +19,11 @@ from omnisupport_ingest.defs.lost_runs import run_executor
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.foreign import Unreadable, parse_json
+from omnisupport_ingest.layers.pending import pending_windows
+from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.read.lake_keys import dimension_keys
 from omnisupport_ingest.sources.query.run import QuerySource
 from omnisupport_ingest.sources.query.sync import SyncReport
-from omnisupport_ingest.stages.lake_keys import dimension_keys
-from omnisupport_ingest.stages.pending import pending_windows
-from omnisupport_ingest.stages.workspace import Workspace
 
 TICK_SECONDS = 30.0
 """How long a tick reads; what is left is for the next one. Dagster ends a tick after a minute."""

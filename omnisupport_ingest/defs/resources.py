@@ -5,8 +5,8 @@ from typing import Any
 import dagster as dg
 from dagster_pyspark import LazyPySparkResource
 
+from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.runtime.spark import session, session_conf
-from omnisupport_ingest.stages.workspace import Workspace
 
 
 class SparkResource(LazyPySparkResource):

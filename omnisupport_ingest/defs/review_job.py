@@ -10,9 +10,9 @@ from pydantic import Field
 
 from omnisupport_ingest.defs import keys
 from omnisupport_ingest.defs.lost_runs import run_executor
-from omnisupport_ingest.stages.deciding import decide
-from omnisupport_ingest.stages.event_ref import EventRef
-from omnisupport_ingest.stages.workspace import Workspace
+from omnisupport_ingest.layers.event_ref import EventRef
+from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.review.deciding import decide
 
 
 class Choice(Enum):

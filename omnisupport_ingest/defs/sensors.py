@@ -19,10 +19,10 @@ from omnisupport_ingest.defs.run_history import RunHistory
 from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.foreign import Unreadable, parse_json
 from omnisupport_ingest.json_values import from_note
+from omnisupport_ingest.layers.pending import HOLE_FOUND, Pending, pending_soon, pending_windows
+from omnisupport_ingest.layers.run_requests import RunPlan, plan_runs, retry_at
+from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.sources.postgres.slot.home_slot import FOUND
-from omnisupport_ingest.stages.pending import HOLE_FOUND, Pending, pending_soon, pending_windows
-from omnisupport_ingest.stages.run_requests import RunPlan, plan_runs, retry_at
-from omnisupport_ingest.stages.workspace import Workspace
 
 BATCHES_PER_TICK = 500
 """At most so many batches are asked for at once, in landing order."""

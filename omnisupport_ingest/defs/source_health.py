@@ -16,11 +16,11 @@ from omnisupport_ingest.defs import keys
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.foreign import Unreadable, parse_json
 from omnisupport_ingest.json_values import from_note
+from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.runtime.alarm import tell
 from omnisupport_ingest.sources.postgres.capture.health import Health, source_health
 from omnisupport_ingest.sources.postgres.preflight.source_check import contracted_tables
 from omnisupport_ingest.sources.postgres.slot.retention import Level, Warned
-from omnisupport_ingest.stages.workspace import Workspace
 
 CHECK = "source_healthy"
 

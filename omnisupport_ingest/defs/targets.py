@@ -14,8 +14,8 @@ from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.defs import keys
 from omnisupport_ingest.defs.lost_runs import run_executor
 from omnisupport_ingest.failpoints import gate
-from omnisupport_ingest.stages.looking import look
-from omnisupport_ingest.stages.workspace import Workspace
+from omnisupport_ingest.layers.looking import look
+from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.targets.sync import sync_target
 
 RETRY_SECONDS = 300

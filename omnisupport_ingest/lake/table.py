@@ -1,4 +1,4 @@
-"""A Delta table as its stages see it: windows, their files, their state, and the next commit.
+"""A Delta table as the layers see it: windows, their files, their state, and the next commit.
 
 A ``TableSnapshot`` is one version of the table. What is planned on it is committed on it, once; if
 the table has moved on, the commit is refused and the plan is made again on a new snapshot

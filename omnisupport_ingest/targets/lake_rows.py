@@ -23,8 +23,8 @@ from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.lake.log import files_since
 from omnisupport_ingest.lake.table import TableSnapshot
-from omnisupport_ingest.stages.looking import look
-from omnisupport_ingest.stages.workspace import Workspace
+from omnisupport_ingest.layers.looking import look
+from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.targets.columns import POSITION, copy_line, escaped, target_columns
 
 _ROWS_AT_ONCE = 8192

@@ -30,12 +30,12 @@ from omnisupport_ingest.contracts.named_secrets import secret_in
 from omnisupport_ingest.contracts.pii_policies import DROP
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.processes import ProcessIdentity
 from omnisupport_ingest.sources.postgres.session.connect_errors import Called, first_line
 from omnisupport_ingest.sources.postgres.session.connection import connect
 from omnisupport_ingest.sources.postgres.session.errors import BadDsn, SourceRefused, SourceUnavailable
 from omnisupport_ingest.sources.postgres.session.quoting import identifier, literal, qualified
-from omnisupport_ingest.stages.workspace import Workspace
 from omnisupport_ingest.targets.columns import (
     POSITION,
     TargetRefused,

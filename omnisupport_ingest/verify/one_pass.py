@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from omnisupport_ingest.landing.manifest import Manifest
+    from omnisupport_ingest.layers.pending import Pending
+    from omnisupport_ingest.layers.workspace import Workspace
     from omnisupport_ingest.position import Lsn
-    from omnisupport_ingest.stages.pending import Pending
-    from omnisupport_ingest.stages.workspace import Workspace
     from omnisupport_ingest.verify.proof import Proof
 
 NONE, IN_SAMPLE, FULL = "none", "sample", "full"
@@ -145,7 +145,7 @@ class OnePass:
         return self._runs.run(request)
 
     def _materialize(self, workspace: Workspace, source: str) -> list[FinishedRun]:
-        from omnisupport_ingest.stages.pending import pending_windows
+        from omnisupport_ingest.layers.pending import pending_windows
 
         done: list[FinishedRun] = []
         before: Pending | None = None
@@ -261,7 +261,7 @@ def _locked(home: Home, command: str) -> Iterator[None]:
 def late_tags(source: str, pending: Pending, windows: WindowRange) -> dict[str, str]:
     """The tags of a run that replays the windows among ``windows`` in which late events landed."""
     from omnisupport_ingest.defs import keys
-    from omnisupport_ingest.stages.late_replay import LateReplay
+    from omnisupport_ingest.layers.late_replay import LateReplay
 
     arrivals = tuple(each for each in pending.late if windows.first <= each.window <= windows.last)
     replay = LateReplay(source, arrivals)
@@ -273,7 +273,7 @@ def late_tags(source: str, pending: Pending, windows: WindowRange) -> dict[str, 
 
 
 def _ranges(workspace: Workspace, windows: Iterable[str]) -> tuple[WindowRange, ...]:
-    from omnisupport_ingest.stages.run_requests import plan_runs
+    from omnisupport_ingest.layers.run_requests import plan_runs
 
     # The pass has the home for itself: no run is in progress, and the newest partition is the open window.
     newest = workspace.grid.truncate(datetime.now(UTC)).strftime(KEY_FORMAT)

@@ -16,17 +16,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.layers.checkpoints import Counts
 from omnisupport_ingest.position import Lsn, Position
 from omnisupport_ingest.processes import ProcessIdentity
-from omnisupport_ingest.stages.checkpoints import Counts
-from omnisupport_ingest.stages.compare import Comparison
+from omnisupport_ingest.read.compare import Comparison
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from omnisupport_ingest.contracts.model import TableContract
+    from omnisupport_ingest.layers.workspace import Workspace
     from omnisupport_ingest.sources.postgres.snapshot.comparison_rows import RowsAt
-    from omnisupport_ingest.stages.workspace import Workspace
 
 
 _SCRATCH = "proof-"
@@ -94,11 +94,11 @@ def prove(
         ProofNotReached: the lake has not reached the LSN after ``seconds``.
         TableIncomplete: a table has no state at the LSN, as its snapshot was read later.
     """
+    from omnisupport_ingest.read.event_counts import events_per_table
+    from omnisupport_ingest.read.protected_rows import protect_rows
     from omnisupport_ingest.sources.postgres.session.dsn import source_dsn
     from omnisupport_ingest.sources.postgres.slot.slot import consistent_snapshot
     from omnisupport_ingest.sources.postgres.snapshot.comparison_rows import write_rows_at
-    from omnisupport_ingest.stages.event_counts import events_per_table
-    from omnisupport_ingest.stages.protected_rows import protect_rows
 
     source, publication = workspace.settings.source, workspace.settings.publication
     dsn = source_dsn(workspace.settings, workspace.home)
@@ -135,7 +135,7 @@ def _remove_left_behind(folder: Path) -> None:
 
 def _wait_until(workspace: Workspace, lsn: Lsn, advance: Callable[[Lsn], None], seconds: float) -> None:
     """Wait until everything below ``lsn`` has landed and gone through every layer."""
-    from omnisupport_ingest.stages.pending import pending_windows
+    from omnisupport_ingest.layers.pending import pending_windows
 
     source = workspace.settings.source
     store, deadline = workspace.landing(source), time.monotonic() + seconds
@@ -159,9 +159,9 @@ def _merge_what_waits(
 ) -> None:
     """Merge net changes that a contract lets wait: the dimensions alone are compared."""
     from omnisupport_ingest.lake.layout import WHOLE_TABLE
-    from omnisupport_ingest.stages import dimensions
-    from omnisupport_ingest.stages.delayed_merge import waiting_merge
-    from omnisupport_ingest.stages.looking import look
+    from omnisupport_ingest.layers import dimensions
+    from omnisupport_ingest.layers.delayed_merge import waiting_merge
+    from omnisupport_ingest.layers.looking import look
 
     for contract in contracts:
         net_changes, dimension = look(workspace.net_changes(contract)), look(workspace.dimension(contract))
@@ -175,7 +175,7 @@ def _require_complete(
     workspace: Workspace, source: str, contracts: Sequence[TableContract], lsn: Lsn
 ) -> None:
     """Refuse tables without a known state at ``lsn``: they would differ though the lake has no fault."""
-    from omnisupport_ingest.stages.as_of import require_complete
+    from omnisupport_ingest.read.as_of import require_complete
 
     epoch = workspace.landing(source).current_epoch()
     assert epoch is not None, "the stream of an epoch has landed"
@@ -189,9 +189,9 @@ def _compare(
     lsn: Lsn,
     sample: int | None,
 ) -> Comparison:
-    from omnisupport_ingest.stages.brought_forward import MovedOn
-    from omnisupport_ingest.stages.compare import Sample, changed_since, compare
-    from omnisupport_ingest.stages.taken_in import DimensionVersion
+    from omnisupport_ingest.layers.taken_in import DimensionVersion
+    from omnisupport_ingest.read.brought_forward import MovedOn
+    from omnisupport_ingest.read.compare import Sample, changed_since, compare
 
     contract, rows = expected.contract, expected.rows
     dimension = DimensionVersion.newest(workspace, contract)

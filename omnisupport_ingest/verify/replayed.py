@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from omnisupport_ingest.lake.checkpoint import Checkpoint
-from omnisupport_ingest.stages import checkpoints
-from omnisupport_ingest.stages.pending import pending_windows
+from omnisupport_ingest.layers import checkpoints
+from omnisupport_ingest.layers.pending import pending_windows
 
 if TYPE_CHECKING:
     from omnisupport_ingest.lake.table import LakeTable
-    from omnisupport_ingest.stages.workspace import Workspace
+    from omnisupport_ingest.layers.workspace import Workspace
 
 
 @dataclass(frozen=True)

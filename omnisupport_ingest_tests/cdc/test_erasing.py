@@ -19,7 +19,7 @@ from omnisupport_ingest.cdc.erasing import ERASED, Erasures, Span, key_hash
 from omnisupport_ingest.cdc.judging import Law, judge_and_erase
 from omnisupport_ingest.contracts.decision_table import default_decision_table, load_decision_table
 from omnisupport_ingest.lake.schema import arrow_schema
-from omnisupport_ingest.stages.row_traces import KeyChange, spans_of
+from omnisupport_ingest.read.row_traces import KeyChange, spans_of
 from omnisupport_ingest_tests.cdc import lanes
 from omnisupport_ingest_tests.cdc.lanes import CONTRACT, SHAPE
 from omnisupport_ingest_tests.examples import examples

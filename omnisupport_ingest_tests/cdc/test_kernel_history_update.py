@@ -1,6 +1,6 @@
 """A history updated in place, one part of its events after the other, is the history of all of them at once.
 
-No Spark: keys that the kernel gives back are made here from all events so far, as the stage does it.
+No Spark: keys that the kernel gives back are made here from all events so far, as the layer does it.
 """
 
 from __future__ import annotations

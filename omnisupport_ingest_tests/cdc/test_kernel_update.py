@@ -1,6 +1,6 @@
 """Rows updated in place, one part of a history after the other, come to what one fold of everything comes to.
 
-No Spark: keys that the kernel gives back are folded here from all parts so far, as the stage does it.
+No Spark: keys that the kernel gives back are folded here from all parts so far, as the layer does it.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ from omnisupport_ingest.landing.manifest import StreamSpan
 from omnisupport_ingest.landing.names import stream_batch_id
 from omnisupport_ingest.landing.writer import BatchWriter
 from omnisupport_ingest.position import Lsn
-from omnisupport_ingest_tests.recovery.pipeline import open_workspace, run_stages
-from omnisupport_ingest_tests.stages.story import FIRST, SOURCE, START, Change, Commit, Story, events
+from omnisupport_ingest_tests.layers.story import FIRST, SOURCE, START, Change, Commit, Story, events
+from omnisupport_ingest_tests.recovery.pipeline import open_workspace, run_layers
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Path
         # Its create was never seen, so what it does not carry is not known.
         Commit(20, 2, [Change("u", 3, {"title": "three"}, unchanged=("body",)), Change("d", 2)]),
     )
-    run_stages(open_workspace(folder), spark, [FIRST])
+    run_layers(open_workspace(folder), spark, [FIRST])
     return folder
 
 

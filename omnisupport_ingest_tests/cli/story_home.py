@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from omnisupport_ingest_tests.stages.story import SOURCE
+from omnisupport_ingest_tests.layers.story import SOURCE
 
 
 def enter_copy(whole: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from omnisupport_ingest.cli.checkpoint import checkpoint
-from omnisupport_ingest.stages.checkpoint_file import CheckpointFileUnreadable, HomeContradicts
+from omnisupport_ingest.layers.checkpoint_file import CheckpointFileUnreadable, HomeContradicts
 from omnisupport_ingest_tests.cli.home_to_look_at import (
     Told,
     document,
@@ -18,7 +18,7 @@ from omnisupport_ingest_tests.cli.home_to_look_at import (
     told,
     whole,
 )
-from omnisupport_ingest_tests.stages.story import SOURCE
+from omnisupport_ingest_tests.layers.story import SOURCE
 
 __all__ = ["told", "whole"]
 

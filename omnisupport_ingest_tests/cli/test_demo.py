@@ -30,7 +30,7 @@ from omnisupport_ingest.settings import PREFIX, Settings
 from omnisupport_ingest.sources.postgres.embedded.server import database_of
 from omnisupport_ingest.windows import WindowSize
 from omnisupport_ingest_tests.cli.command import command
-from omnisupport_ingest_tests.stages.story import SOURCE, Change, Commit, Story
+from omnisupport_ingest_tests.layers.story import SOURCE, Change, Commit, Story
 
 PROJECT = Path(__file__).parents[2]
 

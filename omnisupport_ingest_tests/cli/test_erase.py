@@ -11,12 +11,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 from omnisupport_ingest.cli.erase import _key
-from omnisupport_ingest.stages.erasures import ErasureLedger
+from omnisupport_ingest.layers.erasures import ErasureLedger
 from omnisupport_ingest_tests.cdc.lanes import CONTRACT as TWO_COLUMNS
 from omnisupport_ingest_tests.cli.command import Done, command
 from omnisupport_ingest_tests.cli.story_home import enter_copy
-from omnisupport_ingest_tests.recovery.pipeline import open_workspace, run_stages
-from omnisupport_ingest_tests.stages.story import FIRST, SECOND, SOURCE, Change, Commit, Story
+from omnisupport_ingest_tests.layers.story import FIRST, SECOND, SOURCE, Change, Commit, Story
+from omnisupport_ingest_tests.recovery.pipeline import open_workspace, run_layers
 
 SECRET = "Ada Lovelace"
 
@@ -29,7 +29,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Path
     born = [Change("c", 41, {"title": SECRET, "body": SECRET}), Change("c", 7, {"title": "two", "body": "2"})]
     moved = [Change("d", 41), Change("c", 42, {"title": SECRET}, unchanged=("body",), moved_from=41)]
     story.land(Commit(10, 1, born), Commit(20, 61, [*moved, Change("d", 42)]))
-    run_stages(open_workspace(folder), spark, [FIRST, SECOND])
+    run_layers(open_workspace(folder), spark, [FIRST, SECOND])
     return folder
 
 

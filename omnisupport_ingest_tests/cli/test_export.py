@@ -10,7 +10,7 @@ import pytest
 
 from omnisupport_ingest.cli.export import export
 from omnisupport_ingest.contracts.model import UnknownTable
-from omnisupport_ingest.stages.export import NoDimension
+from omnisupport_ingest.read.export import NoDimension
 from omnisupport_ingest_tests.cli.home_to_look_at import (
     Told,
     document,
@@ -19,7 +19,7 @@ from omnisupport_ingest_tests.cli.home_to_look_at import (
     told,
     whole,
 )
-from omnisupport_ingest_tests.stages.story import SOURCE
+from omnisupport_ingest_tests.layers.story import SOURCE
 
 __all__ = ["told", "whole"]
 

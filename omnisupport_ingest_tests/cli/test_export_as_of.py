@@ -10,8 +10,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from omnisupport_ingest_tests.cli.command import Done, command, environment
-from omnisupport_ingest_tests.recovery.pipeline import open_workspace, run_stages
-from omnisupport_ingest_tests.stages.story import FIRST, SOURCE, Change, Commit, Story
+from omnisupport_ingest_tests.layers.story import FIRST, SOURCE, Change, Commit, Story
+from omnisupport_ingest_tests.recovery.pipeline import open_workspace, run_layers
 
 READ = Commit(5, 0, [])
 TOLD = (
@@ -29,7 +29,7 @@ def told(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Path:
     story.land_boundary(READ)
     story.land(*TOLD)
     story.land_idle(40)
-    run_stages(open_workspace(folder), spark, [FIRST])
+    run_layers(open_workspace(folder), spark, [FIRST])
     story.land(Commit(50, 3, [Change("d", 1)]))
     story.land_idle(60)
     return folder

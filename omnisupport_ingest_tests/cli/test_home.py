@@ -12,8 +12,8 @@ from click.testing import CliRunner
 
 from omnisupport_ingest.cli.home import sweep
 from omnisupport_ingest.lake.commit import WindowChange
+from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.settings import Settings
-from omnisupport_ingest.stages.workspace import Workspace
 from omnisupport_ingest_tests.lake.tables import W1, state
 
 HOUR = 3600

@@ -18,11 +18,11 @@ from omnisupport_ingest.cli.up import Captures
 from omnisupport_ingest.definitions import build_definitions
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.runtime.supervisor import Supervisor
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres.embedded.server import EmbeddedPostgres
 from omnisupport_ingest.sources.postgres.session.connection import connect
-from omnisupport_ingest.stages.workspace import Workspace
 from omnisupport_ingest_tests.cli import pgbench
 from omnisupport_ingest_tests.sources.query.tickets import contract_document
 from omnisupport_ingest_tests.waiting import until

@@ -19,9 +19,9 @@ from pyspark.sql import SparkSession
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest_tests.cli.command import command
 from omnisupport_ingest_tests.cli.story_home import enter_copy
-from omnisupport_ingest_tests.recovery.pipeline import open_workspace, run_stages
-from omnisupport_ingest_tests.stages import story as stories
-from omnisupport_ingest_tests.stages.story import SOURCE, Change, Commit, Story
+from omnisupport_ingest_tests.layers import story as stories
+from omnisupport_ingest_tests.layers.story import SOURCE, Change, Commit, Story
+from omnisupport_ingest_tests.recovery.pipeline import open_workspace, run_layers
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Path
             Commit(10, 1, [Change("c", 1, {"title": "one", "body": "b"}), Change("c", 2, {"title": "two"})]),
             Commit(20, 2, [Change("u", 1, {"title": "eins"}, unchanged=("body",)), Change("d", 2)]),
         )
-    run_stages(open_workspace(folder), spark, sorted(batch.windows))
+    run_layers(open_workspace(folder), spark, sorted(batch.windows))
     return folder
 
 

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from omnisupport_ingest.cli.main import cli
 from omnisupport_ingest.contracts.pii_keys import keys_in_force
 from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest_tests.stages.story import CONTRACT, SOURCE, Change, Commit, Story
+from omnisupport_ingest_tests.layers.story import CONTRACT, SOURCE, Change, Commit, Story
 
 KEYS = "b=env:PII_CLI_B,a=env:PII_CLI_A"
 PEOPLE = ("ada@example.org", "eve@example.org", "bob@example.org", "cai@example.org")

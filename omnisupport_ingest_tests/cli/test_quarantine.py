@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from omnisupport_ingest.layers.reviews import ReviewLedger
 from omnisupport_ingest.runtime.home_lock import HomeLock
-from omnisupport_ingest.stages.reviews import ReviewLedger
 from omnisupport_ingest_tests.cli.command import Done, command
 from omnisupport_ingest_tests.cli.story_home import enter_copy
-from omnisupport_ingest_tests.recovery.pipeline import open_workspace, run_stages
-from omnisupport_ingest_tests.stages.story import FIRST, SECOND, SOURCE, Change, Commit, Story
+from omnisupport_ingest_tests.layers.story import FIRST, SECOND, SOURCE, Change, Commit, Story
+from omnisupport_ingest_tests.recovery.pipeline import open_workspace, run_layers
 
 SECRET = "much longer than twenty"
 """The value of a row, which must not be seen unasked."""
@@ -30,7 +30,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Path
     story.land(Commit(10, 1, [Change("c", 1, {"title": "one", "body": "text"})]))
     story.land_again(Commit(10, 1, [Change("c", 1, {"title": "another", "body": None})]))
     story.land(Commit(20, 61, [Change("c", 2, {"title": SECRET}, unchanged=("body",)), Change("d", 3)]))
-    run_stages(open_workspace(folder), spark, [FIRST, SECOND])
+    run_layers(open_workspace(folder), spark, [FIRST, SECOND])
     return folder
 
 
@@ -147,7 +147,7 @@ def test_release_records_who_and_why_and_says_what_becomes_stale(home: Path, spa
     (row,) = listed("--state", "released")
     assert (row["id"], row["waits_for_run"], row["review"]["why"]) == (one, True, "checked with the desk")
 
-    run_stages(open_workspace(home), spark, [FIRST, SECOND])
+    run_layers(open_workspace(home), spark, [FIRST, SECOND])
     assert ids("--reason", "collision") == [another]
     shown = document("show", one)
     assert (shown["in_quarantine"], len(shown["reviews"])) == (False, 1)

@@ -32,8 +32,8 @@ from omnisupport_ingest_tests.cli.home_to_look_at import (
     told,
     whole,
 )
+from omnisupport_ingest_tests.layers.story import SOURCE, START, Change, Commit, events
 from omnisupport_ingest_tests.recovery.pipeline import open_workspace
-from omnisupport_ingest_tests.stages.story import SOURCE, START, Change, Commit, events
 
 __all__ = ["told", "whole"]
 

@@ -14,19 +14,19 @@ import dagster as dg
 import pytest
 from pyspark.sql import SparkSession
 
+from omnisupport_ingest.checks import window_checks
 from omnisupport_ingest.cli import replay as replay_command
 from omnisupport_ingest.cli.replay import ReplayRequest
 from omnisupport_ingest.defs.keys import raw_key
 from omnisupport_ingest.defs.partitions import window_partitions
 from omnisupport_ingest.runtime.dagster_home import write_dagster_home
-from omnisupport_ingest.stages import window_checks
 from omnisupport_ingest.verify.runs import FinishedRun
 from omnisupport_ingest.windows import OUT_OF_RANGE, WindowRange
 from omnisupport_ingest_tests.cli.command import command
 from omnisupport_ingest_tests.cli.story_home import enter
-from omnisupport_ingest_tests.recovery.pipeline import open_workspace, run_stages
-from omnisupport_ingest_tests.stages import story as stories
-from omnisupport_ingest_tests.stages.story import SOURCE, Change, Commit, Story
+from omnisupport_ingest_tests.layers import story as stories
+from omnisupport_ingest_tests.layers.story import SOURCE, Change, Commit, Story
+from omnisupport_ingest_tests.recovery.pipeline import open_workspace, run_layers
 from omnisupport_ingest_tests.waiting import PATIENCE
 
 START = datetime.now(UTC).replace(second=0, microsecond=0) - timedelta(hours=5)
@@ -54,7 +54,7 @@ def put(lsn: int, second: float, title: str, *, id: int = 1) -> Commit:
 
 
 def take(story: Story, spark: SparkSession, *windows: str) -> None:
-    run_stages(open_workspace(story.contracts.parent), spark, list(windows))
+    run_layers(open_workspace(story.contracts.parent), spark, list(windows))
 
 
 def lines(*arguments: str) -> dict[str, dict[str, object]]:

@@ -28,7 +28,7 @@ from omnisupport_ingest.contracts.decision_table import (
     load_decision_table,
 )
 from omnisupport_ingest.contracts.model import Column, TableContract
-from omnisupport_ingest.stages.scenarios import Stopped, Tallies, refuse_stopped
+from omnisupport_ingest.layers.scenarios import Stopped, Tallies, refuse_stopped
 from omnisupport_ingest.windows import OUT_OF_RANGE
 from omnisupport_ingest_tests.oracle.judging import FOUND_BY
 

@@ -10,8 +10,8 @@ import pytest
 
 from omnisupport_ingest.definitions import build_definitions
 from omnisupport_ingest.defs import sensors
-from omnisupport_ingest_tests.stages import story as stories
-from omnisupport_ingest_tests.stages.story import Story
+from omnisupport_ingest_tests.layers import story as stories
+from omnisupport_ingest_tests.layers.story import Story
 
 
 @pytest.fixture(autouse=True)

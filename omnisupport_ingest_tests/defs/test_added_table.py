@@ -11,11 +11,11 @@ from deltalake import DeltaTable
 
 from omnisupport_ingest.definitions import build_definitions
 from omnisupport_ingest.landing.manifest import StreamSpan
+from omnisupport_ingest.layers.pending import pending_windows
+from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Lsn
-from omnisupport_ingest.stages.pending import pending_windows
-from omnisupport_ingest.stages.workspace import Workspace
-from omnisupport_ingest_tests.stages import story as stories
-from omnisupport_ingest_tests.stages.story import CONTRACT, SOURCE, Change, Commit, Story, events
+from omnisupport_ingest_tests.layers import story as stories
+from omnisupport_ingest_tests.layers.story import CONTRACT, SOURCE, Change, Commit, Story, events
 
 pytestmark = pytest.mark.usefixtures("spark")
 

@@ -9,7 +9,7 @@ import dagster as dg
 import pytest
 
 from omnisupport_ingest.defs.backfills import BackfillRefused, backfill_status, launch_backfill
-from omnisupport_ingest_tests.stages.story import FIRST, SECOND, SOURCE
+from omnisupport_ingest_tests.layers.story import FIRST, SECOND, SOURCE
 
 
 @pytest.fixture

@@ -16,10 +16,10 @@ from omnisupport_ingest.contracts.load import load_contracts
 from omnisupport_ingest.contracts.model import ContractError
 from omnisupport_ingest.definitions import build_definitions
 from omnisupport_ingest.home import Home
+from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.settings import Settings
-from omnisupport_ingest.stages.workspace import Workspace
 from omnisupport_ingest.windows import WindowSize
-from omnisupport_ingest_tests.stages.story import CONTRACT, SOURCE, Story
+from omnisupport_ingest_tests.layers.story import CONTRACT, SOURCE, Story
 
 pytestmark = pytest.mark.quick
 

@@ -8,7 +8,7 @@ from omnisupport_ingest.defs import keys
 from omnisupport_ingest.defs.checks import build_log_checks
 from omnisupport_ingest.landing.manifest import StreamSpan
 from omnisupport_ingest.position import Lsn
-from omnisupport_ingest_tests.stages.story import FIRST, SECOND, SOURCE, Change, Commit, Story
+from omnisupport_ingest_tests.layers.story import FIRST, SECOND, SOURCE, Change, Commit, Story
 
 MISSING = Commit(0x20, 1, [Change("c", 1, {"title": "one", "body": None})])
 BEHIND = Commit(0x30, 61, [Change("c", 2, {"title": "two", "body": None})])

@@ -9,7 +9,7 @@ from omnisupport_ingest.definitions import build_definitions
 from omnisupport_ingest.defs.checkpoints import rebuild_materializations
 from omnisupport_ingest.defs.metadata import CONCEPTS
 from omnisupport_ingest.windows import KEY_FORMAT
-from omnisupport_ingest_tests.stages.story import SOURCE, Change, Commit, Story
+from omnisupport_ingest_tests.layers.story import SOURCE, Change, Commit, Story
 
 pytestmark = pytest.mark.usefixtures("spark")
 

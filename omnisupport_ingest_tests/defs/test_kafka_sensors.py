@@ -9,9 +9,9 @@ import dagster as dg
 import pytest
 
 from omnisupport_ingest.definitions import build_definitions
+from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.kafka import client
-from omnisupport_ingest.stages.workspace import Workspace
 from omnisupport_ingest_tests.sources.debezium.recorded import SOURCE, TABLES, contract
 from omnisupport_ingest_tests.sources.kafka.broker import running_broker
 from omnisupport_ingest_tests.sources.kafka.topics import changes

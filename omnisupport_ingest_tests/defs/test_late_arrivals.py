@@ -15,11 +15,11 @@ from omnisupport_ingest.contracts.load import load_contracts
 from omnisupport_ingest.definitions import build_definitions
 from omnisupport_ingest.defs import keys
 from omnisupport_ingest.defs.direct_run import run_windows
-from omnisupport_ingest.stages.pending import pending_windows
+from omnisupport_ingest.layers.pending import pending_windows
 from omnisupport_ingest.windows import WindowRange
 from omnisupport_ingest_tests.contracts.decision_tables import write_decision
-from omnisupport_ingest_tests.stages import story as stories
-from omnisupport_ingest_tests.stages.story import CONTRACT, FIRST, SOURCE, THIRD, Change, Commit, Story
+from omnisupport_ingest_tests.layers import story as stories
+from omnisupport_ingest_tests.layers.story import CONTRACT, FIRST, SOURCE, THIRD, Change, Commit, Story
 
 NEWEST = Commit(90, 3 * 3600, [Change("c", 9, {"title": "newest", "body": None})])
 EARLY = Commit(10, 1, [Change("c", 1, {"title": "one", "body": None})])
@@ -135,7 +135,7 @@ def test_backfill_that_failed_is_asked_for_again_after_a_while_under_another_id(
     (backfill,) = sensor.backfills()
     sensor.end(backfill, BulkActionStatus.FAILED)
     assert "the next is at" in sensor.tick().skip_reason.skip_message
-    monkeypatch.setattr("omnisupport_ingest.stages.late_replay.retry_at", lambda _, asked_at: asked_at)
+    monkeypatch.setattr("omnisupport_ingest.layers.late_replay.retry_at", lambda _, asked_at: asked_at)
     sensor.tick()
     again = {each.backfill_id for each in sensor.backfills()} - {backfill.backfill_id}
     assert again == {backfill.backfill_id.removesuffix("a1") + "a2"}

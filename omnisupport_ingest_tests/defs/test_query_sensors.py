@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from omnisupport_ingest.definitions import build_definitions
+from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres.capture.requests import PauseRequest
-from omnisupport_ingest.stages.workspace import Workspace
 from omnisupport_ingest_tests.sources.query.tickets import contract_document
 
 TABLE = "main.tickets"

@@ -7,11 +7,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 from omnisupport_ingest.definitions import build_definitions
-from omnisupport_ingest.stages.pending import pending_windows
-from omnisupport_ingest.stages.quarantined import quarantined
-from omnisupport_ingest.stages.reviews import ReviewLedger
-from omnisupport_ingest_tests.recovery.pipeline import run_stages
-from omnisupport_ingest_tests.stages.story import SOURCE, Change, Commit, Story
+from omnisupport_ingest.layers.pending import pending_windows
+from omnisupport_ingest.layers.reviews import ReviewLedger
+from omnisupport_ingest.review.quarantined import quarantined
+from omnisupport_ingest_tests.layers.story import SOURCE, Change, Commit, Story
+from omnisupport_ingest_tests.recovery.pipeline import run_layers
 
 COLLIDED = [Commit(10, 1, [Change("c", 1, {"title": title, "body": None})]) for title in ("one", "another")]
 
@@ -38,7 +38,7 @@ def test_a_review_by_the_job_is_recorded_and_its_window_is_asked_for_by_the_sens
     story = recent_story
     story.land(COLLIDED[0])
     (window,) = story.land_again(COLLIDED[1]).windows
-    run_stages(story.workspace, spark, [window])
+    run_layers(story.workspace, spark, [window])
     one, another = held(story)
     definitions = build_definitions(story.workspace)
     with dg.DagsterInstance.ephemeral() as instance:

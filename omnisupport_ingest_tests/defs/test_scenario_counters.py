@@ -15,12 +15,12 @@ from omnisupport_ingest.defs.assets import _mirror
 from omnisupport_ingest.defs.metadata import checkpoint_metadata
 from omnisupport_ingest.defs.sensors import _observed
 from omnisupport_ingest.landing.chain import Hole
+from omnisupport_ingest.layers.checkpoints import found_before, with_found
+from omnisupport_ingest.layers.pending import Pending
+from omnisupport_ingest.layers.plan import REPEATED
+from omnisupport_ingest.layers.versions import found_in
 from omnisupport_ingest.position import Lsn
-from omnisupport_ingest.stages.checkpoints import found_before, with_found
-from omnisupport_ingest.stages.pending import Pending
-from omnisupport_ingest.stages.plan import REPEATED
-from omnisupport_ingest.stages.versions import found_in
-from omnisupport_ingest_tests.stages.test_plan import CHECKPOINT
+from omnisupport_ingest_tests.layers.test_plan import CHECKPOINT
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 NOTHING = Pending(

@@ -11,7 +11,7 @@ import pytest
 from omnisupport_ingest.defs import sensors
 from omnisupport_ingest.defs.run_history import RunHistory
 from omnisupport_ingest.defs.sensors import SensorCursor
-from omnisupport_ingest_tests.stages.story import FIRST, SECOND, SOURCE, Change, Commit, Story
+from omnisupport_ingest_tests.layers.story import FIRST, SECOND, SOURCE, Change, Commit, Story
 
 FIRST_BATCH = Commit(10, 1, [Change("c", 1, {"title": "one", "body": None})])
 SECOND_BATCH = Commit(20, 61, [Change("u", 1, {"title": "two", "body": None})])

@@ -17,9 +17,9 @@ from omnisupport_ingest.contracts.sources import sources_in_force
 from omnisupport_ingest.definitions import build_definitions
 from omnisupport_ingest.defs import keys
 from omnisupport_ingest.defs.source_health import CHECK, source_health_check
+from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.runtime.alarm import AlarmNotTold, tell
 from omnisupport_ingest.settings import Settings
-from omnisupport_ingest.stages.workspace import Workspace
 from omnisupport_ingest_tests.sources.postgres.awkward import contract_document
 from omnisupport_ingest_tests.sources.postgres.conftest import source as source
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SOURCE, SourceUnderTest, contract

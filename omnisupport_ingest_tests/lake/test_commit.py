@@ -39,7 +39,7 @@ def table(tmp_path: Path) -> LakeTable:
 
 
 def append(table: LakeTable, window: str, unit: str, numbers: list[int]) -> int:
-    """Do the unit unless the window holds it, as a stage does; any number of processes at once."""
+    """Do the unit unless the window holds it, as a layer does; any number of processes at once."""
 
     def plan_and_commit(snapshot: TableSnapshot) -> int:
         before = snapshot.state(window)

@@ -28,7 +28,7 @@ def main() -> int:
     """Exit code 0: nothing differs. 1: something does, and how to run that home again is printed."""
     parser = argparse.ArgumentParser(
         prog="python -m omnisupport_ingest_tests.proof",
-        description="Random histories by random schedules through the production stages, every layer "
+        description="Random histories by random schedules through the production layers, every layer "
         "compared with the oracle. Seeds that share a home are proved together.",
     )
     parser.add_argument("--seeds", type=int, default=200, help="how many histories (200)")

@@ -18,10 +18,10 @@ from pyspark.sql import SparkSession
 
 from omnisupport_ingest.contracts.load import contract_paths, load_contracts
 from omnisupport_ingest.contracts.sources import SourceDefinition, SourceKind
+from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.read.lake_keys import dimension_keys
 from omnisupport_ingest.sources.postgres.embedded.server import EmbeddedPostgres
 from omnisupport_ingest.sources.query.run import QuerySource
-from omnisupport_ingest.stages.lake_keys import dimension_keys
-from omnisupport_ingest.stages.workspace import Workspace
 from omnisupport_ingest_tests.oracle.model import Event, Image, Key, TableShape
 from omnisupport_ingest_tests.oracle.oracle import current_state
 from omnisupport_ingest_tests.proof import compare

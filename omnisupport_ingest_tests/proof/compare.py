@@ -16,9 +16,9 @@ from omnisupport_ingest.cdc.ordinary_fold import fold_ordinary
 from omnisupport_ingest.lake.contenthash import content_hash
 from omnisupport_ingest.lake.layout import WINDOW, LakeFile
 from omnisupport_ingest.lake.table import LakeTable
-from omnisupport_ingest.stages.event_files import EventFiles
-from omnisupport_ingest.stages.net_changes import content_of
-from omnisupport_ingest.stages.workspace import Workspace
+from omnisupport_ingest.layers.event_files import EventFiles
+from omnisupport_ingest.layers.net_changes import content_of
+from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest_tests.cdc.kernels import EVENTS
 from omnisupport_ingest_tests.cdc.lanes import scope_text
 from omnisupport_ingest_tests.oracle.judging import (

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from random import Random
 
-from omnisupport_ingest.stages.erasing import ErasureRefused
+from omnisupport_ingest.review.erasing import ErasureRefused
 from omnisupport_ingest_tests.oracle.model import Event, Key, Position, TableShape
 from omnisupport_ingest_tests.proof.compare import Difference
 from omnisupport_ingest_tests.proof.expected import Expected

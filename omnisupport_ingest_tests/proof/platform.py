@@ -1,4 +1,4 @@
-"""A small home on real Spark and Delta: batches land in it, and the production stages take them on."""
+"""A small home on real Spark and Delta: batches land in it, and the production layers take them on."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from omnisupport_ingest.landing.manifest import ChunkSpan, FileSpan, Manifest, S
 from omnisupport_ingest.landing.names import chunk_batch_id, file_batch_id, stream_batch_id
 from omnisupport_ingest.landing.rows import LandedEvent
 from omnisupport_ingest.landing.writer import BatchWriter
+from omnisupport_ingest.layers import deduped, dimensions, history, net_changes, raw
+from omnisupport_ingest.layers.dimensions import GateClosed
+from omnisupport_ingest.layers.event_ref import EventRef
+from omnisupport_ingest.layers.pending import pending_windows
+from omnisupport_ingest.layers.retyping import ask_for, tables_of, waits
+from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.review.deciding import decide
+from omnisupport_ingest.review.erasing import Erased, erase
 from omnisupport_ingest.settings import Settings
-from omnisupport_ingest.stages import deduped, dimensions, history, net_changes, raw
-from omnisupport_ingest.stages.deciding import decide
-from omnisupport_ingest.stages.dimensions import GateClosed
-from omnisupport_ingest.stages.erasing import Erased, erase
-from omnisupport_ingest.stages.event_ref import EventRef
-from omnisupport_ingest.stages.pending import pending_windows
-from omnisupport_ingest.stages.retyping import ask_for, tables_of, waits
-from omnisupport_ingest.stages.workspace import Workspace
 from omnisupport_ingest.windows import WindowSize, without_sentinel
 from omnisupport_ingest_tests.cdc.lanes import scope_text
 from omnisupport_ingest_tests.oracle.model import Event, Image, Key
@@ -170,16 +170,16 @@ class Platform:
         self.watch.look(self.workspace, replayed=replayed or remade)
 
     def _run(self, windows: Sequence[str], *, replay: bool, layers: int = 4) -> None:
-        for stage in (raw, deduped)[:layers]:
-            stage.materialize(self.workspace, self._spark, SOURCE, windows, "proof", replay=replay)
+        for layer in (raw, deduped)[:layers]:
+            layer.materialize(self.workspace, self._spark, SOURCE, windows, "proof", replay=replay)
         if layers > 2:
             works = [partial(self._run_table, each, windows, replay, layers) for each in self._tables()]
             _at_once(works)
 
     def _run_table(self, contract: TableContract, windows: Sequence[str], replay: bool, layers: int) -> None:
-        stage = dimensions if layers > 3 else net_changes
+        layer = dimensions if layers > 3 else net_changes
         try:
-            stage.materialize(self.workspace, self._spark, contract, windows, "proof", replay=replay)
+            layer.materialize(self.workspace, self._spark, contract, windows, "proof", replay=replay)
         except GateClosed as closed:
             # Right while some windows are still judged by the contract before; wrong when none is.
             self._closed = closed

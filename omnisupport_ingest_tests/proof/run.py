@@ -12,8 +12,8 @@ from random import Random
 
 from pyspark.sql import SparkSession
 
-from omnisupport_ingest.stages.event_ref import EventRef
-from omnisupport_ingest.stages.workspace import Workspace
+from omnisupport_ingest.layers.event_ref import EventRef
+from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest_tests.oracle.judging import Delivery, EventKey, Law
 from omnisupport_ingest_tests.oracle.model import Event, Key, Position
 from omnisupport_ingest_tests.proof.compare import (

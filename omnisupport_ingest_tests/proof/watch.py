@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.table import LakeTable
-from omnisupport_ingest.stages.workspace import Workspace
+from omnisupport_ingest.layers.workspace import Workspace
 
 Place = tuple[str, str]
 """A table's path, and a window."""

@@ -13,11 +13,11 @@ from omnisupport_ingest.runtime.dagster_home import dagster_environment, write_d
 from omnisupport_ingest.runtime.spark_connect import start_spark_connect
 from omnisupport_ingest.runtime.supervisor import Supervisor
 from omnisupport_ingest.settings import Settings
+from omnisupport_ingest_tests.layers import story as stories
+from omnisupport_ingest_tests.layers.story import Story
 from omnisupport_ingest_tests.recovery.crash import CrashDesk
 from omnisupport_ingest_tests.sources.postgres.conftest import source as source
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest
-from omnisupport_ingest_tests.stages import story as stories
-from omnisupport_ingest_tests.stages.story import Story
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,6 @@
-"""A small real pipeline whose processes die at gates: source, capture, stages, and the last word.
+"""A small real pipeline whose processes die at gates: source, capture, layers, and the last word.
 
-Every process is the real one (the command line, or the stages as a run does them) and dies by
+Every process is the real one (the command line, or the layers as a run does them) and dies by
 SIGKILL at a failpoint. ``CrashDesk.ends_well`` then lets everything run to its end and compares.
 """
 
@@ -24,11 +24,11 @@ from omnisupport_ingest.demo.support_desk import SUPPORT_DESK
 from omnisupport_ingest.demo.workload import Workload
 from omnisupport_ingest.failpoints import VARIABLE
 from omnisupport_ingest.lake.sweep import sweep
+from omnisupport_ingest.layers.pending import pending_windows
+from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.runtime.dagster_home import dagster_environment, write_dagster_home
 from omnisupport_ingest.settings import PREFIX
-from omnisupport_ingest.stages.pending import pending_windows
-from omnisupport_ingest.stages.workspace import Workspace
 from omnisupport_ingest.verify.proof import Proof, prove
 from omnisupport_ingest_tests.recovery.dagster_storage import gate_storage
 from omnisupport_ingest_tests.recovery.traces import Trace
@@ -179,9 +179,9 @@ class CrashDesk:
         """Capture up to now, once."""
         return self.command("capture", "--once", *arguments, at=at)
 
-    def stages(self, at: object = "") -> Ended:
+    def layers(self, at: object = "") -> Ended:
         """Take what has landed through every layer."""
-        return self.run("-m", "omnisupport_ingest_tests.recovery.desk_stages", at=at)
+        return self.run("-m", "omnisupport_ingest_tests.recovery.desk_layers", at=at)
 
     def ingest_run(self, at: object = "") -> Ended:
         """The same as a run of Dagster, recorded in its instance."""
@@ -202,12 +202,12 @@ class CrashDesk:
         """
         self.change()
         finished(self.capture())
-        finished(self.stages())
+        finished(self.layers())
         workspace = self.workspace
 
         def advance(_lsn: Lsn) -> None:
             finished(self.capture())
-            finished(self.stages())
+            finished(self.layers())
 
         def no_spark() -> None:
             raise AssertionError("nothing has changed since, so nothing is to be folded")

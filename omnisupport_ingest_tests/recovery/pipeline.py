@@ -1,4 +1,4 @@
-"""All stages of one home in a process of its own, for tests that kill it.
+"""All layers of one home in a process of its own, for tests that kill it.
 
 ``python -m omnisupport_ingest_tests.recovery.pipeline FOLDER`` takes the windows of the told story in
 ``FOLDER`` through every layer, with ``replay`` behind it all over again, with ``judge`` from
@@ -18,11 +18,11 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from omnisupport_ingest.failpoints import VARIABLE
+from omnisupport_ingest.layers import deduped, dimensions, raw
+from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.runtime.spark import session
 from omnisupport_ingest.settings import PREFIX, Settings
-from omnisupport_ingest.stages import deduped, dimensions, raw
-from omnisupport_ingest.stages.workspace import Workspace
-from omnisupport_ingest_tests.stages.story import FIRST, SECOND, SOURCE
+from omnisupport_ingest_tests.layers.story import FIRST, SECOND, SOURCE
 
 REMOTE = f"{PREFIX}SPARK_REMOTE"
 TIMEOUT_SECONDS = 180
@@ -41,7 +41,7 @@ def open_workspace(folder: Path) -> Workspace:
     return Workspace.open(settings)
 
 
-def run_stages(
+def run_layers(
     workspace: Workspace,
     spark: SparkSession,
     windows: Sequence[str] = WINDOWS,
@@ -106,4 +106,4 @@ def kill_when(process: subprocess.Popen[str], seen: Callable[[], bool]) -> int:
 if __name__ == "__main__":
     opened = open_workspace(Path(sys.argv[1]))
     asked = sys.argv[2:]
-    run_stages(opened, session(opened.settings), replay="replay" in asked, judge="judge" in asked)
+    run_layers(opened, session(opened.settings), replay="replay" in asked, judge="judge" in asked)

@@ -17,8 +17,8 @@ import dagster as dg
 
 from omnisupport_ingest.definitions import build_definitions
 from omnisupport_ingest.failpoints import VARIABLE
+from omnisupport_ingest_tests.layers.story import SOURCE
 from omnisupport_ingest_tests.recovery.pipeline import open_workspace
-from omnisupport_ingest_tests.stages.story import SOURCE
 from omnisupport_ingest_tests.waiting import PATIENCE
 
 FORWARD, LATE = f"wal_batches_{SOURCE}", f"late_arrivals_{SOURCE}"

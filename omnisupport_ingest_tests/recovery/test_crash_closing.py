@@ -10,11 +10,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 from omnisupport_ingest.lake.sweep import sweep
-from omnisupport_ingest.stages.pending import pending_windows
-from omnisupport_ingest.stages.workspace import Workspace
-from omnisupport_ingest_tests.recovery.pipeline import finish, open_workspace, run_stages, start
+from omnisupport_ingest.layers.pending import pending_windows
+from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest_tests.layers.story import FIRST, SECOND, SOURCE, START, Change, Commit, Story
+from omnisupport_ingest_tests.recovery.pipeline import finish, open_workspace, run_layers, start
 from omnisupport_ingest_tests.recovery.traces import contents, tables
-from omnisupport_ingest_tests.stages.story import FIRST, SECOND, SOURCE, START, Change, Commit, Story
 
 pytestmark = pytest.mark.crash
 
@@ -60,9 +60,9 @@ def test_a_run_killed_while_it_closes_windows_leaves_them_as_before_or_closed(
     story.clock = START + timedelta(hours=3)
     for commit in COMMITS:
         story.land(commit)
-        run_stages(story.workspace, spark)
+        run_layers(story.workspace, spark)
     story.land(LATER)
-    run_stages(story.workspace, spark, [LATER_WINDOW])
+    run_layers(story.workspace, spark, [LATER_WINDOW])
     assert pending_windows(story.workspace, SOURCE).windows == (FIRST, SECOND)
     before = contents(story.workspace)
     for failpoint, layers in DEATHS:

@@ -17,7 +17,7 @@ SWEEP = """
 from datetime import timedelta
 from omnisupport_ingest.lake.sweep import sweep
 from omnisupport_ingest.settings import Settings
-from omnisupport_ingest.stages.workspace import Workspace
+from omnisupport_ingest.layers.workspace import Workspace
 for table in Workspace.open(Settings(_env_file=None)).tables():
     sweep(table, timedelta(0))
 """
@@ -27,7 +27,7 @@ import dagster as dg
 from omnisupport_ingest.definitions import build_definitions
 from omnisupport_ingest.defs.backfills import launch_backfill
 from omnisupport_ingest.settings import Settings
-from omnisupport_ingest.stages.workspace import Workspace
+from omnisupport_ingest.layers.workspace import Workspace
 workspace = Workspace.open(Settings(_env_file=None))
 window = workspace.deduped("support_desk").open().windows()[0]
 with dg.DagsterInstance.get() as instance:
@@ -111,7 +111,7 @@ def test_commands_killed_at_their_gates_are_carried_out_by_the_same_command(
     for _ in range(3):
         desk.change()
         finished(desk.capture())
-        finished(desk.stages())
+        finished(desk.layers())
 
     killed.command("runtime.file", "checkpoint", "rebuild")
     dagster = desk.workspace.home.dagster
@@ -132,7 +132,7 @@ def test_commands_killed_at_their_gates_are_carried_out_by_the_same_command(
     for _ in range(3):
         desk.change()
         finished(desk.capture())
-        finished(desk.stages())
+        finished(desk.layers())
     killed.script("lake.sweep_delete", SWEEP)
 
     killed.command("source.pause", "source", "pause", "--reason", "crash")

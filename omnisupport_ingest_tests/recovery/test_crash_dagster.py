@@ -15,10 +15,10 @@ import dagster as dg
 import pytest
 from dagster._core.scheduler.instigation import TickStatus
 
+from omnisupport_ingest.layers.pending import pending_windows
 from omnisupport_ingest.runtime.dagster_home import write_workspace
 from omnisupport_ingest.runtime.dagster_services import code_server_command, code_server_socket
 from omnisupport_ingest.runtime.private_folders import socket_answers
-from omnisupport_ingest.stages.pending import pending_windows
 from omnisupport_ingest_tests.recovery.crash import KILLED, CrashDesk, Point, died, finished
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SOURCE
 from omnisupport_ingest_tests.waiting import until

@@ -1,4 +1,4 @@
-"""The stages are killed at every gate of the lake, in every layer, once and three times in a row."""
+"""The layers are killed at every gate of the lake, in every layer, once and three times in a row."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_stages_killed_in_every_layer_end_as_the_source(
                 # After its commit a layer has nothing left to do, so there must be news.
                 desk.change()
                 finished(desk.capture())
-            died(desk.stages(at=point), point)
+            died(desk.layers(at=point), point)
     desk.ends_well()
     assert len(desk.died) == len(LAYERS) * times
 
@@ -60,7 +60,7 @@ def test_stages_killed_while_a_table_is_made_end_as_the_source(
     for table in made:
         point = Point("lake.table", moment, f"support_desk/{table}")
         for _ in range(times):
-            died(desk.stages(at=point), point)
+            died(desk.layers(at=point), point)
     desk.ends_well()
 
 
@@ -76,12 +76,12 @@ def test_stages_killed_while_a_table_gets_columns_end_as_the_source(
     desk.contract("tickets", without=left_out)
     desk.change()
     finished(desk.capture())
-    finished(desk.stages())
+    finished(desk.layers())
     point = Point("lake.columns", moment, table)
     for attempt in range(times):
         if attempt == 0 or moment == "after":
             left_out.pop()
             desk.contract("tickets", without=left_out)
-        died(desk.stages(at=point), point)
+        died(desk.layers(at=point), point)
     desk.contract("tickets")
     desk.ends_well()

@@ -16,11 +16,11 @@ import duckdb
 import pytest
 
 from omnisupport_ingest.lake.sweep import sweep
-from omnisupport_ingest.stages.pending import pending_windows
-from omnisupport_ingest.stages.quarantine_files import QuarantineFiles, named_anywhere
-from omnisupport_ingest.stages.workspace import Workspace
+from omnisupport_ingest.layers.pending import pending_windows
+from omnisupport_ingest.layers.quarantine_files import QuarantineFiles, named_anywhere
+from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest_tests.layers.story import SOURCE, Change, Commit, Story
 from omnisupport_ingest_tests.recovery.pipeline import finish, open_workspace, start
-from omnisupport_ingest_tests.stages.story import SOURCE, Change, Commit, Story
 
 BORN = Commit(10, 1, [Change("c", 1, {"title": "one", "body": "text"})])
 TOO_LONG = Commit(20, 2, [Change("u", 1, {"title": "x" * 21}, unchanged=("body",))])

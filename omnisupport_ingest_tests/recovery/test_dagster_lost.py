@@ -12,9 +12,9 @@ import pytest
 from omnisupport_ingest.definitions import build_definitions
 from omnisupport_ingest.defs import keys
 from omnisupport_ingest.defs.metadata import CONCEPTS
+from omnisupport_ingest_tests.layers.story import SOURCE, Change, Commit, Story
 from omnisupport_ingest_tests.recovery.sensor_tick import FORWARD, evaluate
 from omnisupport_ingest_tests.recovery.traces import contents
-from omnisupport_ingest_tests.stages.story import SOURCE, Change, Commit, Story
 from omnisupport_ingest_tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.usefixtures("spark")

@@ -11,10 +11,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from omnisupport_ingest.lake.sweep import sweep
-from omnisupport_ingest.stages.pending import pending_windows
-from omnisupport_ingest_tests.recovery.pipeline import finish, kill_when, open_workspace, run_stages, start
+from omnisupport_ingest.layers.pending import pending_windows
+from omnisupport_ingest_tests.layers.story import SOURCE, Change, Commit, Story
+from omnisupport_ingest_tests.recovery.pipeline import finish, kill_when, open_workspace, run_layers, start
 from omnisupport_ingest_tests.recovery.traces import Moment, contents, tables, traces
-from omnisupport_ingest_tests.stages.story import SOURCE, Change, Commit, Story
 
 INSERT = Commit(
     10, 1, [Change("c", 1, {"title": "one", "body": "long"}), Change("c", 2, {"title": "two", "body": "B2"})]
@@ -89,9 +89,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession):
     """The contents of a home that went the same way and was never killed."""
     story = Story(tmp_path_factory.mktemp("undisturbed") / "told")
     tell_first_half(story)
-    run_stages(story.workspace, spark)
+    run_layers(story.workspace, spark)
     tell_second_half(story)
-    run_stages(story.workspace, spark)
+    run_layers(story.workspace, spark)
     found = contents(story.workspace)
     assert all(content.rows for content in found.values())
     return found

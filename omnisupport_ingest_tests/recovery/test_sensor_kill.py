@@ -10,10 +10,10 @@ import dagster as dg
 import pytest
 
 from omnisupport_ingest.definitions import build_definitions
+from omnisupport_ingest_tests.layers import story as stories
+from omnisupport_ingest_tests.layers.story import SOURCE, Change, Commit, Story
 from omnisupport_ingest_tests.recovery.sensor_tick import LATE, Answer, Request, tick
 from omnisupport_ingest_tests.recovery.traces import contents, traces
-from omnisupport_ingest_tests.stages import story as stories
-from omnisupport_ingest_tests.stages.story import SOURCE, Change, Commit, Story
 
 pytestmark = pytest.mark.usefixtures("spark")
 

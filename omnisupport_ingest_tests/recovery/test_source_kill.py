@@ -14,13 +14,13 @@ from pyspark.sql import SparkSession
 from omnisupport_ingest.contracts.load import default_contracts_dir
 from omnisupport_ingest.demo.support_desk import SUPPORT_DESK
 from omnisupport_ingest.landing.manifest import Manifest
+from omnisupport_ingest.layers.pending import pending_windows
+from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.sources.postgres.embedded.server import EmbeddedPostgres
-from omnisupport_ingest.stages.pending import pending_windows
-from omnisupport_ingest.stages.workspace import Workspace
 from omnisupport_ingest.verify.proof import prove
 from omnisupport_ingest_tests.recovery.desk import Traffic, capture, kill_server
-from omnisupport_ingest_tests.recovery.pipeline import run_stages
+from omnisupport_ingest_tests.recovery.pipeline import run_layers
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SOURCE, SourceUnderTest
 from omnisupport_ingest_tests.waiting import until
 
@@ -65,7 +65,7 @@ def without_manifest(source: SourceUnderTest) -> set[str]:
 def take_all(workspace: Workspace, spark: SparkSession) -> None:
     """Take everything that has landed through every layer."""
     if windows := pending_windows(workspace, SOURCE).windows:
-        run_stages(workspace, spark, windows, SOURCE)
+        run_layers(workspace, spark, windows, SOURCE)
 
 
 @pytest.fixture

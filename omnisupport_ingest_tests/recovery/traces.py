@@ -16,9 +16,9 @@ from omnisupport_ingest.contracts.load import TableContract
 from omnisupport_ingest.lake import layout
 from omnisupport_ingest.lake.checkpoint import Checkpoint
 from omnisupport_ingest.lake.table import LakeTable
-from omnisupport_ingest.stages import checkpoints
-from omnisupport_ingest.stages.workspace import Workspace
-from omnisupport_ingest_tests.stages.story import SOURCE
+from omnisupport_ingest.layers import checkpoints
+from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest_tests.layers.story import SOURCE
 
 
 class Moment(Enum):

@@ -14,8 +14,8 @@ from omnisupport_ingest.contracts.load import contract_of
 from omnisupport_ingest.contracts.model import Column, ContractError, TargetPolicy
 from omnisupport_ingest.targets.columns import TargetRefused, missing_columns, target_columns
 from omnisupport_ingest.targets.lake_rows import Difference
-from omnisupport_ingest_tests.stages.notes import CONTRACT, LAKE, LAKE_SCHEMA, MOMENT
-from omnisupport_ingest_tests.stages.story import CONTRACT as DOCUMENT
+from omnisupport_ingest_tests.layers.notes import CONTRACT, LAKE, LAKE_SCHEMA, MOMENT
+from omnisupport_ingest_tests.layers.story import CONTRACT as DOCUMENT
 
 SCHEMA = pa.schema(
     [

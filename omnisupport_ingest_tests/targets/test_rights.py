@@ -12,9 +12,9 @@ from psycopg2.extensions import make_dsn
 from omnisupport_ingest.contracts.model import TableContract, TargetPolicy
 from omnisupport_ingest.targets.columns import TargetRefused
 from omnisupport_ingest.targets.sync import TargetUnavailable, _connect, _errors
+from omnisupport_ingest_tests.layers.notes import CONTRACT
 from omnisupport_ingest_tests.sources.postgres.conftest import source
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest
-from omnisupport_ingest_tests.stages.notes import CONTRACT
 
 __all__ = ["source"]
 

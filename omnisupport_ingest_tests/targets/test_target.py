@@ -17,11 +17,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 from omnisupport_ingest.failpoints import VARIABLE
+from omnisupport_ingest.layers import dimensions
+from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.settings import PREFIX
 from omnisupport_ingest.sources.postgres.embedded.server import EmbeddedPostgres
 from omnisupport_ingest.sources.postgres.session.connection import connect
-from omnisupport_ingest.stages import dimensions
-from omnisupport_ingest.stages.workspace import Workspace
 from omnisupport_ingest.targets.columns import TargetRefused
 from omnisupport_ingest.targets.sync import (
     NoTarget,
@@ -31,8 +31,8 @@ from omnisupport_ingest.targets.sync import (
     sync_target,
     target_lag,
 )
-from omnisupport_ingest_tests.stages.story import CONTRACT, FIRST, SECOND, Change, Commit, Story
-from omnisupport_ingest_tests.stages.test_layers import run
+from omnisupport_ingest_tests.layers.story import CONTRACT, FIRST, SECOND, Change, Commit, Story
+from omnisupport_ingest_tests.layers.test_layers import run
 from omnisupport_ingest_tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.usefixtures("spark")
@@ -311,7 +311,7 @@ _PROGRAM = """
 import sys
 from pathlib import Path
 from omnisupport_ingest.settings import Settings
-from omnisupport_ingest.stages.workspace import Workspace
+from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.targets.sync import sync_target
 home, contracts = map(Path, sys.argv[1:])
 workspace = Workspace.open(Settings(home=home, window="minutes:1", contracts_dir=contracts, _env_file=None))

@@ -13,8 +13,8 @@ from omnisupport_ingest.definitions import build_definitions
 from omnisupport_ingest.defs import keys
 from omnisupport_ingest.defs.targets import _request
 from omnisupport_ingest.targets.sync import sync_target
-from omnisupport_ingest_tests.stages.story import SECOND, SOURCE, Story
-from omnisupport_ingest_tests.stages.test_layers import run
+from omnisupport_ingest_tests.layers.story import SECOND, SOURCE, Story
+from omnisupport_ingest_tests.layers.test_layers import run
 from omnisupport_ingest_tests.targets.test_target import ENV, UPDATE, Warehouse, story, warehouse
 
 __all__ = ["story", "warehouse"]

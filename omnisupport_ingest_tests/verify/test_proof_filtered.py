@@ -7,17 +7,17 @@ import json
 import pytest
 from pyspark.sql import SparkSession
 
+from omnisupport_ingest.checks.content_checks import no_unresolved_cells
+from omnisupport_ingest.layers.pending import pending_windows
+from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Lsn
-from omnisupport_ingest.stages.content_checks import no_unresolved_cells
-from omnisupport_ingest.stages.pending import pending_windows
-from omnisupport_ingest.stages.workspace import Workspace
 from omnisupport_ingest.verify.proof import Proof, prove
-from omnisupport_ingest_tests.recovery.pipeline import run_stages
+from omnisupport_ingest_tests.layers.story import CONTRACT
+from omnisupport_ingest_tests.recovery.pipeline import run_layers
 from omnisupport_ingest_tests.sources.postgres.conftest import source as source
 from omnisupport_ingest_tests.sources.postgres.published_facts import publish
 from omnisupport_ingest_tests.sources.postgres.range_facts import ask
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SOURCE, SourceUnderTest
-from omnisupport_ingest_tests.stages.story import CONTRACT
 
 
 @pytest.mark.slow
@@ -41,7 +41,7 @@ def test_filtered_table_is_proved_and_a_row_that_came_in_without_a_long_value_is
     def advance(_lsn: Lsn) -> None:
         source.catch_up()
         if windows := pending_windows(workspace, SOURCE).windows:
-            run_stages(workspace, spark, windows, SOURCE)
+            run_layers(workspace, spark, windows, SOURCE)
 
     def proved() -> Proof:
         return prove(workspace, lambda: spark, advance=advance)

@@ -7,16 +7,16 @@ import json
 import pytest
 from pyspark.sql import SparkSession
 
+from omnisupport_ingest.checks.lake_checks import tables_complete
+from omnisupport_ingest.layers.pending import pending_windows
+from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Lsn
-from omnisupport_ingest.stages.as_of import TableIncomplete
-from omnisupport_ingest.stages.checks import tables_complete
-from omnisupport_ingest.stages.pending import pending_windows
-from omnisupport_ingest.stages.workspace import Workspace
+from omnisupport_ingest.read.as_of import TableIncomplete
 from omnisupport_ingest.verify.proof import prove
-from omnisupport_ingest_tests.recovery.pipeline import run_stages
+from omnisupport_ingest_tests.layers.story import CONTRACT
+from omnisupport_ingest_tests.recovery.pipeline import run_layers
 from omnisupport_ingest_tests.sources.postgres.conftest import source as source
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SOURCE, SourceUnderTest
-from omnisupport_ingest_tests.stages.story import CONTRACT
 
 
 @pytest.mark.slow
@@ -36,7 +36,7 @@ def test_verify_refuses_a_table_whose_history_starts_later_and_proves_it_the_nex
     def advance(_lsn: Lsn) -> None:
         source.catch_up()
         if windows := pending_windows(workspace, SOURCE).windows:
-            run_stages(workspace, spark, windows, SOURCE)
+            run_layers(workspace, spark, windows, SOURCE)
 
     with pytest.raises(TableIncomplete, match=r"Table notes has no state at .* its history there starts at"):
         prove(workspace, lambda: spark, advance=advance)

@@ -13,14 +13,14 @@ import pytest
 from pyspark.sql import SparkSession
 
 from omnisupport_ingest.landing.epochs import EpochFacts, EpochRecord, write_epoch
+from omnisupport_ingest.layers import deduped, raw
 from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.read.compare import Comparison
+from omnisupport_ingest.read.event_counts import events_per_table
 from omnisupport_ingest.sources.postgres.snapshot.comparison_rows import RowsAt
-from omnisupport_ingest.stages import deduped, raw
-from omnisupport_ingest.stages.compare import Comparison
-from omnisupport_ingest.stages.event_counts import events_per_table
 from omnisupport_ingest.verify.proof import _compare, _Expected
-from omnisupport_ingest_tests.recovery.pipeline import run_stages
-from omnisupport_ingest_tests.stages.story import FIRST, SECOND, SOURCE, START, Change, Commit, Story
+from omnisupport_ingest_tests.layers.story import FIRST, SECOND, SOURCE, START, Change, Commit, Story
+from omnisupport_ingest_tests.recovery.pipeline import run_layers
 
 EMPTY = Commit(5, 0, [])
 LSN = 50
@@ -60,7 +60,7 @@ def story(tmp_path: Path, spark: SparkSession) -> Story:
 def publish(story: Story, spark: SparkSession, *commits: Commit) -> None:
     if commits:
         story.land(*commits)
-    run_stages(story.workspace, spark, [FIRST, SECOND])
+    run_layers(story.workspace, spark, [FIRST, SECOND])
 
 
 def compared(
@@ -154,8 +154,8 @@ def test_what_is_judged_and_not_in_the_dimension_yet_is_no_difference(
 ) -> None:
     publish(story, spark, SINCE[0])
     story.land(*SINCE[1:])
-    for stage in (raw, deduped):
-        stage.materialize(story.workspace, spark, SOURCE, [FIRST, SECOND], "run")
+    for layer in (raw, deduped):
+        layer.materialize(story.workspace, spark, SOURCE, [FIRST, SECOND], "run")
     found = compared(story, spark)
     assert found.holds and (found.current_rows, found.forwarded) == (6, 1), found
     # Made from files that a replay has replaced since.

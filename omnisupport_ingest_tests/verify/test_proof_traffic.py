@@ -11,14 +11,14 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
+from omnisupport_ingest.layers.pending import pending_windows
+from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Lsn
-from omnisupport_ingest.stages.pending import pending_windows
-from omnisupport_ingest.stages.workspace import Workspace
 from omnisupport_ingest.verify.proof import Proof, prove
-from omnisupport_ingest_tests.recovery.pipeline import run_stages
+from omnisupport_ingest_tests.layers.story import CONTRACT
+from omnisupport_ingest_tests.recovery.pipeline import run_layers
 from omnisupport_ingest_tests.sources.postgres.conftest import source as source
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SOURCE, SourceUnderTest
-from omnisupport_ingest_tests.stages.story import CONTRACT
 
 KEYS = 12
 _UNLESS_THERE = "ON CONFLICT DO NOTHING"
@@ -70,7 +70,7 @@ def test_verify_under_traffic_finds_a_wrong_row_and_nothing_else(
     def take_in() -> None:
         source.catch_up()
         while windows := pending_windows(workspace, SOURCE).windows:
-            run_stages(workspace, spark, windows, SOURCE)
+            run_layers(workspace, spark, windows, SOURCE)
 
     def proved(*, spoiled: bool = False) -> Proof:
         """Compare while the source goes on: what the dimension shows is beyond the LSN by then."""

@@ -7,8 +7,8 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from omnisupport_ingest.verify.replayed import changed_tables, replayable, start_replay
-from omnisupport_ingest_tests.recovery.pipeline import run_stages
-from omnisupport_ingest_tests.stages.story import FIRST, SECOND, SOURCE, Change, Commit, Story
+from omnisupport_ingest_tests.layers.story import FIRST, SECOND, SOURCE, Change, Commit, Story
+from omnisupport_ingest_tests.recovery.pipeline import run_layers
 
 
 def test_the_fullest_window_is_replayed_and_a_change_of_its_content_names_the_tables(
@@ -20,7 +20,7 @@ def test_the_fullest_window_is_replayed_and_a_change_of_its_content_names_the_ta
         Commit(20, 61, [Change("c", 3, {"title": "three"})]),
     )
     assert replayable(story.workspace, SOURCE) == []
-    run_stages(story.workspace, spark, [FIRST, SECOND])
+    run_layers(story.workspace, spark, [FIRST, SECOND])
     workspace = story.workspace
     assert {each.window for each in replayable(workspace, SOURCE)} == {FIRST, SECOND}
 
@@ -35,7 +35,7 @@ def test_the_fullest_window_is_replayed_and_a_change_of_its_content_names_the_ta
     assert changed_tables(workspace, replay) == []
 
     story.land(Commit(30, 2, [Change("u", 1, {"title": "changed"})]))
-    run_stages(story.workspace, spark, [FIRST])
+    run_layers(story.workspace, spark, [FIRST])
     assert changed_tables(story.workspace, replay) == [
         f"{SOURCE}/deduped_events",
         f"{SOURCE}/net_changes/notes",

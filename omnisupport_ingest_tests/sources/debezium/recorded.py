@@ -16,11 +16,11 @@ from omnisupport_ingest.contracts.load import TableContract, load_contracts
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.lake.checkpoint import Checkpoint
 from omnisupport_ingest.landing.manifest import Manifest
+from omnisupport_ingest.layers import deduped, dimensions, net_changes, raw
+from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.debezium.handling import Handling
 from omnisupport_ingest.sources.debezium.land import FileLanding, Inlet, land
-from omnisupport_ingest.stages import deduped, dimensions, net_changes, raw
-from omnisupport_ingest.stages.workspace import Workspace
 from omnisupport_ingest.windows import WindowSize, without_sentinel
 
 DATA = Path(__file__).with_name("data")

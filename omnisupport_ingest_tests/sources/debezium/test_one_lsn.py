@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from omnisupport_ingest.checks import lake_checks as checks
+from omnisupport_ingest.layers.reviews import ReviewLedger
+from omnisupport_ingest.review.quarantined import quarantined
 from omnisupport_ingest.sources.debezium import events
-from omnisupport_ingest.stages import checks
-from omnisupport_ingest.stages.quarantined import quarantined
-from omnisupport_ingest.stages.reviews import ReviewLedger
 from omnisupport_ingest_tests.sources.debezium.recorded import SOURCE, Recorder
 from omnisupport_ingest_tests.sources.debezium.told import customer, envelope
 

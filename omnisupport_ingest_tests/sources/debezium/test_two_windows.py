@@ -12,9 +12,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from omnisupport_ingest.cdc.current_rows import EXISTENCE
-from omnisupport_ingest.stages import checks
-from omnisupport_ingest.stages.quarantined import quarantined
-from omnisupport_ingest.stages.reviews import ReviewLedger
+from omnisupport_ingest.checks import lake_checks as checks
+from omnisupport_ingest.layers.reviews import ReviewLedger
+from omnisupport_ingest.review.quarantined import quarantined
 from omnisupport_ingest.windows import OUT_OF_RANGE
 from omnisupport_ingest_tests.sources.debezium.recorded import SOURCE, Recorder
 from omnisupport_ingest_tests.sources.debezium.told import TS, customer, envelope

@@ -9,15 +9,15 @@ import pytest
 from pyspark.sql import SparkSession
 
 from omnisupport_ingest.home import Home
+from omnisupport_ingest.layers import deduped, dimensions, raw
+from omnisupport_ingest.layers.lateness import Lateness
+from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.debezium.land import Inlet as EventInlet
 from omnisupport_ingest.sources.manifests.events import land_events
 from omnisupport_ingest.sources.manifests.examine import windows_of_batches
 from omnisupport_ingest.sources.manifests.land import Delivery, Inlet, land
 from omnisupport_ingest.sources.manifests.seed_manifest import load_manifest
-from omnisupport_ingest.stages import deduped, dimensions, raw
-from omnisupport_ingest.stages.lateness import Lateness
-from omnisupport_ingest.stages.workspace import Workspace
 from omnisupport_ingest.windows import without_sentinel
 from omnisupport_ingest_tests.sources.manifests.deliveries import (
     CONTRACTS,

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.pg_types import Kind
-from omnisupport_ingest.stages.dimension_rows import DimensionRows
+from omnisupport_ingest.read.dimension_rows import DimensionRows
 from omnisupport_ingest_tests.sources.postgres.source_under_test import UNRESOLVED, SourceUnderTest, folded
 
 

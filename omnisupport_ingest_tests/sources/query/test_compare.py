@@ -10,12 +10,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from omnisupport_ingest.read.lake_keys import DimensionKeys
 from omnisupport_ingest.sources.query import compare as comparing
 from omnisupport_ingest.sources.query.compare import compare
 from omnisupport_ingest.sources.query.cursor import GENERATIONS, corrected
 from omnisupport_ingest.sources.query.errors import QueryRefused
 from omnisupport_ingest.sources.query.postgres import PostgresReader
-from omnisupport_ingest.stages.lake_keys import DimensionKeys
 from omnisupport_ingest_tests.sources.query.tickets import Desk, contract
 
 TEXT_KEY = {"id": {"type": "string", "x-pg-type": "text", "description": "Key."}}

@@ -12,13 +12,13 @@ from pyspark.sql import SparkSession
 from omnisupport_ingest.contracts.load import contract_of
 from omnisupport_ingest.contracts.model import Contracts
 from omnisupport_ingest.contracts.names import lake_names
+from omnisupport_ingest.layers import deduped, dimensions, net_changes, raw
+from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.read.compare import compare
 from omnisupport_ingest.sources.postgres.catalog.live_table import read_live_tables
 from omnisupport_ingest.sources.postgres.catalog.new_contract import all_tables, draft
 from omnisupport_ingest.sources.postgres.slot.slot import consistent_snapshot
 from omnisupport_ingest.sources.postgres.snapshot.comparison_rows import write_rows_at
-from omnisupport_ingest.stages import deduped, dimensions, net_changes, raw
-from omnisupport_ingest.stages.compare import compare
-from omnisupport_ingest.stages.workspace import Workspace
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SOURCE, SourceUnderTest, folded
 
 

@@ -11,8 +11,8 @@ from pyspark.sql import SparkSession
 
 from omnisupport_ingest.contracts.model import Column, Contracts, TableContract
 from omnisupport_ingest.lake.checkpoint import Checkpoint
-from omnisupport_ingest.stages import deduped, dimensions, net_changes, raw
-from omnisupport_ingest.stages.workspace import Workspace
+from omnisupport_ingest.layers import deduped, dimensions, net_changes, raw
+from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.windows import without_sentinel
 from omnisupport_ingest_tests.foreign_bytes import DEEP
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SOURCE, SourceUnderTest, contract

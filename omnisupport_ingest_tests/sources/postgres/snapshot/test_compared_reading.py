@@ -16,10 +16,10 @@ from omnisupport_ingest.contracts.row_checksum import RowChecksum
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.landing.completeness import incomplete_now
 from omnisupport_ingest.landing.snapshot_plans import SnapshotPlans
+from omnisupport_ingest.read.dimension_rows import DimensionRows
 from omnisupport_ingest.sources.postgres.session.errors import CaptureRunning, GapInSource
 from omnisupport_ingest.sources.postgres.session.lease import Lease
 from omnisupport_ingest.sources.postgres.snapshot.compared_reading import Recovered
-from omnisupport_ingest.stages.dimension_rows import DimensionRows
 from omnisupport_ingest_tests.sources.postgres.folded_lake import FoldedLake
 from omnisupport_ingest_tests.sources.postgres.source_under_test import (
     SourceUnderTest,

@@ -13,9 +13,9 @@ import pytest
 
 from omnisupport_ingest.contracts.model import Column, TableContract
 from omnisupport_ingest.contracts.row_checksum import RowChecksum, has_checksum
+from omnisupport_ingest.read.dimension_rows import DimensionRows
 from omnisupport_ingest.sources.postgres.session.connection import connect
 from omnisupport_ingest.sources.postgres.snapshot.comparison_rows import server_checksum
-from omnisupport_ingest.stages.dimension_rows import DimensionRows
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract
 
 TYPES = {

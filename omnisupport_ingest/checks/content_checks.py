@@ -1,0 +1,53 @@
+"""Checks on the rows of a dimension, on Spark; numbers and names only, never row values."""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from omnisupport_ingest.checks.findings import CheckFinding
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.contracts.pandera_schema import failures
+from omnisupport_ingest.lake.layout import WHOLE_TABLE
+from omnisupport_ingest.layers.dimensions import known_live_rows
+from omnisupport_ingest.layers.workspace import Workspace
+
+
+def keys_unique(workspace: Workspace, spark: SparkSession, contract: TableContract) -> CheckFinding:
+    """Whether the dimension has one row per key."""
+    rows = _rows_of(workspace, spark, contract)
+    per_key = rows.groupBy("_cdc_key").count().agg(F.sum("count"), F.count_if(F.col("count") > 1))
+    total, repeated = per_key.collect()[0]
+    numbers: dict[str, int | float] = {"rows": total or 0, "keys_repeated": repeated}
+    if repeated:
+        return CheckFinding(False, f"{repeated} keys have more than one row.", numbers)
+    return CheckFinding(True, "Every key has one row.", numbers)
+
+
+def no_unresolved_cells(workspace: Workspace, spark: SparkSession, contract: TableContract) -> CheckFinding:
+    """Whether every cell of the live rows is known; an unknown one is never passed off as NULL."""
+    live = _live(_rows_of(workspace, spark, contract))
+    unresolved = F.coalesce(F.size("_cdc_unresolved"), F.lit(0))
+    rows, cells = live.agg(F.count_if(unresolved > 0), F.sum(F.greatest(unresolved, F.lit(0)))).collect()[0]
+    numbers: dict[str, int | float] = {"rows_unresolved": rows, "cells_unresolved": cells or 0}
+    if rows:
+        return CheckFinding(False, f"{cells} cells of {rows} live rows are not known.", numbers)
+    return CheckFinding(True, "Every cell of the live rows is known.", numbers)
+
+
+def meets_contract(workspace: Workspace, spark: SparkSession, contract: TableContract) -> CheckFinding:
+    """Whether the live rows whose cells are all known pass the contract's pandera schema."""
+    broken = failures(known_live_rows(_rows_of(workspace, spark, contract)), contract)
+    numbers: dict[str, int | float] = {"checks_broken": len(broken)}
+    if broken:
+        return CheckFinding(False, f"Broken by some row: {', '.join(broken)}.", numbers)
+    return CheckFinding(True, f"Live rows meet contract {contract.full_name} {contract.version}.", numbers)
+
+
+def _rows_of(workspace: Workspace, spark: SparkSession, contract: TableContract) -> DataFrame:
+    snapshot = workspace.dimension(contract).open()
+    return snapshot.read(spark, snapshot.files(WHOLE_TABLE))
+
+
+def _live(rows: DataFrame) -> DataFrame:
+    return rows.where(~F.col("_cdc_is_deleted"))

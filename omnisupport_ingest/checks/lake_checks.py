@@ -1,0 +1,298 @@
+"""Checks that landing and the tables' logs can answer: none of them starts Spark.
+
+They read the records that a commit left, not what a run reported, so an old backfill or a lost
+event log cannot make them green.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from datetime import datetime, timedelta
+
+from deltalake.exceptions import DeltaError
+
+from omnisupport_ingest.cdc.judging import OPEN
+from omnisupport_ingest.checks.findings import CheckFinding
+from omnisupport_ingest.contracts.decision_table import COLLISION, OLDER_EPOCH
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.landing.completeness import chunks_of, incomplete_now
+from omnisupport_ingest.landing.lost_changes import LostChanges, LostStretch
+from omnisupport_ingest.landing.manifest import Manifest
+from omnisupport_ingest.landing.store import Landed
+from omnisupport_ingest.layers.looking import look
+from omnisupport_ingest.layers.pending import standing_of_windows
+from omnisupport_ingest.layers.retyping import waits
+from omnisupport_ingest.layers.reviews import ReviewLedger
+from omnisupport_ingest.layers.shown import Shown
+from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.read.freshness import Freshness, freshness
+from omnisupport_ingest.review.quarantine_stock import rises_of, stock_of
+from omnisupport_ingest.review.quarantined import Filter, Quarantined, quarantined
+from omnisupport_ingest.windows import OUT_OF_RANGE
+
+FRESH_WITHIN = timedelta(minutes=15)
+"""How far watermark and dimensions may stay behind the clock before they count as stale."""
+
+RISES_WITHIN = timedelta(days=1)
+"""What the quarantine of now is held against: the one of so long ago."""
+
+_NAMED = 3
+"""How many windows or reasons a summary names before it only counts them."""
+
+_REVIEW = "Review them: omnisupport-ingest quarantine list --source {source} --reason {reason}"
+
+
+def chain_unbroken(workspace: Workspace, source: str) -> CheckFinding:
+    """Whether every stream batch continues the one before it; a hole is named with both LSNs."""
+    landed = workspace.landing(source).landed()
+    numbers: dict[str, int | float] = {"batches": landed.count}
+    if landed.hole is not None:
+        summary = f"{landed.hole} Later batches of that epoch are held back. Fix: {landed.hole.fix}"
+        return CheckFinding(False, summary, numbers)
+    return CheckFinding(True, "Every batch continues the one before it.", numbers)
+
+
+def sentinel_empty(workspace: Workspace, source: str) -> CheckFinding:
+    """Whether every landed event has a commit time that a window can hold."""
+    events = sum(each.out_of_range for each in workspace.landing(source).landed().epochs)
+    if events:
+        summary = (
+            f"{events} events were committed before the first window or far ahead of the clock. They are in "
+            f"quarantine, in the partition {OUT_OF_RANGE}."
+        )
+        return CheckFinding(False, summary, {"events": events})
+    return CheckFinding(True, "Every event falls into a window.", {"events": 0})
+
+
+def tables_complete(workspace: Workspace, source: str) -> dict[str, CheckFinding]:
+    """Whether the stream has passed the table's snapshot, and the dimension shows it.
+
+    By name of the contract. Until then the dimension is no state that the source ever had.
+    """
+    store = workspace.landing(source)
+    landed = store.landed()
+    epoch = max(
+        [*(each.number for each in store.epochs()), *(each.epoch for each in landed.epochs)], default=0
+    )
+    batches = landed.around_snapshots(epoch)
+    # After the batches, so that none is overlooked.
+    lost = LostChanges(store.folder, epoch).all()
+    return _of_each_table(
+        workspace, source, lambda each: _table_complete(workspace, each, landed, batches, epoch, lost)
+    )
+
+
+def _table_complete(
+    workspace: Workspace,
+    contract: TableContract,
+    landed: Landed,
+    batches: Sequence[Manifest],
+    epoch: int,
+    lost: Sequence[LostStretch],
+) -> CheckFinding:
+    if (waiting := waits(workspace, contract)) is not None:
+        return CheckFinding(False, f"{waiting.problem} Fix: {waiting.fix}")
+    if not landed.captured:
+        return CheckFinding(True, "Deliveries land whole." if landed.count else "Nothing has landed yet.")
+    incomplete = incomplete_now(batches, contract.name, epoch, lost)
+    if incomplete is not None:
+        behind = incomplete.bytes_behind
+        numbers: dict[str, int | float] = {} if behind is None else {"bytes_behind": behind}
+        return CheckFinding(False, f"{incomplete.problem} Fix: {incomplete.fix}", numbers)
+    missing = _not_shown(workspace, contract, landed, batches, epoch)
+    if missing:
+        summary = (
+            f"The dimension does not show {missing} batches yet that belong to its snapshot or to the "
+            "stream below it. The sensor asks for their windows."
+        )
+        return CheckFinding(False, summary, {"batches_missing": missing})
+    return CheckFinding(True, f"The stream has passed the snapshot of epoch {epoch}.", {"batches_missing": 0})
+
+
+def _not_shown(
+    workspace: Workspace, contract: TableContract, landed: Landed, batches: Sequence[Manifest], epoch: int
+) -> int:
+    """How many of the batches that the completeness of the table in ``epoch`` rests on the net changes, or of
+    its chunks the dimension, have not taken. ``batches``: those around the epoch's snapshots."""
+    net_changes, dimension = look(workspace.net_changes(contract)), look(workspace.dimension(contract))
+    shown = Shown.of(net_changes, dimension)
+    chunks = chunks_of(batches, contract.name, epoch)
+    high = max((each.chunk.high for each in chunks if each.chunk is not None), default=Lsn(0))
+    names = {each.batch_id for each in chunks}
+    missing: set[str] = set()
+    for window in workspace.landing(contract.source).windows():
+        state = net_changes.state(window) if net_changes is not None else None
+        for part in landed.untaken(window, frozenset(state.batches if state is not None else ())):
+            in_stream = part.epoch == epoch and part.begins is not None and part.begins < high
+            if contract.full_name in part.rows_per_table and (in_stream or part.batch_id in names):
+                missing.add(part.batch_id)
+    if net_changes is None or dimension is None:
+        return max(1, len(missing | names))
+    # A batch of the stream may leave the content as it was; then the dimension stays as it is.
+    unshown = {each.batch_id for each in chunks if not shown.has(each, contract.full_name)}
+    return len(missing | unshown)
+
+
+def watermark_fresh(workspace: Workspace, source: str, now: datetime) -> CheckFinding:
+    """Whether the newest stream batch's watermark is near ``now`` (timezone-aware)."""
+    epochs = workspace.landing(source).landed().epochs
+    marks = [each.stream_mark for each in epochs if each.stream_mark is not None]
+    if not marks:
+        return CheckFinding(True, "Nothing of a stream has landed, so there is no watermark to be stale.")
+    lag = (now - marks[-1]).total_seconds()
+    numbers: dict[str, int | float] = {"watermark_lag_seconds": round(lag, 1)}
+    if lag > FRESH_WITHIN.total_seconds():
+        return CheckFinding(
+            False, f"The watermark is {lag / 60:.0f} minutes behind: is capture running?", numbers
+        )
+    return CheckFinding(True, f"The watermark is {lag:.0f} seconds behind.", numbers)
+
+
+def tables_fresh(workspace: Workspace, source: str, now: datetime) -> dict[str, CheckFinding]:
+    """Whether the dimension shows what was committed until shortly before ``now`` (timezone-aware).
+
+    By name of the contract; where it lets net changes wait for their merge, that time is added. Unlike
+    ``watermark_fresh`` this is of what people read.
+    """
+    landing = workspace.landing(source)
+
+    def fresh(contract: TableContract) -> CheckFinding:
+        net_changes, dimension = look(workspace.net_changes(contract)), look(workspace.dimension(contract))
+        within = FRESH_WITHIN
+        if contract.delayed_merge is not None:
+            within += contract.delayed_merge.max_age
+        return _table_fresh(freshness(contract, net_changes, dimension, landing), now, within)
+
+    return _of_each_table(workspace, source, fresh)
+
+
+def _of_each_table(
+    workspace: Workspace, source: str, find: Callable[[TableContract], CheckFinding]
+) -> dict[str, CheckFinding]:
+    """``find`` for every table, by name. One that cannot be read is a finding of its own, not of all."""
+    found = {}
+    for contract in workspace.contracts.of_source(source):
+        try:
+            found[contract.name] = find(contract)
+        except IngestError as error:
+            found[contract.name] = CheckFinding(False, f"{error.problem} Fix: {error.fix}")
+        except DeltaError as error:
+            # Its message may quote statistics, and so values of rows.
+            problem = f"A log of {contract.name} in the lake cannot be read ({type(error).__name__})."
+            fix = "Restore the table's folder from a backup, or delete it: it is made again from the events."
+            found[contract.name] = CheckFinding(False, f"{problem} Fix: {fix}")
+    return found
+
+
+def _table_fresh(found: Freshness, now: datetime, within: timedelta) -> CheckFinding:
+    lag, behind = found.lag_seconds(now), found.behind_landing_seconds
+    numbers: dict[str, int | float] = {"unshown_batches": found.unshown_batches}
+    if lag is None:
+        return CheckFinding(True, "Nothing of a stream has landed, and nothing waits.", numbers)
+    numbers["lag_seconds"] = lag
+    if behind is not None:
+        numbers["behind_landing_seconds"] = behind
+    if lag > within.total_seconds():
+        why = (
+            f"{found.unshown_batches} batches with changes of it have landed and are not shown: look at the "
+            "runs."
+            if found.unshown_batches
+            else "It shows all that has landed: is capture running?"
+        )
+        return CheckFinding(False, f"The dimension is {lag / 60:.0f} minutes behind. {why}", numbers)
+    return CheckFinding(True, f"The dimension is {lag:.0f} seconds behind.", numbers)
+
+
+def counts_add_up(workspace: Workspace, source: str) -> CheckFinding:
+    """Whether ``raw = deduped + duplicates + quarantined`` in every window, and raw agrees.
+
+    A window that raw holds and deduped has not judged yet is ordinary work and left out, and so is
+    one in which raw is further than deduped.
+    """
+    standing = standing_of_windows(workspace, source)
+    total, wrong = standing.counts, list(standing.wrong)
+    numbers: dict[str, int | float] = {
+        "windows": standing.judged,
+        "windows_wrong": len(wrong),
+        **asdict(total),
+    }
+    if wrong:
+        return CheckFinding(False, f"Events are not accounted for in {_named(wrong)}.", numbers)
+    return CheckFinding(
+        True,
+        f"{total.raw} raw events = {total.deduped} deduped + {total.duplicates} duplicates + "
+        f"{total.quarantined} quarantined, in each of {standing.judged} windows.",
+        numbers,
+    )
+
+
+def no_collisions(workspace: Workspace, source: str) -> CheckFinding:
+    """Whether every event that shares a position with another content was reviewed."""
+    rows = stock_of(workspace, source)
+    numbers: dict[str, int | float] = {f"quarantined_{reason}": rows[reason] for reason in sorted(rows)}
+    left = _unreviewed(workspace, source, COLLISION)
+    if left:
+        summary = (
+            f"{len(left)} events share a position with different content, in {_windows_of(left)}. "
+            f"Neither copy was accepted. {_REVIEW.format(source=source, reason=COLLISION)}"
+        )
+        return CheckFinding(False, summary, {**numbers, "collisions_unreviewed": len(left)})
+    reviewed = f"all {rows[COLLISION]} collided ones reviewed" if rows[COLLISION] else "none of a collision"
+    return CheckFinding(True, f"{rows.total()} events are in quarantine, {reviewed}.", numbers)
+
+
+def epochs_in_order(workspace: Workspace, source: str) -> CheckFinding:
+    """Whether every event of an older epoch that landed after a newer one had begun was reviewed."""
+    left = _unreviewed(workspace, source, OLDER_EPOCH)
+    numbers: dict[str, int | float] = {"events": len(left)}
+    if left:
+        summary = (
+            f"{len(left)} events of an older epoch landed after a newer one had begun, in "
+            f"{_windows_of(left)}. They are in quarantine. "
+            f"{_REVIEW.format(source=source, reason=OLDER_EPOCH)}"
+        )
+        return CheckFinding(False, summary, numbers)
+    return CheckFinding(True, "No event of an older epoch waits for a review.", numbers)
+
+
+def quarantine_not_rising(workspace: Workspace, source: str, now: datetime) -> CheckFinding:
+    """Whether no reason keeps more events in quarantine, not discarded, than a day before ``now``."""
+    rises = rises_of(workspace, source, now - RISES_WITHIN)
+    total = sum(rise.events for rise in rises)
+    numbers: dict[str, int | float] = {"events": total}
+    risen = [rise for rise in rises if rise.more > 0]
+    if risen:
+        more = sum(rise.more for rise in risen)
+        numbers |= {f"more_{rise.reason}": rise.more for rise in risen}
+        named = ", ".join(f"{rise.reason} {rise.events} (+{rise.more})" for rise in risen[:_NAMED])
+        others = len(risen) - _NAMED
+        if others > 0:
+            named += f" and {others} more reasons"
+        summary = (
+            f"{more} events more than a day ago are in quarantine and not discarded: {named}. See them: "
+            f"omnisupport-ingest quarantine list --source {source}"
+        )
+        return CheckFinding(False, summary, numbers)
+    return CheckFinding(
+        True, f"{total} events are in quarantine, for no reason more than a day ago.", numbers
+    )
+
+
+def _unreviewed(workspace: Workspace, source: str, reason: str) -> list[Quarantined]:
+    """Events in quarantine for ``reason`` that somebody must look at, or whose decision waits for a run."""
+    ledger = ReviewLedger.open(workspace, source)
+    rows = quarantined(workspace, source, ledger, Filter(reason=reason))
+    return [row for row in rows if row.state == OPEN or row.waits]
+
+
+def _windows_of(rows: Sequence[Quarantined]) -> str:
+    return _named(sorted({row.window for row in rows}))
+
+
+def _named(windows: list[str]) -> str:
+    shown = ", ".join(windows[:_NAMED])
+    more = len(windows) - _NAMED
+    return f"{shown} and {more} more windows" if more > 0 else shown

@@ -1,0 +1,78 @@
+"""Checks of windows: closed when they should be, late events replayed, replays explained. No Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from omnisupport_ingest.checks.findings import CheckFinding
+from omnisupport_ingest.lake.table import LakeTable
+from omnisupport_ingest.layers.explained import UNEXPLAINED
+from omnisupport_ingest.layers.looking import look
+from omnisupport_ingest.layers.pending import standing_of_windows
+from omnisupport_ingest.layers.workspace import Workspace
+
+_NAMED = 3
+
+
+def windows_settled(workspace: Workspace, source: str) -> CheckFinding:
+    """Whether every window that the watermark has passed is closed, and no late event waits."""
+    standing = standing_of_windows(workspace, source)
+    late, closing = standing.late, standing.closing
+    numbers: dict[str, int | float] = {
+        "windows_open": standing.open,
+        "windows_closed": standing.closed,
+        "windows_closing": len(closing),
+        "windows_late": len(late),
+        "events_late": standing.late_events,
+    }
+    if late:
+        summary = (
+            f"Late events wait for the replay of {_named(late)}; the sensor late_arrivals_{source} asks for "
+            f"it, or: omnisupport-ingest replay --source {source} --from {late[0]} --to {late[-1]}"
+        )
+        return CheckFinding(False, summary, numbers)
+    if closing:
+        summary = f"The watermark has passed {_named(closing)}, which the next run closes."
+        return CheckFinding(True, summary, numbers)
+    return CheckFinding(True, "Every window that the watermark has passed is closed.", numbers)
+
+
+def replays_explained(workspace: Workspace, source: str) -> CheckFinding:
+    """Whether every replay that changed a window's content says why."""
+    standing = standing_of_windows(workspace, source)
+    changed = standing.changed
+    windows = list(_unexplained(workspace, source, standing.unexplained))
+    unexplained = len(windows)
+    numbers: dict[str, int | float] = {"changed": changed, "unexplained": unexplained}
+    if unexplained:
+        summary = (
+            f"The last replay of {_named(windows)} came to another content although nothing beneath had "
+            "changed. Compare the versions of the table, and report it with both."
+        )
+        return CheckFinding(False, summary, numbers)
+    return CheckFinding(
+        True, f"{changed} windows were changed by their last replay, each explained.", numbers
+    )
+
+
+def _unexplained(workspace: Workspace, source: str, windows: Iterable[str]) -> Iterator[str]:
+    """The tables and windows among ``windows`` whose last replay has no reason."""
+    for table in _partitioned(workspace, source) if windows else ():
+        snapshot = look(table)
+        for window in windows:
+            state = snapshot.state(window) if snapshot is not None else None
+            if state is not None and UNEXPLAINED in state.checkpoint.changed_by:
+                yield f"{table.spec.path} {window}"
+
+
+def _partitioned(workspace: Workspace, source: str) -> Iterator[LakeTable]:
+    yield workspace.raw(source)
+    yield workspace.deduped(source)
+    for contract in workspace.contracts.of_source(source):
+        yield workspace.net_changes(contract)
+
+
+def _named(names: Iterable[str]) -> str:
+    found = sorted(set(names))
+    more = len(found) - _NAMED
+    return ", ".join(found[:_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,165 @@
+"""Closing windows: what many small appends wrote becomes one file per partition, and is marked as closed.
+
+Closing changes no row. Its commit says so (``dataChange`` is false), and the new files stand for the
+names of the old ones, so the layer below reads nothing again. The old files stay on disk until they
+are swept, and a reader of an older version finds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from pyspark.sql import DataFrame, SparkSession
+
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.lake.commit import WindowChange
+from omnisupport_ingest.lake.contenthash import hash_of_files
+from omnisupport_ingest.lake.layout import LakeFile, StagedFile
+from omnisupport_ingest.lake.staging import StagedFiles, stage_frame
+from omnisupport_ingest.lake.state import WindowState
+from omnisupport_ingest.lake.table import LakeTable, TableSnapshot, retrying
+from omnisupport_ingest.layers.idempotency import unit_key
+from omnisupport_ingest.layers.lateness import Lateness
+from omnisupport_ingest.layers.plan import WindowPlan, Work
+from omnisupport_ingest.layers.upstream_files import folded_names
+
+
+class FoldedDiffers(IngestError):
+    """The files of a window do not hold the rows that its checkpoint says; nothing was committed."""
+
+
+def passed_by_watermark(lateness: Lateness, watermark: datetime | None) -> Callable[[str], bool]:
+    """Whether ``watermark``, the source's now, closes a window."""
+    return lambda window: lateness.closed(window, watermark)
+
+
+def passed_with(above: TableSnapshot) -> Callable[[str], bool]:
+    """Whether a window is closed in the layer ``above``, which is enough to know and cheap to ask."""
+
+    def passed(window: str) -> bool:
+        state = above.state(window)
+        return state is not None and state.closed
+
+    return passed
+
+
+def due(snapshot: TableSnapshot, windows: Iterable[str], passed: Callable[[str], bool]) -> list[str]:
+    """Those of ``windows`` that are ``passed`` by now and were not yet when they were last committed."""
+    return [window for window in _open(snapshot, windows) if passed(window)]
+
+
+def close(table: LakeTable, windows: Sequence[str], run_id: str, fold: Fold | None = None) -> None:
+    """Close ``windows``, which are due, folding their files by ``fold`` (null: they are only marked)."""
+    if not windows:
+        return
+
+    def attempt(snapshot: TableSnapshot) -> None:
+        found = _open(snapshot, windows)
+        if found:
+            folded = fold.files(snapshot, found) if fold is not None else {}
+            snapshot.commit(
+                [_change(snapshot, window, folded.get(window, ())) for window in found], run_id=run_id
+            )
+
+    retrying(attempt, table)
+
+
+def _open(snapshot: TableSnapshot, windows: Iterable[str]) -> list[str]:
+    return [
+        window
+        for window in sorted(set(windows))
+        if (state := snapshot.state(window)) is not None and not state.closed
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """Writes one file per partition for windows that have several.
+
+    ``hash_column``: the rows' own hash, null where the content hash is not one of rows. ``merge``: makes the
+    rows fewer that say the same (called with them and their number); null: they stay as they are.
+    """
+
+    spark: SparkSession
+    hash_column: str | None
+    merge: Callable[[DataFrame, int], DataFrame] | None = None
+
+    def files(self, snapshot: TableSnapshot, windows: Iterable[str]) -> Mapping[str, tuple[StagedFile, ...]]:
+        """The new files, in their final place, of those of ``windows`` that have something to fold.
+
+        ``FoldedDiffers`` if what was written has not the content hash of the window's checkpoint.
+        """
+        split = [window for window in windows if _is_split(snapshot.files(window))]
+        if not split:
+            return {}
+        staged = self._stage(snapshot, split)
+        for window in split:
+            self._refuse_other_rows(snapshot, window, staged)
+        return {window: staged.of(window) for window in split}
+
+    def _stage(self, snapshot: TableSnapshot, windows: Sequence[str]) -> StagedFiles:
+        spec = snapshot.table.spec
+        files = {window: snapshot.files(window) for window in windows}
+        generation = {window: _state(snapshot, window).generation for window in windows}
+        unit = unit_key(
+            (
+                _state(snapshot, window).checkpoint.idempotency_key,
+                WindowPlan(window, Work.CLOSE, frozenset(file.path for file in held), generation[window]),
+            )
+            for window, held in files.items()
+        )
+        every = [file for held in files.values() for file in held]
+        # Rows of one partition meet in one task, which writes one file for it.
+        count, rows = sum(file.rows for file in every), snapshot.read(self.spark, every)
+        if self.merge is not None:
+            rows = self.merge(rows, count).select(*(f"`{name}`" for name in spec.schema.names))
+        rows = rows.repartition(len({file.partition for file in every}), *spec.partition_by)
+        return stage_frame(snapshot.table, rows, unit=unit, generation=generation, rows=count)
+
+    def _refuse_other_rows(self, snapshot: TableSnapshot, window: str, staged: StagedFiles) -> None:
+        folder = snapshot.table.folder
+        expected = _state(snapshot, window).checkpoint
+        if self.hash_column is None:
+            return
+        written = hash_of_files((folder / file.path for file in staged.of(window)), self.hash_column)
+        if str(written) != expected.content_hash:
+            raise FoldedDiffers(
+                f"The files of window {window} in {folder} hold {written.count} rows that are not the "
+                f"{expected.rows} of its checkpoint. The window was not closed.",
+                fix="Materialize this window by hand: it is made again from the layer above. Then see why a "
+                "file of the table was changed; nothing here does that.",
+            )
+
+
+def _change(snapshot: TableSnapshot, window: str, folded: tuple[StagedFile, ...]) -> WindowChange:
+    before = _state(snapshot, window)
+    closed = replace(before, checkpoint=replace(before.checkpoint, closed=True))
+    if folded:
+        rows = sum(file.rows for file in folded)
+        closed = replace(closed, checkpoint=replace(closed.checkpoint, rows=rows))
+        closed = replace(closed, compacted_units=_stands_for(snapshot.files(window), before, folded))
+    return WindowChange(window, folded, (), closed, replaces=bool(folded), same_rows=True)
+
+
+def _stands_for(
+    files: Sequence[LakeFile], before: WindowState, folded: Iterable[StagedFile]
+) -> dict[str, tuple[str, ...]]:
+    """For each new file, what the files of its partition stood for."""
+    return {
+        new.path: folded_names(
+            [file.path for file in files if file.partition == new.partition], before.compacted_units
+        )
+        for new in folded
+    }
+
+
+def _is_split(files: Sequence[LakeFile]) -> bool:
+    return len(files) > len({file.partition for file in files})
+
+
+def _state(snapshot: TableSnapshot, window: str) -> WindowState:
+    state = snapshot.state(window)
+    assert state is not None, "only windows with a state are due"
+    return state

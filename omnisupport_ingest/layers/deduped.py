@@ -1,0 +1,452 @@
+"""``raw_cdc_staging`` → ``deduped_events`` and ``quarantine``: each distinct event once, or a reason why not.
+
+New events whose positions provably lie above everything judged before are judged alone and
+appended. Anything else (an overlap, a replaced window, another contract) judges the whole window
+again from raw. The quarantine files of a window are committed first and named in the state of the
+deduped window, which alone says what is withheld; afterwards those of the judgement before leave the
+table of quarantine (``quarantine``).
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial, reduce
+from itertools import count
+
+from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import functions as F
+
+from omnisupport_ingest.cdc import dedupe
+from omnisupport_ingest.cdc.envelope import RAW_TYPE
+from omnisupport_ingest.cdc.judging import ACCEPTED, DUPLICATE, QUARANTINED, Law
+from omnisupport_ingest.cdc.ordinary import Taken
+from omnisupport_ingest.contracts.decision_table import JUDGED, Finding
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.lake.checkpoint import Checkpoint
+from omnisupport_ingest.lake.file_tasks import Made, in_shares, made_by_tasks
+from omnisupport_ingest.lake.layout import LakeFile
+from omnisupport_ingest.lake.staging import StagedFiles, stage_frame
+from omnisupport_ingest.lake.table import LakeTable, TableSnapshot, retrying
+from omnisupport_ingest.landing.rows import EARLIER_IDENTITY
+from omnisupport_ingest.landing.standing import LandedPart
+from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.layers import closing, quarantine, scenarios
+from omnisupport_ingest.layers.checkpoints import (
+    Counts,
+    Identity,
+    Outcome,
+    change_for,
+    found_before,
+    report,
+)
+from omnisupport_ingest.layers.erasures import refuse_lost
+from omnisupport_ingest.layers.event_copies import Copies, mark_copies
+from omnisupport_ingest.layers.event_tasks import judge
+from omnisupport_ingest.layers.explained import Replaced, reasons
+from omnisupport_ingest.layers.idempotency import idempotency_key, unit_key
+from omnisupport_ingest.layers.lateness import Lateness
+from omnisupport_ingest.layers.plan import Asked, Upstream, WindowPlan, Work, plan_window, repeats_writes
+from omnisupport_ingest.layers.progress import facts_of_parts, rise_from
+from omnisupport_ingest.layers.quarantine_files import gone_from_disk, named_by
+from omnisupport_ingest.layers.scenarios import Tallies
+from omnisupport_ingest.layers.upstream_files import files_to_read, units_of
+from omnisupport_ingest.layers.versions import ERASURE, LawVersions, found_in
+from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.position import Position
+from omnisupport_ingest.windows import OUT_OF_RANGE
+
+LAYER = "deduped_events"
+
+
+class CountsDisagree(IngestError):
+    """``raw = deduped + duplicates + quarantined`` does not hold; nothing was committed."""
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One window's work with all it needs: plan, upstream, and the raw files to judge.
+
+    ``landed``: what landing has of its ``batches``.
+    """
+
+    plan: WindowPlan
+    upstream: Upstream
+    files: tuple[LakeFile, ...]
+    batches: tuple[str, ...]
+    landed: tuple[LandedPart, ...]
+    outcome_key: str
+    distinct: bool
+
+
+_Verdicts = tuple[StagedFiles, Tallies, StagedFiles, float | None]
+"""The accepted events that were written, what was found, the quarantined events that were written, and which
+share of all was judged one by one, where it is known."""
+
+
+@dataclass(frozen=True)
+class _Judging:
+    """What a run judges events of ``source`` with.
+
+    ``passed`` tells whether the watermark has closed a window.
+    """
+
+    workspace: Workspace
+    spark: SparkSession
+    source: str
+    run_id: str
+    versions: LawVersions
+    lateness: Lateness
+    passed: Callable[[str], bool]
+
+
+def materialize(
+    workspace: Workspace,
+    spark: SparkSession,
+    source: str,
+    windows: Sequence[str],
+    run_id: str,
+    *,
+    replay: bool = False,
+) -> list[Checkpoint]:
+    """Judge the events of ``windows`` that raw holds and this layer has not judged yet.
+
+    With ``replay`` every event of the windows is judged again. A second call changes nothing. Windows
+    that the watermark has closed, and in which nothing is left to judge, are closed.
+    Returns one checkpoint per window asked for, in order.
+    """
+    table, withheld = workspace.deduped(source), workspace.quarantine(source)
+    store, asked = workspace.landing(source), Asked(replay, repeats_writes(workspace.decisions))
+    repeated: list[str] = []
+    lateness = Lateness.of(workspace, source)
+    landed = store.landed()
+    passed = closing.passed_by_watermark(lateness, landed.watermark)
+
+    def attempt(snapshot: TableSnapshot) -> list[str]:
+        raw = workspace.raw(source).open()
+        # Before its version is asked for: the map of tokens is made here.
+        workspace.secrets(workspace.contracts.of_source(source))
+        # In this order: who has something erased looks at what has landed after it is recorded, so every
+        # event that a run judges without knowing of it is seen there.
+        versions = LawVersions(workspace, source)
+        targets = [*dict.fromkeys(windows), *([OUT_OF_RANGE] if raw.files(OUT_OF_RANGE) else [])]
+        for window in targets:
+            state = snapshot.state(window)
+            held = state.versions if state is not None else ()
+            refuse_lost(workspace, source, window, held, versions.of(window))
+        every = [
+            _job(
+                snapshot,
+                raw,
+                store,
+                window,
+                versions.of(window),
+                _asked(asked, withheld, snapshot, window),
+            )
+            for window in targets
+        ]
+        jobs = [job for job in every if job.plan.work is not Work.NOTHING]
+        if jobs:
+            judging = _Judging(workspace, spark, source, run_id, versions, lateness, passed)
+            _commit(judging, snapshot, raw, jobs)
+        idle = closing.due(snapshot, set(targets) - {job.plan.window for job in jobs}, passed)
+        done = (job.plan.window for job in every if job.plan.repeated)
+        repeated[:] = [window for window in done if window not in idle]
+        return idle
+
+    due = retrying(attempt, table)
+    quarantine.settle(table, withheld, [*windows, OUT_OF_RANGE], Identity(quarantine.LAYER, source, run_id))
+    closing.close(table, due, run_id, closing.Fold(spark, "event_hash"))
+    return report(table, windows, repeated)
+
+
+def _asked(asked: Asked, withheld: LakeTable, snapshot: TableSnapshot, window: str) -> Asked:
+    """``asked``, as a replay where a quarantine file of ``window`` is gone from disk: it is judged anew."""
+    gone = gone_from_disk(withheld, snapshot.state(window))
+    return replace(asked, replay=asked.replay or gone)
+
+
+def _job(
+    snapshot: TableSnapshot,
+    raw: TableSnapshot,
+    landing: LandingStore,
+    window: str,
+    versions: tuple[str, ...],
+    asked: Asked,
+) -> _Job:
+    files = raw.files(window)
+    raw_state, state = raw.state(window), snapshot.state(window)
+    paths, stands_for = [file.path for file in files], raw_state.compacted_units if raw_state else {}
+    upstream = Upstream(units_of(paths, stands_for), raw.table_id, versions)
+    plan = plan_window(snapshot, window, upstream, asked)
+    if files_to_read(paths, stands_for, plan.read) is None:
+        plan = WindowPlan(window, Work.REPLACE, upstream.units, snapshot.version + 1)
+    batches = raw_state.batches if raw_state else ()
+    parts = [part for part in landing.parts(window) if part.batch_id in frozenset(batches)]
+    judged = frozenset(state.batches) if state and plan.work is Work.APPEND else frozenset()
+    new = [name for name in batches if name not in judged]
+    last = Position.parse(state.checkpoint.cursor) if state and judged and state.checkpoint.cursor else None
+    distinct = _rises(parts, new, last)
+    if plan.work is Work.APPEND and judged and not distinct:
+        plan = WindowPlan(window, Work.REPLACE, upstream.units, snapshot.version + 1)
+        distinct = _rises(parts, batches, None)
+    read = files_to_read(paths, stands_for, plan.read) or ()
+    return _Job(
+        plan=plan,
+        upstream=upstream,
+        files=tuple(file for file in files if file.path in read),
+        batches=batches,
+        landed=tuple(parts),
+        outcome_key=idempotency_key(
+            layer=LAYER, table=LAYER, window=window, inputs=upstream.units, versions=versions
+        ),
+        distinct=distinct,
+    )
+
+
+def _rises(parts: Sequence[LandedPart], names: Sequence[str], last: Position | None) -> bool:
+    wanted = frozenset(names)
+    if not wanted <= {part.batch_id for part in parts}:
+        # Landing has forgotten a batch.
+        return False
+    return rise_from(last, [part for part in parts if part.batch_id in wanted])
+
+
+def _commit(judging: _Judging, snapshot: TableSnapshot, raw: TableSnapshot, jobs: Sequence[_Job]) -> None:
+    workspace, source = judging.workspace, judging.source
+    identity = Identity(LAYER, source, judging.run_id)
+    unit = unit_key((job.outcome_key, job.plan) for job in jobs)
+    law = _law(workspace, source, judging.versions, [job.plan.window for job in jobs])
+    if law.erasures:
+        judged = dedupe.judge(_marked(judging.spark, raw, jobs), law)
+        accepted, tallies, staged, exact_share = _judged(judging, snapshot, judged, jobs, unit)
+    else:
+        accepted, tallies, staged, exact_share = _judged_by_tasks(judging, snapshot, jobs, law, unit)
+    counts = _counts(snapshot, jobs, accepted, tallies)
+    quarantine.add(workspace.quarantine(source), staged, replace(identity, layer=quarantine.LAYER))
+    companions = {job.plan.window: _companions(snapshot, job, staged) for job in jobs}
+    snapshot.commit(
+        [
+            change_for(
+                snapshot,
+                job.plan,
+                job.upstream,
+                Outcome(
+                    idempotency_key=job.outcome_key,
+                    batches=job.batches,
+                    facts=facts_of_parts(job.landed),
+                    counts=counts[job.plan.window],
+                    companions=companions[job.plan.window],
+                    upstream_version=raw.version,
+                    found=_found(snapshot, job, tallies),
+                    past_closing=judging.passed(job.plan.window),
+                    exact_share=exact_share,
+                ),
+                identity,
+                accepted,
+                "event_hash",
+                _replaced(
+                    snapshot,
+                    raw,
+                    job,
+                    frozenset(each.batch_id for each in judging.lateness.late_parts(job.landed)),
+                    companions[job.plan.window],
+                ),
+            )
+            for job in jobs
+        ]
+    )
+
+
+def _judged_by_tasks(
+    judging: _Judging, snapshot: TableSnapshot, jobs: Sequence[_Job], law: Law, unit: str
+) -> _Verdicts:
+    """The verdicts of events, each task's on files of its own; where positions may not be distinct, by marks
+    that a task for each window made."""
+    files = [file for job in jobs for file in job.files]
+    generation = {job.plan.window: job.plan.generation for job in jobs}
+    make = partial(made_by_tasks, judging.spark, snapshot.table, unit=unit, generation=generation)
+    number = count()
+    together = [
+        [(next(number), file) for file in job.files] for job in jobs if job.files and not job.distinct
+    ]
+    with ExitStack() as drafts:
+        copies = Copies()
+        if together:
+            found = drafts.enter_context(make([partial(mark_copies, files=each) for each in together]))
+            assert found is not None, "copies are always found"
+            copies = Copies(found.aside, {file.uri: number for each in together for number, file in each})
+        works = [partial(judge, files=share, law=law, copies=copies) for share in in_shares(files)]
+        return _placed(judging, snapshot, jobs, drafts.enter_context(make(works)), unit)
+
+
+def _placed(
+    judging: _Judging, snapshot: TableSnapshot, jobs: Sequence[_Job], made: Made | None, unit: str
+) -> _Verdicts:
+    """What tasks made of the jobs, with its counts."""
+    assert made is not None, "an event is always judged"
+    others = None
+    if made.aside:
+        others = judging.spark.read.schema(dedupe.JUDGED_TYPE).parquet(*_uris(made.aside))
+    tallies, staged = _others(judging, snapshot, jobs, others, unit)
+    taken = sum((Taken(*json.loads(told)) for told in made.told), Taken())
+    return made.place(), tallies, staged, taken.share
+
+
+def _uris(paths: Iterable[str]) -> list[str]:
+    return [f"file://{path}" for path in paths]
+
+
+def _others(
+    judging: _Judging, snapshot: TableSnapshot, jobs: Sequence[_Job], others: DataFrame | None, unit: str
+) -> tuple[Tallies, StagedFiles]:
+    """Count the events that were refused or late, if there are any, and write those that were refused."""
+    tallies = scenarios.tally(others) if others is not None else scenarios.NONE
+    scenarios.refuse_stopped(tallies, judging.workspace.decisions, judging.source)
+    refused = any(verdict != ACCEPTED for _, verdict in tallies.verdicts)
+    staged = quarantine.stage(
+        judging.workspace.quarantine(judging.source),
+        others if refused else None,
+        [job.plan.window for job in jobs],
+        unit=unit,
+        version=snapshot.version + 1,
+    )
+    return tallies, staged
+
+
+def _judged(
+    judging: _Judging, snapshot: TableSnapshot, judged: DataFrame, jobs: Sequence[_Job], unit: str
+) -> _Verdicts:
+    """The verdicts of events of a source of which rows were erased, by a shuffle of whole rows."""
+    seen = Observation()
+    accepted = stage_frame(
+        snapshot.table,
+        judged.observe(
+            seen,
+            F.count_if(F.col("verdict") != ACCEPTED).alias("refused"),
+            F.count_if("late").alias("late"),
+        )
+        .where(F.col("verdict") == ACCEPTED)
+        .select(*RAW_TYPE.names),
+        unit=unit,
+        generation={job.plan.window: job.plan.generation for job in jobs},
+        rows=sum(file.rows for job in jobs for file in job.files),
+    )
+    with _kept(judged, seen) as others:
+        return accepted, *_others(judging, snapshot, jobs, others, unit), None
+
+
+@contextmanager
+def _kept(judged: DataFrame, seen: Observation) -> Iterator[DataFrame | None]:
+    """The events that were refused or late, kept by Spark meanwhile, so that they are judged once.
+
+    None if every event was accepted in time, which is the rule: then the events are read once.
+    """
+    if not seen.get["refused"] and not seen.get["late"]:
+        yield None
+        return
+    others = judged.where((F.col("verdict") != ACCEPTED) | F.col("late")).persist()
+    try:
+        yield others
+    finally:
+        others.unpersist()
+
+
+def law_of(workspace: Workspace, source: str, windows: Iterable[str]) -> Law:
+    """What the events of ``windows`` are judged by now."""
+    return _law(workspace, source, LawVersions(workspace, source), windows)
+
+
+def _law(workspace: Workspace, source: str, versions: LawVersions, windows: Iterable[str]) -> Law:
+    reviews = versions.reviews
+    return Law(
+        contracts=workspace.contracts.of_source(source),
+        decisions=workspace.decisions,
+        window_length=workspace.grid.size.length,
+        reviews={
+            event: decided for window in windows for event, decided in reviews.of_window(window).items()
+        },
+        erasures=versions.erasures.in_force(),
+        secrets=workspace.secrets(workspace.contracts.of_source(source)),
+    )
+
+
+def _found(snapshot: TableSnapshot, job: _Job, tallies: Tallies) -> Counter[Finding]:
+    """What was found of the job's window: of its events, those it held before included, and how often it
+    was made again for what it is judged by."""
+    found = Counter(tallies.found.get(job.plan.window, {}))
+    state = snapshot.state(job.plan.window)
+    if state is None:
+        return found
+    before = found_before(state.checkpoint)
+    if job.plan.work is Work.APPEND:
+        return found + before
+    again = found_in(state.versions, job.upstream.versions)
+    # Its events are counted anew.
+    return found + Counter(again) + Counter({f: n for f, n in before.items() if f.scenario not in JUDGED})
+
+
+def _replaced(
+    snapshot: TableSnapshot,
+    raw: TableSnapshot,
+    job: _Job,
+    late: frozenset[str],
+    companions: tuple[str, ...],
+) -> Replaced | None:
+    before = snapshot.state(job.plan.window)
+    if before is None or job.plan.work is not Work.REPLACE:
+        return None
+    why = reasons(before, job.upstream, job.batches, late, raw.state(job.plan.window))
+    in_quarantine = ERASURE in why and companions != before.companions
+    return Replaced(before.checkpoint.content_hash, why, unseen=(ERASURE,) if in_quarantine else ())
+
+
+def _companions(snapshot: TableSnapshot, job: _Job, staged: StagedFiles) -> tuple[str, ...]:
+    """The quarantine files of the job's window: the new ones, beside those before where it appends."""
+    window = job.plan.window
+    kept = named_by(snapshot.state(window)) if job.plan.work is Work.APPEND else ()
+    return tuple(sorted({*kept, *(file.path for file in staged.of(window))}))
+
+
+def _marked(spark: SparkSession, raw: TableSnapshot, jobs: Sequence[_Job]) -> DataFrame:
+    alone = [file for job in jobs if job.distinct for file in job.files]
+    together = [file for job in jobs if not job.distinct for file in job.files]
+    frames = []
+    if alone or not together:
+        frames.append(dedupe.mark_distinct(to_judge(raw.read(spark, alone))))
+    if together:
+        frames.append(dedupe.mark_copies(to_judge(raw.read(spark, together))))
+    return reduce(DataFrame.unionByName, frames)
+
+
+def to_judge(raw: DataFrame) -> DataFrame:
+    """Raw events with the identity that they would land with today: one of an earlier version, which held
+    a hash of the content, is the same event's all the same."""
+    return raw.withColumn("identity", F.regexp_replace("identity", EARLIER_IDENTITY, "$1]"))
+
+
+def _counts(
+    snapshot: TableSnapshot, jobs: Sequence[_Job], accepted: StagedFiles, tallies: Tallies
+) -> dict[str, Counts]:
+    """Counts per window, each taken where it arises; ``CountsDisagree`` if they do not add up."""
+    counts = {}
+    for job in jobs:
+        window, state = job.plan.window, snapshot.state(job.plan.window)
+        now = Counts(
+            raw=sum(file.rows for file in job.files),
+            deduped=sum(file.rows for file in accepted.of(window)),
+            duplicates=tallies.verdicts.get((window, DUPLICATE), 0),
+            quarantined=tallies.verdicts.get((window, QUARANTINED), 0),
+        )
+        if now.raw != now.deduped + now.duplicates + now.quarantined:
+            raise CountsDisagree(
+                f"Window {window} of {snapshot.table.spec.path}: {now.raw} raw events became "
+                f"{now.deduped} deduped, {now.duplicates} duplicates and {now.quarantined} quarantined.",
+                fix="Nothing was committed. Run the window again; if it fails again, report it with the log.",
+            )
+        before = Counts.of(state.checkpoint) if state and job.plan.work is Work.APPEND else Counts()
+        counts[window] = before + now
+    return counts

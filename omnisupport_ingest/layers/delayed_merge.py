@@ -1,0 +1,99 @@
+"""Net changes that wait for their merge, and whether a table's writes are scattered so that they should.
+
+Files of a dimension are written anew whole. Where each run touches a few keys anywhere in a large table, it
+rewrites much of it for little. A contract may let the net changes of several runs wait
+(``x-cdc.delayed_merge``); one update then merges them all. They wait while the oldest is younger than the
+stated age, counted from the commit of the run that folded it, and while they have fewer rows than the stated
+share of the dimension: a key that several runs changed counts once for each, so its keys are never more. More
+files than ``WAITING_FILES`` do not wait, as every run looks at those that do.
+
+What is not merged is not shown: the dimension's own checkpoint says up to where it is complete, as ever.
+Nothing waits but plain changes of rows. What was replaced (a replay, late events, a decision, an erasure), a
+truncate, the end of a snapshot, another contract and what is to be purged are merged at once, with all else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from statistics import median
+
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.lake.checkpoint import MergeCost
+from omnisupport_ingest.lake.log import LogChanges
+from omnisupport_ingest.lake.state import WindowState
+from omnisupport_ingest.lake.table import TableSnapshot
+from omnisupport_ingest.layers.odd_keys import keyless_in
+from omnisupport_ingest.layers.shown import law_of, net_facts, purged_before, purged_of, shown_since
+from omnisupport_ingest.layers.versions import of_contract
+
+MERGES_KEPT = 10
+"""A dimension remembers what so many updates came to."""
+
+WAITING_FILES = 1_000
+"""So many files of net changes may wait: one run adds one or a few."""
+
+_MERGES = 3
+_FILES = 8
+_MUCH = 0.25
+_LITTLE = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingMerge:
+    """``rows`` of net changes that the dimension does not show yet, the oldest committed at ``since``; they
+    are merged at ``due``, or before if there are too many."""
+
+    rows: int
+    since: datetime
+    due: datetime
+
+
+def waiting_merge(
+    contract: TableContract,
+    state: WindowState | None,
+    net_changes: TableSnapshot,
+    changes: LogChanges | None = None,
+) -> WaitingMerge | None:
+    """What waits for its merge into a dimension with ``state``; null if nothing does, or nothing may.
+
+    ``changes``: what the net changes have that the dimension does not show, if it is known already.
+    """
+    delay = contract.delayed_merge
+    if delay is None or state is None or law_of(state.versions) != set(of_contract(contract)):
+        return None
+    changes = changes or shown_since(state, net_changes)
+    if changes is None or changes.gone or not changes.added or changes.oldest is None:
+        return None
+    rows = sum(file.rows for file in changes.added)
+    if rows >= delay.max_share * state.checkpoint.rows or len(changes.added) > WAITING_FILES:
+        return None
+    watermark = net_facts(state, net_changes, changes).watermark
+    if purged_of(state) != purged_before(contract, watermark):
+        return None
+    if any(True for _ in keyless_in(changes.added)):
+        return None
+    return WaitingMerge(rows, changes.oldest, changes.oldest + delay.max_age)
+
+
+@dataclass(frozen=True, slots=True)
+class ScatteredWrites:
+    """The middle one of the last ``updates``: shares (0 to 1) of the files it rewrote and of the keys it
+    touched."""
+
+    updates: int
+    files_share: float
+    keys_share: float
+
+
+def scattered_writes(merges: tuple[MergeCost, ...]) -> ScatteredWrites | None:
+    """Whether the last updates of a dimension rewrote much for few keys; null if not, or if it is not known.
+
+    Much is a quarter of its files, few is a hundredth of its rows. Of a table of a few files nothing is said.
+    """
+    found = [each for each in merges if each.keys and each.rows and each.held >= _FILES]
+    if len(found) < _MERGES:
+        return None
+    files = median(each.files / each.held for each in found)
+    keys = median(each.keys / each.rows for each in found)
+    return ScatteredWrites(len(found), files, keys) if files >= _MUCH and keys <= _LITTLE else None

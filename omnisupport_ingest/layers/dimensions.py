@@ -1,0 +1,370 @@
+"""Net changes → ``dim_<table>``: the current state, one row per key, updated in place.
+
+Net changes that came since the last update are merged into the rows of the keys they touch, and only the
+files that hold those are written anew: the cost follows the keys touched. Keys whose windows were made
+again, and those that depend on another key's life, are folded from the net changes of all windows.
+
+Between writing the rows and committing them stands the contract's pandera gate: row rules have judged the
+events one by one, the gate judges what became of them, and a table that does not pass stays as it was. Files
+whose columns show that every rule is kept pass as they are written; of the others the gate reads the rows.
+
+A contract may let net changes wait, so that many are merged by one update (``delayed_merge``).
+
+A contract may say that deleted rows are purged after a time. They are left out here alone: the
+net changes keep what ended them, so nothing that arrives below brings them back.
+"""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from functools import cached_property, partial
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from omnisupport_ingest.cdc import columnar
+from omnisupport_ingest.cdc.current import current_type
+from omnisupport_ingest.cdc.fold import shape_of
+from omnisupport_ingest.cdc.folded import folded_type
+from omnisupport_ingest.cdc.stored import stored_type
+from omnisupport_ingest.cdc.table_ends import Carried, TableEnds
+from omnisupport_ingest.cdc.updating import UpdateRules
+from omnisupport_ingest.contracts.column_rules import surely_kept
+from omnisupport_ingest.contracts.load import TableContract
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.lake import layout
+from omnisupport_ingest.lake.checkpoint import Checkpoint, MergeCost
+from omnisupport_ingest.lake.commit import WindowChange
+from omnisupport_ingest.lake.contenthash import ContentHash
+from omnisupport_ingest.lake.key_files import (
+    ROWS_PER_FILE,
+    KeyFile,
+    WrittenFile,
+    key_files,
+    written_file,
+)
+from omnisupport_ingest.lake.layout import WHOLE_TABLE, LakeFile, StagedFile
+from omnisupport_ingest.lake.schema import arrow_schema
+from omnisupport_ingest.lake.staging import place_files
+from omnisupport_ingest.lake.state import WindowState
+from omnisupport_ingest.lake.table import TableSnapshot, retrying
+from omnisupport_ingest.layers import net_changes
+from omnisupport_ingest.layers.checkpoints import Counts, Identity, Outcome, checkpoint_of, report
+from omnisupport_ingest.layers.delayed_merge import MERGES_KEPT, waiting_merge
+from omnisupport_ingest.layers.event_tasks import order_of
+from omnisupport_ingest.layers.idempotency import idempotency_key
+from omnisupport_ingest.layers.odd_keys import keyless_in, keys_in, odd_files, odd_keys, refolded
+from omnisupport_ingest.layers.plan import WindowPlan, Work
+from omnisupport_ingest.layers.progress import BatchFacts
+from omnisupport_ingest.layers.retyping import require_types
+from omnisupport_ingest.layers.shown import (
+    law_of,
+    net_facts,
+    purged_before,
+    purged_of,
+    shown_since,
+    versions_of,
+)
+from omnisupport_ingest.layers.updating_files import FilesToUpdate, FilesUpdated, Sent, update_files
+from omnisupport_ingest.layers.versions import of_contract
+from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.windows import OUT_OF_RANGE
+
+LAYER = "dimension"
+
+
+class GateClosed(IngestError):
+    """Rows that the dimension would show break the contract."""
+
+
+def materialize(
+    workspace: Workspace,
+    spark: SparkSession,
+    contract: TableContract,
+    windows: Sequence[str],
+    run_id: str,
+    *,
+    replay: bool = False,
+) -> list[Checkpoint]:
+    """Fold the events of ``windows`` into net changes, then merge these into the dimension.
+
+    Two commits; who dies between them leaves net changes that are ahead, and the next call merges them, or
+    lets them wait as the contract allows. With ``replay`` the windows are folded again, and what that changes
+    is merged at once; where they are all that there are, so are all rows of the dimension. Returns the
+    checkpoint of each window's net changes, in order.
+    """
+    done = net_changes.materialize(workspace, spark, contract, windows, run_id, replay=replay)
+    held = set(workspace.net_changes(contract).open().windows()) - {OUT_OF_RANGE}
+    merged_by = contract.merged_at_once if replay else contract
+    update(workspace, spark, merged_by, run_id, whole=replay and held <= set(windows))
+    return done
+
+
+def update(
+    workspace: Workspace, spark: SparkSession, contract: TableContract, run_id: str, *, whole: bool = False
+) -> Checkpoint:
+    """Bring the dimension up to date with its net changes.
+
+    Nothing is written while the table shows what the net changes hold, or what it does not show may wait by
+    the contract. With ``whole`` all its rows are made again.
+    """
+    table = workspace.dimension(contract)
+
+    def attempt(snapshot: TableSnapshot) -> None:
+        require_types(workspace, contract, snapshot)
+        update = _Update(spark, contract, snapshot, workspace.net_changes(contract).open(), whole=whole)
+        if update.is_due and not update.may_wait(datetime.now(UTC)):
+            update.commit(Identity(LAYER, contract.source, run_id))
+
+    retrying(attempt, table)
+    return report(table, [WHOLE_TABLE])[0]
+
+
+class _Update:
+    """One update of a dimension, planned on one version of it and of its net changes."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        contract: TableContract,
+        snapshot: TableSnapshot,
+        net_changes: TableSnapshot,
+        *,
+        whole: bool,
+    ) -> None:
+        self._spark, self._contract = spark, contract
+        self._snapshot, self._net_changes = snapshot, net_changes
+        self._before = snapshot.state(WHOLE_TABLE)
+        self._carried = Carried.parse(self._before.carried) if self._before is not None else None
+        self._order = order_of(contract)
+        files = key_files(snapshot.handle, snapshot.table.folder, self._order)
+        changes = shown_since(self._before, net_changes)
+        stale = (
+            whole
+            or bool(snapshot.retyped)
+            or self._before is None
+            or self._carried is None
+            or files is None
+            or law_of(self._before.versions) != set(of_contract(contract))
+        )
+        if not stale and changes is not None and changes.gone:
+            # A truncate that is taken back, or came to a window that was made again, may reach any row.
+            again = [*changes.gone, *(f for w in changes.replaced for f in net_changes.files(w))]
+            stale = any(True for _ in keyless_in(again)) or _most(again, snapshot)
+        self._whole = stale or changes is None
+        self._changes = changes
+        self._files: list[KeyFile] = [] if self._whole or files is None else files
+
+    @property
+    def is_due(self) -> bool:
+        if self._whole or self._changes is None:
+            return True
+        return bool(self._changes.windows) or self._purged != purged_of(self._before)
+
+    def may_wait(self, now: datetime) -> bool:
+        """Whether the contract lets at ``now`` wait what is due: another run merges it with what follows."""
+        if self._whole or self._contract.delayed_merge is None:
+            return False
+        waits = waiting_merge(self._contract, self._before, self._net_changes, self._changes)
+        return waits is not None and now < waits.due
+
+    @cached_property
+    def _facts(self) -> BatchFacts:
+        return net_facts(None if self._whole else self._before, self._net_changes, self._changes)
+
+    @cached_property
+    def _purged(self) -> datetime | None:
+        return purged_before(self._contract, self._facts.watermark)
+
+    @cached_property
+    def _added(self) -> tuple[LakeFile, ...]:
+        return self._net_changes.all_files() if self._whole or self._changes is None else self._changes.added
+
+    def commit(self, identity: Identity) -> None:
+        """Update the files and commit what came of it."""
+        snapshot, contract = self._snapshot, self._contract
+        plan = WindowPlan(
+            WHOLE_TABLE,
+            Work.REPLACE if self._whole else Work.APPEND,
+            frozenset(),
+            snapshot.version + 1,
+        )
+        inputs = (f"version:{self._net_changes.version}",)
+        versions = versions_of(contract, self._purged)
+        since = "" if self._whole or self._before is None else ":".join(self._before.inputs)
+        key = idempotency_key(
+            layer=LAYER,
+            table=contract.full_name,
+            window=WHOLE_TABLE,
+            inputs=[self._net_changes.table_id, f"from:{since}", *inputs],
+            versions=versions,
+        )
+        told = tuple(keyless_in(self._added))
+        carried = (Carried() if self._whole or self._carried is None else self._carried).with_more(told)
+        draft = snapshot.table.folder / layout.STAGING / uuid.uuid4().hex
+        draft.mkdir(mode=0o700, parents=True)
+        try:
+            updated = self._updated(draft, carried)
+            add = self._placed(draft, updated, key, plan.generation)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+        content = updated.added
+        if not self._whole and self._before is not None:
+            content = ContentHash.parse(self._before.checkpoint.content_hash) - updated.removed + content
+        outcome = Outcome(
+            idempotency_key=key,
+            batches=(),
+            facts=self._facts,
+            counts=Counts(),
+            upstream_version=self._net_changes.version,
+        )
+        state = WindowState(
+            generation=plan.generation,
+            inputs=inputs,
+            upstream_table_id=self._net_changes.table_id,
+            checkpoint=replace(
+                checkpoint_of(snapshot, plan, outcome, identity, content), merges=self._merges(updated)
+            ),
+            versions=versions,
+            carried=carried.to_text(),
+        )
+        held = {file.path: file for file in snapshot.files(WHOLE_TABLE)}
+        leaving = () if self._whole else tuple(held[path] for path in updated.replaced)
+        snapshot.commit([WindowChange(WHOLE_TABLE, add, leaving, state, replaces=self._whole)])
+
+    def _merges(self, updated: FilesUpdated) -> tuple[MergeCost, ...]:
+        before = self._before.checkpoint if self._before is not None else None
+        if before is None or self._whole:
+            return () if before is None else before.merges
+        keys = max(updated.removed.count, updated.added.count)
+        cost = MergeCost(keys, before.rows, len(updated.replaced), len(self._files))
+        return (*before.merges, cost)[-MERGES_KEPT:]
+
+    def _updated(self, draft: Path, carried: Carried) -> FilesUpdated:
+        contract = self._contract
+        known = Carried() if self._whole or self._carried is None else self._carried
+        new_ends = TableEnds.told(carried.told - known.told)
+        gone_before = (
+            None
+            if self._purged is None
+            else ((self._purged - columnar.EPOCH_START) // timedelta(microseconds=1))
+        )
+        rules = UpdateRules(
+            shape=shape_of(contract),
+            schema=arrow_schema(stored_type(contract), without=()),
+            soft_delete_column=contract.soft_delete_column,
+            ends=carried.ends,
+            new_ends=new_ends,
+            gone_before=gone_before,
+            looks_back=contract.purge_deleted_after is not None and not self._whole,
+        )
+        doubts = partial(_doubted, contract=contract)
+        target = FilesToUpdate(self._files, self._order, draft, rules, ROWS_PER_FILE, doubts=doubts)
+        look_at_all = bool(self._files) and (
+            carried.told != known.told or self._purged != purged_of(self._before)
+        )
+        refold = self._odd()
+        doubted = bool(carried.ends.doubts or any(ends.doubts for _, ends in carried.ends.ranged))
+        while True:
+            updated = update_files(self._sent(refold, doubted=doubted), target, look_at_all=look_at_all)
+            if not updated.refold:
+                return updated
+            told = self._spark.read.parquet(*(f"file://{path}" for path in updated.refold))
+            # Read now: the folder is cleared when this is done.
+            told = told.localCheckpoint() if refold is None else refold.unionByName(told).localCheckpoint()
+            refold = told
+
+    def _odd(self) -> DataFrame | None:
+        """The keys that cannot be merged; null if there are none."""
+        found = []
+        odd = odd_files(self._added)
+        if odd:
+            found.append(odd_keys(self._net_changes.read(self._spark, odd)))
+        if not self._whole and self._changes is not None and self._changes.gone:
+            again = [*self._changes.gone]
+            again += [file for window in self._changes.replaced for file in self._net_changes.files(window)]
+            found.append(keys_in(self._net_changes, self._spark, again))
+        if not found:
+            return None
+        keys = found[0]
+        for more in found[1:]:
+            keys = keys.unionByName(more)
+        return keys
+
+    def _sent(self, refold: DataFrame | None, *, doubted: bool) -> Sent:
+        contract = self._contract
+        again = None
+        if refold is not None:
+            again = refolded(
+                self._spark,
+                self._net_changes,
+                contract,
+                refold,
+                deleted_since=self._purged,
+                doubted=doubted,
+            )
+        return Sent(self._spark, self._added, folded_type(contract), stored_type(contract), again)
+
+    def _placed(
+        self, draft: Path, updated: FilesUpdated, unit: str, generation: int
+    ) -> tuple[StagedFile, ...]:
+        if not updated.written:
+            return ()
+        table = self._snapshot.table
+        known = {file.name: file for file in updated.written}
+        paths = place_files(table, draft, known, unit=unit, generation=generation)
+        staged = tuple(self._staged(path, known.get(Path(path).name)) for path in paths)
+        # What another run placed here before nobody has looked at.
+        looked_at = known.keys() - updated.doubted
+        doubted = tuple(file for file in staged if Path(file.path).name not in looked_at)
+        if doubted:
+            _gate(self._spark, self._snapshot, self._contract, doubted)
+        return staged
+
+    def _staged(self, path: str, told: WrittenFile | None) -> StagedFile:
+        file = told or written_file(self._snapshot.table.folder / path, self._order)
+        return StagedFile(path, WHOLE_TABLE, (), file.rows, file.bytes, file.stats)
+
+
+def _most(files: list[LakeFile], snapshot: TableSnapshot) -> bool:
+    """Whether ``files`` have so many rows that making the whole table is less work."""
+    held = sum(file.rows for file in snapshot.files(WHOLE_TABLE))
+    return sum(file.rows for file in files) > max(held, 10_000)
+
+
+def known_live_rows(rows: DataFrame) -> DataFrame:
+    """The rows that the contract's rules are about: alive, and every cell known."""
+    unresolved = F.coalesce(F.size("_cdc_unresolved"), F.lit(0))
+    return rows.where(~F.col("_cdc_is_deleted") & (unresolved <= 0))
+
+
+def _doubted(rows: pa.Table, contract: TableContract) -> bool:
+    """Whether the gate must look at stored ``rows``: nearly always their columns show that they pass."""
+    unresolved = pc.fill_null(pc.list_value_length(rows["_cdc_unresolved"]), 0)
+    shown = pc.and_(pc.equal(unresolved, 0), pc.invert(rows["_cdc_is_deleted"]))
+    return not surely_kept(rows.select([each.name for each in contract.columns]).filter(shown), contract)
+
+
+def _gate(
+    spark: SparkSession, snapshot: TableSnapshot, contract: TableContract, staged: tuple[StagedFile, ...]
+) -> None:
+    # pandera takes seconds to import, so only who updates a dimension pays for it.
+    from omnisupport_ingest.contracts.pandera_schema import failures
+
+    paths = [f"file://{snapshot.table.folder / file.path}" for file in staged]
+    rows = spark.read.schema(current_type(contract)).parquet(*paths)
+    broken = failures(known_live_rows(rows), contract)
+    if broken:
+        raise GateClosed(
+            f"The current state of {contract.full_name} does not meet its contract: {', '.join(broken)}. "
+            "The dimension stays as it was.",
+            fix=f"Look at the rows of net_changes/{contract.name} that break it; correct the contract or its "
+            "source, and run the windows again.",
+        )

@@ -1,0 +1,142 @@
+"""The ledger of erasures: which rows people had erased, read for judging.
+
+``deduped[W]`` is a function of the erasures, so each makes the windows stale that hold events of its row.
+An event of the row that lands later, in whatever window, is judged by the same ledger.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+
+from omnisupport_ingest.cdc.erasing import Erasures, KeyPlace, Span
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.lake.ledger import SEQUENCE, refuse_row, require_rows
+from omnisupport_ingest.layers.workspace import Workspace
+
+_NAME = "erasure_ledger"
+_REQUIRED = frozenset(("source_schema", "source_table", "key_hash", "through", "windows", SEQUENCE))
+_SHA256 = re.compile("[0-9a-f]{64}")
+
+VERSION = "erasures:"
+"""Begins the version of a window of ``deduped_events`` that names the erasures it was judged with."""
+
+
+class ErasuresLost(IngestError):
+    """A window was judged with erasures that the ledger does not know: judged again, they would come back."""
+
+    exit_code = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Erasure:
+    """One key whose events within ``span`` were erased. ``key_hash``: SHA-256 of the key's text.
+
+    ``windows``: those that may have held such events then. ``erased_at`` is timezone-aware; ``sequence``
+    orders commands, and those of one command share it.
+    """
+
+    source_schema: str
+    source_table: str
+    key_hash: str
+    span: Span
+    windows: tuple[str, ...]
+    erased_by: str
+    why: str
+    erased_at: datetime
+    sequence: int
+
+    @property
+    def place(self) -> KeyPlace:
+        return self.source_schema, self.source_table, self.key_hash
+
+
+@dataclass(frozen=True)
+class ErasureLedger:
+    """Every erasure of one source, in the order in which they were made."""
+
+    erasures: tuple[Erasure, ...]
+
+    @classmethod
+    def open(cls, workspace: Workspace, source: str) -> ErasureLedger:
+        """The ledger as it is now; empty where nothing was erased. ``LedgerUnreadable``."""
+        return cls.of_entries(workspace.erasures(source).entries())
+
+    @classmethod
+    def of_entries(cls, entries: pa.Table) -> ErasureLedger:
+        """From rows of the ledger, by ``sequence`` (columns of ``ERASURE_TYPE``). ``LedgerUnreadable``."""
+        require_rows(entries, _NAME, _REQUIRED)
+        for row, hashed in enumerate(entries["key_hash"].to_pylist()):
+            if not _SHA256.fullmatch(hashed):
+                refuse_row(entries, _NAME, row, "key_hash is no SHA-256")
+        return cls(tuple(map(_erasure, entries.to_pylist())))
+
+    def in_force(self) -> Erasures:
+        """Every erasure, of whatever window: nothing that was erased comes back with a late event."""
+        found: dict[KeyPlace, set[Span]] = {}
+        for each in self.erasures:
+            found.setdefault(each.place, set()).add(each.span)
+        return Erasures({place: tuple(sorted(spans, key=_order)) for place, spans in found.items()})
+
+    def digest(self, window: str) -> str | None:
+        """SHA-256 of the erasures that ``window`` was named with; null where there are none.
+
+        The same erasures have the same digest, whoever made them, when, and how often.
+        """
+        told = {(each.place, each.span) for each in self._by_window.get(window, ())}
+        if not told:
+            return None
+        lines = sorted([*place, span.after or (), span.through] for place, span in told)
+        return hashlib.sha256(json.dumps(lines).encode()).hexdigest()
+
+    def windows(self) -> list[str]:
+        """The windows that an erasure named, sorted."""
+        return sorted(self._by_window)
+
+    def of(self, place: KeyPlace, span: Span) -> tuple[Erasure, ...]:
+        """What was recorded of one key and span, the first one first."""
+        return tuple(each for each in self.erasures if each.place == place and each.span == span)
+
+    @cached_property
+    def _by_window(self) -> dict[str, list[Erasure]]:
+        found: dict[str, list[Erasure]] = {}
+        for each in self.erasures:
+            for window in each.windows:
+                found.setdefault(window, []).append(each)
+        return found
+
+
+def refuse_lost(
+    workspace: Workspace, source: str, window: str, held: Sequence[str], wanted: Sequence[str]
+) -> None:
+    """``ErasuresLost`` if ``window`` was made with erasures and there are none now.
+
+    ``held``: the versions it was made with; ``wanted``: those that it should have.
+    """
+    lost, known = (any(each.startswith(VERSION) for each in versions) for versions in (held, wanted))
+    if lost and not known:
+        folder = workspace.erasures(source).folder
+        raise ErasuresLost(
+            f"Window {window} of {source}/deduped_events was judged with erasures, and {folder} has none of "
+            "them: what was erased would come back.",
+            fix=f"Restore {folder} from a backup of the lake, then run again. Nothing was changed.",
+        )
+
+
+def _order(span: Span) -> tuple[object, ...]:
+    return span.through, span.after or ()
+
+
+def _erasure(row: Mapping[str, Any]) -> Erasure:
+    fields = dict(row)
+    after, through = fields.pop("after"), fields.pop("through")
+    span = Span(None if after is None else tuple(after.values()), tuple(through.values()))
+    return Erasure(span=span, windows=tuple(fields.pop("windows")), **fields)

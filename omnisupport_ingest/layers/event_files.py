@@ -1,0 +1,101 @@
+"""The events of a source as one version of its lake holds them: accepted ones, and those in quarantine.
+
+A window of deduped events names the files of its quarantine, so one version of that table says which
+events belong together. Files never change, so those that a newer version of the quarantine no longer
+holds are read all the same, while they are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.lake.layout import LakeFile
+from omnisupport_ingest.lake.table import TableSnapshot
+from omnisupport_ingest.layers.looking import look
+from omnisupport_ingest.layers.quarantine_files import EventsGone, QuarantineFiles
+from omnisupport_ingest.layers.workspace import Workspace
+
+
+@dataclass(frozen=True)
+class EventFiles:
+    """The files of one version of a source's deduped events, with the quarantine that it names."""
+
+    deduped: TableSnapshot
+    quarantine: TableSnapshot
+
+    @classmethod
+    def newest(cls, workspace: Workspace, source: str) -> EventFiles | None:
+        """The newest version; null before the first event was judged. Makes no table."""
+        deduped = look(workspace.deduped(source))
+        quarantine = look(workspace.quarantine(source))
+        return None if deduped is None or quarantine is None else cls(deduped, quarantine)
+
+    @classmethod
+    def opened(cls, workspace: Workspace, source: str) -> EventFiles:
+        """The newest version, for a layer: the tables are made if they are not there."""
+        return cls(workspace.deduped(source).open(), workspace.quarantine(source).open())
+
+    @classmethod
+    def at_version(cls, workspace: Workspace, source: str, version: int) -> EventFiles | None:
+        """The version ``version`` of the deduped events; null if its log or a file of it is gone."""
+        table, quarantine = workspace.deduped(source), look(workspace.quarantine(source))
+        if quarantine is None:
+            return None
+        try:
+            found = cls(TableSnapshot(table, DeltaTable(str(table.folder), version=version)), quarantine)
+            there = all(Path(file.uri).exists() for file in (*found.deduped.all_files(), *found.holes))
+        except (DeltaError, EventsGone):
+            return None
+        return found if there else None
+
+    def accepted(self, contract: TableContract, window: str | None = None) -> tuple[LakeFile, ...]:
+        """The files of the table's accepted events, of one window or all.
+
+        Tables of one name in two schemas share their files.
+        """
+        files = self.deduped.all_files() if window is None else self.deduped.files(window)
+        return tuple(file for file in files if ("source_table", contract.table) in file.partition)
+
+    @cached_property
+    def holes(self) -> tuple[LakeFile, ...]:
+        """The files of the quarantine, of all tables. ``EventsGone`` if one is missing."""
+        return tuple(file for window in self.deduped.windows() for file in self.holes_of(window))
+
+    def holes_of(self, window: str) -> tuple[LakeFile, ...]:
+        """The quarantine files of one window, of all tables. ``EventsGone`` if one is missing."""
+        return QuarantineFiles(self.deduped, self.quarantine).of(window)
+
+    def events(self, spark: SparkSession, contract: TableContract) -> DataFrame:
+        """Every event of the table, as the fold takes them: ``hole`` tells the quarantined ones."""
+        return self.events_in(spark, contract, self.accepted(contract), self.holes)
+
+    def events_in(
+        self,
+        spark: SparkSession,
+        contract: TableContract,
+        accepted: Sequence[LakeFile],
+        holes: Sequence[LakeFile],
+    ) -> DataFrame:
+        """The events of the table in files of accepted ones and in files of the quarantine."""
+        frame = self.deduped.read(spark, accepted).withColumn("hole", F.lit(False))
+        if holes:
+            withheld = self.quarantine.read(spark, holes).select(
+                *(name for name in frame.columns if name != "hole")
+            )
+            frame = frame.unionByName(withheld.withColumn("hole", F.lit(True)))
+        of_table = (F.col("source_schema") == contract.schema) & (F.col("source_table") == contract.table)
+        return frame.where(of_table)
+
+    def size(self, contract: TableContract) -> tuple[int, int]:
+        """Events to read, and the bytes of their files."""
+        files: Sequence[LakeFile] = (*self.accepted(contract), *self.holes)
+        return sum(file.rows for file in files), sum(file.bytes for file in files)

@@ -1,0 +1,156 @@
+"""What Spark's tasks do with files of events: they take them in, judge them, or fold them.
+
+By the kernels that Spark's shuffles hand their rows to as well, so the rows are the same. A task sees its own
+files alone: what it needs to know of the others is known beforehand, or said afterwards.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from omnisupport_ingest.cdc.envelope import LANDED_TYPE, RAW_TYPE
+from omnisupport_ingest.cdc.event_hashes import event_hashes
+from omnisupport_ingest.cdc.judging import ACCEPTED, Law, judge_batches, judge_unprotected
+from omnisupport_ingest.cdc.ordinary import Taken
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.contracts.pg_types import Kind
+from omnisupport_ingest.contracts.protection import needs_protection
+from omnisupport_ingest.lake.file_tasks import Output, batches_of
+from omnisupport_ingest.lake.key_files import KeyOrder
+from omnisupport_ingest.lake.layout import LakeFile
+from omnisupport_ingest.lake.schema import arrow_schema
+from omnisupport_ingest.landing.rows import EARLIER_IDENTITY
+from omnisupport_ingest.layers.event_copies import Copies, Marks
+
+_RAW = arrow_schema(RAW_TYPE, without=())
+_NOT_JUDGED_BY = frozenset({"tx_id", "lsn", "chunk_id", "envelope", "batch_id", "landed_at", "file_name"})
+_JUDGED_BY = pa.schema([field for field in _RAW if field.name not in _NOT_JUDGED_BY])
+
+_WHOLE_NUMBERS = frozenset({Kind.SHORT, Kind.INTEGER, Kind.LONG})
+
+
+@dataclass(frozen=True)
+class LandedFile:
+    """A landed file of one window, with the facts of its batch's arrival as raw has them, by column."""
+
+    path: str
+    rows: int
+    bytes: int
+    arrival: Mapping[str, Any]
+
+
+def take_in(output: Output, files: Sequence[LandedFile]) -> str:
+    """Write the events of ``files`` as raw has them: ``RAW_TYPE`` rows."""
+    place = _RAW.get_field_index("event_hash")
+    for file in files:
+        known = {name: value for name, value in file.arrival.items() if name not in LANDED_TYPE.names}
+        for batch in batches_of(file.path, _RAW, known):
+            rows = pa.Table.from_batches([batch])
+            # Rows of another batch are not what the manifest counts.
+            counted = pc.equal(rows["batch_id"], file.arrival["batch_id"])
+            rows = rows if pc.all(counted).as_py() else rows.filter(counted)
+            output.add(rows.set_column(place, _RAW.field(place), event_hashes(rows)))
+    return ""
+
+
+def judge(output: Output, files: Sequence[LakeFile], law: Law, copies: Copies | None = None) -> str:
+    """Judge the events of the raw ``files`` by ``law``.
+
+    ``copies``: which of them have not their position for themselves; without it, every one has. Accepted
+    events are written; all that are refused or late are put aside, with what ``dedupe.judge`` adds. A file of
+    one table whose every event is accepted is taken over as it is, unless a policy for personal data changes
+    its values. Says how many events there were, and how many were judged one by one.
+    """
+    taken, protected, copies = Taken(), _protected_tables(law), copies or Copies()
+    for file in files:
+        table, of_file, marked = _only_table(file), Taken(), copies.of(file)
+        whole = table is not None and not marked and not protected(table)
+        if table is None or not whole or not _taken_over(output, file, table, law, of_file):
+            of_file = Taken()
+            _judge_rows(output, file, law, marked, of_file)
+        taken += of_file
+    return json.dumps([taken.events, taken.exactly])
+
+
+def _protected_tables(law: Law) -> Callable[[str], bool]:
+    """Return whether events of a table, by its name in any schema, are not kept as they landed.
+
+    Where one table of the source is protected, so is what has no contract (``cdc.protecting``).
+    """
+    protected = {each.table for each in law.contracts if needs_protection(each)}
+    kept = {each.table for each in law.contracts} - protected
+    return lambda table: bool(protected) and table not in kept
+
+
+def _judge_rows(output: Output, file: LakeFile, law: Law, marks: Marks, taken: Taken) -> None:
+    start = 0
+    for batch in batches_of(file.uri, _RAW, dict(file.partition)):
+        marked = _marked(batch, *marks.between(start, start + len(batch)))
+        start += len(batch)
+        for judged in judge_batches([marked], law, taken=taken):
+            rows = pa.Table.from_batches([judged])
+            accepted = pc.equal(rows["verdict"], ACCEPTED)
+            output.add(rows if pc.all(accepted).as_py() else rows.filter(accepted))
+            output.put_aside(rows.filter(pc.or_(pc.invert(accepted), rows["late"])))
+
+
+def _taken_over(output: Output, file: LakeFile, table: str, law: Law, taken: Taken) -> bool:
+    """Whether all events of ``file``, which is of one ``table``, are accepted in time: then it is taken over.
+
+    It is what nearly every file comes to, and no column but those that are judged by is read for it.
+    """
+    for batch in batches_of(file.uri, _JUDGED_BY, dict(file.partition)):
+        marked = _marked(batch, *_distinct(len(batch)))
+        if not marked.column("identity").equals(batch.column("identity")):
+            return False
+        for judged in judge_unprotected([marked], law, taken=taken):
+            in_time = pc.and_(pc.equal(judged.column("verdict"), ACCEPTED), pc.invert(judged.column("late")))
+            if not pc.all(in_time).as_py():
+                return False
+    output.link(file, (("window", file.window), ("source_table", table)))
+    return True
+
+
+def _distinct(count: int) -> tuple[pa.Array, pa.Array]:
+    """The marks of ``count`` events that have their position for themselves (``dedupe.mark_distinct``)."""
+    return pa.repeat(pa.scalar(1, pa.int32()), count), pa.repeat(pa.scalar(False), count)
+
+
+def _marked(batch: pa.RecordBatch, copies: pa.Array, collisions: pa.Array) -> pa.RecordBatch:
+    """Raw events with their marks, and with the identity that they would land with today
+    (``deduped.to_judge``)."""
+    place = batch.schema.get_field_index("identity")
+    identity = batch.column(place)
+    if identity.null_count < len(batch):
+        identity = pc.replace_substring_regex(identity, EARLIER_IDENTITY, r"\1]")
+    marked = batch.set_column(place, batch.schema.field(place), identity)
+    return marked.append_column("copy", copies).append_column("collision", collisions)
+
+
+def _only_table(file: LakeFile) -> str | None:
+    """The table that all events of a raw file are of, as its footer tells; None if they are of several."""
+    footer = pq.read_metadata(file.uri)
+    found: set[str] = set()
+    for number in range(footer.num_row_groups):
+        group = footer.row_group(number)
+        columns = (group.column(place) for place in range(group.num_columns))
+        told = next(each.statistics for each in columns if each.path_in_schema == "source_table")
+        if told is None or not told.has_min_max or not told.has_null_count or told.null_count:
+            return None
+        found |= {told.min, told.max}
+    return found.pop() if len(found) == 1 else None
+
+
+def order_of(contract: TableContract) -> KeyOrder:
+    """By what the files are ordered: the key if that is one whole number, else its text."""
+    columns = {column.name: column for column in contract.columns}
+    if len(contract.key) == 1 and columns[contract.key[0]].type.kind in _WHOLE_NUMBERS:
+        return KeyOrder(contract.key[0], whole_numbers=True)
+    return KeyOrder("_cdc_key", whole_numbers=False)

@@ -1,0 +1,99 @@
+"""Why the content of a window is another one after it was made again.
+
+A replay is a no-op or explained: the checkpoint of a window that was replaced keeps the content hash it
+had, and where that differs, how many keys have another state and what changed beneath them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from omnisupport_ingest.lake.state import WindowState
+from omnisupport_ingest.layers.plan import Upstream
+from omnisupport_ingest.layers.versions import changes
+
+LATE_EVENTS, NEW_EVENTS, EVENTS_GONE = "late events", "new events", "events gone"
+UPSTREAM = "another layer above"
+UNEXPLAINED = "unexplained"
+"""Nothing that is known of the window changed, and its content did: never expected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """What a window held that is being made again, and what is known to have changed beneath it.
+
+    ``keys_changed`` counts the keys with another state; it is called only if the content may differ,
+    and null where a layer has no keys. ``unseen``: those of ``by`` that may have changed what no hash
+    tells of (an erased event in quarantine keeps its hash, which is its name), but the layers below do.
+    """
+
+    content_hash: str
+    by: tuple[str, ...]
+    keys_changed: Callable[[], int] | None = None
+    unseen: tuple[str, ...] = ()
+
+    def explain(self, content_hash: str) -> tuple[int | None, tuple[str, ...]]:
+        """Keys changed, and why, now that the window's content hashes to ``content_hash``."""
+        if content_hash == self.content_hash and not self.unseen:
+            return None, ()
+        keys = self.keys_changed() if self.keys_changed is not None else None
+        if content_hash == self.content_hash:
+            return keys or None, self.unseen
+        return keys, self.by or (UNEXPLAINED,)
+
+
+def reasons(
+    before: WindowState,
+    upstream: Upstream,
+    batches: Collection[str],
+    late: Collection[str],
+    above: WindowState | None = None,
+) -> tuple[str, ...]:
+    """What differs between what a window was made from and what it is made from now.
+
+    ``batches``: that it will hold; ``late``: those of them whose events landed after the window had
+    closed. ``above``: the state of the window in the layer above, whose own reasons count too where
+    its files are other ones.
+    """
+    found = list(changes(before.versions, upstream.versions))
+    new = set(batches) - set(before.batches)
+    if new & set(late):
+        found.append(LATE_EVENTS)
+    if new - set(late):
+        found.append(NEW_EVENTS)
+    if set(before.batches) - set(batches):
+        found.append(EVENTS_GONE)
+    if above is not None and upstream.units != frozenset(before.inputs):
+        found += above.checkpoint.changed_by
+    if before.upstream_table_id != upstream.table_id:
+        found.append(UPSTREAM)
+    return tuple(dict.fromkeys(found))
+
+
+def keys_changed(
+    before: DataFrame, after: DataFrame, windows: Sequence[str], state: Sequence[str], key: str
+) -> Mapping[str, int]:
+    """How many keys have another state, by window; windows without any are left out.
+
+    The parameters are those of ``changed``.
+    """
+    counted = changed(before, after, windows, state, key).groupBy("window").count()
+    return {row["window"]: row["count"] for row in counted.collect()}
+
+
+def changed(
+    before: DataFrame, after: DataFrame, windows: Sequence[str], state: Sequence[str], key: str
+) -> DataFrame:
+    """The keys that have another state, once per window: ``window`` and ``key``.
+
+    ``before`` and ``after``: rows of the ``windows``. ``state``: the columns that say what a row is,
+    ``key`` among them; rows without a key (truncates, boundaries) count as the one key ``""``.
+    """
+    columns = [F.col("window"), *(F.col(name) for name in state)]
+    old, new = (each.where(F.col("window").isin(*windows)).select(*columns) for each in (before, after))
+    differing = old.exceptAll(new).unionByName(new.exceptAll(old))
+    return differing.select("window", F.coalesce(F.col(key), F.lit("")).alias("key")).distinct()

@@ -1,0 +1,344 @@
+"""``deduped_events`` and ``quarantine`` → ``dim_<table>_history``: every version of every row, in place.
+
+Events that came since the last update, above all before, go on from the open versions of their keys, and only
+the files that hold those are written anew: the cost follows the keys touched. Keys that anything else
+reaches (a late event, a window that was judged again, quarantine, a key change that left a column unsent) are
+made again from all their events. The whole is made where there is no history yet, for another contract or
+program, and for what may reach any row: a truncate or boundary below what the history was made from, or in
+quarantine.
+"""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from collections.abc import Iterable, Iterator
+from functools import cached_property, partial
+from pathlib import Path
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from omnisupport_ingest.cdc.envelope import RAW_TYPE
+from omnisupport_ingest.cdc.fold import partitions_for, shape_of
+from omnisupport_ingest.cdc.history import chosen_ends, history, history_type
+from omnisupport_ingest.cdc.history_rows import TableEvent
+from omnisupport_ingest.cdc.history_update import EVENT, HistoryRules
+from omnisupport_ingest.cdc.life import Position
+from omnisupport_ingest.cdc.typed_fold import EVENT_COLUMNS
+from omnisupport_ingest.cdc.updating import CHANGE, SET
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.lake import layout
+from omnisupport_ingest.lake.checkpoint import Checkpoint
+from omnisupport_ingest.lake.commit import WindowChange
+from omnisupport_ingest.lake.contenthash import ContentHash
+from omnisupport_ingest.lake.file_tasks import are_few
+from omnisupport_ingest.lake.key_files import ROWS_PER_FILE, KeyFile, key_files, sealed_files, written_file
+from omnisupport_ingest.lake.layout import WHOLE_TABLE, StagedFile
+from omnisupport_ingest.lake.read import read_files
+from omnisupport_ingest.lake.schema import arrow_schema
+from omnisupport_ingest.lake.staging import place_files
+from omnisupport_ingest.lake.state import WindowState
+from omnisupport_ingest.lake.table import TableSnapshot, retrying
+from omnisupport_ingest.layers.checkpoints import Counts, Identity, Outcome, checkpoint_of, report
+from omnisupport_ingest.layers.event_files import EventFiles
+from omnisupport_ingest.layers.event_tasks import order_of
+from omnisupport_ingest.layers.history_news import EventNews, differing, ends_in, news_since, tied
+from omnisupport_ingest.layers.idempotency import idempotency_key
+from omnisupport_ingest.layers.odd_keys import absent
+from omnisupport_ingest.layers.plan import WindowPlan, Work
+from omnisupport_ingest.layers.progress import BatchFacts, facts_of
+from omnisupport_ingest.layers.retyping import require_types
+from omnisupport_ingest.layers.updating_files import FilesToUpdate, FilesUpdated, Sent, update_files
+from omnisupport_ingest.layers.versions import of_contract
+from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.position import Position as Place
+
+LAYER = "history"
+
+HISTORY_VERSION = 3
+"""Version of what a history says of its events, and of its files; raised when the same events give others."""
+
+_FAR_BEHIND = 256
+"""Versions of the deduped events after which a history without news notes that it has none: every run would
+read the log in between again."""
+
+_NOWHERE: Position = (0, 0, 0)
+"""Below every position."""
+
+
+def materialize(
+    workspace: Workspace, spark: SparkSession, contract: TableContract, run_id: str, *, replay: bool = False
+) -> Checkpoint:
+    """Bring the history of one table up to date with its events.
+
+    Nothing is written while it was made from what they are. With ``replay`` all of it is made again.
+    """
+    table = workspace.history(contract)
+
+    def attempt(snapshot: TableSnapshot) -> None:
+        require_types(workspace, contract, snapshot)
+        files = EventFiles.opened(workspace, contract.source)
+        update = _Update(spark, contract, snapshot, files, whole=replay)
+        if update.is_due:
+            update.commit(Identity(LAYER, contract.source, run_id))
+
+    retrying(attempt, table)
+    return report(table, [WHOLE_TABLE])[0]
+
+
+def versions_of(contract: TableContract) -> tuple[str, ...]:
+    """What makes a history stale when it changes: the logic, its own and the contract."""
+    return (*of_contract(contract), f"history:{HISTORY_VERSION}")
+
+
+def news_of(state: WindowState | None, files: EventFiles, contract: TableContract) -> EventNews | None:
+    """What the events have that a history with ``state`` was not made from; null if that cannot be told."""
+    if state is None or state.upstream_table_id != files.deduped.table_id:
+        return None
+    version = state.checkpoint.upstream_version
+    return None if version is None else news_since(files, contract, version)
+
+
+class _Update:
+    """One update of a history, planned on one version of it and of the events."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        contract: TableContract,
+        snapshot: TableSnapshot,
+        files: EventFiles,
+        *,
+        whole: bool,
+    ) -> None:
+        self._spark, self._contract = spark, contract
+        self._snapshot, self._events = snapshot, files
+        self._before = snapshot.state(WHOLE_TABLE)
+        self._order = order_of(contract)
+        self._folder = snapshot.table.folder
+        held = key_files(snapshot.handle, self._folder, self._order)
+        self._news = news_of(self._before, files, contract)
+        self._ends: tuple[TableEvent, ...] = ()
+        self._odd: DataFrame | None = None
+        stale = (
+            whole
+            or bool(snapshot.retyped)
+            or self._before is None
+            or held is None
+            or self._before.versions != versions_of(contract)
+        )
+        self._whole = stale or self._news is None or self._reaches_all(self._news)
+        self._files: list[KeyFile] = [] if self._whole or held is None else held
+
+    @property
+    def is_due(self) -> bool:
+        if self._whole or self._news is None or self._before is None:
+            return True
+        if self._news.added or self._odd is not None:
+            return True
+        version = self._before.checkpoint.upstream_version
+        return version is None or self._events.deduped.version - version >= _FAR_BEHIND
+
+    @cached_property
+    def _through(self) -> Position:
+        """The highest position that the history has been made from."""
+        cursor = self._before.checkpoint.cursor if self._before is not None else ""
+        if not cursor:
+            return _NOWHERE
+        last = Place.parse(cursor)
+        return last.epoch, last.commit_lsn.value, last.ordinal
+
+    def _reaches_all(self, news: EventNews) -> bool:
+        """Whether the news may change any row, or most; notes what they change else."""
+        self._ends = chosen_ends(ends_in(news.added, self._contract))
+        if any(end.position <= self._through for end in self._ends):
+            return True
+        if not news.judged_again:
+            return False
+        found = differing(self._spark, self._events, self._contract, news)
+        if found.events:
+            self._odd = found.keys
+        return found.keyless or found.events > max(10_000, self._events.size(self._contract)[0] // 4)
+
+    @cached_property
+    def _facts(self) -> BatchFacts:
+        deduped = self._events.deduped
+        if self._whole or self._news is None or self._before is None:
+            known, windows = [], deduped.windows()
+        else:
+            known, windows = [self._before.checkpoint], sorted(self._news.noted)
+        states = (deduped.state(window) for window in windows)
+        return facts_of([*known, *(state.checkpoint for state in states if state is not None)])
+
+    def commit(self, identity: Identity) -> None:
+        """Update the files and commit what came of it."""
+        snapshot, contract, deduped = self._snapshot, self._contract, self._events.deduped
+        plan = WindowPlan(
+            WHOLE_TABLE,
+            Work.REPLACE if self._whole else Work.APPEND,
+            frozenset(),
+            snapshot.version + 1,
+        )
+        inputs, versions = (f"version:{deduped.version}",), versions_of(contract)
+        since = "" if self._whole or self._before is None else ":".join(self._before.inputs)
+        key = idempotency_key(
+            layer=LAYER,
+            table=contract.full_name,
+            window=WHOLE_TABLE,
+            inputs=[deduped.table_id, f"from:{since}", *inputs],
+            versions=versions,
+        )
+        draft = snapshot.table.folder / layout.STAGING / uuid.uuid4().hex
+        draft.mkdir(mode=0o700, parents=True)
+        try:
+            updated = self._updated(draft)
+            add = self._placed(draft, updated, key, plan.generation)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+        content = updated.added
+        if not self._whole and self._before is not None:
+            content = ContentHash.parse(self._before.checkpoint.content_hash) - updated.removed + content
+        outcome = Outcome(
+            idempotency_key=key,
+            batches=(),
+            facts=self._facts,
+            counts=Counts(),
+            upstream_version=deduped.version,
+        )
+        state = WindowState(
+            generation=plan.generation,
+            inputs=inputs,
+            upstream_table_id=deduped.table_id,
+            checkpoint=checkpoint_of(snapshot, plan, outcome, identity, content),
+            versions=versions,
+        )
+        held = {file.path: file for file in snapshot.files(WHOLE_TABLE)}
+        leaving = () if self._whole else tuple(held[path] for path in updated.replaced)
+        snapshot.commit([WindowChange(WHOLE_TABLE, add, leaving, state, replaces=self._whole)])
+
+    def _updated(self, draft: Path) -> FilesUpdated:
+        contract = self._contract
+        rules = HistoryRules(
+            shape=shape_of(contract),
+            columns=tuple(contract.columns),
+            schema=arrow_schema(history_type(contract), without=()),
+            event=arrow_schema(T.StructType([_EVENT]), without=()).field(0).type,
+            through=self._through,
+            new_ends=() if self._whole else self._ends,
+            soft_delete_column=contract.soft_delete_column,
+            source_schema=contract.schema,
+        )
+        sealed = {} if self._whole else sealed_files(self._snapshot.handle, self._folder, self._order)
+        target = FilesToUpdate(
+            self._files, self._order, draft, rules, ROWS_PER_FILE, seals=True, sealed=sealed
+        )
+        if self._whole:
+            sent = self._all()
+            return FilesUpdated() if sent is None else update_files(sent, target)
+        added = self._news.added if self._news is not None else ()
+        if not added and self._odd is None:
+            return FilesUpdated()
+        odd, many = self._odd, None
+        if added and not are_few(added):
+            # A task cannot tell which events of a file are of its keys: they are put in order first.
+            parts = partitions_for(sum(file.rows for file in added), sum(file.bytes for file in added))
+            events = read_files(self._spark, _told(), self._events.deduped.table.spec.partition_by, added)
+            rows = events.mapInArrow(partial(_rows_of, rules=rules), _sent_type(contract))
+            added, many = (), self._in_key_order(rows, parts)
+        while True:
+            settled = None if odd is None else self._made_again(odd)
+            if many is not None:
+                settled = many if settled is None else many.unionByName(settled)
+            sent = Sent(self._spark, added, _told(), _sent_type(contract), settled)
+            updated = update_files(sent, target, look_at_all=bool(self._ends and self._files))
+            if not updated.refold:
+                return updated
+            told = self._spark.read.parquet(*(f"file://{path}" for path in updated.refold))
+            # Read now: the folder is cleared when this is done.
+            odd = (told if odd is None else odd.unionByName(told)).localCheckpoint()
+
+    def _all(self) -> Sent | None:
+        """Every version, to be put into files; null where there are no events."""
+        contract = self._contract
+        count, size = self._events.size(contract)
+        if not count:
+            return None
+        events = self._events.events(self._spark, contract)
+        parts = partitions_for(count, size)
+        rows = _to_send(history(events, contract, partitions=parts), contract)
+        settled = self._in_key_order(rows, parts)
+        return Sent(self._spark, (), _told(), _sent_type(contract), settled)
+
+    def _in_key_order(self, rows: DataFrame, parts: int) -> DataFrame:
+        """``rows`` by key, so that a task which reads those of a range of keys finds them together."""
+        column = f"`{self._order.column}`"
+        return rows if parts == 1 else rows.repartitionByRange(parts, column).sortWithinPartitions(column)
+
+    def _made_again(self, keys: DataFrame) -> DataFrame | None:
+        """The versions that ``keys``, and those tied to them, should have, in the place of all they have."""
+        contract = self._contract
+        events = self._events.events(self._spark, contract)
+        wanted = tied(keys, events)
+        if wanted is None:
+            wanted = events.where(F.col("key").isNotNull()).select(F.col("key").alias("_cdc_key")).distinct()
+        parts = partitions_for(*self._events.size(contract))
+        rows = _to_send(history(events, contract, partitions=parts, keys=wanted), contract)
+        gone = wanted.select(*(absent(contract, field) for field in rows.schema.fields))
+        return rows.unionByName(gone)
+
+    def _placed(
+        self, draft: Path, updated: FilesUpdated, unit: str, generation: int
+    ) -> tuple[StagedFile, ...]:
+        if not updated.written:
+            return ()
+        table = self._snapshot.table
+        known = {file.name: file for file in updated.written}
+        paths = place_files(table, draft, known, unit=unit, generation=generation)
+        told = {
+            path: known.get(Path(path).name) or written_file(table.folder / path, self._order)
+            for path in paths
+        }
+        return tuple(
+            StagedFile(path, WHOLE_TABLE, (), file.rows, file.bytes, file.stats)
+            for path, file in told.items()
+        )
+
+
+_EVENT = T.StructField(
+    EVENT,
+    T.StructType(
+        [
+            T.StructField("hole", T.BooleanType()) if name == "hole" else RAW_TYPE[name]
+            for name in EVENT_COLUMNS
+        ]
+    ),
+)
+
+
+def _told() -> T.StructType:
+    """The columns of events that are read."""
+    wanted = {*EVENT_COLUMNS, "source_schema", "source_table"}
+    return T.StructType([field for field in RAW_TYPE if field.name in wanted])
+
+
+def _rows_of(batches: Iterable[pa.RecordBatch], rules: HistoryRules) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        yield from rules.rows_of(pa.Table.from_batches([batch])).to_batches()
+
+
+def _sent_type(contract: TableContract) -> T.StructType:
+    return T.StructType([*history_type(contract).fields, _EVENT, T.StructField(CHANGE, T.StringType())])
+
+
+def _to_send(rows: DataFrame, contract: TableContract) -> DataFrame:
+    """``rows``, which are as they are to be, as a file is sent them; it works out their hashes itself."""
+    values = {
+        EVENT: F.lit(None).cast(_EVENT.dataType),
+        CHANGE: F.lit(SET),
+        "_cdc_row_hash": F.lit(None).cast("long"),
+    }
+    columns = (values.get(name, F.col(f"`{name}`")).alias(name) for name in _sent_type(contract).names)
+    return rows.select(*columns)

@@ -1,0 +1,177 @@
+"""What has become of a table's events since its history was made from them, by the log of deduped events.
+
+Events that were only added go to the files of their keys. A window that was judged again is compared with
+what it held: of its events only those that came or went count, and their keys are made from all their events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from omnisupport_ingest.cdc import columnar
+from omnisupport_ingest.cdc.history_rows import TableEvent
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.key_range import KeyRange
+from omnisupport_ingest.lake.layout import LakeFile
+from omnisupport_ingest.lake.log import files_since
+from omnisupport_ingest.lake.state import StateUnreadable, read_state
+from omnisupport_ingest.layers.event_files import EventFiles
+from omnisupport_ingest.layers.quarantine_files import EventsGone, QuarantineFiles, named_by
+
+_MOST_ROUNDS = 64
+"""Rounds of following key changes; a chain that is longer still is followed by making the whole table."""
+
+_SPOKEN = ("op", "epoch", "commit_lsn", "ordinal", "source_ts", "batch_id", "landed_at", "after")
+_ENDS = pa.array(["t", "b"])
+
+
+@dataclass(frozen=True)
+class EventNews:
+    """Files that joined or left the events of a table.
+
+    ``added``: of accepted events, in windows that were not judged again. Of those that were, ``accepted`` are
+    the files now and ``accepted_before`` what they took the place of. ``holes`` joined the quarantine and
+    ``holes_before`` left it, of all tables. ``noted``: windows of the source that have another state.
+    """
+
+    added: tuple[LakeFile, ...]
+    accepted: tuple[LakeFile, ...]
+    accepted_before: tuple[LakeFile, ...]
+    holes: tuple[LakeFile, ...]
+    holes_before: tuple[LakeFile, ...]
+    noted: frozenset[str]
+
+    @property
+    def nothing(self) -> bool:
+        """Whether no event of the table can have come or gone."""
+        return not self.added and not self.judged_again
+
+    @property
+    def judged_again(self) -> bool:
+        """Whether there is more than accepted events that were added."""
+        return bool(self.accepted_before or self.holes or self.holes_before)
+
+
+def news_since(files: EventFiles, contract: TableContract, version: int) -> EventNews | None:
+    """The news in ``files`` after ``version`` of the deduped events; null if they cannot be told any more."""
+    changes = files_since(files.deduped, version)
+    if changes is None:
+        return None
+    mine = ("source_table", contract.table)
+    before = tuple(file for file in changes.gone if mine in file.partition)
+    again = sorted({file.window for file in before})
+    added = tuple(file for file in changes.added if mine in file.partition and file.window not in again)
+    if not all(Path(file.uri).exists() for file in (*added, *before)):
+        return None
+    quarantine = QuarantineFiles(files.deduped, files.quarantine)
+    try:
+        named = {path for file in changes.states for path in named_by(read_state(Path(file.uri)))}
+        now = {file.path: file for window in changes.noted for file in files.holes_of(window)}
+        left = tuple(quarantine.on_disk(path) for path in sorted(named - now.keys()))
+    except (StateUnreadable, EventsGone):
+        return None
+    return EventNews(
+        added=added,
+        accepted=tuple(file for window in again for file in files.accepted(contract, window)),
+        accepted_before=before,
+        holes=tuple(now[path] for path in sorted(now.keys() - named)),
+        holes_before=left,
+        noted=changes.noted,
+    )
+
+
+@dataclass(frozen=True)
+class Differing:
+    """Events of windows that were judged again which came or went: how many, whether one is of no row (a
+    truncate or boundary), and the ``keys`` they reach (``_cdc_key``, repeats allowed)."""
+
+    events: int
+    keyless: bool
+    keys: DataFrame
+
+
+def differing(spark: SparkSession, files: EventFiles, contract: TableContract, news: EventNews) -> Differing:
+    """The events by which ``news`` differ from what they took the place of."""
+    now, before = (
+        files.events_in(spark, contract, accepted, holes).select(
+            "window", "event_hash", "hole", "op", "key", "moved_from_key"
+        )
+        for accepted, holes in (
+            (news.accepted, news.holes),
+            (news.accepted_before, news.holes_before),
+        )
+    )
+    same = ["window", "event_hash", "hole"]
+    found = now.join(before, same, "left_anti").unionByName(before.join(now, same, "left_anti"))
+    found = found.localCheckpoint()
+    keyless = F.col("op").isin("t", "b")
+    events, ends = found.agg(F.count("*"), F.count_if(keyless)).collect()[0]
+    # A withheld event is voided by an accepted one at its place, whatever the key of that is.
+    withheld = now.unionByName(before).where("hole")
+    keys = found.select("key").unionByName(found.select(F.col("moved_from_key").alias("key")))
+    keys = keys.unionByName(withheld.select("key")).where(F.col("key").isNotNull())
+    return Differing(events, bool(ends), keys.select(F.col("key").alias("_cdc_key")))
+
+
+def tied(keys: DataFrame, events: DataFrame) -> DataFrame | None:
+    """``keys`` with all keys that key changes among ``events`` tie to them, each once.
+
+    Null where a chain of key changes is too long to be followed.
+    """
+    moved = events.where(F.col("moved_from_key").isNotNull() & F.col("key").isNotNull() & ~F.col("hole"))
+    pairs = moved.select("key", "moved_from_key").distinct().localCheckpoint()
+    found = keys.distinct().localCheckpoint()
+    if pairs.isEmpty():
+        return found
+    back = pairs.select(F.col("moved_from_key").alias("key"), F.col("key").alias("moved_from_key"))
+    ways = pairs.unionByName(back)
+    known = found.count()
+    for _ in range(_MOST_ROUNDS):
+        reached = ways.join(found, ways["key"] == found["_cdc_key"], "left_semi")
+        more = reached.select(F.col("moved_from_key").alias("_cdc_key"))
+        found = found.unionByName(more).distinct().localCheckpoint()
+        count = found.count()
+        if count == known:
+            return found
+        known = count
+    return None
+
+
+def ends_in(files: Iterable[LakeFile], contract: TableContract) -> Iterator[TableEvent]:
+    """The truncates and boundaries of the table among the accepted events of ``files``.
+
+    Most files have none, which their footers tell.
+    """
+    for file in files:
+        with pq.ParquetFile(file.uri) as parquet:
+            if not _may_be_null(parquet, "key"):
+                continue
+            rows = parquet.read(columns=[*_SPOKEN, "key", "source_schema"])
+        chosen = pc.and_(pc.is_in(rows["op"], _ENDS), pc.equal(rows["source_schema"], contract.schema))
+        rows = rows.filter(chosen)
+        at, landed = columnar.micros(rows["source_ts"]), columnar.micros(rows["landed_at"])
+        for number, row in enumerate(rows.drop_columns(["source_ts", "landed_at"]).to_pylist()):
+            yield TableEvent(
+                (row["epoch"], row["commit_lsn"], row["ordinal"]),
+                row["op"],
+                False,
+                at[number],  # type: ignore[arg-type]
+                row["batch_id"],
+                landed[number],
+                None if row["after"] is None else KeyRange.parse(row["after"]),
+            )
+
+
+def _may_be_null(parquet: pq.ParquetFile, name: str) -> bool:
+    footer = parquet.metadata
+    column = next(n for n in range(len(parquet.schema)) if parquet.schema.column(n).path == name)
+    told = (footer.row_group(number).column(column).statistics for number in range(footer.num_row_groups))
+    return any(found is None or not found.has_null_count or found.null_count for found in told)

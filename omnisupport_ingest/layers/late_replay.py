@@ -1,0 +1,115 @@
+"""What a replay of late windows is called, and when one that failed is asked for again.
+
+One set of late arrivals is one replay: its name follows from them, so that asking twice, or again after
+a crash between asking and remembering, asks for the same one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import datetime
+
+from omnisupport_ingest.contracts.decision_table import MANUAL_BACKFILL, OPERATOR, REFUSE, DecisionTable
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.layers.lateness import LateArrival
+from omnisupport_ingest.layers.run_requests import retry_at
+
+_BATCHES_NAMED = 5
+
+
+class BackfillsRefused(IngestError):
+    """The decision table says that nobody may ask for a backfill now."""
+
+
+@dataclass(frozen=True, slots=True)
+class LateReplay:
+    """A replay of the windows that late events landed in."""
+
+    source: str
+    arrivals: tuple[LateArrival, ...]
+
+    @property
+    def windows(self) -> tuple[str, ...]:
+        return tuple(sorted({each.window for each in self.arrivals}))
+
+    @property
+    def batches(self) -> tuple[str, ...]:
+        return tuple(sorted({each.batch_id for each in self.arrivals}))
+
+    @property
+    def events(self) -> int:
+        return sum(each.events for each in self.arrivals)
+
+    @property
+    def reason(self) -> str:
+        """One line for people."""
+        windows = "1 closed window" if len(self.windows) == 1 else f"{len(self.windows)} closed windows"
+        batches = "1 batch" if len(self.batches) == 1 else f"{len(self.batches)} batches"
+        events = "1 event" if self.events == 1 else f"{self.events} events"
+        return f"late arrival: {events} of {batches} in {windows} of {self.source}"
+
+    @property
+    def named_batches(self) -> str:
+        """The first batches, and how many more there are."""
+        more = len(self.batches) - _BATCHES_NAMED
+        return ", ".join(self.batches[:_BATCHES_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+    def name(self, attempt: int) -> str:
+        """The id of attempt number ``attempt`` (from 1) at this replay."""
+        parts = [self.source, sorted({(each.window, each.batch_id) for each in self.arrivals})]
+        digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+        # Dagster's pages show what stands before the first dash.
+        return f"{digest[:16]}-late-a{attempt}"
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """An attempt that was asked for."""
+
+    finished: bool
+    asked_at: datetime
+
+
+def next_attempt(
+    replay: LateReplay, find: Callable[[str], Attempt | None], now: datetime
+) -> tuple[int | None, str]:
+    """The number of the attempt to ask for now, null if none is due, and in words why not.
+
+    ``find`` looks an attempt up by its id. One that has ended although the windows still wait has
+    failed; the next one is asked for after a time that doubles with every attempt.
+    """
+    number = 1
+    last: Attempt | None = None
+    while (found := find(replay.name(number))) is not None:
+        last, number = found, number + 1
+    if last is None:
+        return number, ""
+    if not last.finished:
+        return None, f"Backfill {replay.name(number - 1)} replays {len(replay.windows)} windows."
+    again = retry_at(number - 1, last.asked_at)
+    if now < again:
+        return None, f"Attempt {number - 1} at the replay ended early; the next is at {again:%H:%M:%S} UTC."
+    return number, ""
+
+
+def without_running(
+    arrivals: Iterable[LateArrival], running: Callable[[str], bool]
+) -> tuple[LateArrival, ...]:
+    """The arrivals in windows that no run in progress covers; the others wait for its end."""
+    return tuple(each for each in arrivals if not running(each.window))
+
+
+BY_HAND = OPERATOR.found(MANUAL_BACKFILL)
+"""Somebody asks for a backfill."""
+
+
+def refuse_backfill(decisions: DecisionTable) -> None:
+    """``BackfillsRefused`` where the decision table refuses backfills that people ask for."""
+    if decisions.action(BY_HAND.scenario) == REFUSE:
+        raise BackfillsRefused(
+            f"Backfills by hand are refused: {decisions.path} says so in the row of {BY_HAND.scenario}.",
+            fix="Write replay_window there, start the code location again, and ask again.",
+        )

@@ -1,0 +1,338 @@
+"""``deduped_events`` and ``quarantine`` → net changes: the fold of each window, in parts.
+
+A run adds the fold of its own events to the window, so it costs what is new, whatever the window holds; who
+reads the window folds the parts (``cdc.fold``). Closing leaves one row per key. Quarantined events are holes
+in the fold, never stepped over.
+
+The content hash of a window is that of the events folded into it, in however many parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial, reduce
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from omnisupport_ingest.cdc.fold import fold_events, merge_rows, partitions_for
+from omnisupport_ingest.cdc.folded import folded_type
+from omnisupport_ingest.cdc.ordinary import Taken
+from omnisupport_ingest.contracts.load import TableContract
+from omnisupport_ingest.lake.checkpoint import Checkpoint
+from omnisupport_ingest.lake.contenthash import ContentHash, hash_of_rows
+from omnisupport_ingest.lake.file_tasks import made_by_tasks
+from omnisupport_ingest.lake.layout import LakeFile
+from omnisupport_ingest.lake.staging import StagedFiles, stage_frame
+from omnisupport_ingest.lake.state import WindowState
+from omnisupport_ingest.lake.table import TableSnapshot, retrying
+from omnisupport_ingest.landing.standing import LandedPart
+from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.layers import closing
+from omnisupport_ingest.layers.checkpoints import Counts, Identity, Outcome, change_for, report
+from omnisupport_ingest.layers.event_files import EventFiles
+from omnisupport_ingest.layers.event_tasks import order_of
+from omnisupport_ingest.layers.explained import Replaced, keys_changed, reasons
+from omnisupport_ingest.layers.fold_tasks import SHARES, Told, fold, in_key_shares, parts_agree
+from omnisupport_ingest.layers.idempotency import idempotency_key, unit_key
+from omnisupport_ingest.layers.lateness import Lateness
+from omnisupport_ingest.layers.plan import Asked, Upstream, WindowPlan, Work, plan_window, repeats_writes
+from omnisupport_ingest.layers.progress import BatchFacts, facts_of_parts
+from omnisupport_ingest.layers.quarantine_files import named_by, withheld_of
+from omnisupport_ingest.layers.retyping import require_types
+from omnisupport_ingest.layers.upstream_files import files_to_read, units_of
+from omnisupport_ingest.layers.versions import RULES, of_contract
+from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.windows import OUT_OF_RANGE
+
+LAYER = "net_changes"
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One window's work: its plan, and the files of accepted and quarantined events to fold."""
+
+    plan: WindowPlan
+    upstream: Upstream
+    accepted: tuple[LakeFile, ...]
+    holes: tuple[LakeFile, ...]
+    counts: Counts
+    batches: tuple[str, ...]
+
+    @property
+    def replays(self) -> bool:
+        """Whether the window is made again from all its events."""
+        return self.plan.work is Work.REPLACE
+
+    @property
+    def files(self) -> tuple[LakeFile, ...]:
+        return self.accepted + self.holes
+
+
+def materialize(
+    workspace: Workspace,
+    spark: SparkSession,
+    contract: TableContract,
+    windows: Sequence[str],
+    run_id: str,
+    *,
+    replay: bool = False,
+) -> list[Checkpoint]:
+    """Fold the events of ``windows`` that are not in the net changes yet.
+
+    With ``replay`` the windows are folded again from all their events. A second call changes
+    nothing. Windows that are closed in the layer above are marked so: they are one row per key already.
+    Returns one checkpoint per window asked for, in order.
+    """
+    table, asked_as = workspace.net_changes(contract), Asked(replay, repeats_writes(workspace.decisions))
+    repeated: list[str] = []
+
+    def attempt(snapshot: TableSnapshot) -> list[str]:
+        files = EventFiles.opened(workspace, contract.source)
+        deduped = files.deduped
+        passed = closing.passed_with(deduped)
+        require_types(workspace, contract, snapshot)
+        asked = list(dict.fromkeys(windows))
+        if snapshot.retyped:
+            # All in one commit: no reader ever finds files of both types, or a part of the table.
+            asked = sorted({*asked, *snapshot.windows(), *deduped.windows()})
+        if deduped.state(OUT_OF_RANGE) is not None and OUT_OF_RANGE not in asked:
+            # Events whose time cannot be right are holes in the fold like any other.
+            asked.append(OUT_OF_RANGE)
+        anew = replace(asked_as, replay=replay or bool(snapshot.retyped))
+        jobs = [_job(snapshot, files, contract, window, anew) for window in asked]
+        done = [job.plan.window for job in jobs if job.plan.repeated]
+        jobs = [job for job in jobs if job.plan.work is not Work.NOTHING]
+        idle = closing.due(snapshot, set(asked) - {job.plan.window for job in jobs}, passed)
+        repeated[:] = [window for window in done if window not in idle]
+        if not jobs:
+            return idle
+        keys = {job.plan.window: _key(contract, job) for job in jobs}
+        staged, exact_share = _stage(
+            spark,
+            contract,
+            snapshot,
+            files,
+            jobs,
+            unit_key((keys[job.plan.window], job.plan) for job in jobs),
+        )
+        landing = workspace.landing(contract.source)
+        lateness = Lateness.of(workspace, contract.source)
+        changed = _Changed(spark, snapshot, contract, [job for job in jobs if job.replays], staged)
+        snapshot.commit(
+            [
+                change_for(
+                    snapshot,
+                    job.plan,
+                    job.upstream,
+                    Outcome(
+                        idempotency_key=keys[job.plan.window],
+                        batches=job.batches,
+                        facts=_facts(landing, job),
+                        counts=job.counts,
+                        upstream_version=deduped.version,
+                        past_closing=passed(job.plan.window),
+                        exact_share=exact_share,
+                        content=content_of(contract, job.accepted, job.holes),
+                    ),
+                    Identity(LAYER, contract.source, run_id),
+                    staged,
+                    "_cdc_row_hash",
+                    _replaced(snapshot, deduped, job, landing, lateness, changed),
+                )
+                for job in jobs
+            ]
+        )
+        return idle
+
+    closing.close(
+        table, retrying(attempt, table), run_id, closing.Fold(spark, None, partial(_once, contract))
+    )
+    return report(table, windows, repeated)
+
+
+def _job(
+    snapshot: TableSnapshot, files: EventFiles, contract: TableContract, window: str, asked: Asked
+) -> _Job:
+    deduped = files.deduped
+    above = deduped.state(window)
+    accepted, holes = files.accepted(contract, window), files.holes_of(window)
+    paths, stands_for = [file.path for file in accepted], above.compacted_units if above else {}
+    upstream = Upstream(units_above(paths, above), deduped.table_id, of_contract(contract))
+    plan = plan_window(snapshot, window, upstream, asked)
+    if files_to_read(paths, stands_for, plan.read) is None:
+        plan = WindowPlan(window, Work.REPLACE, upstream.units, snapshot.version + 1)
+    state = snapshot.state(window)
+    batches = above.batches if above else ()
+    if plan.work is Work.NOTHING and state is not None and set(state.batches) != set(batches):
+        # Nothing for this table, but the checkpoint moves on with its source.
+        plan = WindowPlan(window, Work.APPEND, frozenset(), state.generation)
+    read = files_to_read(paths, stands_for, plan.read) or ()
+    return _Job(
+        plan=plan,
+        upstream=upstream,
+        accepted=tuple(file for file in accepted if file.path in read),
+        holes=tuple(file for file in holes if f"quarantine/{file.path}" in plan.read),
+        counts=Counts(
+            raw=sum(file.rows for file in accepted),
+            deduped=sum(file.rows for file in accepted),
+        ),
+        batches=batches,
+    )
+
+
+def units_above(accepted: Iterable[str], above: WindowState | None) -> frozenset[str]:
+    """What a window is folded from: its ``accepted`` files, and the quarantine files that ``above`` names."""
+    stands_for = above.compacted_units if above is not None else {}
+    return units_of(accepted, stands_for) | frozenset(f"quarantine/{path}" for path in named_by(above))
+
+
+def content_of(
+    contract: TableContract, accepted: Iterable[LakeFile], withheld: Iterable[LakeFile]
+) -> ContentHash:
+    """The content hash of a window: of the table's events in its files of accepted and withheld events."""
+    of_table = {"source_schema": contract.schema}
+    known = hash_of_rows((file.uri for file in accepted), "event_hash", of_table)
+    of_table |= {"source_table": contract.table}
+    return known + hash_of_rows((file.uri for file in withheld), "event_hash", of_table, withheld=True)
+
+
+def _once(contract: TableContract, rows: DataFrame, count: int) -> DataFrame:
+    """The folded rows of windows that are closed, one per group."""
+    return merge_rows(rows, contract, partitions=partitions_for(count, 0))
+
+
+def _key(contract: TableContract, job: _Job) -> str:
+    return idempotency_key(
+        layer=LAYER,
+        table=contract.full_name,
+        window=job.plan.window,
+        inputs=job.upstream.units,
+        versions=job.upstream.versions,
+    )
+
+
+def _facts(landing: LandingStore, job: _Job) -> BatchFacts:
+    return facts_of_parts(_parts_of(landing, job))
+
+
+def _parts_of(landing: LandingStore, job: _Job) -> list[LandedPart]:
+    """The landed files of the job's window, of the batches that it holds."""
+    held = frozenset(job.batches)
+    return [part for part in landing.parts(job.plan.window) if part.batch_id in held]
+
+
+class _Changed:
+    """How many keys of the replayed windows have another state; counted once, and only if asked."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        snapshot: TableSnapshot,
+        contract: TableContract,
+        jobs: Sequence[_Job],
+        staged: StagedFiles,
+    ) -> None:
+        self._spark, self._snapshot, self._contract = spark, snapshot, contract
+        self._windows = [job.plan.window for job in jobs]
+        self._staged = staged
+
+    def of(self, window: str) -> int:
+        return self._keys.get(window, 0)
+
+    @cached_property
+    def _keys(self) -> Mapping[str, int]:
+        snapshot = self._snapshot
+        before = snapshot.read(
+            self._spark, [file for window in self._windows for file in snapshot.files(window)]
+        )
+        written = [file for window in self._windows for file in self._staged.of(window)]
+        after = snapshot.read_placed(self._spark, written)
+        state = ("_cdc_kind", "_cdc_key", "_cdc_ended_at", "_cdc_row_hash")
+        # What a window holds may be in parts.
+        before, after = (merge_rows(rows, self._contract) for rows in (before, after))
+        return keys_changed(before, after, self._windows, state, "_cdc_key")
+
+
+def _replaced(
+    snapshot: TableSnapshot,
+    deduped: TableSnapshot,
+    job: _Job,
+    landing: LandingStore,
+    lateness: Lateness,
+    changed: _Changed,
+) -> Replaced | None:
+    before = snapshot.state(job.plan.window)
+    if before is None or not job.replays or snapshot.retyped:
+        # Rows of other types are other rows, every one.
+        return None
+    late = {each.batch_id for each in lateness.late_parts(_parts_of(landing, job))}
+    why = reasons(before, job.upstream, job.batches, late, deduped.state(job.plan.window))
+    rules = tuple(each for each in why if each in RULES)
+    return Replaced(before.checkpoint.content_hash, why, partial(changed.of, job.plan.window), unseen=rules)
+
+
+def _stage(
+    spark: SparkSession,
+    contract: TableContract,
+    snapshot: TableSnapshot,
+    files: EventFiles,
+    jobs: Sequence[_Job],
+    unit: str,
+) -> tuple[StagedFiles, float | None]:
+    """Write the fold of the jobs' new events; and the share of them that was folded one by one, if known."""
+    # Windows have the withheld events of all tables of a source; those of others need not be read.
+    of_table = [replace(job, holes=withheld_of(job.holes, contract)) for job in jobs]
+    working = [job for job in of_table if job.files]
+    if not working:
+        return StagedFiles(()), None
+    events = [file for job in working for file in job.files]
+    generation = {job.plan.window: job.plan.generation for job in working}
+    if not any(job.holes for job in working):
+        events.sort(key=lambda file: (file.window, file.path))
+        for count in SHARES:
+            blocks = in_key_shares(events, count)
+            shares = [share for block in blocks for share in block]
+            works = [
+                partial(fold, share=share, contract=contract, order=order_of(contract)) for share in shares
+            ]
+            with made_by_tasks(spark, snapshot.table, works, unit=unit, generation=generation) as made:
+                if made is None:
+                    continue
+                told = [Told.parse(each) for each in made.told]
+                # Every share of a block says the same of it.
+                of_blocks = [each for share, each in zip(shares, told, strict=True) if not share.number]
+                if parts_agree(each.stretches for each in of_blocks):
+                    return made.place(), sum((each.taken for each in told), Taken()).share
+                break
+    rows = fold_events(_events(spark, contract, files, working), contract, partitions=_parts(events))
+    staged = stage_frame(
+        snapshot.table,
+        rows.select(*folded_type(contract).names),
+        unit=unit,
+        generation=generation,
+        rows=sum(file.rows for file in events),
+    )
+    return staged, None
+
+
+def _parts(files: Sequence[LakeFile]) -> int:
+    return partitions_for(sum(file.rows for file in files), sum(file.bytes for file in files))
+
+
+def _events(
+    spark: SparkSession,
+    contract: TableContract,
+    files: EventFiles,
+    jobs: Sequence[_Job],
+) -> DataFrame:
+    """The jobs' events of the table; ``hole`` tells the quarantined ones."""
+    accepted = files.deduped.read(spark, [file for job in jobs for file in job.accepted])
+    frames = [accepted.withColumn("hole", F.lit(False))]
+    withheld = [file for job in jobs for file in job.holes]
+    if withheld:
+        holes = files.quarantine.read(spark, withheld).select(*accepted.columns)
+        frames.append(holes.withColumn("hole", F.lit(True)))
+    of_table = (F.col("source_schema") == contract.schema) & (F.col("source_table") == contract.table)
+    return reduce(DataFrame.unionByName, frames).where(of_table)

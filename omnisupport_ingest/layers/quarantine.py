@@ -1,0 +1,130 @@
+"""Events that were not accepted, kept whole beside the reason, in step with ``deduped_events``.
+
+A window's quarantine is the files that the state of its deduped window names (``quarantine_files``).
+Three commits change it, and whatever dies between them, readers find the files of one state:
+
+1. ``add``: the new files come into this table; nothing leaves it.
+2. The commit of ``deduped_events`` names them, and no longer those of the judgement before.
+3. ``settle``: what no state names any more leaves this table; what one names and this table has lost
+   comes back. It may be done at any time, by anybody, and twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from omnisupport_ingest.cdc.envelope import QUARANTINE_TYPE
+from omnisupport_ingest.cdc.judging import QUARANTINED
+from omnisupport_ingest.lake import layout
+from omnisupport_ingest.lake.commit import WindowChange, until_first
+from omnisupport_ingest.lake.contenthash import ContentHash, hash_of_files
+from omnisupport_ingest.lake.layout import LakeFile, StagedFile
+from omnisupport_ingest.lake.staging import StagedFiles, stage_frame
+from omnisupport_ingest.lake.state import WindowState
+from omnisupport_ingest.lake.stats import delta_stats
+from omnisupport_ingest.lake.table import LakeTable, TableSnapshot, retrying
+from omnisupport_ingest.layers.checkpoints import Counts, Identity, Outcome, checkpoint_of
+from omnisupport_ingest.layers.idempotency import idempotency_key
+from omnisupport_ingest.layers.plan import WindowPlan, Work
+from omnisupport_ingest.layers.progress import BatchFacts
+from omnisupport_ingest.layers.quarantine_files import QuarantineFiles, Unsettled
+
+LAYER = "quarantine"
+
+_NO_FACTS = BatchFacts(None, None, None, None)
+_ATTEMPTS = 8
+
+
+def stage(
+    table: LakeTable, others: DataFrame | None, windows: Collection[str], *, unit: str, version: int
+) -> StagedFiles:
+    """Write the quarantined events among ``others`` (judged events; None: there are none) for ``add``.
+
+    ``version``: of ``deduped_events``, that the commit which names them will make. It goes into their paths.
+    """
+    table.open()
+    if others is None:
+        return StagedFiles(())
+    rows = others.where(F.col("verdict") == QUARANTINED).select(*QUARANTINE_TYPE.names)
+    return stage_frame(table, rows, unit=unit, generation=dict.fromkeys(windows, version))
+
+
+def add(table: LakeTable, staged: StagedFiles, identity: Identity) -> None:
+    """Have the table hold ``staged``, besides all that it holds. A second call changes nothing."""
+
+    def attempt(snapshot: TableSnapshot) -> None:
+        changes = []
+        for window in staged.windows():
+            held = snapshot.files(window)
+            known = {file.path for file in held}
+            new = tuple(file for file in staged.of(window) if file.path not in known)
+            if new:
+                changes.append(_change(snapshot, window, new, (), identity))
+        if changes:
+            snapshot.commit(changes)
+
+    retrying(attempt, table)
+
+
+def settle(deduped: LakeTable, table: LakeTable, windows: Sequence[str], identity: Identity) -> None:
+    """Have the table hold, of ``windows``, what the states of ``deduped`` name, and what may yet be named.
+
+    A named file that is not on disk either stays away: its window has to be judged again.
+    """
+
+    def attempt() -> None:
+        files = QuarantineFiles.of_tables(deduped, table)
+        if files is None:
+            return
+        changes = []
+        for window in dict.fromkeys(windows):
+            found = files.unsettled(window)
+            damaged = bool(files.quarantine.files(window)) and files.quarantine.state(window) is None
+            if found is None and not damaged:
+                continue
+            new = _lost(table, found) if found is not None else ()
+            left = found.left if found is not None else ()
+            if new or left or damaged:
+                changes.append(_change(files.quarantine, window, new, left, identity))
+        if changes:
+            files.quarantine.commit(changes)
+
+    until_first(attempt, _ATTEMPTS)
+
+
+def _lost(table: LakeTable, found: Unsettled) -> tuple[StagedFile, ...]:
+    """The missing files that are still on disk."""
+    back = []
+    for path in found.missing:
+        file = table.folder / path
+        if file.exists():
+            rows, stats = delta_stats(file)
+            partition = layout.partition_in(path, table.spec.partition_by)
+            back.append(StagedFile(path, found.window, partition, rows, file.stat().st_size, stats))
+    return tuple(back)
+
+
+def _change(
+    snapshot: TableSnapshot,
+    window: str,
+    new: tuple[StagedFile, ...],
+    leaving: tuple[LakeFile, ...],
+    identity: Identity,
+) -> WindowChange:
+    gone, before = {file.path for file in leaving}, snapshot.state(window)
+    stay = [file.path for file in snapshot.files(window) if file.path not in gone]
+    paths = tuple(sorted({*stay, *(file.path for file in new)}))
+    folder = snapshot.table.folder
+    if before is not None and not gone:
+        content = ContentHash.parse(before.checkpoint.content_hash)
+        content += hash_of_files((folder / file.path for file in new), "event_hash")
+    else:
+        content = hash_of_files((folder / path for path in paths), "event_hash")
+    key = idempotency_key(layer=LAYER, table=LAYER, window=window, inputs=paths, versions=())
+    plan = WindowPlan(window, Work.APPEND, frozenset(paths), 1)
+    outcome = Outcome(key, (), _NO_FACTS, Counts(quarantined=content.count))
+    checkpoint = checkpoint_of(snapshot, plan, outcome, identity, content)
+    return WindowChange(window, new, leaving, WindowState(1, paths, None, checkpoint), False)

@@ -1,0 +1,172 @@
+"""Which files of the quarantine count: those that the states of ``deduped_events`` name.
+
+The events of a window are judged into two tables, and one commit reaches one of them. So the state of
+the deduped window is the record of both: its ``companions`` are the window's quarantine files, and who
+reads withheld events reads these, whatever the log of ``quarantine`` holds. That log follows in two
+commits: a file is added before a state names it, and removed after no state names it any more.
+
+A crash or a writer that lost a race leaves files that no state names. Whether one will still be named
+is told by its path, which has the version of ``deduped_events`` that it was judged for (the number in
+the unit's folder): a commit makes exactly the version that it was planned for or fails, so once that
+version is there and does not name the file, none ever will.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.lake.layout import WINDOW, LakeFile, generation_of, partition_in
+from omnisupport_ingest.lake.state import WindowState
+from omnisupport_ingest.lake.stats import rows_in
+from omnisupport_ingest.lake.table import LakeTable, TableSnapshot
+from omnisupport_ingest.layers.looking import look
+from omnisupport_ingest.layers.workspace import Workspace
+
+_LOOKS = 5
+"""How often to look for two versions that belong together while others commit."""
+
+
+class EventsGone(IngestError):
+    """A file of events that a version of the lake names is not there any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unsettled:
+    """How the log of ``quarantine`` differs from what the state of ``window`` names.
+
+    ``missing``: named files that the log does not hold. ``left``: held files that no state names or ever
+    will.
+    """
+
+    window: str
+    missing: tuple[str, ...]
+    left: tuple[LakeFile, ...]
+
+
+@dataclass(frozen=True)
+class QuarantineFiles:
+    """The quarantine files of one version of a source's deduped events; None if that table is not there."""
+
+    deduped: TableSnapshot | None
+    quarantine: TableSnapshot
+
+    @classmethod
+    def newest(cls, workspace: Workspace, source: str) -> QuarantineFiles | None:
+        """The newest version; None before the first event was judged. Makes no table."""
+        return cls.of_tables(workspace.deduped(source), workspace.quarantine(source))
+
+    @classmethod
+    def of_tables(cls, deduped: LakeTable, quarantine: LakeTable) -> QuarantineFiles | None:
+        """The same of two tables. Both are seen at one moment, unless others commit again and again."""
+        judged, held = look(deduped), look(quarantine)
+        for _ in range(_LOOKS):
+            again = look(deduped)
+            if judged is None or again is None or judged.version == again.version:
+                break
+            judged, held = again, look(quarantine)
+        return None if held is None else cls(judged, held)
+
+    def of(self, window: str) -> tuple[LakeFile, ...]:
+        """The quarantine files of ``window``, of all tables. ``EventsGone`` if one is not on disk."""
+        held = self._held(window)
+        return tuple(held.get(path) or self.on_disk(path) for path in named_by(self.state(window)))
+
+    def all(self) -> tuple[LakeFile, ...]:
+        """Those of every window."""
+        windows = self.deduped.windows() if self.deduped is not None else ()
+        return tuple(file for window in windows for file in self.of(window))
+
+    def shown(self) -> Iterator[tuple[LakeFile, WindowState | None]]:
+        """Those of every window, with the state that names them, for people to look at.
+
+        Where what a window was judged to is not known (None), all that the table holds of it: better to
+        show too much than nothing.
+        """
+        for window in sorted({*self._windows, *self.quarantine.windows()}):
+            state = self.state(window)
+            for file in self.quarantine.files(window) if state is None else self.of(window):
+                yield file, state
+
+    def unsettled(self, window: str) -> Unsettled | None:
+        """What of ``window`` is to be added to the log of the quarantine, or to leave it; None: nothing."""
+        state = self.state(window)
+        if state is None or self.deduped is None:
+            # It will be judged again; what it names then is known.
+            return None
+        held, named = self._held(window), named_by(state)
+        missing = tuple(path for path in named if path not in held)
+        left = tuple(
+            file
+            for path, file in held.items()
+            if path not in named and generation_of(path) <= self.deduped.version
+        )
+        return Unsettled(window, missing, left) if missing or left else None
+
+    def state(self, window: str) -> WindowState | None:
+        """The state of the deduped ``window``; None if it has none, or none that can be read."""
+        return self.deduped.state(window) if self.deduped is not None else None
+
+    @cached_property
+    def _windows(self) -> list[str]:
+        return self.deduped.windows() if self.deduped is not None else []
+
+    def _held(self, window: str) -> dict[str, LakeFile]:
+        return {file.path: file for file in self.quarantine.files(window)}
+
+    def on_disk(self, path: str) -> LakeFile:
+        """The file at ``path``, whatever names it. ``EventsGone`` if it is not there."""
+        table = self.quarantine.table
+        file = table.folder / path
+        if not file.exists():
+            raise EventsGone(
+                f"{file} is not there, but a window of deduped events names it as its quarantined events.",
+                fix="Run the window again (omnisupport-ingest up does it by itself, or materialize): it is "
+                "judged anew from raw.",
+            )
+        partition = partition_in(path, table.spec.partition_by)
+        window = dict(partition)[WINDOW] or ""
+        return LakeFile(path, str(file), window, partition, rows_in(file), file.stat().st_size)
+
+
+def named_by(state: WindowState | None) -> tuple[str, ...]:
+    """The paths of the quarantine files that belong to a window of deduped events."""
+    return state.companions if state is not None else ()
+
+
+def withheld_of(files: Iterable[LakeFile], contract: TableContract) -> tuple[LakeFile, ...]:
+    """Those of the quarantine ``files`` that may have events of the contract's table, by their footers."""
+    found = []
+    for file in files:
+        with pq.ParquetFile(file.uri) as parquet:
+            if _may_have(parquet, "source_table", contract.table):
+                found.append(file)
+    return tuple(found)
+
+
+def _may_have(parquet: pq.ParquetFile, column: str, value: str) -> bool:
+    schema = parquet.schema
+    place = next(leaf for leaf in range(len(schema)) if schema.column(leaf).path == column)
+    for number in range(parquet.metadata.num_row_groups):
+        told = parquet.metadata.row_group(number).column(place).statistics
+        if told is None or not told.has_min_max or told.min <= value <= told.max:
+            return True
+    return False
+
+
+def gone_from_disk(quarantine: LakeTable, state: WindowState | None) -> bool:
+    """Whether a quarantine file that ``state`` names is not there, so that the window must be judged anew."""
+    return any(not Path(quarantine.folder / path).exists() for path in named_by(state))
+
+
+def named_anywhere(workspace: Workspace, source: str) -> frozenset[str]:
+    """Every path that some state of the newest deduped events names; ``sweep`` keeps them."""
+    judged = look(workspace.deduped(source))
+    windows = judged.windows() if judged is not None else ()
+    return frozenset(path for window in windows if judged for path in named_by(judged.state(window)))

@@ -1,0 +1,309 @@
+"""Landed batches → ``raw_cdc_staging``: every event, payload untouched, duplicates included.
+
+The unit of work is the batches of a window that raw does not hold yet. A batch file is checked
+against its manifest before it is read, so a damaged file stops here and changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial, reduce
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from omnisupport_ingest.cdc.envelope import LANDED_TYPE, RAW_TYPE, event_hash
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.lake.checkpoint import Checkpoint
+from omnisupport_ingest.lake.file_tasks import in_shares, made_by_tasks
+from omnisupport_ingest.lake.staging import StagedFiles
+from omnisupport_ingest.lake.table import TableSnapshot, retrying
+from omnisupport_ingest.landing.manifest import DataFile, Manifest
+from omnisupport_ingest.landing.standing import LandedPart
+from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.layers import closing
+from omnisupport_ingest.layers.checkpoints import Counts, Identity, Outcome, change_for, report
+from omnisupport_ingest.layers.event_tasks import LandedFile, take_in
+from omnisupport_ingest.layers.explained import Replaced, reasons
+from omnisupport_ingest.layers.idempotency import LOGIC_VERSION, idempotency_key, unit_key
+from omnisupport_ingest.layers.lateness import Lateness
+from omnisupport_ingest.layers.plan import (
+    Asked,
+    Upstream,
+    WindowPlan,
+    Work,
+    pending,
+    plan_window,
+    repeats_writes,
+)
+from omnisupport_ingest.layers.progress import facts_of_parts
+from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.windows import OUT_OF_RANGE
+
+LAYER = "raw_cdc_staging"
+
+VERSIONS = (f"logic:{LOGIC_VERSION}",)
+"""What makes a window of this layer stale when it changes."""
+
+_DATA_FILE = "data_file"
+
+_ARRIVAL_TYPE = T.StructType(
+    [
+        T.StructField("batch_id", T.StringType()),
+        T.StructField(_DATA_FILE, T.StringType()),
+        T.StructField("window", T.StringType()),
+        T.StructField("landed_at", T.TimestampType()),
+        T.StructField("watermark_before", T.TimestampType()),
+        T.StructField("newest_epoch_before", T.IntegerType()),
+        T.StructField("file_name", T.StringType()),
+    ]
+)
+
+
+class LandingDisagrees(IngestError):
+    """A batch file does not hold the rows that its manifest says."""
+
+
+def materialize(
+    workspace: Workspace,
+    spark: SparkSession,
+    source: str,
+    windows: Sequence[str],
+    run_id: str,
+    *,
+    replay: bool = False,
+) -> list[Checkpoint]:
+    """Take in the batches of ``windows`` that raw does not hold yet; a second call changes nothing.
+
+    With ``replay`` the windows are written again from all their batches; where raw holds a batch
+    that is no longer in landing, raw is the record and only new batches join it. The sentinel
+    window is taken in with every call. Windows that the watermark has closed, and that have nothing to
+    take in, are closed. Returns one checkpoint per window asked for, in order.
+    ``DamagedBatch`` and ``LandingDisagrees`` name a file that is not what its manifest says.
+    """
+    store, table = workspace.landing(source), workspace.raw(source)
+    asked = Asked(replay, repeats_writes(workspace.decisions))
+    landed = _Landing(store)
+    identity = Identity(LAYER, source, run_id)
+    lateness = Lateness.of(workspace, source)
+    passed = closing.passed_by_watermark(lateness, landed.watermark)
+    repeated: list[str] = []
+
+    def attempt(snapshot: TableSnapshot) -> list[str]:
+        targets = [*dict.fromkeys(windows), *landed.sentinel()]
+        upstreams = {window: _upstream(snapshot, window, landed) for window in targets}
+        every = [
+            plan_window(
+                snapshot,
+                window,
+                upstreams[window],
+                asked if _all_landed(snapshot, window, landed) else Asked(replay=False),
+            )
+            for window in targets
+        ]
+        plans = pending(every)
+        idle = closing.due(snapshot, set(targets) - {plan.window for plan in plans}, passed)
+        repeated[:] = [plan.window for plan in every if plan.repeated and plan.window not in idle]
+        if not plans:
+            return idle
+        outcomes = {
+            plan.window: _outcome(plan, upstreams[plan.window], landed, past_closing=passed(plan.window))
+            for plan in plans
+        }
+        unit = unit_key((outcomes[plan.window].idempotency_key, plan) for plan in plans)
+        staged = _stage(spark, store, snapshot, plans, landed, unit)
+        _refuse_other_counts(store, plans, landed, staged)
+        snapshot.commit(
+            [
+                change_for(
+                    snapshot,
+                    plan,
+                    upstreams[plan.window],
+                    outcomes[plan.window],
+                    identity,
+                    staged,
+                    "event_hash",
+                    _replaced(snapshot, plan, upstreams[plan.window], landed, lateness),
+                )
+                for plan in plans
+            ]
+        )
+        return idle
+
+    closing.close(table, retrying(attempt, table), run_id, closing.Fold(spark, "event_hash"))
+    return report(table, windows, repeated)
+
+
+class _Landing:
+    """What has landed, as it is asked for: a run reads of its windows alone, and of new batches alone."""
+
+    def __init__(self, store: LandingStore) -> None:
+        self._store, self._landed = store, store.landed()
+        self._parts: dict[str, dict[str, list[LandedPart]]] = {}
+        self.watermark = self._landed.watermark
+
+    def sentinel(self) -> list[str]:
+        return [OUT_OF_RANGE] if any(each.out_of_range for each in self._landed.epochs) else []
+
+    def of(self, window: str) -> Mapping[str, Sequence[LandedPart]]:
+        """The data files in ``window``, by batch."""
+        if window not in self._parts:
+            found = self._parts[window] = {}
+            for part in self._landed.parts(window):
+                found.setdefault(part.batch_id, []).append(part)
+        return self._parts[window]
+
+    def parts(self, window: str, batches: Iterable[str]) -> list[LandedPart]:
+        """Those of ``batches``, where they have not been forgotten."""
+        here = self.of(window)
+        return [part for name in sorted(batches) for part in here.get(name, ())]
+
+    def files(self, window: str, batches: Iterable[str]) -> list[tuple[Manifest, DataFile]]:
+        """The same as their manifests have them."""
+        here = self.of(window)
+        manifests = [self._store.read(name) for name in sorted(batches) if name in here]
+        return [(each, file) for each in manifests for file in each.files if file.window == window]
+
+
+def _held(snapshot: TableSnapshot, window: str) -> frozenset[str]:
+    state = snapshot.state(window)
+    return frozenset(state.inputs) if state else frozenset()
+
+
+def _all_landed(snapshot: TableSnapshot, window: str, landed: _Landing) -> bool:
+    """Whether landing still has every batch that raw holds: else raw is the record."""
+    return _held(snapshot, window) <= landed.of(window).keys()
+
+
+def _upstream(snapshot: TableSnapshot, window: str, landed: _Landing) -> Upstream:
+    # What raw holds and landing does not was forgotten.
+    return Upstream(_held(snapshot, window) | landed.of(window).keys(), None, VERSIONS)
+
+
+def _outcome(plan: WindowPlan, upstream: Upstream, landed: _Landing, *, past_closing: bool) -> Outcome:
+    parts = landed.parts(plan.window, upstream.units)
+    rows = sum(part.rows for part in parts)
+    return Outcome(
+        idempotency_key=idempotency_key(
+            layer=LAYER, table=LAYER, window=plan.window, inputs=upstream.units, versions=upstream.versions
+        ),
+        batches=tuple(upstream.units),
+        facts=facts_of_parts(parts),
+        counts=Counts(raw=rows),
+        past_closing=past_closing,
+    )
+
+
+def _replaced(
+    snapshot: TableSnapshot,
+    plan: WindowPlan,
+    upstream: Upstream,
+    landed: _Landing,
+    lateness: Lateness,
+) -> Replaced | None:
+    before = snapshot.state(plan.window)
+    if before is None or plan.work is not Work.REPLACE:
+        return None
+    late = frozenset(each.batch_id for each in lateness.late_parts(landed.parts(plan.window, upstream.units)))
+    return Replaced(before.checkpoint.content_hash, reasons(before, upstream, upstream.units, late))
+
+
+def _stage(
+    spark: SparkSession,
+    store: LandingStore,
+    snapshot: TableSnapshot,
+    plans: Sequence[WindowPlan],
+    landed: _Landing,
+    unit: str,
+) -> StagedFiles:
+    files = [
+        (plan.window, batch, file) for plan in plans for batch, file in landed.files(plan.window, plan.read)
+    ]
+    if not files:
+        return StagedFiles(())
+    for *_, file in files:
+        store.verify_file(file)
+    landed_files = [
+        LandedFile(str(store.path_of(file)), file.rows, file.bytes, _arrived(window, batch, file))
+        for window, batch, file in files
+    ]
+    works = [partial(take_in, files=share) for share in in_shares(landed_files)]
+    generation = {plan.window: plan.generation for plan in plans}
+    with made_by_tasks(spark, snapshot.table, works, unit=unit, generation=generation) as made:
+        assert made is not None, "a batch is always taken in"
+        return made.place()
+
+
+def all_events(workspace: Workspace, spark: SparkSession, source: str, windows: Sequence[str]) -> DataFrame:
+    """What raw would hold of ``windows`` after a replay: ``RAW_TYPE`` rows; nothing is committed.
+
+    That is what has landed, and what raw holds already where landing has forgotten a batch of it.
+    """
+    store = workspace.landing(source)
+    landed = _Landing(store)
+    snapshot = workspace.raw(source).open() if workspace.raw(source).exists else None
+    frames, files = [], []
+    for window in windows:
+        names = set(landed.of(window))
+        if snapshot is not None and not _all_landed(snapshot, window, landed):
+            frames.append(snapshot.read(spark, snapshot.files(window)))
+            names -= _held(snapshot, window)
+        files += [(window, batch, file) for batch, file in landed.files(window, names)]
+    if files:
+        frames.append(_events(spark, store, files))
+    return reduce(DataFrame.unionByName, frames, spark.createDataFrame([], RAW_TYPE))
+
+
+def _events(
+    spark: SparkSession, store: LandingStore, files: Sequence[tuple[str, Manifest, DataFile]]
+) -> DataFrame:
+    """The events of ``files`` (window, batch, file; one or more) as raw has them, each file checked."""
+    for _, _, file in files:
+        store.verify_file(file)
+    arrivals = spark.createDataFrame(
+        [tuple(_arrived(*each)[name] for name in _ARRIVAL_TYPE.names) for each in files], _ARRIVAL_TYPE
+    )
+    # The window of an event is that of its data file: by its commit time, but for a position that had
+    # landed in another one (landing/first_windows.py).
+    landed = spark.read.schema(LANDED_TYPE).parquet(*(f"file://{store.path_of(file)}" for *_, file in files))
+    placed = landed.select("*", F.col("_metadata.file_name").alias(_DATA_FILE))
+    raw = placed.join(F.broadcast(arrivals), ["batch_id", _DATA_FILE]).withColumn("event_hash", event_hash())
+    return raw.select(*RAW_TYPE.names)
+
+
+def _arrived(window: str, batch: Manifest, file: DataFile) -> dict[str, Any]:
+    """What raw says of the arrival of the events of ``file``: the columns of ``_ARRIVAL_TYPE``."""
+    facts = batch.arrival
+    return {
+        "batch_id": batch.batch_id,
+        _DATA_FILE: Path(file.path).name,
+        "window": window,
+        "landed_at": facts.landed_at,
+        "watermark_before": facts.watermark_before,
+        "newest_epoch_before": facts.newest_epoch_before,
+        "file_name": _file_name(batch),
+    }
+
+
+def _file_name(batch: Manifest) -> str | None:
+    return batch.file.name if batch.file is not None else None
+
+
+def _refuse_other_counts(
+    store: LandingStore, plans: Sequence[WindowPlan], landed: _Landing, staged: StagedFiles
+) -> None:
+    for plan in plans:
+        files = landed.parts(plan.window, plan.read)
+        expected = sum(file.rows for file in files)
+        written = sum(file.rows for file in staged.of(plan.window))
+        if written != expected:
+            names = ", ".join(str(store.path_of(file)) for file in files[:3])
+            raise LandingDisagrees(
+                f"The manifests count {expected} events for window {plan.window}, the batch files hold "
+                f"{written} (first files: {names}).",
+                fix="Restore the batch from a backup of the landing folder. If there is none, move its "
+                'manifest away and begin a new epoch: omnisupport-ingest capture --new-epoch "what happened"',
+            )

@@ -1,0 +1,94 @@
+"""Changed column types: when the tables of a contract are made again under its types, and who decides it.
+
+Values stay the text that the source sent until they are folded, so a table can be made again under any types.
+Where the new type holds every value of the old one that happens by itself, with the next run. Any other
+change of type may be a mistake, and changes what readers of the table see: it waits until a person asks for
+it, and holds up no other table. What is there stays as it was meanwhile, and counts as incomplete.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.durable import replace
+from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.foreign import Unreadable
+from omnisupport_ingest.json_values import read_note
+from omnisupport_ingest.lake.schema import Retyped, SchemaChanged
+from omnisupport_ingest.lake.table import LakeTable, TableSnapshot
+from omnisupport_ingest.layers.workspace import Workspace
+
+_FOLDER = "retyped"
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """That somebody asks for it. ``contract``: fingerprint of the contract that it holds for."""
+
+    contract: str
+
+
+def require_types(workspace: Workspace, contract: TableContract, snapshot: TableSnapshot) -> None:
+    """``SchemaChanged`` if ``snapshot`` has columns of another type that wait for a person."""
+    found = waiting(workspace, contract, snapshot)
+    if found:
+        raise _asks(contract, snapshot.table, found)
+
+
+def waits(workspace: Workspace, contract: TableContract) -> SchemaChanged | None:
+    """Why the tables of ``contract`` wait for a person; none if they do not."""
+    for table in tables_of(workspace, contract):
+        if table.exists and (found := waiting(workspace, contract, table.open())):
+            return _asks(contract, table, found)
+    return None
+
+
+def tables_of(workspace: Workspace, contract: TableContract) -> tuple[LakeTable, ...]:
+    """The tables that have the contract's columns, in the order the data takes."""
+    return workspace.net_changes(contract), workspace.dimension(contract), workspace.history(contract)
+
+
+def other_types(workspace: Workspace, contract: TableContract) -> dict[str, tuple[Retyped, ...]]:
+    """The tables of ``contract`` with columns of another type, by path."""
+    held = (table for table in tables_of(workspace, contract) if table.exists)
+    return {table.spec.path: found for table in held if (found := table.open().retyped)}
+
+
+def ask_for(workspace: Workspace, contract: TableContract) -> None:
+    """Have the tables of ``contract`` made again under its types by the next run. Durable then.
+
+    It holds for the contract as it is: another change of it asks again.
+    """
+    file = _file(workspace, contract)
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with gate("lake.retype", contract.name):
+        replace(file, json.dumps(asdict(_Request(contract.fingerprint))).encode() + b"\n")
+
+
+def waiting(workspace: Workspace, contract: TableContract, snapshot: TableSnapshot) -> tuple[Retyped, ...]:
+    """The columns of ``snapshot``, of a table of ``contract``, that wait for a person. Cheap."""
+    found = tuple(each for each in snapshot.retyped if not each.widens)
+    return () if found and _asked(_file(workspace, contract), contract) else found
+
+
+def _asked(file: Path, contract: TableContract) -> bool:
+    try:
+        return read_note(_Request, file).contract == contract.fingerprint
+    except (OSError, Unreadable):
+        return False
+
+
+def _file(workspace: Workspace, contract: TableContract) -> Path:
+    return workspace.home.lake / contract.source / _FOLDER / f"{contract.name}.json"
+
+
+def _asks(contract: TableContract, table: LakeTable, found: tuple[Retyped, ...]) -> SchemaChanged:
+    return SchemaChanged(
+        f"{table.spec.path} has columns of another type than {contract.path} says: "
+        f"{', '.join(map(str, found))}. It stays as it is, and takes in nothing more.",
+        fix="Restore the type in the contract; or have net changes, dimension and history made again "
+        f"under the new types, from the events: omnisupport-ingest contracts retype {contract.name}",
+    )

@@ -1,0 +1,205 @@
+"""What a look at a source found of its windows, remembered for the next one: most are settled for good.
+
+A window is looked at again when something lands in it, when a table commits to it, or when what it is judged
+by changes; and every window, where it cannot be told which have changed. So a look costs what is new and the
+windows that are not settled. A process that starts goes on from what the last look noted
+(``window_index``), and looks at a few windows more than it has to: so what nothing tells of, like a damaged
+file, is found in time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+from omnisupport_ingest.lake.table import LakeTable, TableMark, TableSnapshot
+from omnisupport_ingest.landing.index import News
+from omnisupport_ingest.layers.looking import look
+from omnisupport_ingest.layers.window_index import UNSETTLED, IndexDamaged, LookNote, WindowIndex
+
+T = TypeVar("T")
+F = TypeVar("F")
+
+_LOOKED_AGAIN = 16
+"""Settled windows that a process looks at when it starts."""
+
+
+class Seen(Generic[T]):
+    """The memory of one source; a context manager, so that one look at a time uses it."""
+
+    def __init__(self, file: Path | None = None) -> None:
+        """``file``: where looks of other processes find what is found here; null: nowhere."""
+        self.unsettled: dict[str, T] = {}
+        """What was found of each window that is not settled."""
+        self.index = WindowIndex(file)
+        self._before = self._note = LookNote()
+        self._marks: dict[str, TableMark] | None = {}
+        self._touched: set[str] | None = None
+        self._tables: dict[str, TableSnapshot | None] = {}
+        self._looked_again = False
+        self._found: dict[str, Any] = {}
+        self._lock = threading.Lock()
+
+    def ask(self, question: Callable[[], F]) -> F:
+        """What ``question`` answers, which looks by this memory; asked again where the file is damaged."""
+        for _ in range(2):
+            try:
+                return question()
+            except IndexDamaged:
+                self._give_up(self.index.drop)
+            except sqlite3.DatabaseError as problem:
+                # An operational error is one of the place: the disk, a lock, rights.
+                of_place = isinstance(problem, sqlite3.OperationalError)
+                self._give_up(self.index.keep_in_memory if of_place else self.index.drop)
+        self._give_up(self.index.keep_in_memory)
+        return question()
+
+    def __enter__(self) -> Self:
+        self._lock.acquire()
+        try:
+            note = self._begun()
+        except BaseException:
+            self.index.close()
+            self._lock.release()
+            raise
+        if note.revision != self._note.revision:
+            # Another process has looked since.
+            self.unsettled.clear()
+            self._found.clear()
+        self._before = self._note = note
+        self._touched, self._marks = set(), {}
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            if error is None:
+                self._note = self.index.commit(self._note, self._before)
+            else:
+                # Half a look is none.
+                self.index.rollback()
+                self._forget()
+        except BaseException:
+            self.index.rollback()
+            self._forget()
+            raise
+        finally:
+            self._lock.release()
+
+    @property
+    def era(self) -> str | None:
+        """With ``number``: up to where landing was seen."""
+        return self._note.era
+
+    @property
+    def number(self) -> int:
+        return self._note.number
+
+    def newest(self, table: LakeTable) -> TableSnapshot | None:
+        """The newest version of ``table``, None if it is not there; not opened again while it is the same."""
+        path = table.spec.path
+        before = self._tables.get(path)
+        now = before
+        if before is None or before.table != table or not before.is_newest():
+            now = look(table)
+            if now is not None or before is not None:
+                self._found.clear()
+        self._tables[path] = now
+        if table.spec.partition_by and self._marks is not None:
+            self._compare(path, now, self._marks)
+        return now
+
+    def _compare(self, path: str, now: TableSnapshot | None, marks: dict[str, TableMark]) -> None:
+        """Which windows of a table have changed since the last look."""
+        before, mark = self._note.tables.get(path), now.mark if now is not None else None
+        marks.pop(path, None)
+        if mark is not None:
+            marks[path] = mark
+        if mark == before and (mark is not None or now is None):
+            return
+        changed = now.windows_since(before) if now is not None and before is not None else None
+        self._touched = None if changed is None or self._touched is None else self._touched | changed
+
+    def changed(
+        self, news: News, everything: object, apart: Mapping[str, tuple[str, ...]]
+    ) -> set[str] | None:
+        """The windows to look at again; None: all. ``everything``: what all windows are judged by,
+        ``apart``: what some windows are judged by besides."""
+        note, anew = self._note, _digest(everything) != self._note.judged_by
+        if anew:
+            self._found.clear()
+        if news.anew or note.era is None or self._touched is None or anew:
+            self.index.forget_all()
+            return None
+        judged_otherwise = {
+            window for window in {*apart, *note.apart} if apart.get(window) != note.apart.get(window)
+        }
+        landed = {window for _, windows in news.batches for window in windows}
+        of_others = set(self.index.flagged(UNSETTLED)) - self.unsettled.keys()
+        return landed | judged_otherwise | self._touched | of_others | self._some_more()
+
+    def _some_more(self) -> set[str]:
+        if self._looked_again:
+            return set()
+        found = self.index.after(self._note.looked_again, _LOOKED_AGAIN)
+        self._note = replace(self._note, looked_again=found[-1] if len(found) == _LOOKED_AGAIN else "")
+        return set(found)
+
+    def settle(self, window: str, found: T | None, numbers: Mapping[str, int]) -> None:
+        """What was found of ``window``, None: it is settled; and what it comes to."""
+        if found is None:
+            self.unsettled.pop(window, None)
+        else:
+            self.unsettled[window] = found
+        self.index.put(window, {**numbers, UNSETTLED: int(found is not None)})
+
+    def settled(self, news: News, everything: object, apart: Mapping[str, tuple[str, ...]]) -> None:
+        """Every window is settled or known not to be. What is opened from now on is seen by the next look."""
+        self._note = replace(
+            self._note,
+            era=news.era,
+            number=news.number,
+            judged_by=_digest(everything),
+            apart=dict(apart),
+            tables=self._marks or {},
+        )
+        self._marks, self._looked_again = None, True
+
+    def once(self, what: str, find: Callable[[], F]) -> F:
+        """What ``find`` gives, found once for the versions of all tables that ``newest`` has given."""
+        if what not in self._found:
+            found = find()
+            self._found[what] = found
+        result: F = self._found[what]
+        return result
+
+    def _begun(self) -> LookNote:
+        try:
+            return self.index.begin()
+        except OSError:
+            self.index.keep_in_memory()
+            return self.index.begin()
+
+    def _give_up(self, how: Callable[[], None]) -> None:
+        with self._lock:
+            how()
+            self._forget()
+
+    def _forget(self) -> None:
+        self._note = LookNote()
+        self.unsettled.clear()
+        self._found.clear()
+
+
+def _digest(judged_by: object) -> str:
+    return hashlib.sha256(repr(judged_by).encode()).hexdigest()

@@ -1,0 +1,142 @@
+"""What a dimension shows of its net changes: by window, the batches that it was made from, and
+which deleted rows it leaves out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+
+from omnisupport_ingest.contracts.load import TableContract
+from omnisupport_ingest.lake.layout import WHOLE_TABLE
+from omnisupport_ingest.lake.log import LogChanges, changes_since
+from omnisupport_ingest.lake.state import WindowState
+from omnisupport_ingest.lake.table import TableSnapshot
+from omnisupport_ingest.landing.manifest import Manifest
+from omnisupport_ingest.layers.progress import BatchFacts, facts_of
+from omnisupport_ingest.layers.versions import of_contract
+
+_PURGE = "purge:"
+"""Begins the version that says from when on deleted rows are shown."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """``newer``: windows of whose rows the dimension does not show what the net changes hold now."""
+
+    net_changes: TableSnapshot | None
+    newer: frozenset[str]
+    then: TableSnapshot | None
+    _held: dict[tuple[str, bool], frozenset[str]] = field(default_factory=dict, repr=False, compare=False)
+
+    @classmethod
+    def of(cls, net_changes: TableSnapshot | None, dimension: TableSnapshot | None) -> Shown:
+        """``net_changes`` and ``dimension``: null where they are not there."""
+        if net_changes is None:
+            return cls(None, frozenset(), None)
+        state = dimension.state(WHOLE_TABLE) if dimension is not None else None
+        newer = newer_windows(state, net_changes)
+        return cls(net_changes, newer, made_from(net_changes, state) if newer else net_changes)
+
+    def in_window(self, window: str) -> frozenset[str]:
+        """The batches of ``window`` that are shown."""
+        held = self._batches(window, now=True)
+        return held & self._batches(window, now=False) if window in self.newer else held
+
+    def has(self, batch: Manifest, table: str) -> bool:
+        """Whether the events of ``table`` (schema and name) in ``batch`` are shown."""
+        windows = {file.window for file in batch.files if table in file.rows_per_table}
+        return all(batch.batch_id in self.in_window(window) for window in windows)
+
+    def _batches(self, window: str, *, now: bool) -> frozenset[str]:
+        snapshot = self.net_changes if now else self.then
+        if (window, now) not in self._held:
+            state = snapshot.state(window) if snapshot is not None else None
+            self._held[window, now] = frozenset(state.batches) if state is not None else frozenset()
+        return self._held[window, now]
+
+
+def made_from(net_changes: TableSnapshot, dimension: WindowState | None) -> TableSnapshot | None:
+    """The version of the net changes that the dimension shows; null if there is none any more."""
+    version = dimension.checkpoint.upstream_version if dimension is not None else None
+    if dimension is None or version is None or dimension.upstream_table_id != net_changes.table_id:
+        return None
+    if version == net_changes.version:
+        return net_changes
+    try:
+        return TableSnapshot(net_changes.table, DeltaTable(str(net_changes.table.folder), version=version))
+    except DeltaError:
+        return None
+
+
+def versions_of(contract: TableContract, purged: datetime | None) -> tuple[str, ...]:
+    """What the table is stale without: logic and contract, and from when on deleted rows are shown."""
+    return (*of_contract(contract), *(() if purged is None else (f"{_PURGE}{purged.isoformat()}",)))
+
+
+def law_of(versions: tuple[str, ...]) -> set[str]:
+    return {each for each in versions if not each.startswith(_PURGE)}
+
+
+def purged_of(state: WindowState | None) -> datetime | None:
+    for each in state.versions if state is not None else ():
+        if each.startswith(_PURGE):
+            return datetime.fromisoformat(each.removeprefix(_PURGE))
+    return None
+
+
+def purged_before(contract: TableContract, watermark: datetime | None) -> datetime | None:
+    """Rows that were deleted before this moment are not shown; null: all are.
+
+    It follows from the watermark of the states of the net changes, so a rebuild purges the same rows. No
+    row goes before its delete is older than anything that may still arrive to be judged in time.
+    The moment moves by whole hours: each step of it is another version of the table.
+    """
+    if contract.purge_deleted_after is None or watermark is None:
+        return None
+    kept = max(contract.purge_deleted_after, contract.max_lateness + contract.allowed_lateness)
+    try:
+        return (watermark - kept).replace(minute=0, second=0, microsecond=0)
+    except OverflowError:
+        return None
+
+
+def shown_since(state: WindowState | None, net_changes: TableSnapshot) -> LogChanges | None:
+    """What the net changes have that a dimension with ``state`` does not show; null if that cannot be
+    told, so that it may be anything."""
+    if state is None or state.upstream_table_id != net_changes.table_id or not state.carried:
+        return None
+    version = state.checkpoint.upstream_version
+    return None if version is None else changes_since(net_changes, version)
+
+
+def net_facts(
+    state: WindowState | None, net_changes: TableSnapshot, changes: LogChanges | None
+) -> BatchFacts:
+    """How far the net changes are, from what a dimension with ``state`` knew and the windows that have
+    another state since; from all windows where there is nothing to begin with."""
+    if state is None or changes is None:
+        known, windows = [], net_changes.windows()
+    else:
+        known, windows = [state.checkpoint], sorted(changes.noted)
+    states = (net_changes.state(window) for window in windows)
+    return facts_of([*known, *(each.checkpoint for each in states if each is not None)])
+
+
+def newer_windows(state: WindowState | None, net_changes: TableSnapshot) -> frozenset[str]:
+    """The windows whose rows a dimension with ``state`` does not show as they are."""
+    changes = shown_since(state, net_changes)
+    return frozenset(net_changes.windows()) if changes is None else changes.windows
+
+
+def shows(state: WindowState, net_changes: TableSnapshot, contract: TableContract) -> bool:
+    """Whether a dimension with ``state`` shows what the net changes have and leaves out what it purges.
+
+    Another contract alone is no question of this: its windows are made again first, or wait.
+    """
+    changes = shown_since(state, net_changes)
+    if changes is None or changes.windows:
+        return False
+    return purged_of(state) == purged_before(contract, net_facts(state, net_changes, changes).watermark)

@@ -1,0 +1,100 @@
+"""Which events a version of a table was made from: files of the layer above, found by the names it keeps.
+
+A window's state names the files that it took. They may have been folded into others since, or replaced;
+a replaced file stays on disk until it is swept, and one that others were folded into says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.lake.layout import WHOLE_TABLE
+from omnisupport_ingest.lake.state import WindowState
+from omnisupport_ingest.lake.table import TableSnapshot
+from omnisupport_ingest.layers.quarantine_files import EventsGone
+from omnisupport_ingest.layers.shown import made_from, newer_windows
+from omnisupport_ingest.layers.upstream_files import files_to_read
+from omnisupport_ingest.layers.workspace import Workspace
+
+_WITHHELD = "quarantine/"
+
+
+@dataclass(frozen=True, slots=True)
+class DimensionVersion:
+    """One version of a dimension: its ``files``, and the files of the events that it was made from.
+
+    ``accepted``: of the table's accepted events. ``withheld``: of its source's quarantine, of all tables.
+    """
+
+    files: tuple[str, ...]
+    accepted: tuple[str, ...]
+    withheld: tuple[str, ...]
+
+    @classmethod
+    def newest(cls, workspace: Workspace, contract: TableContract) -> DimensionVersion:
+        """The newest version. ``EventsGone`` if a file of its events is not there any more."""
+        dimension = workspace.dimension(contract).open()
+        state = dimension.state(WHOLE_TABLE)
+        deduped = workspace.deduped(contract.source).open()
+        quarantine = workspace.quarantine(contract.source).folder
+        accepted: list[Path] = []
+        withheld: list[Path] = []
+        for window, inputs in _inputs(workspace, contract, state):
+            names = frozenset(name for name in inputs if not name.startswith(_WITHHELD))
+            accepted += files_named(deduped, window, names)
+            withheld += [quarantine / name.removeprefix(_WITHHELD) for name in set(inputs) - names]
+        gone = [path for path in withheld if not path.exists()]
+        if gone:
+            raise _gone(gone[0])
+        return cls(
+            tuple(file.uri for file in dimension.all_files()),
+            tuple(sorted(map(str, accepted))),
+            tuple(sorted(map(str, withheld))),
+        )
+
+
+def files_named(above: TableSnapshot, window: str, names: Collection[str]) -> list[Path]:
+    """The files that hold exactly what files called ``names`` held of ``window`` in the table ``above``.
+
+    ``EventsGone`` if there are none any more.
+    """
+    folder, there = above.table.folder, [name for name in names if (above.table.folder / name).exists()]
+    gone = frozenset(names) - set(there)
+    if not gone:
+        return [folder / name for name in sorted(there)]
+    state = above.state(window)
+    stands_for = state.compacted_units if state is not None else {}
+    paths = [file.path for file in above.files(window)]
+    read = files_to_read(paths, stands_for, names)
+    if read is None or not gone <= {name for path in read for name in stands_for.get(path, (path,))}:
+        raise _gone(folder / min(gone))
+    missing = frozenset(names) - {name for path in read for name in stands_for.get(path, (path,))}
+    return [folder / path for path in sorted({*read, *missing})]
+
+
+def _inputs(
+    workspace: Workspace, contract: TableContract, dimension: WindowState | None
+) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """For each window, the names of the files whose events are in the dimension.
+
+    Where the dimension shows what the net changes hold now, what that was made from last counts: its
+    files may have been folded into others.
+    """
+    newest = workspace.net_changes(contract).open()
+    newer, then = newer_windows(dimension, newest), made_from(newest, dimension)
+    for window in sorted({*newest.windows(), *(then.windows() if then is not None else ())}):
+        snapshot = then if window in newer else newest
+        state = snapshot.state(window) if snapshot is not None else None
+        if state is not None:
+            yield window, state.inputs
+
+
+def _gone(path: Path) -> EventsGone:
+    return EventsGone(
+        f"{path} is not there any more, and a version of a table was made from it.",
+        fix="Let the pipeline take in what has landed (omnisupport-ingest up, or materialize), and try "
+        "again.",
+    )

@@ -1,0 +1,119 @@
+"""What makes the windows of a layer stale when it changes, and what is done about a stale window."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from omnisupport_ingest.contracts.decision_table import (
+    CONTRACT_CHANGE,
+    CONTRACT_VERSION,
+    REVIEW_DECISION,
+    REVIEW_LEDGER,
+    WAIT,
+    DecisionTable,
+    Finding,
+)
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.contracts.pii_keys import current_version
+from omnisupport_ingest.contracts.pii_policies import HASH, TOKENIZE
+from omnisupport_ingest.contracts.protection import has_policy
+from omnisupport_ingest.layers.erasures import VERSION, ErasureLedger
+from omnisupport_ingest.layers.idempotency import LOGIC_VERSION
+from omnisupport_ingest.layers.reviews import ReviewLedger
+from omnisupport_ingest.layers.workspace import Workspace
+
+_CONTRACT_CHANGE = CONTRACT_VERSION.found(CONTRACT_CHANGE)
+_FOUND = {
+    "contract": _CONTRACT_CHANGE,
+    "decisions": _CONTRACT_CHANGE,
+    "pii_key": _CONTRACT_CHANGE,
+    "pii_tokens": _CONTRACT_CHANGE,
+    "reviews": REVIEW_LEDGER.found(REVIEW_DECISION),
+}
+"""What a version is of → what is found where it has changed. What is not here never waits: an erasure is
+done as soon as there is a run."""
+
+ERASURE = "erasure"
+
+_WORDS = {
+    "logic": "logic version",
+    "contract": "contract",
+    "decisions": "decision table",
+    "pii_key": "key of hashes",
+    "pii_tokens": "map of tokens",
+    "reviews": "review decision",
+    "erasures": ERASURE,
+    "purge": "purge of deleted rows",
+}
+
+
+RULES = frozenset({_WORDS["logic"], _WORDS["contract"]})
+"""What may change the fold of the same events."""
+
+
+class LawVersions:
+    """Versions of what the events of a source are judged by: the same for all windows but for reviews and
+    erasures."""
+
+    def __init__(self, workspace: Workspace, source: str) -> None:
+        contracts = workspace.contracts.of_source(source)
+        self._common = (
+            f"logic:{LOGIC_VERSION}",
+            *(f"contract:{contract.name}:{contract.fingerprint}" for contract in contracts),
+            f"decisions:{workspace.decisions.fingerprint}",
+            *_of_secrets(workspace, contracts),
+        )
+        self.reviews = ReviewLedger.open(workspace, source)
+        self.erasures = ErasureLedger.open(workspace, source)
+
+    def common(self) -> tuple[str, ...]:
+        """Those of every window."""
+        return self._common
+
+    def apart(self) -> dict[str, tuple[str, ...]]:
+        """The versions of the windows that have more than those of every window."""
+        return {window: self.of(window) for window in {*self.reviews.windows(), *self.erasures.windows()}}
+
+    def of(self, window: str) -> tuple[str, ...]:
+        """The versions that ``window`` should be made with."""
+        reviews, erasures = self.reviews.digest(window), self.erasures.digest(window)
+        return (
+            *self._common,
+            *(() if reviews is None else (f"reviews:{reviews}",)),
+            *(() if erasures is None else (f"{VERSION}{erasures}",)),
+        )
+
+
+def _of_secrets(workspace: Workspace, contracts: Sequence[TableContract]) -> Iterator[str]:
+    """Versions of what policies for personal data need beside the contracts."""
+    if has_policy(contracts, HASH):
+        yield f"pii_key:{current_version(workspace.settings.pii_keys)}"
+    if has_policy(contracts, TOKENIZE):
+        yield f"pii_tokens:{workspace.tokens.version()}"
+
+
+def of_contract(contract: TableContract) -> tuple[str, ...]:
+    """Versions of what one table's events are folded by."""
+    return (f"logic:{LOGIC_VERSION}", f"contract:{contract.fingerprint}")
+
+
+def is_current(held: Sequence[str], wanted: Sequence[str], decisions: DecisionTable) -> bool:
+    """Whether a window made with ``held`` versions needs nothing: they are ``wanted``, or it may wait."""
+    changed = {_kind(each) for each in set(held) ^ set(wanted)}
+    return all(kind in _FOUND and decisions.action(_FOUND[kind].scenario) == WAIT for kind in changed)
+
+
+def found_in(held: Sequence[str], wanted: Sequence[str]) -> frozenset[Finding]:
+    """The scenarios that a window is made again for, which was made with ``held`` versions."""
+    changed = {_kind(each) for each in set(held) ^ set(wanted)}
+    return frozenset(_FOUND[kind] for kind in changed & _FOUND.keys())
+
+
+def changes(held: Sequence[str], wanted: Sequence[str]) -> tuple[str, ...]:
+    """In words for people, what differs: ``contract``, ``review decision``, …"""
+    found = {_kind(each) for each in set(held) ^ set(wanted)}
+    return tuple(word for kind, word in _WORDS.items() if kind in found)
+
+
+def _kind(version: str) -> str:
+    return version.partition(":")[0]

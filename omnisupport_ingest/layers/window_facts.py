@@ -1,0 +1,128 @@
+"""What each window of a source comes to, in numbers, and what all windows come to together.
+
+The checks of a run read these: they cost what has changed and the windows that stand out, not all windows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from omnisupport_ingest.lake.checkpoint import Checkpoint
+from omnisupport_ingest.lake.state import WindowState
+from omnisupport_ingest.layers.checkpoints import Counts
+from omnisupport_ingest.layers.explained import UNEXPLAINED as OF_UNKNOWN_REASON
+from omnisupport_ingest.layers.window_index import TO_CLOSE, UNEXPLAINED, WITHHELD, WRONG, WindowIndex
+from omnisupport_ingest.windows import OUT_OF_RANGE
+
+_AT_ONCE = 64
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What all windows of a source come to.
+
+    ``judged`` windows hold ``counts`` events in all; ``wrong`` ones do not add up. ``changed``: windows and
+    layers whose last replay came to another content, in ``unexplained`` windows for no known reason.
+    ``withheld`` windows have files of quarantine; ``unsettled`` ones wait for something, or may. ``open``
+    is how many the watermark has not passed, ``closed`` how many it has that a run has closed; ``closing``
+    ones wait for that. ``late`` ones, none of those, wait for the replay of late events. ``late_events``: of
+    all windows, replayed or not.
+    """
+
+    judged: int
+    counts: Counts
+    wrong: tuple[str, ...]
+    changed: int
+    unexplained: tuple[str, ...]
+    withheld: tuple[str, ...]
+    unsettled: tuple[str, ...]
+    open: int
+    closing: tuple[str, ...]
+    closed: int
+    late: tuple[str, ...]
+    late_events: int
+
+
+def numbers_of(
+    raw: WindowState | None,
+    judged: WindowState | None,
+    folded: Iterable[WindowState | None],
+    *,
+    listed: bool,
+    withheld: bool,
+    late_events: int,
+) -> Mapping[str, int]:
+    """The numbers of one window by its states in raw, deduped events and every table's net changes.
+
+    ``listed``: something landed in it, or raw holds events of it; ``withheld``: it has files of quarantine.
+    """
+    numbers: dict[str, int]
+    made = [state.checkpoint for state in (raw, judged, *folded) if state is not None]
+    numbers = {
+        "changed": sum(bool(each.changed_by) for each in made),
+        UNEXPLAINED: sum(OF_UNKNOWN_REASON in each.changed_by for each in made),
+        WITHHELD: int(withheld),
+        "late": late_events,
+    }
+    closed = judged is not None and judged.closed
+    if listed:
+        numbers |= {"closed": int(closed), TO_CLOSE: int(not closed)}
+    if judged is None:
+        return numbers
+    checkpoint, arrived = judged.checkpoint, raw.checkpoint if raw is not None else None
+    return {
+        **numbers,
+        "judged": 1,
+        "raw": checkpoint.raw,
+        "deduped": checkpoint.deduped,
+        "duplicates": checkpoint.duplicates,
+        "quarantined": checkpoint.quarantined,
+        WRONG: int(not _adds_up(checkpoint, arrived)),
+    }
+
+
+def standing_of(
+    index: WindowIndex, is_passed: Callable[[str], bool], late: Collection[str], unsettled: Collection[str]
+) -> Standing:
+    """The standing by the numbers in ``index``. ``is_passed``: whether the watermark has closed a window."""
+    totals, waits = index.totals, set(late)
+    closing = [window for window in index.flagged(TO_CLOSE) if is_passed(window) and window not in waits]
+    not_passed = [window for window in _not_passed(index, is_passed) if window not in waits]
+    apart = [index.numbers(window) for window in {*waits, *not_passed}]
+    return Standing(
+        judged=totals["judged"],
+        counts=Counts(*(totals[name] for name in ("raw", "deduped", "duplicates", "quarantined"))),
+        wrong=tuple(index.flagged(WRONG)),
+        changed=totals["changed"],
+        unexplained=tuple(index.flagged(UNEXPLAINED)),
+        withheld=tuple(index.flagged(WITHHELD)),
+        unsettled=tuple(unsettled),
+        open=sum(1 for window in not_passed if index.numbers(window).keys() & {"closed", TO_CLOSE}),
+        closing=tuple(closing),
+        closed=totals["closed"] - sum(numbers.get("closed", 0) for numbers in apart),
+        late=tuple(sorted(waits)),
+        late_events=totals["late"],
+    )
+
+
+def _not_passed(index: WindowIndex, is_passed: Callable[[str], bool]) -> Iterator[str]:
+    """The windows of time that the watermark has not closed: the last ones."""
+    below: str | None = None
+    while found := index.last(below, _AT_ONCE):
+        for window in found:
+            if window != OUT_OF_RANGE:
+                if is_passed(window):
+                    return
+                yield window
+        below = found[-1]
+
+
+def _adds_up(judged: Checkpoint, raw: Checkpoint | None) -> bool:
+    if judged.raw != judged.deduped + judged.duplicates + judged.quarantined:
+        return False
+    # Raw may be further, but what deduped has judged can be no more than raw holds.
+    if raw is None or judged.raw > raw.rows:
+        return False
+    same = judged.last_batch_id == raw.last_batch_id and judged.batches == raw.batches
+    return judged.raw == raw.rows if same else True

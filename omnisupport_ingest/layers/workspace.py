@@ -1,0 +1,191 @@
+"""The places a layer works on: the landing of each source and the tables of the lake."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from omnisupport_ingest.cdc.envelope import QUARANTINE_TYPE, RAW_TYPE
+from omnisupport_ingest.cdc.folded import folded_type
+from omnisupport_ingest.cdc.history import history_type
+from omnisupport_ingest.cdc.stored import stored_type
+from omnisupport_ingest.contracts.decision_table import (
+    DecisionTable,
+    default_decision_table,
+    load_decision_table,
+)
+from omnisupport_ingest.contracts.in_force import contracts_in_force, decisions_in_force
+from omnisupport_ingest.contracts.load import Contracts, TableContract
+from omnisupport_ingest.contracts.pii_keys import HashKeys, keys_in_force
+from omnisupport_ingest.contracts.pii_policies import HASH, TOKENIZE
+from omnisupport_ingest.contracts.protection import Secrets, has_policy
+from omnisupport_ingest.contracts.token_map import FILE as TOKENS
+from omnisupport_ingest.contracts.token_map import TokenMap
+from omnisupport_ingest.home import Home
+from omnisupport_ingest.lake.ledger import Ledger
+from omnisupport_ingest.lake.table import LakeTable, TableSpec
+from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.layers.erasure_columns import ERASURE_TYPE
+from omnisupport_ingest.layers.review_columns import REVIEW_TYPE
+from omnisupport_ingest.layers.seen import Seen
+from omnisupport_ingest.settings import Settings
+from omnisupport_ingest.windows import WindowGrid
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """One home with the contracts and decisions that apply to it.
+
+    Hands out its landing stores and lake tables.
+    """
+
+    settings: Settings
+    home: Home
+    contracts: Contracts
+    decisions: DecisionTable = field(default_factory=lambda: load_decision_table(default_decision_table()))
+    _seen: dict[str, Seen[Any]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _landings: dict[str, LandingStore] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @classmethod
+    def open(cls, settings: Settings) -> Workspace:
+        """Open the home, its contracts and its decision table; ``IngestError`` says what is wrong."""
+        contracts, decisions = contracts_in_force(settings), decisions_in_force(settings)
+        home = Home.open(settings.home, settings.window_size, first=settings.first_window)
+        return cls(settings, home, contracts, decisions)
+
+    def merging_at_once(self) -> Workspace:
+        """The same home as if no contract let net changes wait for their merge."""
+        contracts = Contracts(tuple(each.merged_at_once for each in self.contracts))
+        return replace(self, contracts=contracts)
+
+    @property
+    def grid(self) -> WindowGrid:
+        return self.home.grid
+
+    def landing(self, source: str) -> LandingStore:
+        """The landing of ``source``; the same store at every call, so that a manifest is parsed once."""
+        if source not in self._landings:
+            self._landings[source] = LandingStore(self.home.landing, source)
+        return self._landings[source]
+
+    def seen(self, source: str) -> Seen[Any]:
+        """What the last look for pending windows of ``source`` found; the same memory at every call."""
+        if source not in self._seen:
+            self._seen[source] = Seen(self.home.lake / source / "noted" / "windows.sqlite")
+        return self._seen[source]
+
+    @property
+    def tokens(self) -> TokenMap:
+        """The map of tokens, apart from landing and lake."""
+        return TokenMap(self.home.path / TOKENS)
+
+    def secrets(self, contracts: Iterable[TableContract]) -> Secrets:
+        """What the policies of ``contracts`` need: keys where one hashes, the map where one has tokens,
+        made if it is not there. ``PiiKeyMissing`` names a secret that is not there."""
+        every = list(contracts)
+        tokens = self.tokens if has_policy(every, TOKENIZE) else None
+        if tokens is not None:
+            tokens.make()
+        keys = keys_in_force(self.settings.pii_keys) if has_policy(every, HASH) else HashKeys()
+        return Secrets(keys, tokens)
+
+    def raw(self, source: str) -> LakeTable:
+        return self._table(
+            TableSpec(
+                path=f"{source}/raw_cdc_staging",
+                schema=RAW_TYPE,
+                partition_by=("window",),
+                description=f"Every event that landed from {source}, duplicates included, payload untouched.",
+            )
+        )
+
+    def deduped(self, source: str) -> LakeTable:
+        return self._table(
+            TableSpec(
+                path=f"{source}/deduped_events",
+                schema=RAW_TYPE,
+                partition_by=("window", "source_table"),
+                description=f"The distinct accepted events of {source}.",
+            )
+        )
+
+    def quarantine(self, source: str) -> LakeTable:
+        return self._table(
+            TableSpec(
+                path=f"{source}/quarantine",
+                schema=QUARANTINE_TYPE,
+                partition_by=("window", "reason"),
+                description=f"Events of {source} that were not accepted, each with its reason.",
+            )
+        )
+
+    def net_changes(self, contract: TableContract) -> LakeTable:
+        return self._table(
+            TableSpec(
+                path=f"{contract.source}/net_changes/{contract.name}",
+                schema=folded_type(contract),
+                partition_by=("window",),
+                description=f"Net change of {contract.full_name} per window: one folded row per key touched.",
+            )
+        )
+
+    def dimension(self, contract: TableContract) -> LakeTable:
+        return self._table(
+            TableSpec(
+                path=f"{contract.source}/dim_{contract.name}",
+                schema=stored_type(contract),
+                partition_by=(),
+                description=f"Current state of {contract.full_name}, soft-deleted rows included.",
+            )
+        )
+
+    def history(self, contract: TableContract) -> LakeTable:
+        # In a folder of its own: a table may be called ``tickets_history`` at the source.
+        return self._table(
+            TableSpec(
+                path=f"{contract.source}/history/dim_{contract.name}_history",
+                schema=history_type(contract),
+                partition_by=(),
+                description=f"Every version of every row of {contract.full_name} (SCD type 2).",
+            )
+        )
+
+    def reviews(self, source: str) -> Ledger:
+        """What people decided of quarantined events of ``source``. It is none of ``tables``: no window
+        makes it, so none can make it again."""
+        return Ledger(
+            self.home.lake,
+            TableSpec(
+                path=f"{source}/review_ledger",
+                schema=REVIEW_TYPE,
+                partition_by=(),
+                description=f"Who released or discarded which quarantined event of {source}, when and why.",
+            ),
+        )
+
+    def erasures(self, source: str) -> Ledger:
+        """Which rows of ``source`` people had erased. Like ``reviews`` it is none of ``tables``."""
+        return Ledger(
+            self.home.lake,
+            TableSpec(
+                path=f"{source}/erasure_ledger",
+                schema=ERASURE_TYPE,
+                partition_by=(),
+                description=f"Who had the values of which row of {source} erased, when, why and how far.",
+            ),
+        )
+
+    def tables(self) -> Iterator[LakeTable]:
+        """Every table of the lake, there or not yet, by source and in the order the data takes."""
+        for source in self.contracts.sources():
+            yield self.raw(source)
+            yield self.deduped(source)
+            yield self.quarantine(source)
+            for contract in self.contracts.of_source(source):
+                yield self.net_changes(contract)
+                yield self.dimension(contract)
+                yield self.history(contract)
+
+    def _table(self, spec: TableSpec) -> LakeTable:
+        return LakeTable(self.home.lake, spec)

@@ -1,0 +1,261 @@
+"""The state of tables at one log position: the fold of the events below it.
+
+A position at which a snapshot of a table was still being read, or that its stream has not reached,
+is refused: what is known there is no state that the source ever had. So is one below which something
+has landed that the lake has not taken in yet.
+
+An LSN stands for everything that was committed at or below it. A time stands for the longest beginning
+of the log in which nothing was committed later: all up to the first transaction, in log order, whose
+commit time is later. The log and not the clock says what is in it, for PostgreSQL takes a commit's time
+before it writes the commit, so times may run against the log by a little, and after a clock was set
+back by much: all transactions with an earlier time would be a state that the source never had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+import duckdb
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from omnisupport_ingest.cdc.current import current_state
+from omnisupport_ingest.cdc.fold import fold_events, partitions_for
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.landing.completeness import incomplete_at, is_captured
+from omnisupport_ingest.landing.lost_changes import LostChanges
+from omnisupport_ingest.landing.manifest import Manifest
+from omnisupport_ingest.landing.store import Landed
+from omnisupport_ingest.layers.event_files import EventFiles
+from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.position import Lsn, Position
+from omnisupport_ingest.windows import OUT_OF_RANGE
+
+At = Position | Lsn | datetime
+"""Where to read: at or below an event, at or below an LSN, or at or before a time (timezone-aware)."""
+
+_HIGHEST_LSN = Lsn((1 << 63) - 1)
+"""No log gets there: the lake keeps LSNs as signed numbers."""
+
+
+class TableIncomplete(IngestError):
+    """The state of a table was asked for where its snapshot and its stream do not reach."""
+
+
+class NotTakenIn(IngestError):
+    """Something landed below the position asked for that the lake has not taken in."""
+
+
+class CannotRead(IngestError):
+    """The tables and the place asked for do not go together."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Tables of one source at one position: every event below ``below`` is in, and no other."""
+
+    contracts: tuple[TableContract, ...]
+    below: Position
+    files: EventFiles
+
+    def table(self, spark: SparkSession, contract: TableContract) -> DataFrame:
+        """The state of one table: ``current_type`` rows, softly deleted ones included."""
+        events = self.files.events(spark, contract).where(_below(self.below))
+        parts = partitions_for(*self.files.size(contract))
+        return current_state(fold_events(events, contract, partitions=parts), contract, partitions=parts)
+
+
+def read_as_of(
+    workspace: Workspace,
+    spark: SparkSession,
+    contracts: Sequence[TableContract],
+    at: At,
+    *,
+    epoch: int | None = None,
+) -> dict[str, DataFrame]:
+    """The state of tables of one source at one position, by name: ``current_type`` rows.
+
+    Arguments and errors as of ``open_reading``.
+    """
+    reading = open_reading(workspace, contracts, at, epoch=epoch)
+    return {contract.name: reading.table(spark, contract) for contract in reading.contracts}
+
+
+def open_reading(
+    workspace: Workspace, contracts: Sequence[TableContract], at: At, *, epoch: int | None = None
+) -> Reading:
+    """Find the position that ``at`` stands for, the same for all ``contracts``, which are of one source.
+
+    ``epoch``: of an LSN; null: the newest whose stream reached it. ``CannotRead`` if the arguments do
+    not fit each other; ``TableIncomplete`` if a table has no state there, by name; ``NotTakenIn`` if
+    the lake is behind.
+    """
+    sources = sorted({contract.source for contract in contracts})
+    if len(sources) != 1:
+        raise CannotRead(
+            f"Tables of {len(sources)} sources ({', '.join(sources)}) have no position in common.",
+            fix="Read the tables of each source by themselves.",
+        )
+    (source,) = sources
+    if epoch is not None and not isinstance(at, Lsn):
+        raise CannotRead("An epoch was named, but only an LSN needs one.", fix="Leave the epoch out.")
+    # Landing first: what it is seen to hold, the lake must hold when it is opened afterwards.
+    landed = workspace.landing(source).landed()
+    files = EventFiles.newest(workspace, source)
+    if files is None or not landed.batches:
+        raise NotTakenIn(
+            f"Nothing of {source} is in the lake yet.",
+            fix="Let the pipeline take in what has landed (omnisupport-ingest up, or materialize).",
+        )
+    below = _below_which(workspace, source, landed.batches, files, at, epoch)
+    _refuse_incomplete(workspace, source, landed, contracts, below)
+    _refuse_behind(source, landed.batches, files, below)
+    return Reading(tuple(contracts), below, files)
+
+
+def require_complete(
+    workspace: Workspace, source: str, contracts: Sequence[TableContract], position: Position
+) -> None:
+    """Refuse (``TableIncomplete``), by name, tables of ``source`` without a state at ``position``."""
+    _refuse_incomplete(workspace, source, workspace.landing(source).landed(), contracts, position)
+
+
+def _refuse_incomplete(
+    workspace: Workspace,
+    source: str,
+    landed: Landed,
+    contracts: Sequence[TableContract],
+    position: Position,
+) -> None:
+    if not landed.captured:
+        return
+    batches = landed.around_snapshots(position.epoch)
+    lost = LostChanges(workspace.landing(source).folder, position.epoch).all()
+    found = [
+        incomplete
+        for contract in contracts
+        if (incomplete := incomplete_at(batches, contract.name, position, lost)) is not None
+    ]
+    if not found:
+        return
+    problems = " ".join(each.problem for each in found)
+    if landed.hole is not None and landed.hole.epoch == position.epoch:
+        raise TableIncomplete(f"{problems} {landed.hole}", fix=landed.hole.fix)
+    raise TableIncomplete(problems, fix=" ".join(dict.fromkeys(each.fix for each in found)))
+
+
+def _below_which(
+    workspace: Workspace,
+    source: str,
+    batches: Sequence[Manifest],
+    files: EventFiles,
+    at: At,
+    epoch: int | None,
+) -> Position:
+    if isinstance(at, Position):
+        return Position(at.epoch, at.commit_lsn, at.ordinal + 1)
+    if isinstance(at, Lsn):
+        if not is_captured(batches):
+            raise CannotRead(
+                f"{source} comes by files, whose events have no commit LSN of their own.",
+                fix="Ask for a time, or for the position of an event.",
+            )
+        chosen = _epoch_at(batches, at) if epoch is None else epoch
+        return Position(chosen, Lsn(min(at.value + 1, _HIGHEST_LSN.value)), 0)
+    if at.tzinfo is None:
+        raise CannotRead(f"{at.isoformat()} has no time zone.", fix="Add one: Z for UTC, or +02:00.")
+    later = _first_later(workspace, files, at)
+    if not is_captured(batches):
+        return later or _above_all(batches)
+    if later is not None:
+        # A transaction is one moment: of the first later one nothing is in.
+        return Position(later.epoch, later.commit_lsn, min(later.ordinal, 0))
+    return _end_of_stream(source, batches, at)
+
+
+def _first_later(workspace: Workspace, files: EventFiles, moment: datetime) -> Position | None:
+    """The lowest event of the source, of any table, that was committed after ``moment``.
+
+    An event whose time cannot be right says nothing of times.
+    """
+    # An event is in the window of its time. The exception is one whose position had landed in another window
+    # first: then it or the other is in quarantine, so a window with quarantine files is looked at as well.
+    windows = [
+        window
+        for window in files.deduped.windows()
+        if window != OUT_OF_RANGE and (workspace.grid.end_of(window) > moment or files.holes_of(window))
+    ]
+    found = [file.uri for window in windows for file in files.deduped.files(window)]
+    found += [file.uri for window in windows for file in files.holes_of(window)]
+    if not found:
+        return None
+    with duckdb.connect() as connection:
+        connection.execute("SET TimeZone = 'UTC'")
+        lowest = connection.execute(
+            "SELECT epoch, commit_lsn, ordinal FROM read_parquet(?, hive_partitioning = false) "
+            "WHERE source_ts > ?::TIMESTAMPTZ ORDER BY ALL LIMIT 1",
+            [found, moment.isoformat()],
+        ).fetchone()
+    return None if lowest is None else Position(lowest[0], Lsn(lowest[1]), lowest[2])
+
+
+def _end_of_stream(source: str, batches: Sequence[Manifest], moment: datetime) -> Position:
+    """The end of what has landed; ``TableIncomplete`` if it does not reach to ``moment``."""
+    streams = [batch for batch in batches if batch.stream is not None]
+    newest = max(streams, key=lambda batch: (batch.epoch, batch.batch_id), default=None)
+    mark = newest.arrival.watermark if newest is not None else None
+    if newest is None or newest.stream is None or mark is None or mark < moment:
+        reached = "has not begun" if mark is None else f"is known up to {_told(mark)}"
+        raise TableIncomplete(
+            f"The stream of {source} {reached}; what was committed until {_told(moment)} may still come.",
+            fix=("" if mark is None else f"Ask for {_told(mark)} or earlier, or wait. ")
+            + "If capture is not running, start it (omnisupport-ingest up).",
+        )
+    return Position(newest.epoch, newest.stream.end_lsn, 0)
+
+
+def _told(moment: datetime) -> str:
+    return moment.isoformat().replace("+00:00", "Z")
+
+
+def _above_all(batches: Sequence[Manifest]) -> Position:
+    last = max((file.last for batch in batches for file in batch.files), default=None)
+    return Position(1, Lsn(0), 0) if last is None else Position(last.epoch, last.commit_lsn, last.ordinal + 1)
+
+
+def _epoch_at(batches: Sequence[Manifest], lsn: Lsn) -> int:
+    """The newest epoch whose stream has landed at ``lsn``; the newest of all if there is none."""
+    streams = [(batch.epoch, batch.stream) for batch in batches if batch.stream is not None]
+    here = [epoch for epoch, span in streams if span.previous_end_lsn <= lsn < span.end_lsn]
+    return max(here or [batch.epoch for batch in batches])
+
+
+def _refuse_behind(source: str, batches: Sequence[Manifest], files: EventFiles, below: Position) -> None:
+    states = {window: files.deduped.state(window) for window in files.deduped.windows()}
+    held = {window: frozenset(state.batches) for window, state in states.items() if state is not None}
+    missing = {
+        batch.batch_id
+        for batch in batches
+        for file in batch.files
+        if file.first < below and batch.batch_id not in held.get(file.window, ())
+    }
+    if missing:
+        raise NotTakenIn(
+            f"{len(missing)} batches of {source} that landed below {below} are not in the lake yet.",
+            fix="Wait for the pipeline (omnisupport-ingest up), or run `omnisupport-ingest materialize`; "
+            "then read again.",
+        )
+
+
+def _below(position: Position) -> Column:
+    here = F.struct(
+        F.lit(position.epoch).alias("epoch"),
+        F.lit(position.commit_lsn.value).cast("bigint").alias("commit_lsn"),
+        F.lit(position.ordinal).cast("bigint").alias("ordinal"),
+    )
+    return F.struct("epoch", "commit_lsn", "ordinal") < here

@@ -1,0 +1,91 @@
+"""What a read of the past is turned into: the number of rows of each table, or a file per table.
+
+All tables are folded before the first file is written, so a fault of one leaves no half set behind.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.processes import ProcessIdentity
+from omnisupport_ingest.read.as_of import Reading
+from omnisupport_ingest.read.export import Format, write_file
+
+_SCRATCH = "as-of-"
+"""Folders that hold rows until the files are written; the process that made one follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableAsOf:
+    """One table: its live and its softly deleted rows, and how many live ones have an unknown value.
+
+    ``path`` and ``bytes`` of the file, null where none was asked for.
+    """
+
+    table: str
+    live: int
+    deleted: int
+    unresolved: int
+    path: str | None = None
+    bytes: int | None = None
+
+
+def count_tables(reading: Reading, spark: SparkSession) -> list[TableAsOf]:
+    """The rows of each table of ``reading``."""
+    return [_counted(contract.name, reading.table(spark, contract)) for contract in reading.contracts]
+
+
+def write_tables(
+    workspace: Workspace,
+    reading: Reading,
+    spark: SparkSession,
+    folder: Path,
+    form: Format,
+    *,
+    deleted: bool,
+) -> list[TableAsOf]:
+    """Write each table of ``reading`` to a file in ``folder`` with its name, by ``export``'s rules."""
+    _remove_left_behind(workspace.home.run)
+    own = f"{_SCRATCH}{ProcessIdentity.current().text}-"
+    with tempfile.TemporaryDirectory(prefix=own, dir=workspace.home.run) as scratch:
+        states = {contract.name: Path(scratch) / contract.name for contract in reading.contracts}
+        counts = {}
+        for contract in reading.contracts:
+            place = f"file://{states[contract.name]}"
+            reading.table(spark, contract).write.parquet(place)
+            counts[contract.name] = _counted(contract.name, spark.read.parquet(place))
+        found = []
+        for contract in reading.contracts:
+            path = folder / f"{contract.name}.{form.value}"
+            files = [str(file) for file in sorted(states[contract.name].glob("*.parquet"))]
+            written = write_file(contract, files, path, form, deleted=deleted)
+            count = counts[contract.name]
+            found.append(
+                TableAsOf(count.table, count.live, count.deleted, count.unresolved, str(path), written.bytes)
+            )
+    return found
+
+
+def _counted(name: str, rows: DataFrame) -> TableAsOf:
+    deleted = F.col("_cdc_is_deleted")
+    live, gone, unresolved = rows.agg(
+        F.count_if(~deleted),
+        F.count_if(deleted),
+        F.count_if(~deleted & (F.size("_cdc_unresolved") > 0)),
+    ).collect()[0]
+    return TableAsOf(name, live, gone, unresolved)
+
+
+def _remove_left_behind(folder: Path) -> None:
+    """Remove what killed reads left: it holds rows of the source."""
+    for scratch in folder.glob(f"{_SCRATCH}*"):
+        process = ProcessIdentity.parse(scratch.name.removeprefix(_SCRATCH).partition("-")[0])
+        if process is None or not process.lives():
+            shutil.rmtree(scratch, ignore_errors=True)

@@ -1,0 +1,218 @@
+"""Comparing a dimension that has moved on with rows that its source had before.
+
+The source's rows at an LSN are brought forward: each becomes a row that a snapshot read there, and what
+the dimension has taken in at that LSN or above is folded onto them. The outcome must be what
+the dimension shows. The rows below come from the source, so a fault that stands in its files is found,
+and so is one in the events below the LSN; only the events above are taken from the lake.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import duckdb
+from pyspark.sql import SparkSession
+from pyspark.sql import types as T
+
+from omnisupport_ingest.cdc.current import current_state
+from omnisupport_ingest.cdc.envelope import LANDED_TYPE
+from omnisupport_ingest.cdc.fold import fold_events, partitions_for
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.lake.stats import rows_in
+from omnisupport_ingest.read.compare import (
+    SHOWN,
+    Comparison,
+    Difference,
+    Sample,
+    compare,
+    events_since,
+    key_hash,
+)
+from omnisupport_ingest.read.row_equality import (
+    key_part,
+    named,
+    parts_of,
+    same_key,
+    select_lake,
+    select_source,
+    text,
+)
+
+_FROM_EVENTS = (
+    *("key", "op", "epoch", "commit_lsn", "ordinal", "source_ts", "before", "after", "unchanged"),
+    *("moved_from_key", "batch_id", "identity"),
+)
+_EVENT_TYPE = T.StructType(
+    [
+        T.StructField("window", T.StringType()),
+        *(LANDED_TYPE[name] for name in _FROM_EVENTS),
+        T.StructField("landed_at", T.TimestampType()),
+        T.StructField("hole", T.BooleanType()),
+    ]
+)
+_WINDOW = "since"
+"""The one window that everything is folded as; it is merged with nothing."""
+
+
+@dataclass(frozen=True)
+class MovedOn:
+    """A dimension with events above the LSN of ``sample``, and the source's rows at it.
+
+    ``expected`` is a file of the source's rows as text, in a folder of its owner. ``whole``: some event has
+    no key, so that every row may have moved on; else the keys with events are those that have.
+    """
+
+    contract: TableContract
+    expected: Path
+    files: Sequence[str]
+    sample: Sample
+    whole: bool
+
+    def compare(self, spark: SparkSession) -> Comparison:
+        """Compare the rows that have not moved on as they are, and the others brought forward.
+
+        With a sample, keys with events are left out; the others are compared after the events without a key.
+        """
+        forward = self._fold(spark)
+        stayed = None
+        if not self.whole:
+            stayed = compare(self.contract, self.expected, self.files, sample=self.sample)
+        with self._connect() as connection:
+            connection.execute(f"CREATE VIEW lake AS {select_lake(self.contract, self.files)}")
+            connection.execute(f"CREATE VIEW forward AS {select_lake(self.contract, forward)}")
+            connection.execute(f"CREATE TABLE moved AS {self._keys()}")
+            connection.execute(f"CREATE TABLE pairs AS {self._pairs()}")
+            row = connection.execute(
+                "SELECT (SELECT count(*) FROM pairs), (SELECT count(*) FROM moved),"
+                f" (SELECT count(*) FROM read_parquet({text(str(self.expected))})),"
+                " count(*) FILTER (NOT _cdc_is_deleted), count(*) FILTER (_cdc_is_deleted) FROM lake"
+            ).fetchone()
+            assert row is not None
+            wrong, moved, source_rows, current, deleted = row
+            found = connection.execute(
+                f"SELECT key, differing FROM pairs ORDER BY key LIMIT {SHOWN}"
+            ).fetchall()
+        examples = [Difference(key, tuple(columns)) for key, columns in found]
+        if stayed is not None:
+            wrong += stayed.differences
+            examples = sorted([*examples, *stayed.examples], key=lambda each: each.key)[:SHOWN]
+        left_out = moved if self.sample.below is not None else 0
+        return Comparison(
+            source_rows=source_rows,
+            current_rows=current,
+            deleted_rows=deleted,
+            unresolved=stayed.unresolved if stayed is not None else 0,
+            differences=wrong,
+            examples=tuple(examples),
+            skipped=left_out,
+            forwarded=0 if left_out else moved,
+        )
+
+    def _fold(self, spark: SparkSession) -> list[str]:
+        """The files of the rows that the dimension should show by now."""
+        events, folder = self.expected.with_suffix(".events"), self.expected.with_suffix(".forward")
+        with self._connect() as connection:
+            connection.execute(f"CREATE VIEW source AS {select_source(self.contract, self.expected)}")
+            connection.execute(f"CREATE TABLE moved AS {self._keys()}")
+            connection.execute(f"COPY ({self._events()}) TO {text(str(events))} (FORMAT parquet)")
+        rows = spark.read.schema(_EVENT_TYPE).parquet(f"file://{events}")
+        parts = partitions_for(rows_in(events), events.stat().st_size)
+        folded = fold_events(rows, self.contract, partitions=parts)
+        current_state(folded, self.contract, partitions=parts).write.parquet(f"file://{folder}")
+        return [str(file) for file in sorted(folder.glob("*.parquet"))]
+
+    def _keys(self) -> str:
+        """The keys with events, by their parts, and as the events write them."""
+        since = events_since(self.contract, self.sample, "key")
+        return (
+            f"SELECT {parts_of('key', self.contract)}, any_value(key) AS key FROM ({since})"
+            f" WHERE key IS NOT NULL GROUP BY ALL"
+        )
+
+    def _events(self) -> str:
+        """The source's rows as rows of a snapshot just below the LSN, and the events at it and above."""
+        contract, sample = self.contract, self.sample
+        parts = ", ".join(f"s.{key_part(i)}" for i in range(len(contract.key)))
+        image = ", ".join(f"{named(column.name)} := s.{named(column.name)}" for column in contract.columns)
+        base = {
+            "key": f"coalesce(m.key, to_json([{parts}])::VARCHAR)",
+            "op": "'r'",
+            "epoch": str(sample.epoch),
+            "commit_lsn": str(sample.from_lsn - 1),
+            "ordinal": "0",
+            "source_ts": "'epoch'::TIMESTAMPTZ",
+            "batch_id": "''",
+            "after": f"to_json(struct_pack({image}))::VARCHAR",
+        }
+        types = {"epoch": "INTEGER", "unchanged": "VARCHAR[]", "source_ts": "TIMESTAMPTZ"} | dict.fromkeys(
+            ("commit_lsn", "ordinal"), "BIGINT"
+        )
+        columns = ", ".join(
+            f"({base.get(name, 'NULL')})::{types.get(name, 'VARCHAR')} AS {named(name)}"
+            for name in _FROM_EVENTS
+        )
+        added = f"'epoch'::TIMESTAMPTZ AS landed_at, {text(_WINDOW)} AS \"window\""
+        moved = "" if self.whole else " WHERE m.key IS NOT NULL"
+        since = events_since(contract, sample, ", ".join(named(name) for name in _FROM_EVENTS), hole=True)
+        return (
+            f"SELECT {columns}, {added}, false AS hole FROM source s LEFT JOIN moved m"
+            f" ON {same_key(contract, 's', 'm')}{moved}"
+            f" UNION ALL BY NAME SELECT *, {added} FROM ({since})"
+        )
+
+    def _pairs(self) -> str:
+        """Keys of which the dimension shows something else than it should, and in what."""
+        contract, mark = self.contract, self.contract.soft_delete_column
+        here, there = "l._cdc_key IS NOT NULL", "f._cdc_key IS NOT NULL"
+        both = f"{here} AND {there}"
+        marked = "false" if mark is None else f"f.{named(mark)} IS NOT NULL"
+        # What a row that has ended shows is not its source's any more.
+        same_end = f"{both} AND l._cdc_is_deleted = f._cdc_is_deleted"
+        at_source = f"{same_end} AND (NOT f._cdc_is_deleted OR {marked})"
+        too_few = f"{both} AND l._cdc_is_deleted AND NOT f._cdc_is_deleted"
+        too_many = f"{both} AND f._cdc_is_deleted AND NOT l._cdc_is_deleted"
+        reasons = [
+            f"CASE WHEN NOT ({here}) AND NOT f._cdc_is_deleted THEN 'missing in the lake' END",
+            f"CASE WHEN NOT ({there}) AND NOT l._cdc_is_deleted THEN 'not in the source' END",
+            f"CASE WHEN {too_many} THEN 'not in the source' END",
+            f"CASE WHEN {too_few} THEN 'deleted in the lake' END",
+            *(
+                f"CASE WHEN {at_source} AND ({_differs(column.name)}) THEN {text(column.name)} END"
+                for column in contract.columns
+            ),
+            f"CASE WHEN {at_source} AND ({_unknown('l', '*')} <> {_unknown('f', '*')}) THEN 'in doubt' END",
+        ]
+        parts = [key_part(i) for i in range(len(contract.key))]
+        key = " || ',' || ".join(f"coalesce(f.{part}, l.{part})" for part in parts)
+        with_events = f"SELECT 1 FROM moved m WHERE {same_key(contract, 'r', 'm')}"
+        chosen = "true" if self.whole else f"EXISTS ({with_events})"
+        if self.sample.below is not None:
+            of_sample = f"{key_hash(contract)} < {text(self.sample.below)}"
+            chosen = f"{of_sample} AND NOT EXISTS ({with_events})" if self.whole else "false"
+        return (
+            "SELECT * FROM ("
+            f"SELECT {key} AS key, list_filter([{', '.join(reasons)}], lambda x: x IS NOT NULL) AS differing"
+            f" FROM (SELECT * FROM forward r WHERE {chosen}) f"
+            f" FULL OUTER JOIN (SELECT * FROM lake r WHERE {chosen}) l ON {same_key(contract, 'f', 'l')}"
+            ") WHERE len(differing) > 0"
+        )
+
+    def _connect(self) -> duckdb.DuckDBPyConnection:
+        connection = duckdb.connect()
+        connection.execute("SET TimeZone = 'UTC'")
+        connection.execute(f"SET temp_directory = {text(str(self.expected.parent / 'spill'))}")
+        return connection
+
+
+def _differs(column: str) -> str:
+    value, exact = named(column), f"_cdc_exact[{text(column)}]"
+    return (
+        f"l.{value} IS DISTINCT FROM f.{value} OR l.{exact} IS DISTINCT FROM f.{exact}"
+        f" OR {_unknown('l', column)} <> {_unknown('f', column)}"
+    )
+
+
+def _unknown(row: str, column: str) -> str:
+    return f"coalesce(list_contains({row}._cdc_unresolved, {text(column)}), false)"

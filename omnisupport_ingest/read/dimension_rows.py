@@ -1,0 +1,153 @@
+"""Rows of dimensions, held as they are, for finding what the source has otherwise by now."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import duckdb
+
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.contracts.row_checksum import RowChecksum
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.layers.pending import pending_windows
+from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.read.lake_checksum import checksum_columns, in_range, is_at_source
+from omnisupport_ingest.read.row_equality import (
+    equal,
+    not_marked,
+    same_key,
+    select_lake,
+    select_source,
+    text,
+)
+
+_SCRATCH = "repair-"
+
+
+class LakeBehind(IngestError):
+    """The dimensions are not what has landed, so comparing them with the source means nothing."""
+
+
+class DimensionRows:
+    """The rows of one table, compared with rows of the source one file at a time; as a context.
+
+    Which rows of the lake were met is remembered: what no file had is gone from the source.
+    """
+
+    def __init__(self, contract: TableContract, files: Sequence[str], scratch: Path) -> None:
+        """``files``: of the dimension. ``scratch``: a folder for what memory has no room for."""
+        self._contract, self._scratch = contract, scratch
+        self._connection = duckdb.connect(str(scratch / "met.duckdb"))
+        self._connection.execute("SET TimeZone = 'UTC'")
+        self._connection.execute(f"SET temp_directory = {text(str(scratch / 'spill'))}")
+        self._connection.execute(f"CREATE VIEW lake AS {select_lake(contract, files)}")
+        self._connection.execute("CREATE TABLE met (key VARCHAR)")
+
+    @property
+    def scratch(self) -> Path:
+        """A folder for the rows to compare with, gone with the context."""
+        return self._scratch
+
+    def same(self, rows: Path) -> bool:
+        """Whether the lake has every row of the source in ``rows`` (``write_text_rows``), value by value.
+
+        Of the contract's columns. A row that the lake does not know for certain is not the same; nor is any
+        of a table whose values a policy has changed: what the lake has cannot tell that nothing else did.
+        """
+        contract = self._contract
+        differs = [
+            "l._cdc_key IS NULL",
+            "len(l._cdc_unresolved) > 0",
+            f"(l._cdc_is_deleted AND {not_marked(contract)})",
+            *(["true"] if contract.unprotected else (f"NOT ({equal(each)})" for each in contract.columns)),
+        ]
+        self._connection.execute(
+            "CREATE OR REPLACE TEMP TABLE pairs AS"
+            f" SELECT l._cdc_key AS key, {' OR '.join(differs)} AS differs"
+            f" FROM ({select_source(contract, rows)}) s LEFT JOIN lake l ON {same_key(contract, 's', 'l')}"
+        )
+        self._connection.execute("INSERT INTO met SELECT key FROM pairs WHERE key IS NOT NULL")
+        # Not known is not the same.
+        row = self._connection.execute("SELECT bool_and(differs IS FALSE) FROM pairs").fetchone()
+        assert row is not None
+        return row[0] is not False
+
+    def has(
+        self, checksum: RowChecksum, by: Sequence[str], start: Sequence[str] | None, end: Sequence[str] | None
+    ) -> bool:
+        """Whether the rows with keys above ``start``, up to and with ``end``, have ``checksum``, for certain.
+
+        ``by``: the columns that the bounds are values of; null: open. Such rows count as met.
+        """
+        contract = self._contract
+        there = f"{in_range(contract, by, start, end)} AND {is_at_source(contract)}"
+        found = self._connection.execute(
+            f"SELECT {checksum_columns(contract)}, coalesce(bool_or(len(l._cdc_unresolved) > 0), false)"
+            f" FROM lake l WHERE {there}"
+        ).fetchone()
+        assert found is not None
+        *sums, unresolved = found
+        if unresolved or RowChecksum(*map(int, sums)) != checksum:
+            return False
+        self._connection.execute(f"INSERT INTO met SELECT l._cdc_key FROM lake l WHERE {there}")
+        return True
+
+    def unmet(self) -> list[str]:
+        """The keys (JSON arrays) of the rows alive, or perhaps alive, that no file had, in order."""
+        found = self._connection.execute(
+            "SELECT _cdc_key FROM lake l WHERE (NOT _cdc_is_deleted OR len(_cdc_unresolved) > 0)"
+            " AND NOT EXISTS (SELECT 1 FROM met WHERE met.key = l._cdc_key) ORDER BY _cdc_key"
+        ).fetchall()
+        return [key for (key,) in found]
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+class PinnedDimensions:
+    """The dimensions of the configured source, at the versions that ``pin`` found."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace = workspace
+        self._files: dict[str, tuple[str, ...]] = {}
+
+    def pin(self) -> None:
+        """Hold the tables as they are now. ``LakeBehind`` if what landed is not all in them.
+
+        To be called where nothing lands meanwhile, and nobody else repairs.
+        """
+        workspace, source = self._workspace, self._workspace.settings.source
+        for left in workspace.home.run.glob(f"{_SCRATCH}{source}-*"):
+            # Of a repair that was killed: it holds rows of the source.
+            shutil.rmtree(left, ignore_errors=True)
+        pending = pending_windows(workspace.merging_at_once(), source)
+        if pending.hole is not None:
+            raise LakeBehind(
+                f"A batch of {source} is missing from landing ({pending.hole}), and with it from the lake.",
+                fix="Restore the batch, or have every table read: source repair --mode resnapshot",
+            )
+        if not pending.nothing:
+            raise LakeBehind(
+                f"The lake has not taken in all that has landed from {source}: "
+                f"{len(pending.windows) + len(pending.late_windows)} windows are waiting.",
+                fix="Let the pipeline run (omnisupport-ingest up, or materialize), and try again.",
+            )
+        for contract in workspace.contracts.of_source(source):
+            table = workspace.dimension(contract)
+            files = table.open().all_files() if table.exists else ()
+            self._files[contract.name] = tuple(file.uri for file in files)
+
+    @contextmanager
+    def rows(self, contract: TableContract) -> Iterator[DimensionRows]:
+        """The rows of one table, as ``pin`` found it."""
+        own = f"{_SCRATCH}{contract.source}-"
+        with TemporaryDirectory(prefix=own, dir=self._workspace.home.run) as scratch:
+            rows = DimensionRows(contract, self._files[contract.name], Path(scratch))
+            try:
+                yield rows
+            finally:
+                rows.close()

@@ -1,0 +1,312 @@
+"""A dimension as one file for other programs, with nothing lost on the way and nothing made up.
+
+DuckDB reads the files that one version of the table names; neither Spark nor the source is needed.
+
+A value that the column's type cannot hold (``NaN`` in a numeric, ``infinity`` in a timestamp) is
+written as its exact text in CSV and JSON lines; a Parquet column keeps its type, is NULL there, and
+the text stands in the map column ``_cdc_exact``. A value that is not known is NULL in its column in
+every format, and ``_cdc_unresolved``, which is always there, names the column.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum
+from pathlib import Path
+
+import duckdb
+
+from omnisupport_ingest.contracts.model import Column, TableContract
+from omnisupport_ingest.contracts.pg_types import ARRAYS, FLOATS, Kind
+from omnisupport_ingest.durable import sync_file, sync_folder
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.foreign import Unreadable, printable, require_file
+from omnisupport_ingest.lake.layout import WHOLE_TABLE
+from omnisupport_ingest.layers.looking import look
+from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.read.overview import overview
+
+
+class Format(Enum):
+    """What file is written; the value is what the person types."""
+
+    CSV = "csv"
+    PARQUET = "parquet"
+    JSON_LINES = "jsonl"
+
+
+class NoDimension(IngestError):
+    """The dimension has not been made yet, or not since its contract named another column."""
+
+
+class ExportFailed(IngestError):
+    """The file could not be written, or a file of the lake not be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What was written. ``cursor`` is the last event of the table that is in it.
+
+    ``pending_batches`` counts what had landed before and is not in it. If that is none, the file is
+    complete up to ``complete_to``, the end of the landed WAL (null where it came by files alone).
+    ``unresolved``: rows that have a value which is not known.
+    """
+
+    table: str
+    path: str
+    rows: int
+    bytes: int
+    unresolved: int
+    cursor: str
+    complete_to: str | None
+    pending_batches: int
+    watermark: datetime | None
+    delta_version: int
+
+
+def export(
+    workspace: Workspace, contract: TableContract, path: Path, form: Format, *, deleted: bool = False
+) -> Exported:
+    """Write the current state of ``contract`` to ``path``, which only its owner can read.
+
+    The file is complete or not there: it is written under another name and renamed, and takes the
+    place of a file of that name. With ``deleted`` the softly deleted rows are in it too, told apart
+    by ``_cdc_is_deleted``. ``NoDimension`` if there is nothing to write.
+    """
+    # Before the table is opened: what is complete now is complete in what is read afterwards.
+    progress = _progress(workspace, contract)
+    snapshot = look(workspace.dimension(contract))
+    state = snapshot.state(WHOLE_TABLE) if snapshot is not None else None
+    if snapshot is None or state is None:
+        raise NoDimension(
+            f"{contract.source}.{contract.name} has no dimension yet.",
+            fix="Let the pipeline take in what has landed (omnisupport-ingest up), then export again.",
+        )
+    files = [file.uri for file in snapshot.all_files()]
+    written = write_file(contract, files, path, form, deleted=deleted)
+    return Exported(
+        table=f"{contract.source}.{contract.name}",
+        path=str(path),
+        rows=written.rows,
+        bytes=written.bytes,
+        unresolved=written.unresolved,
+        cursor=state.checkpoint.cursor,
+        complete_to=progress.complete_to,
+        pending_batches=progress.pending_batches,
+        watermark=progress.watermark or state.checkpoint.watermark,
+        delta_version=snapshot.version,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a file has: ``unresolved`` of its ``rows`` have a value that is not known."""
+
+    rows: int
+    bytes: int
+    unresolved: int
+
+
+def write_file(
+    contract: TableContract, files: Sequence[str], path: Path, form: Format, *, deleted: bool
+) -> Written:
+    """Write rows of ``current_type`` in the Parquet ``files`` to ``path``, as ``export`` does."""
+    _require_files(contract, files)
+    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    try:
+        rows, unresolved = write_rows(contract, files, draft, form, deleted=deleted)
+        sync_file(draft)
+        size = draft.stat().st_size
+        with gate("export.file"):
+            os.replace(draft, path)
+            sync_folder(path.parent)
+    except duckdb.IOException as error:
+        raise ExportFailed(
+            f"{contract.source}.{contract.name} could not be written to {path}, or a file of the lake could "
+            "not be read.",
+            fix=f"Make room in {path.parent}; if there is room, look at the lake's files: "
+            f"{Path(files[0]).parent if files else 'there are none'}.",
+        ) from error
+    except duckdb.Error as error:
+        # Of its message nothing is told: it may have a value of a row.
+        raise ExportFailed(
+            f"{contract.source}.{contract.name} could not be exported: a file of the lake is damaged, or has "
+            f"other columns than the table ({type(error).__name__}).",
+            fix=f"Restore the files of {Path(files[0]).parent if files else 'the table'} from a backup.",
+        ) from error
+    finally:
+        draft.unlink(missing_ok=True)
+    return Written(rows, size, unresolved)
+
+
+def _require_files(contract: TableContract, files: Sequence[str]) -> None:
+    """``ExportFailed`` unless each of ``files`` is a file: DuckDB would wait for a pipe."""
+    for file in map(Path, files):
+        try:
+            require_file(file)
+        except (OSError, Unreadable) as problem:
+            told = problem.strerror if isinstance(problem, OSError) else problem
+            raise ExportFailed(
+                f"{contract.source}.{contract.name} could not be exported: {printable(file)} cannot be read: "
+                f"{told}.",
+                fix="Restore it from a backup, and check its permissions.",
+            ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class _Progress:
+    complete_to: str | None
+    pending_batches: int
+    watermark: datetime | None
+
+
+def _progress(workspace: Workspace, contract: TableContract) -> _Progress:
+    """How far the dimension is behind landing."""
+    seen = overview(workspace, contract.source)
+    if seen.landing.problem is not None:
+        raise seen.landing.problem
+    paths = (workspace.net_changes(contract).spec.path, workspace.dimension(contract).spec.path)
+    pending = max(table.pending_batches or 0 for table in seen.tables if table.table in paths)
+    if pending:
+        return _Progress(None, pending, None)
+    end = seen.landing.stream_end
+    return _Progress(str(end) if end else None, 0, seen.landing.watermark)
+
+
+def write_rows(
+    contract: TableContract, files: Sequence[str], draft: Path, form: Format, *, deleted: bool
+) -> tuple[int, int]:
+    """Write the rows of the dimension in ``files`` to ``draft``, which may be there already.
+
+    Returns how many rows it has, and how many of them have a value that is not known.
+    """
+    kept = "true" if deleted else "NOT _cdc_is_deleted"
+    options = {
+        Format.CSV: "FORMAT csv, HEADER true",
+        Format.PARQUET: "FORMAT parquet, COMPRESSION zstd",
+        Format.JSON_LINES: "FORMAT json",
+    }[form]
+    with duckdb.connect() as connection:
+        connection.execute("SET TimeZone = 'UTC'")
+        connection.execute(f"CREATE VIEW lake AS {_rows(contract, files)}")
+        _require_columns(connection, contract)
+        columns = [*(_value(column, form) for column in contract.columns), *_ours(form, deleted=deleted)]
+        # With a temporary file of its own DuckDB would put one in place that others can read.
+        connection.execute(
+            f"COPY (SELECT {', '.join(columns)} FROM lake WHERE {kept}) TO {_text(str(draft))} "
+            f"({options}, USE_TMP_FILE false)"
+        )
+        counts = connection.execute(
+            f"SELECT count(*), count(*) FILTER (len(_cdc_unresolved) > 0) FROM lake WHERE {kept}"
+        ).fetchone()
+    assert counts is not None
+    return counts[0], counts[1]
+
+
+def _require_columns(connection: duckdb.DuckDBPyConnection, contract: TableContract) -> None:
+    there = {name for name, *_ in connection.execute("DESCRIBE lake").fetchall()}
+    missing = [name for name in contract.column_names if name not in there]
+    if missing:
+        raise NoDimension(
+            f"{contract.source}.{contract.name} was last updated before its contract named the column "
+            f"{missing[0]!r}.",
+            fix="Let the pipeline take in the changed contract (omnisupport-ingest up), then export again.",
+        )
+
+
+def _rows(contract: TableContract, files: Sequence[str]) -> str:
+    if files:
+        listed = ", ".join(_text(file) for file in files)
+        return f"SELECT * FROM read_parquet([{listed}], union_by_name = true, hive_partitioning = false)"
+    columns = ", ".join(f"NULL::{_duckdb_type(each)} AS {_name(each.name)}" for each in contract.columns)
+    return (
+        f"SELECT {columns}, false AS _cdc_is_deleted, NULL::TIMESTAMPTZ AS _cdc_deleted_at,"
+        " []::VARCHAR[] AS _cdc_unresolved, MAP {}::MAP(VARCHAR, VARCHAR) AS _cdc_exact WHERE false"
+    )
+
+
+def _value(column: Column, form: Format) -> str:
+    """The column as the file has it."""
+    name = _name(column.name)
+    if form is Format.PARQUET:
+        return name
+    text = f"coalesce(_cdc_exact[{_text(column.name)}], {_as_text(column)})"
+    if form is Format.CSV:
+        return f"{text} AS {name}"
+    return f"{_as_json(column, text)} AS {name}"
+
+
+def _as_json(column: Column, text: str) -> str:
+    """A JSON value: a number or a boolean where nothing is lost by it, else text."""
+    name, exact = _name(column.name), f"_cdc_exact[{_text(column.name)}]"
+    if column.type.kind in (Kind.BOOLEAN, Kind.SHORT, Kind.INTEGER, Kind.LONG):
+        return name
+    if column.type.kind in FLOATS:
+        return f"CASE WHEN isfinite({name}) THEN to_json({name}) ELSE to_json({text}) END"
+    if column.type.kind in ARRAYS:
+        return f"CASE WHEN {exact} IS NULL THEN to_json({name}) ELSE to_json({exact}) END"
+    return text
+
+
+def _as_text(column: Column) -> str:
+    name = _name(column.name)
+    if column.type.kind is Kind.BINARY:
+        return f"'\\x' || lower(hex({name}))"
+    if column.type.kind in ARRAYS:
+        return f"to_json({name})::VARCHAR"
+    if column.type.kind in (Kind.TIMESTAMP, Kind.TIMESTAMPTZ):
+        zone = "" if column.type.kind is Kind.TIMESTAMP else "Z"
+        return f"strftime({name}, '%Y-%m-%dT%H:%M:%S.%f{zone}')"
+    if column.type.kind in FLOATS:
+        # As PostgreSQL spells them.
+        return (
+            f"CASE WHEN isnan({name}) THEN 'NaN' WHEN isinf({name}) AND {name} > 0 THEN 'Infinity'"
+            f" WHEN isinf({name}) THEN '-Infinity' ELSE {name}::VARCHAR END"
+        )
+    return f"{name}::VARCHAR"
+
+
+def _ours(form: Format, *, deleted: bool) -> list[str]:
+    """The columns of the platform that the file has beside those of the contract."""
+    columns = ["_cdc_is_deleted", "_cdc_deleted_at"] if deleted else []
+    if form is Format.PARQUET:
+        return [*columns, "_cdc_unresolved", "_cdc_exact"]
+    if deleted:
+        columns = ["_cdc_is_deleted", "strftime(_cdc_deleted_at, '%Y-%m-%dT%H:%M:%S.%fZ') AS _cdc_deleted_at"]
+    if form is Format.CSV:
+        return [*columns, "array_to_string(_cdc_unresolved, ' ') AS _cdc_unresolved"]
+    return [*columns, "_cdc_unresolved"]
+
+
+def _duckdb_type(column: Column) -> str:
+    kind = column.type.kind
+    if kind is Kind.DECIMAL:
+        return f"DECIMAL({column.type.precision}, {column.type.scale})"
+    return {
+        Kind.BOOLEAN: "BOOLEAN",
+        Kind.SHORT: "SMALLINT",
+        Kind.INTEGER: "INTEGER",
+        Kind.LONG: "BIGINT",
+        Kind.FLOAT: "FLOAT",
+        Kind.DOUBLE: "DOUBLE",
+        Kind.DATE: "DATE",
+        Kind.TIMESTAMP: "TIMESTAMPTZ",
+        Kind.TIMESTAMPTZ: "TIMESTAMPTZ",
+        Kind.BINARY: "BLOB",
+        Kind.TEXT_ARRAY: "VARCHAR[]",
+        Kind.INTEGER_ARRAY: "BIGINT[]",
+    }.get(kind, "VARCHAR")
+
+
+def _name(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _text(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"

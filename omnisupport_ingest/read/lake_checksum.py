@@ -1,0 +1,76 @@
+"""The checksum of rows (``row_checksum``) of a dimension: SQL of DuckDB, for rows of relation ``l``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from omnisupport_ingest.contracts.model import Column, TableContract
+from omnisupport_ingest.contracts.pg_types import ARRAYS, Kind
+from omnisupport_ingest.contracts.row_checksum import DIGITS
+from omnisupport_ingest.read.row_equality import CASTS, named, text
+
+Bound = Sequence[str] | None
+
+
+def checksum_columns(contract: TableContract) -> str:
+    """The three columns of a ``RowChecksum``, as texts."""
+    row = " || ".join(_part(column) for column in contract.columns)
+    sums = (
+        f"coalesce(sum(('0x' || substr(sha256({row}), {start}, {DIGITS}))::BIGINT::HUGEINT), 0)::VARCHAR"
+        for start in (1, 1 + DIGITS)
+    )
+    return f"count(*)::VARCHAR, {', '.join(sums)}"
+
+
+def in_range(contract: TableContract, by: Sequence[str], start: Bound, end: Bound) -> str:
+    """Whether a row lies above ``start``, up to and with ``end``, in the order of the lake's types.
+
+    Where the server orders keys in another way, the rows are others than its own.
+    """
+    columns = {column.name: column for column in contract.columns}
+    left = f"({', '.join(f'l.{named(name)}' for name in by)})"
+    conditions = ["true"]
+    for bound, compared in ((start, ">"), (end, "<=")):
+        if bound is not None:
+            values = (_value(columns[name], value) for name, value in zip(by, bound, strict=True))
+            conditions.append(f"{left} {compared} ({', '.join(values)})")
+    return " AND ".join(conditions)
+
+
+def is_at_source(contract: TableContract) -> str:
+    """Whether the source has the row, by what the lake knows: one that is only marked as deleted is there."""
+    mark = contract.soft_delete_column
+    # A mark that its typed column cannot hold stands as exact text.
+    marked = (
+        "false"
+        if mark is None
+        else f"coalesce(l.{named(mark)}::VARCHAR, l._cdc_exact[{text(mark)}]) IS NOT NULL"
+    )
+    return f"(NOT l._cdc_is_deleted OR {marked})"
+
+
+def _value(column: Column, value: str) -> str:
+    kind = column.type.kind
+    if kind is Kind.DECIMAL:
+        return f"TRY_CAST({text(value)} AS DECIMAL({column.type.precision}, {column.type.scale}))"
+    return f"TRY_CAST({text(value)} AS {CASTS[kind]})" if kind in CASTS else text(value)
+
+
+def _part(column: Column) -> str:
+    value, exact = f"l.{named(column.name)}", f"l._cdc_exact[{text(column.name)}]"
+    shown = f"coalesce({exact}, {_text(column, value)})"
+    return f"CASE WHEN {shown} IS NULL THEN 'N' ELSE length({shown}) || ':' || {shown} END"
+
+
+def _text(column: Column, value: str) -> str:
+    """The value as PostgreSQL writes it."""
+    kind = column.type.kind
+    if kind is Kind.BOOLEAN:
+        return f"CASE {value} WHEN true THEN 't' WHEN false THEN 'f' END"
+    if kind is Kind.TIMESTAMP:
+        return f"regexp_replace({value}::VARCHAR, '[+]00$', '')"
+    if kind is Kind.BINARY:
+        return f"'\\x' || lower(hex({value}))"
+    if kind in ARRAYS:
+        return f"to_json({value})::VARCHAR"
+    return f"{value}::VARCHAR"

@@ -1,0 +1,138 @@
+"""The keys of a dimension, held as they are, for comparing them with those of the source.
+
+Keys are compared as the texts that the source sent: whole numbers in their order, everything else in that
+of the bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from tempfile import TemporaryDirectory
+from typing import Any, Protocol
+
+import duckdb
+
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.contracts.pg_types import INTEGERS
+from omnisupport_ingest.contracts.row_checksum import DIGITS, RowChecksum
+from omnisupport_ingest.layers.pending import pending_windows
+from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.read.dimension_rows import LakeBehind
+from omnisupport_ingest.read.lake_checksum import is_at_source
+from omnisupport_ingest.read.row_equality import key_part, select_lake, text
+
+_MEMORY = "512MB"
+"""What DuckDB may take; beyond, it writes to the scratch folder."""
+
+
+class Bounds(Protocol):
+    """Keys above ``start``, up to and with ``end``: the texts of the key's columns, null: open."""
+
+    @property
+    def start(self) -> tuple[str, ...] | None: ...
+
+    @property
+    def end(self) -> tuple[str, ...] | None: ...
+
+
+class DimensionKeys:
+    """The keys of the rows of one dimension that the source has, by what the lake knows."""
+
+    def __init__(self, contract: TableContract, files: Sequence[str]) -> None:
+        """``files``: of the dimension."""
+        self._contract = contract
+        self._scratch = TemporaryDirectory(prefix="omnisupport-keys-")
+        self._connection = duckdb.connect(f"{self._scratch.name}/keys.duckdb")
+        self._connection.execute(f"SET memory_limit = '{_MEMORY}'")
+        self._order = f"({', '.join(_part(i) for i in self._range)})"
+        # Hashed once: a range is then a sum of numbers, however often it is halved.
+        texts = " || ".join(f"length({key_part(i)}) || ':' || {key_part(i)}" for i in self._range)
+        parts = [
+            f"{f'CAST({key_part(i)} AS BIGINT)' if self._counts(i) else key_part(i)} AS {_part(i)}"
+            for i in self._range
+        ]
+        numbers = [
+            f"('0x' || substr(digest, {start}, {DIGITS}))::BIGINT AS number_{n}"
+            for n, start in enumerate((1, 1 + DIGITS))
+        ]
+        rows = f"SELECT *, sha256({texts}) AS digest FROM ({select_lake(contract, files)}) l"
+        self._connection.execute(
+            f"CREATE TABLE alive AS SELECT _cdc_key, _cdc_ordinal, {', '.join(parts + numbers)}"
+            f" FROM ({rows}) l WHERE {is_at_source(contract)}"
+        )
+
+    def checksum(self, bounds: Bounds, /) -> RowChecksum:
+        """That of the keys in ``bounds``."""
+        sums = (f"coalesce(sum(number_{n}::HUGEINT), 0)::VARCHAR" for n in range(2))
+        found = self._one(f"SELECT count(*), {', '.join(sums)} FROM alive WHERE {self._within(bounds)}")
+        return RowChecksum(*map(int, found))
+
+    def cuts(self, bounds: Bounds, parts: int, /) -> list[tuple[str, ...]]:
+        """Keys that part those in ``bounds`` into about as many even ranges, rising; none if they are few."""
+        within = self._within(bounds)
+        (count,) = self._one(f"SELECT count(*) FROM alive WHERE {within}")
+        step = count // parts
+        if not step:
+            return []
+        texts = ", ".join(f"{_part(i)}::VARCHAR" for i in self._range)
+        found = self._connection.execute(
+            f"SELECT {texts} FROM (SELECT *, row_number() OVER (ORDER BY {self._order}) AS place FROM alive"
+            f" WHERE {within}) WHERE place % {step} = 0 AND place < {count} ORDER BY place"
+        ).fetchall()
+        return [tuple(each) for each in found]
+
+    def places(self, bounds: Bounds, /) -> Mapping[str, int]:
+        """The keys in ``bounds`` (JSON), each with the ordinal of the last event of its row."""
+        query = f"SELECT _cdc_key, _cdc_ordinal FROM alive WHERE {self._within(bounds)}"
+        return dict(self._connection.execute(query).fetchall())
+
+    def close(self) -> None:
+        self._connection.close()
+        self._scratch.cleanup()
+
+    @property
+    def _range(self) -> range:
+        return range(len(self._contract.key))
+
+    def _counts(self, number: int) -> bool:
+        return self._contract.column(self._contract.key[number]).type.kind in INTEGERS
+
+    def _within(self, bounds: Bounds) -> str:
+        conditions = ["true"]
+        for bound, compared in ((bounds.start, ">"), (bounds.end, "<=")):
+            if bound is not None:
+                values = (
+                    f"CAST({text(value)} AS BIGINT)" if self._counts(i) else text(value)
+                    for i, value in enumerate(bound)
+                )
+                conditions.append(f"{self._order} {compared} ({', '.join(values)})")
+        return " AND ".join(conditions)
+
+    def _one(self, query: str) -> tuple[Any, ...]:
+        found = self._connection.execute(query).fetchone()
+        assert found is not None
+        return found
+
+
+def _part(number: int) -> str:
+    return f"part_{number}"
+
+
+def dimension_keys(workspace: Workspace, source: str) -> dict[str, DimensionKeys]:
+    """The keys of every table of ``source``, by ``schema.table``; ``LakeBehind`` if the lake is behind.
+
+    To be called where nothing lands meanwhile.
+    """
+    pending = pending_windows(workspace.merging_at_once(), source)
+    if not pending.nothing:
+        raise LakeBehind(
+            f"The lake has not taken in all that has landed from {source}: "
+            f"{len(pending.windows) + len(pending.late_windows)} windows are waiting.",
+            fix="Let the pipeline run (omnisupport-ingest up, or materialize), and try again.",
+        )
+    found = {}
+    for contract in workspace.contracts.of_source(source):
+        table = workspace.dimension(contract)
+        files = table.open().all_files() if table.exists else ()
+        found[contract.full_name] = DimensionKeys(contract, tuple(file.uri for file in files))
+    return found

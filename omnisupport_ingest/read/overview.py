@@ -1,0 +1,263 @@
+"""One source at a glance: where its landing stands, and how far behind it every table is.
+
+Read from landing and from the tables' own logs, without Spark; nothing is changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.lake.layout import WHOLE_TABLE
+from omnisupport_ingest.lake.state import WindowState
+from omnisupport_ingest.lake.table import LakeTable, TableSnapshot
+from omnisupport_ingest.landing.chain import Hole
+from omnisupport_ingest.landing.store import Landed, LandingStore
+from omnisupport_ingest.layers import deduped, net_changes, quarantine, raw
+from omnisupport_ingest.layers.delayed_merge import (
+    ScatteredWrites,
+    WaitingMerge,
+    scattered_writes,
+    waiting_merge,
+)
+from omnisupport_ingest.layers.dimensions import LAYER as DIMENSION
+from omnisupport_ingest.layers.looking import look
+from omnisupport_ingest.layers.quarantine_files import named_by
+from omnisupport_ingest.layers.shown import Shown
+from omnisupport_ingest.layers.versions import LawVersions, of_contract
+from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.position import Lsn, Position
+from omnisupport_ingest.read.freshness import Freshness, freshness
+
+
+@dataclass(frozen=True, slots=True)
+class LandingOverview:
+    """Where the landing of a source stands. ``events`` counts duplicates too.
+
+    ``last_batch_id`` is the newest batch before any hole; ``stream_end`` the end of the landed WAL.
+    ``epoch`` is the one that began last, null before the first. ``problem`` says why landing cannot be
+    read; everything else is empty then.
+    """
+
+    epoch: int | None
+    epoch_reason: str | None
+    batches: int
+    events: int
+    last_batch_id: str | None
+    last_landed_at: datetime | None
+    watermark: datetime | None
+    stream_end: Lsn | None
+    hole: Hole | None
+    problem: IngestError | None = None
+
+
+_Versions = Callable[[str], tuple[str, ...]]
+"""The versions that a window should be made with."""
+
+_NOTHING = LandingOverview(None, None, 0, 0, None, None, None, None, None)
+
+
+@dataclass(frozen=True, slots=True)
+class TableOverview:
+    """How far a table is. ``pending_windows`` and ``pending_batches`` are what it does not hold yet.
+
+    Both are null for the quarantine, which is committed with the deduped events, and where landing
+    cannot be read. ``cursor`` is the highest position taken; ``watermark`` the highest of any window.
+    ``freshness`` is of dimensions alone; so are ``waits``, what waits for its merge as the contract allows,
+    and ``scattered``, where the last updates rewrote much for few keys and the contract lets nothing wait.
+    """
+
+    table: str
+    layer: str
+    there: bool
+    windows: int
+    rows: int
+    cursor: str | None
+    watermark: datetime | None
+    pending_windows: int | None
+    pending_batches: int | None
+    freshness: Freshness | None = None
+    waits: WaitingMerge | None = None
+    scattered: ScatteredWrites | None = None
+
+    @property
+    def pending(self) -> tuple[int | None, int | None]:
+        """Windows and batches."""
+        return self.pending_windows, self.pending_batches
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOverview:
+    """A source: its landing, and every table in the order the data takes; net changes are one where their
+    dimension does not show them whole."""
+
+    source: str
+    landing: LandingOverview
+    tables: tuple[TableOverview, ...]
+
+
+@dataclass(frozen=True)
+class _Look:
+    """A table as it is on disk, null if it is not there, with the readable states of its windows."""
+
+    path: str
+    layer: str
+    snapshot: TableSnapshot | None
+    states: dict[str, WindowState]
+
+
+def overview(workspace: Workspace, source: str) -> SourceOverview:
+    """Look at everything that belongs to ``source``. A landing that cannot be read hides no table."""
+    contracts = workspace.contracts.of_source(source)
+    try:
+        landing, landed = _landing(workspace, source)
+    except IngestError as error:
+        tables = _tables(workspace, source, contracts, None)
+        unknown = tuple(
+            replace(table, pending_windows=None, pending_batches=None, freshness=None) for table in tables
+        )
+        return SourceOverview(source, replace(_NOTHING, problem=error), unknown)
+    return SourceOverview(source, landing, tuple(_tables(workspace, source, contracts, landed)))
+
+
+def _landing(workspace: Workspace, source: str) -> tuple[LandingOverview, Landed | None]:
+    if not (workspace.home.path / "landing" / source / "manifests").is_dir():
+        return _NOTHING, None
+    store = workspace.landing(source)
+    landed = store.landed()
+    return _landing_of(store, landed), landed
+
+
+def _landing_of(store: LandingStore, landed: Landed) -> LandingOverview:
+    epoch, newest = store.current_epoch(), landed.last
+    return LandingOverview(
+        epoch=epoch.number if epoch else None,
+        epoch_reason=epoch.reason if epoch else None,
+        batches=landed.count,
+        events=sum(each.events for each in landed.epochs),
+        last_batch_id=newest.batch_id if newest else None,
+        last_landed_at=max(
+            (each.landed_at for each in landed.epochs if each.landed_at is not None), default=None
+        ),
+        watermark=newest.mark if newest else None,
+        stream_end=landed.stream_end,
+        hole=landed.hole,
+    )
+
+
+def _tables(
+    workspace: Workspace, source: str, contracts: Sequence[TableContract], landed: Landed | None
+) -> Iterator[TableOverview]:
+    batches = _Batches(workspace.landing(source), landed) if landed is not None else None
+    yield _behind(_look(raw.LAYER, workspace.raw(source)), _always(raw.VERSIONS), batches)
+    judged = _look(deduped.LAYER, workspace.deduped(source))
+    yield _behind(judged, LawVersions(workspace, source).of, batches)
+    yield _quarantined(_look(quarantine.LAYER, workspace.quarantine(source)), judged)
+    for contract in contracts:
+        folded = _look(net_changes.LAYER, workspace.net_changes(contract))
+        net = _behind(folded, _always(of_contract(contract)), batches)
+        dimension = _unmerged(_look(DIMENSION, workspace.dimension(contract)), folded, contract, batches)
+        if net.pending != dimension.pending and dimension.waits is None:
+            # A run that died between the two, or a dimension that a person has to look at.
+            yield net
+        yield dimension
+
+
+def _always(versions: tuple[str, ...]) -> _Versions:
+    return lambda _window: versions
+
+
+def _look(layer: str, table: LakeTable) -> _Look:
+    snapshot = look(table)
+    states = {}
+    if snapshot is not None:
+        found = {window: snapshot.state(window) for window in snapshot.windows()}
+        states = {window: state for window, state in found.items() if state is not None}
+    return _Look(table.spec.path, layer, snapshot, states)
+
+
+@dataclass(frozen=True, slots=True)
+class _Batches:
+    """What has landed, asked window by window."""
+
+    store: LandingStore
+    landed: Landed
+
+    def not_in(self, held: Mapping[str, frozenset[str]], windows: Iterable[str]) -> set[tuple[str, str]]:
+        """Windows and batches that ``held`` does not name."""
+        return {
+            (window, part.batch_id)
+            for window in windows
+            for part in self.landed.untaken(window, held.get(window, frozenset()))
+        }
+
+
+def _behind(seen: _Look, versions: _Versions, batches: _Batches | None) -> TableOverview:
+    """A layer of windows: pending is what its windows do not hold, or hold by other rules."""
+    return _overview(seen, _pending(seen, versions, batches))
+
+
+def _pending(seen: _Look, versions: _Versions, batches: _Batches | None) -> set[tuple[str, str]]:
+    if batches is None:
+        return set()
+    held = {
+        window: frozenset(state.batches)
+        for window, state in seen.states.items()
+        if state.versions == versions(window)
+    }
+    return batches.not_in(held, batches.store.windows())
+
+
+def _quarantined(seen: _Look, judged: _Look) -> TableOverview:
+    """The quarantine: rows that a window of deduped events names as its own."""
+    named = {path for state in judged.states.values() for path in named_by(state)}
+    files = [file for file in (seen.snapshot.all_files() if seen.snapshot else ()) if file.path in named]
+    windows = {file.window for file in files}
+    return replace(_overview(seen, None), windows=len(windows), rows=sum(file.rows for file in files))
+
+
+def _unmerged(seen: _Look, folded: _Look, contract: TableContract, batches: _Batches | None) -> TableOverview:
+    """A dimension: pending is what its net changes wait for, and what they have and it does not show.
+
+    A batch without an event of the table changes no content, so it is not waited for.
+    """
+    shown = Shown.of(folded.snapshot, seen.snapshot)
+    missing = set(shown.newer)
+    held = {window: shown.in_window(window) for window in missing}
+    unshown = batches.not_in(held, missing) if batches is not None else set()
+    pending = unshown | _pending(folded, _always(of_contract(contract)), batches)
+    windows = missing | {window for window, _ in pending}
+    state = seen.states.get(WHOLE_TABLE)
+    waits, scattered = None, None
+    if folded.snapshot is not None and state is not None:
+        waits = waiting_merge(contract, state, folded.snapshot)
+        scattered = scattered_writes(state.checkpoint.merges) if contract.delayed_merge is None else None
+    return replace(
+        _overview(seen, pending),
+        windows=len(folded.states),
+        pending_windows=len(windows),
+        freshness=freshness(contract, folded.snapshot, seen.snapshot, batches.store) if batches else None,
+        waits=waits,
+        scattered=scattered,
+    )
+
+
+def _overview(seen: _Look, pending: set[tuple[str, str]] | None) -> TableOverview:
+    """``pending``: the windows and batches that the table lacks, null if that is not a question."""
+    checkpoints = [state.checkpoint for state in seen.states.values()]
+    cursors = [Position.parse(each.cursor) for each in checkpoints if each.cursor]
+    marks = [each.watermark for each in checkpoints if each.watermark is not None]
+    return TableOverview(
+        table=seen.path,
+        layer=seen.layer,
+        there=seen.snapshot is not None,
+        windows=len(seen.snapshot.windows()) if seen.snapshot else 0,
+        rows=sum(file.rows for file in seen.snapshot.all_files()) if seen.snapshot else 0,
+        cursor=str(max(cursors)) if cursors else None,
+        watermark=max(marks, default=None),
+        pending_windows=None if pending is None else len({window for window, _ in pending}),
+        pending_batches=None if pending is None else len({batch for _, batch in pending}),
+    )

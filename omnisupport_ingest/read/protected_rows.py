@@ -1,0 +1,78 @@
+"""Rows and events of the source as the lake would hold them, to be compared or shown: protected.
+
+What is compared is what the lake may show, no more: dropped columns are left out, masked ones are the same
+where their masks are. Of a hashed column the hashes by every key in force count, as windows that are not made
+again yet have that of a former one.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from omnisupport_ingest.cdc.ordinary import ROW_OPS
+from omnisupport_ingest.cdc.protected_images import protect_image
+from omnisupport_ingest.cdc.protecting import Protections
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.contracts.pii_policies import DROP, HASH
+from omnisupport_ingest.contracts.protection import Protection, Secrets, hashing, needs_protection
+from omnisupport_ingest.landing.rows import LandedEvent
+from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.settings import Settings
+
+HASHES_PREFIX = "hashes:"
+"""A hashed column's hashes by all keys in force stand, with spaces between, in a column of its name with this
+prefix."""
+
+
+def protect_rows(contract: TableContract, path: Path, secrets: Secrets) -> None:
+    """Protect the file ``path`` of the source's rows (``write_text_rows``), in its place, for its owner
+    only."""
+    if not needs_protection(contract):
+        return
+    protection, draft = Protection(contract, secrets), path.with_suffix(".protected")
+    dropped = [column.name for column in contract.source_columns if column.pii == DROP]
+    with pq.ParquetFile(path) as rows:
+        names = [name for name in rows.schema_arrow.names if name.removeprefix("json:") not in dropped]
+        hashed = [column.name for column in contract.columns if column.pii == HASH]
+        every = [*names, *(HASHES_PREFIX + name for name in hashed)]
+        os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        with pq.ParquetWriter(draft, pa.schema([(name, pa.string()) for name in every])) as writer:
+            for batch in rows.iter_batches(columns=names):
+                columns = {name: batch.column(name) for name in names}
+                protected = {name: protect(columns[name]) for name, protect in protection.columns.items()}
+                hashes = {HASHES_PREFIX + name: _by_all_keys(columns[name], secrets) for name in hashed}
+                writer.write_table(pa.table(columns | protected | hashes).select(every))
+    draft.replace(path)
+
+
+def _by_all_keys(texts: pa.StringArray, secrets: Secrets) -> pa.StringArray:
+    return pc.binary_join_element_wise(*(hashing(key)(texts) for key in secrets.keys.all), " ")
+
+
+@dataclass(frozen=True)
+class LandedProtection:
+    """Protects landed events of one source, one by one, before a person sees them."""
+
+    protections: Protections
+
+    @classmethod
+    def open(cls, settings: Settings, source: str) -> LandedProtection:
+        """By the contracts in force. ``PiiKeyMissing`` where a key for their hashes is not there."""
+        workspace = Workspace.open(settings)
+        contracts = workspace.contracts.of_source(source)
+        return cls(Protections.of(contracts, workspace.secrets(contracts)))
+
+    def of(self, event: LandedEvent) -> LandedEvent:
+        """The event with its row images protected."""
+        found = self.protections.by_table.get((event.source_schema, event.source_table))
+        if found is None or event.op not in ROW_OPS:
+            return event
+        return event._replace(
+            before=protect_image(event.before, found), after=protect_image(event.after, found)
+        )

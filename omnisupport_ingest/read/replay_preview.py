@@ -1,0 +1,119 @@
+"""What a replay of windows would come to, without committing anything.
+
+Everything that has landed for the windows, and what raw holds of batches that landing has forgotten, is
+judged and folded as a replay would do it; the result is compared with what the net changes hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from omnisupport_ingest.cdc import dedupe
+from omnisupport_ingest.cdc.fold import fold_events, hashed, merge_rows
+from omnisupport_ingest.cdc.folded import folded_type
+from omnisupport_ingest.cdc.judging import ACCEPTED, DUPLICATE, QUARANTINED
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.layers import raw
+from omnisupport_ingest.layers.deduped import law_of, to_judge
+from omnisupport_ingest.layers.explained import changed
+from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.windows import OUT_OF_RANGE
+
+NAMED = 1000
+"""At most so many keys of a table are named; all are counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class TablePreview:
+    """Keys of one table whose folded state a replay would change, by window; windows without are left out.
+
+    ``keys_changed`` counts them all. ``keys`` names the first ``NAMED``, in order, as the tables'
+    ``_cdc_key`` has them; ``""`` stands for what speaks of the whole table. It is null where a key column is
+    personal by the contract.
+    """
+
+    table: str
+    keys_changed: dict[str, int]
+    keys: dict[str, list[str]] | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayPreview:
+    """``events`` would be judged again: ``accepted``, ``duplicates`` and ``quarantined`` add up to them."""
+
+    windows: tuple[str, ...]
+    events: int
+    accepted: int
+    duplicates: int
+    quarantined: int
+    tables: tuple[TablePreview, ...]
+
+    @property
+    def changes_nothing(self) -> bool:
+        return not any(each.keys_changed for each in self.tables)
+
+
+def preview_replay(
+    workspace: Workspace,
+    spark: SparkSession,
+    source: str,
+    windows: Sequence[str],
+    contracts: Sequence[TableContract],
+) -> ReplayPreview:
+    """Judge and fold ``windows`` of ``source`` as a replay would; ``contracts``: the tables to compare."""
+    asked = [*windows, OUT_OF_RANGE]
+    events = raw.all_events(workspace, spark, source, asked)
+    judged = dedupe.judge(dedupe.mark_copies(to_judge(events)), law_of(workspace, source, asked)).cache()
+    try:
+        verdicts = {
+            row["verdict"]: row["count"]
+            for row in judged.where(F.col("window") != OUT_OF_RANGE).groupBy("verdict").count().collect()
+        }
+        tables = tuple(_table(workspace, spark, judged, contract, asked) for contract in contracts)
+    finally:
+        judged.unpersist()
+    return ReplayPreview(
+        windows=tuple(windows),
+        events=sum(verdicts.values()),
+        accepted=verdicts.get(ACCEPTED, 0),
+        duplicates=verdicts.get(DUPLICATE, 0),
+        quarantined=verdicts.get(QUARANTINED, 0),
+        tables=tables,
+    )
+
+
+def _table(
+    workspace: Workspace,
+    spark: SparkSession,
+    judged: DataFrame,
+    contract: TableContract,
+    windows: Sequence[str],
+) -> TablePreview:
+    of_table = (F.col("source_schema") == contract.schema) & (F.col("source_table") == contract.table)
+    events = judged.where((F.col("verdict") != DUPLICATE) & of_table)
+    folded = hashed(fold_events(events.withColumn("hole", F.col("verdict") == QUARANTINED), contract))
+    held = spark.createDataFrame([], folded_type(contract))
+    if workspace.net_changes(contract).exists:
+        net_changes = workspace.net_changes(contract).open()
+        parts = net_changes.read(spark, [file for window in windows for file in net_changes.files(window)])
+        # What a window holds is folded in parts.
+        held = merge_rows(parts, contract)
+    state = ("_cdc_kind", "_cdc_key", "_cdc_ended_at", "_cdc_row_hash")
+    found = changed(held, folded, windows, state, "_cdc_key").cache()
+    try:
+        counts = {row["window"]: row["count"] for row in found.groupBy("window").count().collect()}
+        first = found.orderBy("window", "key").limit(NAMED).collect() if counts else []
+    finally:
+        found.unpersist()
+    named: dict[str, list[str]] = {}
+    for row in first:
+        named.setdefault(row["window"], []).append(row["key"])
+    return TablePreview(contract.name, dict(sorted(counts.items())), None if _personal(contract) else named)
+
+
+def _personal(contract: TableContract) -> bool:
+    return any(column.personal for column in contract.columns if column.name in contract.key)

@@ -1,0 +1,197 @@
+"""What the lake holds of one row, found by its key without Spark: its state now, its events, its keys.
+
+A row may have had several keys, and a key several rows, one after the other. What belongs to a row is
+told in spans: of each of its keys, the events between two positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from omnisupport_ingest.cdc import columnar
+from omnisupport_ingest.cdc.current_rows import EXISTENCE, current_groups
+from omnisupport_ingest.cdc.envelope import RAW_TYPE
+from omnisupport_ingest.cdc.erasing import Span
+from omnisupport_ingest.cdc.event_fold import BOUNDARY, KEY, TRUNCATE
+from omnisupport_ingest.cdc.fold import shape_of
+from omnisupport_ingest.cdc.folded import folded_type
+from omnisupport_ingest.cdc.life import Position, just_below
+from omnisupport_ingest.cdc.table_ends import TableEnds
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.lake.layout import WINDOW, LakeFile
+from omnisupport_ingest.lake.schema import arrow_schema
+from omnisupport_ingest.layers.event_files import EventFiles
+from omnisupport_ingest.layers.looking import look
+from omnisupport_ingest.layers.workspace import Workspace
+
+_IN_PATH = (WINDOW, "source_table")
+_TOLD = ("op", "epoch", "commit_lsn", "ordinal", "source_schema", "key", "moved_from_key")
+_LIVING = frozenset("cur")
+
+
+@dataclass(frozen=True, slots=True)
+class RowState:
+    """Where a key stands. ``last``: its last event, with operation ``op``.
+
+    ``through``: the position that ended its row, null while it lives. ``doubtful``: a delete in
+    quarantine leaves open whether it lives. ``marked``: its soft-delete column is set.
+    """
+
+    last: Position
+    op: str
+    through: Position | None
+    doubtful: bool
+    marked: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """An event of one of the keys that were asked for. ``hole``: it is in quarantine."""
+
+    window: str
+    position: Position
+    op: str
+    key: str | None
+    hole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class KeyChange:
+    """The key of a row changed: the life of ``old`` ends at ``left``, just below that of ``new``."""
+
+    old: str
+    new: str | None
+    began: Position
+
+    @property
+    def left(self) -> Position:
+        return just_below(self.began)
+
+
+def state_of(workspace: Workspace, contract: TableContract, key: str) -> RowState | None:
+    """Where ``key`` stands by the fold of every window; null if the fold has no such key."""
+    rows = _folded(workspace, contract, key)
+    ends = _table_ends(rows)
+    keyed = rows.filter(pc.equal(rows["_cdc_key"], key))
+    for batch in current_groups(keyed.combine_chunks().to_batches(), shape_of(contract), ends):
+        for found in batch.to_pylist():
+            if found["_cdc_kind"] == KEY:
+                return _row_state(found, contract, ends.of(key))
+    return None
+
+
+def traces(files: EventFiles, contract: TableContract, keys: Iterable[str]) -> list[Trace]:
+    """Every event of ``keys``, accepted or in quarantine, by window and position."""
+    wanted = pa.array(sorted(set(keys)), pa.string())
+    found = (
+        Trace(window, _position(row), row["op"], row["key"], hole)
+        for window, hole, row in _rows(files, contract, pc.field("key").isin(wanted))
+    )
+    return sorted(found, key=lambda trace: (trace.window, trace.position))
+
+
+def key_changes(files: EventFiles, contract: TableContract) -> list[KeyChange]:
+    """Every change of a row's key, those in quarantine included, each once."""
+    moved = pc.field("moved_from_key").is_valid()
+    rows = (row for _, _, row in _rows(files, contract, moved))
+    return list(dict.fromkeys(KeyChange(row["moved_from_key"], row["key"], _position(row)) for row in rows))
+
+
+def spans_of(key: str, through: Position, changes: Sequence[KeyChange]) -> list[tuple[str, Span]]:
+    """The spans of the row that ended under ``key`` at ``through``: of that key, and of its former ones.
+
+    A row that left a key took what lies below along: that belongs to the row under its next key.
+    """
+    spans: list[tuple[str, Span]] = []
+    waiting = [(key, through)]
+    while waiting:
+        name, end = waiting.pop()
+        span = Span(
+            max((each.left for each in changes if each.old == name and each.left < end), default=None), end
+        )
+        if (name, span) in spans:
+            continue
+        spans.append((name, span))
+        waiting += [(each.old, each.left) for each in changes if each.new == name and span.holds(each.began)]
+    return spans
+
+
+def has_left(key: str, through: Position, found: Iterable[Trace], changes: Iterable[KeyChange]) -> bool:
+    """Whether what ended under ``key`` at ``through`` was a row that has another key since."""
+    left = max((each.left for each in changes if each.old == key and each.left <= through), default=None)
+    if left is None:
+        return False
+    span = Span(left, through)
+    return not any(each.key == key and each.op in _LIVING and span.holds(each.position) for each in found)
+
+
+def _row_state(found: dict[str, Any], contract: TableContract, ends: TableEnds) -> RowState:
+    last = tuple(found["_cdc_position"].values())
+    unresolved = found["_cdc_unresolved"] or ()
+    through = None
+    if found["_ended"]:
+        above = (each.position for each in ends.endings if each.position > last)
+        through = last if found["_cdc_op"] == "d" else min(above)
+    mark, exact = contract.soft_delete_column, dict(found["_cdc_exact"] or ())
+    marked = mark is not None and (found[mark] is not None or mark in exact)
+    return RowState(last, found["_cdc_op"], through, EXISTENCE in unresolved, marked)
+
+
+def _folded(workspace: Workspace, contract: TableContract, key: str) -> pa.Table:
+    """The folded rows of ``key`` in every window, and those without a key."""
+    schema = arrow_schema(folded_type(contract), without=(WINDOW,))
+    net_changes = look(workspace.net_changes(contract))
+    where = (pc.field("_cdc_key") == key) | pc.field("_cdc_kind").isin([TRUNCATE, BOUNDARY])
+    parts = []
+    for file in net_changes.all_files() if net_changes is not None else ():
+        rows = pq.read_table(file.uri, schema=schema, filters=where, partitioning=None)
+        parts.append(rows.append_column(WINDOW, pa.array([file.window] * rows.num_rows, pa.string())))
+    empty = schema.append(pa.field(WINDOW, pa.string())).empty_table()
+    return pa.concat_tables([empty, *parts])
+
+
+def _table_ends(rows: pa.Table) -> TableEnds:
+    whole = rows.filter(pc.is_in(rows["_cdc_kind"], pa.array([TRUNCATE, BOUNDARY])))
+    places = zip(
+        columnar.positions(whole["_cdc_position"]),
+        columnar.micros(whole["_cdc_source_ts"]),
+        columnar.positions(whole["_cdc_doubt"]),
+        whole["_cdc_scope"].to_pylist(),
+        strict=True,
+    )
+    return TableEnds.told(places)  # type: ignore[arg-type]
+
+
+def _rows(
+    files: EventFiles, contract: TableContract, where: Any
+) -> Iterator[tuple[str, bool, dict[str, Any]]]:
+    """Window, whether in quarantine, and the columns ``_TOLD`` of the table's events that ``where`` takes."""
+    for file in files.accepted(contract):
+        yield from ((file.window, False, row) for row in _read(file, contract, where, _IN_PATH))
+    table = pc.field("source_table") == contract.table
+    for file in files.holes:
+        yield from ((file.window, True, row) for row in _read(file, contract, where & table, (WINDOW,)))
+
+
+def _read(
+    file: LakeFile, contract: TableContract, where: Any, in_path: tuple[str, ...]
+) -> Iterator[dict[str, Any]]:
+    of_schema = pc.field("source_schema") == contract.schema
+    rows = pq.read_table(
+        file.uri,
+        schema=arrow_schema(RAW_TYPE, without=in_path),
+        columns=list(_TOLD),
+        filters=where & of_schema,
+        partitioning=None,
+    )
+    yield from rows.to_pylist()
+
+
+def _position(row: dict[str, Any]) -> Position:
+    return row["epoch"], row["commit_lsn"], row["ordinal"]

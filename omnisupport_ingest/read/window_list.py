@@ -1,0 +1,141 @@
+"""The windows of a source for people: open or closed, what landed in them, and what replays did."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum
+
+from omnisupport_ingest.lake.state import WindowState
+from omnisupport_ingest.landing.standing import LandedPart
+from omnisupport_ingest.layers.lateness import Lateness
+from omnisupport_ingest.layers.looking import look
+from omnisupport_ingest.layers.pending import pending_windows
+from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.windows import OUT_OF_RANGE
+
+
+class Stand(Enum):
+    """Where a window stands on its way: open → closed → (late) replayed → closed."""
+
+    OPEN = "open"
+    CLOSING = "closing"
+    """The watermark has passed it, and its files are still to be folded."""
+    CLOSED = "closed"
+    LATE = "late"
+    """Closed, and events landed in it since: its replay is due."""
+    SENTINEL = "sentinel"
+    """No window of time: events whose time cannot be right."""
+
+
+@dataclass(frozen=True, slots=True)
+class WindowLine:
+    """One window of one source.
+
+    ``closes_at``: the watermark that closes it, null for the sentinel. ``events`` and ``batches`` are
+    what landed in it, ``late_events`` those that landed after it had closed. ``accepted``,
+    ``duplicates`` and ``quarantined`` are null until the window was judged. ``generation`` counts how
+    often deduped events were made again, from 1. ``replay``: what the last replay changed, null if
+    there was none.
+    """
+
+    window: str
+    stand: Stand
+    closes_at: datetime | None
+    events: int
+    batches: int
+    late_events: int
+    late_batches: int
+    pending: bool
+    accepted: int | None
+    duplicates: int | None
+    quarantined: int | None
+    generation: int | None
+    replay: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class WindowList:
+    """The windows of ``source`` that anything landed in, in order, and its watermark now."""
+
+    source: str
+    watermark: datetime | None
+    windows: tuple[WindowLine, ...]
+
+
+def window_list(workspace: Workspace, source: str) -> WindowList:
+    """Read manifests and the tables' logs; changes nothing, and needs no Spark."""
+    landing = workspace.landing(source)
+    landed = landing.landed()
+    lateness, watermark = Lateness.of(workspace, source), landed.watermark
+    pending = pending_windows(workspace, source)
+    judged, raw = look(workspace.deduped(source)), look(workspace.raw(source))
+    parts = {window: held for window in landing.windows() if (held := landed.parts(window))}
+    # What landing has forgotten, raw still holds. A run over windows in a row makes empty ones as well.
+    kept = [window for window in raw.windows() if raw.files(window)] if raw is not None else []
+    windows = {*parts, *kept}
+    return WindowList(
+        source,
+        watermark,
+        tuple(
+            _line(
+                window,
+                parts.get(window, ()),
+                lateness,
+                watermark,
+                judged.state(window) if judged is not None else None,
+                late=window in pending.late_windows,
+                waiting=window in pending.windows,
+            )
+            for window in sorted(windows)
+        ),
+    )
+
+
+def _line(
+    window: str,
+    parts: Sequence[LandedPart],
+    lateness: Lateness,
+    watermark: datetime | None,
+    state: WindowState | None,
+    *,
+    late: bool,
+    waiting: bool,
+) -> WindowLine:
+    checkpoint = state.checkpoint if state is not None else None
+    arrivals = lateness.late_parts(parts)
+    sentinel = window == OUT_OF_RANGE
+    return WindowLine(
+        window=window,
+        stand=_stand(
+            window, lateness, watermark, closed=checkpoint is not None and checkpoint.closed, late=late
+        ),
+        closes_at=None if sentinel else lateness.closes_at(window),
+        events=sum(part.rows for part in parts),
+        batches=len({part.batch_id for part in parts}),
+        late_events=sum(each.events for each in arrivals),
+        late_batches=len({each.batch_id for each in arrivals}),
+        pending=late or waiting,
+        accepted=checkpoint.deduped if checkpoint else None,
+        duplicates=checkpoint.duplicates if checkpoint else None,
+        quarantined=checkpoint.quarantined if checkpoint else None,
+        generation=checkpoint.generation if checkpoint else None,
+        replay=_replay(checkpoint.replaced_hash, checkpoint.changed_by) if checkpoint else None,
+    )
+
+
+def _stand(window: str, lateness: Lateness, watermark: datetime | None, *, closed: bool, late: bool) -> Stand:
+    if window == OUT_OF_RANGE:
+        return Stand.SENTINEL
+    if late:
+        return Stand.LATE
+    if not lateness.closed(window, watermark):
+        return Stand.OPEN
+    return Stand.CLOSED if closed else Stand.CLOSING
+
+
+def _replay(replaced_hash: str | None, changed_by: Sequence[str]) -> str | None:
+    if replaced_hash is None:
+        return None
+    return f"changed by {', '.join(changed_by)}" if changed_by else "no change"

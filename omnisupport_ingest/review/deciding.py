@@ -1,0 +1,324 @@
+"""Releasing and discarding quarantined events: checked, then recorded in one commit, or refused whole.
+
+What is decided is checked against the ledger that the commit stands on: of two people who release the
+two events of a collision at one time, the second is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable
+
+from omnisupport_ingest.cdc.judging import DISCARD, RELEASE
+from omnisupport_ingest.contracts.decision_table import (
+    DUPLICATE_POSITION,
+    MALFORMED,
+    OUT_OF_RANGE_TIME,
+    ROW_RULE,
+)
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.lake.ledger import SEQUENCE
+from omnisupport_ingest.lake.schema import arrow_schema
+from omnisupport_ingest.lake.table import LakeTable
+from omnisupport_ingest.layers.event_ref import EventRef
+from omnisupport_ingest.layers.review_columns import REVIEW_TYPE
+from omnisupport_ingest.layers.reviews import Review, ReviewLedger
+from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.position import Position
+from omnisupport_ingest.review.quarantined import Quarantined, is_malformed, whole_events
+from omnisupport_ingest.windows import OUT_OF_RANGE
+
+DECISIONS = (RELEASE, DISCARD)
+
+_DONE = {RELEASE: "released", DISCARD: "discarded"}
+_NAMED = 10
+"""How many refused events an error names."""
+
+
+class ReviewRefused(IngestError):
+    """Some event cannot be decided so; nothing of the command was recorded."""
+
+
+class ReviewIncomplete(IngestError):
+    """It is not said what is decided, who decides, or why."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """An event that a decision cannot be taken on, why, and what to do instead."""
+
+    event: EventRef
+    problem: str
+    fix: str
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """``recorded`` now; ``unchanged``: decided so before, nothing was written for them.
+
+    ``beside``: events that stand at the position of a released one and still wait for a review.
+    """
+
+    recorded: tuple[Review, ...]
+    unchanged: tuple[Review, ...]
+    beside: tuple[Quarantined, ...]
+
+    @property
+    def windows(self) -> list[str]:
+        """The windows that are stale by what was recorded, sorted."""
+        return sorted({review.window for review in self.recorded})
+
+
+def decide(
+    workspace: Workspace,
+    source: str,
+    decision: str,
+    events: Sequence[EventRef],
+    *,
+    reviewer: str,
+    why: str,
+) -> Decided:
+    """Record ``decision`` (``release`` or ``discard``) on ``events``; a repeated one changes nothing.
+
+    ``reviewer`` and ``why`` are kept as they are told. ``ReviewRefused`` names every event that cannot
+    be decided so, ``ReviewIncomplete`` says what was not told.
+    """
+    reviewer, why = reviewer.strip(), why.strip()
+    _require_told(decision, events, reviewer, why)
+    wanted = list(dict.fromkeys(events))
+    plan = _Plan(workspace, source, decision, wanted, reviewer, why)
+    written = workspace.reviews(source).append(plan.rows)
+    return Decided(ReviewLedger.of_entries(written).reviews, tuple(plan.unchanged), tuple(plan.beside))
+
+
+class _Plan:
+    """What a command comes to on the ledger as it is; made anew each time another one was first."""
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        source: str,
+        decision: str,
+        events: Sequence[EventRef],
+        reviewer: str,
+        why: str,
+    ) -> None:
+        self._workspace, self._source, self._decision = workspace, source, decision
+        self._events, self._reviewer, self._why = events, reviewer, why
+        self.unchanged: list[Review] = []
+        self.beside: list[Quarantined] = []
+
+    def rows(self, entries: pa.Table) -> pa.Table:
+        """The rows to record; ``ReviewRefused`` if any event cannot be decided so."""
+        ledger = ReviewLedger.of_entries(entries)
+        found = whole_events(self._workspace, self._source, ledger, self._events)
+        held = {row.event: (row, values) for row, values in _copies_first(found)}
+        places = _Places(ledger, [held[event][0] for event in self._events if event in held])
+        refusals: list[Refusal] = []
+        new: list[Quarantined | Review] = []
+        self.unchanged = []
+        for event in self._events:
+            latest, holding = ledger.latest(event), held.get(event)
+            cause = self._cause(event, holding, latest, places)
+            if cause is not None:
+                refusals.append(Refusal(event, *cause))
+            elif latest is not None and latest.decision == self._decision:
+                self.unchanged.append(latest)
+            else:
+                subject = holding[0] if holding is not None else latest
+                assert subject is not None, "an event that is in neither place has a cause to be refused"
+                new.append(subject)
+        if refusals:
+            raise _refused(self._decision, len(self._events), refusals)
+        self.beside = self._beside(new, [row for row, _ in found])
+        return self._table(new)
+
+    def _cause(
+        self,
+        event: EventRef,
+        holding: tuple[Quarantined, dict[str, Any]] | None,
+        latest: Review | None,
+        places: _Places,
+    ) -> tuple[str, str] | None:
+        """Why the event cannot be decided so, and what to do instead; null if it can be."""
+        if holding is None:
+            if latest is not None and (self._decision == DISCARD or latest.decision == RELEASE):
+                return None
+            return elsewhere(self._workspace, self._source, event, latest)
+        if self._decision == DISCARD:
+            return None
+        row, values = holding
+        return _unreleasable(row, values) or places.taken(row)
+
+    def _beside(self, new: Iterable[Quarantined | Review], found: Iterable[Quarantined]) -> list[Quarantined]:
+        if self._decision != RELEASE:
+            return []
+        mine = set(self._events)
+        return [
+            other
+            for other in found
+            if other.event not in mine
+            and other.review is None
+            and any(other.same_place(subject) for subject in new)
+        ]
+
+    def _table(self, new: Iterable[Quarantined | Review]) -> pa.Table:
+        now = datetime.now(UTC)
+        told = {"decision": self._decision, "reviewer": self._reviewer, "why": self._why, "reviewed_at": now}
+        schema = arrow_schema(REVIEW_TYPE, without=(SEQUENCE,))
+        return pa.Table.from_pylist([{**_columns(subject), **told} for subject in new], schema=schema)
+
+
+def _columns(subject: Quarantined | Review) -> dict[str, Any]:
+    epoch, commit_lsn, ordinal, event_hash = subject.event.key
+    return {
+        "epoch": epoch,
+        "commit_lsn": commit_lsn,
+        "ordinal": ordinal,
+        "event_hash": event_hash,
+        "identity_hash": subject.identity_hash,
+        "window": subject.window,
+        "source_schema": subject.source_schema,
+        "source_table": subject.source_table,
+        "reason": subject.reason,
+    }
+
+
+class _Places:
+    """Positions at which an event is released already, or by the command in hand."""
+
+    def __init__(self, ledger: ReviewLedger, rows: Iterable[Quarantined]) -> None:
+        self._released: dict[Position, list[Review]] = {}
+        for review in ledger.in_force():
+            if review.decision == RELEASE:
+                self._released.setdefault(review.event.position, []).append(review)
+        self._asked: dict[Position, list[Quarantined]] = {}
+        for row in rows:
+            self._asked.setdefault(row.event.position, []).append(row)
+
+    def taken(self, row: Quarantined) -> tuple[str, str] | None:
+        """Why ``row`` cannot be released beside another content of its position; null if it can be."""
+        for review in self._released.get(row.event.position, ()):
+            if review.event != row.event and row.same_place(review):
+                return (
+                    f"{review.event} stands at the same position with other content, and was released by "
+                    f"{_by(review)}.",
+                    f"Release one of them only. If that was the wrong one, discard it first: "
+                    f"omnisupport-ingest quarantine discard {review.event} --reason TEXT",
+                )
+        for other in self._asked[row.event.position]:
+            if other.event != row.event and row.same_place(other):
+                return (
+                    f"{other.event} stands at the same position with other content, and is asked for too.",
+                    "Release one of them, and discard the others.",
+                )
+        return None
+
+
+def _require_told(decision: str, events: Sequence[EventRef], reviewer: str, why: str) -> None:
+    if decision not in DECISIONS:
+        raise ReviewIncomplete(f"{decision!r} is no decision.", fix=f"Use {' or '.join(DECISIONS)}.")
+    if not events:
+        raise ReviewIncomplete("No event is named.", fix="Name the ids that `quarantine list` shows.")
+    for told, what in ((reviewer, "who decides"), (why, "why")):
+        if not told:
+            raise ReviewIncomplete(
+                f"It is not said {what}.", fix="Say it: the ledger keeps who, when and why of every decision."
+            )
+
+
+def _unreleasable(row: Quarantined, values: dict[str, Any]) -> tuple[str, str] | None:
+    """What is wrong with the event itself, whatever reason it is in quarantine for."""
+    if row.reason == DUPLICATE_POSITION:
+        return "It is a copy; the event itself is judged on its own.", "Discard the copy."
+    if row.window == OUT_OF_RANGE or row.reason == OUT_OF_RANGE_TIME:
+        return (
+            f"Its commit time, {row.source_ts:%Y-%m-%d %H:%M:%S} UTC, has no window in this lake.",
+            "Discard it; if its row matters, let the source write it again.",
+        )
+    if row.reason == MALFORMED or is_malformed(values):
+        return (
+            "Its row image or its key cannot be read.",
+            "Discard it; if its row matters, let the source write it again.",
+        )
+    if row.reason == ROW_RULE or row.rules:
+        rules = ", ".join(row.rules) or "unknown"
+        return (
+            f"It breaks its contract ({row.table}: {rules}), and so would the dimension.",
+            f"Change the contract of {row.table} if the rule is wrong: its windows are then judged again by "
+            "themselves. Else discard it.",
+        )
+    return None
+
+
+def elsewhere(workspace: Workspace, source: str, event: EventRef, latest: Review | None) -> tuple[str, str]:
+    """What an event is now that is not in quarantine."""
+    before = f"It was {_DONE[latest.decision]} by {_by(latest)}, and is " if latest else "It is "
+    window = _window_in(workspace.deduped(source), event)
+    if window is not None:
+        return (
+            f"{before}not in quarantine: it is accepted, in window {window} of {source}/deduped_events.",
+            "Leave it out. An event that is accepted without a release cannot be discarded.",
+        )
+    window = _window_in(workspace.raw(source), event)
+    if window is not None:
+        return (
+            f"{before}not in quarantine: it has landed, and either window {window} is not judged with it yet "
+            "or its row was erased.",
+            "Try again when the window was run: omnisupport-ingest status",
+        )
+    return (
+        f"{source} has no such event." if latest is None else f"{before}in no table of {source} any more.",
+        "Copy the id from `omnisupport-ingest quarantine list`, or name another --source.",
+    )
+
+
+def _window_in(table: LakeTable, event: EventRef) -> str | None:
+    """The window in which ``table`` holds ``event``; null if it does not."""
+    if not table.exists:
+        return None
+    epoch, commit_lsn, ordinal, event_hash = event.key
+    here = (
+        (pc.field("epoch") == epoch)
+        & (pc.field("commit_lsn") == commit_lsn)
+        & (pc.field("ordinal") == ordinal)
+        & (pc.field("event_hash") == event_hash)
+    )
+    dataset = DeltaTable(str(table.folder)).to_pyarrow_dataset()
+    windows = dataset.to_table(columns=["window"], filter=here).column("window").to_pylist()
+    return str(windows[0]) if windows else None
+
+
+def _copies_first(
+    found: Iterable[tuple[Quarantined, dict[str, Any]]],
+) -> list[tuple[Quarantined, dict[str, Any]]]:
+    """Copies of an event before the event itself, which has the same name."""
+    return sorted(found, key=lambda pair: pair[0].reason != DUPLICATE_POSITION)
+
+
+def _by(review: Review) -> str:
+    return f"{review.reviewer} on {review.reviewed_at:%Y-%m-%d at %H:%M} UTC"
+
+
+def _refused(decision: str, asked: int, refusals: Sequence[Refusal]) -> ReviewRefused:
+    done = _DONE[decision]
+    if asked == 1:
+        return ReviewRefused(
+            f"{refusals[0].event} cannot be {done}. {refusals[0].problem}", fix=refusals[0].fix
+        )
+    lines = [f"  {each.event}: {each.problem}" for each in refusals[:_NAMED]]
+    if len(refusals) > _NAMED:
+        lines.append(f"  and {len(refusals) - _NAMED} more")
+    fixes = list(dict.fromkeys(each.fix for each in refusals[:_NAMED]))
+    return ReviewRefused(
+        f"{len(refusals)} of {asked} events cannot be {done}, so nothing was recorded:\n" + "\n".join(lines),
+        fix="\n  ".join(["Leave them out; or, for each:", *fixes]),
+    )

@@ -1,0 +1,279 @@
+"""Having a row erased: its values leave the events, the folded rows, the dimension and the history.
+
+Only a row that has ended at its source is erased, so nothing that people look up loses a cell, and no
+later event builds on what is gone. What is recorded is checked, and looked at once more afterwards: an
+event that was judged in the same moment by a run that did not know is found then.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import pyarrow as pa
+
+from omnisupport_ingest.cdc.erasing import Span, key_hash
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.lake.ledger import SEQUENCE
+from omnisupport_ingest.lake.schema import arrow_schema
+from omnisupport_ingest.layers.erasure_columns import ERASURE_TYPE
+from omnisupport_ingest.layers.erasures import Erasure, ErasureLedger
+from omnisupport_ingest.layers.event_files import EventFiles
+from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.read.row_traces import (
+    RowState,
+    Trace,
+    has_left,
+    key_changes,
+    spans_of,
+    state_of,
+    traces,
+)
+
+_POSITION = ("epoch", "commit_lsn", "ordinal")
+
+
+class ErasureRefused(IngestError):
+    """The row cannot be erased, or not yet; nothing was recorded."""
+
+
+class ErasureIncomplete(IngestError):
+    """It is not said who erases, or why."""
+
+    exit_code = 2
+
+
+_KeySpan = tuple[str, Span]
+"""A key of the row and which of its events are the row's. The key never leaves this process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What the lake holds of one span: ``events``, and the ``windows`` they are in.
+
+    ``waiting``: windows with landed events of the table that are not judged yet and may be of the row.
+    """
+
+    events: int
+    windows: frozenset[str]
+    waiting: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Erased:
+    """``keys`` of the row, the last one and former ones, and its ``events`` in ``windows``.
+
+    ``recorded`` now, nothing if all of it was recorded ``before``.
+    """
+
+    keys: int
+    events: int
+    windows: tuple[str, ...]
+    recorded: tuple[Erasure, ...]
+    before: tuple[Erasure, ...]
+
+    @property
+    def stale_windows(self) -> list[str]:
+        """The windows that are to be judged again by what was recorded, sorted."""
+        return sorted({window for each in self.recorded for window in each.windows})
+
+
+def key_text(values: Sequence[str]) -> str:
+    """The text of a key as events have it: the texts of its columns as a JSON array."""
+    return json.dumps(list(values), ensure_ascii=False, separators=(",", ":"))
+
+
+def look_up(workspace: Workspace, contract: TableContract, key: str) -> Erased:
+    """What ``erase`` would erase, nothing recorded; ``ErasureRefused`` if it would refuse."""
+    held = _held(workspace, contract, _spans(workspace, contract, key))
+    ledger = ErasureLedger.open(workspace, contract.source)
+    return _erased(held, (), _recorded(ledger, contract, held))
+
+
+def erase(workspace: Workspace, contract: TableContract, key: str, *, erased_by: str, why: str) -> Erased:
+    """Record that the row which ended under ``key`` is erased; asked for again, nothing is written.
+
+    ``key``: as ``key_text`` writes it. ``erased_by`` and ``why`` are kept as they are told.
+    ``ErasureRefused`` says why the row must not be erased, ``ErasureIncomplete`` what was not told.
+    """
+    erased_by, why = erased_by.strip(), why.strip()
+    for told, what in ((erased_by, "who erases"), (why, "why")):
+        if not told:
+            raise ErasureIncomplete(
+                f"It is not said {what}.", fix="Say it: the ledger keeps who, when and why of every erasure."
+            )
+    spans = _spans(workspace, contract, key)
+    command = _Command(workspace, contract, spans, erased_by, why)
+    table = workspace.erasures(contract.source)
+    written = [table.append(command.rows)]
+    held, before = command.held, command.before
+    if written[0].num_rows:
+        written.append(table.append(command.rows_missed))
+    return _erased(held, ErasureLedger.of_entries(pa.concat_tables(written)).erasures, before)
+
+
+class _Command:
+    """What an erasure comes to on the ledger as it is; made anew each time another one was first."""
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        contract: TableContract,
+        spans: Sequence[_KeySpan],
+        erased_by: str,
+        why: str,
+    ) -> None:
+        self._workspace, self._contract, self._spans = workspace, contract, spans
+        self._told = {"erased_by": erased_by, "why": why, "erased_at": datetime.now(UTC)}
+        self.held: Mapping[_KeySpan, Held] = {}
+        self.before: tuple[Erasure, ...] = ()
+
+    def rows(self, entries: pa.Table) -> pa.Table:
+        """The rows to record; none if every span is recorded with all windows that hold events of it."""
+        ledger = ErasureLedger.of_entries(entries)
+        self.held = _held(self._workspace, self._contract, self._spans)
+        self.before = _recorded(ledger, self._contract, self.held)
+        complete = all(
+            known is not None and held.windows <= known
+            for held, known in ((held, _known(ledger, self._contract, at)) for at, held in self.held.items())
+        )
+        return self._table({}) if complete else self._missing(ledger, self.held)
+
+    def rows_missed(self, entries: pa.Table) -> pa.Table:
+        """The same once the erasure stands, for windows that were judged or landed in meanwhile."""
+        held = _held(self._workspace, self._contract, self._spans)
+        return self._missing(ErasureLedger.of_entries(entries), held)
+
+    def _missing(self, ledger: ErasureLedger, held: Mapping[_KeySpan, Held]) -> pa.Table:
+        new = {}
+        for place, found in held.items():
+            known = _known(ledger, self._contract, place)
+            windows = (found.windows | found.waiting) - (known or frozenset())
+            if windows or known is None:
+                new[place] = sorted(windows)
+        return self._table(new)
+
+    def _table(self, new: Mapping[_KeySpan, list[str]]) -> pa.Table:
+        rows = [
+            {
+                "source_schema": self._contract.schema,
+                "source_table": self._contract.table,
+                "key_hash": key_hash(name),
+                "after": None if span.after is None else dict(zip(_POSITION, span.after, strict=True)),
+                "through": dict(zip(_POSITION, span.through, strict=True)),
+                "windows": windows,
+                **self._told,
+            }
+            for (name, span), windows in new.items()
+        ]
+        return pa.Table.from_pylist(rows, schema=arrow_schema(ERASURE_TYPE, without=(SEQUENCE,)))
+
+
+def _spans(workspace: Workspace, contract: TableContract, key: str) -> list[_KeySpan]:
+    """The spans of the row that ended under ``key``; ``ErasureRefused`` if there is none to be erased."""
+    files, state = EventFiles.newest(workspace, contract.source), state_of(workspace, contract, key)
+    if files is None or state is None:
+        raise ErasureRefused(
+            f"{contract.full_name} of {contract.source} has no row with that key, alive or deleted, in "
+            f"dim_{contract.name}.",
+            fix=f"Write the key ({', '.join(contract.key)}) as PostgreSQL prints it; what has landed and is "
+            "not taken in yet is known after the next run (omnisupport-ingest status).",
+        )
+    changes, found = key_changes(files, contract), traces(files, contract, [key])
+    if state.through is None:
+        raise _alive(contract, state, found)
+    if has_left(key, state.through, found, changes):
+        raise ErasureRefused(
+            f"The row of {contract.full_name} did not end under that key: its key was changed, and it has "
+            "another one since.",
+            fix="Name the key that it has now, once it has ended under that; its former keys are erased with "
+            f"it. The history knows it: look in history/dim_{contract.name}_history for the row whose "
+            "_cdc_moved_from_key is this key.",
+        )
+    return spans_of(key, state.through, changes)
+
+
+def _alive(contract: TableContract, state: RowState, found: Sequence[Trace]) -> ErasureRefused:
+    if state.doubtful or any(each.hole and each.position == state.last for each in found):
+        return ErasureRefused(
+            f"Whether that row of {contract.full_name} has ended is not known: an event of it is in "
+            "quarantine.",
+            fix="Decide on it (omnisupport-ingest quarantine list --table "
+            f"{contract.full_name}), let its window be judged again, then erase.",
+        )
+    if state.marked:
+        return ErasureRefused(
+            f"That row of {contract.full_name} is only marked as deleted ({contract.soft_delete_column}): "
+            "it is still at its source, and would come back with its next update.",
+            fix="Delete the row itself at the source, let the delete arrive, then erase.",
+        )
+    return ErasureRefused(
+        f"That row of {contract.full_name} lives at its source, so it cannot be erased here.",
+        fix="Delete the row at the source, let the delete arrive (omnisupport-ingest status shows what is "
+        "pending), then erase.",
+    )
+
+
+def _held(workspace: Workspace, contract: TableContract, spans: Sequence[_KeySpan]) -> dict[_KeySpan, Held]:
+    """What the lake holds of each span by now, and what has landed and is not judged."""
+    files = EventFiles.newest(workspace, contract.source)
+    assert files is not None, "a row that was found is in some table"
+    found = traces(files, contract, [name for name, _ in spans])
+    # Read after the events: what has landed is among these, or waits.
+    waiting = _waiting(workspace, contract, files)
+    held = {}
+    for name, span in spans:
+        events = [each for each in found if each.key == name and span.holds(each.position)]
+        held[name, span] = Held(
+            len(events),
+            frozenset(each.window for each in events),
+            frozenset(window for window, first in waiting if first <= span.through),
+        )
+    return held
+
+
+def _waiting(
+    workspace: Workspace, contract: TableContract, files: EventFiles
+) -> list[tuple[str, tuple[int, int, int]]]:
+    """Windows that have landed events of the table which ``files`` has not, with their lowest position."""
+    found = []
+    landing = workspace.landing(contract.source)
+    landed = landing.landed()
+    for window in landing.windows():
+        state = files.deduped.state(window)
+        for part in landed.untaken(window, frozenset(state.batches if state is not None else ())):
+            if contract.full_name in part.rows_per_table:
+                first = part.first
+                found.append((window, (first.epoch, first.commit_lsn.value, first.ordinal)))
+    return found
+
+
+def _known(ledger: ErasureLedger, contract: TableContract, place: _KeySpan) -> frozenset[str] | None:
+    """The windows that the ledger names for a span; null if it has none of it."""
+    recorded = ledger.of((contract.schema, contract.table, key_hash(place[0])), place[1])
+    return frozenset(window for each in recorded for window in each.windows) if recorded else None
+
+
+def _recorded(
+    ledger: ErasureLedger, contract: TableContract, held: Mapping[_KeySpan, Held]
+) -> tuple[Erasure, ...]:
+    return tuple(
+        each
+        for name, span in held
+        for each in ledger.of((contract.schema, contract.table, key_hash(name)), span)
+    )
+
+
+def _erased(
+    held: Mapping[_KeySpan, Held], recorded: tuple[Erasure, ...], before: tuple[Erasure, ...]
+) -> Erased:
+    return Erased(
+        keys=len({name for name, _ in held}),
+        events=sum(each.events for each in held.values()),
+        windows=tuple(sorted({window for each in held.values() for window in each.windows})),
+        recorded=recorded,
+        before=before,
+    )

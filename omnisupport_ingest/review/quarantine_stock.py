@@ -1,0 +1,91 @@
+"""How many events are in quarantine by reason, now and at an earlier moment.
+
+What the states of ``deduped_events`` name is there now, and the log of the table knows the earlier
+moment, so the answer depends neither on what a run reported nor on when the events landed: a contract
+that refuses rows of last year makes the quarantine rise today.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+
+from deltalake import DeltaTable
+
+from omnisupport_ingest.cdc.judging import DISCARD, DISCARDED
+from omnisupport_ingest.lake.layout import LakeFile
+from omnisupport_ingest.lake.table import LakeTable, TableSnapshot
+from omnisupport_ingest.layers.quarantine_files import QuarantineFiles
+from omnisupport_ingest.layers.reviews import Review, ReviewLedger
+from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.review.quarantined import Filter, quarantined
+
+
+@dataclass(frozen=True, slots=True)
+class Rise:
+    """``events`` in quarantine for ``reason`` and not discarded, ``more`` (or less) than before."""
+
+    reason: str
+    events: int
+    more: int
+
+
+def rises_of(workspace: Workspace, source: str, before: datetime) -> list[Rise]:
+    """Every reason of now or of ``before`` (timezone-aware), those that rose most first."""
+    table, ledger = workspace.quarantine(source), ReviewLedger.open(workspace, source)
+    now = stock_of(workspace, source)
+    for window in ledger.windows():
+        rows = quarantined(workspace, source, ledger, Filter(window=window, state=DISCARDED))
+        now.subtract(row.reason for row in rows)
+    then = _stock_at(table, before)
+    # An event may have been discarded and not been here any more; then it counts as risen, not as gone.
+    then.subtract(_discarded_at(ledger, before))
+    rises = [
+        Rise(reason, max(now[reason], 0), max(now[reason], 0) - max(then[reason], 0))
+        for reason in {*now, *then}
+    ]
+    return sorted(rises, key=lambda rise: (-rise.more, -rise.events, rise.reason))
+
+
+def stock_of(workspace: Workspace, source: str) -> Counter[str]:
+    """Events in quarantine by reason, now, without reading one."""
+    held = QuarantineFiles.newest(workspace, source)
+    return _by_reason(file for file, _ in held.shown()) if held is not None else Counter()
+
+
+def _stock_at(table: LakeTable, at: datetime) -> Counter[str]:
+    """The same at the moment ``at``, timezone-aware. States of then may be gone, so the log has to do."""
+    snapshot = _look_at(table, at)
+    return _by_reason(snapshot.all_files() if snapshot is not None else ())
+
+
+def _by_reason(files: Iterable[LakeFile]) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for file in files:
+        found[dict(file.partition).get("reason") or "unknown"] += file.rows
+    return found
+
+
+def _look_at(table: LakeTable, at: datetime) -> TableSnapshot | None:
+    """The version of the moment ``at``; null if there was none, or the log does not reach back so far."""
+    if not table.exists:
+        return None
+    handle = DeltaTable(str(table.folder))
+    versions = [
+        entry["version"]
+        for entry in handle.history()
+        if entry["timestamp"] <= at.timestamp() * 1000 and entry.get("version") is not None
+    ]
+    if not versions:
+        return None
+    handle.load_as_version(max(versions))
+    return TableSnapshot(table, handle)
+
+
+def _discarded_at(ledger: ReviewLedger, at: datetime) -> Counter[str]:
+    latest: dict[object, Review] = {
+        review.event: review for review in ledger.reviews if review.reviewed_at <= at
+    }
+    return Counter(review.reason for review in latest.values() if review.decision == DISCARD)

@@ -1,0 +1,218 @@
+"""What is in quarantine now, for the people who review it: each event, why it is there, what was decided.
+
+Read from the files that the states of ``deduped_events`` name, so that both always agree; no Spark.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from omnisupport_ingest.cdc.envelope import QUARANTINE_TYPE
+from omnisupport_ingest.cdc.images import read_image
+from omnisupport_ingest.cdc.judging import DISCARD, DISCARDED, OPEN, RELEASE
+from omnisupport_ingest.lake.layout import partition_in
+from omnisupport_ingest.lake.schema import arrow_schema
+from omnisupport_ingest.layers.event_ref import EventRef
+from omnisupport_ingest.layers.quarantine_files import QuarantineFiles
+from omnisupport_ingest.layers.reviews import Review, ReviewLedger
+from omnisupport_ingest.layers.workspace import Workspace
+
+RELEASED = "released"
+"""State of an event that somebody released and whose window is not judged again yet."""
+
+REVIEWS = "reviews:"
+"""The version of a window of ``deduped_events`` that names the reviews it was judged with."""
+
+_PARTITION = ("window", "reason")
+_POSITION = ("epoch", "commit_lsn", "ordinal", "event_hash")
+_FACTS = (
+    *_POSITION,
+    *("identity", "op", "source_ts", "source_schema", "source_table", "batch_id", "file_name", "file_row"),
+    *("landed_at", "detector", "rules", "review_state"),
+)
+"""What is known of an event besides the values of its row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantined:
+    """An event in quarantine. No value of its row is here.
+
+    ``state``: ``open``, ``discarded``, ``not_needed`` or ``released``. ``waits``: what was decided is not
+    in the lake yet, because the window was not judged since. ``review``: the decision that counts.
+    ``rules``: the row rules it breaks, whatever the ``reason``. ``first_seen``: when its first copy
+    landed. ``batch_id``, ``file_name`` and ``file_row`` say where it came from; the last two are null but
+    for events of a file. Moments are timezone-aware.
+    """
+
+    event: EventRef
+    identity_hash: str | None
+    window: str
+    reason: str
+    detector: str | None
+    rules: tuple[str, ...]
+    source_schema: str
+    source_table: str
+    op: str
+    source_ts: datetime
+    first_seen: datetime
+    batch_id: str
+    file_name: str | None
+    file_row: int | None
+    state: str
+    waits: bool
+    review: Review | None
+
+    @property
+    def table(self) -> str:
+        return f"{self.source_schema}.{self.source_table}"
+
+    def same_place(self, other: Quarantined | Review) -> bool:
+        """Whether both stand at one position of one window, so that one of them at most can be true."""
+        mine = (self.event.position, self.identity_hash, self.window)
+        return mine == (other.event.position, other.identity_hash, other.window)
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which events are meant; null means any. ``table`` with or without its schema."""
+
+    reason: str | None = None
+    state: str | None = None
+    table: str | None = None
+    window: str | None = None
+
+    def takes(self, row: Quarantined) -> bool:
+        return (
+            self.state in (None, row.state)
+            and self.reason in (None, row.reason)
+            and self.window in (None, row.window)
+            and self.table in (None, row.table, row.source_table)
+        )
+
+
+EVERYTHING = Filter()
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A file of quarantine. ``judged_with``: the digest of the reviews that its window was judged with."""
+
+    path: str
+    window: str
+    reason: str
+    judged_with: str | None
+
+
+def quarantined(
+    workspace: Workspace, source: str, ledger: ReviewLedger, where: Filter = EVERYTHING
+) -> list[Quarantined]:
+    """The events in quarantine that ``where`` takes, by window, then position.
+
+    ``ledger``: the reviews of ``source``, that the states are told by.
+    """
+    found = [
+        row
+        for file in _files(workspace, source)
+        if where.window in (None, file.window) and where.reason in (None, file.reason)
+        for row in _read(file, ledger)
+        if where.takes(row)
+    ]
+    return sorted(found, key=lambda row: (row.window, row.event))
+
+
+def whole_events(
+    workspace: Workspace, source: str, ledger: ReviewLedger, events: Sequence[EventRef]
+) -> list[tuple[Quarantined, dict[str, Any]]]:
+    """Those of ``events`` that are in quarantine, and what stands at their positions beside them.
+
+    Each with the values of all its columns.
+    """
+    positions = {event.position for event in events}
+    lsns = pa.array(sorted({position.commit_lsn.value for position in positions}), pa.int64())
+    found = []
+    for file in _files(workspace, source):
+        for values in _rows(file, QUARANTINE_TYPE.names, pc.field("commit_lsn").isin(lsns)):
+            row = _quarantined(file, values, ledger)
+            if row.event.position in positions:
+                found.append((row, values))
+    return sorted(found, key=lambda pair: (pair[0].window, pair[0].event))
+
+
+def is_malformed(values: Mapping[str, Any]) -> bool:
+    """Whether an event that must carry a row has none that can be read, or no key."""
+    return values["op"] in ("c", "u", "r") and (read_image(values["after"]) is None or values["key"] is None)
+
+
+def _files(workspace: Workspace, source: str) -> list[_File]:
+    held = QuarantineFiles.newest(workspace, source)
+    found: list[_File] = []
+    for file, state in held.shown() if held is not None else ():
+        with_reviews = [each for each in (state.versions if state else ()) if each.startswith(REVIEWS)]
+        digest = with_reviews[0].removeprefix(REVIEWS) if with_reviews else None
+        reason = dict(partition_in(file.path, _PARTITION))["reason"] or "unknown"
+        found.append(_File(file.uri, file.window, reason, digest))
+    return found
+
+
+def _read(file: _File, ledger: ReviewLedger) -> Iterator[Quarantined]:
+    for values in _rows(file, _FACTS, None):
+        yield _quarantined(file, values, ledger)
+
+
+def _rows(file: _File, columns: Sequence[str], where: Any) -> Iterator[dict[str, Any]]:
+    names = [name for name in columns if name not in _PARTITION]
+    # Columns that an older program did not write are null.
+    schema = arrow_schema(QUARANTINE_TYPE, without=_PARTITION)
+    table = pq.read_table(file.path, schema=schema, columns=names, filters=where, partitioning=None)
+    for batch in table.to_batches(max_chunksize=10_000):
+        for values in batch.to_pylist():
+            yield {**values, "window": file.window, "reason": file.reason}
+
+
+def _quarantined(file: _File, values: Mapping[str, Any], ledger: ReviewLedger) -> Quarantined:
+    event = EventRef.of(*(values[name] for name in _POSITION))
+    review = ledger.latest(event)
+    digest = ledger.digest(file.window)
+    state, waits = _state(values["review_state"] or OPEN, review, applied=digest == file.judged_with)
+    identity = values["identity"]
+    return Quarantined(
+        event=event,
+        identity_hash=None if identity is None else hashlib.sha256(identity.encode()).hexdigest(),
+        window=file.window,
+        reason=file.reason,
+        detector=values["detector"],
+        rules=tuple(values["rules"] or ()),
+        source_schema=values["source_schema"],
+        source_table=values["source_table"],
+        op=values["op"],
+        source_ts=values["source_ts"],
+        first_seen=values["landed_at"],
+        batch_id=values["batch_id"],
+        file_name=values["file_name"],
+        file_row=values["file_row"],
+        state=state,
+        waits=waits,
+        review=review,
+    )
+
+
+def _state(judged: str, review: Review | None, *, applied: bool) -> tuple[str, bool]:
+    """The state, and whether it waits for a run. ``judged``: what the lake says; ``applied``: it knows all
+    decisions on its window."""
+    if applied:
+        return judged, False
+    if review is None:
+        # A decision that the lake knows and the ledger has lost is none.
+        return (OPEN, True) if judged == DISCARDED else (judged, False)
+    if review.decision == RELEASE:
+        return RELEASED, True
+    assert review.decision == DISCARD
+    return DISCARDED, judged != DISCARDED

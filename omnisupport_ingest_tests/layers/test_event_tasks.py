@@ -1,0 +1,173 @@
+"""What a task makes of the files that are its share."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from omnisupport_ingest.cdc.envelope import LANDED_TYPE, RAW_TYPE
+from omnisupport_ingest.cdc.folded import folded_type
+from omnisupport_ingest.cdc.judging import Law
+from omnisupport_ingest.contracts.decision_table import default_decision_table, load_decision_table
+from omnisupport_ingest.lake import file_tasks
+from omnisupport_ingest.lake.file_tasks import Output, batches_of, in_shares, rows_of
+from omnisupport_ingest.lake.layout import LakeFile
+from omnisupport_ingest.lake.schema import arrow_schema
+from omnisupport_ingest.layers.event_tasks import LandedFile, judge, order_of, take_in
+from omnisupport_ingest.layers.fold_tasks import Share, fold
+from omnisupport_ingest_tests.cdc.lanes import CONTRACT
+
+NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
+LANDED = arrow_schema(LANDED_TYPE, without=())
+RAW = arrow_schema(RAW_TYPE, without=())
+ARRIVAL = {
+    "batch_id": "batch",
+    "data_file": "part-0.parquet",
+    "window": "2026-11-21T12",
+    "landed_at": NOON,
+    "watermark_before": None,
+    "newest_epoch_before": 0,
+    "file_name": None,
+}
+EVENT = {
+    "epoch": 1,
+    "commit_lsn": 7,
+    "ordinal": 0,
+    "op": "c",
+    "source_ts": NOON,
+    "source_schema": "public",
+    "source_table": "tickets",
+    "key": '["1"]',
+    "after": '{"id":"1"}',
+    "batch_id": "batch",
+}
+
+
+def taken_in(tmp_path: Path, landed: Path) -> pa.Table:
+    output = Output(tmp_path / f"of {landed.stem}", 0, RAW, ())
+    take_in(output, [LandedFile(str(landed), 1, landed.stat().st_size, ARRIVAL)])
+    output.close()
+    [written] = (tmp_path / f"of {landed.stem}" / "rows").iterdir()
+    return pq.read_table(written)
+
+
+def test_a_landed_file_of_an_earlier_version_has_null_where_it_lacks_a_column(tmp_path: Path) -> None:
+    new = ("misplaced", "file_row", "envelope")
+    pq.write_table(pa.Table.from_pylist([EVENT], schema=LANDED), tmp_path / "whole.parquet")
+    earlier = pa.Table.from_pylist([EVENT], schema=LANDED).drop_columns(list(new))
+    pq.write_table(earlier, tmp_path / "earlier.parquet")
+    whole, found = (taken_in(tmp_path, tmp_path / f"{name}.parquet") for name in ("whole", "earlier"))
+    assert found.schema == RAW and found.equals(whole)
+    [row] = found.to_pylist()
+    assert (row["window"], row["landed_at"], row["batch_id"]) == ("2026-11-21T12", NOON, "batch")
+    assert row["event_hash"] is not None
+
+
+def test_a_row_of_another_batch_than_its_manifest_names_is_not_taken_in(tmp_path: Path) -> None:
+    rows = [EVENT, EVENT | {"batch_id": "another", "commit_lsn": 8}]
+    pq.write_table(pa.Table.from_pylist(rows, schema=LANDED), tmp_path / "two.parquet")
+    assert taken_in(tmp_path, tmp_path / "two.parquet")["commit_lsn"].to_pylist() == [7]
+
+
+def test_a_file_of_a_table_that_has_gained_a_column_since_has_null_there(tmp_path: Path) -> None:
+    path = tmp_path / "part-0.parquet"
+    pq.write_table(pa.table({"n": pa.array([1, 2], pa.int32())}), path)
+    file = LakeFile("part-0.parquet", str(path), "w1", (("window", "w1"), ("of", None)), 2, 1)
+    schema = pa.schema(
+        [("window", pa.string()), ("of", pa.string()), ("n", pa.int64()), ("new", pa.string())]
+    )
+    assert rows_of([file], schema).to_pylist() == [
+        {"window": "w1", "of": None, "n": number, "new": None} for number in (1, 2)
+    ]
+
+
+def file_of(rows: int, size: int = 100, name: str = "f") -> LakeFile:
+    return LakeFile(name, name, "w1", (), rows, size)
+
+
+def test_batches_are_cut_by_the_bytes_of_their_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "part-0.parquet"
+    pq.write_table(pa.table({"t": ["x" * 1_000] * 5_000}), path)
+    schema = pa.schema([("t", pa.string())])
+    assert path.stat().st_size < 100_000
+    assert [batch.num_rows for batch in batches_of(str(path), schema, {})] == [5_000]
+    monkeypatch.setattr(file_tasks, "_BYTES_OF_A_BATCH", 1_500_000)
+    assert [batch.num_rows for batch in batches_of(str(path), schema, {})] == [2_000, 2_000, 1_000]
+
+
+def test_few_files_are_one_share_and_many_rows_are_several_in_their_order() -> None:
+    assert in_shares([]) == []
+    few = [file_of(5_000)] * 4
+    assert in_shares(few) == [few]
+    many = [file_of(90_000, name=str(number)) for number in range(10)]
+    shares = in_shares(many)
+    assert shares == [[file] for file in many]
+    assert [len(share) for share in in_shares([file_of(10_000)] * 30)] == [7, 7, 7, 7, 2]
+    assert len(in_shares([file_of(1, file_tasks.FEW_BYTES)] * 3)) == 3
+    assert len(in_shares([file_of(1)] * 1000)) == 4
+
+
+def test_events_that_are_small_on_disk_but_large_in_memory_are_not_folded_by_a_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contract = CONTRACT
+    path = tmp_path / "part-0.parquet"
+    rows = [
+        EVENT | {"source_schema": contract.schema, "source_table": contract.table, "before": "x" * 50_000}
+        for _ in range(100)
+    ]
+    # The text stands in the file once.
+    pq.write_table(pa.Table.from_pylist(rows, schema=LANDED), path)
+    place = (("window", "w1"), ("source_table", contract.table))
+    file = LakeFile(path.name, str(path), "w1", place, 100, path.stat().st_size)
+    fold_it = partial(fold, share=Share((file,)), contract=contract, order=order_of(contract))
+    schema = arrow_schema(folded_type(contract), without=())
+    assert fold_it(Output(tmp_path / "whole", 0, schema, ("window",))) is not None
+    monkeypatch.setattr(file_tasks, "MOST_BYTES_HELD", 4_000_000)
+    assert fold_it(Output(tmp_path / "none", 0, schema, ("window",))) is None
+
+
+LAW = Law((CONTRACT,), load_decision_table(default_decision_table()), timedelta(hours=1))
+"""Row rules of the contract, and every scenario as the decision table has it."""
+
+
+def judged(tmp_path: Path, name: str, events: list[dict[str, object]]) -> tuple[Path, Path, list[Path]]:
+    """The raw file of ``events``, the accepted file that judging them leaves, and the files put aside."""
+    known = {"window": "2026-11-21T12", "landed_at": NOON, "event_hash": 1}
+    of_table = {"source_schema": CONTRACT.schema, "source_table": CONTRACT.table}
+    rows = [EVENT | of_table | known | event for event in events]
+    path = tmp_path / f"{name}.parquet"
+    pq.write_table(pa.Table.from_pylist(rows, schema=RAW).drop_columns("window"), path)
+    place = (("window", "2026-11-21T12"),)
+    file = LakeFile(path.name, str(path), place[0][1], place, len(rows), path.stat().st_size)
+    output = Output(tmp_path / f"of {name}", 0, RAW, ("window", "source_table"))
+    assert json.loads(judge(output, [file], LAW))[0] == len(rows)
+    output.close()
+    [accepted] = (tmp_path / f"of {name}" / "rows").rglob("*.parquet")
+    return path, accepted, list((tmp_path / f"of {name}" / "aside").iterdir())
+
+
+def test_a_raw_file_whose_every_event_is_accepted_is_linked_and_any_other_is_written(tmp_path: Path) -> None:
+    row = {"after": '{"lane":"1","id":"1","status":"open","note":null,"body":null}', "key": '["1","1"]'}
+    events = [row | {"commit_lsn": 7}, row | {"commit_lsn": 8}]
+    raw, accepted, aside = judged(tmp_path, "whole", events)
+    assert accepted.samefile(raw) and not aside
+    assert accepted.parent.name == f"source_table={CONTRACT.table}"
+    raw, accepted, aside = judged(tmp_path, "refused", [*events, row | {"commit_lsn": 9, "after": "{"}])
+    assert not accepted.samefile(raw)
+    assert pq.read_table(accepted, partitioning=None)["commit_lsn"].to_pylist() == [7, 8]
+    assert pq.read_table(aside[0])["commit_lsn"].to_pylist() == [9]
+
+
+def test_an_identity_of_an_earlier_version_is_written_as_it_would_land_today(tmp_path: Path) -> None:
+    row = {"after": '{"lane":"1","id":"1","status":"open","note":null,"body":null}', "key": '["1","1"]'}
+    earlier = '["s","t",null,"t","0123456789abcdef"]'
+    raw, accepted, _ = judged(tmp_path, "earlier", [row | {"identity": earlier}])
+    assert not accepted.samefile(raw)
+    assert pq.read_table(accepted, partitioning=None)["identity"].to_pylist() == ['["s","t",null,"t"]']

@@ -1,0 +1,93 @@
+"""A look that remembers earlier ones finds what a look that remembers nothing finds."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from bench.history import SOURCE, History
+from omnisupport_ingest.layers.pending import pending_windows
+
+PER_WINDOW = 3
+
+
+def newest(history: History) -> int:
+    return (history.batches - 1) // PER_WINDOW
+
+
+def step(history: History, rng: random.Random) -> str:
+    """Let something happen that a look has to notice."""
+    what = rng.choice(["land", "land", "land", "run", "run", "half a run", "lose", "restore"])
+    manifests = history.workspace.landing(SOURCE).folder / "manifests"
+    away = manifests.parent / "away"
+    away.mkdir(exist_ok=True)
+    number = rng.randint(0, newest(history))
+    if what == "land" and not any(away.iterdir()):
+        history.seal()
+    elif what == "run":
+        history.take_in([number, newest(history)] if number != newest(history) else [number])
+    elif what == "half a run":
+        history.take_in([number], layers=rng.randint(1, 3))
+    elif what == "lose":
+        file = rng.choice(sorted(manifests.glob("e*.json")))
+        file.rename(away / file.name)
+    elif what == "restore":
+        for file in away.iterdir():
+            file.rename(manifests / file.name)
+    return what
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_is_remembered_changes_no_answer(tmp_path: Path, seed: int) -> None:
+    history, rng = History(tmp_path, PER_WINDOW), random.Random(seed)
+    history.grow(4 * PER_WINDOW)
+    done = []
+    for _ in range(12):
+        done.append(step(history, rng))
+        fresh = pending_windows(history.opened(), SOURCE)
+        assert pending_windows(history.workspace, SOURCE) == fresh, done
+    assert len(set(done)) >= 3
+
+
+def test_a_window_that_loses_all_that_landed_in_it_waits_for_nothing(tmp_path: Path) -> None:
+    history = History(tmp_path, PER_WINDOW)
+    history.grow(2 * PER_WINDOW)
+    landed = history.seal()
+    assert pending_windows(history.workspace, SOURCE).batches == 1
+    manifests = history.workspace.landing(SOURCE).folder / "manifests"
+    (manifests / f"{landed.batch_id}.json").unlink()
+    assert pending_windows(history.workspace, SOURCE).batches == 0
+
+
+def test_a_table_without_a_newer_version_is_not_opened_again(tmp_path: Path) -> None:
+    history = History(tmp_path, PER_WINDOW)
+    history.grow(2 * PER_WINDOW)
+    raw = history.workspace.raw(SOURCE)
+    with history.workspace.seen(SOURCE) as seen:
+        before = seen.newest(raw)
+        assert before is not None and seen.newest(raw) is before
+        history.seal()
+        history.take_in([1, 2], layers=1)
+        after = seen.newest(raw)
+    # Of the other window everything was taken in before, so nothing was committed to it.
+    assert after is not None and before.mark is not None
+    assert after.windows_since(before.mark) == {history.window(2)}
+    assert not before.is_newest() and after.is_newest()
+    state = after.state(history.window(2))
+    assert state is not None and len(state.batches) == 1
+
+
+def test_a_table_that_was_made_anew_is_another_one(tmp_path: Path) -> None:
+    history = History(tmp_path / "one", PER_WINDOW)
+    history.grow(2 * PER_WINDOW)
+    other = History(tmp_path / "other", PER_WINDOW)
+    other.grow(2 * PER_WINDOW)
+    before = history.workspace.raw(SOURCE).open()
+    mark = before.mark
+    log = history.workspace.raw(SOURCE).folder
+    log.rename(tmp_path / "gone")
+    other.workspace.raw(SOURCE).folder.rename(log)
+    assert not before.is_newest()
+    assert mark is not None and history.workspace.raw(SOURCE).open().windows_since(mark) is None

@@ -1,0 +1,120 @@
+"""Processes go on from what a look noted of the windows, and never believe it where it may be wrong."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.history import SOURCE, History
+from omnisupport_ingest.checks.window_checks import replays_explained, windows_settled
+from omnisupport_ingest.failpoints import VARIABLE
+from omnisupport_ingest.layers.pending import pending_windows, standing_of_windows
+from omnisupport_ingest_tests.layers.test_cost import READS
+
+PER_WINDOW = 3
+
+
+def noted(history: History) -> Path:
+    return history.workspace.home.lake / SOURCE / "noted" / "windows.sqlite"
+
+
+def without_note(history: History) -> object:
+    """What a look finds that reads every window."""
+    kept = noted(history)
+    for suffix in ("", "-wal", "-shm"):
+        Path(f"{kept}{suffix}").unlink(missing_ok=True)
+    return standing_of_windows(history.opened(), SOURCE)
+
+
+def first_tick(folder: Path, windows: int, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    history = History(folder, PER_WINDOW)
+    history.grow(windows * PER_WINDOW)
+    pending_windows(history.workspace, SOURCE)
+    history.seal()
+    workspace = history.opened()
+    with READS.below(folder, monkeypatch) as seen:
+        assert pending_windows(workspace, SOURCE).batches == 1
+        assert windows_settled(workspace, SOURCE).numbers["windows_open"]
+        assert replays_explained(workspace, SOURCE).passed
+    return dict(seen)
+
+
+def test_a_process_that_starts_in_a_home_with_400_windows_reads_as_many_states_as_in_one_with_40(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = first_tick(tmp_path / "few", 40, monkeypatch)
+    many = first_tick(tmp_path / "many", 400, monkeypatch)
+    assert many["states parsed"] == few["states parsed"]
+    assert many["opened"] == few["opened"]
+
+
+@pytest.mark.parametrize("harm", ["gone", "garbage", "empty", "a row", "a flag"])
+def test_a_note_that_is_missing_or_damaged_is_made_anew(tmp_path: Path, harm: str) -> None:
+    import sqlite3
+
+    history = History(tmp_path, PER_WINDOW)
+    history.grow(4 * PER_WINDOW)
+    history.seal()
+    expected = standing_of_windows(history.workspace, SOURCE), pending_windows(history.workspace, SOURCE)
+    history.workspace.seen(SOURCE).index.close()
+    file = noted(history)
+    if harm == "gone":
+        file.unlink()
+    elif harm in ("garbage", "empty"):
+        file.write_bytes(b"no database" * 1000 if harm == "garbage" else b"")
+    else:
+        with sqlite3.connect(file) as db:
+            db.execute("UPDATE \"window\" SET numbers = '{}'" if harm == "a row" else "DELETE FROM flagged")
+        db.close()
+    again = history.opened()
+    assert (standing_of_windows(again, SOURCE), pending_windows(again, SOURCE)) == expected
+    assert standing_of_windows(history.opened(), SOURCE) == without_note(history)
+
+
+def test_a_table_that_went_another_way_since_is_looked_at_whole(tmp_path: Path) -> None:
+    history = History(tmp_path, PER_WINDOW)
+    history.grow(3 * PER_WINDOW)
+    log = history.workspace.raw(SOURCE).folder / "_delta_log"
+    history.seal()
+    history.take_in([3])
+    assert not pending_windows(history.workspace, SOURCE).batches
+    # Restored from before: the last version of raw is gone, and another one is made in its place.
+    newest = max(log.glob("*.json"))
+    newest.unlink()
+    assert pending_windows(history.opened(), SOURCE).batches == 1
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from datetime import UTC, datetime
+from bench.history import SOURCE, START
+from omnisupport_ingest.settings import Settings
+from omnisupport_ingest.layers.pending import pending_windows
+from omnisupport_ingest.layers.workspace import Workspace
+folder = Path(sys.argv[1])
+settings = Settings(
+    home=folder / "home", window="minutes:60", first_window=START, contracts_dir=folder / "contracts",
+    _env_file=None,
+)
+print(pending_windows(Workspace.open(settings), SOURCE).batches)
+"""
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize(
+    "point", [f"lake.noted.{when}:{n}" for when in ("before", "after") for n in (1, 2, 3)]
+)
+def test_who_is_killed_while_noting_leaves_a_note_that_others_go_on_from(tmp_path: Path, point: str) -> None:
+    history = History(tmp_path, PER_WINDOW)
+    history.grow(2 * PER_WINDOW)
+    history.seal()
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path)]
+    killed = subprocess.run(command, env={**os.environ, VARIABLE: point}, check=False)
+    assert killed.returncode == -9
+    assert pending_windows(history.opened(), SOURCE).batches == 1
+    assert standing_of_windows(history.opened(), SOURCE) == without_note(history)
