@@ -14,7 +14,7 @@ import omnisupport_ingest
 PACKAGE = Path(omnisupport_ingest.__file__).parent
 
 VALUES = {"errors", "position", "key_range", "windows", "foreign", "json_values"}
-FLOOR_1 = VALUES | {"settings", "durable", "failpoints", "home", "processes"}
+FLOOR_1 = VALUES | {"settings", "durable", "failpoints", "home", "locks", "processes"}
 
 LAKE_SIDE = {"layers", "read", "review", "checks"}
 

@@ -217,15 +217,13 @@ WITHOUT_GATE: dict[tuple[str, str], str] = {
     },
     ("runtime/guard.py", "PidFile.write"): _RUN_FILE,
     ("runtime/guard.py", "PidFile.remove"): _RUN_FILE,
-    ("runtime/home_lock.py", "HomeLock.__enter__"): _LOCK,
-    ("runtime/home_lock.py", "HomeLock.release"): _LOCK,
     ("runtime/java.py", "_shim"): "a script made again wherever its content is not as it should be",
     ("sources/debezium/inbox.py", "Inbox._waiting"): _FOLDER,
     ("sources/debezium/inbox.py", "_moved"): _FOLDER,
     ("landing/first_windows.py", "FirstWindows.__init__"): "a temporary database of one landing",
     ("landing/first_windows.py", "FirstWindows._note"): "a temporary database of one landing",
     ("sources/debezium/latest_times.py", "LatestTimes.__init__"): "a temporary database of one reading",
-    ("sources/postgres/session/lease.py", "Lease.take"): _LOCK,
+    ("locks.py", "NamedLock.take"): _LOCK,
     ("sources/postgres/catalog/live_table.py", "read_live_tables"): _READS,
     ("sources/postgres/session/server.py", "open_transactions"): _READS,
     ("sources/postgres/catalog/partitions.py", "read_partitions"): _READS,
@@ -262,7 +260,7 @@ WITHOUT_GATE: dict[tuple[str, str], str] = {
     ("demo/actor.py", "Table.change_key"): "the traffic of the demo",
     **{
         ("sources/postgres/embedded/server.py", f"EmbeddedPostgres.{name}"): _EMBEDDED
-        for name in ("start", "destroy", "_locked", "_make_data", "_launch", "_make_database")
+        for name in ("start", "destroy", "_make_data", "_launch", "_make_database")
     },
     ("sources/postgres/embedded/binaries.py", "make_shared_folder"): _FOLDER,
     ("sources/postgres/embedded/binaries.py", "_copy"): _EMBEDDED,

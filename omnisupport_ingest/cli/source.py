@@ -90,14 +90,14 @@ def pause(name: str | None, reason: str) -> None:
     from omnisupport_ingest.landing.store import LandingStore
     from omnisupport_ingest.sources.postgres.capture.requests import PauseRequest
     from omnisupport_ingest.sources.postgres.session.errors import CaptureRunning
-    from omnisupport_ingest.sources.postgres.session.lease import Lease
+    from omnisupport_ingest.sources.postgres.session.lease import is_captured
 
     settings = source_named(open_settings(), name)
     home = existing_home(settings)
-    was_running = Lease.is_held(home.run, settings.source)
+    was_running = is_captured(home.run, settings.source)
     set_pause = PauseRequest(LandingStore(home.landing, settings.source).folder).write(reason)
     give_up = time.monotonic() + _STOP_SECONDS
-    while Lease.is_held(home.run, settings.source):
+    while is_captured(home.run, settings.source):
         if time.monotonic() > give_up:
             raise CaptureRunning(
                 f"The pause is set, but the capture of {settings.source} has not stopped after "
@@ -240,7 +240,7 @@ def adopt(take_over: bool, new_slot: bool) -> None:
     Exit code: 0 done, 2 usage or settings, 3 no home, 6 a capture of this home runs.
     """
     from omnisupport_ingest.landing.store import LandingStore
-    from omnisupport_ingest.sources.postgres.session.lease import Lease
+    from omnisupport_ingest.sources.postgres.session.lease import take_lease
     from omnisupport_ingest.sources.postgres.slot.home_identity import HomeIdentity
     from omnisupport_ingest.sources.postgres.slot.home_slot import SlotIntent
 
@@ -252,7 +252,7 @@ def adopt(take_over: bool, new_slot: bool) -> None:
     with ExitStack() as held:
         # A copy refers to the slots of all of its logs.
         for source in logs:
-            held.enter_context(Lease.take(home.run, source))
+            held.enter_context(take_lease(home.run, source))
             store = LandingStore(home.landing, source)
             epoch = store.current_epoch()
             if new_slot and epoch is not None:

@@ -178,7 +178,7 @@ def snapshot(
     from omnisupport_ingest.contracts.model import table_named
     from omnisupport_ingest.landing.store import LandingStore
     from omnisupport_ingest.sources.postgres.capture.added_tables import adds_tables, not_captured
-    from omnisupport_ingest.sources.postgres.session.lease import Lease
+    from omnisupport_ingest.sources.postgres.session.lease import is_captured
     from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotRequests
 
     settings = log_of(open_settings(), source)
@@ -186,7 +186,7 @@ def snapshot(
     known = contracted_tables(settings)
     chosen = list(dict.fromkeys(table_named(name, known) for name in tables))
     store = LandingStore(home.landing, settings.source)
-    running = Lease.is_held(home.run, settings.source)
+    running = is_captured(home.run, settings.source)
     new = not_captured(store, chosen) if running and adds_tables(store) else ()
     scope = None
     if start is not None or end is not None:

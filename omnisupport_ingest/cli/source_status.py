@@ -335,11 +335,11 @@ def _other_status(settings: Settings, name: str, *, as_json: bool) -> int:
 
 def _running_state(home: Home, source: str, landing: Path) -> str:
     from omnisupport_ingest.sources.postgres.capture.requests import PauseRequest
-    from omnisupport_ingest.sources.postgres.session.lease import Lease
+    from omnisupport_ingest.sources.postgres.session.lease import is_captured
 
     if PauseRequest(landing).read() is not None:
         return "PAUSED"
-    return "RUNNING" if Lease.is_held(home.run, source) else "STOPPED"
+    return "RUNNING" if is_captured(home.run, source) else "STOPPED"
 
 
 def _query_status(settings: Settings, definition: SourceDefinition, home: Home, *, as_json: bool) -> int:

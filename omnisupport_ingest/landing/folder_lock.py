@@ -7,14 +7,13 @@ found unlocked and without a manifest is garbage and may be cleared.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import weakref
-from collections.abc import Iterator
 from pathlib import Path
 
 from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.locks import try_lock
 
 
 class FolderLock:
@@ -33,9 +32,7 @@ class FolderLock:
                 descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
             except FileNotFoundError:
                 continue
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not try_lock(descriptor):
                 os.close(descriptor)
                 return None
             if _is_still(folder, descriptor):
@@ -58,18 +55,6 @@ class FolderLock:
             with contextlib.suppress(OSError):  # a folder that holds data stays
                 self.folder.rmdir()
             self._close()
-
-
-@contextlib.contextmanager
-def one_at_a_time(folder: Path) -> Iterator[None]:
-    """Hold ``folder``, which is there, waiting for whoever has it: for deliveries of files to one source,
-    where what has landed decides what may land and at which position."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _is_still(folder: Path, descriptor: int) -> bool:

@@ -15,7 +15,6 @@ damaged one is made anew. Where it cannot be written, the same is kept in memory
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import sqlite3
@@ -49,6 +48,7 @@ from omnisupport_ingest.landing.index_tables import (
 )
 from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.landing.standing import BatchLine, EpochStanding, LandedPart
+from omnisupport_ingest.locks import locked_folder
 from omnisupport_ingest.position import Position
 
 T = TypeVar("T")
@@ -400,16 +400,12 @@ class LandingIndex:
         if self._is_alone:
             yield
             return
-        descriptor = os.open(self._manifests, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with locked_folder(self._manifests):
             self._is_alone = True
-            yield
-        finally:
-            self._is_alone = False
-            # Said, not left to the closing: a process that was forked meanwhile has the descriptor too.
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
-            os.close(descriptor)
+            try:
+                yield
+            finally:
+                self._is_alone = False
 
     def _connected(self) -> sqlite3.Connection:
         if self._db is not None:

@@ -6,7 +6,6 @@ everybody shares unless told otherwise. In a folder of mode 0700 neither matters
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import socket
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.locks import try_lock, wait_for_lock
 from omnisupport_ingest.settings import Settings
 
 _LONGEST_FOLDER = 76
@@ -88,7 +88,7 @@ class Scratch:
             while True:
                 path = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=parent))
                 descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                wait_for_lock(descriptor)
                 # Another start may have taken it for one that was left behind, before it was locked.
                 if path.exists():
                     break
@@ -123,10 +123,8 @@ def _remove_left_behind(parent: Path) -> None:
         except OSError:
             continue
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(path, ignore_errors=True)
-        except BlockingIOError:
-            pass
+            if try_lock(descriptor):
+                shutil.rmtree(path, ignore_errors=True)
         finally:
             os.close(descriptor)
 

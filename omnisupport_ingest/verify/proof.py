@@ -212,12 +212,12 @@ def require_progress(workspace: Workspace) -> None:
     """``IngestError`` if neither a platform nor a capture runs that could bring the lake to the source."""
     from omnisupport_ingest.runtime.home_lock import in_use
     from omnisupport_ingest.sources.postgres.session.errors import CaptureRunning
-    from omnisupport_ingest.sources.postgres.session.lease import Lease
+    from omnisupport_ingest.sources.postgres.session.lease import take_lease
 
     if in_use(workspace.home):
         return
     try:
-        Lease.take(workspace.home.run, workspace.settings.source).release()
+        take_lease(workspace.home.run, workspace.settings.source).release()
     except CaptureRunning:
         return
     raise IngestError(

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from omnisupport_ingest import locks
 from omnisupport_ingest.contracts.in_force import settings_of_home
 from omnisupport_ingest.durable import LockUnusable
 from omnisupport_ingest.home import Home, HomeMismatch
@@ -113,7 +114,7 @@ def test_a_holder_of_the_home_that_cannot_be_told_holds_it_all_the_same(
 ) -> None:
     home = Home.open(tmp_path, HOURLY)
     # Nobody looks who holds it, so there is nothing to try again for.
-    with HomeLock(home, "up"), mock.patch.object(home_lock, "_LOOK_SECONDS", 0.0):
+    with HomeLock(home, "up"), mock.patch.object(locks, "LOOK_SECONDS", 0.0):
         (home.run / "supervisor.lock").write_bytes(content)
         with in_time(), pytest.raises(HomeInUse, match="is in use by "), HomeLock(home, "other"):
             pass

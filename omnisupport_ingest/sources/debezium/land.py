@@ -16,12 +16,12 @@ from typing import Protocol, Self
 from omnisupport_ingest.contracts.load import Contracts
 from omnisupport_ingest.foreign import printable
 from omnisupport_ingest.landing.first_windows import FirstWindows
-from omnisupport_ingest.landing.folder_lock import one_at_a_time
 from omnisupport_ingest.landing.manifest import CURSOR_ORDER, FileSpan, Manifest
 from omnisupport_ingest.landing.names import file_batch_id
 from omnisupport_ingest.landing.rows import LandedEvent
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.landing.writer import BatchWriter
+from omnisupport_ingest.locks import locked_folder
 from omnisupport_ingest.sources.contracted_relation import contracted_relation
 from omnisupport_ingest.sources.debezium.faults import AnotherLife, FileRefused, LineFault, SourceRefused
 from omnisupport_ingest.sources.debezium.handling import BY_ARRIVAL, REFUSE, Beside, Handling
@@ -98,7 +98,7 @@ def land(path: Path, inlet: Inlet, *, new_epoch: str | None = None) -> FileLandi
     _refuse_name(path)
     content = content_hash(path)
     batch_id = file_batch_id(content)
-    with one_at_a_time(store.folder):
+    with locked_folder(store.folder):
         refuse_other_deliveries(store)
         if store.exists(batch_id):
             return FileLanding(path, store.read(batch_id), None, None)

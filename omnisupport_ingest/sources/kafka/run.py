@@ -22,7 +22,7 @@ from omnisupport_ingest.sources.kafka.errors import KafkaPaused, KafkaRefused
 from omnisupport_ingest.sources.kafka.offsets import UNDECIDED, Held, Ways, landed_offsets
 from omnisupport_ingest.sources.kafka.sync import KafkaInlet, KafkaReport, sync_topics
 from omnisupport_ingest.sources.postgres.capture.requests import PauseRequest
-from omnisupport_ingest.sources.postgres.session.lease import Lease
+from omnisupport_ingest.sources.postgres.session.lease import take_lease
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class KafkaSource:
                 until = time.monotonic() + seconds
             return pause.present or stopped() or (until is not None and time.monotonic() > until)
 
-        with Lease.take(self.run, name), Cluster(name, topics) as cluster:
+        with take_lease(self.run, name), Cluster(name, topics) as cluster:
             refuse_other_deliveries(self.inlet.store)
             return sync_topics(cluster, KafkaInlet(self.inlet, topics.batch_rows, ways, over, landed))
 

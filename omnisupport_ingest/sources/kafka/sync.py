@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import gate
-from omnisupport_ingest.landing.folder_lock import one_at_a_time
 from omnisupport_ingest.landing.manifest import Manifest, OffsetSpan
+from omnisupport_ingest.locks import locked_folder
 from omnisupport_ingest.sources.debezium.faults import AnotherLife, LineFault
 from omnisupport_ingest.sources.debezium.handling import BY_ARRIVAL
 from omnisupport_ingest.sources.debezium.land import Inlet, land_reading
@@ -272,7 +272,7 @@ class _Sync:
     def _land(self) -> None:
         """Land the round, if anything is new; then tell the group."""
         if any(each.is_new for each in self._open.values()):
-            with one_at_a_time(self._inlet.store.folder):
+            with locked_folder(self._inlet.store.folder):
                 self._land_round()
             self._mirror()
         self._rows = self._bytes = 0

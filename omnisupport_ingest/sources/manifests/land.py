@@ -16,12 +16,12 @@ from datetime import UTC, datetime
 import pyarrow as pa
 
 from omnisupport_ingest.landing.first_windows import FirstWindows
-from omnisupport_ingest.landing.folder_lock import one_at_a_time
 from omnisupport_ingest.landing.manifest import CURSOR_ORDER, FileSpan, Manifest
 from omnisupport_ingest.landing.names import file_batch_id
 from omnisupport_ingest.landing.rows import LandedEvent
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.landing.writer import BatchWriter
+from omnisupport_ingest.locks import locked_folder
 from omnisupport_ingest.sources.contracted_relation import contracted_relation
 from omnisupport_ingest.sources.manifests.examine import (
     Examined,
@@ -97,7 +97,7 @@ def land(seed: SeedManifest, inlet: Inlet) -> Delivery:
     if not examined.files:
         raise SeedRefused(f"No file of {seed.path} is there.", fix="Deliver at least one, or none of it.")
     store = inlet.store
-    with one_at_a_time(store.folder):
+    with locked_folder(store.folder):
         _refuse_other_order(seed, store)
         found = LandedBefore.of(seed, store, examined, alone=inlet.alone)
         found.note_duplicates(examined)

@@ -15,7 +15,7 @@ from omnisupport_ingest.home import Home
 from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.sources.postgres.capture.requests import PauseRequest
-from omnisupport_ingest.sources.postgres.session.lease import Lease
+from omnisupport_ingest.sources.postgres.session.lease import take_lease
 from omnisupport_ingest.sources.query.batches import Inlet
 from omnisupport_ingest.sources.query.compare import Comparison, LakeKeys, compare
 from omnisupport_ingest.sources.query.cursor import CursorColumn
@@ -84,7 +84,7 @@ class QuerySource:
             )
         until = None if seconds is None else time.monotonic() + seconds
         with (
-            Lease.take(self.run, self.definition.name),
+            take_lease(self.run, self.definition.name),
             closing(open_reader(self.definition.connection_text())) as reader,
             QueryState(self.store.folder) as state,
         ):
@@ -105,7 +105,7 @@ class QuerySource:
         """Land what the keys of the source and of ``lake`` (by ``schema.table``) differ in; errors as in
         ``compare``, and ``CaptureRunning``."""
         with (
-            Lease.take(self.run, self.definition.name),
+            take_lease(self.run, self.definition.name),
             closing(open_reader(self.definition.connection_text())) as reader,
         ):
             return compare(self.inlet(), reader, lake)

@@ -26,7 +26,7 @@ from omnisupport_ingest.sources.kafka.errors import (
 from omnisupport_ingest.sources.kafka.offsets import Ways, landed_offsets
 from omnisupport_ingest.sources.postgres.capture.requests import PauseRequest
 from omnisupport_ingest.sources.postgres.session.errors import CaptureRunning
-from omnisupport_ingest.sources.postgres.session.lease import Lease
+from omnisupport_ingest.sources.postgres.session.lease import take_lease
 from omnisupport_ingest_tests.sources.debezium.recorded import DEFAULTS, SOURCE, Recorder
 from omnisupport_ingest_tests.sources.debezium.told import customer, envelope, flat
 from omnisupport_ingest_tests.sources.kafka.broker import Broker, encoded
@@ -409,7 +409,7 @@ def test_a_pause_and_another_sync_keep_it_from_reading(reader: Reader) -> None:
     with pytest.raises(KafkaPaused, match="moving"):
         reader.sync()
     PauseRequest(reader.store.folder).clear()
-    with Lease.take(reader.source.run, SOURCE), pytest.raises(CaptureRunning):
+    with take_lease(reader.source.run, SOURCE), pytest.raises(CaptureRunning):
         reader.sync()
 
 

@@ -53,7 +53,7 @@ from omnisupport_ingest.sources.postgres.session.errors import (
     SourceRefused,
     TableMissedChanges,
 )
-from omnisupport_ingest.sources.postgres.session.lease import Lease
+from omnisupport_ingest.sources.postgres.session.lease import take_lease
 from omnisupport_ingest.sources.postgres.session.server import wal_clock
 from omnisupport_ingest.sources.postgres.slot.home_identity import HomeIdentity
 from omnisupport_ingest.sources.postgres.slot.slot import SlotNotMade
@@ -129,7 +129,7 @@ class Capture:
         pause.raise_if_paused(source)
         restart: StopOrRestart | None = None
         with (
-            Lease.take(self._home.run, source),
+            take_lease(self._home.run, source),
             recorded(
                 CaptureRecords(folder), follows=until is None, last_landed=self._last_landed
             ) as ready_to_capture,
@@ -187,7 +187,7 @@ class Capture:
         decided that tables read before are not read again; a record then names what may be missing.
         ``SlotNotMade`` if ``stop`` came first.
         """
-        with Lease.take(self._home.run, self._settings.source):
+        with take_lease(self._home.run, self._settings.source):
             self._identity.require_original()
             dsn = source_dsn(self._settings, self._home)
             return self._epochs(stop).next(dsn, reason, loss_accepted_by=loss_accepted_by)
@@ -201,7 +201,7 @@ class Capture:
         done; the next ``run`` reads the others whole, also if this raises. Changes nothing before ``lake``
         can be held. ``SlotNotMade`` if ``stop`` came before the epoch began.
         """
-        with Lease.take(self._home.run, self._settings.source):
+        with take_lease(self._home.run, self._settings.source):
             self._identity.require_original()
             lake.pin()
             dsn = source_dsn(self._settings, self._home)

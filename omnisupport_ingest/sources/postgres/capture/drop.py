@@ -9,7 +9,7 @@ from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres.catalog.publication import drop_publication, read_publication
 from omnisupport_ingest.sources.postgres.session.connection import connect, one_row, source_errors
-from omnisupport_ingest.sources.postgres.session.lease import Lease
+from omnisupport_ingest.sources.postgres.session.lease import take_lease
 from omnisupport_ingest.sources.postgres.session.quoting import identifier, literal
 from omnisupport_ingest.sources.postgres.session.server import server_facts, slot_facts, slot_in_use
 from omnisupport_ingest.sources.postgres.slot.home_identity import HomeIdentity
@@ -33,7 +33,7 @@ def plan_leaving(dsn: str, settings: Settings, home: Home) -> Leaving:
     Raises ``CaptureRunning`` while a capture of this home runs, ``SlotInUse`` while anybody reads from the
     slot, ``HomeCopied``, ``SourceRefused`` and ``SourceUnavailable``.
     """
-    with Lease.take(home.run, settings.source):
+    with take_lease(home.run, settings.source):
         HomeIdentity(home).look()
         return _plan(dsn, settings, home)
 
@@ -44,7 +44,7 @@ def leave(dsn: str, settings: Settings, home: Home) -> Leaving:
     Raises as ``plan_leaving`` does, and ``PreflightFailed`` if the role may not drop the publication.
     """
     # The lease is held, so that no capture starts between the plan and the end.
-    with Lease.take(home.run, settings.source):
+    with take_lease(home.run, settings.source):
         HomeIdentity(home).look()
         plan = _plan(dsn, settings, home)
         connection = connect(dsn)

@@ -24,9 +24,10 @@ from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.foreign import Unreadable
 from omnisupport_ingest.json_values import read_note
+from omnisupport_ingest.locks import Holder
 from omnisupport_ingest.sources.postgres.capture.requests import Pause, PauseRequest, RestartRequest
 from omnisupport_ingest.sources.postgres.session.errors import CapturePaused, NotRestartable
-from omnisupport_ingest.sources.postgres.session.lease import Holder, Lease
+from omnisupport_ingest.sources.postgres.session.lease import lease_holder
 
 _FILE = "capture.json"
 
@@ -218,7 +219,7 @@ def _seen(
     """
     record = records.read()
     while True:
-        holder = Lease.holder(run_folder, source)
+        holder = lease_holder(run_folder, source)
         again = records.read()
         if again == record:
             return holder, record
@@ -258,7 +259,7 @@ def request_restart(run_folder: Path, landing: Path, source: str, reason: str) -
 
 
 def _following(run_folder: Path, landing: Path, source: str) -> CaptureRecord:
-    holder, record = Lease.holder(run_folder, source), CaptureRecords(landing).read()
+    holder, record = lease_holder(run_folder, source), CaptureRecords(landing).read()
     if holder is None:
         failed = record is not None and record.failing_since is not None
         raise NotRestartable(

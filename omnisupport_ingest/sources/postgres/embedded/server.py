@@ -12,7 +12,6 @@ if it cannot reach them; ``location.json`` in ``folder`` records it, and ``destr
 
 from __future__ import annotations
 
-import fcntl
 import os
 import pwd
 import re
@@ -21,8 +20,8 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
 
 import psutil
@@ -31,6 +30,7 @@ from psycopg2.extensions import make_dsn
 
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.foreign import read_file
+from omnisupport_ingest.locks import locked_folder
 from omnisupport_ingest.sources.postgres.embedded import binaries
 from omnisupport_ingest.sources.postgres.embedded.location import PORT, Location, make_private_folder
 from omnisupport_ingest.sources.postgres.embedded.log import ServerLog
@@ -182,7 +182,7 @@ class EmbeddedPostgres:
         ``NotEnoughSpace``, or ``PostgresNotBundled``.
         """
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with self._locked():
+        with locked_folder(self.folder):
             self._log.rotate()
             user = _server_user(self.folder)
             location = Location.read(self.folder) or Location.choose(self.folder, user.pw_uid)
@@ -209,7 +209,7 @@ class EmbeddedPostgres:
         """
         if not self.folder.is_dir():
             return
-        with self._locked():
+        with locked_folder(self.folder):
             self._end(signal.SIGINT)
             self._log.rotate()
 
@@ -217,19 +217,12 @@ class EmbeddedPostgres:
         """Stop at once and remove the data, the socket and ``folder``, wherever they are."""
         if not self.folder.is_dir():
             return
-        with self._locked():
+        with locked_folder(self.folder):
             self._end(signal.SIGQUIT)
             location = Location.read(self.folder)
             if location is not None:
                 location.remove()
             shutil.rmtree(self.folder)
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Hold the folder's lock; it ends with this process, so a crash leaves none behind."""
-        with (self.folder / "lock").open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield
 
     def _make_data(self, location: Location, user: pwd.struct_passwd) -> None:
         """Run initdb beside the final place and rename: a half-made folder is never started."""

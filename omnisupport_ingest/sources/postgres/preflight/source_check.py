@@ -23,7 +23,7 @@ from omnisupport_ingest.sources.postgres.preflight import Severity, preflight
 from omnisupport_ingest.sources.postgres.preflight.findings import Finding
 from omnisupport_ingest.sources.postgres.session.connection import connect
 from omnisupport_ingest.sources.postgres.session.errors import GapInSource, SourceRefused, SourceUnavailable
-from omnisupport_ingest.sources.postgres.session.lease import Lease
+from omnisupport_ingest.sources.postgres.session.lease import is_captured
 from omnisupport_ingest.sources.postgres.session.server import server_facts, slot_facts, wal_clock
 from omnisupport_ingest.sources.postgres.slot.continuity import resume_point
 from omnisupport_ingest.sources.postgres.slot.home_identity import HomeCopied, HomeIdentity
@@ -151,7 +151,7 @@ def check_source(
             return (Finding("home_copied", copied.problem, copied.fix, raises=HomeCopied),)
     slot = ExpectedSlot(settings.slot, Presence.FREE)
     if home is not None and store is not None:
-        running = Lease.is_held(home.run, settings.source)
+        running = is_captured(home.run, settings.source)
         slot = replace(expected_slot(store, settings.slot), read_by_us=running)
     try:
         found = preflight(dsn, tables, publication=settings.publication, slot=slot)

@@ -36,7 +36,7 @@ from omnisupport_ingest.sources.postgres.catalog.partitions import (
 )
 from omnisupport_ingest.sources.postgres.catalog.published import Published, PublishedTable, recorded_tables
 from omnisupport_ingest.sources.postgres.embedded.location import Location, LocationUnusable
-from omnisupport_ingest.sources.postgres.session.lease import Lease
+from omnisupport_ingest.sources.postgres.session.lease import is_captured, lease_holder
 from omnisupport_ingest.sources.postgres.slot.home_identity import HomeCopied, HomeIdentity
 from omnisupport_ingest.sources.postgres.slot.home_slot import SlotIntent
 from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotRequests
@@ -257,8 +257,8 @@ def test_a_holder_of_the_lease_that_cannot_be_told_is_a_holder(tmp_path: Path, c
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         with in_time():
-            assert Lease.is_held(tmp_path, "shop")
-            assert Lease.holder(tmp_path, "shop") is not None
+            assert is_captured(tmp_path, "shop")
+            assert lease_holder(tmp_path, "shop") is not None
     finally:
         os.close(descriptor)
 

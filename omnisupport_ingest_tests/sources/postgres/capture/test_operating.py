@@ -26,7 +26,7 @@ from omnisupport_ingest.sources.postgres.capture.state import (
     recorded,
 )
 from omnisupport_ingest.sources.postgres.session.errors import GapInSource, NotRestartable, SourceUnavailable
-from omnisupport_ingest.sources.postgres.session.lease import Lease
+from omnisupport_ingest.sources.postgres.session.lease import take_lease
 from omnisupport_ingest.verify import services
 from omnisupport_ingest.windows import WindowSize
 from omnisupport_ingest_tests.cli.command import environment
@@ -223,12 +223,12 @@ def test_restart_is_refused_with_the_way_to_go_where_nothing_would_obey(shop: Sh
     none = shop.run("source", "restart")
     assert none.code == NotRestartable.exit_code and "omnisupport-ingest up" in none.err
     with (
-        Lease.take(home.run, SOURCE),
+        take_lease(home.run, SOURCE),
         recorded(CaptureRecords(landing), follows=False, last_landed=lambda: None),
     ):
         bounded = shop.run("source", "restart")
     assert bounded.code == NotRestartable.exit_code and "ends by itself" in bounded.err
-    with Lease.take(home.run, SOURCE):
+    with take_lease(home.run, SOURCE):
         other = shop.run("source", "restart")
     assert other.code == NotRestartable.exit_code and "has not begun to capture" in other.err
     assert shop.run("source", "pause").code == 0
@@ -342,7 +342,7 @@ def test_one_who_looks_never_keeps_a_capture_from_starting_and_never_sees_a_fail
             seen.add(capture_state(tmp_path, tmp_path, SOURCE, None, None).state)
 
     def fail() -> None:
-        with Lease.take(tmp_path, SOURCE), recorded(records, follows=True, last_landed=lambda: None):
+        with take_lease(tmp_path, SOURCE), recorded(records, follows=True, last_landed=lambda: None):
             raise SourceUnavailable("away", fix="wait")
 
     with pytest.raises(SourceUnavailable):

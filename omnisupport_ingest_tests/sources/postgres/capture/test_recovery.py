@@ -33,7 +33,7 @@ from omnisupport_ingest.sources.postgres.session.errors import (
     SlotInUse,
     SourceUnavailable,
 )
-from omnisupport_ingest.sources.postgres.session.lease import Lease
+from omnisupport_ingest.sources.postgres.session.lease import take_lease
 from omnisupport_ingest.sources.postgres.session.server import current_wal_lsn
 from omnisupport_ingest.sources.postgres.slot.home_slot import RecoveryStopped, end_of_chain
 from omnisupport_ingest_tests.contracts.decision_tables import write_decision
@@ -253,7 +253,7 @@ def test_idle_source_moves_slot_and_watermark_by_empty_batches_of_their_own(tick
 
 @pytest.mark.quick
 def test_second_capture_is_refused_and_told_who_runs(tickets: SourceUnderTest) -> None:
-    with Lease.take(tickets.home.run, "support_desk"), pytest.raises(CaptureRunning) as refused:
+    with take_lease(tickets.home.run, "support_desk"), pytest.raises(CaptureRunning) as refused:
         tickets.catch_up()
     assert f"process {os.getpid()}" in refused.value.problem
     tickets.catch_up()

@@ -13,7 +13,7 @@ from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.runtime.supervisor import Supervisor
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres.session.errors import CaptureRunning, GapInSource
-from omnisupport_ingest.sources.postgres.session.lease import Lease
+from omnisupport_ingest.sources.postgres.session.lease import take_lease
 from omnisupport_ingest.verify import services
 from omnisupport_ingest.windows import WindowSize
 from omnisupport_ingest_tests.cli.command import environment
@@ -206,7 +206,7 @@ def test_drop_is_refused_while_capture_runs_and_leaves_a_slot_of_another_home_al
     home = Home.open(shop.home, WindowSize(1))
     done = shop.run("source", "drop", "--yes")
     assert f"Stays: Slot {shop.database}: this home has not made it" in done.out
-    with Lease.take(home.run, SOURCE):
+    with take_lease(home.run, SOURCE):
         assert shop.run("source", "drop", "--yes").code == CaptureRunning.exit_code
     assert shop.query("SELECT count(*) FROM pg_replication_slots WHERE database = current_database()") == [
         (1,)

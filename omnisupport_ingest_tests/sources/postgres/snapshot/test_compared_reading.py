@@ -18,7 +18,7 @@ from omnisupport_ingest.landing.completeness import incomplete_now
 from omnisupport_ingest.landing.snapshot_plans import SnapshotPlans
 from omnisupport_ingest.read.dimension_rows import DimensionRows
 from omnisupport_ingest.sources.postgres.session.errors import CaptureRunning, GapInSource
-from omnisupport_ingest.sources.postgres.session.lease import Lease
+from omnisupport_ingest.sources.postgres.session.lease import take_lease
 from omnisupport_ingest.sources.postgres.snapshot.compared_reading import Recovered
 from omnisupport_ingest_tests.sources.postgres.folded_lake import FoldedLake
 from omnisupport_ingest_tests.sources.postgres.source_under_test import (
@@ -222,7 +222,7 @@ def test_recovery_that_is_stopped_leaves_its_table_to_a_whole_snapshot(
 def test_recovery_changes_nothing_while_capture_runs_or_the_lake_is_behind(
     lost: SourceUnderTest, tmp_path: Path
 ) -> None:
-    with Lease.take(lost.home.run, lost.settings.source), pytest.raises(CaptureRunning):
+    with take_lease(lost.home.run, lost.settings.source), pytest.raises(CaptureRunning):
         recover(lost, tmp_path)
 
     class Behind(FoldedLake):
