@@ -1,5 +1,5 @@
-# Everything runs in .venv, which is made when it is missing or its requirements changed; `parity` alone has
-# its own, .venv-parity, for what it needs is large and no part of the product.
+# Everything runs in .venv, which is made when it is missing or its requirements changed; `parity` and `docs` alone
+# have their own, for what they need is no part of the product.
 
 PYTHON ?= python3
 VENV := .venv
@@ -7,6 +7,8 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PARITY := .venv-parity
 PARITY_INSTALLED := $(PARITY)/.installed
+DOCS := .venv-docs
+DOCS_INSTALLED := $(DOCS)/.installed
 ARGS ?=
 SEEDS ?= 200
 START ?= 0
@@ -97,12 +99,16 @@ bench: $(INSTALLED) ## Measure speed and compare with PostgreSQL's own tools
 parity: $(PARITY_INSTALLED) ## Hold our capture against Debezium's own engine (ARGS="--seeds 50 --start 100")
 	$(PARITY)/bin/python -m parity $(ARGS)
 
+.PHONY: docs
+docs: $(DOCS_INSTALLED) ## Build the documentation as a site, site/index.html; a broken link fails
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --quiet $(ARGS)
+
 .PHONY: clean
 clean: ## Remove the homes, the virtual environment and every cache
 	@if [ -x $(BIN)/omnisupport-ingest ]; then $(BIN)/omnisupport-ingest clean --yes; \
 		for made in .omnisupport-*/home.json; do if [ -f $$made ]; then \
 			OMNISUPPORT_HOME=$${made%/home.json} $(BIN)/omnisupport-ingest clean --yes; fi; done; fi
-	rm -rf $(VENV) $(PARITY) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PARITY) $(DOCS) site build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(INSTALLED): pyproject.toml constraints.txt setup.py
@@ -111,6 +117,11 @@ $(INSTALLED): pyproject.toml constraints.txt setup.py
 
 $(PARITY_INSTALLED): pyproject.toml constraints.txt setup.py
 	$(call install,$(PARITY),parity)
+	@touch $@
+
+$(DOCS_INSTALLED): constraints.txt
+	[ -x $(DOCS)/bin/python ] || $(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt mkdocs-material
 	@touch $@
 
 # $(call install,folder of the environment,extra)

@@ -93,7 +93,10 @@ GATES: dict[str, Gate] = {
         _gate("target.commit", "rows of a target, with the version of the lake they are of"),
         _gate("export.file", "the file of an export"),
         _gate("checkpoint.file", "the file of `checkpoint export`"),
-        _gate("contract.file", "a contract made from its table, or the definition of a source"),
+        _gate(
+            "contract.file",
+            "a contract made from its table, the definition of a source, or a file of a new project",
+        ),
         _gate("runtime.file", "a file that is written anew at every start"),
     )
 }

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import ast
 import re
+import shlex
 from functools import cache
 from pathlib import Path
 
+import click
 import pytest
+
+from omnisupport_ingest.cli.main import cli
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
@@ -65,3 +69,44 @@ def test_nothing_is_called_planned_that_is_built() -> None:
         if "| *planned*" in line and way in line.lower()
     ]
     assert planned == []
+
+
+_COMMAND = re.compile(r"^(?: {4}|\$ )?(?:\.venv/bin/)?omnisupport-ingest (.+)$", flags=re.MULTILINE)
+_PLACEHOLDER = re.compile(r"\b[A-Z]{3,}\b|…|\.\.\.|COMMAND")
+
+
+def typed_commands(page: Path) -> list[str]:
+    """The command lines that ``page`` shows to be typed, without what stands behind a comment or a pipe."""
+    lines = (line.split(" #")[0] for line in _COMMAND.findall(page.read_text()))
+    return [re.split(r" [|>] ", line)[0] for line in lines if not _PLACEHOLDER.search(line)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_commands_that_a_page_shows_can_be_typed(page: Path) -> None:
+    if page.name == "cli.md":
+        return  # It is made from the commands.
+    refused = {line: problem for line in typed_commands(page) if (problem := _problem(shlex.split(line)))}
+    assert refused == {}
+
+
+def _problem(words: list[str]) -> str | None:
+    """Why click would refuse the command before it runs, or None."""
+    command: click.Command = cli
+    context = click.Context(cli, info_name="omnisupport-ingest")
+    while isinstance(command, click.Group):
+        if not words or words[0].startswith("-"):
+            return None
+        name, *words = words
+        found = command.get_command(context, name)
+        if found is None:
+            return f"{name} is no command"
+        command, context = found, click.Context(found, parent=context, info_name=name)
+    try:
+        command.make_parser(context).parse_args(words)
+    except click.UsageError as problem:
+        return problem.format_message()
+    return None
+
+
+def test_the_pages_show_many_commands() -> None:
+    assert len([line for page in PAGES for line in typed_commands(page)]) > 100

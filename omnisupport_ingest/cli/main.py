@@ -21,6 +21,7 @@ from omnisupport_ingest.cli.demo import demo
 from omnisupport_ingest.cli.erase import erase
 from omnisupport_ingest.cli.export import as_of, export
 from omnisupport_ingest.cli.home import clean, settings, sweep
+from omnisupport_ingest.cli.init import init
 from omnisupport_ingest.cli.land import land
 from omnisupport_ingest.cli.landing import landing
 from omnisupport_ingest.cli.logs import logs
@@ -45,7 +46,7 @@ class _Cli(Commands):
     """The commands of a person, in the order in which they are needed."""
 
     sections: ClassVar = {
-        "Run": ("up", "demo", "sync", "capture", "materialize", "land", "manifest", "workload"),
+        "Run": ("init", "up", "demo", "sync", "capture", "materialize", "land", "manifest", "workload"),
         "Look": ("status", "logs", "windows", "landing", "checkpoint", "settings"),
         "Read the lake": ("export", "as-of", "target", "verify"),
         "Sources and contracts": ("sources", "source", "preflight", "contracts", "pii"),
@@ -65,6 +66,7 @@ def cli(debug: bool) -> None:
 
 
 _COMMANDS = (
+    init,
     up,
     demo,
     sync,

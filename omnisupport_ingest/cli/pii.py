@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from omnisupport_ingest.cli.opening import existing_home, open_settings
+from omnisupport_ingest.cli.opening import home_if_any, open_settings, open_workspace
 from omnisupport_ingest.cli.render import Commands, counted
 from omnisupport_ingest.errors import IngestError
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from omnisupport_ingest.contracts.model import TableContract
     from omnisupport_ingest.contracts.pii_scan import Proposal
     from omnisupport_ingest.layers.workspace import Workspace
+    from omnisupport_ingest.settings import Settings
 
 _of_source = click.option("--source", metavar="NAME", help="Tables of this source alone.  [default: all]")
 _as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
@@ -44,15 +45,15 @@ def show(source: str | None, as_json: bool) -> None:
     Example:
       omnisupport-ingest pii show --source support_desk
 
-    Exit code: 0 done, 2 usage or settings, 3 no home.
+    Exit code: 0 done, 2 usage or settings.
     """
     from omnisupport_ingest.contracts.pii_keys import SETTING, PiiKeyMissing, keys_in_force, named_keys
 
-    workspace = _workspace()
-    named = named_keys(workspace.settings.pii_keys)
+    settings = open_settings()
+    named = named_keys(settings.pii_keys)
     try:
         problem = None
-        keys_in_force(workspace.settings.pii_keys)
+        keys_in_force(settings.pii_keys)
     except PiiKeyMissing as missing:
         problem = missing.problem if named else None
     columns = [
@@ -63,7 +64,7 @@ def show(source: str | None, as_json: bool) -> None:
             "mask": column.mask.form if column.mask else None,
             "note": column.pii_note,
         }
-        for contract in _contracts(workspace, source)
+        for contract in _contracts(settings, source)
         for column in contract.source_columns
         if column.personal
     ]
@@ -110,15 +111,15 @@ def scan(source: str | None, table: str | None, rows: int, as_json: bool) -> Non
       omnisupport-ingest pii scan --table customers
       omnisupport-ingest pii scan --json
 
-    Exit code: 0 done, whatever was found; 1 a batch is damaged, 2 usage or settings, 3 no home.
+    Exit code: 0 done, whatever was found; 1 a batch is damaged, 2 usage or settings, 3 the home does not fit.
     """
     from omnisupport_ingest.contracts.model import table_named
 
-    workspace = _workspace()
-    contracts = _contracts(workspace, source)
+    settings = open_settings()
+    contracts = _contracts(settings, source)
     if table is not None:
         contracts = [table_named(table, contracts)]
-    found = [(contract, _scanned(workspace, contract, rows)) for contract in contracts]
+    found = [(contract, _scanned(settings, contract, rows)) for contract in contracts]
     if as_json:
         click.echo(json.dumps({"tables": [_document(*each) for each in found]}, indent=2))
         return
@@ -164,7 +165,7 @@ def token(value: str) -> None:
 
     Exit code: 0 done, 1 it has no token, 2 usage or settings, 3 no home or the map is damaged.
     """
-    found = _workspace().tokens.token_of(_told(value))
+    found = open_workspace().tokens.token_of(_told(value))
     if found is None:
         raise UnknownToken("That value has no token.", fix="Write it as PostgreSQL prints it.")
     click.echo(found)
@@ -181,7 +182,7 @@ def lookup(token: str) -> None:
 
     Exit code: 0 done, 1 no such token, 2 usage or settings, 3 no home or the map is damaged.
     """
-    click.echo(_value_of(_workspace(), token))
+    click.echo(_value_of(open_workspace(), token))
 
 
 @pii.command()
@@ -198,7 +199,7 @@ def forget(token: str) -> None:
 
     Exit code: 0 done, 1 no such token, 2 usage or settings, 3 no home or the map is damaged.
     """
-    workspace = _workspace()
+    workspace = open_workspace()
     if not workspace.tokens.forget(token):
         raise _unknown()
     click.echo("Forgotten.")
@@ -209,40 +210,38 @@ def _policy_of(contract: TableContract, name: str) -> str:
     return next(column.pii for column in contract.source_columns if column.name == name)
 
 
-def _workspace() -> Workspace:
-    from omnisupport_ingest.layers.workspace import Workspace
+def _contracts(settings: Settings, source: str | None) -> list[TableContract]:
+    from omnisupport_ingest.contracts.in_force import contracts_in_force
 
-    settings = open_settings()
-    existing_home(settings)
-    return Workspace.open(settings)
-
-
-def _contracts(workspace: Workspace, source: str | None) -> list[TableContract]:
-    found = [each for each in workspace.contracts if source in (None, each.source)]
+    contracts = contracts_in_force(settings)
+    found = [each for each in contracts if source in (None, each.source)]
     if not found:
         raise click.UsageError(
-            f"{source!r} is no source with a contract. Those are: {', '.join(workspace.contracts.sources())}."
+            f"{source!r} is no source with a contract. Those are: {', '.join(contracts.sources())}."
         )
     return found
 
 
-def _scanned(workspace: Workspace, contract: TableContract, rows: int) -> tuple[int, Sequence[Proposal]]:
+def _scanned(settings: Settings, contract: TableContract, rows: int) -> tuple[int, Sequence[Proposal]]:
     """How many landed events were looked at, and what is proposed."""
     from omnisupport_ingest.contracts.pii_scan import sampled, scan
 
-    images = list(_images(workspace, contract, rows))
+    images = list(_images(settings, contract, rows))
     return len(images), scan(contract.source_columns, contract.key, sampled(images))
 
 
-def _images(workspace: Workspace, contract: TableContract, rows: int) -> Iterator[dict[str, Any]]:
+def _images(settings: Settings, contract: TableContract, rows: int) -> Iterator[dict[str, Any]]:
+    """Row images of the last landed events of ``contract``; none before there is a home."""
     from omnisupport_ingest.cdc.images import read_image
     from omnisupport_ingest.cdc.ordinary import IMAGE_OPS
+    from omnisupport_ingest.landing.store import LandingStore
     from omnisupport_ingest.landing.tail import last_events
 
-    if not (workspace.home.landing / contract.source / "manifests").is_dir():
+    home = home_if_any(settings)
+    if home is None or not (home.landing / contract.source / "manifests").is_dir():
         # Looking makes no folder.
         return
-    store = workspace.landing(contract.source)
+    store = LandingStore(home.landing, contract.source)
     found = last_events(store, store.manifests(), rows, operations=IMAGE_OPS, table=contract.full_name)
     for _, event in found:
         image = read_image(event.after)

@@ -72,7 +72,7 @@ def contract_paths(folder: Path) -> list[Path]:
     if not paths:
         raise ContractError(
             f"{folder} holds no contract (*.json).",
-            fix="Add one contract file per table that is to be ingested.",
+            fix="Write one per table from the source: omnisupport-ingest contracts new --all",
         )
     return paths
 

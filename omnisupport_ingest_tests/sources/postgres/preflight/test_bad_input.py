@@ -256,7 +256,7 @@ def test_contract_folder_that_is_empty(shop: Shop) -> None:
         path.unlink()
     done = refused(shop, 2)
     assert f"{shop.contracts} holds no contract (*.json)." in done.err
-    assert "Add one contract file per table" in done.err
+    assert "contracts new --all" in done.err
     for table in ("items", "orders"):
         shop.contract(table)
     works(shop)
