@@ -190,12 +190,15 @@ class SourceLayers:
                 continue
             units = units_above(accepted.get(each.contract.table, ()), above)
             other = units.symmetric_difference(state.inputs)
-            if state.upstream_table_id != files.deduped.table_id or _concerns(each.contract, other, files):
+            if state.upstream_table_id != files.deduped.table_id or concerns(each.contract, other, files):
                 found.add(each.contract.name)
         return frozenset(found)
 
 
-def _concerns(contract: TableContract, units: Collection[str], files: QuarantineFiles) -> bool:
-    """Whether one of ``units`` may hold an event of the table: each window has the withheld ones of all."""
+def concerns(contract: TableContract, units: Collection[str], files: QuarantineFiles) -> bool:
+    """Whether one of ``units`` of a window, which come or went, may hold an event of the table.
+
+    Those of the quarantine are of all tables, so most are of others.
+    """
     withheld = [unit.removeprefix(WITHHELD) for unit in units if unit.startswith(WITHHELD)]
     return len(withheld) < len(units) or any(files.may_have(path, contract) for path in withheld)
