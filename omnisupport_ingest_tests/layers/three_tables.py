@@ -13,6 +13,7 @@ from omnisupport_ingest.cdc.table_ends import Carried
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.lake.checkpoint import Checkpoint
 from omnisupport_ingest.lake.commit import WindowChange
+from omnisupport_ingest.lake.contenthash import ContentHash
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.table import LakeTable
@@ -103,7 +104,7 @@ class ThreeTables(Story):
         marks = [part.mark for part in self.store.parts(window) if part.mark is not None]
         checkpoint = Checkpoint(
             *("layer", "table", SOURCE, window, "", max(marks, default=None), "", window, None, len(held)),
-            *(None, None, 0, 0, 0, 0, 0, "", 1, None, "made", stories.START, None),
+            *(None, None, 0, 0, 0, 0, 0, str(ContentHash()), 1, None, "made", stories.START, None),
             closed=closed,
         )
         taken = held if above is None else ()
