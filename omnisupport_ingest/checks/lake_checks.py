@@ -163,13 +163,14 @@ def tables_fresh(
     that time is added. Unlike ``watermark_fresh`` this is of what people read.
     """
     landing = workspace.landing(source)
+    landed = landing.landed()
 
     def fresh(contract: TableContract) -> CheckFinding:
         net_changes, dimension = look(workspace.net_changes(contract)), look(workspace.dimension(contract))
         within = FRESH_WITHIN
         if contract.delayed_merge is not None:
             within += contract.delayed_merge.max_age
-        return _table_fresh(freshness(contract, net_changes, dimension, landing), now, within)
+        return _table_fresh(freshness(contract, net_changes, dimension, landing, landed), now, within)
 
     return _of_each_table(workspace, source, names, fresh)
 

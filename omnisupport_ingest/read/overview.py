@@ -262,7 +262,11 @@ def _unmerged(seen: _Look, folded: _Look, contract: TableContract, batches: _Bat
         _overview(seen, pending),
         windows=len(folded.states),
         pending_windows=len(windows),
-        freshness=freshness(contract, folded.snapshot, seen.snapshot, batches.store) if batches else None,
+        freshness=(
+            freshness(contract, folded.snapshot, seen.snapshot, batches.store, batches.landed)
+            if batches
+            else None
+        ),
         waits=waits,
         scattered=scattered,
     )
