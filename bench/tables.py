@@ -69,7 +69,7 @@ def _taken_in(home: ManyTables) -> tuple[float, float]:
         looked += time.perf_counter() - began
         if pending.nothing:
             return looked, ran
-        ran += home.run(pending.windows[0], pending.windows[-1])
+        ran += home.run(pending.windows[0], pending.windows[-1], tables=pending.tables)
 
 
 if __name__ == "__main__":

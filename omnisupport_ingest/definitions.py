@@ -9,7 +9,7 @@ from omnisupport_ingest.contracts.sources import SourceKind, sources_in_force
 from omnisupport_ingest.defs.assets import build_assets
 from omnisupport_ingest.defs.checks import build_content_checks, build_log_checks
 from omnisupport_ingest.defs.history import build_history
-from omnisupport_ingest.defs.jobs import build_jobs
+from omnisupport_ingest.defs.jobs import JobContent, build_jobs
 from omnisupport_ingest.defs.kafka_sensors import topics_sensor
 from omnisupport_ingest.defs.late_arrivals import late_arrivals_sensor
 from omnisupport_ingest.defs.lost_runs import run_executor
@@ -56,7 +56,11 @@ def build_definitions(workspace: Workspace) -> dg.Definitions:
             dg.Definitions(jobs=[build_review_job(source)]),
             dg.Definitions(
                 sensors=[
-                    wal_batches_sensor(source=source, partitions=partitions, captured=captured),
+                    wal_batches_sensor(
+                        partitions=partitions,
+                        captured=captured,
+                        job=JobContent.of_ingest(workspace.contracts, source, log_checks),
+                    ),
                     late_arrivals_sensor(source=source),
                     *([source_health_sensor(definition)] if captured else []),
                 ]

@@ -28,8 +28,10 @@ from omnisupport_ingest.layers.event_files import EventFiles
 from omnisupport_ingest.layers.event_tasks import order_of
 from omnisupport_ingest.layers.history import news_of, versions_of
 from omnisupport_ingest.layers.looking import look
+from omnisupport_ingest.layers.net_changes import units_above
+from omnisupport_ingest.layers.quarantine_files import QuarantineFiles
 from omnisupport_ingest.layers.shown import newer_windows
-from omnisupport_ingest.layers.upstream_files import units_of
+from omnisupport_ingest.layers.table_news import concerns
 from omnisupport_ingest.layers.versions import of_contract
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Position
@@ -226,12 +228,13 @@ def _shows(
         return False
     if not set(of_contract(contract)) <= set(state.versions):
         return False
+    quarantine = QuarantineFiles(files.deduped, files.quarantine)
     for window in {*files.deduped.windows(), *net_changes.windows()}:
         above, taken = files.deduped.state(window), net_changes.state(window)
-        accepted = (file.path for file in files.accepted(contract, window))
-        inputs = units_of(accepted, above.compacted_units if above is not None else {})
-        inputs |= {f"quarantine/{file.path}" for file in files.holes_of(window)}
-        if inputs != frozenset(taken.inputs if taken is not None else ()):
+        accepted = [file.path for file in files.accepted(contract, window)]
+        inputs = units_above(accepted, above)
+        other = inputs.symmetric_difference(taken.inputs if taken is not None else ())
+        if concerns(contract, other, quarantine):
             return False
         if inputs and taken is not None and taken.versions != of_contract(contract):
             return False

@@ -6,7 +6,7 @@ event log cannot make them green.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict
 from datetime import datetime, timedelta
 
@@ -67,10 +67,13 @@ def sentinel_empty(workspace: Workspace, source: str) -> CheckFinding:
     return CheckFinding(True, "Every event falls into a window.", {"events": 0})
 
 
-def tables_complete(workspace: Workspace, source: str) -> dict[str, CheckFinding]:
+def tables_complete(
+    workspace: Workspace, source: str, names: Collection[str] | None = None
+) -> dict[str, CheckFinding]:
     """Whether the stream has passed the table's snapshot, and the dimension shows it.
 
-    By name of the contract. Until then the dimension is no state that the source ever had.
+    By name of the contract, of those in ``names`` or all. Until then the dimension is no state that the
+    source ever had.
     """
     store = workspace.landing(source)
     landed = store.landed()
@@ -81,7 +84,7 @@ def tables_complete(workspace: Workspace, source: str) -> dict[str, CheckFinding
     # After the batches, so that none is overlooked.
     lost = LostChanges(store.folder, epoch).all()
     return _of_each_table(
-        workspace, source, lambda each: _table_complete(workspace, each, landed, batches, epoch, lost)
+        workspace, source, names, lambda each: _table_complete(workspace, each, landed, batches, epoch, lost)
     )
 
 
@@ -151,30 +154,38 @@ def watermark_fresh(workspace: Workspace, source: str, now: datetime) -> CheckFi
     return CheckFinding(True, f"The watermark is {lag:.0f} seconds behind.", numbers)
 
 
-def tables_fresh(workspace: Workspace, source: str, now: datetime) -> dict[str, CheckFinding]:
+def tables_fresh(
+    workspace: Workspace, source: str, now: datetime, names: Collection[str] | None = None
+) -> dict[str, CheckFinding]:
     """Whether the dimension shows what was committed until shortly before ``now`` (timezone-aware).
 
-    By name of the contract; where it lets net changes wait for their merge, that time is added. Unlike
-    ``watermark_fresh`` this is of what people read.
+    By name of the contract, of those in ``names`` or all; where it lets net changes wait for their merge,
+    that time is added. Unlike ``watermark_fresh`` this is of what people read.
     """
     landing = workspace.landing(source)
+    landed = landing.landed()
 
     def fresh(contract: TableContract) -> CheckFinding:
         net_changes, dimension = look(workspace.net_changes(contract)), look(workspace.dimension(contract))
         within = FRESH_WITHIN
         if contract.delayed_merge is not None:
             within += contract.delayed_merge.max_age
-        return _table_fresh(freshness(contract, net_changes, dimension, landing), now, within)
+        return _table_fresh(freshness(contract, net_changes, dimension, landing, landed), now, within)
 
-    return _of_each_table(workspace, source, fresh)
+    return _of_each_table(workspace, source, names, fresh)
 
 
 def _of_each_table(
-    workspace: Workspace, source: str, find: Callable[[TableContract], CheckFinding]
+    workspace: Workspace,
+    source: str,
+    names: Collection[str] | None,
+    find: Callable[[TableContract], CheckFinding],
 ) -> dict[str, CheckFinding]:
-    """``find`` for every table, by name. One that cannot be read is a finding of its own, not of all."""
+    """``find`` for the tables with ``names``, or all. One that cannot be read is a finding of its own."""
     found = {}
     for contract in workspace.contracts.of_source(source):
+        if names is not None and contract.name not in names:
+            continue
         try:
             found[contract.name] = find(contract)
         except IngestError as error:

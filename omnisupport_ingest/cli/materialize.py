@@ -162,9 +162,9 @@ _END_SECONDS = 20.0
 @click.argument("last")
 @click.option("--cursor", help="The newest landed batch.")
 @click.option("--replay", help="Replay the windows; tags of the run, as a JSON object.")
-@click.option("--table", help="Replay this table only.")
+@click.option("--tables", help="Visit these tables only, a JSON array of the names of their contracts.")
 def ingest_run(
-    source: str, first: str, last: str, cursor: str | None, replay: str | None, table: str | None
+    source: str, first: str, last: str, cursor: str | None, replay: str | None, tables: str | None
 ) -> None:
     """Take the windows FIRST to LAST of SOURCE through every layer; print how the run ended as JSON.
 
@@ -190,7 +190,7 @@ def ingest_run(
             WindowRange(first, last),
             cursor,
             replay=json.loads(replay) if replay is not None else None,
-            table=table,
+            tables=json.loads(tables) if tables is not None else None,
         )
     click.echo(json.dumps(asdict(run)))
 

@@ -5,7 +5,7 @@ would so take the checks of all layers, and of every other table, with it. These
 and wait by themselves until the run has tried every table (``_after_tables``).
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from datetime import UTC, datetime
 
 import dagster as dg
@@ -19,6 +19,8 @@ from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.defs import keys
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.runtime.spark_errors import named_spark_errors
+
+_CheckKeys = Set[dg.AssetCheckKey]
 
 _WARN = dg.AssetCheckSeverity.WARN
 _ERROR = dg.AssetCheckSeverity.ERROR
@@ -108,7 +110,7 @@ def _layers_check(
     """A check of the deduped events that looks at every layer; it would find the later ones pending else."""
     deduped = keys.deduped_key(source)
 
-    def findings(workspace: Workspace) -> Iterator[dg.AssetCheckResult]:
+    def findings(workspace: Workspace, _: _CheckKeys) -> Iterator[dg.AssetCheckResult]:
         yield _result(finding(workspace, source), severity, asset=deduped, name=name)
 
     return _after_tables(
@@ -121,16 +123,19 @@ def _layers_check(
 
 
 def _table_checks(source: str, contracts: Sequence[TableContract]) -> dg.AssetChecksDefinition:
-    """Two checks per dimension; landing is read once for all of them."""
+    """Two checks per dimension, for those that the run visits; landing is read once for all of them."""
     asset_of = {contract.name: keys.dimension_key(contract) for contract in contracts}
-    listed: Mapping[str, Callable[[Workspace, str], dict[str, CheckFinding]]] = {
+    listed: Mapping[str, Callable[[Workspace, str, Collection[str]], dict[str, CheckFinding]]] = {
         "complete": checks.tables_complete,
         "fresh": _tables_fresh_now,
     }
 
-    def findings(workspace: Workspace) -> Iterator[dg.AssetCheckResult]:
+    def findings(workspace: Workspace, chosen: _CheckKeys) -> Iterator[dg.AssetCheckResult]:
         for check_name, of_tables in listed.items():
-            for name, finding in of_tables(workspace, source).items():
+            names = [
+                name for name, asset in asset_of.items() if dg.AssetCheckKey(asset, check_name) in chosen
+            ]
+            for name, finding in of_tables(workspace, source, names).items():
                 yield _result(finding, _WARN, asset=asset_of[name], name=check_name)
 
     return _after_tables(
@@ -152,16 +157,19 @@ def _after_tables(
     *,
     name: str,
     specs: Sequence[dg.AssetCheckSpec],
-    findings: Callable[[Workspace], Iterator[dg.AssetCheckResult]],
+    findings: Callable[[Workspace, _CheckKeys], Iterator[dg.AssetCheckResult]],
 ) -> dg.AssetChecksDefinition:
-    """One step with checks that a run makes when it has tried every table, made or not."""
+    """One step with checks that a run makes when it has tried each of its tables, made or not.
+
+    ``findings`` makes those of the checks that the run is to make.
+    """
     events = "events"
     dimensions = {keys.dimension_key(contract) for contract in contracts}
 
     @dg.op(
         name=name,
         ins={events: dg.In(dg.Nothing)},
-        out={spec.get_python_identifier(): dg.Out(dg.Nothing) for spec in specs},
+        out={spec.get_python_identifier(): dg.Out(dg.Nothing, is_required=False) for spec in specs},
         tags=_LAST,
     )
     def evaluate(
@@ -170,13 +178,13 @@ def _after_tables(
         if _to_come(context.instance, context.run_id, source, dimensions):
             # Another run writes the table. This one could not go on if the step slept.
             raise dg.RetryRequested(max_retries=_LOOKS, seconds_to_wait=LOOKS_AGAIN_SECONDS)
-        yield from findings(workspace)
+        yield from findings(workspace, context.selected_asset_check_keys)
 
     made: dg.AssetChecksDefinition = dg.AssetChecksDefinition.create(
         keys_by_input_name={events: keys.deduped_key(source)},
         node_def=evaluate,
         check_specs_by_output_name={spec.get_python_identifier(): spec for spec in specs},
-        can_subset=False,
+        can_subset=True,
     )
     return made
 
@@ -223,9 +231,9 @@ def _watermark_fresh_now(workspace: Workspace, source: str) -> CheckFinding:
     return checks.watermark_fresh(workspace, source, datetime.now(UTC))
 
 
-def _tables_fresh_now(workspace: Workspace, source: str) -> dict[str, CheckFinding]:
+def _tables_fresh_now(workspace: Workspace, source: str, names: Collection[str]) -> dict[str, CheckFinding]:
     """Whether the dimension shows what was committed until shortly before the clock."""
-    return checks.tables_fresh(workspace, source, datetime.now(UTC))
+    return checks.tables_fresh(workspace, source, datetime.now(UTC), names)
 
 
 def _quarantine_not_rising_now(workspace: Workspace, source: str) -> CheckFinding:

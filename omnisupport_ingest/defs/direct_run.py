@@ -6,12 +6,13 @@ are the same, so runs, materializations and checkpoints show in the UI afterward
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import dagster as dg
 
 from omnisupport_ingest.defs import keys
+from omnisupport_ingest.defs.jobs import JobContent
 from omnisupport_ingest.defs.run_history import RunHistory
 from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.processes import ProcessIdentity
@@ -46,20 +47,19 @@ def run_windows(
     cursor: str | None,
     *,
     replay: Mapping[str, str] | None = None,
-    table: str | None = None,
+    tables: Collection[str] | None = None,
 ) -> DirectRun:
     """Take ``windows`` of ``source`` through every layer; a table that fails does not stop the others.
 
     ``cursor``: the newest landed batch, as the sensor's requests name it. ``replay``: tags of a run
-    that makes the windows again; it moves no cursor. ``table``: the only one that it makes again and
-    publishes, by the name of its contract, after the layers above it.
+    that makes the windows again; it moves no cursor. ``tables``: the only ones that are visited, by the
+    names of their contracts, after the layers above them; None for all.
     """
     if replay is not None:
-        only = keys.path_to_table(source, table) if table is not None else None
-        return _run(instance, definitions, keys.replay_job_name(source), source, windows, replay, only)
+        return _run(instance, definitions, keys.replay_job_name(source), source, windows, replay, tables)
     attempt = RunHistory(instance, source).attempts(cursor, windows.first, windows.last) + 1
     tags = {keys.CURSOR_TAG: cursor or "", keys.ATTEMPT_TAG: str(attempt), keys.MERGE_NOW_TAG: "true"}
-    return _run(instance, definitions, keys.ingest_job_name(source), source, windows, tags)
+    return _run(instance, definitions, keys.ingest_job_name(source), source, windows, tags, tables)
 
 
 def _run(
@@ -69,14 +69,16 @@ def _run(
     source: str,
     windows: WindowRange,
     tags: Mapping[str, str],
-    only: list[dg.AssetKey] | None = None,
+    tables: Collection[str] | None,
 ) -> DirectRun:
     job = definitions.resolve_job_def(job_name)
+    if tables is not None:
+        content = JobContent.of_job(source, job).visiting(tables)
+        job = job.get_subset(asset_selection=content.assets, asset_check_selection=content.checks)
     with gate("dagster.run", source):
         result = job.execute_in_process(
             instance=instance,
             raise_on_error=False,
-            asset_selection=only,
             tags={
                 "dagster/asset_partition_range_start": windows.first,
                 "dagster/asset_partition_range_end": windows.last,

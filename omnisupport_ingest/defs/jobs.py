@@ -7,7 +7,8 @@ dimension once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 import dagster as dg
 
@@ -24,6 +25,36 @@ def table_keys(contracts: Contracts, source: str) -> list[dg.AssetKey]:
         keys.deduped_key(source),
         *(keys.dimension_key(contract) for contract in of_source),
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class JobContent:
+    """The ``assets`` that a job of ``source`` makes, and its ``checks``."""
+
+    source: str
+    assets: frozenset[dg.AssetKey]
+    checks: frozenset[dg.AssetCheckKey]
+
+    @classmethod
+    def of_job(cls, source: str, job: dg.JobDefinition) -> JobContent:
+        graph = job.asset_layer.asset_graph
+        return cls(source, frozenset(graph.materializable_asset_keys), frozenset(graph.asset_check_keys))
+
+    @classmethod
+    def of_ingest(
+        cls, contracts: Contracts, source: str, log_checks: Sequence[dg.AssetChecksDefinition]
+    ) -> JobContent:
+        """Of the ingest job of ``source``, which ``build_jobs`` makes of the same."""
+        checks = frozenset(key for each in log_checks for key in each.check_keys)
+        return cls(source, frozenset(table_keys(contracts, source)), checks)
+
+    def visiting(self, tables: Collection[str]) -> JobContent:
+        """The same without the dimensions of other tables than these, by name, and without their checks."""
+        visited = self.assets & set(keys.paths_to_tables(self.source, tables))
+        idle = self.assets - visited
+        return JobContent(
+            self.source, visited, frozenset(key for key in self.checks if key.asset_key not in idle)
+        )
 
 
 def build_jobs(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import dagster as dg
@@ -49,9 +50,10 @@ def dimension_key(contract: TableContract) -> dg.AssetKey:
     return dg.AssetKey([contract.source, f"dim_{contract.name}"])
 
 
-def path_to_table(source: str, name: str) -> list[dg.AssetKey]:
-    """The assets that the rows of one contract's table go through, dimension included."""
-    return [raw_key(source), deduped_key(source), dg.AssetKey([source, f"dim_{name}"])]
+def paths_to_tables(source: str, names: Iterable[str]) -> list[dg.AssetKey]:
+    """The assets that the rows of some contracts' tables go through, dimensions included."""
+    dimensions = (dg.AssetKey([source, f"dim_{name}"]) for name in names)
+    return [raw_key(source), deduped_key(source), *dimensions]
 
 
 def history_key(contract: TableContract) -> dg.AssetKey:

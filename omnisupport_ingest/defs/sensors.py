@@ -14,6 +14,7 @@ from typing import Self
 import dagster as dg
 
 from omnisupport_ingest.defs import keys
+from omnisupport_ingest.defs.jobs import JobContent
 from omnisupport_ingest.defs.lost_runs import end_lost_runs
 from omnisupport_ingest.defs.run_history import RunHistory
 from omnisupport_ingest.failpoints import gate
@@ -64,12 +65,14 @@ class SensorCursor:
 
 
 def wal_batches_sensor(
-    *, source: str, partitions: dg.TimeWindowPartitionsDefinition, captured: bool
+    *, partitions: dg.TimeWindowPartitionsDefinition, captured: bool, job: JobContent
 ) -> dg.SensorDefinition:
     """The sensor of one source; running unless somebody stops it.
 
-    ``captured``: its batches come from the WAL of the captured source, not from files.
+    ``captured``: its batches come from the WAL of the captured source, not from files. ``job``: what the
+    ingest job makes when it visits every table.
     """
+    source = job.source
 
     @dg.sensor(
         name=f"wal_batches_{source}",
@@ -119,7 +122,7 @@ def wal_batches_sensor(
             newest=newest or pending.windows[0],
         )
         requests = [
-            _request(source, pending, history.attempts(pending.last_batch_id, first, last) + 1, first, last)
+            _request(job, pending, history.attempts(pending.last_batch_id, first, last) + 1, first, last)
             for first, last in ((each.first, each.last) for each in plan.ranges)
         ]
         attempt = max((int(each.tags[keys.ATTEMPT_TAG]) for each in requests), default=seen.attempt)
@@ -141,16 +144,21 @@ def _wait_for_run(history: RunHistory, give_up: float) -> bool:
     return waited
 
 
-def _request(source: str, pending: Pending, attempt: int, first: str, last: str) -> dg.RunRequest:
+def _request(job: JobContent, pending: Pending, attempt: int, first: str, last: str) -> dg.RunRequest:
+    content = job.visiting(pending.tables)
+    whole = content == job
     return dg.RunRequest(
         # Run keys are remembered for ever, those of failed runs too.
-        run_key=f"{source}/{first}/{last}/{pending.last_batch_id}/a{attempt}",
+        run_key=f"{job.source}/{first}/{last}/{pending.last_batch_id}/a{attempt}",
         tags={
             "dagster/asset_partition_range_start": first,
             "dagster/asset_partition_range_end": last,
             keys.CURSOR_TAG: pending.last_batch_id or "",
             keys.ATTEMPT_TAG: str(attempt),
         },
+        # A table without news costs nothing. Dagster takes the checks of the assets alone, if none are named.
+        asset_selection=None if whole else sorted(content.assets),
+        asset_check_keys=None if whole else sorted(content.checks, key=lambda key: key.to_user_string()),
     )
 
 

@@ -35,6 +35,8 @@ from omnisupport_ingest.position import Lsn, Position
 _REMEMBERED = 256
 """Parsed manifests that a store keeps, about 11 KB each."""
 
+_WINDOWS_KEPT = 4
+
 
 @dataclass(frozen=True)
 class Landed:
@@ -47,6 +49,7 @@ class Landed:
     epochs: tuple[EpochStanding, ...]
     hole: Hole | None
     _store: LandingStore = field(repr=False, compare=False)
+    _parts: dict[str, list[LandedPart]] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
     def batches(self) -> tuple[Manifest, ...]:
@@ -85,13 +88,18 @@ class Landed:
         return any(each.chunks or each.streams for each in self.epochs)
 
     def parts(self, window: str) -> list[LandedPart]:
-        """Their data files in ``window``, by batch."""
-        epochs = {each.epoch: each for each in self.epochs}
-        return [
-            part
-            for part in self._store.parts(window)
-            if part.epoch in epochs and epochs[part.epoch].takes(part.begins)
-        ]
+        """Their data files in ``window``, by batch. Of a few windows they are kept, as of an open one every
+        table is asked for what it lacks."""
+        if window not in self._parts:
+            epochs = {each.epoch: each for each in self.epochs}
+            while len(self._parts) >= _WINDOWS_KEPT:
+                del self._parts[next(iter(self._parts))]
+            self._parts[window] = [
+                part
+                for part in self._store.parts(window)
+                if part.epoch in epochs and epochs[part.epoch].takes(part.begins)
+            ]
+        return self._parts[window]
 
     def untaken(self, window: str, taken: frozenset[str]) -> list[LandedPart]:
         """Those of batches that ``taken`` does not name. Nothing is read of a window that is taken whole."""

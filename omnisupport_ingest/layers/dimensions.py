@@ -79,6 +79,10 @@ from omnisupport_ingest.windows import OUT_OF_RANGE
 
 LAYER = "dimension"
 
+_FAR_BEHIND = 256
+"""Versions of the net changes after which a dimension that shows them notes so: every look would read the log
+in between again."""
+
 
 class GateClosed(IngestError):
     """Rows that the dimension would show break the contract."""
@@ -164,9 +168,16 @@ class _Update:
 
     @property
     def is_due(self) -> bool:
-        if self._whole or self._changes is None:
+        if self._whole or self._changes is None or self._before is None or self._changes_rows:
             return True
-        return bool(self._changes.windows) or self._purged != purged_of(self._before)
+        version = self._before.checkpoint.upstream_version
+        return version is None or self._net_changes.version - version >= _FAR_BEHIND
+
+    @property
+    def _changes_rows(self) -> bool:
+        """Whether net changes have come or gone, or deleted rows are to be purged."""
+        came = self._changes is None or bool(self._changes.windows)
+        return self._whole or came or self._purged != purged_of(self._before)
 
     def may_wait(self, now: datetime) -> bool:
         """Whether the contract lets at ``now`` wait what is due: another run merges it with what follows."""
@@ -241,13 +252,15 @@ class _Update:
 
     def _merges(self, updated: FilesUpdated) -> tuple[MergeCost, ...]:
         before = self._before.checkpoint if self._before is not None else None
-        if before is None or self._whole:
+        if before is None or not self._changes_rows or self._whole:
             return () if before is None else before.merges
         keys = max(updated.removed.count, updated.added.count)
         cost = MergeCost(keys, before.rows, len(updated.replaced), len(self._files))
         return (*before.merges, cost)[-MERGES_KEPT:]
 
     def _updated(self, draft: Path, carried: Carried) -> FilesUpdated:
+        if not self._changes_rows:
+            return FilesUpdated()
         contract = self._contract
         known = Carried() if self._whole or self._carried is None else self._carried
         new_ends = TableEnds.told(carried.told - known.told)

@@ -39,7 +39,7 @@ from omnisupport_ingest.layers.idempotency import idempotency_key, unit_key
 from omnisupport_ingest.layers.lateness import Lateness
 from omnisupport_ingest.layers.plan import Asked, Upstream, WindowPlan, Work, plan_window, repeats_writes
 from omnisupport_ingest.layers.progress import BatchFacts, facts_of_parts
-from omnisupport_ingest.layers.quarantine_files import named_by, withheld_of
+from omnisupport_ingest.layers.quarantine_files import WITHHELD, named_by, withheld_of
 from omnisupport_ingest.layers.retyping import require_types
 from omnisupport_ingest.layers.upstream_files import files_to_read, units_of
 from omnisupport_ingest.layers.versions import RULES, of_contract
@@ -144,7 +144,9 @@ def materialize(
                 for job in jobs
             ]
         )
-        return idle
+        # A table without news takes the batches of others in when its window closes, and is closed with it.
+        appended = [job.plan.window for job in jobs if job.plan.work is Work.APPEND]
+        return [*idle, *(each for each in appended if passed(each) and not staged.of(each))]
 
     closing.close(
         table, retrying(attempt, table), run_id, closing.Fold(spark, None, partial(_once, contract))
@@ -173,7 +175,7 @@ def _job(
         plan=plan,
         upstream=upstream,
         accepted=tuple(file for file in accepted if file.path in read),
-        holes=tuple(file for file in holes if f"quarantine/{file.path}" in plan.read),
+        holes=tuple(file for file in holes if f"{WITHHELD}{file.path}" in plan.read),
         counts=Counts(
             raw=sum(file.rows for file in accepted),
             deduped=sum(file.rows for file in accepted),
@@ -185,7 +187,7 @@ def _job(
 def units_above(accepted: Iterable[str], above: WindowState | None) -> frozenset[str]:
     """What a window is folded from: its ``accepted`` files, and the quarantine files that ``above`` names."""
     stands_for = above.compacted_units if above is not None else {}
-    return units_of(accepted, stands_for) | frozenset(f"quarantine/{path}" for path in named_by(above))
+    return units_of(accepted, stands_for) | frozenset(f"{WITHHELD}{path}" for path in named_by(above))
 
 
 def content_of(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -20,24 +20,22 @@ from omnisupport_ingest.contracts.decision_table import (
     REPLAY_WINDOW,
     STOP,
     STREAM_HOLE,
-    DecisionTable,
 )
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
-from omnisupport_ingest.lake.state import WindowState
-from omnisupport_ingest.lake.table import LakeTable, TableSnapshot
+from omnisupport_ingest.lake.table import TableSnapshot
 from omnisupport_ingest.landing.chain import Hole
 from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.landing.standing import Place
 from omnisupport_ingest.layers import raw
 from omnisupport_ingest.layers.delayed_merge import waiting_merge
 from omnisupport_ingest.layers.lateness import LateArrival, Lateness
-from omnisupport_ingest.layers.net_changes import units_above
 from omnisupport_ingest.layers.quarantine_files import QuarantineFiles, named_by
 from omnisupport_ingest.layers.retyping import waiting
 from omnisupport_ingest.layers.seen import Seen
-from omnisupport_ingest.layers.shown import shows
-from omnisupport_ingest.layers.versions import LawVersions, is_current, of_contract
+from omnisupport_ingest.layers.shown import purged_before, purged_of, shows
+from omnisupport_ingest.layers.table_news import Layer, SourceLayers, TableLayer
+from omnisupport_ingest.layers.versions import LawVersions
 from omnisupport_ingest.layers.window_facts import Standing, numbers_of, standing_of
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Lsn
@@ -66,7 +64,8 @@ class Pending:
     how many batches wait in all. ``last_batch_id``, ``last_lsn`` and ``watermark``: of the newest
     landed batch. ``recoveries``: how often capture went on after a crash before a confirmation.
     ``stream_end``: up to where the WAL stream has landed. ``hole``: what holds back
-    later batches.
+    later batches. ``tables``: the names of the contracts whose tables have news in ``windows``; a run over
+    these need visit no other (``table_news``).
     """
 
     windows: tuple[str, ...]
@@ -80,6 +79,7 @@ class Pending:
     recoveries: int = 0
     late_windows: tuple[str, ...] = ()
     late: tuple[LateArrival, ...] = ()
+    tables: tuple[str, ...] = ()
 
     @property
     def nothing(self) -> bool:
@@ -87,67 +87,19 @@ class Pending:
         return not self.windows and not self.late_windows
 
 
-class _Layer:
-    """A table as it stands, null before its first commit, and the versions its windows should have."""
-
-    def __init__(
-        self,
-        snapshot: TableSnapshot | None,
-        versions: Callable[[str], tuple[str, ...]],
-        decisions: DecisionTable,
-    ) -> None:
-        self._snapshot = snapshot
-        self._versions = versions
-        self._decisions = decisions
-
-    def waits(self, workspace: Workspace, contract: TableContract) -> bool:
-        """Whether the table takes nothing in before a person has decided about its types."""
-        return self._snapshot is not None and bool(waiting(workspace, contract, self._snapshot))
-
-    def windows(self) -> Sequence[str]:
-        return self._snapshot.windows() if self._snapshot is not None else ()
-
-    def state(self, window: str) -> WindowState | None:
-        return self._snapshot.state(window) if self._snapshot is not None else None
-
-    def has_files(self, window: str) -> bool:
-        return self._snapshot is not None and bool(self._snapshot.files(window))
-
-    def taken(self, window: str) -> frozenset[str]:
-        """The batches of ``window`` that the layer holds, by whatever rules they were taken in."""
-        state = self.state(window)
-        return frozenset(state.batches) if state is not None else frozenset()
-
-    def held(self, window: str) -> frozenset[str]:
-        """The same; none if the window must be made again by other rules."""
-        state = self.state(window)
-        if state is None or not is_current(state.versions, self._versions(window), self._decisions):
-            return frozenset()
-        return frozenset(state.batches)
-
-    def is_open(self, window: str) -> bool:
-        """Whether the layer holds ``window`` and has not closed it since its last commit."""
-        state = self.state(window)
-        return state is not None and not state.closed
-
-    def may_close(self, window: str) -> bool:
-        """Whether a run over ``window`` would close it here or leave it alone, not make it again."""
-        state = self.state(window)
-        if state is None:
-            return self._snapshot is None or not self._snapshot.files(window)
-        return state.versions == self._versions(window)
-
-
 @dataclass(frozen=True, slots=True)
 class _Unsettled:
-    """A window that waits for something: ``untaken`` files that some layer has not taken, with the ``late``
-    ones; ``open`` in some layer, which ``may_close``; ``half_done`` by a run that made it again;
-    ``uncertain`` while a commit to another window may yet tell what its quarantine files are."""
+    """A window that waits for something: ``untaken`` files that some layer awaits, with the ``late`` ones;
+    ``half_done`` by a run that made it again; ``news`` of these tables by either. ``open`` in some layer, and
+    whether it ``may_close``, by a run that visits the tables ``unclosed``. ``uncertain`` while a commit to
+    another window may yet tell what its quarantine files are."""
 
     untaken: tuple[Place, ...]
     late: tuple[LateArrival, ...]
+    news: frozenset[str]
     open: bool
     may_close: bool
+    unclosed: frozenset[str]
     half_done: bool
     uncertain: bool
 
@@ -189,15 +141,40 @@ class _Look:
         """Whether the watermark has closed ``window`` by now."""
         return self._lateness.closed(window, self.landed.watermark)
 
-    def unmerged(self, now: datetime) -> set[str]:
+    def unmerged(self, now: datetime) -> dict[str, str]:
         """For each table whose net changes the dimension does not show whole, and that may not wait any
-        longer at ``now``, one window to run again."""
-        for contract in self._contracts:
-            self._seen.newest(self._workspace.dimension(contract))
-        found = self._seen.once(
-            "unmerged", lambda: _unmerged(self._workspace, self._contracts, self._seen.newest)
-        )
-        return {window for window, due in found if due is None or due <= now}
+        longer at ``now``, by its name one window to run again."""
+        found = {}
+        for contract, net_changes in self._folded.items():
+            dimension = self._seen.newest(self._workspace.dimension(contract))
+            waits = self._seen.once(
+                f"unmerged {contract.name}",
+                partial(_unmerged, self._workspace, contract, net_changes, dimension),
+                of=(contract, net_changes, dimension),
+            )
+            if waits is not None and (waits.due is None or waits.due <= now):
+                found[contract.name] = waits.window
+            elif (window := self._purging(contract, net_changes, dimension)) is not None:
+                found[contract.name] = window
+        return found
+
+    def _purging(
+        self, contract: TableContract, net_changes: TableSnapshot | None, dimension: TableSnapshot | None
+    ) -> str | None:
+        """The window in which a visit would have a table without news purge what is due; None if none would.
+
+        Its own net changes know the watermark of their last visit alone.
+        """
+        judged = self._layers.events[1]
+        windows = [each for each in judged.windows() if each != OUT_OF_RANGE]
+        if contract.purge_deleted_after is None or not windows or net_changes is None or dimension is None:
+            return None
+        above, held = judged.state(windows[-1]), net_changes.state(windows[-1])
+        shown = dimension.state(WHOLE_TABLE)
+        if above is None or shown is None or (held is not None and set(held.batches) == set(above.batches)):
+            return None
+        due, done = purged_before(contract, above.checkpoint.watermark), purged_of(shown)
+        return windows[-1] if due is not None and (done is None or done < due) else None
 
     def _event_files(self, source: str) -> QuarantineFiles | None:
         deduped, quarantine = self._workspace.deduped(source), self._workspace.quarantine(source)
@@ -207,57 +184,61 @@ class _Look:
                 break
         return None if held is None else QuarantineFiles(judged, held)
 
-    def _open_layers(self, source: str) -> list[_Layer]:
+    def _open_layers(self, source: str) -> SourceLayers:
         workspace, newest, decisions = self._workspace, self._seen.newest, self._workspace.decisions
         self._folded = {each: newest(workspace.net_changes(each)) for each in self._contracts}
-        self._net_changes = {
-            each: snapshot
+        parked = tuple(
+            each
             for each, snapshot in self._folded.items()
-            if snapshot is None or not waiting(workspace, each, snapshot)
-        }
-        return [
-            _Layer(newest(workspace.raw(source)), lambda _: raw.VERSIONS, decisions),
-            _Layer(
-                self._files.deduped if self._files is not None else newest(workspace.deduped(source)),
-                self._laws.of,
-                decisions,
+            if snapshot is not None and waiting(workspace, each, snapshot)
+        )
+        judged = self._files.deduped if self._files is not None else newest(workspace.deduped(source))
+        return SourceLayers(
+            events=(
+                Layer(newest(workspace.raw(source)), lambda _: raw.VERSIONS, decisions),
+                Layer(judged, self._laws.of, decisions),
             ),
-            *(
-                _Layer(snapshot, partial(_of_any_window, of_contract(each)), decisions)
-                for each, snapshot in self._net_changes.items()
+            tables=tuple(
+                TableLayer(each, snapshot, decisions)
+                for each, snapshot in self._folded.items()
+                if each not in parked
             ),
-        ]
+            parked=parked,
+        )
 
     def _judged_by(self) -> tuple[tuple[object, ...], Mapping[str, tuple[str, ...]]]:
         """What every window is judged by, and what some windows are besides."""
         contracts = tuple(each.fingerprint for each in self._contracts)
-        taking = tuple(each.name for each in self._net_changes)
+        taking = tuple(each.contract.name for each in self._layers.tables)
         laws = raw.VERSIONS, self._laws.common(), contracts, self._workspace.decisions.fingerprint
         return (*laws, taking, self._apart), self._laws.apart()
 
     def _known(self) -> set[str]:
-        tables = [layer.windows() for layer in self._layers]
+        tables = [layer.windows() for layer in self._layers.all]
         if self._files is not None:
             tables.append(self._files.quarantine.windows())
         return {*self._landing.windows(), *(window for windows in tables for window in windows)}
 
     def _unsettled(self, window: str) -> _Unsettled | None:
-        held = frozenset.intersection(*(layer.held(window) for layer in self._layers))
-        untaken = self.landed.untaken(window, held)
-        late = _untaken(self._lateness.late_parts(untaken), self._layers) if self._apart else []
+        layers = self._layers
+        untaken, news = layers.awaited(window, self.landed.untaken(window, layers.held(window)))
+        half_done = layers.half_done(window, self._files) if self._files is not None else frozenset()
+        unclosed = layers.unclosed(window)
         found = _Unsettled(
             tuple(sorted({part.place for part in untaken})),
-            tuple(late),
-            any(layer.is_open(window) for layer in self._layers),
-            all(layer.may_close(window) for layer in self._layers),
-            self._is_half_done(window),
+            layers.untaken(self._lateness.late_parts(untaken), untaken) if self._apart else (),
+            news | half_done,
+            bool(unclosed) or any(layer.is_open(window) for layer in layers.events),
+            all(layer.may_close(window) for layer in layers.all),
+            unclosed,
+            bool(half_done) or (self._files is not None and self._files.unsettled(window) is not None),
             self._is_uncertain(window),
         )
         return found if found.untaken or found.open or found.half_done or found.uncertain else None
 
     def _numbers(self, window: str) -> Mapping[str, int]:
         """What the window comes to."""
-        raw_layer, judged = self._layers[0], self._layers[1].state(window)
+        raw_layer, judged = self._layers.events[0], self._layers.events[1].state(window)
         withheld = self._files is not None and bool(named_by(judged) or self._files.quarantine.files(window))
         return numbers_of(
             raw_layer.state(window),
@@ -280,28 +261,6 @@ class _Look:
             return False
         named = named_by(self._files.state(window))
         return any(file.path not in named for file in self._files.quarantine.files(window))
-
-    def _is_half_done(self, window: str) -> bool:
-        """Whether some run made ``window`` again and not to the end: what it ended before has the same
-        batches everywhere, but not the same content."""
-        files = self._files
-        if files is None or files.deduped is None:
-            return False
-        if files.unsettled(window) is not None:
-            return True
-        above = files.state(window)
-        if above is None:
-            return False
-        accepted: dict[str | None, list[str]] = {}
-        for file in files.deduped.files(window):
-            accepted.setdefault(dict(file.partition)["source_table"], []).append(file.path)
-        for contract, net_changes in self._net_changes.items():
-            state = net_changes.state(window) if net_changes is not None else None
-            if state is not None:
-                units = units_above(accepted.get(contract.table, ()), above)
-                if frozenset(state.inputs) != units or state.upstream_table_id != files.deduped.table_id:
-                    return True
-        return False
 
 
 def pending_windows(
@@ -352,18 +311,25 @@ def _pending(workspace: Workspace, source: str, look: _Look, limit: int, now: da
         key=lambda each: (places[each.batch_id], each.window),
     )
     windows = {window for batch_id in first for window in untaken[batch_id]}
+    unmerged = look.unmerged(now)
     if not untaken:
-        windows |= look.unmerged(now)
+        windows |= set(unmerged.values())
     late_windows = {each.window for each in late}
     busy = late_windows.union(*untaken.values())
-    windows |= set(look.closing(busy)[:limit])
+    closing = set(look.closing(busy)[:limit])
     half_done = sorted(window for window, found in look.windows.items() if found.half_done)
-    windows |= set([window for window in half_done if window not in busy][:limit])
+    windows |= closing | set([window for window in half_done if window not in busy][:limit])
+    windows -= late_windows
+    # Any run over a table merges all that waits there.
+    news = set(unmerged).union(
+        *(look.windows[window].news for window in windows if window in look.windows),
+        *(look.windows[window].unclosed for window in closing),
+    )
     landed = look.landed
     newest = workspace.landing(source).read(landed.last.batch_id) if landed.last is not None else None
     held_up = landed.hole is not None and workspace.decisions.action(HOLE_FOUND.scenario) == STOP
     return Pending(
-        windows=() if held_up else tuple(sorted(windows - late_windows)),
+        windows=() if held_up else tuple(sorted(windows)),
         batches=len(untaken),
         landed=landed.count,
         last_batch_id=newest.batch_id if newest else None,
@@ -374,18 +340,8 @@ def _pending(workspace: Workspace, source: str, look: _Look, limit: int, now: da
         recoveries=sum(each.recoveries for each in landed.epochs),
         late_windows=() if held_up else tuple(sorted(late_windows)),
         late=() if held_up else tuple(late),
+        tables=tuple(sorted(news)) if windows and not held_up else (),
     )
-
-
-def _of_any_window(versions: tuple[str, ...], _window: str) -> tuple[str, ...]:
-    return versions
-
-
-def _untaken(arrivals: Iterable[LateArrival], layers: Sequence[_Layer]) -> list[LateArrival]:
-    """Those of ``arrivals`` that some layer has not taken: a stale window alone is not late."""
-    return [
-        each for each in arrivals if not all(each.batch_id in layer.taken(each.window) for layer in layers)
-    ]
 
 
 def pending_soon(workspace: Workspace, source: str, *, limit: int = 500, patience: float) -> Pending:
@@ -406,27 +362,30 @@ def pending_soon(workspace: Workspace, source: str, *, limit: int = 500, patienc
             time.sleep(_LOOK_SECONDS)
 
 
+@dataclass(frozen=True, slots=True)
+class _Unmerged:
+    """A ``window`` to run again, from the moment ``due`` on; None: at once."""
+
+    window: str
+    due: datetime | None
+
+
 def _unmerged(
     workspace: Workspace,
-    contracts: tuple[TableContract, ...],
-    newest: Callable[[LakeTable], TableSnapshot | None],
-) -> tuple[tuple[str, datetime | None], ...]:
-    """Windows to run again, each with the moment from which on; null: at once."""
-    windows = []
-    for contract in contracts:
-        net_changes, dimension = (
-            newest(workspace.net_changes(contract)),
-            newest(workspace.dimension(contract)),
-        )
-        if net_changes is None or not net_changes.windows():
-            continue
-        if any(waiting(workspace, contract, each) for each in (net_changes, dimension) if each is not None):
-            continue
-        state = dimension.state(WHOLE_TABLE) if dimension else None
-        if state is None or not shows(state, net_changes, contract):
-            waits = waiting_merge(contract, state, net_changes)
-            windows.append((net_changes.windows()[-1], None if waits is None else waits.due))
-    return tuple(windows)
+    contract: TableContract,
+    net_changes: TableSnapshot | None,
+    dimension: TableSnapshot | None,
+) -> _Unmerged | None:
+    """What a dimension lacks of its net changes; None if it is nothing, or waits for a person."""
+    if net_changes is None or not net_changes.windows():
+        return None
+    if any(waiting(workspace, contract, each) for each in (net_changes, dimension) if each is not None):
+        return None
+    state = dimension.state(WHOLE_TABLE) if dimension else None
+    if state is not None and shows(state, net_changes, contract):
+        return None
+    waits = waiting_merge(contract, state, net_changes)
+    return _Unmerged(net_changes.windows()[-1], None if waits is None else waits.due)
 
 
 def _end(batch: Manifest | None) -> str | None:

@@ -15,9 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from omnisupport_ingest.contracts.model import TableContract
@@ -29,8 +30,14 @@ from omnisupport_ingest.lake.table import LakeTable, TableSnapshot
 from omnisupport_ingest.layers.looking import look
 from omnisupport_ingest.layers.workspace import Workspace
 
+WITHHELD = "quarantine/"
+"""Begins the name of a quarantine file among the inputs of net changes."""
+
 _LOOKS = 5
 """How often to look for two versions that belong together while others commit."""
+
+
+_FOOTERS_KEPT = 16_384
 
 
 class EventsGone(IngestError):
@@ -120,6 +127,13 @@ class QuarantineFiles:
     def _held(self, window: str) -> dict[str, LakeFile]:
         return {file.path: file for file in self.quarantine.files(window)}
 
+    def may_have(self, path: str, contract: TableContract) -> bool:
+        """Whether the file at ``path`` may have events of the contract's table; yes if it cannot be told."""
+        try:
+            return _may_have(str(self.quarantine.table.folder / path), contract.table)
+        except (OSError, pa.ArrowException):
+            return True
+
     def on_disk(self, path: str) -> LakeFile:
         """The file at ``path``, whatever names it. ``EventsGone`` if it is not there."""
         table = self.quarantine.table
@@ -142,22 +156,22 @@ def named_by(state: WindowState | None) -> tuple[str, ...]:
 
 def withheld_of(files: Iterable[LakeFile], contract: TableContract) -> tuple[LakeFile, ...]:
     """Those of the quarantine ``files`` that may have events of the contract's table, by their footers."""
-    found = []
-    for file in files:
-        with pq.ParquetFile(file.uri) as parquet:
-            if _may_have(parquet, "source_table", contract.table):
-                found.append(file)
-    return tuple(found)
+    return tuple(file for file in files if _may_have(file.uri, contract.table))
 
 
-def _may_have(parquet: pq.ParquetFile, column: str, value: str) -> bool:
-    schema = parquet.schema
-    place = next(leaf for leaf in range(len(schema)) if schema.column(leaf).path == column)
-    for number in range(parquet.metadata.num_row_groups):
-        told = parquet.metadata.row_group(number).column(place).statistics
-        if told is None or not told.has_min_max or told.min <= value <= told.max:
-            return True
-    return False
+def _may_have(uri: str, table: str) -> bool:
+    return any(span is None or span[0] <= table <= span[1] for span in _tables_in(uri))
+
+
+@lru_cache(maxsize=_FOOTERS_KEPT)
+def _tables_in(uri: str) -> tuple[tuple[str, str] | None, ...]:
+    """The first and last table name in each row group of a file, which never changes; None: any."""
+    with pq.ParquetFile(uri) as parquet:
+        schema, footer = parquet.schema, parquet.metadata
+        place = next(leaf for leaf in range(len(schema)) if schema.column(leaf).path == "source_table")
+        groups = (footer.row_group(number).column(place) for number in range(footer.num_row_groups))
+        told = [group.statistics for group in groups]
+    return tuple(None if each is None or not each.has_min_max else (each.min, each.max) for each in told)
 
 
 def gone_from_disk(quarantine: LakeTable, state: WindowState | None) -> bool:

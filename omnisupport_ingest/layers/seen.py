@@ -43,7 +43,7 @@ class Seen(Generic[T]):
         self._touched: set[str] | None = None
         self._tables: dict[str, TableSnapshot | None] = {}
         self._looked_again = False
-        self._found: dict[str, Any] = {}
+        self._found: dict[str, tuple[tuple[object, ...], Any]] = {}
         self._lock = threading.Lock()
 
     def ask(self, question: Callable[[], F]) -> F:
@@ -112,8 +112,6 @@ class Seen(Generic[T]):
         now = before
         if before is None or before.table != table or not before.is_newest():
             now = look(table)
-            if now is not None or before is not None:
-                self._found.clear()
         self._tables[path] = now
         if table.spec.partition_by and self._marks is not None:
             self._compare(path, now, self._marks)
@@ -175,12 +173,13 @@ class Seen(Generic[T]):
         )
         self._marks, self._looked_again = None, True
 
-    def once(self, what: str, find: Callable[[], F]) -> F:
-        """What ``find`` gives, found once for the versions of all tables that ``newest`` has given."""
-        if what not in self._found:
-            found = find()
-            self._found[what] = found
-        result: F = self._found[what]
+    def once(self, what: str, find: Callable[[], F], *, of: tuple[object, ...]) -> F:
+        """What ``find`` gives, found once while it is asked ``of`` the same objects: versions of tables that
+        ``newest`` has given, and what they are judged by."""
+        known = self._found.get(what)
+        if known is None or any(before is not now for before, now in zip(known[0], of, strict=True)):
+            self._found[what] = known = of, find()
+        result: F = known[1]
         return result
 
     def _begun(self) -> LookNote:

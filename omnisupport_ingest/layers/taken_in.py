@@ -14,12 +14,10 @@ from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.table import TableSnapshot
-from omnisupport_ingest.layers.quarantine_files import EventsGone
+from omnisupport_ingest.layers.quarantine_files import WITHHELD, EventsGone
 from omnisupport_ingest.layers.shown import made_from, newer_windows
 from omnisupport_ingest.layers.upstream_files import files_to_read
 from omnisupport_ingest.layers.workspace import Workspace
-
-_WITHHELD = "quarantine/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +41,9 @@ class DimensionVersion:
         accepted: list[Path] = []
         withheld: list[Path] = []
         for window, inputs in _inputs(workspace, contract, state):
-            names = frozenset(name for name in inputs if not name.startswith(_WITHHELD))
+            names = frozenset(name for name in inputs if not name.startswith(WITHHELD))
             accepted += files_named(deduped, window, names)
-            withheld += [quarantine / name.removeprefix(_WITHHELD) for name in set(inputs) - names]
+            withheld += [quarantine / name.removeprefix(WITHHELD) for name in set(inputs) - names]
         gone = [path for path in withheld if not path.exists()]
         if gone:
             raise _gone(gone[0])

@@ -13,7 +13,7 @@ from datetime import datetime
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.lake.table import TableSnapshot
 from omnisupport_ingest.landing.standing import LandedPart
-from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.landing.store import Landed, LandingStore
 from omnisupport_ingest.layers.shown import Shown
 
 
@@ -47,12 +47,13 @@ def freshness(
     net_changes: TableSnapshot | None,
     dimension: TableSnapshot | None,
     landing: LandingStore,
+    landed: Landed,
 ) -> Freshness:
     """The freshness of the dimension of ``contract``.
 
-    ``net_changes`` and ``dimension``: None where they are not there.
+    ``net_changes`` and ``dimension``: None where they are not there. ``landed``: in ``landing``.
     """
-    landed, shown = landing.landed(), Shown.of(net_changes, dimension)
+    shown = Shown.of(net_changes, dimension)
     unshown = {
         part.batch_id: part
         for window in landing.windows()

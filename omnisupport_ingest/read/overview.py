@@ -15,6 +15,7 @@ from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.table import LakeTable, TableSnapshot
 from omnisupport_ingest.landing.chain import Hole
+from omnisupport_ingest.landing.standing import LandedPart
 from omnisupport_ingest.landing.store import Landed, LandingStore
 from omnisupport_ingest.layers import deduped, net_changes, quarantine, raw
 from omnisupport_ingest.layers.delayed_merge import (
@@ -158,7 +159,7 @@ def _tables(
     yield _quarantined(_look(quarantine.LAYER, workspace.quarantine(source)), judged)
     for contract in contracts:
         folded = _look(net_changes.LAYER, workspace.net_changes(contract))
-        net = _behind(folded, _always(of_contract(contract)), batches)
+        net = _behind(folded, _always(of_contract(contract)), batches, contract.full_name)
         dimension = _unmerged(_look(DIMENSION, workspace.dimension(contract)), folded, contract, batches)
         if net.pending != dimension.pending and dimension.waits is None:
             # A run that died between the two, or a dimension that a person has to look at.
@@ -186,21 +187,34 @@ class _Batches:
     store: LandingStore
     landed: Landed
 
-    def not_in(self, held: Mapping[str, frozenset[str]], windows: Iterable[str]) -> set[tuple[str, str]]:
-        """Windows and batches that ``held`` does not name."""
+    def not_in(
+        self,
+        held: Mapping[str, frozenset[str]],
+        windows: Iterable[str],
+        wanted: Callable[[LandedPart], bool] = lambda _: True,
+    ) -> set[tuple[str, str]]:
+        """Windows and batches that ``held`` does not name, of which a file is ``wanted``."""
         return {
             (window, part.batch_id)
             for window in windows
             for part in self.landed.untaken(window, held.get(window, frozenset()))
+            if wanted(part)
         }
 
 
-def _behind(seen: _Look, versions: _Versions, batches: _Batches | None) -> TableOverview:
-    """A layer of windows: pending is what its windows do not hold, or hold by other rules."""
-    return _overview(seen, _pending(seen, versions, batches))
+def _behind(
+    seen: _Look, versions: _Versions, batches: _Batches | None, table: str | None = None
+) -> TableOverview:
+    """A layer of windows: pending is what its windows do not hold, or hold by other rules.
+
+    ``table``: of net changes, whose (schema and name). They await the batches that name it.
+    """
+    return _overview(seen, _pending(seen, versions, batches, table))
 
 
-def _pending(seen: _Look, versions: _Versions, batches: _Batches | None) -> set[tuple[str, str]]:
+def _pending(
+    seen: _Look, versions: _Versions, batches: _Batches | None, table: str | None = None
+) -> set[tuple[str, str]]:
     if batches is None:
         return set()
     held = {
@@ -208,7 +222,13 @@ def _pending(seen: _Look, versions: _Versions, batches: _Batches | None) -> set[
         for window, state in seen.states.items()
         if state.versions == versions(window)
     }
-    return batches.not_in(held, batches.store.windows())
+    stale = seen.states.keys() - held.keys()
+
+    def wanted(part: LandedPart) -> bool:
+        # As the sensor asks (``layers.table_news``).
+        return table is None or seen.snapshot is None or table in part.rows_per_table or part.window in stale
+
+    return batches.not_in(held, batches.store.windows(), wanted)
 
 
 def _quarantined(seen: _Look, judged: _Look) -> TableOverview:
@@ -227,8 +247,11 @@ def _unmerged(seen: _Look, folded: _Look, contract: TableContract, batches: _Bat
     shown = Shown.of(folded.snapshot, seen.snapshot)
     missing = set(shown.newer)
     held = {window: shown.in_window(window) for window in missing}
-    unshown = batches.not_in(held, missing) if batches is not None else set()
-    pending = unshown | _pending(folded, _always(of_contract(contract)), batches)
+    name = contract.full_name
+    unshown: set[tuple[str, str]] = set()
+    if batches is not None:
+        unshown = batches.not_in(held, missing, lambda part: name in part.rows_per_table)
+    pending = unshown | _pending(folded, _always(of_contract(contract)), batches, name)
     windows = missing | {window for window, _ in pending}
     state = seen.states.get(WHOLE_TABLE)
     waits, scattered = None, None
@@ -239,7 +262,11 @@ def _unmerged(seen: _Look, folded: _Look, contract: TableContract, batches: _Bat
         _overview(seen, pending),
         windows=len(folded.states),
         pending_windows=len(windows),
-        freshness=freshness(contract, folded.snapshot, seen.snapshot, batches.store) if batches else None,
+        freshness=(
+            freshness(contract, folded.snapshot, seen.snapshot, batches.store, batches.landed)
+            if batches
+            else None
+        ),
         waits=waits,
         scattered=scattered,
     )

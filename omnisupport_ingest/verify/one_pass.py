@@ -139,7 +139,8 @@ class OnePass:
         """
         from omnisupport_ingest.defs.keys import REASON_TAG
 
-        request = RunRequest(source, windows, replay=tags, table=table)
+        only = None if table is None else (table,)
+        request = RunRequest(source, windows, replay=tags, tables=only)
         self._start_spark()
         self.say(f"Replaying {request.span} of {source}: {tags[REASON_TAG]} …")
         return self._runs.run(request)
@@ -164,7 +165,7 @@ class OnePass:
         return done
 
     def _run(self, source: str, windows: WindowRange, pending: Pending) -> FinishedRun:
-        request = RunRequest(source, windows, cursor=pending.last_batch_id)
+        request = RunRequest(source, windows, cursor=pending.last_batch_id, tables=pending.tables)
         self._start_spark()
         waiting = f"{pending.batches:,} batch{'es' * (pending.batches != 1)} waiting"
         self.say(f"Running ingest_{source} for {request.span}, {waiting} …")

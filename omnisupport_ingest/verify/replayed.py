@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from omnisupport_ingest.lake.checkpoint import Checkpoint
 from omnisupport_ingest.layers import checkpoints
+from omnisupport_ingest.layers.looking import look
 from omnisupport_ingest.layers.pending import pending_windows
 
 if TYPE_CHECKING:
@@ -50,14 +51,18 @@ def start_replay(workspace: Workspace, source: str, launch: Callable[[str], str]
 def changed_tables(workspace: Workspace, replay: StartedReplay) -> list[str]:
     """The tables whose content the replay changed, by path; empty if it did what a replay must."""
     after = _content_hashes(workspace, replay.source, replay.window)
-    return sorted(table for table, content in replay.before.items() if after[table] != content)
+    return sorted(table for table, content in replay.before.items() if after.get(table) != content)
 
 
 def _content_hashes(workspace: Workspace, source: str, window: str) -> dict[str, str]:
-    return {
-        table.spec.path: checkpoints.report(table, [window])[0].content_hash
-        for table in _tables(workspace, source)
-    }
+    found = {}
+    for table in _tables(workspace, source):
+        snapshot = look(table)
+        # A table without news has no part of an open window.
+        state = snapshot.state(window) if snapshot is not None else None
+        if state is not None:
+            found[table.spec.path] = state.checkpoint.content_hash
+    return found
 
 
 def _tables(workspace: Workspace, source: str) -> Iterator[LakeTable]:

@@ -44,15 +44,15 @@ class RunRequest:
     """What one run is to do: take new batches into ``windows``, or replay them.
 
     ``cursor``: the newest landed batch, for a run that takes what is new. ``replay``: tags that say why the
-    windows are replayed; None for a run that takes what is new. ``table``: replay only the table of the
-    contract with this name; None for all.
+    windows are replayed; None for a run that takes what is new. ``tables``: visit only the tables of the
+    contracts with these names; None for all.
     """
 
     source: str
     windows: WindowRange
     cursor: str | None = None
     replay: Mapping[str, str] | None = None
-    table: str | None = None
+    tables: tuple[str, ...] | None = None
 
     @property
     def arguments(self) -> list[str]:
@@ -60,7 +60,7 @@ class RunRequest:
         found = [self.source, self.windows.first, self.windows.last]
         found += ["--cursor", self.cursor] if self.cursor else []
         found += ["--replay", json.dumps(dict(self.replay))] if self.replay is not None else []
-        found += ["--table", self.table] if self.table is not None else []
+        found += ["--tables", json.dumps(self.tables)] if self.tables is not None else []
         return found
 
     @property

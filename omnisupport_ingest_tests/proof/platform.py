@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -156,12 +156,20 @@ class Platform:
             span = StreamSpan(end, next_end, next_end, next_end, 1, times[0], times[-1])
         return writer.seal(stream=span, confirmed_clock=batch.clock)
 
-    def run(self, windows: Sequence[str], *, replay: bool = False, layers: int = 4) -> None:
-        """Run the first ``layers`` of raw, deduped, net changes and dimensions."""
+    def run(
+        self,
+        windows: Sequence[str],
+        *,
+        replay: bool = False,
+        layers: int = 4,
+        tables: Collection[str] | None = None,
+    ) -> None:
+        """Run the first ``layers`` of raw, deduped, net changes and dimensions. ``tables``: those that are
+        visited, None for all."""
         if replay:
             self.watch.replays(self.workspace, windows)
             self.replays += 1
-        self._run(windows, replay=replay, layers=layers)
+        self._run(windows, replay=replay, layers=layers, tables=tables)
         self._look(replayed=replay)
 
     def _look(self, *, replayed: bool) -> None:
@@ -169,12 +177,16 @@ class Platform:
         remade = self.decisions.decisions["duplicate_event"].action == "replay_window"
         self.watch.look(self.workspace, replayed=replayed or remade)
 
-    def _run(self, windows: Sequence[str], *, replay: bool, layers: int = 4) -> None:
+    def _run(
+        self, windows: Sequence[str], *, replay: bool, layers: int = 4, tables: Collection[str] | None = None
+    ) -> None:
         for layer in (raw, deduped)[:layers]:
             layer.materialize(self.workspace, self._spark, SOURCE, windows, "proof", replay=replay)
         if layers > 2:
-            works = [partial(self._run_table, each, windows, replay, layers) for each in self._tables()]
-            _at_once(works)
+            visited = [each for each in self._tables() if tables is None or each.name in tables]
+            works = [partial(self._run_table, each, windows, replay, layers) for each in visited]
+            if works:
+                _at_once(works)
 
     def _run_table(self, contract: TableContract, windows: Sequence[str], replay: bool, layers: int) -> None:
         layer = dimensions if layers > 3 else net_changes
@@ -214,7 +226,7 @@ class Platform:
             if pending.late_windows:
                 self.run(without_sentinel(pending.late_windows), replay=backfill_late)
             if pending.windows:
-                self.run(without_sentinel(pending.windows))
+                self.run(without_sentinel(pending.windows), tables=pending.tables)
         raise NeverDone(f"after {_ROUNDS} rounds still pending: {self._closed or pending}")
 
     def review(self, decision: str, events: Iterable[EventRef]) -> None:

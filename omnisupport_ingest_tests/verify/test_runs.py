@@ -18,11 +18,12 @@ ONE, TWO = "2026-01-01T1200", "2026-01-01T1201"
         (RunRequest("desk", WindowRange(ONE, TWO)), []),
         (RunRequest("desk", WindowRange(ONE, TWO), cursor="batch"), ["--cursor", "batch"]),
         (
-            RunRequest("desk", WindowRange(ONE, TWO), replay={"why": "a reason"}, table="notes"),
-            ["--replay", json.dumps({"why": "a reason"}), "--table", "notes"],
+            RunRequest("desk", WindowRange(ONE, TWO), replay={"why": "a reason"}, tables=("notes",)),
+            ["--replay", json.dumps({"why": "a reason"}), "--tables", json.dumps(["notes"])],
         ),
+        (RunRequest("desk", WindowRange(ONE, TWO), tables=()), ["--tables", "[]"]),
     ],
-    ids=["whole", "what is new", "a replay of one table"],
+    ids=["whole", "what is new", "a replay of one table", "no table has news"],
 )
 def test_a_request_is_handed_to_the_process_of_the_run(request_: RunRequest, arguments: list[str]) -> None:
     assert request_.arguments == ["desk", ONE, TWO, *arguments]
