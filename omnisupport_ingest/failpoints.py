@@ -81,6 +81,7 @@ GATES: dict[str, Gate] = {
         _gate("lake.commit", "the Delta commit"),
         _gate("lake.noted", "what a look found of the windows, noted"),
         _gate("lake.earlier", "a folder of an earlier format of homes is gone"),
+        _gate("retention.landing", "a data file or its empty folder has left landing; the ledger names it"),
         _gate("lake.sweep", "an unreferenced file or folder, moved aside"),
         _gate("lake.sweep_delete", "what was moved aside or left unfinished is gone"),
         _gate("dagster.run", "a run of the ingest job in this process"),

@@ -50,6 +50,7 @@ ELSEWHERE = {
     "lake.earlier": "cli/test_materialize.py",
     "dagster.process": "defs/test_run_launcher.py",
     "target.commit": "targets/test_target.py",
+    "retention.landing": "retention/test_killed.py",
 }
 """Gates that a test of their own part dies at."""
 
@@ -98,6 +99,7 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "lake.commit": ("lake/commit.py",),
     "lake.noted": ("layers/window_index.py",),
     "lake.earlier": ("cli/materialize.py",),
+    "retention.landing": ("retention/removing.py",),
     "lake.sweep": ("lake/sweep.py",),
     "lake.sweep_delete": ("lake/sweep.py",),
     "dagster.run": ("defs/direct_run.py",),

@@ -34,6 +34,7 @@ from omnisupport_ingest.layers.delayed_merge import waiting_merge
 from omnisupport_ingest.layers.lateness import LateArrival, Lateness
 from omnisupport_ingest.layers.net_changes import units_above
 from omnisupport_ingest.layers.quarantine_files import QuarantineFiles, named_by
+from omnisupport_ingest.layers.removed import Removed
 from omnisupport_ingest.layers.retyping import waiting
 from omnisupport_ingest.layers.seen import Seen
 from omnisupport_ingest.layers.shown import shows
@@ -95,8 +96,13 @@ class _Layer:
         snapshot: TableSnapshot | None,
         versions: Callable[[str], tuple[str, ...]],
         decisions: DecisionTable,
+        *,
+        lasting: frozenset[str] = frozenset(),
+        sealed: frozenset[str] = frozenset(),
     ) -> None:
+        """``lasting`` windows are never made again, ``sealed`` ones never closed again either."""
         self._snapshot = snapshot
+        self._lasting, self._sealed = lasting | sealed, sealed
         self._versions = versions
         self._decisions = decisions
 
@@ -120,6 +126,8 @@ class _Layer:
 
     def held(self, window: str) -> frozenset[str]:
         """The same; none if the window must be made again by other rules."""
+        if window in self._lasting:
+            return self.taken(window)
         state = self.state(window)
         if state is None or not is_current(state.versions, self._versions(window), self._decisions):
             return frozenset()
@@ -128,14 +136,14 @@ class _Layer:
     def is_open(self, window: str) -> bool:
         """Whether the layer holds ``window`` and has not closed it since its last commit."""
         state = self.state(window)
-        return state is not None and not state.closed
+        return state is not None and not state.closed and window not in self._sealed
 
     def may_close(self, window: str) -> bool:
         """Whether a run over ``window`` would close it here or leave it alone, not make it again."""
         state = self.state(window)
         if state is None:
             return self._snapshot is None or not self._snapshot.files(window)
-        return state.versions == self._versions(window)
+        return window in self._lasting or state.versions == self._versions(window)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +173,7 @@ class _Look:
         news = self._landing.news(seen.era, seen.number)
         self.landed = self._landing.landed()
         self._laws = LawVersions(workspace, source)
+        self._removed = Removed.open(workspace, source)
         self._files = self._event_files(source)
         self._layers = self._open_layers(source)
         everything, apart = self._judged_by()
@@ -215,12 +224,20 @@ class _Look:
             for each, snapshot in self._folded.items()
             if snapshot is None or not waiting(workspace, each, snapshot)
         }
+        removed = self._removed
         return [
-            _Layer(newest(workspace.raw(source)), lambda _: raw.VERSIONS, decisions),
+            _Layer(
+                newest(workspace.raw(source)),
+                lambda _: raw.VERSIONS,
+                decisions,
+                lasting=removed.trimmed,
+                sealed=removed.sealed,
+            ),
             _Layer(
                 self._files.deduped if self._files is not None else newest(workspace.deduped(source)),
                 self._laws.of,
                 decisions,
+                sealed=removed.sealed,
             ),
             *(
                 _Layer(snapshot, partial(_of_any_window, of_contract(each)), decisions)
@@ -244,7 +261,9 @@ class _Look:
     def _unsettled(self, window: str) -> _Unsettled | None:
         held = frozenset.intersection(*(layer.held(window) for layer in self._layers))
         untaken = self.landed.untaken(window, held)
-        late = _untaken(self._lateness.late_parts(untaken), self._layers) if self._apart else []
+        # What lands in a sealed window goes to quarantine, and no replay is needed for it.
+        replayed = self._apart and window not in self._removed.sealed
+        late = _untaken(self._lateness.late_parts(untaken), self._layers) if replayed else []
         found = _Unsettled(
             tuple(sorted({part.place for part in untaken})),
             tuple(late),
@@ -267,6 +286,7 @@ class _Look:
             and (raw_layer.has_files(window) or bool(self.landed.parts(window))),
             withheld=withheld,
             late_events=self._late_events(window),
+            sealed=window in self._removed.sealed,
         )
 
     def _late_events(self, window: str) -> int:

@@ -27,6 +27,7 @@ from omnisupport_ingest.lake.ledger import Ledger
 from omnisupport_ingest.lake.table import LakeTable, TableSpec
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.layers.erasure_columns import ERASURE_TYPE
+from omnisupport_ingest.layers.retention_columns import RETENTION_TYPE
 from omnisupport_ingest.layers.review_columns import REVIEW_TYPE
 from omnisupport_ingest.layers.seen import Seen
 from omnisupport_ingest.settings import Settings
@@ -173,6 +174,18 @@ class Workspace:
                 schema=ERASURE_TYPE,
                 partition_by=(),
                 description=f"Who had the values of which row of {source} erased, when, why and how far.",
+            ),
+        )
+
+    def removals(self, source: str) -> Ledger:
+        """What retention removed of ``source``. Like ``reviews`` it is none of ``tables``."""
+        return Ledger(
+            self.home.lake,
+            TableSpec(
+                path=f"{source}/retention_ledger",
+                schema=RETENTION_TYPE,
+                partition_by=(),
+                description=f"What retention removed from landing and raw of {source}, when and why.",
             ),
         )
 

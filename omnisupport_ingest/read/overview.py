@@ -26,6 +26,7 @@ from omnisupport_ingest.layers.delayed_merge import (
 from omnisupport_ingest.layers.dimensions import LAYER as DIMENSION
 from omnisupport_ingest.layers.looking import look
 from omnisupport_ingest.layers.quarantine_files import named_by
+from omnisupport_ingest.layers.removed import Removed
 from omnisupport_ingest.layers.shown import Shown
 from omnisupport_ingest.layers.versions import LawVersions, of_contract
 from omnisupport_ingest.layers.workspace import Workspace
@@ -152,9 +153,11 @@ def _tables(
     workspace: Workspace, source: str, contracts: Sequence[TableContract], landed: Landed | None
 ) -> Iterator[TableOverview]:
     batches = _Batches(workspace.landing(source), landed) if landed is not None else None
-    yield _behind(_look(raw.LAYER, workspace.raw(source)), _always(raw.VERSIONS), batches)
+    removed = Removed.open(workspace, source)
+    landed_once = removed.trimmed | removed.sealed
+    yield _behind(_look(raw.LAYER, workspace.raw(source)), _always(raw.VERSIONS), batches, landed_once)
     judged = _look(deduped.LAYER, workspace.deduped(source))
-    yield _behind(judged, LawVersions(workspace, source).of, batches)
+    yield _behind(judged, LawVersions(workspace, source).of, batches, removed.sealed)
     yield _quarantined(_look(quarantine.LAYER, workspace.quarantine(source)), judged)
     for contract in contracts:
         folded = _look(net_changes.LAYER, workspace.net_changes(contract))
@@ -195,18 +198,23 @@ class _Batches:
         }
 
 
-def _behind(seen: _Look, versions: _Versions, batches: _Batches | None) -> TableOverview:
-    """A layer of windows: pending is what its windows do not hold, or hold by other rules."""
-    return _overview(seen, _pending(seen, versions, batches))
+def _behind(
+    seen: _Look, versions: _Versions, batches: _Batches | None, lasting: frozenset[str] = frozenset()
+) -> TableOverview:
+    """A layer of windows: pending is what its windows do not hold, or hold by other rules. ``lasting`` ones
+    are never made again."""
+    return _overview(seen, _pending(seen, versions, batches, lasting))
 
 
-def _pending(seen: _Look, versions: _Versions, batches: _Batches | None) -> set[tuple[str, str]]:
+def _pending(
+    seen: _Look, versions: _Versions, batches: _Batches | None, lasting: frozenset[str] = frozenset()
+) -> set[tuple[str, str]]:
     if batches is None:
         return set()
     held = {
         window: frozenset(state.batches)
         for window, state in seen.states.items()
-        if state.versions == versions(window)
+        if window in lasting or state.versions == versions(window)
     }
     return batches.not_in(held, batches.store.windows())
 
