@@ -89,6 +89,7 @@ GATES: dict[str, Gate] = {
         _gate("dagster.run_failed", "a lost run, marked failed"),
         _gate("dagster.pool", "the pool slots of a lost run, freed"),
         _gate("dagster.materialization", "a partition reported from the lake"),
+        _gate("dagster.old_run", "an old run is gone from Dagster's records"),
         _gate("dagster.backfill", "the request for a backfill"),
         _gate("sensor.answer", "a tick's requests and cursor, handed to Dagster"),
         _gate("target.commit", "rows of a target, with the version of the lake they are of"),

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
+from pathlib import Path
 
 import pyarrow as pa
 
@@ -21,6 +22,7 @@ from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.landing.standing import LandedPart
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.layers.plan import Upstream, WindowPlan, Work
+from omnisupport_ingest.layers.retention_columns import retention_ledger
 from omnisupport_ingest.layers.workspace import Workspace
 
 LANDING, RAW = "landing", "raw"
@@ -68,7 +70,12 @@ class Removed:
     @classmethod
     def open(cls, workspace: Workspace, source: str) -> Removed:
         """As the ledger says now; nothing where nothing was removed. ``LedgerUnreadable``."""
-        return cls.of_entries(workspace.removals(source).entries())
+        return cls.in_lake(workspace.home.lake, source)
+
+    @classmethod
+    def in_lake(cls, lake: Path, source: str) -> Removed:
+        """The same by the folder of the lake alone."""
+        return cls.of_entries(retention_ledger(lake, source).entries())
 
     @classmethod
     def of_entries(cls, entries: pa.Table) -> Removed:

@@ -1,10 +1,13 @@
-"""The columns of ``retention_ledger``: what retention removed from which window, before and after it did."""
+"""The ``retention_ledger`` of a source: what retention removed from which window, before and after it did."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pyspark.sql import types as T
 
-from omnisupport_ingest.lake.ledger import SEQUENCE
+from omnisupport_ingest.lake.ledger import SEQUENCE, Ledger
+from omnisupport_ingest.lake.table import TableSpec
 
 RETENTION_TYPE = T.StructType(
     [
@@ -24,3 +27,16 @@ RETENTION_TYPE = T.StructType(
 """``layer`` is ``landing`` or ``raw``, ``step`` is ``begun`` or ``done``. ``landed_until``: files of batches
 that landed later are not meant. ``files``, ``events`` and ``bytes``: how much it was. Then why, who and when;
 ``sequence`` numbers the commits."""
+
+
+def retention_ledger(lake: Path, source: str) -> Ledger:
+    """The ledger of ``source`` below the folder ``lake``; no contract is needed to read it."""
+    return Ledger(
+        lake,
+        TableSpec(
+            path=f"{source}/retention_ledger",
+            schema=RETENTION_TYPE,
+            partition_by=(),
+            description=f"What retention removed from landing and raw of {source}, when and why.",
+        ),
+    )

@@ -27,7 +27,7 @@ from omnisupport_ingest.lake.ledger import Ledger
 from omnisupport_ingest.lake.table import LakeTable, TableSpec
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.layers.erasure_columns import ERASURE_TYPE
-from omnisupport_ingest.layers.retention_columns import RETENTION_TYPE
+from omnisupport_ingest.layers.retention_columns import retention_ledger
 from omnisupport_ingest.layers.review_columns import REVIEW_TYPE
 from omnisupport_ingest.layers.seen import Seen
 from omnisupport_ingest.settings import Settings
@@ -179,15 +179,7 @@ class Workspace:
 
     def removals(self, source: str) -> Ledger:
         """What retention removed of ``source``. Like ``reviews`` it is none of ``tables``."""
-        return Ledger(
-            self.home.lake,
-            TableSpec(
-                path=f"{source}/retention_ledger",
-                schema=RETENTION_TYPE,
-                partition_by=(),
-                description=f"What retention removed from landing and raw of {source}, when and why.",
-            ),
-        )
+        return retention_ledger(self.home.lake, source)
 
     def tables(self) -> Iterator[LakeTable]:
         """Every table of the lake, there or not yet, by source and in the order the data takes."""
