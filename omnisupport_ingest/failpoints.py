@@ -40,7 +40,7 @@ GATES: dict[str, Gate] = {
         _gate("home.marker", "`home.json`, which fixes the grid of windows"),
         _gate("home.in_force", "`in_force.json`, which names contracts and decision table"),
         _gate("home.identity", "what tells this home from its copies"),
-        _gate("source.publication", "the publication, made or extended"),
+        _gate("source.publication", "the publication, made, extended, or without a withdrawn table"),
         _gate("source.publication_drop", "the publication is gone"),
         _gate("source.slot_intent", "the note that a slot is about to be made"),
         _gate("source.slot", "the permanent replication slot"),
@@ -95,6 +95,8 @@ GATES: dict[str, Gate] = {
         _gate("target.commit", "rows of a target, with the version of the lake they are of"),
         _gate("export.file", "the file of an export"),
         _gate("checkpoint.file", "the file of `checkpoint export`"),
+        _gate("contract.withdrawn", "the file of a contract or a source, moved to `withdrawn`"),
+        _gate("lake.withdrawn", "a folder with the data of a withdrawn table or source is gone"),
         _gate("contract.file", "a contract made from its table, or the definition of a source"),
         _gate("runtime.file", "a file that is written anew at every start"),
     )

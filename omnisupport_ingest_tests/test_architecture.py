@@ -30,6 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "read": FLOOR_1 | {"contracts", "landing", "lake", "cdc", "layers"},
     "review": FLOOR_1 | {"contracts", "landing", "lake", "cdc", "layers", "read"},
     "checks": FLOOR_1 | {"contracts", "landing", "lake", "cdc", "layers", "read", "review"},
+    "withdrawal": FLOOR_1 | {"contracts", "lake", "sources", "layers"},
     "retention": FLOOR_1 | {"contracts", "landing", "lake", "cdc", "layers", "read", "review"},
     "targets": FLOOR_1 | {"contracts", "lake", "sources", "layers", "read"},
     "runtime": FLOOR_1,

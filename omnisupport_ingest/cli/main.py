@@ -40,6 +40,10 @@ from omnisupport_ingest.cli.target import target
 from omnisupport_ingest.cli.up import postgres, up, workload
 from omnisupport_ingest.cli.verify import verify
 from omnisupport_ingest.cli.windows import windows
+from omnisupport_ingest.cli.withdraw import retire, withdraw
+
+contracts.add_command(withdraw)
+sources.add_command(retire)
 
 
 class _Cli(Commands):
