@@ -2,8 +2,8 @@
 
 The contract goes first, into a folder ``withdrawn`` beside the contracts, from where it can be put back; with
 it go the assets of the table at the next start. Then the home's record of what is in force, the publication
-at the source, and last, only where that is asked for, the data. Whoever dies in between calls again: what is in
-``withdrawn`` is found there, and only what is left is done. Raw and deduped events hold every table of a
+at the source, and last, only where that is asked for, the data. Whoever dies in between calls again: what is
+in ``withdrawn`` is found there, and only what is left is done. Raw and deduped events hold every table of a
 source, so a withdrawn table's events stay in them.
 """
 
