@@ -18,6 +18,7 @@ from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.read.as_of import read_as_of
 from omnisupport_ingest.read.overview import overview
 from omnisupport_ingest.read.window_list import Stand, window_list
+from omnisupport_ingest.retention.forecast import disk_forecast
 from omnisupport_ingest.retention.plan import plan_retention
 from omnisupport_ingest.retention.removing import carry_out
 from omnisupport_ingest.retention.rules import Answer
@@ -106,8 +107,8 @@ def test_old_windows_lose_landing_then_raw_and_the_dimension_stays_what_it_was(t
     # Raw is the record: a replay starts there, another version of the logic does not empty it.
     replayed = deduped.materialize(story.workspace, spark, SOURCE, (FIRST,), "again", replay=True)
     assert replayed[0].replaced_hash == replayed[0].content_hash
-    held = raw.materialize(story.workspace, spark, SOURCE, (FIRST,), "again", replay=True)[0]
-    assert held.rows == 1
+    again = raw.materialize(story.workspace, spark, SOURCE, (FIRST,), "again", replay=True)[0]
+    assert again.rows == 1
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(raw, "VERSIONS", ("logic:other",))
         assert raw.materialize(story.workspace, spark, SOURCE, (FIRST,), "again")[0].rows == 1
@@ -121,8 +122,14 @@ def test_old_windows_lose_landing_then_raw_and_the_dimension_stays_what_it_was(t
     at = Workspace.open(story.workspace.settings)
     plan = plan_retention(at, SOURCE)
     assert {(each.layer, each.window) for each in plan.of(RAW)} == {(RAW, FIRST), (RAW, SECOND)}
+    held = disk_forecast(at, story.clock)
     carry_out(at, plan, removed_by="test")
     assert not plan_retention(at, SOURCE).doomed
+    left = disk_forecast(at, story.clock)
+    assert 0 < left.layers["raw"] < held.layers["raw"] and left.layers["deduped"] == held.layers["deduped"]
+    soon = disk_forecast(at, START + timedelta(days=1))
+    assert soon.per_day is not None and soon.per_day > 0
+    assert soon.days == pytest.approx(soon.free / soon.per_day, rel=1e-3)
     assert at.raw(SOURCE).open().files(FIRST) == ()
     assert pending_windows(story.workspace, SOURCE).nothing
     stands = {line.window: line.stand for line in window_list(story.workspace, SOURCE).windows}
