@@ -125,11 +125,14 @@ def materialize(
     repeated: list[str] = []
     lateness = Lateness.of(workspace, source)
     landed = store.landed()
-    removed = Removed.open(workspace, source)
-    passed = closing.passed_by_watermark(lateness, landed.watermark, removed.sealed)
+    sealed: set[str] = set()
+    passed = closing.passed_by_watermark(lateness, landed.watermark, sealed)
 
     def attempt(snapshot: TableSnapshot) -> list[str]:
         raw = workspace.raw(source).open()
+        # After raw: what raw has lost by retention is on record by then, and must not be judged as if it
+        # had never been.
+        sealed.update(Removed.open(workspace, source).sealed)
         # Before its version is asked for: the map of tokens is made here.
         workspace.secrets(workspace.contracts.of_source(source))
         # In this order: who has something erased looks at what has landed after it is recorded, so every
@@ -147,13 +150,15 @@ def materialize(
                 store,
                 window,
                 versions.of(window),
-                None if window in removed.sealed else _asked(asked, withheld, snapshot, window),
+                None if window in sealed else _asked(asked, withheld, snapshot, window),
             )
             for window in targets
         ]
         jobs = [job for job in every if job.plan.work is not Work.NOTHING]
         if jobs:
-            judging = _Judging(workspace, spark, source, run_id, versions, lateness, passed, removed.sealed)
+            judging = _Judging(
+                workspace, spark, source, run_id, versions, lateness, passed, frozenset(sealed)
+            )
             _commit(judging, snapshot, raw, jobs)
         idle = closing.due(snapshot, set(targets) - {job.plan.window for job in jobs}, passed)
         done = (job.plan.window for job in every if job.plan.repeated)

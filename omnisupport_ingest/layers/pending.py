@@ -173,7 +173,6 @@ class _Look:
         news = self._landing.news(seen.era, seen.number)
         self.landed = self._landing.landed()
         self._laws = LawVersions(workspace, source)
-        self._removed = Removed.open(workspace, source)
         self._files = self._event_files(source)
         self._layers = self._open_layers(source)
         everything, apart = self._judged_by()
@@ -224,10 +223,12 @@ class _Look:
             for each, snapshot in self._folded.items()
             if snapshot is None or not waiting(workspace, each, snapshot)
         }
-        removed = self._removed
+        # Raw before the record, which is written first: what raw has lost is known to be removed.
+        held = newest(workspace.raw(source))
+        removed = self._removed = Removed.open(workspace, source)
         return [
             _Layer(
-                newest(workspace.raw(source)),
+                held,
                 lambda _: raw.VERSIONS,
                 decisions,
                 lasting=removed.trimmed,

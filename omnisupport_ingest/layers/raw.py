@@ -87,14 +87,17 @@ def materialize(
     """
     store, table = workspace.landing(source), workspace.raw(source)
     asked = Asked(replay, repeats_writes(workspace.decisions))
-    removed = Removed.open(workspace, source)
-    landed = _Landing(store, removed)
+    sealed: set[str] = set()
     identity = Identity(LAYER, source, run_id)
     lateness = Lateness.of(workspace, source)
-    passed = closing.passed_by_watermark(lateness, landed.watermark, removed.sealed)
+    passed = closing.passed_by_watermark(lateness, store.landed().watermark, sealed)
     repeated: list[str] = []
 
     def attempt(snapshot: TableSnapshot) -> list[str]:
+        # After raw was opened: what it has lost by retention is on record by then.
+        removed = Removed.open(workspace, source)
+        sealed.update(removed.sealed)
+        landed = _Landing(store, removed)
         targets = [*dict.fromkeys(windows), *landed.sentinel()]
         upstreams = {window: _upstream(snapshot, window, landed) for window in targets}
         every = [_planned(snapshot, upstreams[window], window, landed, asked) for window in targets]
@@ -139,7 +142,6 @@ class _Landing:
         self._known: dict[str, dict[str, list[LandedPart]]] = {}
         self._gone: dict[str, frozenset[str]] = {}
         self._present = Present(store, removed)
-        self.watermark = self._landed.watermark
         self.trimmed = removed.trimmed
 
     def sentinel(self) -> list[str]:
