@@ -188,8 +188,8 @@ def _data(tables: Iterable[LakeTable]) -> Iterable[Data]:
 
 
 def _move(file: Path, to: Path) -> Path:
-    to.parent.mkdir(parents=True, exist_ok=True)
     with gate("contract.withdrawn", file):
+        to.parent.mkdir(parents=True, exist_ok=True)
         os.replace(file, to)
         sync_folder(to.parent)
         sync_folder(file.parent)
