@@ -16,6 +16,7 @@ from omnisupport_ingest.defs.lost_runs import run_executor
 from omnisupport_ingest.defs.partitions import window_partitions
 from omnisupport_ingest.defs.query_sensors import comparison, cursor_sensor
 from omnisupport_ingest.defs.resources import build_resources
+from omnisupport_ingest.defs.retention import build_retention
 from omnisupport_ingest.defs.review_job import build_review_job
 from omnisupport_ingest.defs.sensors import wal_batches_sensor
 from omnisupport_ingest.defs.source_health import source_health_check, source_health_sensor
@@ -72,7 +73,7 @@ def build_definitions(workspace: Workspace) -> dg.Definitions:
             parts.append(dg.Definitions(jobs=[compare], sensors=[cursor_sensor(definition), *due_sensors]))
         if definition.kind is SourceKind.KAFKA:
             parts.append(dg.Definitions(sensors=[topics_sensor(definition)]))
-    return dg.Definitions.merge(*parts)
+    return dg.Definitions.merge(*parts, build_retention())
 
 
 _kept: dg.Definitions | None = None

@@ -217,6 +217,13 @@ class Settings(BaseSettings):
         examples=["postgresql://dagster:…@db.example:5432/dagster"],
         json_schema_extra={"values": "URL, secret"},
     )
+    runs_kept_days: int | None = Field(
+        None,
+        ge=1,
+        description="After how many days the job `retention` removes finished runs from Dagster's records. "
+        "Unset: they are kept for ever.",
+        examples=["90"],
+    )
     spark_master: str = Field(
         "local[2]",
         description="Master of the Spark Connect server, and of a session without one.",

@@ -50,6 +50,10 @@ ELSEWHERE = {
     "lake.earlier": "cli/test_materialize.py",
     "dagster.process": "defs/test_run_launcher.py",
     "target.commit": "targets/test_target.py",
+    "retention.landing": "retention/test_killed.py",
+    "contract.withdrawn": "cli/test_withdraw.py",
+    "lake.withdrawn": "cli/test_withdraw.py",
+    "dagster.old_run": "retention/test_killed.py",
 }
 """Gates that a test of their own part dies at."""
 
@@ -98,6 +102,10 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "lake.commit": ("lake/commit.py",),
     "lake.noted": ("layers/window_index.py",),
     "lake.earlier": ("cli/materialize.py",),
+    "retention.landing": ("retention/removing.py",),
+    "contract.withdrawn": ("withdrawal.py",),
+    "lake.withdrawn": ("withdrawal.py",),
+    "dagster.old_run": ("defs/retention.py",),
     "lake.sweep": ("lake/sweep.py",),
     "lake.sweep_delete": ("lake/sweep.py",),
     "dagster.run": ("defs/direct_run.py",),

@@ -97,7 +97,7 @@ class Law:
     ``contracts``: of the source. ``decisions``: the decision table. ``reviews``: what people decided of
     single events (``RELEASE`` or ``DISCARD``). ``erasures``: the rows whose values are taken out of their
     events once these are judged. ``window_length``: of the lake. ``secrets``: what policies for personal data
-    need.
+    need. ``sealed``: windows that retention has sealed. Nothing is accepted in them any more.
     """
 
     contracts: tuple[TableContract, ...]
@@ -106,6 +106,7 @@ class Law:
     reviews: Mapping[EventId, str] = field(default_factory=dict)
     erasures: Erasures = field(default_factory=Erasures)
     secrets: Secrets = field(default_factory=Secrets)
+    sealed: frozenset[str] = frozenset()
 
 
 def judge_batches(
@@ -178,6 +179,9 @@ class _Judge:
     def judged(self, batch: pa.RecordBatch) -> list[pa.Array]:
         """The added columns, in the order of ``ADDED``."""
         ordinary = self._ordinary.among(batch)
+        if self._law.sealed:
+            sealed = pc.is_in(batch.column("window"), pa.array(self._law.sealed, pa.string()))
+            ordinary = pc.and_(ordinary, pc.invert(sealed))
         others = pc.invert(ordinary)
         self._taken.events += batch.num_rows
         self._taken.exactly += others.true_count
@@ -265,6 +269,8 @@ class _Judge:
         strict = self._strict
         if rows.window[row] == OUT_OF_RANGE:
             return _OUT_OF_RANGE
+        if rows.window[row] in self._law.sealed:
+            return _TOO_LATE
         if rows.collision[row] and not released:
             return _COLLISION
         if newest is not None and newest > rows.epoch[row] and OLDER_EPOCH in strict and not released:

@@ -116,6 +116,7 @@ def verify(source: str | None, as_json: bool) -> int:
 
     Reads all of landing: size, SHA-256 and number of rows of every data file, every manifest, every
     epoch. It lists every damage, and does not stop at the first one. Without --source it checks all sources.
+    What retention has removed is counted, and is no damage.
 
     \b
     Example:
@@ -124,8 +125,13 @@ def verify(source: str | None, as_json: bool) -> int:
     Exit code: 0 all is as it landed, 1 something is not, 2 usage or settings, 3 no home.
     """
     from omnisupport_ingest.landing.damage import look_through
+    from omnisupport_ingest.layers.removed import Present, Removed
 
-    findings = [look_through(store) for store in ([_store(source)] if source else _stores())]
+    lake = existing_home(open_settings()).lake
+    findings = [
+        look_through(store, Present(store, Removed.in_lake(lake, store.source)).has)
+        for store in ([_store(source)] if source else _stores())
+    ]
     damaged = any(finding.damage for finding in findings)
     if as_json:
         document = {"whole": not damaged, "sources": [asdict(finding) for finding in findings]}
@@ -241,6 +247,8 @@ def _show_finding(finding: Finding) -> None:
         click.echo(f"{finding.source}: nothing has landed.")
         return
     parts = [counted(finding.batches, "batch"), counted(finding.files, "file"), size(finding.bytes)]
+    if finding.removed:
+        parts.append(f"{counted(finding.removed, 'file')} removed by retention")
     verdict = f"{len(finding.damage)} damaged" if finding.damage else "all as they landed"
     click.echo(f"{finding.source}: {', '.join(parts)}; {verdict}.")
 

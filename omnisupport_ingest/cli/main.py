@@ -32,6 +32,7 @@ from omnisupport_ingest.cli.preflight import preflight
 from omnisupport_ingest.cli.quarantine import quarantine
 from omnisupport_ingest.cli.render import Commands
 from omnisupport_ingest.cli.replay import replay
+from omnisupport_ingest.cli.retention import retention
 from omnisupport_ingest.cli.source import source
 from omnisupport_ingest.cli.sources import sources
 from omnisupport_ingest.cli.status import status
@@ -40,6 +41,10 @@ from omnisupport_ingest.cli.target import target
 from omnisupport_ingest.cli.up import postgres, up, workload
 from omnisupport_ingest.cli.verify import verify
 from omnisupport_ingest.cli.windows import windows
+from omnisupport_ingest.cli.withdraw import retire, withdraw
+
+contracts.add_command(withdraw)
+sources.add_command(retire)
 
 
 class _Cli(Commands):
@@ -50,7 +55,7 @@ class _Cli(Commands):
         "Look": ("status", "logs", "windows", "landing", "checkpoint", "settings"),
         "Read the lake": ("export", "as-of", "target", "verify"),
         "Sources and contracts": ("sources", "source", "preflight", "contracts", "pii"),
-        "Decide and repair": ("quarantine", "replay", "erase", "rebuild", "sweep", "clean"),
+        "Decide and repair": ("quarantine", "replay", "erase", "rebuild", "retention", "sweep", "clean"),
     }
 
 
@@ -94,6 +99,7 @@ _COMMANDS = (
     replay,
     erase,
     rebuild,
+    retention,
     sweep,
     clean,
     postgres,

@@ -76,15 +76,20 @@ def replay(
       omnisupport-ingest replay --from 2026-01-31T0900 --to 2026-01-31T1800 --dry-run
       omnisupport-ingest replay --from 2026-01-31T0900 --reason "ticket 4711"
 
-    Exit code: 0 done, 1 a run failed or nothing to replay, 2 usage or settings, 3 no home, 6 another pass
-    runs on this home.
+    A window that retention has sealed is refused.
+
+    Exit code: 0 done, 1 a run failed, nothing to replay or sealed, 2 usage or settings, 3 no home, 6 another
+    pass runs on this home.
     """
+
+    from omnisupport_ingest.layers.removed import refuse_sealed
 
     if reason is None and not dry_run:
         raise click.UsageError("Give the reason with --reason, or add --dry-run.")
     workspace = open_workspace()
     source = contracted_source(workspace, source or workspace.settings.source)
     windows = windows_between(workspace, source, first, last or first)
+    refuse_sealed(workspace, source, windows)
     request = ReplayRequest.of(workspace, source, table, windows)
     replay_windows(request, None if dry_run else reason, as_json=as_json)
 

@@ -51,6 +51,7 @@ def status(as_json: bool) -> int:
     """
     from omnisupport_ingest.contracts.in_force import in_force
     from omnisupport_ingest.read.overview import overview
+    from omnisupport_ingest.retention.forecast import disk_forecast
     from omnisupport_ingest.sources.postgres.capture.state import State
 
     settings = open_settings()
@@ -71,6 +72,7 @@ def status(as_json: bool) -> int:
             "tables": len(workspace.contracts),
         },
         "platform": _platform(home),
+        "disk": asdict(disk_forecast(workspace, datetime.now(UTC))),
         "source": logs[0],
         "other_logs": logs[1:],
         "sources": [_source_document(each) for each in sources],
@@ -231,6 +233,7 @@ def _show(document: dict[str, Any]) -> None:
         ("home", f"{document['home']}, windows: {document['window']}"),
         ("contracts", f"{chosen['contracts']}, {chosen['tables']} tables"),
         ("decisions", chosen["decision_table"]),
+        ("disk", _disk_line(document["disk"])),
         ("platform", _platform_line(platform)),
         *(("sensor", _sensor_line(each)) for each in platform["sensors"] or ()),
     ]
@@ -261,6 +264,17 @@ def _platform_line(platform: dict[str, Any]) -> str:
         return "not running (omnisupport-ingest up)"
     ui = f"UI: {platform['ui']}" if platform["ui"] else "no UI"
     return f"running, {ui}; {', '.join(platform['services']) or 'no service runs yet'}"
+
+
+def _disk_line(disk: dict[str, Any]) -> str:
+    """Sizes in use, the largest layer first, how they grow, and when the disk is full."""
+    sizes = sorted(disk["layers"].items(), key=lambda each: -each[1])
+    used = ", ".join(f"{layer} {render.size(held)}" for layer, held in sizes if held) or "nothing yet"
+    free = f"{render.size(disk['free'])} free"
+    if disk["per_day"] is None:
+        return f"{used}; {free}"
+    full = f", full in {disk['days']:,.0f} days" if disk["days"] is not None else ""
+    return f"{used}; grows by {render.size(disk['per_day'])} a day; {free}{full} (estimated)"
 
 
 def _sensor_line(sensor: dict[str, Any]) -> str:

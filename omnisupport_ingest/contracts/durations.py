@@ -30,3 +30,11 @@ def parse_duration(text: str) -> timedelta:
     if length > LONGEST:
         raise ValueError(f"{text!r} is longer than {LONGEST.days:,} days")
     return length
+
+
+def duration_text(length: timedelta | None) -> str:
+    """``length`` as contracts write it, in days and seconds (``P30D``, ``PT3600S``); null is ``for ever``."""
+    if length is None:
+        return "for ever"
+    days, seconds = length.days, length.seconds
+    return (f"P{days}D" if days or not seconds else "P") + (f"T{seconds}S" if seconds else "")

@@ -23,6 +23,7 @@ from omnisupport_ingest.contracts.model import (
     ContractError,
     Contracts,
     DelayedMerge,
+    RetentionPolicy,
     TableContract,
     TargetPolicy,
 )
@@ -46,7 +47,10 @@ SCHEMA = "contracts/contract.schema.json"
 _LONGEST_DELAY = timedelta(hours=12)
 """Files of net changes that closing has folded into others are kept for a day; a merge reads them."""
 
-_NOT_JUDGED_BY = ("cursor", "target", "delayed_merge")
+LEAST_OLD_FILES = timedelta(hours=1)
+"""A run in progress has placed files that it has not committed yet."""
+
+_NOT_JUDGED_BY = ("cursor", "target", "delayed_merge", "retention")
 """Parts of ``x-cdc`` that change no row of what has landed."""
 
 
@@ -129,12 +133,13 @@ def contract_of(document: dict[str, Any], path: Path) -> TableContract:
         target=_target(path, policy),
         delayed_merge=_delayed_merge(path, policy.get("delayed_merge")),
         unprotected=() if in_lake == columns else columns,
+        retention=_retention(path, policy.get("retention", {}), longest),
     )
 
 
 def _fingerprint(document: dict[str, Any]) -> str:
-    """The SHA-256 of ``document``, but for what bears on reading, on a target or on the time of merges alone:
-    that changes nothing that landed."""
+    """The SHA-256 of ``document``, but for what bears on reading, on a target, on the time of merges or on
+    retention alone: that changes nothing that landed."""
     policy = {name: value for name, value in document["x-cdc"].items() if name not in _NOT_JUDGED_BY}
     judged = document | {"x-cdc": policy}
     text = json.dumps(judged, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
@@ -177,6 +182,34 @@ def _delayed_merge(path: Path, delay: dict[str, Any] | None) -> DelayedMerge | N
             "Write a shorter time, or leave delayed_merge out: then every run merges at once.",
         )
     return DelayedMerge(age, float(delay["max_share"]))
+
+
+def _retention(path: Path, policy: dict[str, Any], max_lateness: timedelta) -> RetentionPolicy:
+    landing, raw, old_files = (
+        _duration(path, f"retention.{name}", policy.get(name)) for name in ("landing", "raw", "old_files")
+    )
+    if raw is not None and (landing is None or landing > raw):
+        raise refused(
+            path,
+            "x-cdc.retention.raw",
+            "is shorter than landing, from which raw would be made again",
+            "Keep landing no longer than raw: give both, landing the shorter time.",
+        )
+    if raw is not None and raw < max_lateness:
+        raise refused(
+            path,
+            "x-cdc.retention.raw",
+            "is shorter than lateness.max, within which late events are taken in by a replay from raw",
+            "Keep raw at least as long as lateness.max.",
+        )
+    if old_files is not None and old_files < LEAST_OLD_FILES:
+        raise refused(
+            path,
+            "x-cdc.retention.old_files",
+            "is shorter than PT1H, and a run that is in progress needs its files",
+            "Keep them for an hour at least, and longer than the longest run takes.",
+        )
+    return RetentionPolicy(landing, raw, old_files)
 
 
 def _check_key(path: Path, key: list[str], columns: tuple[Column, ...]) -> None:

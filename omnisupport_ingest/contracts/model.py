@@ -100,6 +100,20 @@ class DelayedMerge:
 
 
 @dataclass(frozen=True, slots=True)
+class RetentionPolicy:
+    """How long the layers of a table are kept, counted from the end of a window; null: for ever.
+
+    ``landing`` and ``raw`` hold the events of all tables of a source, so they are kept for as long as the
+    table that wants them longest. ``old_files``: how long a file of the lake stays that no version of its
+    table holds any more; null: the default.
+    """
+
+    landing: timedelta | None = None
+    raw: timedelta | None = None
+    old_files: timedelta | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class TableContract:
     """What is agreed about one source table: its columns, its key and how its events are judged.
 
@@ -111,10 +125,12 @@ class TableContract:
     shows a row after its delete, null for ever. ``cursor``: how it is read where there is no log, null if
     only a log will do. ``target``: the table of a warehouse that follows the current state, null if none.
     ``delayed_merge``: how long net changes may wait for their merge, null if every run merges at once.
+    ``retention``: how long its layers are kept.
     ``columns`` are those of the lake, where a policy for personal data leaves a column out or makes it text;
     ``unprotected``: the same as the source has them, empty where they do not differ.
     ``path`` is the contract's file and ``fingerprint`` the SHA-256 of its canonical JSON without cursor,
-    target and delayed merge, which change no row that has landed: another fingerprint is another contract.
+    target, delayed merge and retention, which change no row that has landed: another fingerprint is another
+    contract.
     """
 
     name: str
@@ -137,6 +153,7 @@ class TableContract:
     target: TargetPolicy | None = None
     delayed_merge: DelayedMerge | None = None
     unprotected: tuple[Column, ...] = ()
+    retention: RetentionPolicy = RetentionPolicy()
 
     @property
     def source_columns(self) -> tuple[Column, ...]:

@@ -26,6 +26,7 @@ from omnisupport_ingest.layers import deduped, dimensions, raw
 from omnisupport_ingest.layers.checkpoints import with_found
 from omnisupport_ingest.layers.idempotency import LOGIC_VERSION
 from omnisupport_ingest.layers.late_replay import BY_HAND, refuse_backfill
+from omnisupport_ingest.layers.removed import Removed, refuse_sealed
 from omnisupport_ingest.layers.retyping import waits
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.runtime.spark_errors import named_spark_errors
@@ -236,7 +237,21 @@ def _replays(context: dg.AssetExecutionContext, workspace: Workspace) -> bool:
     """Whether the run makes its windows again; ``BackfillsRefused`` where the decision table forbids it."""
     if _by_hand(context):
         refuse_backfill(workspace.decisions)
-    return keys.TAKE_NEW_TAG not in context.run.tags
+    replay = keys.TAKE_NEW_TAG not in context.run.tags
+    if replay:
+        _leave_sealed(context, workspace)
+    return replay
+
+
+def _leave_sealed(context: dg.AssetExecutionContext, workspace: Workspace) -> None:
+    """Name the sealed windows of a replay, which stay as they are; ``WindowSealed`` if it has no other."""
+    source, windows = context.asset_key.path[0], context.partition_keys
+    sealed = sorted(Removed.open(workspace, source).sealed.intersection(windows))
+    if len(sealed) == len(windows):
+        refuse_sealed(workspace, source, windows)
+    if sealed:
+        named = f"{sealed[0]} to {sealed[-1]}" if len(sealed) > 1 else sealed[0]
+        context.log.warning(f"{len(sealed)} sealed windows of {source} stay as they are: {named}.")
 
 
 def _by_hand(context: dg.AssetExecutionContext) -> bool:

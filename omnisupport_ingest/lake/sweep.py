@@ -7,6 +7,7 @@ good: a writer that comes a moment later finds no folder and places its own.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import shutil
@@ -39,16 +40,7 @@ def sweep(
         return []
     now = time.time()
     folder = table.folder
-    handle = DeltaTable(str(folder))
-    unreferenced = {
-        unquote(path)
-        for path in handle.vacuum(
-            retention_hours=math.ceil(older_than / timedelta(hours=1)),
-            dry_run=True,
-            enforce_retention_duration=False,
-            full=True,
-        )
-    } - set(spare)
+    unreferenced = _unreferenced(table, older_than, spare)
     removed = [
         target
         for target in sorted(_targets(folder, unreferenced))
@@ -60,6 +52,33 @@ def sweep(
             _delete(draft)
             removed.append(f"{layout.STAGING}/{draft.name}")
     return sorted(removed)
+
+
+def sweepable(
+    table: LakeTable, older_than: timedelta = timedelta(days=1), *, spare: Collection[str] = ()
+) -> tuple[int, int]:
+    """How many files ``sweep`` would delete of ``table``, but for unfinished writes, and their bytes."""
+    if not table.exists:
+        return 0, 0
+    limit, sizes = time.time() - older_than.total_seconds(), []
+    for target in _targets(table.folder, _unreferenced(table, older_than, spare)):
+        path = table.folder / target
+        with contextlib.suppress(FileNotFoundError):
+            if path.stat().st_mtime < limit:
+                files = path.rglob("*.parquet") if path.is_dir() else (path,)
+                sizes += [file.stat().st_size for file in files]
+    return len(sizes), sum(sizes)
+
+
+def _unreferenced(table: LakeTable, older_than: timedelta, spare: Collection[str]) -> set[str]:
+    """Files that no commit added, or that one removed longer ago than ``older_than``."""
+    found = DeltaTable(str(table.folder)).vacuum(
+        retention_hours=math.ceil(older_than / timedelta(hours=1)),
+        dry_run=True,
+        enforce_retention_duration=False,
+        full=True,
+    )
+    return {unquote(path) for path in found} - set(spare)
 
 
 def _targets(folder: Path, unreferenced: set[str]) -> set[str]:

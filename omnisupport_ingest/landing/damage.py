@@ -5,7 +5,7 @@ One damaged batch hides no other: the search goes on to the end and names them a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -15,6 +15,7 @@ from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.landing.chain import unbroken
 from omnisupport_ingest.landing.epochs import EpochRecord
 from omnisupport_ingest.landing.manifest import DataFile, Manifest
+from omnisupport_ingest.landing.standing import LandedPart
 from omnisupport_ingest.landing.store import LandingStore
 
 _RESTORE = "Restore the file from a backup of the landing folder."
@@ -35,17 +36,24 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was looked at in the landing of one source, and all that is wrong with it."""
+    """What was looked at in the landing of one source, and all that is wrong with it.
+
+    ``removed``: data files that retention removed; ``files`` and ``bytes`` are those that are there.
+    """
 
     source: str
     batches: int
     files: int
     bytes: int
+    removed: int
     damage: tuple[Damage, ...]
 
 
-def look_through(store: LandingStore) -> Finding:
-    """Read every manifest, hash every data file, count its rows, and follow every chain."""
+def look_through(store: LandingStore, expected: Callable[[LandedPart], bool] = lambda _: True) -> Finding:
+    """Read every manifest, hash every data file, count its rows, and follow every chain.
+
+    ``expected``: whether a data file should be there; what retention has removed is no damage.
+    """
     damage: list[Damage] = []
     manifests: list[Manifest] = []
     names = store.names_on_disk()
@@ -54,19 +62,24 @@ def look_through(store: LandingStore) -> Finding:
             manifests.append(store.read(batch_id))
         except IngestError as error:
             damage.append(Damage("manifest", batch_id, error.problem, error.fix))
+    files, removed = [], 0
     for manifest in manifests:
         for file in manifest.files:
+            if not expected(LandedPart.of(manifest, file)):
+                removed += 1
+                continue
+            files.append(file)
             damage += _damage_of(store, manifest, file)
     epochs = _epochs(store, manifests, damage)
     for epoch in sorted({manifest.epoch for manifest in manifests if manifest.stream is not None}):
         damage += _holes(epoch, manifests, epochs)
-    files = [file for manifest in manifests for file in manifest.files]
     store.look_again()
     return Finding(
         source=store.source,
         batches=len(names),
         files=len(files),
         bytes=sum(file.bytes for file in files),
+        removed=removed,
         damage=tuple(damage),
     )
 

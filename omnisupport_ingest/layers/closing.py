@@ -7,7 +7,7 @@ are swept, and a reader of an older version finds them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -30,9 +30,12 @@ class FoldedDiffers(IngestError):
     """The files of a window do not hold the rows that its checkpoint says; nothing was committed."""
 
 
-def passed_by_watermark(lateness: Lateness, watermark: datetime | None) -> Callable[[str], bool]:
-    """Whether ``watermark``, the source's now, closes a window."""
-    return lambda window: lateness.closed(window, watermark)
+def passed_by_watermark(
+    lateness: Lateness, watermark: datetime | None, sealed: Collection[str] = ()
+) -> Callable[[str], bool]:
+    """Whether ``watermark``, the source's now, closes a window. ``sealed`` ones are left as they are: they
+    were closed, and what lands in them since must not be folded with what a layer below has taken."""
+    return lambda window: window not in sealed and lateness.closed(window, watermark)
 
 
 def passed_with(above: TableSnapshot) -> Callable[[str], bool]:

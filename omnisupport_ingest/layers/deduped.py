@@ -52,6 +52,7 @@ from omnisupport_ingest.layers.lateness import Lateness
 from omnisupport_ingest.layers.plan import Asked, Upstream, WindowPlan, Work, plan_window, repeats_writes
 from omnisupport_ingest.layers.progress import facts_of_parts, rise_from
 from omnisupport_ingest.layers.quarantine_files import gone_from_disk, named_by
+from omnisupport_ingest.layers.removed import Removed, lasting, refuse_remake
 from omnisupport_ingest.layers.scenarios import Tallies
 from omnisupport_ingest.layers.upstream_files import files_to_read, units_of
 from omnisupport_ingest.layers.versions import ERASURE, LawVersions, found_in
@@ -91,7 +92,7 @@ share of all was judged one by one, where it is known."""
 class _Judging:
     """What a run judges events of ``source`` with.
 
-    ``passed`` tells whether the watermark has closed a window.
+    ``passed`` tells whether the watermark has closed a window; events go to quarantine in ``sealed`` ones.
     """
 
     workspace: Workspace
@@ -101,6 +102,7 @@ class _Judging:
     versions: LawVersions
     lateness: Lateness
     passed: Callable[[str], bool]
+    sealed: frozenset[str]
 
 
 def materialize(
@@ -123,10 +125,14 @@ def materialize(
     repeated: list[str] = []
     lateness = Lateness.of(workspace, source)
     landed = store.landed()
-    passed = closing.passed_by_watermark(lateness, landed.watermark)
+    sealed: set[str] = set()
+    passed = closing.passed_by_watermark(lateness, landed.watermark, sealed)
 
     def attempt(snapshot: TableSnapshot) -> list[str]:
         raw = workspace.raw(source).open()
+        # After raw: what raw has lost by retention is on record by then, and must not be judged as if it
+        # had never been.
+        sealed.update(Removed.open(workspace, source).sealed)
         # Before its version is asked for: the map of tokens is made here.
         workspace.secrets(workspace.contracts.of_source(source))
         # In this order: who has something erased looks at what has landed after it is recorded, so every
@@ -144,13 +150,15 @@ def materialize(
                 store,
                 window,
                 versions.of(window),
-                _asked(asked, withheld, snapshot, window),
+                None if window in sealed else _asked(asked, withheld, snapshot, window),
             )
             for window in targets
         ]
         jobs = [job for job in every if job.plan.work is not Work.NOTHING]
         if jobs:
-            judging = _Judging(workspace, spark, source, run_id, versions, lateness, passed)
+            judging = _Judging(
+                workspace, spark, source, run_id, versions, lateness, passed, frozenset(sealed)
+            )
             _commit(judging, snapshot, raw, jobs)
         idle = closing.due(snapshot, set(targets) - {job.plan.window for job in jobs}, passed)
         done = (job.plan.window for job in every if job.plan.repeated)
@@ -175,13 +183,16 @@ def _job(
     landing: LandingStore,
     window: str,
     versions: tuple[str, ...],
-    asked: Asked,
+    asked: Asked | None,
 ) -> _Job:
+    """``asked``: null of a sealed window, which takes in what is new and is never judged again."""
     files = raw.files(window)
     raw_state, state = raw.state(window), snapshot.state(window)
     paths, stands_for = [file.path for file in files], raw_state.compacted_units if raw_state else {}
-    upstream = Upstream(units_of(paths, stands_for), raw.table_id, versions)
-    plan = plan_window(snapshot, window, upstream, asked)
+    upstream, table = Upstream(units_of(paths, stands_for), raw.table_id, versions), snapshot.table.spec.path
+    if asked is None:
+        upstream = lasting(upstream, state, window=window, table=table)
+    plan = plan_window(snapshot, window, upstream, asked or Asked(replay=False))
     if files_to_read(paths, stands_for, plan.read) is None:
         plan = WindowPlan(window, Work.REPLACE, upstream.units, snapshot.version + 1)
     batches = raw_state.batches if raw_state else ()
@@ -190,9 +201,11 @@ def _job(
     new = [name for name in batches if name not in judged]
     last = Position.parse(state.checkpoint.cursor) if state and judged and state.checkpoint.cursor else None
     distinct = _rises(parts, new, last)
-    if plan.work is Work.APPEND and judged and not distinct:
+    if plan.work is Work.APPEND and judged and not distinct and asked is not None:
         plan = WindowPlan(window, Work.REPLACE, upstream.units, snapshot.version + 1)
         distinct = _rises(parts, batches, None)
+    if asked is None:
+        refuse_remake(plan, table)
     read = files_to_read(paths, stands_for, plan.read) or ()
     return _Job(
         plan=plan,
@@ -201,7 +214,7 @@ def _job(
         batches=batches,
         landed=tuple(parts),
         outcome_key=idempotency_key(
-            layer=LAYER, table=LAYER, window=window, inputs=upstream.units, versions=versions
+            layer=LAYER, table=LAYER, window=window, inputs=upstream.units, versions=upstream.versions
         ),
         distinct=distinct,
     )
@@ -220,6 +233,7 @@ def _commit(judging: _Judging, snapshot: TableSnapshot, raw: TableSnapshot, jobs
     identity = Identity(LAYER, source, judging.run_id)
     unit = unit_key((job.outcome_key, job.plan) for job in jobs)
     law = _law(workspace, source, judging.versions, [job.plan.window for job in jobs])
+    law = replace(law, sealed=judging.sealed)
     if law.erasures:
         judged = dedupe.judge(_marked(judging.spark, raw, jobs), law)
         accepted, tallies, staged, exact_share = _judged(judging, snapshot, judged, jobs, unit)
@@ -242,7 +256,7 @@ def _commit(judging: _Judging, snapshot: TableSnapshot, raw: TableSnapshot, jobs
                     companions=companions[job.plan.window],
                     upstream_version=raw.version,
                     found=_found(snapshot, job, tallies),
-                    past_closing=judging.passed(job.plan.window),
+                    past_closing=job.plan.window in judging.sealed or judging.passed(job.plan.window),
                     exact_share=exact_share,
                 ),
                 identity,

@@ -31,6 +31,7 @@ from omnisupport_ingest.layers import raw
 from omnisupport_ingest.layers.delayed_merge import waiting_merge
 from omnisupport_ingest.layers.lateness import LateArrival, Lateness
 from omnisupport_ingest.layers.quarantine_files import QuarantineFiles, named_by
+from omnisupport_ingest.layers.removed import Removed
 from omnisupport_ingest.layers.retyping import waiting
 from omnisupport_ingest.layers.seen import Seen
 from omnisupport_ingest.layers.shown import purged_before, purged_of, shows
@@ -193,10 +194,19 @@ class _Look:
             if snapshot is not None and waiting(workspace, each, snapshot)
         )
         judged = self._files.deduped if self._files is not None else newest(workspace.deduped(source))
+        # Raw before the record, which is written first: what raw has lost is known to be removed.
+        held = newest(workspace.raw(source))
+        removed = self._removed = Removed.open(workspace, source)
         return SourceLayers(
             events=(
-                Layer(newest(workspace.raw(source)), lambda _: raw.VERSIONS, decisions),
-                Layer(judged, self._laws.of, decisions),
+                Layer(
+                    held,
+                    lambda _: raw.VERSIONS,
+                    decisions,
+                    lasting=removed.trimmed,
+                    sealed=removed.sealed,
+                ),
+                Layer(judged, self._laws.of, decisions, sealed=removed.sealed),
             ),
             tables=tuple(
                 TableLayer(each, snapshot, decisions)
@@ -224,9 +234,11 @@ class _Look:
         untaken, news = layers.awaited(window, self.landed.untaken(window, layers.held(window)))
         half_done = layers.half_done(window, self._files) if self._files is not None else frozenset()
         unclosed = layers.unclosed(window)
+        # What lands in a sealed window goes to quarantine, and no replay is needed for it.
+        replayed = self._apart and window not in self._removed.sealed
         found = _Unsettled(
             tuple(sorted({part.place for part in untaken})),
-            layers.untaken(self._lateness.late_parts(untaken), untaken) if self._apart else (),
+            layers.untaken(self._lateness.late_parts(untaken), untaken) if replayed else (),
             news | half_done,
             bool(unclosed) or any(layer.is_open(window) for layer in layers.events),
             all(layer.may_close(window) for layer in layers.all),
@@ -248,6 +260,7 @@ class _Look:
             and (raw_layer.has_files(window) or bool(self.landed.parts(window))),
             withheld=withheld,
             late_events=self._late_events(window),
+            sealed=window in self._removed.sealed,
         )
 
     def _late_events(self, window: str) -> int:

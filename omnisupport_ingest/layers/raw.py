@@ -40,6 +40,7 @@ from omnisupport_ingest.layers.plan import (
     repeats_writes,
 )
 from omnisupport_ingest.layers.progress import facts_of_parts
+from omnisupport_ingest.layers.removed import Present, Removed, lasting, refuse_remake
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.windows import OUT_OF_RANGE
 
@@ -86,24 +87,20 @@ def materialize(
     """
     store, table = workspace.landing(source), workspace.raw(source)
     asked = Asked(replay, repeats_writes(workspace.decisions))
-    landed = _Landing(store)
+    sealed: set[str] = set()
     identity = Identity(LAYER, source, run_id)
     lateness = Lateness.of(workspace, source)
-    passed = closing.passed_by_watermark(lateness, landed.watermark)
+    passed = closing.passed_by_watermark(lateness, store.landed().watermark, sealed)
     repeated: list[str] = []
 
     def attempt(snapshot: TableSnapshot) -> list[str]:
+        # After raw was opened: what it has lost by retention is on record by then.
+        removed = Removed.open(workspace, source)
+        sealed.update(removed.sealed)
+        landed = _Landing(store, removed)
         targets = [*dict.fromkeys(windows), *landed.sentinel()]
         upstreams = {window: _upstream(snapshot, window, landed) for window in targets}
-        every = [
-            plan_window(
-                snapshot,
-                window,
-                upstreams[window],
-                asked if _all_landed(snapshot, window, landed) else Asked(replay=False),
-            )
-            for window in targets
-        ]
+        every = [_planned(snapshot, upstreams[window], window, landed, asked) for window in targets]
         plans = pending(every)
         idle = closing.due(snapshot, set(targets) - {plan.window for plan in plans}, passed)
         repeated[:] = [plan.window for plan in every if plan.repeated and plan.window not in idle]
@@ -140,25 +137,35 @@ def materialize(
 class _Landing:
     """What has landed, as it is asked for: a run reads of its windows alone, and of new batches alone."""
 
-    def __init__(self, store: LandingStore) -> None:
+    def __init__(self, store: LandingStore, removed: Removed) -> None:
         self._store, self._landed = store, store.landed()
-        self._parts: dict[str, dict[str, list[LandedPart]]] = {}
-        self.watermark = self._landed.watermark
+        self._known: dict[str, dict[str, list[LandedPart]]] = {}
+        self._gone: dict[str, frozenset[str]] = {}
+        self._present = Present(store, removed)
+        self.trimmed = removed.trimmed
 
     def sentinel(self) -> list[str]:
         return [OUT_OF_RANGE] if any(each.out_of_range for each in self._landed.epochs) else []
 
     def of(self, window: str) -> Mapping[str, Sequence[LandedPart]]:
-        """The data files in ``window``, by batch."""
-        if window not in self._parts:
-            found = self._parts[window] = {}
+        """The data files in ``window``, by batch; of batches whose events there retention has left."""
+        known = self._of_manifests(window)
+        if window not in self._gone:
+            parts = (part for held in known.values() for part in held)
+            self._gone[window] = frozenset(p.batch_id for p in parts if not self._present.has(p))
+        return {name: held for name, held in known.items() if name not in self._gone[window]}
+
+    def _of_manifests(self, window: str) -> Mapping[str, Sequence[LandedPart]]:
+        if window not in self._known:
+            found = self._known[window] = {}
             for part in self._landed.parts(window):
                 found.setdefault(part.batch_id, []).append(part)
-        return self._parts[window]
+        return self._known[window]
 
     def parts(self, window: str, batches: Iterable[str]) -> list[LandedPart]:
-        """Those of ``batches``, where they have not been forgotten."""
-        here = self.of(window)
+        """Those of ``batches`` as manifests have them, where these have not been forgotten; the data may be
+        gone."""
+        here = self._of_manifests(window)
         return [part for name in sorted(batches) for part in here.get(name, ())]
 
     def files(self, window: str, batches: Iterable[str]) -> list[tuple[Manifest, DataFile]]:
@@ -176,6 +183,23 @@ def _held(snapshot: TableSnapshot, window: str) -> frozenset[str]:
 def _all_landed(snapshot: TableSnapshot, window: str, landed: _Landing) -> bool:
     """Whether landing still has every batch that raw holds: else raw is the record."""
     return _held(snapshot, window) <= landed.of(window).keys()
+
+
+def _planned(
+    snapshot: TableSnapshot, upstream: Upstream, window: str, landed: _Landing, asked: Asked
+) -> WindowPlan:
+    if _all_landed(snapshot, window, landed) and window not in landed.trimmed:
+        return plan_window(snapshot, window, upstream, asked)
+    # Raw is the record: it takes in what is new, and what it holds is never written again.
+    table = snapshot.table.spec.path
+    plan = plan_window(
+        snapshot,
+        window,
+        lasting(upstream, snapshot.state(window), window=window, table=table),
+        Asked(replay=False),
+    )
+    refuse_remake(plan, table)
+    return plan
 
 
 def _upstream(snapshot: TableSnapshot, window: str, landed: _Landing) -> Upstream:
@@ -243,7 +267,7 @@ def all_events(workspace: Workspace, spark: SparkSession, source: str, windows: 
     That is what has landed, and what raw holds already where landing has forgotten a batch of it.
     """
     store = workspace.landing(source)
-    landed = _Landing(store)
+    landed = _Landing(store, Removed.open(workspace, source))
     snapshot = workspace.raw(source).open() if workspace.raw(source).exists else None
     frames, files = [], []
     for window in windows:

@@ -30,8 +30,13 @@ class Layer:
         snapshot: TableSnapshot | None,
         versions: Callable[[str], tuple[str, ...]],
         decisions: DecisionTable,
+        *,
+        lasting: frozenset[str] = frozenset(),
+        sealed: frozenset[str] = frozenset(),
     ) -> None:
+        """``lasting`` windows are never made again, ``sealed`` ones never closed again either."""
         self.snapshot = snapshot
+        self._lasting, self._sealed = lasting | sealed, sealed
         self._versions = versions
         self._decisions = decisions
 
@@ -55,20 +60,22 @@ class Layer:
 
     def is_stale(self, window: str) -> bool:
         """Whether ``window`` was made by other rules, and must be made again."""
+        if window in self._lasting:
+            return False
         state = self.state(window)
         return state is not None and not is_current(state.versions, self._versions(window), self._decisions)
 
     def is_open(self, window: str) -> bool:
         """Whether the layer holds ``window`` and has not closed it since its last commit."""
         state = self.state(window)
-        return state is not None and not state.closed
+        return state is not None and not state.closed and window not in self._sealed
 
     def may_close(self, window: str) -> bool:
         """Whether a run over ``window`` would close it here or leave it alone, not make it again."""
         state = self.state(window)
         if state is None:
             return not self.has_files(window)
-        return state.versions == self._versions(window)
+        return window in self._lasting or state.versions == self._versions(window)
 
 
 class TableLayer(Layer):

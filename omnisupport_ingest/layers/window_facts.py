@@ -52,10 +52,12 @@ def numbers_of(
     listed: bool,
     withheld: bool,
     late_events: int,
+    sealed: bool = False,
 ) -> Mapping[str, int]:
     """The numbers of one window by its states in raw, deduped events and every table's net changes.
 
-    ``listed``: something landed in it, or raw holds events of it; ``withheld``: it has files of quarantine.
+    ``listed``: something landed in it, or raw holds events of it; ``withheld``: it has files of quarantine;
+    ``sealed``: its events have left raw, so raw tells no numbers any more.
     """
     numbers: dict[str, int]
     made = [state.checkpoint for state in (raw, judged, *folded) if state is not None]
@@ -65,12 +67,12 @@ def numbers_of(
         WITHHELD: int(withheld),
         "late": late_events,
     }
-    closed = judged is not None and judged.closed
+    closed = sealed or (judged is not None and judged.closed)
     if listed:
         numbers |= {"closed": int(closed), TO_CLOSE: int(not closed)}
     if judged is None:
         return numbers
-    checkpoint, arrived = judged.checkpoint, raw.checkpoint if raw is not None else None
+    checkpoint, arrived = judged.checkpoint, raw.checkpoint if raw is not None and not sealed else None
     return {
         **numbers,
         "judged": 1,

@@ -27,6 +27,7 @@ from omnisupport_ingest.lake.ledger import Ledger
 from omnisupport_ingest.lake.table import LakeTable, TableSpec
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.layers.erasure_columns import ERASURE_TYPE
+from omnisupport_ingest.layers.retention_columns import retention_ledger
 from omnisupport_ingest.layers.review_columns import REVIEW_TYPE
 from omnisupport_ingest.layers.seen import Seen
 from omnisupport_ingest.settings import Settings
@@ -175,6 +176,10 @@ class Workspace:
                 description=f"Who had the values of which row of {source} erased, when, why and how far.",
             ),
         )
+
+    def removals(self, source: str) -> Ledger:
+        """What retention removed of ``source``. Like ``reviews`` it is none of ``tables``."""
+        return retention_ledger(self.home.lake, source)
 
     def tables(self) -> Iterator[LakeTable]:
         """Every table of the lake, there or not yet, by source and in the order the data takes."""

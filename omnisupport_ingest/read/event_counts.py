@@ -13,6 +13,7 @@ import duckdb
 
 from omnisupport_ingest.layers.checkpoints import Counts
 from omnisupport_ingest.layers.event_files import EventFiles
+from omnisupport_ingest.layers.removed import Removed
 from omnisupport_ingest.layers.taken_in import files_named
 from omnisupport_ingest.layers.workspace import Workspace
 
@@ -20,12 +21,16 @@ from omnisupport_ingest.layers.workspace import Workspace
 def events_per_table(workspace: Workspace, source: str) -> dict[str, Counts]:
     """The counts of each source table that has events; a message without a table counts as ``""``.
 
-    Of raw, the events that were judged: those that landed since are not of this version.
+    Of raw, the events that were judged: those that landed since are not of this version. Sealed windows
+    (``layers.removed``) are left out.
     """
     judged, raw = EventFiles.opened(workspace, source), workspace.raw(source).open()
+    # Of a sealed window raw counts nothing any more, so nothing is held against it.
+    sealed = Removed.open(workspace, source).sealed
     taken = [
         str(file)
         for window in judged.deduped.windows()
+        if window not in sealed
         if (state := judged.deduped.state(window)) is not None
         for file in files_named(raw, window, state.inputs)
     ]
@@ -33,9 +38,13 @@ def events_per_table(workspace: Workspace, source: str) -> dict[str, Counts]:
     found: dict[str, Counts] = {}
     for table, events, different in _ask(f"source_table, count(*), {distinct}", taken):
         found[table] = found.get(table, Counts()) + Counts(raw=events, duplicates=events - different)
-    for table, events in _ask("source_table, count(*)", [file.uri for file in judged.holes]):
+    for table, events in _ask(
+        "source_table, count(*)", [file.uri for file in judged.holes if file.window not in sealed]
+    ):
         found[table] = found.get(table, Counts()) + Counts(quarantined=events)
     for file in judged.deduped.all_files():
+        if file.window in sealed:
+            continue
         table = dict(file.partition)["source_table"] or ""
         found[table] = found.get(table, Counts()) + Counts(deduped=file.rows)
     return found

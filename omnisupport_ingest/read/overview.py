@@ -27,6 +27,7 @@ from omnisupport_ingest.layers.delayed_merge import (
 from omnisupport_ingest.layers.dimensions import LAYER as DIMENSION
 from omnisupport_ingest.layers.looking import look
 from omnisupport_ingest.layers.quarantine_files import named_by
+from omnisupport_ingest.layers.removed import Removed
 from omnisupport_ingest.layers.shown import Shown
 from omnisupport_ingest.layers.versions import LawVersions, of_contract
 from omnisupport_ingest.layers.workspace import Workspace
@@ -153,13 +154,16 @@ def _tables(
     workspace: Workspace, source: str, contracts: Sequence[TableContract], landed: Landed | None
 ) -> Iterator[TableOverview]:
     batches = _Batches(workspace.landing(source), landed) if landed is not None else None
-    yield _behind(_look(raw.LAYER, workspace.raw(source)), _always(raw.VERSIONS), batches)
+    removed = Removed.open(workspace, source)
+    landed_once = removed.trimmed | removed.sealed
+    held = _look(raw.LAYER, workspace.raw(source))
+    yield _behind(held, _always(raw.VERSIONS), batches, lasting=landed_once)
     judged = _look(deduped.LAYER, workspace.deduped(source))
-    yield _behind(judged, LawVersions(workspace, source).of, batches)
+    yield _behind(judged, LawVersions(workspace, source).of, batches, lasting=removed.sealed)
     yield _quarantined(_look(quarantine.LAYER, workspace.quarantine(source)), judged)
     for contract in contracts:
         folded = _look(net_changes.LAYER, workspace.net_changes(contract))
-        net = _behind(folded, _always(of_contract(contract)), batches, contract.full_name)
+        net = _behind(folded, _always(of_contract(contract)), batches, table=contract.full_name)
         dimension = _unmerged(_look(DIMENSION, workspace.dimension(contract)), folded, contract, batches)
         if net.pending != dimension.pending and dimension.waits is None:
             # A run that died between the two, or a dimension that a person has to look at.
@@ -203,24 +207,35 @@ class _Batches:
 
 
 def _behind(
-    seen: _Look, versions: _Versions, batches: _Batches | None, table: str | None = None
+    seen: _Look,
+    versions: _Versions,
+    batches: _Batches | None,
+    *,
+    table: str | None = None,
+    lasting: frozenset[str] = frozenset(),
 ) -> TableOverview:
     """A layer of windows: pending is what its windows do not hold, or hold by other rules.
 
-    ``table``: of net changes, whose (schema and name). They await the batches that name it.
+    ``table``: of net changes, whose (schema and name). They await the batches that name it. ``lasting``
+    windows are never made again.
     """
-    return _overview(seen, _pending(seen, versions, batches, table))
+    return _overview(seen, _pending(seen, versions, batches, table=table, lasting=lasting))
 
 
 def _pending(
-    seen: _Look, versions: _Versions, batches: _Batches | None, table: str | None = None
+    seen: _Look,
+    versions: _Versions,
+    batches: _Batches | None,
+    *,
+    table: str | None = None,
+    lasting: frozenset[str] = frozenset(),
 ) -> set[tuple[str, str]]:
     if batches is None:
         return set()
     held = {
         window: frozenset(state.batches)
         for window, state in seen.states.items()
-        if state.versions == versions(window)
+        if window in lasting or state.versions == versions(window)
     }
     stale = seen.states.keys() - held.keys()
 
@@ -251,7 +266,7 @@ def _unmerged(seen: _Look, folded: _Look, contract: TableContract, batches: _Bat
     unshown: set[tuple[str, str]] = set()
     if batches is not None:
         unshown = batches.not_in(held, missing, lambda part: name in part.rows_per_table)
-    pending = unshown | _pending(folded, _always(of_contract(contract)), batches, name)
+    pending = unshown | _pending(folded, _always(of_contract(contract)), batches, table=name)
     windows = missing | {window for window, _ in pending}
     state = seen.states.get(WHOLE_TABLE)
     waits, scattered = None, None

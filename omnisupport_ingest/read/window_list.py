@@ -12,6 +12,7 @@ from omnisupport_ingest.landing.standing import LandedPart
 from omnisupport_ingest.layers.lateness import Lateness
 from omnisupport_ingest.layers.looking import look
 from omnisupport_ingest.layers.pending import pending_windows
+from omnisupport_ingest.layers.removed import Removed
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.windows import OUT_OF_RANGE
 
@@ -25,6 +26,8 @@ class Stand(Enum):
     CLOSED = "closed"
     LATE = "late"
     """Closed, and events landed in it since: its replay is due."""
+    SEALED = "sealed"
+    """Its events have left raw by retention: neither replayed nor stale."""
     SENTINEL = "sentinel"
     """No window of time: events whose time cannot be right."""
 
@@ -74,7 +77,7 @@ def window_list(workspace: Workspace, source: str) -> WindowList:
     parts = {window: held for window in landing.windows() if (held := landed.parts(window))}
     # What landing has forgotten, raw still holds. A run over windows in a row makes empty ones as well.
     kept = [window for window in raw.windows() if raw.files(window)] if raw is not None else []
-    windows = {*parts, *kept}
+    windows, sealed = {*parts, *kept}, Removed.open(workspace, source).sealed
     return WindowList(
         source,
         watermark,
@@ -87,6 +90,7 @@ def window_list(workspace: Workspace, source: str) -> WindowList:
                 judged.state(window) if judged is not None else None,
                 late=window in pending.late_windows,
                 waiting=window in pending.windows,
+                sealed=window in sealed,
             )
             for window in sorted(windows)
         ),
@@ -102,13 +106,16 @@ def _line(
     *,
     late: bool,
     waiting: bool,
+    sealed: bool,
 ) -> WindowLine:
     checkpoint = state.checkpoint if state is not None else None
     arrivals = lateness.late_parts(parts)
     sentinel = window == OUT_OF_RANGE
     return WindowLine(
         window=window,
-        stand=_stand(
+        stand=Stand.SEALED
+        if sealed
+        else _stand(
             window, lateness, watermark, closed=checkpoint is not None and checkpoint.closed, late=late
         ),
         closes_at=None if sentinel else lateness.closes_at(window),

@@ -27,6 +27,7 @@ from omnisupport_ingest.lake.ledger import SEQUENCE
 from omnisupport_ingest.lake.schema import arrow_schema
 from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.layers.event_ref import EventRef
+from omnisupport_ingest.layers.removed import RAW, Removed, sealed_error
 from omnisupport_ingest.layers.review_columns import REVIEW_TYPE
 from omnisupport_ingest.layers.reviews import Review, ReviewLedger
 from omnisupport_ingest.layers.workspace import Workspace
@@ -113,6 +114,7 @@ class _Plan:
     ) -> None:
         self._workspace, self._source, self._decision = workspace, source, decision
         self._events, self._reviewer, self._why = events, reviewer, why
+        self._sealed = Removed.open(workspace, source).of(RAW)
         self.unchanged: list[Review] = []
         self.beside: list[Quarantined] = []
 
@@ -153,9 +155,12 @@ class _Plan:
             if latest is not None and (self._decision == DISCARD or latest.decision == RELEASE):
                 return None
             return elsewhere(self._workspace, self._source, event, latest)
+        row, values = holding
+        if row.window in self._sealed:
+            error = sealed_error(self._sealed[row.window], self._source)
+            return error.problem, error.fix
         if self._decision == DISCARD:
             return None
-        row, values = holding
         return _unreleasable(row, values) or places.taken(row)
 
     def _beside(self, new: Iterable[Quarantined | Review], found: Iterable[Quarantined]) -> list[Quarantined]:

@@ -22,6 +22,7 @@ from omnisupport_ingest.lake.schema import arrow_schema
 from omnisupport_ingest.layers.erasure_columns import ERASURE_TYPE
 from omnisupport_ingest.layers.erasures import Erasure, ErasureLedger
 from omnisupport_ingest.layers.event_files import EventFiles
+from omnisupport_ingest.layers.removed import refuse_sealed
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.read.row_traces import (
     RowState,
@@ -227,6 +228,7 @@ def _held(workspace: Workspace, contract: TableContract, spans: Sequence[_KeySpa
     held = {}
     for name, span in spans:
         events = [each for each in found if each.key == name and span.holds(each.position)]
+        refuse_sealed(workspace, contract.source, {each.window for each in events})
         held[name, span] = Held(
             len(events),
             frozenset(each.window for each in events),

@@ -162,6 +162,20 @@ def ensure_publication(connection: Connection, name: str, tables: Sequence[Table
     return [table.full_name for table in missing]
 
 
+def remove_table(connection: Connection, name: str, table: tuple[str, str]) -> None:
+    """Take ``table`` out of publication ``name``; ``PreflightFailed`` if the role may not."""
+    statement = drop_statement(name, [table])
+    with source_errors("taking a table out of the publication"), connection.cursor() as cursor:
+        try:
+            with gate("source.publication"):
+                cursor.execute(statement)
+        except sql_errors.InsufficientPrivilege as error:
+            raise PreflightFailed(
+                f"This role may not alter publication {name}: {error.diag.message_primary}.",
+                fix=f"Run as its owner: {statement}",
+            ) from None
+
+
 def drop_publication(connection: Connection, name: str) -> None:
     """Drop publication ``name``; nothing happens if there is none."""
     with source_errors("dropping the publication"), connection.cursor() as cursor:

@@ -1,0 +1,187 @@
+"""``retention``: how long each layer is kept, what would go now, and removing it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from omnisupport_ingest.cli.opening import contracted_source, deciding_person, open_workspace
+from omnisupport_ingest.cli.render import Commands, counted, echo_json, heading, iso, size, some
+from omnisupport_ingest.cli.render import table as show_table
+
+if TYPE_CHECKING:
+    from omnisupport_ingest.contracts.model import TableContract
+    from omnisupport_ingest.layers.workspace import Workspace
+    from omnisupport_ingest.retention.old_files import OldFiles
+    from omnisupport_ingest.retention.plan import RetentionPlan
+
+_of_source = click.option("--source", metavar="NAME", help="Only this source.  [default: all of the home]")
+_of_table = click.option(
+    "--table",
+    metavar="TABLE",
+    help="Only the source of this table; of old files, only those of its own tables.",
+)
+_as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+
+
+@click.group(cls=Commands)
+def retention() -> None:
+    """Show how long data is kept, what would go now and what is refused; remove it."""
+
+
+@retention.command()
+@_of_source
+@_as_json
+def show(source: str | None, as_json: bool) -> None:
+    """List every layer with how long it is kept, and who says so.
+
+    Contracts say it in x-cdc.retention, as ISO 8601 durations after the end of a window: landing, raw and
+    old_files. Without a word landing and raw are kept for ever, old files for a day.
+
+    \b
+    Example:
+      omnisupport-ingest retention show
+
+    Exit code: 0 done, 2 usage or settings, 3 no home.
+    """
+    from omnisupport_ingest.contracts.durations import duration_text
+    from omnisupport_ingest.retention.keeping import kept_by
+
+    workspace = open_workspace()
+    found = [
+        {"source": name, **asdict(each), "keep": duration_text(each.keep)}
+        for name, _ in _chosen(workspace, source, None)
+        for each in kept_by(workspace.contracts.of_source(name))
+    ]
+    if as_json:
+        echo_json(found)
+        return
+    columns = ["source", "layer", "table", "keep", "why"]
+    show_table(columns, [[each[name] or "all" for name in columns] for each in found])
+
+
+@retention.command()
+@_of_source
+@_of_table
+@_as_json
+def plan(source: str | None, table: str | None, as_json: bool) -> None:
+    """Show what would be removed now, and what is refused and why. Changes nothing.
+
+    Age is counted by the watermark of the source, not by the clock. Landing loses the data files of batches;
+    their manifests stay. A window whose events leave raw is sealed: it is not replayed any more, and events
+    that still arrive for it go to quarantine.
+
+    \b
+    Example:
+      omnisupport-ingest retention plan --table tickets
+
+    Exit code: 0 done, 2 usage or settings, 3 no home.
+    """
+    _show_or_apply(source, table, None, as_json=as_json)
+
+
+@retention.command()
+@_of_source
+@_of_table
+@click.option("--by", metavar="NAME", help="Who removes it; the ledger keeps it.  [default: the login name]")
+@click.option("--yes", "-y", is_flag=True, help="Remove it. Without this it is only shown.")
+@_as_json
+def apply(source: str | None, table: str | None, by: str | None, yes: bool, as_json: bool) -> None:
+    """Remove what `retention plan` shows. Without --yes it is shown only.
+
+    The record of what goes is written first; a removal that was interrupted is finished by the next call. The
+    platform may run meanwhile. Files of raw are on disk until they are old files.
+
+    \b
+    Example:
+      omnisupport-ingest retention apply --yes
+
+    Exit code: 0 done, 2 usage or settings, 3 no home or its ledger is damaged.
+    """
+    _show_or_apply(source, table, deciding_person(by) if yes else None, as_json=as_json)
+    if not yes and not as_json:
+        click.echo("Nothing was removed. Add --yes to remove it.")
+
+
+def _show_or_apply(source: str | None, table: str | None, by: str | None, *, as_json: bool) -> None:
+    from omnisupport_ingest.retention.old_files import old_files, sweep_old_files
+    from omnisupport_ingest.retention.plan import plan_retention
+    from omnisupport_ingest.retention.removing import carry_out
+
+    workspace = open_workspace()
+    documents = []
+    for name, only in _chosen(workspace, source, table):
+        planned, old = plan_retention(workspace, name), old_files(workspace, name, only)
+        document = _document(planned, old)
+        if by is not None:
+            removed = carry_out(workspace, planned, removed_by=by)
+            swept = sweep_old_files(workspace, name, only)
+            document["removed"] = [asdict(each) for each in removed]
+            document["old_files_removed"] = swept
+        documents.append(document)
+    if as_json:
+        echo_json(documents)
+        return
+    for document in documents:
+        _print(document)
+
+
+def _chosen(
+    workspace: Workspace, source: str | None, table: str | None
+) -> list[tuple[str, TableContract | None]]:
+    """The sources that are meant, each with the one table whose old files are."""
+    from omnisupport_ingest.contracts.model import table_named
+
+    if table is not None:
+        among = [each for each in workspace.contracts if source in (None, each.source)]
+        only = table_named(table, among)
+        return [(only.source, only)]
+    names = workspace.contracts.sources() if source is None else [contracted_source(workspace, source)]
+    return [(name, None) for name in names]
+
+
+def _document(planned: RetentionPlan, old: list[OldFiles]) -> dict[str, Any]:
+    from omnisupport_ingest.contracts.durations import duration_text
+
+    return {
+        "source": planned.source,
+        "keep": {layer: duration_text(keep) for layer, keep in planned.keep.items()},
+        "watermark": iso(planned.watermark),
+        "to_remove": [
+            asdict(each) | {"landed_until": each.landed_until.isoformat()} for each in planned.doomed
+        ],
+        "refused": [{"layer": e.layer, "window": e.window, "why": e.why} for e in planned.refused],
+        "unfinished": [{"layer": e.layer, "window": e.window} for e in planned.unfinished],
+        "old_files": [asdict(each) | {"keep": duration_text(each.keep)} for each in old],
+    }
+
+
+def _print(document: dict[str, Any]) -> None:
+    heading(document["source"])
+    for layer, keep in document["keep"].items():
+        going = [each for each in document["to_remove"] if each["layer"] == layer]
+        files, freed = (sum(each[name] for each in going) for name in ("files", "bytes"))
+        windows = f": {some([each['window'] for each in going])}" if going else ""
+        click.echo(
+            f"  {layer}, kept {keep}: {counted(len(going), 'window')} to go with {counted(files, 'file')}, "
+            f"{size(freed)}{windows}"
+        )
+        unfinished = [each["window"] for each in document["unfinished"] if each["layer"] == layer]
+        if unfinished:
+            click.echo(f"    begun before and to be finished: {some(unfinished)}")
+        reasons: dict[str, list[str]] = {}
+        for each in document["refused"]:
+            if each["layer"] == layer:
+                reasons.setdefault(each["why"], []).append(each["window"])
+        for why, refused in reasons.items():
+            click.echo(f"    refused, as {why}: {some(refused)}")
+    old = document["old_files"]
+    freed = sum(each["bytes"] for each in old)
+    click.echo(f"  old files: {counted(sum(each['count'] for each in old), 'file')} to go, {size(freed)}")
+    for each in document.get("removed", ()):
+        files = counted(each["files"], "file")
+        click.echo(f"  removed from {each['layer']}: {counted(each['windows'], 'window')}, {files}")
+    if "old_files_removed" in document:
+        click.echo(f"  removed old folders and single files: {document['old_files_removed']:,}")

@@ -1,0 +1,183 @@
+"""``contracts withdraw`` and ``sources retire``: a table or a source leaves the home, said before done."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import click
+
+from omnisupport_ingest.cli.opening import existing_home, open_settings
+from omnisupport_ingest.cli.render import counted, size, some
+from omnisupport_ingest.errors import IngestError
+
+if TYPE_CHECKING:
+    from omnisupport_ingest.contracts.model import TableContract
+    from omnisupport_ingest.home import Home
+    from omnisupport_ingest.settings import Settings
+    from omnisupport_ingest.withdrawal import Withdrawal
+
+_drop_data = click.option(
+    "--drop-data", is_flag=True, help="Delete its files too. Without this they stay as they are."
+)
+_yes = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+
+
+@click.command()
+@click.argument("name")
+@click.option("--source", metavar="NAME", help="The source of the table, where several have one of its name.")
+@_drop_data
+@_yes
+def withdraw(name: str, source: str | None, drop_data: bool, yes: bool) -> None:
+    """Withdraw the table NAME: its contract, its assets, its place in the publication. Says all of it first.
+
+    Also for a table that has left the publication, or is gone at the source. The contract is moved to the
+    folder `withdrawn` beside the contracts; put it back and have the table read again (`source snapshot`) to
+    undo this. Dimension, history and net changes stay on disk unless --drop-data; nobody updates them any
+    more. Its events stay in landing, raw and deduped, which hold every table of the source.
+
+    An interrupted call is finished by the same call. Refused while the platform or a capture of the source
+    runs.
+
+    \b
+    Example:
+      omnisupport-ingest contracts withdraw invoices
+
+    Exit code: 0 done, 1 refused, 2 usage or settings, 3 no home, 6 the platform or a capture runs.
+    """
+    from omnisupport_ingest import withdrawal
+
+    settings = open_settings()
+    home = existing_home(settings)
+    contract = withdrawal.contract_to_withdraw(settings, name, source)
+    with _alone(home, [contract.source], "contracts withdraw"):
+        plan = withdrawal.plan_table(settings, home, contract)
+        _say(plan, drop_data=drop_data)
+        log = _log_of(settings, contract.source)
+        if log is not None:
+            table = contract.full_name
+            click.echo(f"Publication {log.publication}: {table} leaves it, where this role may alter it.")
+        if not yes:
+            click.confirm("Withdraw it?", abort=True)
+        for moved in withdrawal.take_out_contracts(settings, home, plan):
+            click.echo(f"The contract is in {moved}.")
+        if log is not None:
+            _leave_publication(log, home, contract)
+        if drop_data:
+            click.echo(f"{counted(withdrawal.drop_data(plan.data), 'folder')} deleted.")
+
+
+@click.command()
+@click.argument("name")
+@_drop_data
+@_yes
+def retire(name: str, drop_data: bool, yes: bool) -> None:
+    """Retire the source NAME: its contracts, its definition, its slot and publication. Says all of it first.
+
+    Contracts and definition are moved to the folder `withdrawn` beside the contracts. Of a log that is
+    captured, slot and publication are dropped as `source drop` does; what cannot be dropped is named with its
+    SQL. Landing and lake of the source stay unless --drop-data.
+
+    An interrupted call is finished by the same call. Refused while the platform or a capture of it runs.
+
+    \b
+    Example:
+      omnisupport-ingest sources retire shop
+
+    Exit code: 0 done, 1 refused, 2 usage or settings, 3 no home, 4 the source is away, 6 the platform or a
+    capture runs.
+    """
+    from omnisupport_ingest import withdrawal
+    from omnisupport_ingest.cli.opening import require_source_dsn
+    from omnisupport_ingest.sources.postgres.capture.drop import leave, plan_leaving
+
+    settings = open_settings()
+    home = existing_home(settings)
+    with _alone(home, [], "sources retire"):
+        plan = withdrawal.plan_source(settings, home, name)
+        _say(plan, drop_data=drop_data)
+        if plan.definition is not None:
+            click.echo(f"Definition {plan.definition}: moves to {withdrawal.withdrawn_folder(settings)}.")
+        log = _log_of(settings, name)
+        dsn = require_source_dsn(log, home) if log is not None else None
+        if log is not None and dsn is not None:
+            leaving = plan_leaving(dsn, log, home)
+            for what, dropped in (("Slot", leaving.slot), ("Publication", leaving.publication)):
+                if dropped is not None:
+                    click.echo(f"{what} {dropped}: goes.")
+            for each in leaving.stays:
+                click.echo(f"Stays: {each}")
+        if not yes:
+            click.confirm("Retire it?", abort=True)
+        # The slot while the definition still says where it is; and before the contracts are gone.
+        if log is not None and dsn is not None:
+            leave(dsn, log, home)
+        for moved in withdrawal.take_out_contracts(settings, home, plan):
+            click.echo(f"A contract is in {moved}.")
+        withdrawal.take_out_definition(settings, plan)
+        if drop_data:
+            click.echo(f"{counted(withdrawal.drop_data(plan.data), 'folder')} deleted.")
+        click.echo(f"{name} is retired.")
+
+
+def _say(plan: Withdrawal, *, drop_data: bool) -> None:
+    """Print what happens to assets, windows and files."""
+    names = [each.name for each in plan.contracts]
+    if names:
+        shown = some([f"{plan.source}/dim_{name}" for name in names])
+        gone = "gone from Dagster at the next start; their records stay"
+        click.echo(f"Assets {shown}, with history and target: {gone}.")
+    if plan.windows:
+        click.echo(
+            f"{counted(plan.windows, 'window')} of {plan.source}: judged again, as the source has other "
+            "contracts then."
+        )
+    for each in plan.data:
+        held = f", {size(each.bytes)} in use" if each.bytes else ""
+        click.echo(f"{each.folder}{held}: {'DELETED' if drop_data else 'stays'}.")
+
+
+def _alone(home: Home, sources: list[str], command: str) -> ExitStack:
+    """The home for this command alone: neither the platform runs on it, nor a capture of ``sources``."""
+    from omnisupport_ingest.runtime.home_lock import HomeLock
+    from omnisupport_ingest.sources.postgres.session.lease import take_lease
+
+    with ExitStack() as taken:
+        taken.enter_context(HomeLock(home, command))
+        for source in sources:
+            taken.enter_context(take_lease(home.run, source))
+        return taken.pop_all()
+
+
+def _log_of(settings: Settings, source: str) -> Settings | None:
+    """The settings of the log of ``source``; None if it is not captured."""
+    from omnisupport_ingest.contracts.sources import SourceKind, log_settings, sources_in_force
+
+    definition = next((each for each in sources_in_force(settings).all if each.name == source), None)
+    if definition is None or definition.kind is not SourceKind.LOG:
+        return None
+    return log_settings(settings, definition)
+
+
+def _leave_publication(log: Settings, home: Home, contract: TableContract) -> None:
+    from omnisupport_ingest.cli.opening import source_dsn_or_error
+    from omnisupport_ingest.sources.postgres.catalog.publication import drop_statement
+    from omnisupport_ingest.sources.postgres.session.connection import connect
+    from omnisupport_ingest.withdrawal import leave_publication
+
+    statement: str | None = drop_statement(log.publication, [(contract.schema, contract.table)])
+    dsn = source_dsn_or_error(log, home)
+    if not isinstance(dsn, IngestError):
+        try:
+            connection = connect(dsn)
+        except IngestError as error:
+            click.echo(f"The source does not answer: {error.problem}")
+        else:
+            try:
+                statement = leave_publication(connection, log.publication, contract)
+            finally:
+                connection.close()
+    if statement is None:
+        click.echo(f"{contract.full_name} is not in publication {log.publication}.")
+    else:
+        click.echo(f"Still published. Run as the owner of the publication: {statement}")

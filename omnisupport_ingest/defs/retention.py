@@ -1,0 +1,86 @@
+"""Job and schedule ``retention``: what ``retention apply --yes`` does, and Dagster's old runs.
+
+The schedule is off until somebody turns it on. Without ``x-cdc.retention`` in the contracts it removes old
+files of the lake alone. Runs go only where a setting says after how many days; then what the tables' own logs
+have is reported again, so no partition loses its checkpoint.
+"""
+
+from datetime import UTC, datetime, timedelta
+
+import dagster as dg
+
+from omnisupport_ingest.defs.checkpoints import rebuild_materializations
+from omnisupport_ingest.defs.lost_runs import run_executor
+from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.retention.old_files import sweep_old_files
+from omnisupport_ingest.retention.plan import plan_retention
+from omnisupport_ingest.retention.removing import carry_out
+
+JOB = "retention"
+
+_FINISHED = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
+_AT_ONCE = 100
+
+
+def build_retention() -> dg.Definitions:
+    """The job of the home, and its schedule, off by default."""
+
+    @dg.op(
+        name="remove_what_is_old",
+        description="Removes what contracts give up by age, refuses what a window may still need, sweeps old "
+        "files, and removes old runs where OMNISUPPORT_RUNS_KEPT_DAYS says so.",
+        out=dg.Out(dg.Nothing),
+    )
+    def remove_what_is_old(context: dg.OpExecutionContext, workspace: dg.ResourceParam[Workspace]) -> None:
+        told: dict[str, dg.MetadataValue] = {}
+        for source in workspace.contracts.sources():
+            planned = plan_retention(workspace, source)
+            for each in carry_out(workspace, planned, removed_by=f"run {context.run_id}"):
+                told[f"{source}_{each.layer}_windows"] = dg.MetadataValue.int(each.windows)
+                told[f"{source}_{each.layer}_bytes"] = dg.MetadataValue.int(each.bytes)
+            told[f"{source}_refused"] = dg.MetadataValue.int(len(planned.refused))
+            told[f"{source}_old_files"] = dg.MetadataValue.int(sweep_old_files(workspace, source))
+            for refused in planned.refused[:_AT_ONCE]:
+                context.log.info(f"{refused.layer} keeps window {refused.window} of {source}: {refused.why}.")
+        kept = workspace.settings.runs_kept_days
+        if kept is not None:
+            runs = remove_old_runs(context.instance, workspace, datetime.now(UTC) - timedelta(days=kept))
+            told["runs"] = dg.MetadataValue.int(runs)
+        context.add_output_metadata(told)
+
+    @dg.job(
+        name=JOB,
+        description="Removes what contracts give up by age (x-cdc.retention): data files of landing, events "
+        "of raw, old files of the lake. `omnisupport-ingest retention plan` shows what that is.",
+        executor_def=run_executor,
+    )
+    def retention() -> None:
+        remove_what_is_old()
+
+    nightly = dg.ScheduleDefinition(
+        name="nightly_retention",
+        job=retention,
+        cron_schedule="17 3 * * *",
+        default_status=dg.DefaultScheduleStatus.STOPPED,
+        description="Removes what contracts give up by age, every night at 03:17 UTC. Off until somebody "
+        "turns it on.",
+    )
+    return dg.Definitions(jobs=[retention], schedules=[nightly])
+
+
+def remove_old_runs(instance: dg.DagsterInstance, workspace: Workspace, before: datetime) -> int:
+    """Delete finished runs that were created before ``before`` with their events; returns how many.
+
+    Their materializations go with them, so what the lake holds is reported again, at once and even if there
+    was nothing to delete: a call before this one may have been killed in between.
+    """
+    removed = 0
+    wanted = dg.RunsFilter(statuses=_FINISHED, created_before=before)
+    while runs := instance.get_run_ids(wanted, limit=_AT_ONCE):
+        for run_id in runs:
+            with gate("dagster.old_run", run_id):
+                instance.delete_run(run_id)
+            removed += 1
+    rebuild_materializations(instance, workspace)
+    return removed

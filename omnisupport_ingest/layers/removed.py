@@ -1,0 +1,164 @@
+"""What retention removed, as the layers ask for it: the record of it is written before anything goes.
+
+The data files of a window leave **landing** once raw holds its events: then raw is the record, and a
+replay starts there. When its events leave **raw** too, the window is **sealed**: its accepted events and all
+that was made of them stay, but it is neither replayed nor stale, and events that still land in it go to
+quarantine. So no layer may take what is gone for something to be made again: here are the rules that keep it
+from that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+
+import pyarrow as pa
+
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.lake.ledger import SEQUENCE, refuse_row, require_rows
+from omnisupport_ingest.lake.state import WindowState
+from omnisupport_ingest.landing.standing import LandedPart
+from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.layers.plan import Upstream, WindowPlan, Work
+from omnisupport_ingest.layers.retention_columns import retention_ledger
+from omnisupport_ingest.layers.workspace import Workspace
+
+LANDING, RAW = "landing", "raw"
+BEGUN, DONE = "begun", "done"
+
+_NAME = "retention_ledger"
+_REQUIRED = frozenset(("layer", "window", "step", "landed_until", "files", "events", "bytes", SEQUENCE))
+
+
+class WindowSealed(IngestError):
+    """A sealed window cannot be replayed, and nothing in it can be decided or erased any more."""
+
+
+class RecordLost(IngestError):
+    """A table lost what it held of a window that retention has left no other record of."""
+
+    exit_code = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """What was removed of one window: ``files`` with ``events`` and ``bytes``, by whom, when and why.
+
+    ``landed_until`` (timezone-aware): files of batches that landed later stay.
+    """
+
+    layer: str
+    window: str
+    landed_until: datetime
+    files: int
+    events: int
+    bytes: int
+    why: str
+    removed_by: str
+    removed_at: datetime
+
+
+@dataclass(frozen=True)
+class Removed:
+    """All that retention removed from one source. ``unfinished`` removals were begun and not carried out."""
+
+    removals: tuple[Removal, ...] = ()
+    unfinished: tuple[Removal, ...] = ()
+
+    @classmethod
+    def open(cls, workspace: Workspace, source: str) -> Removed:
+        """As the ledger says now; nothing where nothing was removed. ``LedgerUnreadable``."""
+        return cls.in_lake(workspace.home.lake, source)
+
+    @classmethod
+    def in_lake(cls, lake: Path, source: str) -> Removed:
+        """The same by the folder of the lake alone."""
+        return cls.of_entries(retention_ledger(lake, source).entries())
+
+    @classmethod
+    def of_entries(cls, entries: pa.Table) -> Removed:
+        """From rows of the ledger, by ``sequence`` (columns of ``RETENTION_TYPE``). ``LedgerUnreadable``."""
+        require_rows(entries, _NAME, _REQUIRED)
+        begun: dict[tuple[str, str], Removal] = {}
+        done: set[tuple[str, str]] = set()
+        for number, row in enumerate(entries.to_pylist()):
+            if row["layer"] not in (LANDING, RAW) or row["step"] not in (BEGUN, DONE):
+                refuse_row(entries, _NAME, number, "its layer or step is none that this version knows")
+            del row[SEQUENCE]
+            place = row["layer"], row["window"]
+            if row.pop("step") == BEGUN:
+                begun[place] = Removal(**row)
+            else:
+                done.add(place)
+        removals = tuple(begun.values())
+        return cls(removals, tuple(each for place, each in begun.items() if place not in done))
+
+    def of(self, layer: str) -> Mapping[str, Removal]:
+        """The removals from ``layer``, by window."""
+        return {each.window: each for each in self.removals if each.layer == layer}
+
+    @property
+    def trimmed(self) -> frozenset[str]:
+        """The windows whose data files left landing: raw is their record."""
+        return frozenset(each.window for each in self.removals if each.layer == LANDING)
+
+    @property
+    def sealed(self) -> frozenset[str]:
+        """The windows whose events left raw as well."""
+        return frozenset(each.window for each in self.removals if each.layer == RAW)
+
+
+class Present:
+    """Which data files landing should still have. What it lacks beside these is damage."""
+
+    def __init__(self, store: LandingStore, removed: Removed) -> None:
+        self._store, self._removals = store, removed.of(LANDING)
+
+    def has(self, part: LandedPart) -> bool:
+        """Whether the file of ``part`` is there, or should be."""
+        removal = self._removals.get(part.window)
+        # A file that is there is never taken for a removed one: the record is written before it goes.
+        return removal is None or part.landed_at > removal.landed_until or self._store.path_of(part).exists()
+
+
+def lasting(upstream: Upstream, state: WindowState | None, *, window: str, table: str) -> Upstream:
+    """``upstream`` of a window that must not be made again: it lacks nothing of what it took, and is never
+    stale. ``RecordLost`` where nothing tells what it took."""
+    if state is None:
+        raise RecordLost(
+            f"{table} has no state of window {window}, and retention has removed what it was made from.",
+            fix="Restore the folder of the table from a backup of the lake. Nothing was changed.",
+        )
+    units = upstream.units | frozenset(state.inputs)
+    return replace(upstream, units=units, table_id=state.upstream_table_id, versions=state.versions)
+
+
+def refuse_remake(plan: WindowPlan, table: str) -> None:
+    """``RecordLost`` if ``plan`` would write a window anew that must not be made again."""
+    if plan.work is Work.REPLACE:
+        raise RecordLost(
+            f"Files of window {plan.window} of {table} were rewritten or its state is damaged, and retention "
+            "has removed what it was made from.",
+            fix="Restore the folder of the table from a backup of the lake. Nothing was changed.",
+        )
+
+
+def refuse_sealed(workspace: Workspace, source: str, windows: Collection[str]) -> None:
+    """``WindowSealed`` if any of ``windows`` is sealed: it names the first, when and why."""
+    removals = Removed.open(workspace, source).of(RAW)
+    found = sorted(set(windows) & removals.keys())
+    if found:
+        raise sealed_error(removals[found[0]], source, len(found))
+
+
+def sealed_error(removal: Removal, source: str, windows: int = 1) -> WindowSealed:
+    """The refusal that names the sealed window of ``removal``, and how many ``windows`` it is about."""
+    more = f" (and {windows - 1} more)" if windows > 1 else ""
+    return WindowSealed(
+        f"Window {removal.window} of {source}{more} is sealed: its events left raw on "
+        f"{removal.removed_at:%Y-%m-%d} ({removal.why}), so it cannot be judged again.",
+        fix="Leave it out. What the table should have by now is told by its source: "
+        "`omnisupport-ingest source snapshot TABLE` reads it again.",
+    )

@@ -1,0 +1,117 @@
+"""How much disk a home uses by layer, how fast that grows, and when the disk is full: an estimate, and cheap.
+
+No folder is walked. The tables' logs know the size of every file in use. Landing is estimated by the newest
+batches, whose manifests know theirs, and by how many events and batches there are in all. Growth is what the
+windows of the last days hold of the layers that are stored by window, and all else is taken to grow alike.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from omnisupport_ingest.lake.table import LakeTable
+from omnisupport_ingest.landing.names import chunk_prefix, offsets_prefix, stream_prefix
+from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.layers.looking import look
+from omnisupport_ingest.layers.removed import LANDING, Removed
+from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.windows import OUT_OF_RANGE
+
+LOOKS_BACK = timedelta(days=7)
+"""Of the windows of so many days growth is told."""
+
+_LEAST = timedelta(hours=1)
+"""A lake that is younger says nothing about a day."""
+
+_SAMPLED = 32
+"""Batches of each kind that the size of landing is estimated from."""
+
+_MANIFEST_BYTES = 3_000
+"""A manifest, its line in the index and its folder, about."""
+
+
+@dataclass(frozen=True, slots=True)
+class DiskForecast:
+    """``layers``: bytes in use by layer. ``per_day``: bytes that are added a day, null before there is an
+    hour to tell it by. ``free`` bytes are left on the disk of the home, which is full in ``days`` (null: not
+    told, or nothing grows)."""
+
+    layers: Mapping[str, int]
+    per_day: int | None
+    free: int
+    days: float | None
+
+
+def disk_forecast(workspace: Workspace, now: datetime) -> DiskForecast:
+    """Of all sources of the home at ``now`` (timezone-aware)."""
+    layers: Counter[str] = Counter()
+    recent, by_window = 0, 0
+    since = max(now - LOOKS_BACK, workspace.grid.first)
+    for source in workspace.contracts.sources():
+        if (workspace.home.landing / source / "manifests").is_dir():
+            layers[LANDING] += _landing_bytes(workspace, source)
+        for layer, table in _tables(workspace, source):
+            for window, size in _sizes(table).items():
+                layers[layer] += size
+                if window:
+                    by_window += size
+                    recent += size if _begins(workspace, window, since) else 0
+    free = shutil.disk_usage(workspace.home.path).free
+    if now - since < _LEAST or not by_window:
+        return DiskForecast(dict(layers), None, free, None)
+    days = (now - since) / timedelta(days=1)
+    per_day = sum(layers.values()) * recent / by_window / days
+    return DiskForecast(dict(layers), round(per_day), free, free / per_day if per_day else None)
+
+
+def _tables(workspace: Workspace, source: str) -> list[tuple[str, LakeTable]]:
+    found = [
+        ("raw", workspace.raw(source)),
+        ("deduped", workspace.deduped(source)),
+        ("quarantine", workspace.quarantine(source)),
+    ]
+    for contract in workspace.contracts.of_source(source):
+        found += [
+            ("net_changes", workspace.net_changes(contract)),
+            ("dimensions", workspace.dimension(contract)),
+            ("history", workspace.history(contract)),
+        ]
+    return found
+
+
+def _sizes(table: LakeTable) -> Counter[str]:
+    """Bytes of the files in use by window; one that is stored by key has them all under ``""``."""
+    found: Counter[str] = Counter()
+    snapshot = look(table)
+    for file in snapshot.all_files() if snapshot is not None else ():
+        found[file.window if table.spec.partition_by else ""] += file.bytes
+    return found
+
+
+def _begins(workspace: Workspace, window: str, since: datetime) -> bool:
+    return window != OUT_OF_RANGE and workspace.grid.end_of(window) > since
+
+
+def _landing_bytes(workspace: Workspace, source: str) -> int:
+    store = workspace.landing(source)
+    landed = store.landed()
+    events = sum(each.events for each in landed.epochs)
+    gone = sum(each.events for each in Removed.open(workspace, source).of(LANDING).values())
+    return round(max(0, events - gone) * _bytes_per_event(store)) + landed.count * _MANIFEST_BYTES
+
+
+def _bytes_per_event(store: LandingStore) -> float:
+    """Of the newest batches of each kind."""
+    size, events = 0, 0
+    epoch = max((each.epoch for each in store.epoch_standings()), default=0)
+    for prefix in (stream_prefix(epoch), chunk_prefix(epoch), offsets_prefix(epoch), "f-"):
+        for name in itertools.islice(store.newest_first(prefix), _SAMPLED):
+            batch = store.read(name)
+            size += sum(file.bytes for file in batch.files)
+            events += batch.rows
+    return size / events if events else 0.0

@@ -1,0 +1,76 @@
+"""How long each layer of a source is kept, by its contracts and the defaults, and who says so.
+
+Landing and raw hold the events of all tables of a source, so the table that wants them longest decides, and
+one without a word keeps them for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.layers.removed import LANDING, RAW
+
+OLD_FILES = "old_files"
+
+DEFAULT_OLD_FILES = timedelta(days=1)
+"""How long files stay that no version of their table holds any more, where no contract says it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """How long a ``layer`` of ``table`` (null: of the source) is kept, null for ever, and in words why."""
+
+    layer: str
+    table: str | None
+    keep: timedelta | None
+    why: str
+
+
+_FOR_EVER = (
+    ("deduped_events", "history, as-of and net changes are made from it"),
+    ("quarantine", "its events are withheld events of the net changes, and may be released"),
+    ("net_changes", "a dimension is the fold of the net changes of all windows, tombstones included"),
+)
+
+
+def kept_by(contracts: Sequence[TableContract]) -> list[Kept]:
+    """Every layer of the source that ``contracts`` are of, in the order that data flows."""
+    found = [
+        _longest(LANDING, {each.full_name: each.retention.landing for each in contracts}),
+        _longest(RAW, {each.full_name: each.retention.raw for each in contracts}),
+        *(Kept(layer, None, None, why) for layer, why in _FOR_EVER),
+    ]
+    for contract in contracts:
+        shown = contract.purge_deleted_after
+        why = f"x-cdc.events.purge_deleted_after is {'' if shown else 'not '}set; in the dimension alone"
+        found.append(Kept("tombstones", contract.full_name, shown, why))
+        found.append(Kept("history", contract.full_name, None, "every version of every row is shown"))
+    found.append(Kept(OLD_FILES, None, old_files_of_source(contracts), "the longest that a contract says"))
+    return found
+
+
+def keep_of(contracts: Sequence[TableContract], layer: str) -> timedelta | None:
+    """How long ``layer`` (landing or raw) of the source is kept; null for ever."""
+    return next(each.keep for each in kept_by(contracts) if each.layer == layer)
+
+
+def old_files_of(contract: TableContract) -> timedelta:
+    """How long files of the table's own tables stay that no version holds any more."""
+    return contract.retention.old_files or DEFAULT_OLD_FILES
+
+
+def old_files_of_source(contracts: Sequence[TableContract]) -> timedelta:
+    """The same for the tables that hold events of all contracts."""
+    return max(map(old_files_of, contracts), default=DEFAULT_OLD_FILES)
+
+
+def _longest(layer: str, wanted: dict[str, timedelta | None]) -> Kept:
+    silent = sorted(name for name, keep in wanted.items() if keep is None)
+    if silent or not wanted:
+        more = f" and {len(silent) - 1} more" if len(silent) > 1 else ""
+        return Kept(layer, None, None, f"{silent[0]}{more} set no x-cdc.retention.{layer}" if silent else "")
+    name, keep = max(((name, keep) for name, keep in wanted.items() if keep), key=lambda each: each[1])
+    return Kept(layer, None, keep, f"{name} keeps it longest")

@@ -1,0 +1,64 @@
+"""Files of the lake that no version in use holds: how long each table keeps them, and sweeping them.
+
+A replaced file, and one that a crash left, stays for as long as the contract says
+(``x-cdc.retention.old_files``); what all tables of a source share, for the longest of them. Quarantine files
+that a window names are never old.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.lake.sweep import sweep, sweepable
+from omnisupport_ingest.lake.table import LakeTable
+from omnisupport_ingest.layers.quarantine_files import named_anywhere
+from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.retention.keeping import old_files_of, old_files_of_source
+
+
+@dataclass(frozen=True, slots=True)
+class OldFiles:
+    """Old files of ``table`` (its path in the lake): ``count`` files of ``bytes``, kept for ``keep``."""
+
+    table: str
+    keep: timedelta
+    count: int
+    bytes: int
+
+
+def old_files(workspace: Workspace, source: str, only: TableContract | None = None) -> list[OldFiles]:
+    """What a sweep would delete now of the tables of ``source``, or of ``only`` that contract's."""
+    found = []
+    for table, keep, spare in _tables(workspace, source, only):
+        count, size = sweepable(table, keep, spare=spare)
+        if count:
+            found.append(OldFiles(table.spec.path, keep, count, size))
+    return found
+
+
+def sweep_old_files(workspace: Workspace, source: str, only: TableContract | None = None) -> int:
+    """Delete them; returns how many folders and single files went. The platform may run meanwhile."""
+    return sum(
+        len(sweep(table, keep, spare=spare)) for table, keep, spare in _tables(workspace, source, only)
+    )
+
+
+def _tables(
+    workspace: Workspace, source: str, only: TableContract | None
+) -> Iterator[tuple[LakeTable, timedelta, frozenset[str]]]:
+    contracts = workspace.contracts.of_source(source)
+    if only is None:
+        shared = old_files_of_source(contracts)
+        yield workspace.raw(source), shared, frozenset()
+        yield workspace.deduped(source), shared, frozenset()
+        yield workspace.quarantine(source), shared, named_anywhere(workspace, source)
+    for contract in contracts if only is None else (only,):
+        for table in (
+            workspace.net_changes(contract),
+            workspace.dimension(contract),
+            workspace.history(contract),
+        ):
+            yield table, old_files_of(contract), frozenset()

@@ -1,0 +1,191 @@
+"""What retention would remove from a source now: windows, files, bytes, and what it refuses and why.
+
+It reads the landing index, the states of windows and the ledger, and the sizes of the files that are to go;
+of windows that are young it asks nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from functools import cached_property
+
+from omnisupport_ingest.cdc.judging import OPEN
+from omnisupport_ingest.lake.table import TableSnapshot
+from omnisupport_ingest.landing.completeness import incomplete_now
+from omnisupport_ingest.landing.lost_changes import LostChanges
+from omnisupport_ingest.landing.names import chunk_prefix
+from omnisupport_ingest.landing.standing import LandedPart
+from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.layers.looking import look
+from omnisupport_ingest.layers.pending import standing_of_windows
+from omnisupport_ingest.layers.quarantine_files import named_by
+from omnisupport_ingest.layers.removed import LANDING, RAW, Removal, Removed
+from omnisupport_ingest.layers.reviews import ReviewLedger
+from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.retention.keeping import keep_of
+from omnisupport_ingest.retention.rules import (
+    Answer,
+    Verdict,
+    WindowFacts,
+    judge_landing,
+    judge_raw,
+)
+from omnisupport_ingest.review.quarantined import Filter, quarantined
+from omnisupport_ingest.windows import OUT_OF_RANGE
+
+
+@dataclass(frozen=True, slots=True)
+class Doomed:
+    """What leaves ``layer`` of one window: ``files`` with ``events`` and ``bytes``, of batches that landed
+    until ``landed_until``."""
+
+    layer: str
+    window: str
+    landed_until: datetime
+    files: int
+    events: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class RetentionPlan:
+    """What would go, what is refused, and removals of before that were not carried out to the end.
+
+    ``keep``: how long landing and raw are kept, null for ever; ``watermark``: by which age is counted.
+    """
+
+    source: str
+    keep: Mapping[str, timedelta | None]
+    watermark: datetime | None
+    doomed: tuple[Doomed, ...] = ()
+    refused: tuple[Verdict, ...] = ()
+    unfinished: tuple[Removal, ...] = ()
+
+    def of(self, layer: str) -> tuple[Doomed, ...]:
+        return tuple(each for each in self.doomed if each.layer == layer)
+
+
+def plan_retention(workspace: Workspace, source: str) -> RetentionPlan:
+    """Judge every window of ``source``; nothing is changed."""
+    contracts = workspace.contracts.of_source(source)
+    keep = {layer: keep_of(contracts, layer) for layer in (LANDING, RAW)}
+    looked = _Looked(workspace, source)
+    plan = RetentionPlan(source, keep, looked.watermark, unfinished=looked.removed.unfinished)
+    if keep[LANDING] is None or looked.watermark is None:
+        return plan
+    doomed: list[Doomed] = []
+    refused: list[Verdict] = []
+    for window in looked.old(min(each for each in keep.values() if each is not None)):
+        facts = looked.facts(window)
+        landing = judge_landing(facts, keep[LANDING], looked.watermark)
+        trimmed = facts.trimmed or landing.answer is Answer.REMOVED
+        raw = judge_raw(replace(facts, trimmed=trimmed), keep[RAW], looked.watermark)
+        doomed += [looked.doomed(each) for each in (landing, raw) if each.answer is Answer.REMOVED]
+        refused += [each for each in (landing, raw) if each.answer is Answer.REFUSED]
+    return replace(plan, doomed=tuple(doomed), refused=tuple(refused))
+
+
+@dataclass(frozen=True)
+class _Looked:
+    """One look at landing and lake of a source; what is asked of all windows is asked once."""
+
+    workspace: Workspace
+    source: str
+    removed: Removed = field(init=False)
+    watermark: datetime | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        # The record first: what is removed meanwhile is then refused as not settled, never removed twice.
+        object.__setattr__(self, "removed", Removed.open(self.workspace, self.source))
+        object.__setattr__(self, "watermark", self._store.landed().watermark)
+
+    def old(self, keep: timedelta) -> Iterator[str]:
+        """The windows of time that end ``keep`` before the watermark, and are not sealed."""
+        sealed, watermark = self.removed.sealed, self.watermark
+        for window in self._store.windows():
+            if window == OUT_OF_RANGE or window in sealed:
+                continue
+            if watermark is not None and self.workspace.grid.end_of(window) + keep <= watermark:
+                yield window
+
+    def facts(self, window: str) -> WindowFacts:
+        parts = self._store.parts(window)
+        raw = self._raw.state(window) if self._raw is not None else None
+        judged = self._judged.state(window) if self._judged is not None else None
+        held = sum(file.rows for file in self._raw.files(window)) if self._raw is not None else 0
+        taken = frozenset(raw.inputs) if raw is not None else frozenset()
+        return WindowFacts(
+            window=window,
+            end=self.workspace.grid.end_of(window),
+            closed=judged is not None and judged.closed,
+            settled=window not in self._unsettled,
+            landed=sum(part.rows for part in parts),
+            held=held,
+            all_held={part.batch_id for part in parts} <= taken,
+            of_files=any(
+                part.begins is None and not part.batch_id.startswith(chunk_prefix(part.epoch))
+                for part in parts
+            ),
+            snapshot=self._snapshot,
+            undecided=self._undecided(window) if named_by(judged) else 0,
+            trimmed=window in self.removed.trimmed,
+            sealed=window in self.removed.sealed,
+        )
+
+    def doomed(self, verdict: Verdict) -> Doomed:
+        parts = self._store.parts(verdict.window)
+        until = max(part.landed_at for part in parts)
+        if verdict.layer == RAW:
+            assert self._raw is not None, "a window that raw does not hold is refused"
+            files = self._raw.files(verdict.window)
+            sizes, events = [file.bytes for file in files], sum(file.rows for file in files)
+        else:
+            sizes, events = list(map(self._size, parts)), sum(part.rows for part in parts)
+        return Doomed(verdict.layer, verdict.window, until, len(sizes), events, sum(sizes))
+
+    def _size(self, part: LandedPart) -> int:
+        try:
+            return self._store.path_of(part).stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    def _undecided(self, window: str) -> int:
+        where = Filter(state=OPEN, window=window)
+        return len(quarantined(self.workspace, self.source, self._reviews, where))
+
+    @property
+    def _store(self) -> LandingStore:
+        return self.workspace.landing(self.source)
+
+    @cached_property
+    def _raw(self) -> TableSnapshot | None:
+        return look(self.workspace.raw(self.source))
+
+    @cached_property
+    def _judged(self) -> TableSnapshot | None:
+        return look(self.workspace.deduped(self.source))
+
+    @cached_property
+    def _unsettled(self) -> frozenset[str]:
+        standing = standing_of_windows(self.workspace, self.source)
+        return frozenset((*standing.unsettled, *standing.closing, *standing.late, *standing.wrong))
+
+    @cached_property
+    def _reviews(self) -> ReviewLedger:
+        return ReviewLedger.open(self.workspace, self.source)
+
+    @cached_property
+    def _snapshot(self) -> str | None:
+        """A table whose snapshot the stream has not passed: its chunks may look into the stream again."""
+        landed = self._store.landed()
+        if not any(each.chunks for each in landed.epochs):
+            return None
+        epoch = max([*(each.number for each in self._store.epochs()), *(e.epoch for e in landed.epochs)])
+        batches = landed.around_snapshots(epoch)
+        lost = LostChanges(self._store.folder, epoch).all()
+        for contract in self.workspace.contracts.of_source(self.source):
+            if incomplete_now(batches, contract.name, epoch, lost) is not None:
+                return contract.full_name
+        return None

@@ -1,0 +1,200 @@
+"""Carrying out what retention has planned: first the durable record, then the files, then that it is done.
+
+So whoever dies in between leaves a record of what was begun, and the next call carries it to its end. No file
+is missing that no record names. Landing deletes exactly the data files that raw has taken; manifests stay,
+and with them the chain, the arrival facts of every batch and the index. Raw loses its files by one commit,
+which keeps the state of the window: what it has taken is known for good.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow as pa
+
+from omnisupport_ingest.contracts.durations import duration_text
+from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.lake.commit import WindowChange
+from omnisupport_ingest.lake.contenthash import hash_of_files
+from omnisupport_ingest.lake.ledger import SEQUENCE
+from omnisupport_ingest.lake.schema import arrow_schema
+from omnisupport_ingest.lake.table import TableSnapshot, retrying
+from omnisupport_ingest.layers.looking import look
+from omnisupport_ingest.layers.removed import BEGUN, DONE, LANDING, RAW, Removal, Removed
+from omnisupport_ingest.layers.retention_columns import RETENTION_TYPE
+from omnisupport_ingest.layers.upstream_files import units_of
+from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.retention.plan import RetentionPlan
+
+_AT_ONCE = 200
+"""Windows that one commit of the ledger records: what a crash leaves half done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """What left a layer: ``files`` with ``bytes`` in ``windows``. Those of raw are on disk until a sweep."""
+
+    layer: str
+    windows: int
+    files: int
+    bytes: int
+
+
+def carry_out(workspace: Workspace, plan: RetentionPlan, *, removed_by: str) -> list[Carried]:
+    """Remove what ``plan`` says, and finish what an earlier call has begun; a second call changes nothing.
+
+    ``removed_by``: kept in the ledger beside the time and the policy.
+    """
+    remover = _Remover(workspace, plan.source)
+    carried = [remover.finish(layer, plan.unfinished) for layer in (LANDING, RAW)]
+    for layer in (LANDING, RAW):
+        doomed, keep = plan.of(layer), plan.keep[layer]
+        now = datetime.now(UTC)
+        removals = [
+            Removal(
+                each.layer,
+                each.window,
+                each.landed_until,
+                each.files,
+                each.events,
+                each.bytes,
+                why=f"{layer} is kept for {duration_text(keep)}",
+                removed_by=removed_by,
+                removed_at=now,
+            )
+            for each in doomed
+        ]
+        for start in range(0, len(removals), _AT_ONCE):
+            begun = remover.begin(removals[start : start + _AT_ONCE])
+            carried.append(remover.finish(layer, begun))
+    return [each for each in _summed(carried) if each.windows]
+
+
+@dataclass(frozen=True)
+class _Remover:
+    workspace: Workspace
+    source: str
+
+    def begin(self, removals: Sequence[Removal]) -> tuple[Removal, ...]:
+        """Record that ``removals`` begin; those that another process has begun are left to it."""
+
+        def decide(entries: pa.Table) -> pa.Table:
+            known = {(each.layer, each.window) for each in Removed.of_entries(entries).removals}
+            return _rows([each for each in removals if (each.layer, each.window) not in known], BEGUN)
+
+        written = self.workspace.removals(self.source).append(decide)
+        return Removed.of_entries(written).removals
+
+    def finish(self, layer: str, removals: Sequence[Removal]) -> Carried:
+        """Carry out what was begun of ``layer``, and record that it is done."""
+        mine = [each for each in removals if each.layer == layer]
+        if not mine:
+            return Carried(layer, 0, 0, 0)
+        if layer == LANDING:
+            files, size = self._leave_landing(mine)
+        else:
+            files, size = self._leave_raw(mine)
+        self.workspace.removals(self.source).append(lambda _: _rows(mine, DONE))
+        return Carried(layer, len(mine), files, size)
+
+    def _leave_landing(self, removals: Sequence[Removal]) -> tuple[int, int]:
+        raw, store = self.workspace.raw(self.source).open(), self.workspace.landing(self.source)
+        files, size = 0, 0
+        for removal in removals:
+            state = raw.state(removal.window)
+            taken = frozenset(state.inputs) if state is not None else frozenset()
+            for part in store.parts(removal.window):
+                # What has landed since the record was written is not meant, nor what raw has not taken.
+                if part.batch_id not in taken or part.landed_at > removal.landed_until:
+                    continue
+                freed = _delete(store.path_of(part))
+                if freed is not None:
+                    files, size = files + 1, size + freed
+        return files, size
+
+    def _leave_raw(self, removals: Sequence[Removal]) -> tuple[int, int]:
+        left: list[tuple[int, int]] = []
+
+        def attempt(snapshot: TableSnapshot) -> None:
+            judged = look(self.workspace.deduped(self.source))
+            assert judged is not None, "a window that is not judged is not sealed"
+            changes = []
+            left.clear()
+            for removal in removals:
+                change = _emptied(snapshot, judged, removal.window)
+                if change is not None:
+                    changes.append(change)
+                    left.append((len(change.remove), sum(file.bytes for file in change.remove)))
+            snapshot.commit(changes)
+
+        retrying(attempt, self.workspace.raw(self.source))
+        return sum(files for files, _ in left), sum(size for _, size in left)
+
+
+def _emptied(snapshot: TableSnapshot, judged: TableSnapshot, window: str) -> WindowChange | None:
+    """The change that takes what ``judged`` has taken of ``window`` out of raw; null if none of it is left.
+
+    The state stays, with all that raw took; it says what rows are left: those that landed since.
+    """
+    state, below = snapshot.state(window), judged.state(window)
+    if state is None or below is None:
+        return None
+    taken = frozenset(below.inputs)
+    files = snapshot.files(window)
+    leaving = tuple(each for each in files if units_of([each.path], state.compacted_units) <= taken)
+    if not leaving:
+        return None
+    staying = [each for each in files if each not in leaving]
+    content = hash_of_files((Path(each.uri) for each in staying), "event_hash")
+    checkpoint = replace(state.checkpoint, rows=content.count, content_hash=str(content))
+    names = {each.path for each in staying}
+    stands_for = {path: of for path, of in state.compacted_units.items() if path in names}
+    return WindowChange(
+        window, (), leaving, replace(state, checkpoint=checkpoint, compacted_units=stands_for), replaces=False
+    )
+
+
+def _delete(path: Path) -> int | None:
+    """Delete a data file, and the folder of its batch once that is empty; null if it was gone already."""
+    try:
+        size = path.stat().st_size
+    except FileNotFoundError:
+        return None
+    with gate("retention.landing", path):
+        path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError), gate("retention.landing", path.parent):
+        path.parent.rmdir()
+    return size
+
+
+def _rows(removals: Iterable[Removal], step: str) -> pa.Table:
+    rows = [
+        {
+            "layer": each.layer,
+            "window": each.window,
+            "step": step,
+            "landed_until": each.landed_until,
+            "files": each.files,
+            "events": each.events,
+            "bytes": each.bytes,
+            "why": each.why,
+            "removed_by": each.removed_by,
+            "removed_at": each.removed_at,
+        }
+        for each in removals
+    ]
+    return pa.Table.from_pylist(rows, schema=arrow_schema(RETENTION_TYPE, without=(SEQUENCE,)))
+
+
+def _summed(carried: Iterable[Carried]) -> list[Carried]:
+    sums = {layer: Carried(layer, 0, 0, 0) for layer in (LANDING, RAW)}
+    for each in carried:
+        of = sums[each.layer]
+        sums[each.layer] = Carried(
+            each.layer, of.windows + each.windows, of.files + each.files, of.bytes + each.bytes
+        )
+    return list(sums.values())

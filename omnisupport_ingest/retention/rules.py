@@ -1,0 +1,113 @@
+"""What retention may take from a window, and what it refuses and why: a pure function of facts about it.
+
+Age is counted by the watermark of the source, never by the clock of this machine: while a source stands still
+or nobody captures it, nothing of it grows old. Whatever the contracts say, nothing leaves that a window may
+still need: a window that is open, that waits for work, or that has a decision of a person before it keeps
+everything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import Enum
+
+from omnisupport_ingest.layers.removed import LANDING, RAW
+
+
+class Answer(Enum):
+    """``YOUNG``: not old enough, or kept for ever. ``GONE``: removed before."""
+
+    YOUNG = "young"
+    GONE = "gone"
+    REFUSED = "refused"
+    REMOVED = "removed"
+
+
+@dataclass(frozen=True, slots=True)
+class WindowFacts:
+    """What is known of one window of time when retention looks at it.
+
+    ``end`` (timezone-aware): its end. ``closed``: the watermark has passed it and a run has closed it in
+    ``deduped_events``. ``settled``: every layer has all that landed in it, made by the rules in force.
+    ``landed``: events by the manifests; ``held``: events that raw holds of it; ``all_held``: raw has taken
+    every batch. ``of_files``: something in it came by files of events. ``snapshot``: a table whose snapshot
+    the stream has not passed, null if there is none. ``undecided``: events in quarantine that wait for a
+    person. ``trimmed``: its data files left landing; ``sealed``: its events left raw.
+    """
+
+    window: str
+    end: datetime
+    closed: bool
+    settled: bool
+    landed: int
+    held: int
+    all_held: bool
+    of_files: bool = False
+    snapshot: str | None = None
+    undecided: int = 0
+    trimmed: bool = False
+    sealed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """``answer`` for one ``layer`` of one window; ``why`` in words for people where it is refused."""
+
+    layer: str
+    window: str
+    answer: Answer
+    why: str = ""
+
+
+def judge_landing(facts: WindowFacts, keep: timedelta | None, watermark: datetime | None) -> Verdict:
+    """Whether the data files of the window may leave landing, which keeps them for ``keep``."""
+    if facts.trimmed:
+        return Verdict(LANDING, facts.window, Answer.GONE)
+    if not is_old(facts, keep, watermark):
+        return Verdict(LANDING, facts.window, Answer.YOUNG)
+    why = _needed(facts)
+    if why is None and facts.of_files:
+        why = "events of a file are in it, and the positions of the next file are compared with them"
+    if why is None and facts.snapshot is not None:
+        why = f"the snapshot of {facts.snapshot} is not passed by the stream, and may read it once more"
+    return _verdict(LANDING, facts, why)
+
+
+def judge_raw(facts: WindowFacts, keep: timedelta | None, watermark: datetime | None) -> Verdict:
+    """Whether the events of the window may leave raw, which seals it. ``facts.trimmed`` has to count what
+    leaves landing by the same plan."""
+    if facts.sealed:
+        return Verdict(RAW, facts.window, Answer.GONE)
+    if not is_old(facts, keep, watermark):
+        return Verdict(RAW, facts.window, Answer.YOUNG)
+    why = _needed(facts)
+    if why is None and facts.undecided:
+        why = f"{facts.undecided} of its events in quarantine wait for a decision"
+    if why is None and not facts.trimmed:
+        why = "landing keeps its data files"
+    return _verdict(RAW, facts, why)
+
+
+def is_old(facts: WindowFacts, keep: timedelta | None, watermark: datetime | None) -> bool:
+    """Whether the watermark is ``keep`` (null: for ever) beyond the end of the window."""
+    return keep is not None and watermark is not None and facts.end + keep <= watermark
+
+
+def _needed(facts: WindowFacts) -> str | None:
+    """Why the window is still worked on; null if it is not."""
+    if not facts.closed:
+        return "it is not closed"
+    if not facts.settled:
+        return "work in it is pending"
+    if not facts.all_held:
+        return "raw has not taken every batch of it"
+    if facts.landed != facts.held:
+        return f"raw holds {facts.held} of its {facts.landed} events"
+    return None
+
+
+def _verdict(layer: str, facts: WindowFacts, why: str | None) -> Verdict:
+    if why is not None:
+        return Verdict(layer, facts.window, Answer.REFUSED, why)
+    return Verdict(layer, facts.window, Answer.REMOVED)

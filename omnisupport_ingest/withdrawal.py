@@ -1,0 +1,196 @@
+"""Taking a table, or a whole source, out of the home: planned and said first, then done so that it resumes.
+
+The contract goes first, into a folder ``withdrawn`` beside the contracts, from where it can be put back; with
+it go the assets of the table at the next start. Then the home's record of what is in force, the publication
+at the source, and last, only where that is asked for, the data. Whoever dies in between calls again: what is
+in ``withdrawn`` is found there, and only what is left is done. Raw and deduped events hold every table of a
+source, so a withdrawn table's events stay in them.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from psycopg2.extensions import connection as Connection
+
+from omnisupport_ingest.contracts.in_force import contracts_in_force, in_force, use
+from omnisupport_ingest.contracts.load import load_contract
+from omnisupport_ingest.contracts.model import TableContract, UnknownTable, table_named
+from omnisupport_ingest.contracts.sources import sources_folder
+from omnisupport_ingest.durable import sync_folder
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.home import Home
+from omnisupport_ingest.lake.table import LakeTable
+from omnisupport_ingest.layers.looking import look
+from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.settings import Settings
+from omnisupport_ingest.sources.postgres.catalog.publication import (
+    drop_statement,
+    read_publication,
+    remove_table,
+)
+
+_PACKAGE = Path(__file__).resolve().parent
+
+
+class WithdrawalRefused(IngestError):
+    """The table or the source cannot be withdrawn so; nothing was changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """Something of the home that holds data of what is withdrawn: its ``folder``, with ``bytes`` in use."""
+
+    folder: Path
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawal:
+    """What is to be withdrawn. ``contracts``: those that are in force still; ``definition``: the file of a
+    source that goes with them, null for a table; ``data``: what is dropped if that is asked for; ``windows``:
+    of the source, judged again for the tables that stay."""
+
+    source: str
+    contracts: tuple[TableContract, ...]
+    definition: Path | None
+    data: tuple[Data, ...]
+    windows: int
+
+
+def withdrawn_folder(settings: Settings) -> Path:
+    """Where the files of what was withdrawn are: beside the contracts of the home."""
+    return in_force(settings).contracts.parent / "withdrawn"
+
+
+def contract_to_withdraw(settings: Settings, name: str, source: str | None) -> TableContract:
+    """The contract that people call ``name``, of those in force or else withdrawn; ``UnknownTable``."""
+    wanted = [each for each in contracts_in_force(settings) if source in (None, each.source)]
+    try:
+        return table_named(name, wanted)
+    except UnknownTable:
+        gone = [load_contract(path) for path in sorted(withdrawn_folder(settings).glob("*.*.json"))]
+        if any(name in (each.name, each.full_name) and source in (None, each.source) for each in gone):
+            return table_named(name, [each for each in gone if source in (None, each.source)])
+        raise
+
+
+def plan_table(settings: Settings, home: Home, contract: TableContract) -> Withdrawal:
+    """What it comes to that ``contract`` is withdrawn; ``WithdrawalRefused``. Nothing is changed."""
+    workspace = Workspace(settings, home, contracts_in_force(settings))
+    there = _in_force(workspace, [contract])
+    _refuse(workspace, there)
+    definition = sources_folder(settings) / f"{contract.source}.json"
+    if there and definition.exists() and f'"{contract.name}"' in definition.read_text():
+        raise WithdrawalRefused(
+            f"{definition} names {contract.name} among its tables.",
+            fix="Take it out there first: a definition names tables that have contracts.",
+        )
+    tables = (workspace.net_changes(contract), workspace.dimension(contract), workspace.history(contract))
+    stay = [each for each in workspace.contracts.of_source(contract.source) if each != contract]
+    judged = look(workspace.deduped(contract.source)) if there and stay else None
+    windows = len(judged.windows()) if judged is not None else 0
+    return Withdrawal(contract.source, there, None, tuple(_data(tables)), windows)
+
+
+def plan_source(settings: Settings, home: Home, source: str) -> Withdrawal:
+    """What it comes to that ``source`` is retired with all of its tables; ``WithdrawalRefused``."""
+    workspace = Workspace(settings, home, contracts_in_force(settings))
+    there = workspace.contracts.of_source(source)
+    _refuse(workspace, there)
+    definition = sources_folder(settings) / f"{source}.json"
+    tables = [each for each in workspace.tables() if each.spec.path.startswith(f"{source}/")]
+    sizes = sum(each.bytes for each in _data(tables))
+    folders = (home.landing / source, home.lake / source)
+    data = tuple(Data(each, sizes if each.parent == home.lake else 0) for each in folders if each.is_dir())
+    if not there and not definition.exists() and not data:
+        raise WithdrawalRefused(
+            f"The home has no source {source}: no contract, no definition, no data.",
+            fix="Name one of `omnisupport-ingest sources list`.",
+        )
+    return Withdrawal(source, there, definition if definition.exists() else None, data, 0)
+
+
+def take_out_contracts(settings: Settings, home: Home, plan: Withdrawal) -> list[Path]:
+    """Move the contracts of ``plan`` to the folder ``withdrawn``; returns where they are now."""
+    moved = [
+        _move(Path(each.path), withdrawn_folder(settings) / f"{each.source}.{each.name}.json")
+        for each in plan.contracts
+    ]
+    use(settings, home, None, None)
+    return moved
+
+
+def take_out_definition(settings: Settings, plan: Withdrawal) -> Path | None:
+    """Move the definition of the source, if it has one."""
+    if plan.definition is None:
+        return None
+    return _move(plan.definition, withdrawn_folder(settings) / "sources" / plan.definition.name)
+
+
+def leave_publication(connection: Connection, publication: str, contract: TableContract) -> str | None:
+    """Take the table out of ``publication`` where this role may; else return the SQL that somebody else runs.
+
+    None: it is not in it any more.
+    """
+    found, name = read_publication(connection, publication), (contract.schema, contract.table)
+    if found is None or found.all_tables or not found.covers(name):
+        return None
+    if not found.ours:
+        return drop_statement(publication, [name])
+    remove_table(connection, publication, name)
+    return None
+
+
+def drop_data(data: Iterable[Data]) -> int:
+    """Delete the folders; returns how many there were."""
+    dropped = 0
+    for each in data:
+        if each.folder.exists():
+            with gate("lake.withdrawn", each.folder):
+                shutil.rmtree(each.folder)
+                sync_folder(each.folder.parent)
+            dropped += 1
+    return dropped
+
+
+def _in_force(workspace: Workspace, wanted: Sequence[TableContract]) -> tuple[TableContract, ...]:
+    names = {(each.source, each.name) for each in wanted}
+    return tuple(each for each in workspace.contracts if (each.source, each.name) in names)
+
+
+def _refuse(workspace: Workspace, going: Sequence[TableContract]) -> None:
+    if going and len(going) == len(tuple(workspace.contracts)):
+        raise WithdrawalRefused(
+            "No contract would be left, and a home without one does nothing.",
+            fix="To remove the home with all it has: omnisupport-ingest clean",
+        )
+    packaged = next((each.path for each in going if Path(each.path).resolve().is_relative_to(_PACKAGE)), None)
+    if packaged is not None:
+        raise WithdrawalRefused(
+            f"{packaged} comes with the program, so it is not moved.",
+            fix="Copy the contracts that stay to a folder of your own, then: omnisupport-ingest contracts "
+            "use FOLDER",
+        )
+
+
+def _data(tables: Iterable[LakeTable]) -> Iterable[Data]:
+    for table in tables:
+        if table.folder.is_dir():
+            snapshot = look(table)
+            files = snapshot.all_files() if snapshot is not None else ()
+            yield Data(table.folder, sum(file.bytes for file in files))
+
+
+def _move(file: Path, to: Path) -> Path:
+    with gate("contract.withdrawn", file):
+        to.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(file, to)
+        sync_folder(to.parent)
+        sync_folder(file.parent)
+    return to

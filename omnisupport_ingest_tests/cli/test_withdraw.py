@@ -1,0 +1,129 @@
+"""``contracts withdraw`` and ``sources retire``: said first, done in order, finished by the same call."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from omnisupport_ingest.contracts.in_force import contracts_in_force
+from omnisupport_ingest.contracts.load import load_contract
+from omnisupport_ingest.failpoints import VARIABLE
+from omnisupport_ingest.settings import Settings
+from omnisupport_ingest.sources.postgres.catalog.publication import read_publication
+from omnisupport_ingest.withdrawal import leave_publication
+from omnisupport_ingest_tests.cli.command import command
+from omnisupport_ingest_tests.layers.story import CONTRACT, SOURCE, Change, Commit, Story
+from omnisupport_ingest_tests.sources.postgres.conftest import source
+from omnisupport_ingest_tests.sources.postgres.snapshot_facts import COLUMNS
+from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract
+
+__all__ = ["source"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home with tables ``notes`` and ``other`` of one source that comes by files, ``far`` of another."""
+    story = Story(tmp_path / "told")
+    for name, of_source in (("other", SOURCE), ("far", "shop")):
+        document = copy.deepcopy(CONTRACT)
+        document["x-cdc"] |= {"table": name, "source": of_source}
+        (story.contracts / f"{name}.json").write_text(json.dumps(document))
+    story.land(Commit(10, 1, [Change("c", 1, {"title": "one", "body": "text"})]))
+    for table in ("dim_other", "dim_notes", "history/dim_other_history"):
+        kept = story.workspace.home.lake / SOURCE / table
+        kept.mkdir(parents=True)
+        (kept / "part.parquet").write_bytes(b"rows")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OMNISUPPORT_HOME", str(tmp_path / "told" / "home"))
+    monkeypatch.setenv("OMNISUPPORT_CONTRACTS_DIR", str(story.contracts))
+    return tmp_path / "told"
+
+
+def in_force() -> set[str]:
+    return {f"{each.source}.{each.name}" for each in contracts_in_force(Settings(_env_file=None))}
+
+
+def test_a_withdrawn_table_leaves_its_contract_and_keeps_its_files_unless_they_are_to_go(folder: Path):
+    lake = folder / "home" / "lake" / SOURCE
+    done = command("contracts", "withdraw", "other", "--yes")
+    assert done.code == 0, done.told
+    assert f"Assets {SOURCE}/dim_other" in done.out
+    assert f"{lake / 'dim_other'}: stays." in done.out
+    assert in_force() == {f"{SOURCE}.notes", "shop.far"}
+    moved = folder / "withdrawn" / f"{SOURCE}.other.json"
+    assert load_contract(moved).name == "other"
+    assert (lake / "dim_other").is_dir()
+    again = command("contracts", "withdraw", "other", "--yes", "--drop-data")
+    assert again.code == 0, again.told
+    assert f"{lake / 'dim_other'}: DELETED." in again.out
+    assert not (lake / "dim_other").exists() and not (lake / "history" / "dim_other_history").exists()
+    assert (lake / "dim_notes").is_dir()
+    assert command("contracts", "withdraw", "unknown", "--yes").code == 2
+
+
+def test_a_retired_source_takes_its_contracts_and_the_last_contract_stays(folder: Path):
+    done = command("sources", "retire", SOURCE, "--yes", "--drop-data")
+    assert done.code == 0, done.told
+    assert in_force() == {"shop.far"}
+    assert not (folder / "home" / "landing" / SOURCE).exists()
+    assert not (folder / "home" / "lake" / SOURCE).exists()
+    assert {each.name for each in (folder / "withdrawn").iterdir()} == {"desk.notes.json", "desk.other.json"}
+    last = command("sources", "retire", "shop", "--yes")
+    assert last.code == 1 and "No contract would be left" in last.err
+    assert in_force() == {"shop.far"}
+    assert command("sources", "retire", SOURCE, "--yes").code == 1
+
+
+def test_nothing_is_changed_without_a_yes(folder: Path):
+    refused = command("contracts", "withdraw", "other")
+    assert refused.code != 0
+    assert in_force() == {f"{SOURCE}.notes", f"{SOURCE}.other", "shop.far"}
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize(
+    "point",
+    [
+        "contract.withdrawn.before",
+        "contract.withdrawn.after",
+        "lake.withdrawn.before",
+        "lake.withdrawn.after",
+    ],
+)
+def test_a_withdrawal_killed_at_its_gates_is_finished_by_the_same_call(folder: Path, point: str):
+    arguments = ("contracts", "withdraw", "other", "--yes", "--drop-data")
+    died = subprocess.run(
+        [sys.executable, "-m", "omnisupport_ingest.cli.main", *arguments],
+        env={**os.environ, VARIABLE: point},
+        check=False,
+        capture_output=True,
+    )
+    assert died.returncode == -9, died.stderr.decode()
+    assert command(*arguments).code == 0
+    assert in_force() == {f"{SOURCE}.notes", "shop.far"}
+    assert (folder / "withdrawn" / f"{SOURCE}.other.json").is_file()
+    assert not (folder / "home" / "lake" / SOURCE / "dim_other").exists()
+
+
+def test_a_withdrawn_table_leaves_the_publication_and_capture_of_the_others_goes_on(
+    source: SourceUnderTest,
+) -> None:
+    for table in ("stays", "goes"):
+        source.sql(f"CREATE TABLE {table} (id int PRIMARY KEY, v text)")
+        source.tables.append(contract(table, COLUMNS))
+    source.catch_up()
+    gone = source.tables.pop()
+    with source.connected() as connection:
+        assert leave_publication(connection, source.slot, gone) is None
+        found = read_publication(connection, source.slot)
+        assert found is not None and not found.covers(("public", "goes"))
+        assert leave_publication(connection, source.slot, gone) is None, "it has left already"
+    source.sql("INSERT INTO stays VALUES (1, 'one')", "INSERT INTO goes VALUES (1, 'unseen')")
+    source.catch_up()
+    assert {each.source_table for each in source.changes()} == {"stays"}

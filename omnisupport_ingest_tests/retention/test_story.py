@@ -1,0 +1,183 @@
+"""One story on real tables: landing is trimmed, a window sealed, and what arrives for it is withheld."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from omnisupport_ingest.lake.layout import WHOLE_TABLE
+from omnisupport_ingest.landing.damage import look_through
+from omnisupport_ingest.layers import deduped, dimensions, net_changes, raw
+from omnisupport_ingest.layers.pending import pending_windows
+from omnisupport_ingest.layers.removed import LANDING, RAW, Present, Removed, WindowSealed, refuse_sealed
+from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.read.as_of import read_as_of
+from omnisupport_ingest.read.overview import overview
+from omnisupport_ingest.read.window_list import Stand, window_list
+from omnisupport_ingest.retention.forecast import disk_forecast
+from omnisupport_ingest.retention.plan import plan_retention
+from omnisupport_ingest.retention.removing import carry_out
+from omnisupport_ingest.retention.rules import Answer
+from omnisupport_ingest_tests.layers.story import (
+    CONTRACT,
+    FIRST,
+    SECOND,
+    SOURCE,
+    START,
+    Change,
+    Commit,
+    Story,
+)
+
+DAY = 24 * 3600
+
+
+def told(folder: Path, retention: dict[str, str]) -> Story:
+    story = Story(folder)
+    document = copy.deepcopy(CONTRACT)
+    document["x-cdc"]["retention"] = retention
+    story.write_contract(document)
+    story.workspace = Workspace.open(story.workspace.settings)
+    story.store = story.workspace.landing(SOURCE)
+    story.clock = START + timedelta(days=60)
+    return story
+
+
+def put(lsn: int, second: float, title: str, *, id: int = 1, op: str = "u") -> Commit:
+    return Commit(lsn, second, [Change(op, id, {"title": title, "body": "text"})])
+
+
+def take_all(story: Story, spark) -> None:  # type: ignore[no-untyped-def]
+    """Rounds of the sensors until nothing is pending; a round that changes nothing is a fault."""
+    for _ in range(5):
+        pending = pending_windows(story.workspace, SOURCE)
+        if pending.nothing:
+            return
+        for windows, replay in ((pending.windows, False), (pending.late_windows, True)):
+            if windows:
+                for layer in (raw, deduped):
+                    layer.materialize(story.workspace, spark, SOURCE, windows, "run", replay=replay)
+                net_changes.materialize(story.workspace, spark, story.contract, windows, "run", replay=replay)
+                dimensions.update(story.workspace, spark, story.contract, "run")
+    raise AssertionError(f"still pending: {pending_windows(story.workspace, SOURCE)}")
+
+
+def shown(story: Story) -> str:
+    """The content hash of the dimension."""
+    state = story.workspace.dimension(story.contract).open().state(WHOLE_TABLE)
+    assert state is not None
+    return state.checkpoint.content_hash
+
+
+def rows(story: Story, spark) -> dict[int, tuple[str | None, tuple[str, ...]]]:  # type: ignore[no-untyped-def]
+    table = story.workspace.dimension(story.contract).open()
+    found = table.read(spark, table.all_files()).collect()
+    return {row["id"]: (row["title"], tuple(row["_cdc_unresolved"] or ())) for row in found}
+
+
+def test_old_windows_lose_landing_then_raw_and_the_dimension_stays_what_it_was(tmp_path, spark):
+    story = told(tmp_path, {"landing": "P7D", "raw": "P10D"})
+    story.land(put(10, 1, "first", op="c"), put(20, 61, "second"))
+    story.land(put(30, 8 * DAY, "a week on"))
+    take_all(story, spark)
+    before = shown(story)
+
+    plan = plan_retention(story.workspace, SOURCE)
+    assert [(each.layer, each.window, each.events) for each in plan.doomed] == [
+        (LANDING, FIRST, 1),
+        (LANDING, SECOND, 1),
+    ]
+    assert not Removed.open(story.workspace, SOURCE).removals, "a plan changes nothing"
+    carried = carry_out(story.workspace, plan, removed_by="test")
+    assert [(each.layer, each.windows, each.files) for each in carried] == [(LANDING, 2, 2)]
+    assert carry_out(story.workspace, plan, removed_by="test") == []
+    assert len([*story.store.folder.joinpath("data").rglob("*.parquet")]) == 1
+
+    removed = Removed.open(story.workspace, SOURCE)
+    present = Present(story.store, removed)
+    assert not look_through(story.store, present.has).damage
+    assert len(look_through(story.store).damage) == 2
+    assert pending_windows(story.workspace, SOURCE).nothing
+
+    assert shown(story) == before
+    # Raw is the record: a replay starts there, another version of the logic does not empty it.
+    replayed = deduped.materialize(story.workspace, spark, SOURCE, (FIRST,), "again", replay=True)
+    assert replayed[0].replaced_hash == replayed[0].content_hash
+    again = raw.materialize(story.workspace, spark, SOURCE, (FIRST,), "again", replay=True)[0]
+    assert again.rows == 1
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(raw, "VERSIONS", ("logic:other",))
+        assert raw.materialize(story.workspace, spark, SOURCE, (FIRST,), "again")[0].rows == 1
+        assert not pending_windows(story.workspace, SOURCE).windows
+        assert {each.pending_windows for each in overview(story.workspace, SOURCE).tables} <= {0, None}
+
+    # Ten days on, raw goes too; the younger windows stay whole.
+    story.land(put(40, 11 * DAY, "later", id=2, op="c"))
+    take_all(story, spark)
+    before = shown(story)
+    at = Workspace.open(story.workspace.settings)
+    plan = plan_retention(at, SOURCE)
+    assert {(each.layer, each.window) for each in plan.of(RAW)} == {(RAW, FIRST), (RAW, SECOND)}
+    held = disk_forecast(at, story.clock)
+    carry_out(at, plan, removed_by="test")
+    assert not plan_retention(at, SOURCE).doomed
+    left = disk_forecast(at, story.clock)
+    assert 0 < left.layers["raw"] < held.layers["raw"] and left.layers["deduped"] == held.layers["deduped"]
+    soon = disk_forecast(at, START + timedelta(days=1))
+    assert soon.per_day is not None and soon.per_day > 0
+    assert soon.days == pytest.approx(soon.free / soon.per_day, rel=1e-3)
+    assert at.raw(SOURCE).open().files(FIRST) == ()
+    assert pending_windows(story.workspace, SOURCE).nothing
+    stands = {line.window: line.stand for line in window_list(story.workspace, SOURCE).windows}
+    assert (stands[FIRST], stands[SECOND]) == (Stand.SEALED, Stand.SEALED)
+    with pytest.raises(WindowSealed, match=f"{FIRST}.*left raw"):
+        refuse_sealed(story.workspace, SOURCE, [FIRST])
+    assert rows(story, spark)[1] == ("a week on", ())
+    old = {row["id"]: row["title"] for row in as_of_first(story, spark)}
+    assert old == {1: "first"}
+
+    # Neither a replay nor another decision table makes anything of a sealed window again.
+    for layer in (raw, deduped):
+        layer.materialize(story.workspace, spark, SOURCE, (FIRST,), "again", replay=True)
+    assert shown(story) == before
+    assert rows(story, spark)[1] == ("a week on", ())
+
+    # A copy of what is known there is withheld and changes nothing; a new event is unresolved, not lost.
+    story.land_again(put(10, 1, "first", op="c"))
+    story.land_again(put(15, 2, "never seen", id=3, op="c"))
+    take_all(story, spark)
+    state = story.workspace.deduped(SOURCE).open().state(FIRST)
+    assert state is not None
+    assert (state.checkpoint.deduped, state.checkpoint.quarantined) == (1, 2)
+    assert dict(state.checkpoint.scenarios)["too_late_arrival"] == 2
+    assert rows(story, spark)[1] == ("a week on", ())
+    assert rows(story, spark)[3][1], "nobody knows what is in the row"
+    assert pending_windows(story.workspace, SOURCE).late_windows == ()
+
+
+def as_of_first(story: Story, spark):  # type: ignore[no-untyped-def]
+    from omnisupport_ingest.position import Lsn, Position
+
+    return read_as_of(story.workspace, spark, story.contract, Position(1, Lsn(15), 0)).collect()
+
+
+def test_retention_refuses_what_waits_and_keeps_what_no_contract_gives_up(tmp_path, spark):
+    story = told(tmp_path, {"landing": "P7D"})
+    story.land(put(10, 1, "first", op="c"))
+    story.land(put(30, 8 * DAY, "a week on"))
+    refused = plan_retention(story.workspace, SOURCE).refused
+    assert [(each.window, each.answer, each.why) for each in refused] == [
+        (FIRST, Answer.REFUSED, "it is not closed")
+    ]
+    take_all(story, spark)
+    assert [each.window for each in plan_retention(story.workspace, SOURCE).doomed] == [FIRST]
+    # What came by a file stays: the next file is compared with it.
+    story.land_file(put(50, 2, "by file", id=7, op="c"))
+    story.workspace = replace(story.workspace)
+    take_all(story, spark)
+    (refused,) = plan_retention(story.workspace, SOURCE).refused
+    assert refused.why.startswith("events of a file")
