@@ -215,11 +215,12 @@ class _Look:
             for each, snapshot in self._folded.items()
             if snapshot is None or not waiting(workspace, each, snapshot)
         }
+        judged = self._files.deduped if self._files is not None else newest(workspace.deduped(source))
         return [
             _Layer(newest(workspace.raw(source)), lambda _: raw.VERSIONS, decisions),
             _Layer(
-                self._files.deduped if self._files is not None else newest(workspace.deduped(source)),
-                self._laws.of,
+                judged,
+                self._judged_versions(judged),
                 decisions,
             ),
             *(
@@ -227,6 +228,13 @@ class _Look:
                 for each, snapshot in self._net_changes.items()
             ),
         ]
+
+    def _judged_versions(self, judged: TableSnapshot | None) -> Callable[[str], tuple[str, ...]]:
+        def versions(window: str) -> tuple[str, ...]:
+            state = judged.state(window) if judged is not None else None
+            return self._laws.of_held(window, state, partial(self.landed.parts, window))
+
+        return versions
 
     def _judged_by(self) -> tuple[tuple[object, ...], Mapping[str, tuple[str, ...]]]:
         """What every window is judged by, and what some windows are besides."""
