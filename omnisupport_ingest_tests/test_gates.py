@@ -120,7 +120,7 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "target.commit": ("targets/sync.py",),
     "export.file": ("read/export.py",),
     "checkpoint.file": ("cli/checkpoint.py",),
-    "contract.file": ("cli/contracts_new.py", "cli/sources.py"),
+    "contract.file": ("cli/contracts_changes.py", "cli/contracts_new.py", "cli/sources.py"),
     "runtime.file": (
         "runtime/connect_address.py",
         "runtime/connect_server.py",

@@ -120,7 +120,11 @@ def _only_changes(versions: DataFrame, contract: TableContract) -> DataFrame:
         F.coalesce(exact, F.lit("[]")),
     ]
     follows = F.lag("_cdc_valid_to_position").over(of_row).eqNullSafe(F.col("_cdc_valid_from_position"))
-    same = F.col("_cdc_opened_by").isin(*CHANGE_NOTHING) & F.col("_cdc_valid_from_position").isNotNull() & follows
+    same = (
+        F.col("_cdc_opened_by").isin(*CHANGE_NOTHING)
+        & F.col("_cdc_valid_from_position").isNotNull()
+        & follows
+    )
     for value in told:
         same = same & F.lag(value).over(of_row).eqNullSafe(value)
     marked = versions.withColumn("_same", F.coalesce(same, F.lit(False)))

@@ -1,8 +1,8 @@
 """Columns that contracts have learned by themselves (``x-cdc.evolution``: ``additive``), kept in the home.
 
-A contract file belongs to a person, so capture never writes one. What it finds stands in the home, as the lines
-that the file would have, and whoever loads the contracts of the home reads both. Once the file names a column
-(``contracts propose --write`` puts the same line there), what stands here counts for nothing.
+A contract file belongs to a person, so capture never writes one. What it finds stands in the home, as the
+lines that the file would have, and whoever loads the contracts of the home reads both. Once the file names a
+column (``contracts propose --write`` puts the same line there), what stands here counts for nothing.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ class ContractError(IngestError):
 
 ADDITIVE, PINNED, BLOCK = "additive", "pinned", "block"
 EVOLUTION = (ADDITIVE, PINNED, BLOCK)
-"""What becomes of a table whose schema changes at the source: it takes nullable new columns by itself, goes on
-and reports, or waits for a person."""
+"""What becomes of a table whose schema changes at the source: it takes nullable new columns by itself, goes
+on and reports, or waits for a person."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,8 @@ class TableContract:
     ``delayed_merge``: how long net changes may wait for their merge, null if every run merges at once.
     ``columns`` are those of the lake, where a policy for personal data leaves a column out or makes it text;
     ``unprotected``: the same as the source has them, empty where they do not differ.
-    ``evolution``: one of ``EVOLUTION``. ``changed_only``: the history has no version for what changed nothing.
+    ``evolution``: one of ``EVOLUTION``. ``changed_only``: the history has no version for what changed
+    nothing.
     ``path`` is the contract's file and ``fingerprint`` the SHA-256 of its canonical JSON without cursor,
     target, delayed merge, evolution and history, which change no row of net changes and dimension: another
     fingerprint is another contract. ``verdicts_by``: ``judged_by``, empty where that is the fingerprint.

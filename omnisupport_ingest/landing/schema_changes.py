@@ -2,8 +2,8 @@
 
 Only changes of values are in the log; a column that is added, renamed or retyped shows there, if at all, with
 the first row that is written afterwards, and a new NOT NULL or enum value never does. So capture compares the
-catalogs, at each start and every few seconds, and this file keeps both what was seen last and what had changed.
-They are written together: a change is neither missed nor told twice, however capture ends.
+catalogs, at each start and every few seconds, and this file keeps both what was seen last and what had
+changed. They are written together: a change is neither missed nor told twice, however capture ends.
 """
 
 from __future__ import annotations
@@ -213,9 +213,9 @@ class SchemaChanges:
                 self._known = replace(held, certain=max(held.certain, look.certain))
             return tuple(new)
 
-    def first_rows(self, table: str, columns: Collection[str], commit_lsn: Lsn) -> None:
-        """Rows of ``table`` with ``columns`` came with the transaction that committed at ``commit_lsn``:
-        the first in the form of every change that they show."""
+    def first_rows(self, table: str, columns: Mapping[str, str], commit_lsn: Lsn) -> None:
+        """Rows of ``table`` with ``columns`` (name → type) came with the transaction that committed at
+        ``commit_lsn``: the first in the form of every change that they show."""
         with self._lock:
             held = self._held()
             shown = tuple(
@@ -231,7 +231,9 @@ class SchemaChanges:
         """A person has had ``tables`` read again: no change so far keeps them out of capture any more."""
         with self._lock:
             held = self._held()
-            accepted = held.accepted | {name: len(held.changes) for name in tables}
+            accepted = held.accepted | {
+                each.table: len(held.changes) for each in held.changes if each.table in tables
+            }
             if accepted != held.accepted:
                 self._write(replace(held, accepted=accepted))
 
@@ -270,7 +272,7 @@ _BY_FORM = frozenset({"column_widened", "column_narrowed", "column_retyped"})
 """Changes that the stream describes before the next row."""
 
 
-def _shows(change: SchemaChange, columns: Collection[str], commit_lsn: Lsn) -> bool:
+def _shows(change: SchemaChange, columns: Mapping[str, str], commit_lsn: Lsn) -> bool:
     if change.first_commit is not None or commit_lsn < change.above:
         return False
     if change.kind in _IN_ROWS:
@@ -278,4 +280,4 @@ def _shows(change: SchemaChange, columns: Collection[str], commit_lsn: Lsn) -> b
         return name in columns
     if change.kind == "column_dropped":
         return change.column not in columns
-    return change.kind in _BY_FORM
+    return change.kind in _BY_FORM and columns.get(change.column or "") == change.after

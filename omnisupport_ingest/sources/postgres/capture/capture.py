@@ -339,7 +339,8 @@ class Capture:
         wanted: Sequence[TableContract],
         requested: Collection[str],
     ) -> dict[str, str]:
-        """Record schema changes; return those of ``wanted`` that a person has to decide about, with reasons."""
+        """Record schema changes; return those of ``wanted`` that a person has to decide about, with
+        reasons."""
         schemas = self._schemas(epoch)
         schemas.look(connection)
         # Whoever requests that a table is read again has decided about what changed before.

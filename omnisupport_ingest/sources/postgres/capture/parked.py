@@ -14,8 +14,8 @@ There are four kinds of fault:
 - It changed while a snapshot read it. Checks and read are repeated once, because it may fit after all.
 - A row cannot be read, or is too large. Another read would fail in the same way, so the table is parked in
   every mode until a person has mended the cause and requests a snapshot.
-- Its schema has changed, and its contract wants a person to decide first (``x-cdc.evolution``: ``block``). The
-  table is parked in every mode.
+- Its schema has changed, and its contract wants a person to decide first (``x-cdc.evolution``: ``block``).
+  The table is parked in every mode.
 
 If no other table is captured, capture stops instead, and nothing is lost.
 """

@@ -1,10 +1,11 @@
-"""Capture's looks at the schemas of its tables: what has changed is recorded, and the contract's policy applied.
+"""Capture's looks at the schemas of its tables: what has changed is recorded, and the contract's policy
+applied.
 
 A look reads the catalogs and compares them with what is recorded (``landing.schema_changes``). It is made at
 every start, every few seconds, and before the first row lands that the stream describes in another form. Then
-``x-cdc.evolution`` decides: a table that is ``additive`` learns its nullable new columns (``contracts.learned``);
-one that is ``block`` is left out of capture until a person has it read again; ``pinned`` goes on. Raw has every
-value in each case.
+``x-cdc.evolution`` decides: a table that is ``additive`` learns its nullable new columns
+(``contracts.learned``); one that is ``block`` is left out of capture until a person has it read again;
+``pinned`` goes on. Raw has every value in each case.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ class SchemaWatch:
             self._contracts |= {each.name: each for each in contracts}
 
     def look(self, connection: Connection) -> tuple[SchemaChange, ...]:
-        """Record what has changed since the last look, and let additive contracts learn; returns the changes."""
+        """Record what has changed since the last look, and let additive contracts learn; returns the
+        changes."""
         with self._lock:
             certain = self._looks.begin(connection)
             held = self.changes.tables()

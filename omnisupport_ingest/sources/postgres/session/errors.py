@@ -118,9 +118,9 @@ class SchemaChangeBlocked(IngestError):
     def __init__(self, reasons: Mapping[str, str]) -> None:
         super().__init__(
             " ".join(reasons.values()),
-            fix="Look at the change (omnisupport-ingest contracts changes) and at what it means for the contract "
-            "(omnisupport-ingest contracts propose TABLE). Then have the table read again, and capture takes it "
-            'back: omnisupport-ingest source snapshot TABLE --reason "what was decided"',
+            fix="Look at the change (omnisupport-ingest contracts changes) and at what it means for the "
+            "contract (omnisupport-ingest contracts propose TABLE). Then have the table read again, and "
+            'capture takes it back: omnisupport-ingest source snapshot TABLE --reason "what was decided"',
         )
         self.reasons = dict(reasons)
 

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from omnisupport_ingest import failpoints
 from omnisupport_ingest.contracts.learned import LearnedColumns
 from omnisupport_ingest.contracts.model import ADDITIVE, BLOCK
 from omnisupport_ingest.landing.schema_changes import SchemaChange, SchemaChanges
@@ -117,3 +123,29 @@ def test_tables_that_are_renamed_made_anew_or_gone_are_changes_too(three: Source
         ("tickets", "table_renamed"),
         ("agents", "table_made_anew"),
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_capture_killed_while_it_notes_a_change_notes_it_once(three: SourceUnderTest, moment: str) -> None:
+    three.sql("ALTER TABLE tickets ADD size int", "INSERT INTO tickets VALUES (3, 'three', 4)")
+    three.killed_at(f"landing.schema_changes.{moment}")
+    three.catch_up()
+    found = SchemaChanges(three.store.folder).all()
+    assert [(each.table, each.kind, each.column) for each in found] == [("tickets", "column_added", "size")]
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_column_is_learned_whole_or_not_at_all(tmp_path: Path, moment: str) -> None:
+    program = (
+        "import sys; from pathlib import Path; from omnisupport_ingest.contracts.learned import LearnedColumns; "
+        "LearnedColumns(Path(sys.argv[1]), 'desk').learn('tickets', {sys.argv[2]: {'type': 'string'}})"
+    )
+    LearnedColumns(tmp_path, "desk").learn("tickets", {"first": {"type": "string"}})
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path), "second"],
+        env=os.environ | {failpoints.VARIABLE: f"home.learned.{moment}"},
+    )
+    assert done.returncode == -signal.SIGKILL
+    found = set(LearnedColumns(tmp_path, "desk").of("tickets"))
+    assert found == {"first", "second"} if moment == "after" else found == {"first"}
