@@ -169,6 +169,8 @@ WITHOUT_GATE: dict[tuple[str, str], str] = {
     ): "files that no manifest names; what stays, landing.clear removes",
     ("lake/schema.py", "open_with_schema"): _FOLDER,
     ("layers/retyping.py", "ask_for"): _FOLDER,
+    ("contracts/learned.py", "LearnedColumns.learn"): _FOLDER,
+    ("sources/postgres/catalog/schema_watch.py", "read_seen"): _READS,
     ("layers/window_index.py", "WindowIndex.put"): _IN_LOOK,
     ("layers/window_index.py", "WindowIndex.forget_all"): _IN_LOOK,
     ("lake/staging.py", "stage_frame"): "the staging folder, and a draft in it that no table names",

@@ -236,7 +236,7 @@ def only_changes(versions: pa.Table, columns: Sequence[str]) -> pa.Table:
     told = [rows[name].to_pylist() for name in columns]
     told.append([sorted(each or ()) for each in rows["_cdc_unresolved"].to_pylist()])
     told.append([sorted(each or ()) for each in rows[EXACT].to_pylist()])
-    first, last = [], []
+    first, last = list[int](), list[int]()
     for row in range(rows.num_rows):
         before = row - 1
         if (

@@ -72,6 +72,15 @@ class LearnedColumns:
             ) from error
 
 
+Stamp = tuple[tuple[str, int, int], ...]
+
+
+def learned_stamp(home: Path) -> Stamp:
+    """What tells that ``home`` has learned more: name, time of change and size of each record."""
+    found = ((file.name, file.stat()) for file in sorted((home / FOLDER).glob("*.json")))
+    return tuple((name, each.st_mtime_ns, each.st_size) for name, each in found)
+
+
 def with_learned(home: Path, document: dict[str, Any]) -> dict[str, Any]:
     """The contract ``document`` with the columns that the home has learned and the file does not name.
 

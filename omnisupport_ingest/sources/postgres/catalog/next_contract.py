@@ -63,7 +63,7 @@ def next_contract(
     ``every``: so is any other that the contract does not name.
     """
     made = _Draft(deepcopy(document), form)
-    made.rename(changes)
+    made.follow_names(changes)
     made.drop()
     for name in list(made.properties):
         made.follow(name)
@@ -102,7 +102,7 @@ class _Draft:
         found: dict[str, Any] = self.document["x-cdc"]
         return found
 
-    def rename(self, changes: Sequence[SchemaChange]) -> None:
+    def follow_names(self, changes: Sequence[SchemaChange]) -> None:
         """Follow columns that have another name now."""
         for change in changes:
             old, new = change.before, change.after

@@ -79,7 +79,9 @@ def columns(found: list[Row], *names: str) -> list[tuple[object, ...]]:
     return [tuple(row[name] for name in names) for row in found]
 
 
-def test_schema_changes_go_through_to_dimension_and_history(desk: SourceUnderTest, spark: SparkSession) -> None:
+def test_schema_changes_go_through_to_dimension_and_history(
+    desk: SourceUnderTest, spark: SparkSession
+) -> None:
     captured(desk)
     taken_in(desk, spark)
     desk.sql(
@@ -101,8 +103,8 @@ def test_schema_changes_go_through_to_dimension_and_history(desk: SourceUnderTes
         (3, "three", "high", 30),
     ], "what the default gave rows without an event is known, and what landed before is there"
     assert all(not row["_cdc_unresolved"] for row in current)
-    past = columns(rows(workspace, spark, "tickets", past=True), "id", "size", "_cdc_opened_by",
-    "_cdc_closed_by") assert past == [
+    past = rows(workspace, spark, "tickets", past=True)
+    assert columns(past, "id", "size", "_cdc_opened_by", "_cdc_closed_by") == [
         (1, None, "r", None),
         (2, None, "r", "u"),
         (2, 20, "u", None),
@@ -112,10 +114,12 @@ def test_schema_changes_go_through_to_dimension_and_history(desk: SourceUnderTes
     assert checks["tickets"].passed and checks["tickets"].numbers["schema_changes"] == 2
     assert not checks["agents"].passed and "nick" in checks["agents"].summary
 
-    desk.sql("ALTER TABLE tickets ALTER size TYPE bigint", "UPDATE tickets SET size = 5000000000 WHERE id =
-    3") for name in POLICIES:
-        write(contract_of(workspace, name), propose(desk.settings, workspace, contract_of(workspace, name),
-    every=False)) captured(desk)
+    desk.sql(
+        "ALTER TABLE tickets ALTER size TYPE bigint", "UPDATE tickets SET size = 5000000000 WHERE id = 3"
+    )
+    for contract in workspace.contracts:
+        write(contract, propose(desk.settings, workspace, contract, every=False))
+    captured(desk)
     workspace = taken_in(desk, spark)
     versions = {each.name: each.version for each in workspace.contracts}
     assert versions == {"tickets": "1.3.0", "agents": "1.1.0"}

@@ -138,7 +138,8 @@ def test_capture_killed_while_it_notes_a_change_notes_it_once(three: SourceUnder
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_a_column_is_learned_whole_or_not_at_all(tmp_path: Path, moment: str) -> None:
     program = (
-        "import sys; from pathlib import Path; from omnisupport_ingest.contracts.learned import LearnedColumns; "
+        "import sys; from pathlib import Path; "
+        "from omnisupport_ingest.contracts.learned import LearnedColumns; "
         "LearnedColumns(Path(sys.argv[1]), 'desk').learn('tickets', {sys.argv[2]: {'type': 'string'}})"
     )
     LearnedColumns(tmp_path, "desk").learn("tickets", {"first": {"type": "string"}})
