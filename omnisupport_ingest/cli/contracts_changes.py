@@ -15,7 +15,7 @@ from omnisupport_ingest.cli import render
 from omnisupport_ingest.cli.contracts_diff import connect_to_source
 from omnisupport_ingest.cli.opening import tables_named
 from omnisupport_ingest.contracts.document_text import document_text
-from omnisupport_ingest.contracts.documents import read_document
+from omnisupport_ingest.contracts.documents import program_file, read_document
 from omnisupport_ingest.contracts.learned import with_learned
 from omnisupport_ingest.contracts.load import contract_of
 from omnisupport_ingest.contracts.model import ContractError, TableContract
@@ -112,7 +112,17 @@ def is_in_file(contract: TableContract, found: NextContract) -> bool:
 
 
 def write(contract: TableContract, found: NextContract) -> None:
-    """Replace the file of ``contract`` by what is proposed; durable on return."""
+    """Replace the file of ``contract`` by what is proposed; durable on return.
+
+    ``ContractError`` if the file is one of an installed program.
+    """
+    path = Path(contract.path)
+    if path.is_relative_to(program_file("contracts")) and path.parents[2].name == "packaged":
+        raise ContractError(
+            f"{path} comes with the program, which replaces it when it is installed again.",
+            fix=f"Copy {path.parent} to a folder of yours, and let the home have that: omnisupport-ingest "
+            "contracts use FOLDER",
+        )
     with gate("contract.file", contract.path):
         replace(Path(contract.path), document_text(found.document).encode())
 
