@@ -60,6 +60,8 @@ GATES: dict[str, Gate] = {
         _gate("source.published", "how the tables are published, to be compared with later"),
         _gate("source.parked", "the note of the tables that capture leaves out"),
         _gate("landing.accepted_loss", "the note of a loss that was accepted"),
+        _gate("landing.schema_changes", "how captured tables look, and every change of it"),
+        _gate("home.learned", "the columns that a contract has learned"),
         _gate("landing.lost_changes", "the stretches in which changes of single tables may be missing"),
         _gate("landing.data", "the data files of a batch, synced"),
         _gate("landing.manifest", "the manifest: the batch exists"),

@@ -19,7 +19,7 @@ from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.cdc.images import read_image, with_unsent
 from omnisupport_ingest.cdc.life import Ending, Life, Part, Position, just_below, merge
 from omnisupport_ingest.cdc.ordinary import FEW, Taken
-from omnisupport_ingest.cdc.ordinary_fold import fold_ordinary
+from omnisupport_ingest.cdc.ordinary_fold import Defaults, fold_ordinary
 
 KEY, ENDED, TRUNCATE, BOUNDARY = "key", "ended", "truncate", "boundary"
 """Kinds of folded rows (see ``folded``)."""
@@ -38,10 +38,14 @@ _STARTS = frozenset("cr")
 
 @dataclass(frozen=True)
 class Shape:
-    """The columns of a table: all in the contract's order, and those of the key in the key's order."""
+    """The columns of a table: all in the contract's order, and those of the key in the key's order.
+
+    ``defaults``: what a life has in a column that was added after it began, by column, as text.
+    """
 
     columns: tuple[str, ...]
     key: tuple[str, ...]
+    defaults: Defaults = ()
 
     @cached_property
     def plain(self) -> tuple[str, ...]:
@@ -79,7 +83,7 @@ def fold_groups(
     if table is None:
         return
     if table.num_rows > few:
-        ordinary, table = fold_ordinary(table, shape.columns, shape.key)
+        ordinary, table = fold_ordinary(table, shape.columns, shape.key, shape.defaults)
         if ordinary is not None:
             yield from columnar.in_batches(ordinary)
     if table.num_rows:
@@ -89,7 +93,7 @@ def fold_groups(
 
 
 def _folded_by_group(table: pa.Table, shape: Shape) -> pa.Table:
-    events = Events(table)
+    events = Events(table, shape.defaults)
     rows = _Rows(shape)
     for (window, key), members in events.groups().items():
         if key is None:
@@ -102,7 +106,8 @@ def _folded_by_group(table: pa.Table, shape: Shape) -> pa.Table:
 class Events:
     """The columns of a table of events that every event is asked for, as lists; the rest on demand."""
 
-    def __init__(self, table: pa.Table) -> None:
+    def __init__(self, table: pa.Table, defaults: Defaults = ()) -> None:
+        self._defaults = defaults
         self.op: list[str] = table["op"].to_pylist()
         self.position: list[Position] = list(
             zip(
@@ -133,9 +138,16 @@ class Events:
         return text
 
     def carried(self, row: int) -> Mapping[str, Any]:
-        """The columns that the event carried, by name; an image that cannot be read carried none."""
-        image = read_image(self.after(row)) or {}
-        return with_unsent(image, self._unchanged[row].as_py(), self._before[row].as_py())
+        """The columns that the event carried, by name; an image that cannot be read carried none.
+
+        A life that begins without a column, because the table had none, begins with the column's default.
+        """
+        image = read_image(self.after(row))
+        unsent = self._unchanged[row].as_py()
+        carried = with_unsent(image or {}, unsent, self._before[row].as_py())
+        if image is None or not self._defaults or self.op[row] not in _STARTS:
+            return carried
+        return {name: text for name, text in self._defaults if name not in (unsent or ())} | dict(carried)
 
     def rank(self, row: int) -> tuple[Any, ...]:
         """By what events of one position are ordered: by operation, then content, last by who brought it."""

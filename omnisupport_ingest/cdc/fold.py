@@ -44,7 +44,11 @@ _PLACE = ("window", "epoch", "commit_lsn", "ordinal", "identity")
 
 def shape_of(contract: TableContract) -> Shape:
     """The columns of ``contract`` as the fold's workers know them."""
-    return Shape(tuple(column.name for column in contract.columns), tuple(contract.key))
+    return Shape(
+        tuple(column.name for column in contract.columns),
+        tuple(contract.key),
+        tuple((each.name, each.default.text) for each in contract.columns if each.default is not None),
+    )
 
 
 def fold_events(events: DataFrame, contract: TableContract, *, partitions: int | None = None) -> DataFrame:

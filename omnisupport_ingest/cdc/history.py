@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import partial
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
@@ -20,7 +20,7 @@ from omnisupport_ingest.cdc.envelope import POSITION_TYPE
 from omnisupport_ingest.cdc.event_fold import ENDED, KEY, LEFT
 from omnisupport_ingest.cdc.fold import by_group, shape_of, to_fold, with_types
 from omnisupport_ingest.cdc.folded import row_hash
-from omnisupport_ingest.cdc.history_rows import TableEvent, history_groups
+from omnisupport_ingest.cdc.history_rows import CHANGE_NOTHING, CLOSING, TableEvent, history_groups
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.spark_types import spark_schema
 from omnisupport_ingest.key_range import KeyRange
@@ -109,6 +109,33 @@ def history(
     return _finished(versions, contract)
 
 
+def _only_changes(versions: DataFrame, contract: TableContract) -> DataFrame:
+    """``versions`` without those that begin where another of the row ends and change nothing in it: the one
+    before goes on (``history_update.only_changes`` does the same)."""
+    of_row = Window.partitionBy("_cdc_key").orderBy("_cdc_valid_from_position")
+    exact = F.to_json(F.array_sort(F.map_entries("_cdc_exact")))
+    told = [
+        *(F.col(f"`{column.name}`") for column in contract.columns),
+        F.coalesce(F.array_sort("_cdc_unresolved"), F.array().cast("array<string>")),
+        F.coalesce(exact, F.lit("[]")),
+    ]
+    follows = F.lag("_cdc_valid_to_position").over(of_row).eqNullSafe(F.col("_cdc_valid_from_position"))
+    same = (
+        F.col("_cdc_opened_by").isin(*CHANGE_NOTHING)
+        & F.col("_cdc_valid_from_position").isNotNull()
+        & follows
+    )
+    for value in told:
+        same = same & F.lag(value).over(of_row).eqNullSafe(value)
+    marked = versions.withColumn("_same", F.coalesce(same, F.lit(False)))
+    marked = marked.withColumn("_run", F.count_if(~F.col("_same")).over(of_row))
+    run = Window.partitionBy("_cdc_key", "_run").orderBy("_cdc_valid_from_position")
+    whole = run.rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
+    for name in CLOSING:
+        marked = marked.withColumn(name, F.last(name).over(whole))
+    return marked.where(~F.col("_same")).drop("_same", "_run")
+
+
 def _whole_table(known: DataFrame) -> tuple[tuple[TableEvent, ...], bool]:
     """What speaks of the whole table, by position, and whether any key change is among the events."""
     spoken = F.struct(
@@ -148,6 +175,8 @@ def chosen_ends(ends: Iterable[TableEvent]) -> tuple[TableEvent, ...]:
 
 
 def _finished(versions: DataFrame, contract: TableContract) -> DataFrame:
+    if contract.changed_only:
+        versions = _only_changes(versions, contract)
     state = versions.withColumn("_cdc_is_deleted", is_marked(contract))
     names = [f"`{name}`" for name in history_type(contract).names if name != "_cdc_row_hash"]
     state = state.select(*names)

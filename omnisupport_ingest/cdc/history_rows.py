@@ -19,10 +19,17 @@ from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.cdc.current_rows import EXISTENCE
 from omnisupport_ingest.cdc.event_fold import ENDED, KEY, LEFT, ORDER, Events, Shape, key_columns
 from omnisupport_ingest.cdc.life import Micros, Position, just_below
+from omnisupport_ingest.cdc.ordinary_fold import Defaults
 from omnisupport_ingest.key_range import KeyRange
 
 MOVED = "moved"
 """What opens and what closes a version where the row's key changed: the halves of one update."""
+
+CHANGE_NOTHING = ("u", "r")
+"""Operations that may leave a row as it was."""
+
+CLOSING = ("_cdc_valid_to", "_cdc_valid_to_position", "_cdc_closed_by")
+"""The columns of a version that say where and by what it ends."""
 
 _ORDER = {"c": 0, "r": 1, "u": 2, LEFT: 3, "d": 4}
 """Quarantined events of a key that share a position: what may end the row comes last. The life that a key
@@ -86,7 +93,7 @@ def history_groups(
     table = columnar.whole(batches)
     if table is None:
         return
-    events, rows = BatchEvents(table), Versions(shape)
+    events, rows = BatchEvents(table, shape.defaults), Versions(shape)
     keys = defaultdict(list)
     for row, key in enumerate(table["key"].to_pylist()):
         keys[key].append(row)
@@ -105,8 +112,8 @@ def history_groups(
 class BatchEvents(Events):
     """Events with what a version repeats of the batch of its opening event."""
 
-    def __init__(self, table: pa.Table) -> None:
-        super().__init__(table)
+    def __init__(self, table: pa.Table, defaults: Defaults = ()) -> None:
+        super().__init__(table, defaults)
         self.batch_id: list[str | None] = table["batch_id"].to_pylist()
         self.landed_at = columnar.micros(table["landed_at"])
 

@@ -25,7 +25,16 @@ import pyarrow.compute as pc
 from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.cdc.current_rows import EXISTENCE
 from omnisupport_ingest.cdc.event_fold import LEFT, Shape, key_columns
-from omnisupport_ingest.cdc.history_rows import BatchEvents, Opening, TableEvent, Version, Versions, Walk
+from omnisupport_ingest.cdc.history_rows import (
+    CHANGE_NOTHING,
+    CLOSING,
+    BatchEvents,
+    Opening,
+    TableEvent,
+    Version,
+    Versions,
+    Walk,
+)
 from omnisupport_ingest.cdc.life import Position, just_below
 from omnisupport_ingest.cdc.stored import with_hashes
 from omnisupport_ingest.cdc.typed_fold import events_to_fold
@@ -54,7 +63,8 @@ class HistoryRules:
 
     ``schema``: of versions; ``event``: of the events. ``through``: the highest position that the history
     has been made from. ``new_ends``: truncates and boundaries above it, by position. ``source_schema``:
-    events of tables in other schemas are passed over; null: all are of the table.
+    events of tables in other schemas are passed over; null: all are of the table. ``changed_only``: what
+    changes nothing opens no version.
     """
 
     shape: Shape
@@ -65,6 +75,7 @@ class HistoryRules:
     new_ends: tuple[TableEvent, ...] = ()
     soft_delete_column: str | None = None
     source_schema: str | None = None
+    changed_only: bool = False
 
     @property
     def ordered_above(self) -> bool:
@@ -148,7 +159,8 @@ class HistoryRules:
         from all their events."""
         event = columnar.one_chunk(merging[EVENT])
         events = BatchEvents(
-            pa.table({name: pc.struct_field(event, place) for place, name in enumerate(self.event.names)})
+            pa.table({name: pc.struct_field(event, place) for place, name in enumerate(self.event.names)}),
+            self.shape.defaults,
         )
         members: dict[str, list[int]] = defaultdict(list)
         for row, key in enumerate(merging["_cdc_key"].to_pylist()):
@@ -205,13 +217,50 @@ class HistoryRules:
         )
         values["_cdc_is_deleted"] = self._marked(values, exact)
         arrays = [columnar.one_chunk(values[field.name]).cast(field.type) for field in self.schema]
-        return with_hashes(pa.Table.from_arrays(arrays, schema=self.schema))
+        versions = pa.Table.from_arrays(arrays, schema=self.schema)
+        return with_hashes(only_changes(versions, self.shape.columns) if self.changed_only else versions)
 
     def _marked(self, values: Mapping[str, Any], exact: Sequence[Mapping[str, str]]) -> pa.Array:
         name = self.soft_delete_column
         if name is None:
             return pa.array(np.zeros(len(exact), np.bool_))
         return pc.or_(pc.is_valid(values[name]), pa.array([name in each for each in exact], pa.bool_()))
+
+
+def only_changes(versions: pa.Table, columns: Sequence[str]) -> pa.Table:
+    """``versions`` without those that begin where another of the row ends and change nothing in it: the one
+    before goes on. ``columns``: of the table."""
+    rows = _by_position(versions)
+    keys, by = rows["_cdc_key"].to_pylist(), rows["_cdc_opened_by"].to_pylist()
+    begins, ends = rows[_FROM].to_pylist(), rows[_END].to_pylist()
+    told = [rows[name].to_pylist() for name in columns]
+    told.append([sorted(each or ()) for each in rows["_cdc_unresolved"].to_pylist()])
+    told.append([sorted(each or ()) for each in rows[EXACT].to_pylist()])
+    first, last = list[int](), list[int]()
+    for row in range(rows.num_rows):
+        before = row - 1
+        if (
+            first
+            and by[row] in CHANGE_NOTHING
+            and keys[before] == keys[row]
+            and ends[before] == begins[row]
+            and all(_is_same(values[before], values[row]) for values in told)
+        ):
+            last[-1] = row
+        else:
+            first.append(row)
+            last.append(row)
+    if len(first) == rows.num_rows:
+        return versions
+    kept, ending = rows.take(pa.array(first)), rows.take(pa.array(last))
+    for name in CLOSING:
+        kept = kept.set_column(kept.column_names.index(name), kept.schema.field(name), ending[name])
+    return kept.combine_chunks()
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Whether two values are the same as Spark has it: NaN is the same as NaN."""
+    return bool(one == other or (one != one and other != other))
 
 
 def _open_versions(old: pa.Table, shape: Shape) -> dict[str, Version]:

@@ -43,7 +43,7 @@ def fold_late(
     groups = SortedGroups(events)
     needed = groups.needed_images()
     groups.events = _with_images(groups.events, images, needed)
-    ordinary, rest = fold_sorted(groups, shape.columns, shape.key)
+    ordinary, rest = fold_sorted(groups, shape.columns, shape.key, shape.defaults)
     if ordinary is not None:
         yield from ordinary.to_batches()
     if rest.num_rows:

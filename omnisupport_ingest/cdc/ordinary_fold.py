@@ -22,6 +22,9 @@ Rows = npt.NDArray[np.int64]
 
 Mask = npt.NDArray[np.bool_]
 
+Defaults = tuple[tuple[str, str | None], ...]
+"""Columns that were added to a table, each with the text that older rows have in it."""
+
 _WHOLE_KEY = r'\A\["(?:0|-?[1-9][0-9]{0,17})"\]\z'
 
 _LIVING, _STARTS, _DELETES = pa.array(["c", "u", "r"]), pa.array(["c", "r"]), pa.array(["d"])
@@ -117,22 +120,22 @@ def whole_keys(keys: pa.StringArray) -> Rows | None:
 
 
 def fold_ordinary(
-    events: pa.Table, columns: tuple[str, ...], key: tuple[str, ...]
+    events: pa.Table, columns: tuple[str, ...], key: tuple[str, ...], defaults: Defaults = ()
 ) -> tuple[pa.Table | None, pa.Table]:
     """Fold the ordinary groups of ``events``; their folded rows, and the events of the other groups.
 
-    ``events``: the columns that ``fold.to_fold`` gives. ``columns`` and ``key``: of the table. The rows have
-    the columns that ``event_fold.fold_groups`` gives.
+    ``events``: the columns that ``fold.to_fold`` gives. ``columns``, ``key`` and ``defaults``: of the table.
+    The rows have the columns that ``event_fold.fold_groups`` gives.
     """
-    return fold_sorted(SortedGroups(events), columns, key)
+    return fold_sorted(SortedGroups(events), columns, key, defaults)
 
 
 def fold_sorted(
-    groups: SortedGroups, columns: tuple[str, ...], key: tuple[str, ...]
+    groups: SortedGroups, columns: tuple[str, ...], key: tuple[str, ...], defaults: Defaults = ()
 ) -> tuple[pa.Table | None, pa.Table]:
     """``fold_ordinary`` of events that are sorted."""
     plain = tuple(name for name in columns if name not in key)
-    found = _Found(groups, plain)
+    found = _Found(groups, plain, tuple(each for each in defaults if each[0] in plain))
     keys_read, keys = read_keys(columnar.one_chunk(groups.events["key"]).take(pa.array(groups.first)), key)
     ordinary = found.ordinary & _mask(keys_read)
     rest = groups.events.filter(pa.array(~ordinary[groups.group]))
@@ -150,12 +153,13 @@ def fold_sorted(
 class _Found:
     """What each group folds to; meaningless where the group is not ``ordinary``."""
 
-    def __init__(self, groups: SortedGroups, plain: tuple[str, ...]) -> None:
-        self._groups, self._plain = groups, plain
+    def __init__(self, groups: SortedGroups, plain: tuple[str, ...], defaults: Defaults) -> None:
+        self._groups, self._plain, self._defaults = groups, plain, defaults
         numbers = np.arange(len(groups.order))
         self._living, deletes = groups.ops(_LIVING), groups.ops(_DELETES)
+        self._starts = groups.ops(_STARTS)
         self._alive = groups.latest(self._living)
-        self._start = groups.latest(groups.ops(_STARTS))
+        self._start = groups.latest(self._starts)
         alive = self._alive[groups.group]
         ending = groups.latest(deletes & (numbers < alive))
         # Deletes below the last one below the living event cannot matter any more.
@@ -203,7 +207,15 @@ class _Found:
             columnar.one_chunk(self._groups.events["after"]).take(pa.array(numbers)), self._plain
         )
         self.ordinary[self._groups.group[numbers[~_mask(images.proven)]]] = False
-        return images.texts, {name: _mask(sent) for name, sent in images.sent.items()}
+        sent = {name: _mask(each) for name, each in images.sent.items()}
+        for name, text in self._defaults:
+            lacking = self._starts[numbers] & ~sent[name]
+            # Which columns were not sent, though the table had them, is for the exact kernel.
+            self.ordinary[self._groups.group[numbers[lacking & self._groups.unsent[numbers]]]] = False
+            default = pa.scalar(text, pa.string())
+            images.texts[name] = pc.if_else(pa.array(lacking), default, images.texts[name])
+            sent[name] = sent[name] | lacking
+        return images.texts, sent
 
     def values(self) -> dict[str, pa.StringArray]:
         """The texts of the plain columns."""

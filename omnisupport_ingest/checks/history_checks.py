@@ -275,5 +275,8 @@ def _differs(contract: TableContract) -> Column:
     deleted = (F.col("here._cdc_is_deleted") != F.col("there._cdc_is_deleted")) & ~mark
     both = F.col("here._cdc_key").isNotNull() & F.col("there._cdc_key").isNotNull()
     last = F.struct("there._cdc_epoch", "there._cdc_commit_lsn", "there._cdc_ordinal")
-    moved_on = (F.col("here._cdc_valid_from_position") != last) & ~F.array_contains(unknown, EXISTENCE)
+    begins = F.col("here._cdc_valid_from_position")
+    # An update that changed nothing opens no version, where the contract wants it so.
+    moved_on = (begins > last) if contract.changed_only else (begins != last)
+    moved_on = moved_on & ~F.array_contains(unknown, EXISTENCE)
     return missing | too_many | (both & (cells | more_unknown | doubt | deleted | moved_on))

@@ -225,6 +225,70 @@ def retype(name: str, yes: bool) -> int:
     return 0
 
 
+@contracts.command()
+@click.argument("tables", nargs=-1, metavar="[TABLE]...")
+@_as_json
+def changes(tables: tuple[str, ...], as_json: bool) -> int:
+    """Show the schema changes of captured tables, and what each asks of the contract.
+
+    Capture sees a change when it starts, within ten seconds while it runs, and before the first row in the
+    new form lands. Each has the time, its place in the WAL, the rows that the table had, and whether the
+    contract has to follow. Values are in raw whatever the contract says (docs/schema_change.md).
+
+    \b
+    Examples:
+      omnisupport-ingest contracts changes
+      omnisupport-ingest contracts changes tickets --json
+
+    Exit code: 0 nothing to be looked after, 1 there is, 2 usage or settings, 3 no home.
+    """
+    from omnisupport_ingest.cli.contracts_changes import changes_of, document_of, show_changes
+
+    found = changes_of(open_workspace(), tables)
+    if as_json:
+        echo_json({"changes": [document_of(source, each) for source, each in found]})
+    else:
+        show_changes(found)
+    return FINDINGS if any(each.asks for _, each in found) else 0
+
+
+@contracts.command()
+@click.argument("name", metavar="TABLE")
+@click.option("--write", "writes", is_flag=True, help="Replace the contract's file by it.")
+@click.option("--all-columns", is_flag=True, help="Take in every column that the contract does not name.")
+@click.option("--source", metavar="NAME", help="A log of the home.  [default: that of the settings]")
+@_as_json
+def propose(name: str, writes: bool, all_columns: bool, source: str | None, as_json: bool) -> int:
+    """Write the next version of the contract of TABLE, by its table as it is now; print it unless --write.
+
+    Each step is judged: additive (a column more), widening (a value more), breaking (a column less, or other
+    values). Additive and widening raise the minor version, breaking the major one. What the contract says on
+    purpose stays. A column that seems to be personal data is noted in x-cdc.pii, for you to decide.
+
+    \b
+    Examples:
+      omnisupport-ingest contracts propose tickets
+      omnisupport-ingest contracts propose tickets --write
+
+    Exit code: 0 done or nothing to do, 1 something is left to a person, 2 usage or settings, 3 no home,
+    4 the source is away.
+    """
+    from omnisupport_ingest.cli import contracts_changes as proposing
+
+    settings = log_of(open_settings(), source)
+    workspace = open_workspace(settings)
+    (contract,) = tables_named(workspace, [name])
+    found = proposing.propose(settings, workspace, contract, every=all_columns)
+    same = proposing.is_in_file(contract, found)
+    if writes and not same:
+        proposing.write(contract, found)
+    if as_json:
+        echo_json(proposing.proposal_document(contract, found, written=writes and not same))
+    else:
+        proposing.show_proposal(contract, found, written=writes, same=same)
+    return FINDINGS if found.for_a_person else 0
+
+
 @dataclass(frozen=True, slots=True)
 class _Reading:
     """The contracts of ``folder`` that can be used, by source and name, and every problem found."""

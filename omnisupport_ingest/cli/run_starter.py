@@ -22,6 +22,7 @@ from pathlib import Path
 
 import omnisupport_ingest
 from omnisupport_ingest.contracts.in_force import RECORD, in_force, record_in_force, settings_of_home
+from omnisupport_ingest.contracts.learned import FOLDER as LEARNED
 from omnisupport_ingest.contracts.sources import sources_folder
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.runtime.fork_server import Duties, ForkServer, threads_in_the_way
@@ -60,6 +61,7 @@ def stamp() -> Stamp:
         yield from _PACKAGE.rglob("*.py")
         yield from chosen.contracts.glob("*.json")
         yield from sources_folder(settings).glob("*.json")
+        yield from (home / LEARNED).glob("*.json")
         yield from (chosen.decision_table, home / "home.json", home / RECORD, Path(ENV_FILE).absolute())
 
     return tuple(sorted(_seen(file) for file in files()))

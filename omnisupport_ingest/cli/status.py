@@ -18,6 +18,7 @@ from omnisupport_ingest.cli.render import echo_json
 if TYPE_CHECKING:
     from omnisupport_ingest.contracts.model import Contracts
     from omnisupport_ingest.home import Home
+    from omnisupport_ingest.layers.workspace import Workspace
     from omnisupport_ingest.read.overview import SourceOverview, TableOverview
     from omnisupport_ingest.settings import Settings
     from omnisupport_ingest.sources.postgres.session.server import SourceAnswer, SourceLook
@@ -76,6 +77,7 @@ def status(as_json: bool) -> int:
         "source": logs[0],
         "other_logs": logs[1:],
         "sources": [_source_document(each) for each in sources],
+        "schema_changes": _schema_changes(workspace),
     }
     if as_json:
         echo_json(document)
@@ -83,6 +85,21 @@ def status(as_json: bool) -> int:
         _show(document)
     failed = any(each["capture"] == State.FAILED for each in logs)
     return FINDINGS if failed or any(_held_back(each) for each in sources) else 0
+
+
+def _schema_changes(workspace: Workspace) -> list[dict[str, Any]]:
+    """Schema changes of captured tables that ask for something."""
+    from omnisupport_ingest.cli.contracts_changes import changes_of, document_of
+    from omnisupport_ingest.errors import IngestError
+
+    try:
+        return [
+            document_of(source, each) | {"what": each.what}
+            for source, each in changes_of(workspace, ())
+            if each.asks
+        ]
+    except IngestError as error:
+        return [{"source": "", "table": "", "what": error.problem, "edit": error.fix}]
 
 
 def _held_back(seen: SourceOverview) -> bool:
@@ -242,6 +259,9 @@ def _show(document: dict[str, Any]) -> None:
         if log["slot"]["there"] is not None:
             lines.append(("slot", _slot_line(log["slot"])))
         lines.append(("capture", _capture_line(log)))
+    for each in document["schema_changes"]:
+        table = f"{each['source']}.{each['table']}"
+        lines.append(("changed", f"{table}: {each['what']}. To do: {each['edit']}"))
     render.facts(lines)
     for each in document["sources"]:
         click.echo()

@@ -7,7 +7,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from omnisupport_ingest.contracts.model import Column, ContractError
+from omnisupport_ingest.contracts.model import Column, ContractError, Default
 from omnisupport_ingest.contracts.pg_types import (
     ARRAYS,
     FLOATS,
@@ -68,6 +68,7 @@ def _column(path: Path, name: str, body: dict[str, Any], *, nullable: bool) -> C
         maximum=_bound(path, name, "maximum", body, kind),
         pattern=body.get("pattern"),
         max_length=body.get("maxLength"),
+        default=Default(body["default"]) if "default" in body else None,
     )
 
 

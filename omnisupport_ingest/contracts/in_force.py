@@ -15,6 +15,7 @@ import os
 from contextlib import suppress
 from dataclasses import dataclass, field
 from dataclasses import replace as with_other
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from omnisupport_ingest.contracts.decision_table import (
     load_decision_table,
 )
 from omnisupport_ingest.contracts.documents import program_file
+from omnisupport_ingest.contracts.learned import with_learned
 from omnisupport_ingest.contracts.load import default_contracts_dir, load_contracts
 from omnisupport_ingest.contracts.model import Contracts
 from omnisupport_ingest.contracts.names import lake_name
@@ -128,7 +130,7 @@ def contracts_in_force(settings: Settings) -> Contracts:
     chosen = in_force(settings)
     if chosen.tables:
         _require_there(settings, "contracts", chosen.contracts, "FOLDER")
-    contracts = load_contracts(chosen.contracts)
+    contracts = load_contracts(chosen.contracts, partial(with_learned, _home_of(settings)))
     if chosen.tables and not chosen.tables & _tables(contracts):
         named = ", ".join(sorted(chosen.tables)[:_NAMED])
         more = len(chosen.tables) - _NAMED

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from omnisupport_ingest.contracts.durations import parse_duration
 from omnisupport_ingest.contracts.model import (
     DEFAULT_ALLOWED_LATENESS,
     DEFAULT_MAX_LATENESS,
+    PINNED,
     Column,
     ContractError,
     Contracts,
@@ -28,6 +30,7 @@ from omnisupport_ingest.contracts.model import (
     TargetPolicy,
 )
 from omnisupport_ingest.contracts.names import PLAIN_NAME
+from omnisupport_ingest.contracts.pg_types import Kind
 from omnisupport_ingest.contracts.pii_policies import lake_columns, read_policies
 
 __all__ = [
@@ -50,8 +53,11 @@ _LONGEST_DELAY = timedelta(hours=12)
 LEAST_OLD_FILES = timedelta(hours=1)
 """A run in progress has placed files that it has not committed yet."""
 
-_NOT_JUDGED_BY = ("cursor", "target", "delayed_merge", "retention")
-"""Parts of ``x-cdc`` that change no row of what has landed."""
+_NOT_JUDGED_BY = ("cursor", "target", "delayed_merge", "retention", "evolution", "history")
+"""Parts of ``x-cdc`` that change no row of net changes and dimension."""
+
+_WITHOUT_RULE = frozenset({"type", "x-pg-type", "description", "default"})
+"""What a column may say without having a rule, if it is nullable and of text."""
 
 
 def default_contracts_dir(folder: str = "contracts/data") -> Path:
@@ -60,9 +66,13 @@ def default_contracts_dir(folder: str = "contracts/data") -> Path:
     return here if here.is_dir() else program_file(folder)
 
 
-def load_contracts(folder: Path) -> Contracts:
+Amended = Callable[[dict[str, Any]], dict[str, Any]]
+"""What makes the document in force of that in a file."""
+
+
+def load_contracts(folder: Path, amended: Amended = dict) -> Contracts:
     """Every ``*.json`` in ``folder`` as a contract; ``ContractError`` for the first that is not one."""
-    return Contracts(tuple(load_contract(path) for path in contract_paths(folder)))
+    return Contracts(tuple(load_contract(path, amended) for path in contract_paths(folder)))
 
 
 def contract_paths(folder: Path) -> list[Path]:
@@ -81,9 +91,15 @@ def contract_paths(folder: Path) -> list[Path]:
     return paths
 
 
-def load_contract(path: Path) -> TableContract:
+def load_contract(path: Path, amended: Amended = dict) -> TableContract:
     """The contract in one file; ``ContractError`` names the file, the JSON path and the fix."""
-    return contract_of(read_document(path, ContractError), path)
+    document = read_document(path, ContractError)
+    try:
+        document = amended(document)
+    except (AttributeError, KeyError, TypeError):
+        # Not the form of a contract, which is told with the place in the file.
+        return contract_of(document, path)
+    return contract_of(document, path)
 
 
 def contract_of(document: dict[str, Any], path: Path) -> TableContract:
@@ -134,6 +150,9 @@ def contract_of(document: dict[str, Any], path: Path) -> TableContract:
         delayed_merge=_delayed_merge(path, policy.get("delayed_merge")),
         unprotected=() if in_lake == columns else columns,
         retention=_retention(path, policy.get("retention", {}), longest),
+        evolution=policy.get("evolution", PINNED),
+        changed_only=policy.get("history") == "changed_only",
+        verdicts_by=_verdicts_by(document, columns),
     )
 
 
@@ -144,6 +163,25 @@ def _fingerprint(document: dict[str, Any]) -> str:
     judged = document | {"x-cdc": policy}
     text = json.dumps(judged, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _verdicts_by(document: dict[str, Any], columns: tuple[Column, ...]) -> str:
+    """The fingerprint of ``document`` without what no verdict on an event depends on: its words, and columns
+    that have no rule. A contract that learns such a column has no event judged again."""
+    properties = document["properties"]
+    free = {
+        each.name
+        for each in columns
+        if each.nullable and each.type.kind is Kind.TEXT and properties[each.name].keys() <= _WITHOUT_RULE
+    }
+    ruled = {
+        name: {key: value for key, value in body.items() if key not in ("description", "default")}
+        for name, body in properties.items()
+        if name not in free
+    }
+    words = {"title": "", "description": "", "properties": ruled}
+    policy = {name: value for name, value in document["x-cdc"].items() if name not in ("version", "owner")}
+    return _fingerprint(document | words | {"x-cdc": policy})
 
 
 def _name(path: Path, policy: dict[str, Any]) -> str:

@@ -26,6 +26,19 @@ class ContractError(IngestError):
     exit_code = 2
 
 
+ADDITIVE, PINNED, BLOCK = "additive", "pinned", "block"
+EVOLUTION = (ADDITIVE, PINNED, BLOCK)
+"""What becomes of a table whose schema changes at the source: it takes nullable new columns by itself, goes
+on and reports, or waits for a person."""
+
+
+@dataclass(frozen=True, slots=True)
+class Default:
+    """What rows have in a column that was added after they were written, as PostgreSQL's text; null: NULL."""
+
+    text: str | None
+
+
 @dataclass(frozen=True, slots=True)
 class Column:
     """One column of a contract.
@@ -34,6 +47,7 @@ class Column:
     ``enum``, ``minimum``, ``maximum``, ``pattern`` and ``max_length`` (in characters) are rules on
     the value; empty or null: no rule. ``personal`` marks personal data; ``pii`` is the policy for it, one of
     ``pii_policies.POLICIES``; ``pii_note`` says why that is right; ``mask`` is how it is masked, if it is.
+    ``default``: what rows have that are older than the column; null: not known, so it is unresolved in them.
     """
 
     name: str
@@ -49,6 +63,7 @@ class Column:
     personal: bool = False
     pii_note: str = ""
     mask: Mask | None = None
+    default: Default | None = None
 
     @property
     def type(self) -> PgType:
@@ -128,9 +143,12 @@ class TableContract:
     ``retention``: how long its layers are kept.
     ``columns`` are those of the lake, where a policy for personal data leaves a column out or makes it text;
     ``unprotected``: the same as the source has them, empty where they do not differ.
+    ``evolution``: one of ``EVOLUTION``. ``changed_only``: the history has no version for what changed
+    nothing.
     ``path`` is the contract's file and ``fingerprint`` the SHA-256 of its canonical JSON without cursor,
-    target, delayed merge and retention, which change no row that has landed: another fingerprint is another
-    contract.
+    target, delayed merge, retention, evolution and history, which change no row of net changes and dimension:
+    another fingerprint is another contract. ``verdicts_by``: ``judged_by``, empty where that is the
+    fingerprint.
     """
 
     name: str
@@ -154,6 +172,14 @@ class TableContract:
     delayed_merge: DelayedMerge | None = None
     unprotected: tuple[Column, ...] = ()
     retention: RetentionPolicy = RetentionPolicy()
+    evolution: str = PINNED
+    changed_only: bool = False
+    verdicts_by: str = ""
+
+    @property
+    def judged_by(self) -> str:
+        """Fingerprint of what a verdict on an event of the table may depend on."""
+        return self.verdicts_by or self.fingerprint
 
     @property
     def source_columns(self) -> tuple[Column, ...]:

@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 from omnisupport_ingest.checks import content_checks, window_checks
 from omnisupport_ingest.checks import lake_checks as checks
 from omnisupport_ingest.checks.findings import CheckFinding
+from omnisupport_ingest.checks.schema_checks import schemas_as_contracted
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.defs import keys
 from omnisupport_ingest.layers.workspace import Workspace
@@ -123,11 +124,12 @@ def _layers_check(
 
 
 def _table_checks(source: str, contracts: Sequence[TableContract]) -> dg.AssetChecksDefinition:
-    """Two checks per dimension, for those that the run visits; landing is read once for all of them."""
+    """Three checks per dimension, for those that the run visits; landing is read once for all of them."""
     asset_of = {contract.name: keys.dimension_key(contract) for contract in contracts}
     listed: Mapping[str, Callable[[Workspace, str, Collection[str]], dict[str, CheckFinding]]] = {
         "complete": checks.tables_complete,
         "fresh": _tables_fresh_now,
+        "schema_as_contracted": schemas_as_contracted,
     }
 
     def findings(workspace: Workspace, chosen: _CheckKeys) -> Iterator[dg.AssetCheckResult]:

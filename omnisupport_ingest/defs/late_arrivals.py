@@ -35,7 +35,7 @@ def late_arrivals_sensor(*, source: str) -> dg.SensorDefinition:
     def late_arrivals(
         context: dg.SensorEvaluationContext, workspace: dg.ResourceParam[Workspace]
     ) -> dg.SensorResult:
-        found = pending_windows(workspace, source).late
+        found = pending_windows(workspace.current(), source).late
         if not found:
             return dg.SensorResult(skip_reason="No event waits in a closed window.", cursor=context.cursor)
         end_lost_runs(context.instance)

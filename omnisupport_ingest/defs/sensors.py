@@ -88,6 +88,7 @@ def wal_batches_sensor(
         seen = SensorCursor.from_text(context.cursor)
         patience = PATIENCE_SECONDS if captured else FILES_PATIENCE_SECONDS
         give_up = time.monotonic() + patience
+        workspace = workspace.current()
         pending = pending_soon(workspace, source, limit=BATCHES_PER_TICK, patience=patience)
         history = RunHistory(context.instance, source)
         if pending.windows and _wait_for_run(history, give_up):

@@ -149,7 +149,7 @@ def materialize(
                 raw,
                 store,
                 window,
-                versions.of(window),
+                versions.of_held(window, snapshot.state(window), partial(store.parts, window)),
                 None if window in sealed else _asked(asked, withheld, snapshot, window),
             )
             for window in targets

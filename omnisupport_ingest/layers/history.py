@@ -91,7 +91,8 @@ def materialize(
 
 def versions_of(contract: TableContract) -> tuple[str, ...]:
     """What makes a history stale when it changes: the logic, its own and the contract."""
-    return (*of_contract(contract), f"history:{HISTORY_VERSION}")
+    only = ",changed_only" if contract.changed_only else ""
+    return (*of_contract(contract), f"history:{HISTORY_VERSION}{only}")
 
 
 def news_of(state: WindowState | None, files: EventFiles, contract: TableContract) -> EventNews | None:
@@ -230,6 +231,7 @@ class _Update:
             new_ends=() if self._whole else self._ends,
             soft_delete_column=contract.soft_delete_column,
             source_schema=contract.schema,
+            changed_only=contract.changed_only,
         )
         sealed = {} if self._whole else sealed_files(self._snapshot.handle, self._folder, self._order)
         target = FilesToUpdate(

@@ -206,7 +206,7 @@ class _Look:
                     lasting=removed.trimmed,
                     sealed=removed.sealed,
                 ),
-                Layer(judged, self._laws.of, decisions, sealed=removed.sealed),
+                Layer(judged, self._judged_versions(judged), decisions, sealed=removed.sealed),
             ),
             tables=tuple(
                 TableLayer(each, snapshot, decisions)
@@ -215,6 +215,13 @@ class _Look:
             ),
             parked=parked,
         )
+
+    def _judged_versions(self, judged: TableSnapshot | None) -> Callable[[str], tuple[str, ...]]:
+        def versions(window: str) -> tuple[str, ...]:
+            state = judged.state(window) if judged is not None else None
+            return self._laws.of_held(window, state, partial(self.landed.parts, window))
+
+        return versions
 
     def _judged_by(self) -> tuple[tuple[object, ...], Mapping[str, tuple[str, ...]]]:
         """What every window is judged by, and what some windows are besides."""

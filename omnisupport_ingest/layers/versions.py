@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from omnisupport_ingest.contracts.decision_table import (
     CONTRACT_CHANGE,
@@ -17,6 +17,8 @@ from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.pii_keys import current_version
 from omnisupport_ingest.contracts.pii_policies import HASH, TOKENIZE
 from omnisupport_ingest.contracts.protection import has_policy
+from omnisupport_ingest.lake.state import WindowState
+from omnisupport_ingest.landing.standing import LandedPart
 from omnisupport_ingest.layers.erasures import VERSION, ErasureLedger
 from omnisupport_ingest.layers.idempotency import LOGIC_VERSION
 from omnisupport_ingest.layers.reviews import ReviewLedger
@@ -59,10 +61,11 @@ class LawVersions:
         contracts = workspace.contracts.of_source(source)
         self._common = (
             f"logic:{LOGIC_VERSION}",
-            *(f"contract:{contract.name}:{contract.fingerprint}" for contract in contracts),
+            *(f"{_CONTRACT}{contract.name}:{contract.judged_by}" for contract in contracts),
             f"decisions:{workspace.decisions.fingerprint}",
             *_of_secrets(workspace, contracts),
         )
+        self._names = {contract.name: contract.full_name for contract in contracts}
         self.reviews = ReviewLedger.open(workspace, source)
         self.erasures = ErasureLedger.open(workspace, source)
 
@@ -73,6 +76,32 @@ class LawVersions:
     def apart(self) -> dict[str, tuple[str, ...]]:
         """The versions of the windows that have more than those of every window."""
         return {window: self.of(window) for window in {*self.reviews.windows(), *self.erasures.windows()}}
+
+    def of_held(
+        self, window: str, state: WindowState | None, landed: Callable[[], Collection[LandedPart]]
+    ) -> tuple[str, ...]:
+        """The same of a window that is held with ``state``. ``landed``: asked what has landed in it.
+
+        The contract of a table that has no event in the window counts as it was: no verdict depends on it.
+        """
+        wanted = self.of(window)
+        if state is None or wanted == state.versions:
+            return wanted
+        parts = landed()
+        if not frozenset(state.batches) <= {part.batch_id for part in parts}:
+            # What landing has forgotten may be of any table.
+            return wanted
+        here = {table for part in parts for table in part.rows_per_table}
+        held = {_contract_of(each): each for each in state.versions if each.startswith(_CONTRACT)}
+        absent = {name for name, table in self._names.items() if table not in here}
+        kept = []
+        for each in wanted:
+            name = _contract_of(each) if each.startswith(_CONTRACT) else ""
+            if name not in absent:
+                kept.append(each)
+            elif name in held:
+                kept.append(held[name])
+        return tuple(kept)
 
     def of(self, window: str) -> tuple[str, ...]:
         """The versions that ``window`` should be made with."""
@@ -113,6 +142,13 @@ def changes(held: Sequence[str], wanted: Sequence[str]) -> tuple[str, ...]:
     """In words for people, what differs: ``contract``, ``review decision``, …"""
     found = {_kind(each) for each in set(held) ^ set(wanted)}
     return tuple(word for kind, word in _WORDS.items() if kind in found)
+
+
+_CONTRACT = "contract:"
+
+
+def _contract_of(version: str) -> str:
+    return version.split(":")[1]
 
 
 def _kind(version: str) -> str:

@@ -16,6 +16,7 @@ from omnisupport_ingest.contracts.decision_table import (
     load_decision_table,
 )
 from omnisupport_ingest.contracts.in_force import contracts_in_force, decisions_in_force
+from omnisupport_ingest.contracts.learned import Stamp, learned_stamp
 from omnisupport_ingest.contracts.load import Contracts, TableContract
 from omnisupport_ingest.contracts.pii_keys import HashKeys, keys_in_force
 from omnisupport_ingest.contracts.pii_policies import HASH, TOKENIZE
@@ -45,15 +46,32 @@ class Workspace:
     home: Home
     contracts: Contracts
     decisions: DecisionTable = field(default_factory=lambda: load_decision_table(default_decision_table()))
+    learned: Stamp | None = field(default=None, repr=False, compare=False)
+    """What the contracts had learned when they were read; null if they stay as they are."""
+    _later: dict[Stamp, Workspace] = field(default_factory=dict, init=False, repr=False, compare=False)
     _seen: dict[str, Seen[Any]] = field(default_factory=dict, init=False, repr=False, compare=False)
     _landings: dict[str, LandingStore] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def open(cls, settings: Settings) -> Workspace:
         """Open the home, its contracts and its decision table; ``IngestError`` says what is wrong."""
+        learned = learned_stamp(settings.home.expanduser().absolute())
         contracts, decisions = contracts_in_force(settings), decisions_in_force(settings)
         home = Home.open(settings.home, settings.window_size, first=settings.first_window)
-        return cls(settings, home, contracts, decisions)
+        return cls(settings, home, contracts, decisions, learned)
+
+    def current(self) -> Workspace:
+        """The same home with the columns that its contracts have learned by now; itself if there are none.
+
+        For processes that live on while capture lets contracts learn. The same value until they learn more.
+        """
+        now = learned_stamp(self.home.path)
+        if self.learned is None or now == self.learned:
+            return self
+        if now not in self._later:
+            self._later.clear()
+            self._later[now] = Workspace.open(self.settings)
+        return self._later[now]
 
     def merging_at_once(self) -> Workspace:
         """The same home as if no contract let net changes wait for their merge."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.errors import IngestError
@@ -159,7 +160,8 @@ def _tables(
     held = _look(raw.LAYER, workspace.raw(source))
     yield _behind(held, _always(raw.VERSIONS), batches, lasting=landed_once)
     judged = _look(deduped.LAYER, workspace.deduped(source))
-    yield _behind(judged, LawVersions(workspace, source).of, batches, lasting=removed.sealed)
+    wanted = _of_judged(LawVersions(workspace, source), judged, batches)
+    yield _behind(judged, wanted, batches, lasting=removed.sealed)
     yield _quarantined(_look(quarantine.LAYER, workspace.quarantine(source)), judged)
     for contract in contracts:
         folded = _look(net_changes.LAYER, workspace.net_changes(contract))
@@ -169,6 +171,13 @@ def _tables(
             # A run that died between the two, or a dimension that a person has to look at.
             yield net
         yield dimension
+
+
+def _of_judged(laws: LawVersions, judged: _Look, batches: _Batches | None) -> _Versions:
+    if batches is None:
+        return laws.of
+    parts = batches.landed.parts
+    return lambda window: laws.of_held(window, judged.states.get(window), partial(parts, window))
 
 
 def _always(versions: tuple[str, ...]) -> _Versions:

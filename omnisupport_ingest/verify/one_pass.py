@@ -102,7 +102,8 @@ class OnePass:
         """
         self.prepare()
         # Nobody comes after this pass who would merge what waits.
-        workspace = workspace.merging_at_once()
+        # Capture may have let contracts learn since it was opened.
+        workspace = workspace.current().merging_at_once()
         done: list[FinishedRun] = []
         for source in workspace.contracts.sources():
             done += self._materialize(workspace, source)

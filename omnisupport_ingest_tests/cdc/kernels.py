@@ -70,10 +70,11 @@ class Table:
     oracle: TableShape
     key: tuple[str, ...]
     types: Mapping[str, str]
+    defaults: tuple[tuple[str, str | None], ...] = ()
 
     @property
     def shape(self) -> Shape:
-        return Shape(tuple(self.types), self.key)
+        return Shape(tuple(self.types), self.key, self.defaults)
 
 
 @dataclass(frozen=True)

@@ -225,6 +225,32 @@ def test_ordinary_groups_are_folded_by_whole_columns_alone(monkeypatch: pytest.M
 
 
 @settings(max_examples=examples(EXAMPLES))
+@given(randoms, cuts, st.sampled_from(("low", None)))
+def test_a_life_that_began_before_a_column_was_added_has_its_default(
+    rng: Random, cut: Cut, default: str | None
+) -> None:
+    younger = replace(TABLE, defaults=(("status", default),))
+    before = dict[Position, bool]()
+    without, written = [], []
+    for event in drawn(rng):
+        begins = event.op in "cr" and event.after is not None
+        if begins and before.setdefault(event.at, rng.random() < 0.6):
+            image = {name: text for name, text in (event.after or {}).items() if name != "status"}
+            without.append(replace(event, after=image, unchanged=event.unchanged - {"status"}))
+            written.append(replace(without[-1], after=image | {"status": default}))
+        else:
+            unsent = begins and "status" not in (event.after or {})
+            without.append(replace(event, unchanged=event.unchanged | {"status"}) if unsent else event)
+            written.append(without[-1])
+    windows = in_windows(rng, without, 3)
+    events = kernels.events_table(without, younger, windows)
+    assume(events.num_rows)
+    told = kernels.fold(kernels.events_table(written, TABLE, windows), TABLE, Cut(few=1000))
+    for found in (kernels.fold(events, younger, cut), kernels.fold_late(events, younger)):
+        assert kernels.same_rows(found) == kernels.same_rows(told)
+
+
+@settings(max_examples=examples(EXAMPLES))
 @given(randoms, cuts)
 def test_one_fold_of_everything_is_what_the_oracle_says(rng: Random, cut: Cut) -> None:
     events = drawn(rng)

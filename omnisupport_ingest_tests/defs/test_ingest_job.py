@@ -54,6 +54,7 @@ def test_a_range_of_windows_goes_through_every_layer_and_survives_the_loss_of_da
             "counts_add_up": True,
             "epochs_in_order": True,
             "fresh": True,
+            "schema_as_contracted": True,
             "keys_unique": True,
             "meets_contract": True,
             "no_collisions": True,

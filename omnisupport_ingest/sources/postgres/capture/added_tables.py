@@ -150,6 +150,9 @@ class AddedTables:
 
     def _finish(self, tables: Sequence[TableContract]) -> None:
         with closing(self._epoch.connect()) as connection:
+            self._epoch.schemas.add_tables(tables)
+            self._epoch.schemas.look(connection)
+            self._epoch.schemas.accept([each.name for each in tables])
             self._epoch.published.add_tables(connection, tables)
         ParkedTables(self._store.folder, self._epoch.number).take_back([each.name for each in tables])
         self._snapshots.add_tables(tables)

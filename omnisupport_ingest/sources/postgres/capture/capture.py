@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from contextlib import closing, suppress
 from datetime import datetime
 
@@ -42,6 +42,7 @@ from omnisupport_ingest.sources.postgres.capture.requests import (
 from omnisupport_ingest.sources.postgres.capture.state import CaptureRecords, recorded
 from omnisupport_ingest.sources.postgres.catalog.publication import ensure_publication
 from omnisupport_ingest.sources.postgres.catalog.published import PublishedTables, recorded_tables
+from omnisupport_ingest.sources.postgres.catalog.schema_watch import SchemaWatch
 from omnisupport_ingest.sources.postgres.preflight.source_check import NO_PROOF, contracted_tables
 from omnisupport_ingest.sources.postgres.session.connection import connect
 from omnisupport_ingest.sources.postgres.session.dsn import source_dsn
@@ -294,10 +295,19 @@ class Capture:
             # the report says what another server lacks.
             prove_source(dsn, connection, self._store, epoch)
             self._published(epoch).require_publication(connection)
+        blocked: dict[str, str] = {}
+        if epoch is not None:
+            blocked = self._look_at_schemas(epoch, connection, wanted, requested)
         ready, wrong = ready_tables(found, wanted)
-        if not ready:
-            raise left_out(held)
+        ready = tuple(each for each in ready if each.name not in blocked)
         self._captured = CapturedTables(ready, (each for each in known.values() if each not in ready))
+        if epoch is not None and blocked:
+            # First: which form of it the person has decided about.
+            self._faults.park(epoch, self._published(epoch), blocked)
+        if not ready:
+            raise left_out(
+                ParkedTables(self._store.folder, epoch.number).all() if epoch is not None else held
+            )
         if epoch is not None and wrong:
             # A table that was never captured here has missed nothing: the next start checks it again.
             recorded_here = recorded_tables(self._store.folder, epoch.number)
@@ -311,6 +321,7 @@ class Capture:
         ensure_publication(connection, self._settings.publication, ready)
         if epoch is None:
             epoch = self._epochs(stop).first(dsn, connection)
+            self._schemas(epoch).look(connection)
         try:
             self._published(epoch).begin(connection)
         except TableMissedChanges as missed:
@@ -320,6 +331,25 @@ class Capture:
             parked.take_back([each.name for each in ready])
         self._faults.log_left_out(epoch, self._captured, found, wrong)
         return epoch
+
+    def _look_at_schemas(
+        self,
+        epoch: EpochRecord,
+        connection: Connection,
+        wanted: Sequence[TableContract],
+        requested: Collection[str],
+    ) -> dict[str, str]:
+        """Record schema changes; return those of ``wanted`` that a person has to decide about, with
+        reasons."""
+        schemas = self._schemas(epoch)
+        schemas.look(connection)
+        # Whoever requests that a table is read again has decided about what changed before.
+        schemas.accept([each.name for each in wanted if each.name in requested])
+        return schemas.blocked(wanted)
+
+    def _schemas(self, epoch: EpochRecord) -> SchemaWatch:
+        folder, source = self._store.folder, self._settings.source
+        return SchemaWatch.of(self._home.path, source, folder, epoch.number, self._contracted)
 
     def _published(self, epoch: EpochRecord) -> PublishedTables:
         requests = SnapshotRequests(self._store.folder)
@@ -353,6 +383,8 @@ class Capture:
                 goal = snapshots.read_moved(stop)
                 if goal is None and snapshots.watches_partitions:
                     goal = snapshots.look_at_partitions(stop) or snapshots.take(stop)
+            captured.schemas.look(connection)
+            captured.schemas.require(self._captured.all)
             captured.published.require_same(connection, last=True)
             return
         new = AddedTables(captured, self._contracts_again, self._captured, snapshots)
@@ -361,9 +393,15 @@ class Capture:
         beside.raise_failure()
 
     def _epoch(self, dsn: str, epoch: EpochRecord) -> CapturedEpoch:
-        published = self._published(epoch)
         return CapturedEpoch(
-            dsn, self._settings, self._store, self._home.grid, epoch, published, self._pass_on
+            dsn,
+            self._settings,
+            self._store,
+            self._home.grid,
+            epoch,
+            self._published(epoch),
+            self._schemas(epoch),
+            self._pass_on,
         )
 
     def _pass_on(self, batch: Manifest) -> None:

@@ -7,13 +7,15 @@ time, a row of it is too large. First the stretch in which changes may be missin
 key, like those of a table without a contract; no layer above raw takes them. A parked table comes back when a
 person requests a snapshot of it: it is then added like a new table.
 
-There are three kinds of fault:
+There are four kinds of fault:
 
 - Its changes do not fit its contract, or were not sent for a time. The table is parked until a snapshot reads
   it again. The mode ``when_needed`` requests one.
 - It changed while a snapshot read it. Checks and read are repeated once, because it may fit after all.
 - A row cannot be read, or is too large. Another read would fail in the same way, so the table is parked in
   every mode until a person has mended the cause and requests a snapshot.
+- Its schema has changed, and its contract wants a person to decide first (``x-cdc.evolution``: ``block``).
+  The table is parked in every mode.
 
 If no other table is captured, capture stops instead, and nothing is lost.
 """
@@ -43,6 +45,7 @@ from omnisupport_ingest.sources.postgres.protocol.row_events import KeyNotSent
 from omnisupport_ingest.sources.postgres.session.errors import (
     ColumnsNotSent,
     RowTooLarge,
+    SchemaChangeBlocked,
     TableMissedChanges,
     TableUnreadable,
 )
@@ -151,10 +154,19 @@ def left_out(parked: Mapping[str, ParkedTable]) -> TableMissedChanges:
     )
 
 
-TABLE_FAULTS = (TableMissedChanges, KeyNotSent, RowTooLarge, TableUnreadable, ColumnsNotSent)
+TABLE_FAULTS = (
+    TableMissedChanges,
+    KeyNotSent,
+    RowTooLarge,
+    TableUnreadable,
+    ColumnsNotSent,
+    SchemaChangeBlocked,
+)
 """The errors that name the tables they concern."""
 
-TableFault = TableMissedChanges | KeyNotSent | RowTooLarge | TableUnreadable | ColumnsNotSent
+TableFault = (
+    TableMissedChanges | KeyNotSent | RowTooLarge | TableUnreadable | ColumnsNotSent | SchemaChangeBlocked
+)
 
 
 class TableFaults:
@@ -183,6 +195,9 @@ class TableFaults:
         reasons = _reasons(fault, known)
         if not reasons:
             raise fault
+        if isinstance(fault, SchemaChangeBlocked):
+            self.park(epoch, published, reasons)
+            return
         if isinstance(fault, TableMissedChanges | KeyNotSent):
             if self._requests_reads:
                 _log.warning("%s It is read again, as the snapshot mode is when_needed.", fault.problem)
@@ -240,6 +255,8 @@ def _reasons(fault: TableFault, known: Sequence[TableContract]) -> dict[str, str
     if isinstance(fault, TableMissedChanges):
         names = {each.name for each in known}
         return {name: fault.problem for name in fault.tables if name in names}
+    if isinstance(fault, SchemaChangeBlocked):
+        return fault.reasons
     table = ".".join(fault.table) if isinstance(fault, KeyNotSent) else fault.table
     return {each.name: fault.problem for each in known if each.full_name == table}
 

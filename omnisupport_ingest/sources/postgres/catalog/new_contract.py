@@ -185,7 +185,7 @@ def draft(
     """
     _refuse_what_is_not_in_the_wal(table)
     key = key_of(table).columns
-    left_out = tuple(_left_out(table))
+    left_out = tuple(left_out_columns(table))
     for each in left_out:
         if each.column in key:
             raise CannotBeCaptured(
@@ -225,7 +225,7 @@ def draft(
         "type": "object",
         "required": [column.name for column in columns if column.not_null],
         "additionalProperties": True,
-        "properties": {column.name: _column(column, column.name in key) for column in columns},
+        "properties": {column.name: column_document(column, column.name in key) for column in columns},
         "x-cdc": policy,
     }
     return Draft(document, left_out)
@@ -249,7 +249,8 @@ def _refuse_what_is_not_in_the_wal(table: LiveTable) -> None:
         )
 
 
-def _left_out(table: LiveTable) -> Iterator[LeftOut]:
+def left_out_columns(table: LiveTable) -> Iterator[LeftOut]:
+    """Yield the columns that no contract can name, each with the reason."""
     seen: dict[str, str] = {}
     for column in table.columns:
         plain = column.name.lower()
@@ -267,7 +268,8 @@ def _left_out(table: LiveTable) -> Iterator[LeftOut]:
             seen[plain] = column.name
 
 
-def _column(column: LiveColumn, in_key: bool) -> dict[str, Any]:
+def column_document(column: LiveColumn, in_key: bool) -> dict[str, Any]:
+    """Return the line of ``column`` under ``properties``. ``in_key``: it is part of the key."""
     kind = column.type.kind
     types = _json_types(column.pg_type, kind)
     if not column.not_null:

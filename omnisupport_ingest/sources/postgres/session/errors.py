@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from omnisupport_ingest.errors import IngestError
 
 
@@ -105,6 +107,22 @@ class TableMissedChanges(GapInSource):
     def __init__(self, problem: str, *, fix: str, tables: tuple[str, ...]) -> None:
         super().__init__(problem, fix=fix)
         self.tables = tables
+
+
+class SchemaChangeBlocked(IngestError):
+    """The schemas of tables have changed whose contracts want a person to decide first. Others go on.
+
+    ``reasons``: what has changed, by the names of their contracts.
+    """
+
+    def __init__(self, reasons: Mapping[str, str]) -> None:
+        super().__init__(
+            " ".join(reasons.values()),
+            fix="Look at the change (omnisupport-ingest contracts changes) and at what it means for the "
+            "contract (omnisupport-ingest contracts propose TABLE). Then have the table read again, and "
+            'capture takes it back: omnisupport-ingest source snapshot TABLE --reason "what was decided"',
+        )
+        self.reasons = dict(reasons)
 
 
 class RowTooLarge(IngestError):

@@ -115,6 +115,7 @@ class Snapshots:
             # Before the request is removed: an accepted table counts as published again.
             whole = {each.table.name for each in wanted if each.plan is None and each.scope is None}
             self._of.published.accept(connection, whole)
+            self._of.schemas.accept(whole)
             for each in wanted:
                 plan = self._planned(connection, each, landing.ordinals, stop)
                 if plan is None:

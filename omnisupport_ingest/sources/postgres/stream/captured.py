@@ -20,6 +20,7 @@ from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres.catalog.live_table import TableName
 from omnisupport_ingest.sources.postgres.catalog.published import PublishedTables
+from omnisupport_ingest.sources.postgres.catalog.schema_watch import SchemaWatch
 from omnisupport_ingest.sources.postgres.slot.continuity import connect_to_source
 from omnisupport_ingest.windows import WindowGrid
 
@@ -37,6 +38,7 @@ class CapturedEpoch:
     grid: WindowGrid
     record: EpochRecord
     published: PublishedTables
+    schemas: SchemaWatch
     landed: Callable[[Manifest], None]
 
     @property

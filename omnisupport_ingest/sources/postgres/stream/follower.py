@@ -16,6 +16,7 @@ from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.sources.postgres.catalog.partition_roots import PartitionRoots
 from omnisupport_ingest.sources.postgres.catalog.published import PublishedTables
 from omnisupport_ingest.sources.postgres.catalog.relations import TypeNames
+from omnisupport_ingest.sources.postgres.catalog.schema_watch import SchemaWatch
 from omnisupport_ingest.sources.postgres.protocol.changes import EventReader
 from omnisupport_ingest.sources.postgres.protocol.pgoutput import (
     ROW_KINDS,
@@ -77,6 +78,7 @@ class FollowedTables:
 
     captured: CapturedTables
     published: PublishedTables
+    schemas: SchemaWatch
     roots: PartitionRoots
 
 
@@ -102,6 +104,7 @@ class Follower:
         resume = opened.resume
         self._stream, self._messages, self._connection = opened.stream, opened.messages, opened.connection
         self._published, self._roots, self._tables = tables.published, tables.roots, tables.captured
+        self._schemas = tables.schemas
         self._events, self._batches, self._landed = events, batches, landed
         self._decoder = Decoder()
         self._types = TypeNames(opened.connection)
@@ -254,6 +257,9 @@ class Follower:
     def _describe(self, relation: Relation) -> None:
         self._published.require_named(relation, self._commit_lsn)
         name = self._roots.name_of(relation, self._commit_lsn)
+        types = self._types.of(relation.columns)
+        form = dict(zip((column.name for column in relation.columns), types, strict=True))
+        self._schemas.described(self._connection, name, form, self._commit_lsn, self._tables.all)
         self._hand_over()
         read_above = self._published.read_above(name, self._commit_lsn)
         self._describe_batch(self._events.describe(relation, name, read_above=read_above))
@@ -369,6 +375,8 @@ class Follower:
         waited_for = self._until is not None or self._unproved_below is not None
         self._next_ask = now + (_ASK_UNTIL_SECONDS if waited_for else pause)
         if now >= self._next_look:
+            self._schemas.look(self._connection)
+            self._schemas.require(self._tables.all)
             self._published.require_same(self._connection)
             self._next_look = now + IDLE_SECONDS
         if idle and at_commit and not self._batches.pending and now >= self._next_clock:

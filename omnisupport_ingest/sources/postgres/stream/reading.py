@@ -115,7 +115,7 @@ class StreamReading:
             )
             follower = Follower(
                 OpenStream(stream, messages, self.connection, resume),
-                FollowedTables(tables, epoch.published, roots),
+                FollowedTables(tables, epoch.published, epoch.schemas, roots),
                 events,
                 batches,
                 epoch.landed,

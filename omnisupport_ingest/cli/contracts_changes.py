@@ -1,0 +1,165 @@
+"""``contracts changes`` and ``contracts propose``: what has changed at the source, and the contract that
+follows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from omnisupport_ingest.cli import render
+from omnisupport_ingest.cli.contracts_diff import connect_to_source
+from omnisupport_ingest.cli.opening import tables_named
+from omnisupport_ingest.contracts.document_text import document_text
+from omnisupport_ingest.contracts.documents import program_file, read_document
+from omnisupport_ingest.contracts.learned import with_learned
+from omnisupport_ingest.contracts.load import contract_of
+from omnisupport_ingest.contracts.model import ContractError, TableContract
+from omnisupport_ingest.durable import replace
+from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.landing.schema_changes import SchemaChanges
+from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.read.schema_changes import JudgedChange, judged_changes
+from omnisupport_ingest.settings import Settings
+from omnisupport_ingest.sources.postgres.catalog.next_contract import NextContract, next_contract
+from omnisupport_ingest.sources.postgres.catalog.schema_watch import read_seen
+from omnisupport_ingest.sources.postgres.session.errors import TableUnreadable
+
+
+def changes_of(workspace: Workspace, tables: Sequence[str]) -> list[tuple[str, JudgedChange]]:
+    """Every recorded change with its source, or those of the ``tables`` named."""
+    named = {(each.source, each.name) for each in tables_named(workspace, list(tables))} if tables else None
+    return [
+        (source, each)
+        for source in workspace.contracts.sources()
+        for each in judged_changes(workspace, source)
+        if named is None or (source, each.change.table) in named
+    ]
+
+
+def document_of(source: str, each: JudgedChange) -> dict[str, Any]:
+    """A change for ``--json``: LSNs as text, times in ISO 8601."""
+    change = each.change
+    return {
+        "source": source,
+        "table": change.table,
+        "number": change.number,
+        "kind": change.kind,
+        "column": change.column,
+        "before": change.before,
+        "after": change.after,
+        "noticed_at": change.noticed_at.isoformat(),
+        "epoch": change.epoch,
+        "above_lsn": str(change.above),
+        "below_lsn": str(change.below),
+        "first_commit_lsn": str(change.first_commit) if change.first_commit is not None else None,
+        "rows": change.rows,
+        "compatibility": each.compatibility,
+        "edit": each.edit or None,
+        "asks": each.asks,
+    }
+
+
+def show_changes(found: Sequence[tuple[str, JudgedChange]]) -> None:
+    """Print the changes, the oldest first, each that asks for something with what."""
+    for source, each in found:
+        change = each.change
+        place = change.first_commit or change.below
+        rows = "rows not known" if change.rows is None else f"about {change.rows:,} rows"
+        seen = "first row at" if change.first_commit is not None else "before"
+        click.echo(
+            f"{render.clock(change.noticed_at.isoformat())}  {source}.{change.table}  {each.what}  "
+            f"({each.compatibility}; {seen} {place}, {rows})"
+        )
+        if each.asks:
+            click.echo(f"  To do: {each.edit}")
+    asks = sum(each.asks for _, each in found)
+    click.echo(f"{render.counted(len(found), 'schema change')}, {asks or 'none'} to be looked after.")
+
+
+def propose(
+    settings: Settings, workspace: Workspace, contract: TableContract, *, every: bool
+) -> NextContract:
+    """The next version of ``contract``, by its table as it is now and what is recorded of it.
+
+    ``TableUnreadable`` if the source has no such table.
+    """
+    document = with_learned(workspace.home.path, read_document(Path(contract.path), ContractError))
+    record = SchemaChanges(workspace.landing(contract.source).folder)
+    with closing(connect_to_source(settings)) as connection:
+        form = read_seen(connection, [contract], record.tables()).get(contract.name)
+    if form is None:
+        raise TableUnreadable(
+            f"The source has no table {contract.full_name}.",
+            fix="Create it again, or take its contract away.",
+            table=contract.full_name,
+        )
+    changes = [each for each in record.all() if each.table == contract.name]
+    found = next_contract(document, form, changes, every=every)
+    # Read as it will be read from the file: what is written can be used.
+    contract_of(found.document, Path(contract.path))
+    return found
+
+
+def is_in_file(contract: TableContract, found: NextContract) -> bool:
+    """Whether the file of ``contract`` says what is proposed."""
+    there: bool = read_document(Path(contract.path), ContractError) == found.document
+    return there
+
+
+def write(contract: TableContract, found: NextContract) -> None:
+    """Replace the file of ``contract`` by what is proposed; durable on return.
+
+    ``ContractError`` if the file is one of an installed program.
+    """
+    path = Path(contract.path)
+    if path.is_relative_to(program_file("contracts")) and path.parents[2].name == "packaged":
+        raise ContractError(
+            f"{path} comes with the program, which replaces it when it is installed again.",
+            fix=f"Copy {path.parent} to a folder of yours, and let the home have that: omnisupport-ingest "
+            "contracts use FOLDER",
+        )
+    with gate("contract.file", contract.path):
+        replace(Path(contract.path), document_text(found.document).encode())
+
+
+def show_proposal(contract: TableContract, found: NextContract, *, written: bool, same: bool) -> None:
+    """Print the steps with their reasons, what is left to a person, and the document if it is not written."""
+    version = found.document["x-cdc"]["version"]
+    for step in found.steps:
+        click.echo(f"{step.compatibility:9} {step.at}: {step.what}: {step.why}.")
+    for each in found.for_a_person:
+        click.echo(f"by hand   {each}")
+    if same:
+        click.echo(f"{contract.path} says what its table is: version {version}.")
+        return
+    if not found.steps:
+        click.echo("The contract has learned by itself what follows; its file does not have it yet.")
+    if written:
+        click.echo(
+            f"Written: {contract.path}, version {version}, {found.compatibility or 'as it is in force'}."
+        )
+        click.echo("Capture takes it in when it starts again: omnisupport-ingest source restart")
+        return
+    click.echo(document_text(found.document), nl=False)
+    click.echo(
+        f"Version {version} would be {found.compatibility or 'the one in force'}. To write it: --write"
+    )
+
+
+def proposal_document(contract: TableContract, found: NextContract, *, written: bool) -> dict[str, Any]:
+    """The proposal for ``--json``."""
+    return {
+        "table": contract.name,
+        "path": contract.path,
+        "version": found.document["x-cdc"]["version"],
+        "compatibility": found.compatibility,
+        "steps": [asdict(step) for step in found.steps],
+        "for_a_person": list(found.for_a_person),
+        "written": written,
+        "document": found.document,
+    }

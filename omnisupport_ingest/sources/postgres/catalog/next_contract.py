@@ -1,0 +1,267 @@
+"""The next version of a contract, for a table that is not as the contract has it any more; each step judged.
+
+What the contract says on purpose stays: descriptions, rules, policies, a wider type, columns that it leaves
+out of an older table. It follows the source where it must, to go on taking rows, and takes in columns that
+were added since it was made. Whoever reads the tables is told what that means for them: a step is
+``additive`` (a column more), ``widening`` (a value more in a column that there is), or ``breaking`` (a
+column less, or other values).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+from omnisupport_ingest.contracts.learned import raised
+from omnisupport_ingest.contracts.pg_types import PgType
+from omnisupport_ingest.contracts.pii_scan import with_notes
+from omnisupport_ingest.contracts.type_fit import Fit, fit
+from omnisupport_ingest.landing.schema_changes import SchemaChange
+from omnisupport_ingest.sources.postgres.catalog.live_table import LiveColumn
+from omnisupport_ingest.sources.postgres.catalog.new_contract import column_document, left_out_columns
+from omnisupport_ingest.sources.postgres.catalog.schema_watch import LiveForm
+
+ADDITIVE, WIDENING, BREAKING = "additive", "widening", "breaking"
+_WORST = (ADDITIVE, WIDENING, BREAKING)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One edit of a contract. ``at``: its place in the file; ``what`` and ``why`` in words."""
+
+    compatibility: str
+    at: str
+    what: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class NextContract:
+    """The ``document`` of the next version, and the steps to it; none: it is the one that there is.
+
+    ``for_a_person``: what has changed and no edit of the contract answers, in words.
+    """
+
+    document: dict[str, Any]
+    steps: tuple[Step, ...]
+    for_a_person: tuple[str, ...]
+
+    @property
+    def compatibility(self) -> str | None:
+        """That of the step that breaks most; None without steps."""
+        return max((each.compatibility for each in self.steps), key=_WORST.index, default=None)
+
+
+def next_contract(
+    document: dict[str, Any], form: LiveForm, changes: Sequence[SchemaChange], *, every: bool = False
+) -> NextContract:
+    """Return the next version of the contract ``document`` of the table that is ``form`` now.
+
+    ``changes``: those that are recorded of the table; a column that they tell of as added is taken in.
+    ``every``: so is any other that the contract does not name.
+    """
+    made = _Draft(deepcopy(document), form)
+    made.follow_names(changes)
+    made.drop()
+    for name in list(made.properties):
+        made.follow(name)
+    recorded = {each.column for each in changes if each.kind in ("column_added", "column_added_again")}
+    made.add(None if every else recorded)
+    made.leave_to_a_person(changes)
+    # Only of the columns that are new: a person has decided about the others.
+    noted = with_notes(made.document)["x-cdc"].get("pii", {})
+    policies = made.policy.get("pii", {})
+    new = {name: note for name, note in noted.items() if name in made.added and name not in policies}
+    if new:
+        made.policy["pii"] = policies | new
+    found = NextContract(made.document, tuple(made.steps), tuple(made.for_a_person))
+    if found.compatibility is not None:
+        major = int(found.compatibility == BREAKING)
+        made.policy["version"] = raised(made.policy["version"], major=major, minor=1)
+    return found
+
+
+class _Draft:
+    """A contract on its way to its next version."""
+
+    def __init__(self, document: dict[str, Any], form: LiveForm) -> None:
+        self.document, self._form = document, form
+        self.steps: list[Step] = []
+        self.for_a_person: list[str] = []
+        self.added: list[str] = []
+
+    @property
+    def properties(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.document["properties"]
+        return found
+
+    @property
+    def policy(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.document["x-cdc"]
+        return found
+
+    def follow_names(self, changes: Sequence[SchemaChange]) -> None:
+        """Follow columns that have another name now."""
+        for change in changes:
+            old, new = change.before, change.after
+            if change.kind != "column_renamed" or old is None or new is None:
+                continue
+            if old not in self.properties or new in self.properties or self._live(old) is not None:
+                continue
+            if old in self.policy["key"]:
+                self.for_a_person.append(
+                    f"The key column {old} is called {new} now. The key of a captured table cannot be "
+                    "changed in its contract: rename the column back, or give the table a home of its own."
+                )
+                continue
+            names = {old: new}
+            self.document["properties"] = {
+                names.get(each, each): line for each, line in self.properties.items()
+            }
+            self.document["required"] = [names.get(each, each) for each in self.document["required"]]
+            if old in self.policy.get("pii", {}):
+                pii = self.policy["pii"]
+                self.policy["pii"] = {names.get(each, each): said for each, said in pii.items()}
+            events = self.policy["events"]
+            events["soft_delete_column"] = names.get(
+                events["soft_delete_column"], events["soft_delete_column"]
+            )
+            self._step(
+                BREAKING, f"properties.{new}", f"{old} is called {new}",
+                f"events from before the change carry {old}; rows that were not written since have {new} "
+                "only after a read of the table",
+            )  # fmt: skip
+
+    def drop(self) -> None:
+        """Take out columns that the table has no more."""
+        for name in list(self.properties):
+            if self._live(name) is not None:
+                continue
+            if name in self.policy["key"] or name == self.policy["events"]["soft_delete_column"]:
+                self.for_a_person.append(f"{name} is gone, which the contract cannot be without.")
+                continue
+            del self.properties[name]
+            self.document["required"] = [each for each in self.document["required"] if each != name]
+            self.policy.get("pii", {}).pop(name, None)
+            self._step(
+                BREAKING,
+                f"properties.{name}",
+                f"{name} is taken out",
+                "the table has no such column any more",
+            )
+
+    def follow(self, name: str) -> None:
+        """Let the column hold what the source may send in it."""
+        live = self._live(name)
+        if live is None:
+            return
+        line = self.properties[name]
+        self._follow_type(name, line, live)
+        if not live.not_null and name in self.document["required"] and name not in self.policy["key"]:
+            self.document["required"].remove(name)
+            types = line["type"] if isinstance(line["type"], list) else [line["type"]]
+            line["type"] = [*types, "null"]
+            if "enum" in line:
+                line["enum"] = [*line["enum"], None]
+            self._step(
+                WIDENING, "required", f"{name} may be NULL", "the source has no NOT NULL on it any more"
+            )
+        unlisted = [label for label in live.labels if "enum" in line and label not in line["enum"]]
+        if unlisted:
+            line["enum"] = [*unlisted, *line["enum"]] if None in line["enum"] else [*line["enum"], *unlisted]
+            self._step(
+                WIDENING, f"properties.{name}.enum", f"{name} may be {', '.join(unlisted)}",
+                "rows with a value that is not listed are quarantined",
+            )  # fmt: skip
+        length = line.get("maxLength")
+        if length is not None and (live.max_length or length + 1) > length:
+            if live.max_length is None:
+                del line["maxLength"]
+            else:
+                line["maxLength"] = live.max_length
+            of = "any length" if live.max_length is None else f"{live.max_length} characters"
+            self._step(
+                WIDENING,
+                f"properties.{name}.maxLength",
+                f"{name} may have {of}",
+                "longer values are quarantined",
+            )
+
+    def _follow_type(self, name: str, line: dict[str, Any], live: LiveColumn) -> None:
+        before, now = PgType.parse(line["x-pg-type"]), live.type
+        if fit(before, now) is Fit.ALL or line["x-pg-type"] == live.pg_type:
+            return
+        was = line["x-pg-type"]
+        body = column_document(live, name in self.policy["key"])
+        for key in ("type", "x-pg-type", "items"):
+            line.pop(key, None)
+            if key in body:
+                line[key] = body[key]
+        if now.kind is not before.kind:
+            # Rules of another kind of value.
+            for rule in ("enum", "pattern", "maxLength", "minimum", "maximum"):
+                line.pop(rule, None)
+        widens = fit(now, before) is Fit.ALL and now.kind.name != "TEXT"
+        why = (
+            "values that came before have their place in it"
+            if fit(now, before) is Fit.ALL
+            else "values that came before and have no place in it are NULL, with their exact text in "
+            "_cdc_exact, or quarantined"
+        )
+        if not widens:
+            why += "; `omnisupport-ingest contracts retype` lets readers have it"
+        told = f"{name} is {live.pg_type}, was {was}"
+        self._step(WIDENING if widens else BREAKING, f"properties.{name}.x-pg-type", told, why)
+
+    def add(self, names: Collection[str | None] | None) -> None:
+        """Take in columns that the contract does not name; ``names``: only these."""
+        left_out = {each.column: each.why for each in left_out_columns(self._form.live)}
+        for live in self._form.live.columns:
+            if live.name in self.properties or (names is not None and live.name not in names):
+                continue
+            if live.name in left_out:
+                self.for_a_person.append(f"{live.name} stays in the raw layers: {left_out[live.name]}.")
+                continue
+            line = self._form.line(live.name)
+            self.properties[live.name] = line
+            self.added.append(live.name)
+            if live.not_null:
+                self.document["required"] = [*self.document["required"], live.name]
+            known = (
+                f"rows from before the change have {line['default'] or 'NULL'} in it"
+                if "default" in line
+                else "what rows from before the change have in it is not in the log: read the table "
+                "(omnisupport-ingest source snapshot)"
+            )
+            self._step(
+                ADDITIVE, f"properties.{live.name}", f"{live.name} ({live.pg_type}) is taken in", known
+            )
+
+    def leave_to_a_person(self, changes: Sequence[SchemaChange]) -> None:
+        key = self._form.seen.key
+        if key and set(key) != set(self.policy["key"]):
+            self.for_a_person.append(
+                f"The table's key is {', '.join(key)}, the contract's {', '.join(self.policy['key'])}. The "
+                "key of a captured table cannot be changed in its contract; a home of its own takes it in."
+            )
+        for change in changes:
+            if change.kind == "table_renamed" and change.after == self._form.seen.name:
+                self.for_a_person.append(
+                    f"The table is called {change.after} now. Events bear the name that it had: rename it "
+                    "back, or write a contract for the new name (contracts new): it begins with a snapshot."
+                )
+            if change.kind == "column_added_again" and change.column in self.properties:
+                self.for_a_person.append(
+                    f"{change.column} was dropped and added again: rows that were not written since have "
+                    "another value than their last event. Have the table read: omnisupport-ingest "
+                    "source snapshot"
+                )
+
+    def _live(self, name: str) -> LiveColumn | None:
+        live = self._form.live.column(name)
+        return None if live is None or live.generated else live
+
+    def _step(self, compatibility: str, at: str, what: str, why: str) -> None:
+        self.steps.append(Step(compatibility, at, what, why))

@@ -1,0 +1,119 @@
+"""What has changed between two looks at a table, by the numbers that PostgreSQL gives tables and columns.
+
+A column keeps its number when it is renamed, and no other gets it later. So a renamed column and one that was
+dropped while another was added are told apart, and so is one that came back under its name with other values.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from omnisupport_ingest.contracts.pg_types import NUMBERS, Kind, PgType
+from omnisupport_ingest.contracts.type_fit import Fit, fit
+from omnisupport_ingest.landing.schema_changes import Difference, SeenColumn, SeenTable
+
+
+def differences(before: SeenTable, now: SeenTable | None) -> Iterator[Difference]:
+    """Yield every difference; ``now``: None if the table is gone."""
+    if now is None:
+        yield Difference("table_gone", None, before.name, None)
+        return
+    if before.relation != now.relation:
+        yield Difference("table_made_anew", None, before.name, now.name)
+        before = _by_name(before, now)
+    elif before.name != now.name:
+        yield Difference("table_renamed", None, before.name, now.name)
+    yield from _of_columns(before, now)
+    if _key(before, now) != now.key:
+        yield Difference("key_changed", None, ", ".join(before.key), ", ".join(now.key))
+
+
+def _by_name(before: SeenTable, now: SeenTable) -> SeenTable:
+    """``before`` with the column numbers of a table of that name that was made anew."""
+    numbers = {column.name: column.number for column in now.columns}
+    columns = tuple(
+        SeenColumn(
+            numbers.get(each.name, -each.number), each.name, each.pg_type, each.not_null, each.default,
+            each.before, each.labels,
+        )
+        for each in before.columns
+    )  # fmt: skip
+    return SeenTable(now.relation, before.name, columns, before.key, before.rows)
+
+
+def _key(before: SeenTable, now: SeenTable) -> tuple[str, ...]:
+    """The key as it was, by the names that its columns have now."""
+    numbers = {each.name: each.number for each in before.columns}
+    names = {each.number: each.name for each in now.columns}
+    return tuple(names.get(numbers.get(name, 0), name) for name in before.key)
+
+
+def _of_columns(before: SeenTable, now: SeenTable) -> Iterator[Difference]:
+    old, new = ({each.number: each for each in table.columns} for table in (before, now))
+    gone = {each.name: each for number, each in old.items() if number not in new}
+    added = {each.name: each for number, each in new.items() if number not in old}
+    for name, column in gone.items():
+        if name not in added:
+            yield Difference("column_dropped", name, column.pg_type, None)
+    for name, column in added.items():
+        if name in gone:
+            yield Difference("column_added_again", name, gone[name].pg_type, described(column))
+        else:
+            yield Difference("column_added", name, None, described(column))
+    for number in sorted(old.keys() & new.keys()):
+        yield from _of_column(old[number], new[number])
+
+
+def _of_column(before: SeenColumn, now: SeenColumn) -> Iterator[Difference]:
+    if before.name != now.name:
+        yield Difference("column_renamed", before.name, before.name, now.name)
+    if before.pg_type != now.pg_type:
+        yield Difference(type_change(before.pg_type, now.pg_type), now.name, before.pg_type, now.pg_type)
+    if before.not_null != now.not_null:
+        kind = "column_not_null" if now.not_null else "column_nullable"
+        yield Difference(kind, now.name, None, None)
+    if before.labels != now.labels and before.pg_type == now.pg_type:
+        gone = [label for label in before.labels if label not in now.labels]
+        added = [label for label in now.labels if label not in before.labels]
+        if gone:
+            yield Difference("enum_values_changed", now.name, ", ".join(gone), ", ".join(added) or None)
+        elif added:
+            yield Difference("enum_value_added", now.name, None, ", ".join(added))
+
+
+def described(column: SeenColumn) -> str:
+    """The column as ALTER TABLE … ADD COLUMN has it, without its name."""
+    default = f" DEFAULT {column.default}" if column.default is not None else ""
+    return f"{column.pg_type}{default}{' NOT NULL' if column.not_null else ''}"
+
+
+_LENGTH = re.compile(r"\((\d+)\)")
+
+
+def type_change(before: str, now: str) -> str:
+    """The kind of change from the type ``before`` to ``now``, both as ``format_type`` writes them.
+
+    A number that becomes another sort of number, or a text that may be longer or shorter, is widened or
+    narrowed; whatever changes what a value means is retyped, a number that becomes text included.
+    """
+    old, new = PgType.parse(before), PgType.parse(now)
+    if old.kind is Kind.TEXT and new.kind is Kind.TEXT:
+        return _of_texts(before, now)
+    if {old.kind, new.kind} <= NUMBERS:
+        if fit(new, old) is Fit.ALL:
+            return "column_widened"
+        return "column_narrowed" if fit(old, new) is Fit.ALL else "column_retyped"
+    return "column_retyped"
+
+
+_TEXTS = frozenset({"text", "character varying", "character"})
+
+
+def _of_texts(before: str, now: str) -> str:
+    if not {_LENGTH.sub("", before), _LENGTH.sub("", now)} <= _TEXTS:
+        return "column_retyped"
+    lengths = [int(found[1]) if (found := _LENGTH.search(each)) else None for each in (before, now)]
+    if lengths[1] is None or (lengths[0] is not None and lengths[0] <= lengths[1]):
+        return "column_widened"
+    return "column_narrowed"

@@ -1,0 +1,67 @@
+"""Schema changes as commands show them: what, when, where in the WAL, how many rows, and what to do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from omnisupport_ingest.contracts.learned import LearnedColumns
+from omnisupport_ingest.home import Home
+from omnisupport_ingest.landing.schema_changes import Difference, Look, SchemaChanges, SeenTable
+from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.windows import WindowSize
+from omnisupport_ingest_tests.cli.command import command
+
+TABLE = SeenTable(7, "support.tickets", (), ("ticket_id",), 1204)
+
+
+@pytest.fixture
+def changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home whose capture has seen a column come and one go that no contract names."""
+    for name in ("CONTRACTS_DIR", "DECISION_TABLE", "SOURCE", "SOURCE_DSN", "WINDOW"):
+        monkeypatch.delenv(f"OMNISUPPORT_{name}", raising=False)
+    monkeypatch.setenv("OMNISUPPORT_HOME", str(tmp_path / "home"))
+    home = Home.open(tmp_path / "home", WindowSize.parse("minutes:1"))
+    store = LandingStore(home.landing, "support_desk")
+    store.begin_epoch("first", None)
+    record = SchemaChanges(store.folder)
+    record.seen(Look(1, Lsn(16), Lsn(32)), {"tickets": TABLE}, {})
+    found = [
+        Difference("column_added", "mood", None, "text"),
+        Difference("column_dropped", "never_contracted", "text", None),
+    ]
+    record.seen(Look(1, Lsn(48), Lsn(64)), {"tickets": TABLE}, {"tickets": found})
+    record.first_rows("tickets", {"mood": "text"}, Lsn(56))
+    return tmp_path / "home"
+
+
+def test_a_change_is_shown_until_the_contract_says_it(changed: Path) -> None:
+    done = command("contracts", "changes")
+    assert done.code == 1
+    assert "column added: mood text" in done.out and "0/38" in done.out and "1,204 rows" in done.out
+    assert "To do:" in done.out and "tickets.json: add mood under properties" in done.out
+    assert "2 schema changes, 1 to be looked after." in done.out
+    (added, dropped) = json.loads(command("contracts", "changes", "tickets", "--json").out)["changes"]
+    assert (added["above_lsn"], added["below_lsn"], added["first_commit_lsn"]) == ("0/10", "0/40", "0/38")
+    assert (added["compatibility"], added["asks"], added["rows"]) == ("additive", True, 1204)
+    assert (dropped["compatibility"], dropped["asks"]) == ("none", False)
+    assert json.loads(command("contracts", "changes", "agents", "--json").out)["changes"] == []
+
+    assert "support_desk.tickets: column added: mood text. To do:" in command("status").out
+    (shown,) = json.loads(command("status", "--json").out)["schema_changes"]
+    assert (shown["table"], shown["column"], shown["kind"]) == ("tickets", "mood", "column_added")
+
+    line = {"type": ["string", "null"], "x-pg-type": "text", "description": "Mood.", "default": None}
+    LearnedColumns(changed, "support_desk").learn("tickets", {"mood": line})
+    assert command("contracts", "changes").code == 0
+    assert json.loads(command("status", "--json").out)["schema_changes"] == []
+
+
+def test_a_record_that_cannot_be_read_is_named_and_stops_no_status(changed: Path) -> None:
+    next(changed.glob("landing/*/schema-changes.json")).write_text("{")
+    done = command("status")
+    assert "schema-changes.json cannot be read" in " ".join(done.out.split())
+    assert command("contracts", "changes").code != 0

@@ -1,0 +1,122 @@
+"""A changed contract makes those windows stale that have an event of its table, and no others."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from omnisupport_ingest.contracts.load import contract_of
+from omnisupport_ingest.contracts.model import Contracts, TableContract
+from omnisupport_ingest.home import Home
+from omnisupport_ingest.lake.state import WindowState
+from omnisupport_ingest.landing.standing import LandedPart
+from omnisupport_ingest.layers.versions import LawVersions
+from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.position import Lsn, Position
+from omnisupport_ingest.settings import Settings
+from omnisupport_ingest_tests.lake.tables import checkpoint
+
+W = "2026-01-01T1200"
+DOCUMENT: dict[str, Any] = {
+    "$schema": "https://json-schema.org/draft/2020-12/schema",
+    "title": "Tickets",
+    "description": "Tickets.",
+    "type": "object",
+    "required": ["id"],
+    "properties": {"id": {"type": "integer", "x-pg-type": "bigint", "description": "Key."}},
+    "x-cdc": {
+        "version": "1.0.0",
+        "source": "desk",
+        "schema": "public",
+        "table": "tickets",
+        "owner": "team:tests",
+        "key": ["id"],
+        "events": {"soft_delete_column": None},
+    },
+}
+
+
+def contract(table: str, **columns: dict[str, Any]) -> TableContract:
+    document = json.loads(json.dumps(DOCUMENT))
+    document["x-cdc"]["table"] = table
+    document["properties"] |= columns
+    return contract_of(document, Path(f"{table}.json"))
+
+
+SIZE = {"type": ["integer", "null"], "x-pg-type": "integer", "description": "Size."}
+NOTE = {"type": ["string", "null"], "x-pg-type": "text", "description": "Note."}
+
+
+def part(batch: str, *tables: str) -> LandedPart:
+    at = Position(1, Lsn(10), 0)
+    rows = {f"public.{table}": 1 for table in tables}
+    moment = datetime(2026, 1, 1, 12, tzinfo=UTC)
+    return LandedPart(batch, 1, W, "data/x.parquet", len(rows), at, at, True, rows, moment, None, None)
+
+
+def laws(home: Path, *contracts: TableContract) -> LawVersions:
+    settings = Settings(_env_file=None, home=home, window="minutes:1")
+    opened = Home.open(home, settings.window_size)
+    return LawVersions(Workspace(settings, opened, Contracts(contracts)), "desk")
+
+
+def held(made_by: LawVersions, *batches: str) -> WindowState:
+    return WindowState(1, ("a",), None, checkpoint(W), batches=batches, versions=made_by.of(W))
+
+
+@pytest.mark.parametrize(
+    ("tables", "stale"), [(("agents",), False), (("agents", "tickets"), True), (("tickets",), True)]
+)
+def test_a_window_is_stale_if_it_has_an_event_of_the_table(
+    tmp_path: Path, tables: tuple[str, ...], stale: bool
+) -> None:
+    before = held(laws(tmp_path, contract("agents"), contract("tickets")), "b1")
+    now = laws(tmp_path, contract("agents"), contract("tickets", size=SIZE))
+    assert (now.of_held(W, before, lambda: [part("b1", *tables)]) != before.versions) == stale
+
+
+def test_a_window_of_which_landing_has_forgotten_a_batch_is_stale(tmp_path: Path) -> None:
+    before = held(laws(tmp_path, contract("agents"), contract("tickets")), "b0", "b1")
+    now = laws(tmp_path, contract("agents"), contract("tickets", size=SIZE))
+    assert now.of_held(W, before, lambda: [part("b1", "agents")]) != before.versions
+
+
+def test_a_table_that_is_new_makes_only_windows_stale_that_have_events_of_it(tmp_path: Path) -> None:
+    before = held(laws(tmp_path, contract("agents")), "b1")
+    now = laws(tmp_path, contract("agents"), contract("tickets"))
+    assert now.of_held(W, before, lambda: [part("b1", "agents")]) == before.versions
+    assert now.of_held(W, before, lambda: [part("b1", "agents", "tickets")]) != before.versions
+
+
+@pytest.mark.parametrize(
+    ("columns", "judges"),
+    [
+        ({"note": NOTE}, False),
+        ({"note": NOTE | {"default": "none"}}, False),
+        ({"note": NOTE | {"maxLength": 9}}, True),
+        ({"size": SIZE}, True),
+    ],
+)
+def test_only_what_a_verdict_may_depend_on_has_events_judged_again(
+    columns: dict[str, dict[str, Any]], judges: bool
+) -> None:
+    plain, other = contract("tickets"), contract("tickets", **columns)
+    assert other.fingerprint != plain.fingerprint
+    assert (other.judged_by != plain.judged_by) == judges
+
+
+def test_a_contract_that_was_made_without_a_file_is_judged_by_its_fingerprint() -> None:
+    assert replace(contract("tickets"), verdicts_by="", fingerprint="f").judged_by == "f"
+
+
+@pytest.mark.parametrize("policy", [{"evolution": "block"}, {"history": "changed_only"}])
+def test_how_a_table_evolves_makes_nothing_again(policy: dict[str, str]) -> None:
+    document = json.loads(json.dumps(DOCUMENT))
+    document["x-cdc"] |= policy
+    found, plain = contract_of(document, Path("t.json")), contract("tickets")
+    assert (found.fingerprint, found.judged_by) == (plain.fingerprint, plain.judged_by)

@@ -1,0 +1,175 @@
+"""The next version of a contract: what each change makes of it, how it is judged, and what stays."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from omnisupport_ingest.contracts.load import contract_of
+from omnisupport_ingest.landing.schema_changes import SchemaChange, SeenColumn, SeenTable
+from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.read.schema_changes import judged
+from omnisupport_ingest.sources.postgres.catalog.live_table import LiveColumn, LiveIndex, LiveTable
+from omnisupport_ingest.sources.postgres.catalog.new_contract import draft
+from omnisupport_ingest.sources.postgres.catalog.next_contract import NextContract, next_contract
+from omnisupport_ingest.sources.postgres.catalog.schema_watch import LiveForm, why_not_by_itself
+
+
+def live(name: str, pg_type: str = "text", *, not_null: bool = False, **other: Any) -> LiveColumn:
+    facts = {"generated": False, "labels": (), "max_length": None, "comment": None} | other
+    return LiveColumn(name, pg_type, not_null, **facts)
+
+
+ID, TITLE, SIZE = live("id", "bigint", not_null=True), live("title", not_null=True), live("size", "integer")
+PLAN = live("plan", "public.plan", labels=("free", "pro"))
+COLUMNS = (ID, TITLE, SIZE, PLAN)
+DEFAULTS = {"n": ("7", "7"), "at": ("now()", None)}
+
+
+def form(*columns: LiveColumn, key: tuple[str, ...] = ("id",)) -> LiveForm:
+    index = LiveIndex("tickets_pkey", key, primary=True, identity=False, deferrable=False)
+    table = LiveTable("public", "tickets", "r", "p", "d", None, None, None, columns, (index,))
+    seen = tuple(
+        SeenColumn(
+            n, each.name, each.pg_type, each.not_null, *DEFAULTS.get(each.name, (None, None)), each.labels
+        )
+        for n, each in enumerate(columns, 1)
+    )
+    return LiveForm(table, SeenTable(7, "public.tickets", seen, key, None))
+
+
+DOCUMENT = draft(form(*COLUMNS).live, source="desk", name="tickets", owner="team:desk").document
+
+
+def change(
+    kind: str, column: str | None = None, before: str | None = None, after: str | None = None
+) -> SchemaChange:
+    at = datetime(2026, 11, 24, tzinfo=UTC)
+    return SchemaChange(1, "tickets", kind, column, before, after, at, 1, Lsn(1), Lsn(2), None, None)
+
+
+def proposed(*columns: LiveColumn, changes: tuple[SchemaChange, ...] = (), **other: Any) -> NextContract:
+    found = next_contract(DOCUMENT, form(*columns, **other), changes)
+    contract_of(found.document, Path("tickets.json"))
+    return found
+
+
+def with_column(name: str, /, **facts: Any) -> tuple[LiveColumn, ...]:
+    return tuple(replace(each, **facts) if each.name == name else each for each in COLUMNS)
+
+
+CASES = {
+    "column added": ((*COLUMNS, live("note")), change("column_added", "note"), "additive", "1.1.0"),
+    "column renamed": (
+        with_column("title", name="subject"),
+        change("column_renamed", "title", "title", "subject"),
+        "breaking",
+        "2.0.0",
+    ),
+    "column dropped": ((ID, TITLE, PLAN), change("column_dropped", "size"), "breaking", "2.0.0"),
+    "widened": (
+        with_column("size", pg_type="bigint"),
+        change("column_widened", "size", "integer", "bigint"),
+        "widening",
+        "1.1.0",
+    ),
+    "retyped": (
+        with_column("size", pg_type="text"),
+        change("column_retyped", "size", "integer", "text"),
+        "breaking",
+        "2.0.0",
+    ),
+    "may be NULL": (
+        with_column("title", not_null=False),
+        change("column_nullable", "title"),
+        "widening",
+        "1.1.0",
+    ),
+    "enum value": (
+        with_column("plan", labels=("free", "pro", "team")),
+        change("enum_value_added", "plan", None, "team"),
+        "widening",
+        "1.1.0",
+    ),
+}
+
+
+@pytest.mark.parametrize(("columns", "made", "compatibility", "version"), CASES.values(), ids=CASES.keys())
+def test_each_change_is_followed_and_judged(
+    columns: tuple[LiveColumn, ...], made: SchemaChange, compatibility: str, version: str
+) -> None:
+    found = proposed(*columns, changes=(made,))
+    assert (found.compatibility, found.document["x-cdc"]["version"]) == (compatibility, version)
+    assert next_contract(found.document, form(*columns), (made,)).steps == (), "it follows in one go"
+    before, now = (contract_of(each, Path("tickets.json")) for each in (DOCUMENT, found.document))
+    asks = judged(made, before, read_again=False)
+    assert asks.asks and asks.compatibility == compatibility and asks.edit
+    assert not judged(made, now, read_again=False).asks, "the new version answers it"
+
+
+@pytest.mark.parametrize(
+    ("columns", "made"),
+    [
+        (with_column("size", pg_type="smallint"), change("column_narrowed", "size", "integer", "smallint")),
+        (with_column("size", not_null=True), change("column_not_null", "size")),
+        ((*COLUMNS, live("old_one")), change("column_dropped", "elsewhere")),
+    ],
+)
+def test_what_the_contract_holds_already_is_no_edit(
+    columns: tuple[LiveColumn, ...], made: SchemaChange
+) -> None:
+    found = proposed(*columns, changes=(made,))
+    assert found.steps == () and found.document == DOCUMENT
+    assert not judged(made, contract_of(DOCUMENT, Path("t.json")), read_again=False).asks
+
+
+def test_an_older_column_that_the_contract_leaves_out_is_taken_in_only_when_asked_for() -> None:
+    assert proposed(*COLUMNS, live("old_one")).steps == ()
+    found = next_contract(DOCUMENT, form(*COLUMNS, live("old_one")), (), every=True)
+    assert "old_one" in found.document["properties"]
+
+
+def test_a_new_column_says_what_older_rows_have_in_it_if_that_is_known() -> None:
+    added = (live("extra"), live("n", "integer"), live("at", "timestamp with time zone"), live("email"))
+    found = proposed(*COLUMNS, *added, changes=tuple(change("column_added", each.name) for each in added))
+    lines = found.document["properties"]
+    assert (lines["extra"]["default"], lines["n"]["default"]) == (None, "7")
+    assert "default" not in lines["at"], "each row has its own"
+    assert found.document["x-cdc"]["pii"].keys() == {"email"}, "a person has to decide"
+
+
+def test_what_no_edit_answers_is_left_to_a_person() -> None:
+    assert proposed(*with_column("title"), key=("id", "title")).for_a_person
+    renamed = proposed(
+        *with_column("id", name="number"),
+        key=("number",),
+        changes=(change("column_renamed", "id", "id", "number"),),
+    )
+    assert renamed.steps == () and any("rename the column back" in each for each in renamed.for_a_person)
+    again = proposed(*COLUMNS, changes=(change("column_added_again", "size"),))
+    assert any("source snapshot" in each for each in again.for_a_person)
+    assert judged(
+        change("column_added_again", "size"), contract_of(DOCUMENT, Path("t.json")), read_again=False
+    ).asks
+    assert not judged(
+        change("column_added_again", "size"), contract_of(DOCUMENT, Path("t.json")), read_again=True
+    ).asks
+
+
+@pytest.mark.parametrize(
+    ("column", "reason"),
+    [
+        (live("size_in_mm", "integer"), None),
+        (live("n", "integer", not_null=True), "may not be NULL"),
+        (live("email"), "e-mail"),
+        (live("odd name"), "its name"),
+        (live("twice", generated=True), "generates"),
+    ],
+)
+def test_what_an_additive_contract_takes_by_itself(column: LiveColumn, reason: str | None) -> None:
+    why = why_not_by_itself(form(*COLUMNS, column), column.name)
+    assert (why is None) if reason is None else (why is not None and reason in why)
