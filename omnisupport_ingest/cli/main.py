@@ -19,6 +19,7 @@ from omnisupport_ingest.cli.checkpoint import checkpoint
 from omnisupport_ingest.cli.contracts import contracts
 from omnisupport_ingest.cli.demo import demo
 from omnisupport_ingest.cli.erase import erase
+from omnisupport_ingest.cli.explain import explain
 from omnisupport_ingest.cli.export import as_of, export
 from omnisupport_ingest.cli.home import clean, settings, sweep
 from omnisupport_ingest.cli.land import land
@@ -47,7 +48,7 @@ class _Cli(Commands):
     sections: ClassVar = {
         "Run": ("up", "demo", "sync", "capture", "materialize", "land", "manifest", "workload"),
         "Look": ("status", "logs", "windows", "landing", "checkpoint", "settings"),
-        "Read the lake": ("export", "as-of", "target", "verify"),
+        "Read the lake": ("explain", "export", "as-of", "target", "verify"),
         "Sources and contracts": ("sources", "source", "preflight", "contracts", "pii"),
         "Decide and repair": ("quarantine", "replay", "erase", "rebuild", "sweep", "clean"),
     }
@@ -79,6 +80,7 @@ _COMMANDS = (
     landing,
     checkpoint,
     settings,
+    explain,
     export,
     as_of,
     target,

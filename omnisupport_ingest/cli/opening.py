@@ -158,6 +158,24 @@ def tables_named(workspace: Workspace, names: Sequence[str]) -> list[TableContra
     return list(dict.fromkeys(table_named(each, workspace.contracts.all) for each in names))
 
 
+# --- a key that a command names ----------------------------------------------------------------------------
+
+
+def key_named(contract: TableContract, given: Sequence[str]) -> list[str]:
+    """The texts of the key's columns in the contract's order; a usage error says how to write them.
+
+    ``given``: the value of a key of one column, or COLUMN=VALUE for each.
+    """
+    columns = contract.key
+    pairs = dict(each.split("=", 1) for each in given if each.partition("=")[0] in columns and "=" in each)
+    if len(pairs) == len(given) == len(columns):
+        return [pairs[name] for name in columns]
+    if len(given) == len(columns) == 1:
+        return list(given)
+    wanted = " ".join(f"{name}=VALUE" for name in columns)
+    raise click.UsageError(f"The key of {contract.full_name} is {', '.join(columns)}. Write it as: {wanted}")
+
+
 # --- the person who decides --------------------------------------------------------------------------------
 
 
