@@ -30,9 +30,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "read": FLOOR_1 | {"contracts", "landing", "lake", "cdc", "layers"},
     "review": FLOOR_1 | {"contracts", "landing", "lake", "cdc", "layers", "read"},
     "checks": FLOOR_1 | {"contracts", "landing", "lake", "cdc", "layers", "read", "review"},
+    "report": FLOOR_1 | {"contracts", "landing", "lake", "layers", "read"},
     "targets": FLOOR_1 | {"contracts", "lake", "sources", "layers", "read"},
     "runtime": FLOOR_1,
-    "defs": FLOOR_1 | {"contracts", "landing", "lake", "cdc", "sources", "targets", "runtime"} | LAKE_SIDE,
+    "defs": FLOOR_1
+    | {"contracts", "landing", "lake", "cdc", "sources", "targets", "runtime", "report"}
+    | LAKE_SIDE,
     "definitions": FLOOR_1 | {"contracts", "layers", "defs", "runtime"},
     "verify": FLOOR_1 | {"contracts", "landing", "lake", "sources", "demo", "runtime", "defs"} | LAKE_SIDE,
 }

@@ -32,6 +32,7 @@ from omnisupport_ingest.cli.preflight import preflight
 from omnisupport_ingest.cli.quarantine import quarantine
 from omnisupport_ingest.cli.render import Commands
 from omnisupport_ingest.cli.replay import replay
+from omnisupport_ingest.cli.report import report
 from omnisupport_ingest.cli.source import source
 from omnisupport_ingest.cli.sources import sources
 from omnisupport_ingest.cli.status import status
@@ -47,7 +48,7 @@ class _Cli(Commands):
 
     sections: ClassVar = {
         "Run": ("up", "demo", "sync", "capture", "materialize", "land", "manifest", "workload"),
-        "Look": ("status", "logs", "windows", "landing", "checkpoint", "settings"),
+        "Look": ("status", "report", "logs", "windows", "landing", "checkpoint", "settings"),
         "Read the lake": ("explain", "export", "as-of", "target", "verify"),
         "Sources and contracts": ("sources", "source", "preflight", "contracts", "pii"),
         "Decide and repair": ("quarantine", "replay", "erase", "rebuild", "sweep", "clean"),
@@ -75,6 +76,7 @@ _COMMANDS = (
     manifest,
     workload,
     status,
+    report,
     logs,
     windows,
     landing,
