@@ -115,6 +115,12 @@ def contracted_source(workspace: Workspace, source: str) -> str:
     return source
 
 
+def sources_in_use(workspace: Workspace) -> list[str]:
+    """The sources of which anything has landed, by name."""
+    landing = workspace.home.path / "landing"
+    return [each for each in workspace.contracts.sources() if any((landing / each).glob("manifests/*.json"))]
+
+
 def source_dsn_or_error(settings: Settings, home: Home | None) -> str | IngestError:
     """The connection string of the source, or the error that says why there is none now."""
     from omnisupport_ingest.sources.postgres.session.connection import with_silence
