@@ -285,6 +285,7 @@ WITHOUT_GATE: dict[tuple[str, str], str] = {
     ("read/export.py", "write_file"): "the draft of an export, before export.file",
     ("read/export.py", "write_rows"): "the same draft, written by a database in memory",
     ("report/page.py", "write"): "a page for people; the same command makes it again",
+    ("cli/doctor_archive.py", "write_archive"): "a file for people; the same command makes it again",
     **{("targets/sync.py", f"_Sync.{name}"): _IN_TARGET for name in ("_shape", "_merge")},
     ("targets/sync.py", "_Sync._of_target"): _SCRATCH,
     ("targets/sync.py", "_scratch"): _SCRATCH,

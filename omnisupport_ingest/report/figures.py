@@ -21,6 +21,8 @@ BUCKETS = 48
 """Stretches of equal length that a time axis is cut into."""
 
 _TABLES_SHOWN = 6
+_TOGETHER = 4
+"""Stretches of time: over a longer pause no line is drawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +115,7 @@ def percentiles_over_time(latencies: Sequence[Latency]) -> list[Series]:
     """A series for each of ``PERCENTILES``, a point for each stretch of time that has any."""
     if not latencies:
         return []
-    bucket = bucketing([each.at for each in latencies])
+    bucket, apart = bucketing([each.at for each in latencies])
     held: dict[float, list[Latency]] = defaultdict(list)
     for each in latencies:
         held[bucket(each.at)].append(each)
@@ -121,13 +123,15 @@ def percentiles_over_time(latencies: Sequence[Latency]) -> list[Series]:
         Series(
             f"p{rank}",
             tuple((at, percentile(held[at], rank) or 0.0) for at in sorted(held)),
+            apart,
         )
         for rank in PERCENTILES
     ]
 
 
-def bucketing(moments: Sequence[datetime]) -> Callable[[datetime], float]:
-    """Which of ``BUCKETS`` stretches a moment is in, as its middle in seconds since 1970."""
+def bucketing(moments: Sequence[datetime]) -> tuple[Callable[[datetime], float], float]:
+    """Which of ``BUCKETS`` stretches a moment is in, as its middle in seconds since 1970; and how far apart
+    points may be that belong together, in seconds."""
     low = min(moments).timestamp()
     length = (max(moments).timestamp() - low) / BUCKETS or 1.0
 
@@ -135,7 +139,7 @@ def bucketing(moments: Sequence[datetime]) -> Callable[[datetime], float]:
         number = min(int((moment.timestamp() - low) / length), BUCKETS - 1)
         return low + (number + 0.5) * length
 
-    return middle
+    return middle, _TOGETHER * length
 
 
 def lag(facts: SourceFacts) -> list[Series]:
@@ -168,20 +172,20 @@ def events_by_table(facts: SourceFacts) -> list[Series]:
     ]
     if not batches:
         return []
-    bucket = bucketing([each.landed_at for each in batches])
+    bucket, apart = bucketing([each.landed_at for each in batches])
     counted: dict[str, dict[float, int]] = defaultdict(lambda: defaultdict(int))
     for each in batches:
         for table, events in each.tables.items():
             counted[table][bucket(each.landed_at)] += events
     ordered = sorted(counted, key=lambda table: -sum(counted[table].values()))
     shown = ordered if len(ordered) <= _TABLES_SHOWN else ordered[: _TABLES_SHOWN - 1]
-    found = [Series(table, tuple(sorted(counted[table].items()))) for table in shown]
+    found = [Series(table, tuple(sorted(counted[table].items())), apart) for table in shown]
     if rest := ordered[len(shown) :]:
         together: dict[float, int] = defaultdict(int)
         for table in rest:
             for at, events in counted[table].items():
                 together[at] += events
-        found.append(Series(f"{len(rest)} more", tuple(sorted(together.items()))))
+        found.append(Series(f"{len(rest)} more", tuple(sorted(together.items())), apart))
     return found
 
 

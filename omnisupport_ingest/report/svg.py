@@ -32,10 +32,25 @@ class Marks(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Points of one name, rising in x: x in seconds since 1970 (UTC) or a number, y at least 0."""
+    """Points of one name, rising in x: x in seconds since 1970 (UTC) or a number, y at least 0.
+
+    ``apart``: points further apart than that are joined by no line, for nothing is known between them; None:
+    all are.
+    """
 
     name: str
     points: tuple[tuple[float, float], ...]
+    apart: float | None = None
+
+    def stretches(self) -> Iterator[list[tuple[float, float]]]:
+        """The points that a line joins."""
+        held: list[tuple[float, float]] = []
+        for point in self.points:
+            if held and self.apart is not None and point[0] - held[-1][0] > self.apart:
+                yield held
+                held = []
+            held.append(point)
+        yield held
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +137,8 @@ def _draw(
     marks: Marks,
     place: tuple[int, int],
 ) -> None:
-    if marks is Marks.LINE and len(series.points) > 1:
-        path = " ".join(f"{across.at(a):.1f},{up.at(b):.1f}" for a, b in series.points)
+    for stretch in series.stretches() if marks is Marks.LINE else ():
+        path = " ".join(f"{across.at(a):.1f},{up.at(b):.1f}" for a, b in stretch)
         ET.SubElement(root, "polyline", {"points": path, "class": f"line {colour}"})
     width = min(18.0, max(1.5, across.length / max(len(series.points), 1) / place[1] * 0.7))
     for a, b in series.points:

@@ -139,6 +139,12 @@ def test_a_chart_of_nothing_is_empty_and_one_of_a_single_point_or_zeros_is_drawn
         assert "&lt;b&gt;" in drawn
 
 
+def test_no_line_is_drawn_over_a_pause() -> None:
+    points = ((0.0, 1.0), (10.0, 1.0), (100.0, 1.0))
+    assert [len(each) for each in Series("a", points, apart=20.0).stretches()] == [2, 1]
+    assert [len(each) for each in Series("a", points).stretches()] == [3]
+
+
 def test_ticks_are_round_numbers_that_hold_the_highest_point() -> None:
     size = Axis("size", lambda value: f"{value:g} bytes", base=1024)
     drawn = chart([Series("a", ((0.0, 3.2 * 1024 * 1024),))], Axis("n"), size)
