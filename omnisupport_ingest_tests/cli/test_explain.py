@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from pyspark.sql import SparkSession
 
 from omnisupport_ingest.cli.explain import explain
+from omnisupport_ingest.layers.event_ref import EventRef
 from omnisupport_ingest.read.explain import NothingToExplain
+from omnisupport_ingest.review.deciding import decide
 from omnisupport_ingest_tests.cli.home_to_look_at import Told, document, land_another, run, told, whole
-from omnisupport_ingest_tests.layers.story import FIRST
+from omnisupport_ingest_tests.layers.story import FIRST, SOURCE, Change, Commit, Story
+from omnisupport_ingest_tests.recovery.pipeline import open_workspace, run_layers
 
 __all__ = ["told", "whole"]
 
@@ -51,3 +57,36 @@ def test_a_key_without_an_event_is_told_and_what_has_landed_for_it_is_named(told
 def test_a_column_that_the_lake_does_not_have_is_a_usage_error(told: Told) -> None:
     with pytest.raises(Exception, match="has no column 'nothing' in the lake"):
         run(explain, "notes", "--key", "1", "--column", "nothing")
+
+
+def test_a_quarantined_event_hides_a_value_and_its_review_is_named(
+    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = "a title that is much too long"
+    story = Story(tmp_path)
+    story.land(
+        Commit(10, 1, [Change("c", 1, {"title": "one", "body": "text"})]),
+        Commit(20, 2, [Change("u", 1, {"title": long}, unchanged=("body",))]),
+    )
+    run_layers(open_workspace(tmp_path), spark, [FIRST])
+    for name, value in (
+        ("HOME", tmp_path / "home"),
+        ("CONTRACTS_DIR", tmp_path / "contracts"),
+        ("SOURCE", SOURCE),
+    ):
+        monkeypatch.setenv(f"OMNISUPPORT_{name}", str(value))
+    found = document(explain, "notes", "--key", "1", "--column", "title")
+    (column,) = found["columns"]
+    lost, hides = found["events"]
+    assert (column["resolved"], column["decided_by"]) == (False, hides["id"])
+    assert (lost["role"], hides["role"]) == ("older position", "quarantined, and hides older values")
+    assert hides["quarantine_reason"] == "contract_violation"
+    assert (hides["quarantine_state"], hides["reviews"]) == ("open", [])
+    done = run(explain, "notes", "--key", "1", "--column", "title").stdout
+    assert "title = unresolved" in done
+    assert f"quarantine show {hides['id']}" in done
+    assert long not in done
+    event = EventRef.parse(hides["id"])
+    decide(open_workspace(tmp_path), SOURCE, "discard", [event], reviewer="ana", why="a typo")
+    (review,) = document(explain, "notes", "--key", "1")["events"][1]["reviews"]
+    assert (review["decision"], review["by"], review["why"]) == ("discard", "ana", "a typo")
