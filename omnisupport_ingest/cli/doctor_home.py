@@ -152,7 +152,7 @@ def _chain(workspace: Workspace, source: str) -> Iterator[Diagnosis]:
 
     account = loss_account(workspace, source, withheld={})
     level = Level.PROBLEM if account.verdict is Verdict.MISSING else Level.OK
-    fixes = [each.fix for each in (*account.open_gaps, *account.incomplete)]
+    fixes = [each.fix for each in account.open_gaps] + [each.fix for each in account.incomplete]
     fix = fixes[0] if fixes else f"omnisupport-ingest ledger --source {source}"
     yield Diagnosis("chain", level, account.sentence, fix if level is Level.PROBLEM else "")
 

@@ -182,7 +182,7 @@ def _show(found: Explanation, column: str | None) -> None:
         render.heading("Events")
         _show_events(found, None)
         return
-    (origin,) = _origins(found, column) or [None]
+    origin = next(iter(_origins(found, column)), None)
     click.echo()
     if origin is None:
         click.echo(f"{column}: no event of a row is in the lake.")

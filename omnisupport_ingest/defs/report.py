@@ -21,7 +21,7 @@ from omnisupport_ingest.report import page
 )
 def report_page(
     context: dg.AssetExecutionContext, workspace: dg.ResourceParam[Workspace]
-) -> dg.MaterializeResult:
+) -> dg.MaterializeResult[None]:
     """Write the page to the home."""
     sources = page.collect(workspace)
     path = workspace.home.path / page.FILE_NAME

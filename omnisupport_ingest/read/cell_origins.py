@@ -314,7 +314,9 @@ def _with_typed_columns(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
     table = pa.Table.from_batches([batch])
     exact = columnar.text_maps([()] * table.num_rows)
     table = table.append_column("_cdc_exact", exact)
-    return table.append_column("_cdc_row_hash", pa.nulls(table.num_rows, pa.int64())).to_batches()
+    table = table.append_column("_cdc_row_hash", pa.nulls(table.num_rows, pa.int64()))
+    batches: list[pa.RecordBatch] = table.to_batches()
+    return batches
 
 
 def _micros(moment: datetime) -> int:

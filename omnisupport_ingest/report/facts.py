@@ -195,7 +195,7 @@ def _commit(version: int, actions: list[dict[str, Any]], size: int) -> tuple[Tab
     """The commit, None where the entry is of no work of ours, and by how many bytes the table grew."""
     added = sum(_bytes(each["add"]) for each in actions if "add" in each)
     removed = sum(_bytes(each["remove"]) for each in actions if "remove" in each)
-    info = next((each["commitInfo"] for each in actions if "commitInfo" in each), {})
+    info: Mapping[str, Any] = next((each["commitInfo"] for each in actions if "commitInfo" in each), {})
     note = info.get(NOTE)
     if not isinstance(note, dict):
         return None, added - removed

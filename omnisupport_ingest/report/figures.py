@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from omnisupport_ingest.position import Position
 from omnisupport_ingest.report.facts import Batch, SourceFacts, TableFacts
 from omnisupport_ingest.report.svg import Series
 
@@ -81,7 +82,7 @@ def to_dimension(facts: SourceFacts) -> list[Latency]:
 def _first_shown(table: TableFacts) -> Callable[[Batch], datetime | None]:
     """When the dimension first showed a batch: its first commit at or above it, none of before it landed."""
     told = [each for each in table.commits if each.position is not None]
-    highest = []
+    highest: list[Position] = []
     for each in told:
         assert each.position is not None
         highest.append(max(highest[-1], each.position) if highest else each.position)
