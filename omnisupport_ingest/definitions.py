@@ -15,6 +15,7 @@ from omnisupport_ingest.defs.late_arrivals import late_arrivals_sensor
 from omnisupport_ingest.defs.lost_runs import run_executor
 from omnisupport_ingest.defs.partitions import window_partitions
 from omnisupport_ingest.defs.query_sensors import comparison, cursor_sensor
+from omnisupport_ingest.defs.report import build_report
 from omnisupport_ingest.defs.resources import build_resources
 from omnisupport_ingest.defs.retention import build_retention
 from omnisupport_ingest.defs.review_job import build_review_job
@@ -34,7 +35,8 @@ def build_definitions(workspace: Workspace) -> dg.Definitions:
             assets=build_assets(workspace, partitions, sources),
             resources=build_resources(workspace),
             executor=run_executor,
-        )
+        ),
+        build_report(),
     ]
     for source in workspace.contracts.sources():
         contracts = workspace.contracts.of_source(source)

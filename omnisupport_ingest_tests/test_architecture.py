@@ -32,11 +32,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "checks": FLOOR_1 | {"contracts", "landing", "lake", "cdc", "layers", "read", "review"},
     "withdrawal": FLOOR_1 | {"contracts", "lake", "sources", "layers"},
     "retention": FLOOR_1 | {"contracts", "landing", "lake", "cdc", "layers", "read", "review"},
+    "report": FLOOR_1 | {"contracts", "landing", "lake", "layers", "read"},
     "targets": FLOOR_1 | {"contracts", "lake", "sources", "layers", "read"},
     "runtime": FLOOR_1,
     "defs": FLOOR_1
-    | {"contracts", "landing", "lake", "cdc", "sources", "targets", "runtime"}
-    | {"retention"}
+    | {"contracts", "landing", "lake", "cdc", "sources", "targets", "runtime", "retention", "report"}
     | LAKE_SIDE,
     "definitions": FLOOR_1 | {"contracts", "layers", "defs", "runtime"},
     "verify": FLOOR_1 | {"contracts", "landing", "lake", "sources", "demo", "runtime", "defs"} | LAKE_SIDE,

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from omnisupport_ingest.cli.opening import contracted_source, deciding_person, open_workspace
+from omnisupport_ingest.cli.opening import contracted_source, deciding_person, key_named, open_workspace
 from omnisupport_ingest.cli.render import clock, counted, echo_json, some
 from omnisupport_ingest.cli.views import platform_runs, stale, who_judges_again
 
@@ -70,7 +69,7 @@ def erase(
     workspace = open_workspace()
     of_source = contracted_source(workspace, source or workspace.settings.source)
     contract = table_named(table, workspace.contracts.of_source(of_source))
-    text = key_text(_key(contract, key))
+    text = key_text(key_named(contract, key))
     if dry_run:
         erased = look_up(workspace, contract, text)
     else:
@@ -85,18 +84,6 @@ def erase(
     else:
         for line in _recorded_lines(contract, erased, runs=runs, history=workspace.history(contract).exists):
             click.echo(line)
-
-
-def _key(contract: TableContract, given: Sequence[str]) -> list[str]:
-    """The texts of the key's columns in the contract's order."""
-    columns = contract.key
-    pairs = dict(each.split("=", 1) for each in given if each.partition("=")[0] in columns and "=" in each)
-    if len(pairs) == len(given) == len(columns):
-        return [pairs[name] for name in columns]
-    if len(given) == len(columns) == 1:
-        return list(given)
-    wanted = " ".join(f"{name}=VALUE" for name in columns)
-    raise click.UsageError(f"The key of {contract.full_name} is {', '.join(columns)}. Write it as: {wanted}")
 
 
 def _document(contract: TableContract, erased: Erased, *, runs: bool, dry_run: bool) -> dict[str, Any]:

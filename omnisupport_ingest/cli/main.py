@@ -18,12 +18,15 @@ from omnisupport_ingest.cli.capture import capture
 from omnisupport_ingest.cli.checkpoint import checkpoint
 from omnisupport_ingest.cli.contracts import contracts
 from omnisupport_ingest.cli.demo import demo
+from omnisupport_ingest.cli.doctor import doctor
 from omnisupport_ingest.cli.erase import erase
+from omnisupport_ingest.cli.explain import explain
 from omnisupport_ingest.cli.export import as_of, export
 from omnisupport_ingest.cli.home import clean, settings, sweep
 from omnisupport_ingest.cli.init import init
 from omnisupport_ingest.cli.land import land
 from omnisupport_ingest.cli.landing import landing
+from omnisupport_ingest.cli.ledger import ledger
 from omnisupport_ingest.cli.logs import logs
 from omnisupport_ingest.cli.manifest import manifest
 from omnisupport_ingest.cli.materialize import ingest_run, materialize, rebuild
@@ -32,11 +35,13 @@ from omnisupport_ingest.cli.preflight import preflight
 from omnisupport_ingest.cli.quarantine import quarantine
 from omnisupport_ingest.cli.render import Commands
 from omnisupport_ingest.cli.replay import replay
+from omnisupport_ingest.cli.report import report
 from omnisupport_ingest.cli.retention import retention
 from omnisupport_ingest.cli.source import source
 from omnisupport_ingest.cli.sources import sources
 from omnisupport_ingest.cli.status import status
 from omnisupport_ingest.cli.sync import sync
+from omnisupport_ingest.cli.tail import tail
 from omnisupport_ingest.cli.target import target
 from omnisupport_ingest.cli.up import postgres, up, workload
 from omnisupport_ingest.cli.verify import verify
@@ -52,8 +57,18 @@ class _Cli(Commands):
 
     sections: ClassVar = {
         "Run": ("init", "up", "demo", "sync", "capture", "materialize", "land", "manifest", "workload"),
-        "Look": ("status", "logs", "windows", "landing", "checkpoint", "settings"),
-        "Read the lake": ("export", "as-of", "target", "verify"),
+        "Look": (
+            "status",
+            "ledger",
+            "doctor",
+            "report",
+            "logs",
+            "windows",
+            "landing",
+            "checkpoint",
+            "settings",
+        ),
+        "Read the lake": ("explain", "tail", "export", "as-of", "target", "verify"),
         "Sources and contracts": ("sources", "source", "preflight", "contracts", "pii"),
         "Decide and repair": ("quarantine", "replay", "erase", "rebuild", "retention", "sweep", "clean"),
     }
@@ -81,11 +96,16 @@ _COMMANDS = (
     manifest,
     workload,
     status,
+    ledger,
+    doctor,
+    report,
     logs,
     windows,
     landing,
     checkpoint,
     settings,
+    explain,
+    tail,
     export,
     as_of,
     target,

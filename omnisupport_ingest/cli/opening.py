@@ -115,6 +115,12 @@ def contracted_source(workspace: Workspace, source: str) -> str:
     return source
 
 
+def sources_in_use(workspace: Workspace) -> list[str]:
+    """The sources of which anything has landed, by name."""
+    landing = workspace.home.path / "landing"
+    return [each for each in workspace.contracts.sources() if any((landing / each).glob("manifests/*.json"))]
+
+
 def source_dsn_or_error(settings: Settings, home: Home | None) -> str | IngestError:
     """The connection string of the source, or the error that says why there is none now."""
     from omnisupport_ingest.sources.postgres.session.connection import with_silence
@@ -156,6 +162,24 @@ def tables_named(workspace: Workspace, names: Sequence[str]) -> list[TableContra
     from omnisupport_ingest.contracts.model import table_named
 
     return list(dict.fromkeys(table_named(each, workspace.contracts.all) for each in names))
+
+
+# --- a key that a command names ----------------------------------------------------------------------------
+
+
+def key_named(contract: TableContract, given: Sequence[str]) -> list[str]:
+    """The texts of the key's columns in the contract's order; a usage error says how to write them.
+
+    ``given``: the value of a key of one column, or COLUMN=VALUE for each.
+    """
+    columns = contract.key
+    pairs = dict(each.split("=", 1) for each in given if each.partition("=")[0] in columns and "=" in each)
+    if len(pairs) == len(given) == len(columns):
+        return [pairs[name] for name in columns]
+    if len(given) == len(columns) == 1:
+        return list(given)
+    wanted = " ".join(f"{name}=VALUE" for name in columns)
+    raise click.UsageError(f"The key of {contract.full_name} is {', '.join(columns)}. Write it as: {wanted}")
 
 
 # --- the person who decides --------------------------------------------------------------------------------

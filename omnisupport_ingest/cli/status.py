@@ -12,12 +12,15 @@ import click
 
 from omnisupport_ingest.cli import render
 from omnisupport_ingest.cli.errors import FINDINGS
-from omnisupport_ingest.cli.opening import open_settings, open_workspace
+from omnisupport_ingest.cli.opening import contracted_source, open_settings, open_workspace, sources_in_use
 from omnisupport_ingest.cli.render import echo_json
+from omnisupport_ingest.cli.status_health import BROKEN, facts_document, health, health_line, source_facts
+from omnisupport_ingest.cli.status_platform import plain, platform_document, platform_facts
 
 if TYPE_CHECKING:
     from omnisupport_ingest.contracts.model import Contracts
     from omnisupport_ingest.home import Home
+    from omnisupport_ingest.landing.chain import Hole
     from omnisupport_ingest.layers.workspace import Workspace
     from omnisupport_ingest.read.overview import SourceOverview, TableOverview
     from omnisupport_ingest.settings import Settings
@@ -30,37 +33,82 @@ _SOURCE_SECONDS = 1.0
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def status(as_json: bool) -> int:
+@click.option("--source", metavar="NAME", help="Show only this source, in use or not.")
+@click.option("--all", "everything", is_flag=True, help="Show every source, sensor and recent run.")
+@click.option("--watch", is_flag=True, help="Show it again and again, in place, until Ctrl-C.")
+@click.option(
+    "--every",
+    type=click.FloatRange(min=0.2),
+    default=2.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How often --watch looks.",
+)
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON document; with --watch one per look and line."
+)
+def status(source: str | None, everything: bool, watch: bool, every: float, as_json: bool) -> int:
     """Show what runs, how far the source has landed, and how far every table is.
 
-    Reads landing and the tables' own logs. Changes nothing, and needs neither Spark nor a running platform.
-    The source gets a second to answer. Sensors are shown while the UI runs. Times are UTC.
+    Reads landing, the tables' own logs and Dagster's files. Changes nothing, and needs neither Spark nor a
+    running platform. The source gets a second to answer. Times are UTC.
 
     \b
+    health    broken: capture has failed, landing cannot be read, or a gap holds batches back
+              WARNING: a check, a sensor or the last run of a job failed, a slot is in danger, or events
+              are in quarantine; else healthy
+    windows   open, closed, and late ones, which wait for a replay
     pending   windows and batches that have landed and are not in the table yet; "merged by" a time: they wait
               until then, as the contract of the table allows
     behind    age of the oldest commit that a dimension lacks; if it lacks none, age of the watermark
 
+    Sources of which nothing has landed are only counted, unless --all or --source names them.
+
     \b
     Examples:
       omnisupport-ingest status
+      omnisupport-ingest status --watch --every 5
       omnisupport-ingest status --json | jq '.sources[].tables[] | {table, lag_seconds}'
 
-    Exit code: 0 all is well, 1 capture has failed, landing cannot be read, or a gap holds batches back,
-    2 usage or settings, 3 no home or another home's contracts.
+    Exit code: 0 healthy or a warning, also when --watch is ended; 1 broken, 2 usage or settings, 3 no home or
+    another home's contracts.
     """
+    from omnisupport_ingest.cli.status_live import watch as watching
+
+    def look() -> dict[str, Any]:
+        return status_document(source, everything=everything)
+
+    def show(document: dict[str, Any]) -> None:
+        _show(document, everything=everything)
+
+    if watch:
+        # Usage, settings and home are judged once, before the first look.
+        _chosen(open_workspace(), source, everything=everything)
+        watching(look, show, every, as_json=as_json)
+        return 0
+    document = look()
+    if as_json:
+        echo_json(document)
+    else:
+        show(document)
+    return FINDINGS if document["health"]["level"] == BROKEN else 0
+
+
+def status_document(source: str | None = None, *, everything: bool = False) -> dict[str, Any]:
+    """Everything that is shown, of the sources that are asked for, as JSON values."""
     from omnisupport_ingest.contracts.in_force import in_force
     from omnisupport_ingest.read.overview import overview
     from omnisupport_ingest.retention.forecast import disk_forecast
-    from omnisupport_ingest.sources.postgres.capture.state import State
 
     settings = open_settings()
     workspace = open_workspace(settings)
     home = workspace.home
-    looks = _looks(settings, home, workspace.contracts)
+    shown, unused = _chosen(workspace, source, everything=everything)
+    looks = log_looks(settings, home, workspace.contracts)
     chosen = in_force(settings)
-    sources = [overview(workspace, source) for source in workspace.contracts.sources()]
+    sources = [
+        _source_document(overview(workspace, each)) | facts_document(workspace, each) for each in shown
+    ]
     answered_by = time.monotonic() + _SOURCE_SECONDS
     logs = [_source(each, home, look, answered_by) for each, look in looks]
     document: dict[str, Any] = {
@@ -72,19 +120,15 @@ def status(as_json: bool) -> int:
             "decision_table": str(chosen.decision_table),
             "tables": len(workspace.contracts),
         },
-        "platform": _platform(home),
+        "platform": platform_document(home),
         "disk": asdict(disk_forecast(workspace, datetime.now(UTC))),
         "source": logs[0],
         "other_logs": logs[1:],
-        "sources": [_source_document(each) for each in sources],
+        "sources": sources,
+        "sources_not_in_use": unused,
         "schema_changes": _schema_changes(workspace),
     }
-    if as_json:
-        echo_json(document)
-    else:
-        _show(document)
-    failed = any(each["capture"] == State.FAILED for each in logs)
-    return FINDINGS if failed or any(_held_back(each) for each in sources) else 0
+    return document | {"health": health(document)}
 
 
 def _schema_changes(workspace: Workspace) -> list[dict[str, Any]]:
@@ -102,12 +146,19 @@ def _schema_changes(workspace: Workspace) -> list[dict[str, Any]]:
         return [{"source": "", "table": "", "what": error.problem, "edit": error.fix}]
 
 
-def _held_back(seen: SourceOverview) -> bool:
-    landing = seen.landing
-    return landing.problem is not None or (landing.hole is not None and landing.hole.later_epoch is None)
+def _chosen(workspace: Workspace, source: str | None, *, everything: bool) -> tuple[list[str], list[str]]:
+    """The sources to show, and the names of the others. By default those that are in use are shown: of which
+    anything has landed, and the settings' own."""
+    known = list(workspace.contracts.sources())
+    if source is not None:
+        return [contracted_source(workspace, source)], []
+    if everything:
+        return known, []
+    used = {workspace.settings.source, *sources_in_use(workspace)}
+    return [each for each in known if each in used], [each for each in known if each not in used]
 
 
-def _looks(settings: Settings, home: Home, contracts: Contracts) -> list[_Log]:
+def log_looks(settings: Settings, home: Home, contracts: Contracts) -> list[_Log]:
     """Every log of the home, its own first: settings, and a look that has begun, or why there is none."""
     from omnisupport_ingest.contracts.sources import SourceKind, log_settings, log_sources, sources_in_force
     from omnisupport_ingest.errors import IngestError
@@ -164,29 +215,12 @@ def _source(
             "read": slot.active_pid is not None if slot else None,
             "wal_status": slot.wal_status if slot else None,
             "retained_bytes": slot.retained_bytes if slot else None,
+            "safe_bytes": slot.safe_bytes if slot else None,
             "confirmed_flush_lsn": str(slot.confirmed_flush_lsn) if slot else None,
         },
         "capture": capture.state.value,
         "paused": str(pause) if pause else None,
         "last_error": capture.last_error.problem if capture.last_error else None,
-    }
-
-
-def _platform(home: Home) -> dict[str, Any]:
-    from omnisupport_ingest.runtime.home_lock import in_use
-    from omnisupport_ingest.runtime.ports import LOOPBACK
-    from omnisupport_ingest.runtime.running import running_services, ui_port
-    from omnisupport_ingest.runtime.sensors_seen import sensors_seen
-
-    run_folder = home.path / "run"
-    port = ui_port(run_folder)
-    sensors = sensors_seen(port) if port else None
-    return {
-        # Asking for a lock that does not exist would create it.
-        "running": (run_folder / "supervisor.lock").exists() and in_use(home),
-        "services": running_services(run_folder),
-        "ui": f"http://{LOOPBACK}:{port}" if port else None,
-        "sensors": None if sensors is None else [_plain(asdict(each)) for each in sensors],
     }
 
 
@@ -199,11 +233,18 @@ def _source_document(seen: SourceOverview) -> dict[str, Any]:
     landing = asdict(replace(seen.landing, hole=None, problem=None))
     landing["problem"] = {"problem": problem.problem, "fix": problem.fix} if problem else None
     landing["stream_end"] = str(seen.landing.stream_end) if seen.landing.stream_end else None
-    landing["hole"] = {"problem": str(gap), "fix": gap.fix} if gap else None
+    landing["hole"] = _gap_document(gap)
     lag = (datetime.now(UTC) - seen.landing.watermark).total_seconds() if seen.landing.watermark else None
     landing["watermark_lag_seconds"] = round(lag, 1) if lag is not None else None
     tables = [_table_document(table) for table in seen.tables]
-    return {"source": seen.source, "landing": _plain(landing), "tables": tables}
+    return {"source": seen.source, "landing": plain(landing), "tables": tables}
+
+
+def _gap_document(gap: Hole | None) -> dict[str, Any] | None:
+    """The gap; ``repaired``: a later epoch has begun, and nothing is held back."""
+    if gap is None:
+        return None
+    return {"problem": str(gap), "fix": gap.fix, "repaired": gap.later_epoch is not None}
 
 
 def _table_document(table: TableOverview) -> dict[str, Any]:
@@ -215,10 +256,10 @@ def _table_document(table: TableOverview) -> dict[str, Any]:
             "lag_seconds": fresh.lag_seconds(datetime.now(UTC)),
             "behind_landing_seconds": fresh.behind_landing_seconds,
             "unshown_batches": fresh.unshown_batches,
-            "merge_waits": _plain(asdict(table.waits)) if table.waits is not None else None,
+            "merge_waits": plain(asdict(table.waits)) if table.waits is not None else None,
             "recommended": _recommended(table),
         }
-    return _plain(found)
+    return plain(found)
 
 
 def _recommended(table: TableOverview) -> str | None:
@@ -233,26 +274,19 @@ def _recommended(table: TableOverview) -> str | None:
     )
 
 
-def _plain(record: dict[str, Any]) -> dict[str, Any]:
-    """``record`` with its times in ISO 8601."""
-    return {
-        name: value.isoformat() if isinstance(value, datetime) else value for name, value in record.items()
-    }
-
-
 # --- for people --------------------------------------------------------------------------------------------
 
 
-def _show(document: dict[str, Any]) -> None:
+def _show(document: dict[str, Any], *, everything: bool) -> None:
     """Print the document of ``status``."""
     platform, chosen = document["platform"], document["in_force"]
     lines = [
         ("home", f"{document['home']}, windows: {document['window']}"),
         ("contracts", f"{chosen['contracts']}, {chosen['tables']} tables"),
         ("decisions", chosen["decision_table"]),
+        ("health", health_line(document["health"])),
+        *platform_facts(platform, everything=everything),
         ("disk", _disk_line(document["disk"])),
-        ("platform", _platform_line(platform)),
-        *(("sensor", _sensor_line(each)) for each in platform["sensors"] or ()),
     ]
     for log in (document["source"], *document["other_logs"]):
         lines.append(("source", _source_line(log)))
@@ -262,11 +296,15 @@ def _show(document: dict[str, Any]) -> None:
     for each in document["schema_changes"]:
         table = f"{each['source']}.{each['table']}"
         lines.append(("changed", f"{table}: {each['what']}. To do: {each['edit']}"))
+    if document["sources_not_in_use"]:
+        names = ", ".join(document["sources_not_in_use"])
+        lines.append(("not in use", f"{names} (--all shows them)"))
     render.facts(lines)
     for each in document["sources"]:
         click.echo()
         render.heading(each["source"])
         lines = [*_landing_facts(each["landing"]), *_freshness_facts(each["source"], each["tables"])]
+        lines += source_facts(each)
         render.facts(lines, indent=2, label=11)
         # A source of which nothing has landed has no table to show.
         if each["landing"]["batches"] or any(table["there"] for table in each["tables"]):
@@ -279,13 +317,6 @@ def _show(document: dict[str, Any]) -> None:
         render.facts(advice, indent=2, label=11)
 
 
-def _platform_line(platform: dict[str, Any]) -> str:
-    if not platform["running"]:
-        return "not running (omnisupport-ingest up)"
-    ui = f"UI: {platform['ui']}" if platform["ui"] else "no UI"
-    return f"running, {ui}; {', '.join(platform['services']) or 'no service runs yet'}"
-
-
 def _disk_line(disk: dict[str, Any]) -> str:
     """Sizes in use, the largest layer first, how they grow, and when the disk is full."""
     sizes = sorted(disk["layers"].items(), key=lambda each: -each[1])
@@ -295,16 +326,6 @@ def _disk_line(disk: dict[str, Any]) -> str:
         return f"{used}; {free}"
     full = f", full in {disk['days']:,.0f} days" if disk["days"] is not None else ""
     return f"{used}; grows by {render.size(disk['per_day'])} a day; {free}{full} (estimated)"
-
-
-def _sensor_line(sensor: dict[str, Any]) -> str:
-    state = "runs" if sensor["running"] else "is stopped"
-    if sensor["tick"] is None:
-        return f"{sensor['name']} {state}, no tick yet"
-    answer = sensor["said"] or {"SUCCESS": "requested runs", "FAILURE": "failed; see the UI"}.get(
-        sensor["tick"], sensor["tick"].lower()
-    )
-    return f"{sensor['name']} {state}, {render.ago(sensor['tick_at'])}: {answer}"
 
 
 def _source_line(source: dict[str, Any]) -> str:
@@ -320,7 +341,17 @@ def _slot_line(slot: dict[str, Any]) -> str:
     read = "is being read" if slot["read"] else "is not being read"
     kept = f", keeps {render.size(slot['retained_bytes'])} of WAL" if slot["retained_bytes"] else ""
     status = f", {slot['wal_status']}" if slot["wal_status"] not in (None, "reserved") else ""
-    return f"{slot['name']} {read}{kept}{status}"
+    left = f", {render.size(max(0, slot['safe_bytes']))} left" if slot["safe_bytes"] is not None else ""
+    return f"{slot['name']} {read}{kept}{status}{left}{_slot_forecast(slot)}"
+
+
+def _slot_forecast(slot: dict[str, Any]) -> str:
+    """How the kept WAL grows, which takes two looks to know."""
+    rate = slot.get("bytes_per_second")
+    if not rate or rate < 0:
+        return ""
+    ends = f", given up in {render.span(slot['seconds_left'])}" if slot["seconds_left"] is not None else ""
+    return f", grows {render.size(rate * 60)} a minute{ends}"
 
 
 def _capture_line(source: dict[str, Any]) -> str:

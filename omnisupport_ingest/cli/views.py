@@ -241,7 +241,7 @@ def event_in_list(row: Quarantined) -> Iterator[str]:
     rules = f" ({', '.join(row.rules)})" if row.rules else ""
     yield f"{row.event}  {row.reason}{rules}  {_state(row)}"
     seen = render.clock(row.first_seen)
-    yield f"    {row.table}, {_operation(row)}, window {row.window}, first seen {seen}"
+    yield f"    {row.table}, {operation_name(row.op)}, window {row.window}, first seen {seen}"
     yield f"    from {_origin(row)}"
 
 
@@ -251,7 +251,7 @@ def event_facts(
     """Labels and texts: everything about an event but the values of its row."""
     yield "found by", row.detector or "unknown"
     yield "rules broken", ", ".join(row.rules) or "none"
-    yield "table", f"{row.table}, {_operation(row)}"
+    yield "table", f"{row.table}, {operation_name(row.op)}"
     yield "committed", f"{render.clock(row.source_ts)}, window {row.window}"
     yield "transaction", str(columns["tx_id"]) if columns["tx_id"] is not None else "unknown"
     yield "first seen", render.clock(row.first_seen)
@@ -312,8 +312,9 @@ def _state(row: Quarantined) -> str:
     return f"{row.state}, waits for a run" if row.waits else row.state
 
 
-def _operation(row: Quarantined) -> str:
-    return _OPERATIONS.get(row.op, row.op)
+def operation_name(op: str) -> str:
+    """What an operation is called."""
+    return _OPERATIONS.get(op, op)
 
 
 def _origin(row: Quarantined) -> str:

@@ -10,7 +10,7 @@ import click
 import pytest
 from pyspark.sql import SparkSession
 
-from omnisupport_ingest.cli.erase import _key
+from omnisupport_ingest.cli.opening import key_named
 from omnisupport_ingest.layers.erasures import ErasureLedger
 from omnisupport_ingest_tests.cdc.lanes import CONTRACT as TWO_COLUMNS
 from omnisupport_ingest_tests.cli.command import Done, command
@@ -115,7 +115,7 @@ def test_wrong_usage_is_told(home: Path, arguments: list[str], problem: str):
 
 
 def test_a_key_of_two_columns_is_told_in_any_order():
-    assert _key(TWO_COLUMNS, ["id=7", "lane=a=b"]) == ["a=b", "7"]
+    assert key_named(TWO_COLUMNS, ["id=7", "lane=a=b"]) == ["a=b", "7"]
     for wrong in (["7", "8"], ["id=7"], ["id=7", "id=8"], ["id=7", "lane=1", "more=2"]):
         with pytest.raises(click.UsageError, match="Write it as: lane=VALUE id=VALUE"):
-            _key(TWO_COLUMNS, wrong)
+            key_named(TWO_COLUMNS, wrong)

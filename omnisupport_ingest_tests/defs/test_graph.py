@@ -40,6 +40,7 @@ def test_the_graph_of_the_shipped_contracts(tmp_path):
     workspace = Workspace(settings, Home.open(settings.home, WindowSize(60)), contracts)
     lake = ("deltalake", "spark")
     expected = {
+        "report": ("reports", ("html",)),
         "support_desk/landing": ("landing", ("parquet", "postgres")),
         "support_files/landing": ("landing", ("file", "parquet")),
         "support_files/raw_cdc_staging": ("raw", lake),

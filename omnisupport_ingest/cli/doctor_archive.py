@@ -1,0 +1,175 @@
+"""The archive of ``doctor --archive``: what a bug report needs, and nothing that is secret or personal.
+
+Only what we made ourselves goes in: verdicts, counts, positions, versions. No line of a log, no key, no value
+of a row, no setting that is a secret. Paths below this user's folder begin with ``~``. As a second guard
+every text is searched for the secrets of the settings before it is written.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import io
+import json
+import re
+import zipfile
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from pydantic import SecretStr
+
+from omnisupport_ingest.cli.doctor_machine import Diagnosis
+from omnisupport_ingest.cli.opening import has_home, open_settings, open_workspace
+from omnisupport_ingest.durable import replace
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.settings import Settings
+
+_HIDDEN = "(not shown)"
+_OF_PEOPLE = frozenset({"by", "reason", "accepted", "paused", "epoch_reason"})
+"""Fields of documents that hold what a person wrote, or who did."""
+
+_PASSWORD = re.compile(r"(?:password\s*=\s*'?|://[^:/@\s]*:)([^'@\s]+)", re.IGNORECASE)
+_ERROR_CLASS = re.compile(r"\b([A-Z][A-Za-z]*(?:Error|Exception))\b")
+_PACKAGES = (
+    "dagster",
+    "pyspark",
+    "deltalake",
+    "duckdb",
+    "pyarrow",
+    "pandas",
+    "psycopg2-binary",
+    "click",
+    "rich",
+)
+
+
+def write_archive(path: Path, found: list[Diagnosis]) -> None:
+    """Write the ZIP file ``path`` in one step, for its owner only."""
+    from omnisupport_ingest.cli.doctor import document
+
+    settings = open_settings()
+    contents: dict[str, Any] = {
+        "doctor.json": document(found),
+        "versions.json": _versions(),
+        "settings.json": settings_told(settings),
+    }
+    if has_home(settings):
+        contents |= dict(_of_home(settings))
+    hide = _Hiding(settings)
+    held = io.BytesIO()
+    with zipfile.ZipFile(held, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in contents.items():
+            told = without_words(content)
+            archive.writestr(name, hide(json.dumps(told, indent=2, ensure_ascii=False, default=str)))
+    replace(path, held.getvalue())
+
+
+def without_words(content: Any) -> Any:
+    """``content`` without the words and names of people, whatever it is nested in."""
+    if isinstance(content, dict):
+        return {
+            name: _HIDDEN if name in _OF_PEOPLE and value else without_words(value)
+            for name, value in content.items()
+        }
+    if isinstance(content, (list, tuple)):
+        return [without_words(each) for each in content]
+    return content
+
+
+def settings_told(settings: Settings) -> dict[str, Any]:
+    """The settings that are set, and their values unless they are secret or may carry a name of a person."""
+    told: dict[str, Any] = {}
+    for name in sorted(settings.model_fields_set):
+        value = getattr(settings, name)
+        # A command line may have a password among its arguments.
+        secret = isinstance(value, SecretStr) or name in ("alarm_command", "pii_keys")
+        told[name] = _HIDDEN if secret else value if isinstance(value, (int, float)) else str(value)
+    return told
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in ("omnisupport-ingest", *_PACKAGES):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def _of_home(settings: Settings) -> Iterator[tuple[str, Any]]:
+    from omnisupport_ingest.cli.ledger import account_documents
+    from omnisupport_ingest.cli.status import status_document
+    from omnisupport_ingest.runtime.recorded_runs import recorded
+
+    for name, make in (("status.json", status_document), ("ledger.json", lambda: account_documents(None))):
+        try:
+            yield name, make()
+        except IngestError as error:
+            yield name, {"error": error.problem, "fix": error.fix}
+    home = settings.home.expanduser().absolute()
+    known = recorded(home / "dagster", most=50)
+    if known is not None:
+        yield "runs.json", [asdict(each) for each in known.runs]
+    yield "logs.json", {each.name: log_told(each) for each in sorted((home / "logs").glob("*.log"))}
+    try:
+        contracts = open_workspace(settings).contracts.all
+    except IngestError:
+        return
+    yield (
+        "contracts.json",
+        [
+            {
+                "source": each.source,
+                "table": each.full_name,
+                "version": each.version,
+                "sha256": each.fingerprint,
+            }
+            for each in contracts
+        ],
+    )
+
+
+def log_told(path: Path) -> dict[str, Any]:
+    """How long a log is, and which classes of errors it names; no word of it else."""
+    lines, classes = 0, Counter[str]()
+    with path.open(errors="replace") as log:
+        for line in log:
+            lines += 1
+            classes.update(name for name in _ERROR_CLASS.findall(line) if name in _KNOWN_ERRORS)
+    return {"lines": lines, "bytes": path.stat().st_size, "errors": dict(classes.most_common())}
+
+
+def _subclasses(of: type[BaseException]) -> Iterator[str]:
+    for each in of.__subclasses__():
+        yield each.__name__
+        yield from _subclasses(each)
+
+
+_KNOWN_ERRORS = frozenset(_subclasses(BaseException))
+"""Classes of errors of this process: a word of a row that looks like one is none of them."""
+
+
+class _Hiding:
+    """Takes secrets, and the folder of this user, out of a text."""
+
+    def __init__(self, settings: Settings) -> None:
+        secrets = set()
+        for name in type(settings).model_fields:
+            value = getattr(settings, name)
+            if isinstance(value, SecretStr):
+                text = value.get_secret_value()
+                secrets |= {
+                    text,
+                    *(part for found in _PASSWORD.findall(text) for part in (found, unquote(found))),
+                }
+        self._secrets = sorted((each for each in secrets if each), key=len, reverse=True)
+        self._folder = str(Path.home())
+
+    def __call__(self, text: str) -> str:
+        for each in self._secrets:
+            text = text.replace(json.dumps(each)[1:-1], _HIDDEN).replace(each, _HIDDEN)
+        return text if self._folder == "/" else text.replace(self._folder, "~")

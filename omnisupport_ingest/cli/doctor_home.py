@@ -1,0 +1,247 @@
+"""What ``doctor`` finds of a home: disk, permissions, sources and slots, chain, lake, Dagster.
+
+An area that cannot be looked at is a finding itself, and hides no other.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from omnisupport_ingest.cli import render
+from omnisupport_ingest.cli.doctor_machine import Diagnosis, Level, disk, permissions
+from omnisupport_ingest.cli.opening import source_dsn_or_error, sources_in_use
+from omnisupport_ingest.errors import IngestError
+
+if TYPE_CHECKING:
+    from omnisupport_ingest.layers.workspace import Workspace
+    from omnisupport_ingest.report.facts import SourceFacts
+    from omnisupport_ingest.settings import Settings
+
+_SKEW_SECONDS = 1.0
+_DAEMON_SILENT = timedelta(minutes=2)
+_BATCHES_READ = 500
+
+
+def home(settings: Settings, workspace: Workspace) -> Iterator[Diagnosis]:
+    """Everything about the home and its sources."""
+    yield from permissions(workspace.home.path)
+    yield from _area("disk", lambda: disk(workspace, list(_recent(workspace))))
+    yield from _area("contracts", lambda: _contracts(workspace))
+    yield from _area("source", lambda: _sources(settings, workspace))
+    for source in sources_in_use(workspace):
+        yield from _area("chain", lambda source=source: _chain(workspace, source))  # type: ignore[misc]
+        yield from _area("lake", lambda source=source: _lake(workspace, source))  # type: ignore[misc]
+    yield from _area("dagster", lambda: _dagster(workspace))
+
+
+def _area(name: str, look: Callable[[], Iterable[Diagnosis]]) -> Iterator[Diagnosis]:
+    try:
+        yield from look()
+    except IngestError as error:
+        yield Diagnosis(name, Level.PROBLEM, error.problem, error.fix)
+    except OSError as error:
+        yield Diagnosis(
+            name,
+            Level.PROBLEM,
+            f"{error.filename or name} cannot be read: {error.strerror}.",
+            "Give this user the right.",
+        )
+
+
+def _recent(workspace: Workspace) -> Iterator[SourceFacts]:
+    from omnisupport_ingest.report.facts import source_facts
+
+    for source in sources_in_use(workspace):
+        found = source_facts(workspace, source, most=_BATCHES_READ)
+        if found is not None:
+            yield found
+
+
+def _contracts(workspace: Workspace) -> Iterator[Diagnosis]:
+    contracts = workspace.contracts.all
+    workspace.secrets(contracts)
+    least = min((each.allowed_lateness for each in contracts), default=None)
+    skew = workspace.settings.max_clock_skew_seconds
+    if least is not None and timedelta(seconds=skew) > least:
+        yield Diagnosis(
+            "settings",
+            Level.WARNING,
+            f"OMNISUPPORT_MAX_CLOCK_SKEW_SECONDS ({skew:g}) is more than the least lateness that a contract "
+            f"allows ({render.span(least.total_seconds())}).",
+            "Set it below x-cdc.lateness.allowed of every contract.",
+        )
+    sources = len(workspace.contracts.sources())
+    told = f"{render.counted(len(contracts), 'table')} of {render.counted(sources, 'source')}"
+    yield Diagnosis("contracts", Level.OK, f"{told}, keys for personal data are there")
+
+
+# --- the source, its slot and its clock --------------------------------------------------------------------
+
+
+def _sources(settings: Settings, workspace: Workspace) -> Iterator[Diagnosis]:
+    from omnisupport_ingest.contracts.sources import SourceKind, log_settings, log_sources, sources_in_force
+
+    own = sources_in_force(settings, workspace.contracts).find(settings.source)
+    logs = {each.name: each for each in (own, *log_sources(settings, workspace.contracts))}
+    for name, each in logs.items():
+        if each.kind is SourceKind.LOG:
+            yield from _log(log_settings(settings, each), workspace, name)
+
+
+def _log(settings: Settings, workspace: Workspace, name: str) -> Iterator[Diagnosis]:
+    from omnisupport_ingest.sources.postgres.capture.status import source_status
+    from omnisupport_ingest.sources.postgres.slot.retention import Level as Danger
+
+    dsn = source_dsn_or_error(settings, workspace.home)
+    if isinstance(dsn, IngestError) and settings.source_dsn is None:
+        yield Diagnosis(
+            "source",
+            Level.NOTE,
+            f"{name}: the embedded PostgreSQL is not running.",
+            "Start it with the platform (omnisupport-ingest up) if the source should be captured now.",
+        )
+        return
+    tables = workspace.contracts.of_source(name)
+    found = source_status(dsn, settings, workspace.home, tables)
+    levels = {Danger.WELL: Level.NOTE, Danger.ALARM: Level.PROBLEM}
+    for each in found.warnings:
+        yield Diagnosis("source", levels.get(each.level, Level.WARNING), f"{name}: {each.problem}", each.fix)
+    if found.server is not None:
+        if not found.warnings:
+            slot = "its slot is there" if found.server.slot is not None else "no slot yet"
+            yield Diagnosis("source", Level.OK, f"{name}: PostgreSQL {found.server.version}, {slot}")
+        if not isinstance(dsn, IngestError):
+            yield from clocks(name, _server_clock(dsn), datetime.now(UTC))
+
+
+def _server_clock(dsn: str) -> datetime:
+    from omnisupport_ingest.sources.postgres.session.connection import connect, one_row
+
+    connection = connect(dsn, application_name="omnisupport-ingest doctor")
+    try:
+        (moment,) = one_row(connection, "SELECT clock_timestamp()")
+    finally:
+        connection.close()
+    assert isinstance(moment, datetime)
+    return moment
+
+
+def clocks(name: str, server: datetime, here: datetime) -> Iterator[Diagnosis]:
+    """Whether the clock of the server and that of this machine agree, the answer's way included."""
+    apart = (server - here).total_seconds()
+    if abs(apart) > _SKEW_SECONDS:
+        way = "ahead of" if apart > 0 else "behind"
+        yield Diagnosis(
+            "clocks",
+            Level.WARNING,
+            f"{name}: the server's clock is {abs(apart):.1f} s {way} this machine's.",
+            "Set both by NTP, or raise OMNISUPPORT_MAX_CLOCK_SKEW_SECONDS above that.",
+        )
+    else:
+        yield Diagnosis("clocks", Level.OK, f"{name}: {abs(apart):.2f} s apart")
+
+
+# --- chain and lake ----------------------------------------------------------------------------------------
+
+
+def _chain(workspace: Workspace, source: str) -> Iterator[Diagnosis]:
+    from omnisupport_ingest.read.loss_account import Verdict, loss_account
+
+    account = loss_account(workspace, source, withheld={})
+    level = Level.PROBLEM if account.verdict is Verdict.MISSING else Level.OK
+    fixes = [each.fix for each in account.open_gaps] + [each.fix for each in account.incomplete]
+    fix = fixes[0] if fixes else f"omnisupport-ingest ledger --source {source}"
+    yield Diagnosis("chain", level, account.sentence, fix if level is Level.PROBLEM else "")
+
+
+def _lake(workspace: Workspace, source: str) -> Iterator[Diagnosis]:
+    """Every table opens, every state can be read, every file is there."""
+    from pathlib import Path
+
+    from omnisupport_ingest.layers.looking import look
+
+    tables = files = 0
+    for table in workspace.tables():
+        if not table.spec.path.startswith(f"{source}/"):
+            continue
+        snapshot = look(table)
+        if snapshot is None:
+            continue
+        tables += 1
+        gone = [each.path for each in snapshot.all_files() if not Path(each.uri).exists()]
+        files += len(snapshot.all_files())
+        unread = [window for window in snapshot.windows() if snapshot.state(window) is None]
+        name = table.spec.path
+        if gone:
+            yield Diagnosis(
+                "lake",
+                Level.PROBLEM,
+                f"{render.counted(len(gone), 'file')} of {name} that its log names are not there.",
+                "Restore lake/ from a backup, or make the windows again: omnisupport-ingest replay --help",
+            )
+        if unread:
+            yield Diagnosis(
+                "lake",
+                Level.WARNING,
+                f"{name}: the state of {render.counted(len(unread), 'window')} cannot be read.",
+                "The next run makes them again: omnisupport-ingest materialize",
+            )
+    yield Diagnosis(
+        "lake",
+        Level.OK,
+        f"{source}: {render.counted(tables, 'table')}, {render.counted(files, 'file')} opened",
+    )
+
+
+# --- Dagster -----------------------------------------------------------------------------------------------
+
+
+def _dagster(workspace: Workspace) -> Iterator[Diagnosis]:
+    from omnisupport_ingest.runtime.home_lock import in_use
+    from omnisupport_ingest.runtime.recorded_runs import recorded
+
+    home = workspace.home
+    running = (home.run / "supervisor.lock").exists() and in_use(home)
+    known = recorded(home.path / "dagster")
+    if known is None:
+        elsewhere = workspace.settings.dagster_pg_url is not None
+        seen = "its storage is a PostgreSQL" if elsewhere else "no run was recorded yet"
+        yield Diagnosis("dagster", Level.NOTE if elsewhere else Level.OK, seen)
+        return
+    if running and known.daemon_at is not None and datetime.now(UTC) - known.daemon_at > _DAEMON_SILENT:
+        yield Diagnosis(
+            "daemon",
+            Level.PROBLEM,
+            f"The daemon was last alive {render.ago(known.daemon_at)}, and the platform runs.",
+            "omnisupport-ingest logs --errors shows why; then stop `up` and start it again.",
+        )
+    elif running:
+        yield Diagnosis("daemon", Level.OK, "alive" if known.daemon_at else "has just started")
+    else:
+        yield Diagnosis(
+            "daemon", Level.NOTE, "The platform is not running.", "omnisupport-ingest up starts it."
+        )
+    failed = Counter(each.job for each in known.runs if each.failed)
+    for job, count in failed.items():
+        yield Diagnosis(
+            "dagster",
+            Level.WARNING,
+            f"{count} of the last {len(known.runs)} runs were failures of {job}.",
+            "omnisupport-ingest logs --errors shows why; what landed is taken again by the next run.",
+        )
+    for check in known.failed_checks:
+        yield Diagnosis(
+            "checks",
+            Level.WARNING,
+            f"{check.asset}:{check.check} failed {render.ago(check.at)}: {check.said or 'no message'}",
+            "omnisupport-ingest status --all; docs/operate.md names the command for each symptom.",
+        )
+    if not failed and not known.failed_checks:
+        yield Diagnosis(
+            "dagster",
+            Level.OK,
+            f"{len(known.runs)} recent runs without a failure, {len(known.checks)} checks passed",
+        )

@@ -1,0 +1,276 @@
+"""What ``doctor`` finds of the machine: versions, Java, memory, disk, permissions, ports, settings."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import stat
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from omnisupport_ingest.cli import render
+
+if TYPE_CHECKING:
+    from omnisupport_ingest.layers.workspace import Workspace
+    from omnisupport_ingest.report.facts import SourceFacts
+    from omnisupport_ingest.settings import Settings
+
+_SCARCE_BYTES = 2 * 1024**3
+_SOON_DAYS = 7
+_LEAST_HISTORY = timedelta(minutes=10)
+"""A forecast from less than that says nothing."""
+
+_UNITS = {"k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4}
+
+
+class Level(StrEnum):
+    """How bad a finding is."""
+
+    OK = "ok"
+    NOTE = "note"
+    WARNING = "warning"
+    PROBLEM = "problem"
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """One finding: what was looked at, how bad it is, what was seen, and the exact fix (empty where none)."""
+
+    area: str
+    level: Level
+    seen: str
+    fix: str = ""
+
+
+def machine(settings: Settings) -> Iterator[Diagnosis]:
+    """Everything that needs no home."""
+    yield from _versions()
+    yield from _java(settings)
+    yield from _memory(settings)
+    yield from _port(settings)
+    yield from contradictions(settings)
+
+
+def _versions() -> Iterator[Diagnosis]:
+    from packaging.requirements import Requirement
+
+    from omnisupport_ingest import __version__
+
+    yield Diagnosis(
+        "environment",
+        Level.OK,
+        f"omnisupport-ingest {__version__}, Python {platform.python_version()}, {platform.platform()}",
+    )
+    try:
+        wanted = importlib.metadata.requires("omnisupport-ingest") or []
+    except importlib.metadata.PackageNotFoundError:
+        yield Diagnosis(
+            "versions",
+            Level.NOTE,
+            "The package is not installed; its dependencies are not compared.",
+            "make install",
+        )
+        return
+    found, wrong = 0, []
+    for each in map(Requirement, wanted):
+        if each.marker is not None and not each.marker.evaluate({"extra": ""}):
+            continue
+        try:
+            version = importlib.metadata.version(each.name)
+        except importlib.metadata.PackageNotFoundError:
+            wrong.append((each, "is not installed"))
+            continue
+        found += 1
+        if not each.specifier.contains(version, prereleases=True):
+            wrong.append((each, f"is {version}, outside the tested range {each.specifier}"))
+    if not wrong:
+        yield Diagnosis("versions", Level.OK, f"{found} packages are in their tested ranges")
+    for requirement, how in wrong:
+        yield Diagnosis(
+            "versions",
+            Level.WARNING if "range" in how else Level.PROBLEM,
+            f"{requirement.name} {how}.",
+            f'{sys.executable} -m pip install "{requirement.name}{requirement.specifier}"',
+        )
+
+
+def _java(settings: Settings) -> Iterator[Diagnosis]:
+    from omnisupport_ingest.errors import IngestError
+    from omnisupport_ingest.runtime.java import find_java
+
+    if settings.spark_remote is not None:
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        try:
+            java = find_java(Path(scratch))
+        except IngestError as error:
+            yield Diagnosis("java", Level.PROBLEM, error.problem, error.fix)
+        else:
+            yield Diagnosis("java", Level.OK, f"{java.version} of {java.found_in}, {java.real}")
+
+
+def _memory(settings: Settings) -> Iterator[Diagnosis]:
+    import psutil
+
+    total = psutil.virtual_memory().total
+    driver = spark_bytes(settings.spark_driver_memory)
+    if driver is not None and driver > 0.7 * total:
+        yield Diagnosis(
+            "memory",
+            Level.WARNING,
+            f"OMNISUPPORT_SPARK_DRIVER_MEMORY is {settings.spark_driver_memory}, and the machine has "
+            f"{render.size(total)}.",
+            "Set OMNISUPPORT_SPARK_DRIVER_MEMORY to at most half of the machine's memory.",
+        )
+    else:
+        yield Diagnosis(
+            "memory",
+            Level.OK,
+            f"{render.size(total)}, {os.cpu_count()} cores; {settings.spark_driver_memory} of it for Spark",
+        )
+
+
+def spark_bytes(text: str) -> int | None:
+    """The bytes of a Spark size (``2g``); None if it is none."""
+    number, unit = text[:-1], text[-1:].lower()
+    return int(number) * _UNITS[unit] if unit in _UNITS and number.isdigit() else None
+
+
+def _port(settings: Settings) -> Iterator[Diagnosis]:
+    from omnisupport_ingest.runtime.ports import answers
+    from omnisupport_ingest.runtime.running import ui_port
+
+    port = settings.webserver_port
+    ours = ui_port(settings.home.expanduser().absolute() / "run")
+    if ours is not None:
+        yield Diagnosis("ports", Level.OK, f"the UI of this home listens on {ours}")
+    elif port and answers(port):
+        yield Diagnosis(
+            "ports",
+            Level.WARNING,
+            f"Another program listens on {port}, the port of the UI.",
+            "Stop it, or set OMNISUPPORT_WEBSERVER_PORT to a free port (0 takes one).",
+        )
+    else:
+        yield Diagnosis(
+            "ports", Level.OK, f"the port of the UI is {'any free one' if not port else f'free: {port}'}"
+        )
+
+
+def contradictions(settings: Settings) -> Iterator[Diagnosis]:
+    """Settings that contradict each other, or have no effect beside another one."""
+    told = settings.model_fields_set
+    if settings.slot_warning_bytes > settings.slot_alarm_bytes:
+        yield Diagnosis(
+            "settings",
+            Level.WARNING,
+            f"OMNISUPPORT_SLOT_WARNING_BYTES ({settings.slot_warning_bytes:,}) is above "
+            f"OMNISUPPORT_SLOT_ALARM_BYTES ({settings.slot_alarm_bytes:,}): the alarm comes first.",
+            "Set the warning below the alarm.",
+        )
+    if settings.spark_remote is not None:
+        idle = sorted({"spark_master", "spark_driver_memory", "spark_local_dir"} & told)
+        for name in idle:
+            yield Diagnosis(
+                "settings",
+                Level.WARNING,
+                f"OMNISUPPORT_{name.upper()} has no effect: OMNISUPPORT_SPARK_REMOTE names a server.",
+                f"Take OMNISUPPORT_{name.upper()} out, and set it where that server is started.",
+            )
+    if settings.batch_max_seconds > settings.window_size.length.total_seconds():
+        yield Diagnosis(
+            "settings",
+            Level.WARNING,
+            f"OMNISUPPORT_BATCH_MAX_SECONDS ({settings.batch_max_seconds:g}) is longer than a window "
+            f"({settings.window_size}).",
+            "Set OMNISUPPORT_BATCH_MAX_SECONDS to a few seconds.",
+        )
+    if settings.source_dsn is not None and settings.alarm_command is None and settings.alarm_webhook is None:
+        yield Diagnosis(
+            "settings",
+            Level.NOTE,
+            "Nobody is told when the slot is in danger.",
+            "Set OMNISUPPORT_ALARM_COMMAND or OMNISUPPORT_ALARM_WEBHOOK.",
+        )
+
+
+# --- disk and permissions of a home -----------------------------------------------------------------------
+
+
+def disk(workspace: Workspace, facts: list[SourceFacts]) -> Iterator[Diagnosis]:
+    """Free space on the disk of the home, and how long it lasts at the pace of the last day."""
+    usage = shutil.disk_usage(workspace.home.path)
+    free = f"{render.size(usage.free)} free of {render.size(usage.total)}"
+    days = days_left(facts, usage.free, datetime.now(UTC))
+    ahead = "" if days is None else f", full in {days:,.0f} days at the pace of the last day"
+    if usage.free < _SCARCE_BYTES or (days is not None and days < _SOON_DAYS):
+        yield Diagnosis(
+            "disk",
+            Level.PROBLEM if usage.free < _SCARCE_BYTES // 4 else Level.WARNING,
+            f"{free}{ahead}.",
+            "omnisupport-ingest sweep deletes replaced versions of tables. Or use a larger disk.",
+        )
+    else:
+        yield Diagnosis("disk", Level.OK, free + ahead)
+
+
+def days_left(facts: list[SourceFacts], free: int, now: datetime) -> float | None:
+    """Days until ``free`` bytes are used, by what landed and what runs wrote in the last day; None where that
+    is nothing, or was too short a time."""
+    since = now - timedelta(days=1)
+    written = [
+        (moment, size)
+        for each in facts
+        for moment, size in (
+            *((batch.landed_at, batch.bytes) for batch in each.batches),
+            *((commit.at, commit.written) for table in each.tables for commit in table.commits),
+        )
+        if moment >= since
+    ]
+    total = sum(size for _, size in written)
+    lasted = now - min((moment for moment, _ in written), default=now)
+    if not total or lasted < _LEAST_HISTORY:
+        return None
+    return free / (total / (lasted / timedelta(days=1)))
+
+
+def permissions(home: Path) -> Iterator[Diagnosis]:
+    """Whether this user may write the home, and nobody else may read what it holds."""
+    if not os.access(home, os.W_OK | os.X_OK):
+        yield Diagnosis(
+            "permissions", Level.PROBLEM, f"This user may not write {home}.", f"chown -R $(id -un) {home}"
+        )
+        return
+    wide = [
+        name
+        for name in ("landing", "lake", "dagster", "logs", "postgres", "run")
+        if (home / name).is_dir() and stat.S_IMODE((home / name).stat().st_mode) & 0o077
+    ]
+    strangers = sorted(
+        {str(each.stat().st_uid) for each in home.iterdir() if each.stat().st_uid != os.getuid()}
+    )
+    if wide:
+        folders = " ".join(str(home / name) for name in wide)
+        yield Diagnosis(
+            "permissions",
+            Level.WARNING,
+            f"Others may look into {', '.join(wide)}.",
+            f"chmod -R go-rwx {folders}",
+        )
+    if strangers:
+        yield Diagnosis(
+            "permissions",
+            Level.WARNING,
+            f"Parts of the home belong to other users ({', '.join(strangers)}).",
+            f"chown -R $(id -un) {home}",
+        )
+    if not wide and not strangers:
+        yield Diagnosis("permissions", Level.OK, "the home belongs to this user alone")

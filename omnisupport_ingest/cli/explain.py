@@ -1,0 +1,351 @@
+"""``explain``: why a row, or one of its cells, is what it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from omnisupport_ingest.cli import render
+from omnisupport_ingest.cli.opening import contracted_source, key_named, open_workspace
+from omnisupport_ingest.cli.views import operation_name, review_document
+
+if TYPE_CHECKING:
+    from omnisupport_ingest.read.cell_origins import KeyEvent, Origin
+    from omnisupport_ingest.read.explain import Explanation
+
+_LONGEST = 60
+"""Characters of a value that people see; ``--json`` has all of it."""
+
+_WHY = {
+    "decides": "decides",
+    "older position": "lost: older position",
+    "earlier life": "lost: of an earlier life of the key",
+    "column not sent": "lost: did not send the column",
+    "carries no values": "carries no values",
+    "quarantined": "lost: in quarantine",
+    "quarantined, and hides older values": "in quarantine; what older events carried is not shown",
+    "quarantined, an accepted event has its position": "lost: in quarantine, another has its position",
+    "below a quarantined delete": "lost: below a delete in quarantine",
+    "of an old key": "lost: of the old key of the row",
+}
+"""Role → what people read."""
+
+
+@click.command()
+@click.argument("table")
+@click.option("--key", "key", metavar="KEY", multiple=True, required=True, help="The row's key; see below.")
+@click.option("--column", metavar="COLUMN", help="Explain this column, event by event.")
+@click.option("--source", metavar="NAME", help="The source of the table.  [default: OMNISUPPORT_SOURCE]")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def explain(table: str, key: tuple[str, ...], column: str | None, source: str | None, as_json: bool) -> None:
+    """Explain why a row of TABLE, or one cell of it, has the value that the dimension shows.
+
+    Names the event that decided each column, with its position, transaction, batch and landing file, and
+    the runs that took it from landing to the dimension. With --column every other event of the key says why
+    it did not decide: older position, earlier life, column not sent, quarantined, duplicate. Late events,
+    decisions of people and erasures are named.
+
+    KEY is the key as PostgreSQL prints it: its value, or COLUMN=VALUE once for each column of the key. Values
+    are those of the lake, as the policies for personal data left them; no value of a quarantined event is
+    shown.
+
+    \b
+    Examples:
+      omnisupport-ingest explain tickets --key 42
+      omnisupport-ingest explain tickets --key 42 --column status
+      omnisupport-ingest explain order_lines --key order_id=7 --key line=1 --json
+
+    Exit code: 0 explained, 1 the lake has no event of that key, 2 usage or settings, 3 no home or a ledger is
+    damaged.
+    """
+    from omnisupport_ingest.contracts.model import table_named
+    from omnisupport_ingest.read.explain import explain as look_up
+    from omnisupport_ingest.review.erasing import key_text
+
+    workspace = open_workspace()
+    of_source = contracted_source(workspace, source or workspace.settings.source)
+    contract = table_named(table, workspace.contracts.of_source(of_source))
+    if column is not None and column not in contract.column_names:
+        raise click.UsageError(
+            f"{contract.full_name} has no column {column!r} in the lake. There are: "
+            f"{', '.join(contract.column_names)}"
+        )
+    found = look_up(workspace, contract, key_text(key_named(contract, key)))
+    if as_json:
+        render.echo_json(_document(found, column))
+    else:
+        _show(found, column)
+
+
+# --- as JSON -----------------------------------------------------------------------------------------------
+
+
+def _document(found: Explanation, column: str | None) -> dict[str, Any]:
+    origins = found.origins
+    return {
+        "source": found.contract.source,
+        "table": found.contract.full_name,
+        "key": found.key,
+        "row": None
+        if origins is None
+        else {
+            "last_event": _id(found, origins.last),
+            "deleted_by": _id(found, origins.ended_by) if origins.ended_by else None,
+            "existence_resolved": origins.existence,
+            "dimension_shows_last_event": found.up_to_date,
+        },
+        "columns": [_origin_document(found, each) for each in _origins(found, column)],
+        "events": [_event_document(found, each, column) for each in found.events],
+        "copies": [
+            {
+                "position": _place(each.position),
+                "window": each.window,
+                "batch_id": each.batch_id,
+                "landed_at": each.landed_at.isoformat(),
+                "role": "duplicate" if each.duplicate else "not judged yet",
+                "copies": each.copies,
+            }
+            for each in found.copies
+        ],
+        "erasures": [
+            {"by": each.erased_by, "why": each.why, "at": each.erased_at.isoformat()}
+            for each in found.erasures
+        ],
+        "path": [
+            {
+                "layer": each.layer,
+                "table": each.table,
+                "window": each.window,
+                "run_id": each.run_id,
+                "committed_at": each.committed_at.isoformat(),
+                "generation": each.generation,
+            }
+            for each in found.checkpoints
+        ],
+        "batches_not_judged": list(found.waiting),
+    }
+
+
+def _origin_document(found: Explanation, origin: Origin) -> dict[str, Any]:
+    policy = found.contract.column(origin.column)
+    return {
+        "column": origin.column,
+        "resolved": origin.resolved,
+        "value": origin.value,
+        "personal_data_policy": policy.pii if policy.personal else None,
+        "decided_by": _id(found, origin.event) if origin.event is not None else None,
+        "from_old_key": origin.old_key,
+    }
+
+
+def _event_document(found: Explanation, event: KeyEvent, column: str | None) -> dict[str, Any]:
+    landed, ref = found.landed[event.batch_id], found.ref(event)
+    document = {
+        "id": str(ref),
+        "op": event.op,
+        "window": event.window,
+        "tx_id": event.facts["tx_id"],
+        "commit_lsn": str(ref.position.commit_lsn),
+        "committed_at": event.source_ts.isoformat(),
+        "landed_at": render.iso(event.landed_at),
+        "batch_id": event.batch_id,
+        "landing_file": landed.file,
+        "origin": landed.origin,
+        "file_name": event.facts["file_name"],
+        "file_row": event.facts["file_row"],
+        "lake_file": event.facts["lake_file"],
+        "late": (event.window, event.position) in found.late,
+        "quarantine_reason": event.facts.get("reason"),
+        "quarantine_state": event.facts.get("review_state"),
+        "reviews": [review_document(each) for each in found.reviews.get(ref, ())],
+    }
+    if column is not None:
+        document["role"] = _role(found, event, column)
+    return document
+
+
+def _id(found: Explanation, event: KeyEvent) -> str:
+    return str(found.ref(event))
+
+
+# --- for people --------------------------------------------------------------------------------------------
+
+
+def _show(found: Explanation, column: str | None) -> None:
+    render.heading(f"{found.contract.full_name} of {found.contract.source}, key {found.key}")
+    render.facts(_row_facts(found))
+    if column is None:
+        _show_columns(found)
+        click.echo()
+        render.heading("Events")
+        _show_events(found, None)
+        return
+    origin = next(iter(_origins(found, column)), None)
+    click.echo()
+    if origin is None:
+        click.echo(f"{column}: no event of a row is in the lake.")
+    else:
+        render.heading(f"{column} = {_value(found, origin)}")
+        render.facts(_origin_facts(found, origin), indent=2, label=17)
+    click.echo()
+    render.heading("Every event of the key, in the order of the log")
+    _show_events(found, column)
+
+
+def _row_facts(found: Explanation) -> Iterator[tuple[str, str]]:
+    origins = found.origins
+    if origins is None:
+        yield "row", "no event of a row was judged yet"
+    else:
+        if not origins.existence:
+            state = "not known to exist: a delete of it is in quarantine"
+        elif origins.ended_by is not None:
+            state = f"deleted by {_event(origins.ended_by)}; columns show the last known values"
+        else:
+            state = "lives"
+        yield "row", state
+        yield "last event", _event(origins.last)
+        shown = "shows the last event" if found.up_to_date else "does not show the last event"
+        yield "dimension", shown if found.shown is not None else "has no such row"
+    for each in found.erasures:
+        yield "erased", f"by {each.erased_by}, {render.clock(each.erased_at)}: {each.why}"
+    if found.waiting:
+        batches = render.counted(len(found.waiting), "batch")
+        yield "waiting", f"{batches} of the table landed and not judged yet: {render.some(found.waiting, 2)}"
+
+
+def _origins(found: Explanation, column: str | None) -> list[Origin]:
+    from omnisupport_ingest.read.cell_origins import Origin
+
+    if found.origins is None:
+        return []
+    names = found.contract.column_names if column is None else (column,)
+    # The key stands in every event; that of the last one is as good as any.
+    return [
+        found.origins.columns.get(name) or Origin(name, found.origins.last, resolved=True) for name in names
+    ]
+
+
+def _show_columns(found: Explanation) -> None:
+    rows = [
+        [
+            origin.column,
+            "key" if origin.column in found.contract.key else _value(found, origin),
+            "-" if origin.event is None else _place(origin.event.position),
+            "-" if origin.event is None else operation_name(origin.event.op),
+        ]
+        for origin in _origins(found, None)
+    ]
+    if rows:
+        click.echo()
+        render.table(["column", "value", "decided at", "by"], rows)
+
+
+def _value(found: Explanation, origin: Origin) -> str:
+    if origin.column in found.contract.key:
+        return "part of the key"
+    if not origin.resolved:
+        return "unresolved"
+    text = "NULL" if origin.value is None else repr(origin.value)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+
+
+def _origin_facts(found: Explanation, origin: Origin) -> Iterator[tuple[str, str]]:
+    policy = found.contract.column(origin.column)
+    if policy.personal:
+        yield "personal", f"the policy is {policy.pii}: this is what the lake holds"
+    event = origin.event
+    if event is None:
+        yield "unresolved", "no accepted event carried the column, and none in quarantine did"
+        return
+    if not origin.resolved:
+        yield "unresolved", f"{_event(event)} is in quarantine ({event.facts['reason']})"
+        yield "", f"Look: omnisupport-ingest quarantine show {found.ref(event)}"
+    else:
+        yield "decided by", _event(event) + (", under the old key of the row" if origin.old_key else "")
+    facts, landed = event.facts, found.landed[event.batch_id]
+    if facts["tx_id"] is not None:
+        yield "transaction", f"{facts['tx_id']}, change LSN {_lsn(facts['lsn'])}"
+    yield "landing", f"batch {event.batch_id}, landed {render.clock(event.landed_at)}"
+    for part in (landed.origin, landed.file):
+        if part is not None:
+            yield "", part
+    if facts["file_name"] is not None and facts["file_row"] is not None:
+        yield "", f"{facts['file_name']}, line {facts['file_row']}"
+    for each in found.checkpoints:
+        if each.window in ("", event.window):
+            yield each.layer, f"{_window(each.window)}run {each.run_id}, {render.clock(each.committed_at)}"
+    for review in found.reviews.get(found.ref(event), ()):
+        yield (
+            "review",
+            f"{review.decision} by {review.reviewer}, {render.clock(review.reviewed_at)}: {review.why}",
+        )
+
+
+def _window(window: str) -> str:
+    return f"window {window}, " if window else ""
+
+
+def _show_events(found: Explanation, column: str | None) -> None:
+    rows = [
+        [
+            _place(each.position),
+            operation_name(each.op),
+            render.clock(each.source_ts)[:19],
+            each.batch_id,
+            _why(found, each, column),
+        ]
+        for each in found.events
+        if each.key is not None or column is not None or each.op == "t"
+    ]
+    for copy in found.copies:
+        times = f" ({copy.copies} times)" if copy.copies > 1 else ""
+        what = f"duplicate: one at this position is kept{times}" if copy.duplicate else "not judged yet"
+        landed = render.clock(copy.landed_at)[:19]
+        rows.append([_place(copy.position), "copy", landed, copy.batch_id, what])
+    render.table(["position", "event", "committed (UTC)", "batch", "what became of it"], rows)
+
+
+def _why(found: Explanation, event: KeyEvent, column: str | None) -> str:
+    parts = []
+    if column is not None:
+        role = _role(found, event, column)
+        parts.append(_WHY.get(role, role))
+    elif event.hole:
+        parts.append("in quarantine")
+    else:
+        parts.append("accepted")
+    if event.hole:
+        parts.append(f"{event.facts['reason']}, {event.facts['review_state'] or 'open'}")
+    if (event.window, event.position) in found.late:
+        parts.append("late")
+    for review in found.reviews.get(found.ref(event), ()):
+        parts.append(f"{review.decision} by {review.reviewer}")
+    return "; ".join(parts)
+
+
+def _role(found: Explanation, event: KeyEvent, column: str) -> str:
+    if found.origins is None:
+        return "quarantined" if event.hole else "accepted"
+    if column in found.contract.key:
+        return "part of the key"
+    return found.origins.role(event, column).value
+
+
+def _event(event: KeyEvent) -> str:
+    at = _place(event.position)
+    return f"{operation_name(event.op)} at {at}, committed {render.clock(event.source_ts)}"
+
+
+def _place(position: tuple[int, int, int]) -> str:
+    from omnisupport_ingest.position import Lsn, Position
+
+    return str(Position(position[0], Lsn(position[1]), position[2]))
+
+
+def _lsn(value: int | None) -> str:
+    from omnisupport_ingest.position import Lsn
+
+    return "unknown" if value is None else str(Lsn(value))

@@ -1,0 +1,103 @@
+"""The part of ``status`` that judges: windows and quarantine of a source, and whether all is well."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from omnisupport_ingest.cli import render
+
+if TYPE_CHECKING:
+    from omnisupport_ingest.layers.workspace import Workspace
+
+HEALTHY, WARNING, BROKEN = "healthy", "warning", "broken"
+
+_IN_DANGER = frozenset({"unreserved", "lost"})
+"""States of a slot whose WAL the server may remove, or has."""
+
+
+def facts_document(workspace: Workspace, source: str) -> dict[str, Any]:
+    """Windows by their state, and events in quarantine by reason; None where it cannot be read."""
+    from omnisupport_ingest.errors import IngestError
+    from omnisupport_ingest.review.quarantine_stock import stock_of
+
+    try:
+        windows = _windows(workspace, source)
+    except IngestError:
+        # Landing says so itself.
+        windows = None
+    return {"windows": windows, "quarantine": dict(stock_of(workspace, source).most_common())}
+
+
+def _windows(workspace: Workspace, source: str) -> dict[str, int]:
+    from omnisupport_ingest.layers.lateness import Lateness
+    from omnisupport_ingest.windows import OUT_OF_RANGE
+
+    found = {"open": 0, "closed": 0, OUT_OF_RANGE: 0}
+    if not (workspace.home.path / "landing" / source / "manifests").is_dir():
+        return found
+    store = workspace.landing(source)
+    watermark, lateness = store.landed().watermark, Lateness.of(workspace, source)
+    for window in store.windows():
+        closed = lateness.closed(window, watermark)
+        found[window if window == OUT_OF_RANGE else "closed" if closed else "open"] += 1
+    return found
+
+
+def source_facts(source: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Labels and texts of ``facts_document``."""
+    windows = source["windows"]
+    if windows and any(windows.values()):
+        yield "windows", ", ".join(f"{count:,} {name}" for name, count in windows.items() if count)
+    held = source["quarantine"]
+    if held:
+        told = ", ".join(f"{count:,} {reason}" for reason, count in held.items())
+        yield "quarantine", f"{told} (omnisupport-ingest quarantine list)"
+
+
+def health(document: dict[str, Any]) -> dict[str, Any]:
+    """The level of the worst thing that the document of ``status`` says, and a reason for each such thing."""
+    broken, warned = list(_broken(document)), list(_warned(document))
+    level = BROKEN if broken else WARNING if warned else HEALTHY
+    return {"level": level, "reasons": broken + warned}
+
+
+def health_line(found: dict[str, Any]) -> str:
+    """The verdict as a text: a word, and what it rests on."""
+    level = str(found["level"])
+    word = level if level == HEALTHY else level.upper()
+    return word if not found["reasons"] else f"{word}: {'; '.join(found['reasons'])}"
+
+
+def _broken(document: dict[str, Any]) -> Iterator[str]:
+    for log in (document["source"], *document["other_logs"]):
+        if log["capture"] == "FAILED":
+            yield f"capture of {log['name']} has failed"
+    for each in document["sources"]:
+        landing = each["landing"]
+        if landing["problem"]:
+            yield f"landing of {each['source']} cannot be read"
+        elif landing["hole"] and not landing["hole"]["repaired"]:
+            yield f"a gap holds batches of {each['source']} back"
+
+
+def _warned(document: dict[str, Any]) -> Iterator[str]:
+    platform = document["platform"]
+    for log in (document["source"], *document["other_logs"]):
+        if log["slot"]["wal_status"] in _IN_DANGER:
+            yield f"the slot of {log['name']} is {log['slot']['wal_status']}"
+    failed = platform["checks"]["failed"] if platform["checks"] else []
+    if failed:
+        yield f"{render.counted(len(failed), 'check')} failed"
+    newest: dict[str, dict[str, Any]] = {}
+    for run in platform["runs"] or ():
+        newest.setdefault(run["job"], run)
+    for run in newest.values():
+        if run["status"] == "FAILURE":
+            yield f"the last run of {run['job']} failed"
+    for sensor in platform["sensors"] or ():
+        if not sensor["running"] or sensor["tick"] == "FAILURE":
+            yield f"sensor {sensor['name']} {'failed' if sensor['running'] else 'is stopped'}"
+    for each in document["sources"]:
+        if events := sum(each["quarantine"].values()):
+            yield f"{render.counted(events, 'event')} of {each['source']} in quarantine"

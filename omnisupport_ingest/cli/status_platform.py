@@ -1,0 +1,122 @@
+"""The part of ``status`` about the platform: services, sensors, runs, checks, also while nothing runs.
+
+While the UI answers, it tells of the sensors; else Dagster's own files do (``runtime.recorded_runs``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from omnisupport_ingest.cli import render
+
+if TYPE_CHECKING:
+    from omnisupport_ingest.home import Home
+    from omnisupport_ingest.runtime.recorded_runs import RunSeen
+
+_RUNS_SHOWN = 3
+_CHECKS_SHOWN = 3
+
+
+def platform_document(home: Home) -> dict[str, Any]:
+    """What runs on ``home``, and what Dagster has recorded, as JSON values."""
+    from omnisupport_ingest.runtime.home_lock import in_use
+    from omnisupport_ingest.runtime.ports import LOOPBACK
+    from omnisupport_ingest.runtime.recorded_runs import recorded
+    from omnisupport_ingest.runtime.running import running_services, ui_port
+    from omnisupport_ingest.runtime.sensors_seen import sensors_seen
+
+    run_folder = home.path / "run"
+    port = ui_port(run_folder)
+    known = recorded(home.path / "dagster")
+    sensors = sensors_seen(port) if port else None
+    if sensors is None and known is not None:
+        sensors = known.sensors
+    return {
+        # Asking for a lock that does not exist would create it.
+        "running": (run_folder / "supervisor.lock").exists() and in_use(home),
+        "services": running_services(run_folder),
+        "ui": f"http://{LOOPBACK}:{port}" if port else None,
+        "sensors": None if sensors is None else [plain(asdict(each)) for each in sensors],
+        "runs": None if known is None else [_run(each) for each in known.runs],
+        "checks": None
+        if known is None
+        else {
+            "passed": len(known.checks) - len(known.failed_checks),
+            "failed": [plain(asdict(each)) for each in known.failed_checks],
+        },
+        "daemon_at": render.iso(known.daemon_at) if known is not None else None,
+    }
+
+
+def plain(record: dict[str, Any]) -> dict[str, Any]:
+    """``record`` with its times in ISO 8601."""
+    return {
+        name: value.isoformat() if isinstance(value, datetime) else value for name, value in record.items()
+    }
+
+
+def _run(seen: RunSeen) -> dict[str, Any]:
+    return plain(asdict(seen)) | {"going_on": seen.going_on}
+
+
+def platform_facts(platform: dict[str, Any], *, everything: bool) -> Iterator[tuple[str, str]]:
+    """Labels and texts. Without ``everything`` sensors that do well are counted, not named."""
+    yield "platform", _platform_line(platform)
+    sensors = platform["sensors"] or []
+    if everything:
+        yield from (("sensor", _sensor_line(each)) for each in sensors)
+    elif sensors:
+        unwell = [each for each in sensors if not each["running"] or each["tick"] == "FAILURE"]
+        last = max((each["tick_at"] for each in sensors if each["tick_at"]), default=None)
+        tick = f", last tick {render.ago(last)}" if last else ""
+        yield "sensors", f"{len(sensors) - len(unwell)} of {len(sensors)} well{tick}"
+        yield from (("", _sensor_line(each)) for each in unwell)
+    runs = (platform["runs"] or [])[: 100 if everything else _RUNS_SHOWN]
+    if runs:
+        yield "runs", "\n".join(map(_run_line, runs))
+    if platform["checks"] is not None:
+        yield "checks", _checks_line(platform["checks"], everything=everything)
+
+
+def _platform_line(platform: dict[str, Any]) -> str:
+    if not platform["running"]:
+        return "not running (omnisupport-ingest up)"
+    ui = f"UI: {platform['ui']}" if platform["ui"] else "no UI"
+    return f"running, {ui}; {', '.join(platform['services']) or 'no service runs yet'}"
+
+
+def _sensor_line(sensor: dict[str, Any]) -> str:
+    state = "runs" if sensor["running"] else "is stopped"
+    if sensor["tick"] is None:
+        return f"{sensor['name']} {state}, no tick yet"
+    answer = sensor["said"] or {"SUCCESS": "requested runs", "FAILURE": "failed; see the UI"}.get(
+        sensor["tick"], sensor["tick"].lower()
+    )
+    return f"{sensor['name']} {state}, {render.ago(sensor['tick_at'])}: {answer}"
+
+
+def _run_line(run: dict[str, Any]) -> str:
+    name = f"{run['job']} {run['run_id'][:8]}"
+    if run["going_on"]:
+        since = f" for {render.since(run['began'])}" if run["began"] else ""
+        return f"{name} {run['status'].lower()}{since}"
+    if run["ended"] is None or run["began"] is None:
+        return f"{name} {run['status'].lower()}"
+    took = datetime.fromisoformat(run["ended"]) - datetime.fromisoformat(run["began"])
+    outcome = {"SUCCESS": "succeeded", "FAILURE": "FAILED"}.get(run["status"], run["status"].lower())
+    return f"{name} {outcome} {render.ago(run['ended'])}, took {render.span(took.total_seconds())}"
+
+
+def _checks_line(checks: dict[str, Any], *, everything: bool) -> str:
+    failed = checks["failed"]
+    if not failed:
+        return f"{checks['passed']} passed" if checks["passed"] else "none has run yet"
+    shown = failed if everything else failed[:_CHECKS_SHOWN]
+    lines = [f"{len(failed)} FAILED, {checks['passed']} passed"]
+    lines += [f"{each['asset']}:{each['check']}: {each['said'] or 'no message'}" for each in shown]
+    if len(failed) > len(shown):
+        lines.append(f"and {len(failed) - len(shown)} more (--all)")
+    return "\n".join(lines)

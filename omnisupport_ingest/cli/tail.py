@@ -1,0 +1,134 @@
+"""``tail``: rows of a dimension as they change."""
+
+from __future__ import annotations
+
+import json
+from datetime import date, datetime, time
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import click
+
+from omnisupport_ingest.cli import render
+from omnisupport_ingest.cli.opening import contracted_source, open_workspace
+from omnisupport_ingest.cli.stopping import stop_on_signal
+
+if TYPE_CHECKING:
+    from omnisupport_ingest.contracts.model import TableContract
+    from omnisupport_ingest.read.dimension_changes import RowChange
+
+_LONGEST = 32
+"""Characters of a value that people see; ``--json`` has all of it."""
+
+
+@click.command()
+@click.argument("table")
+@click.option(
+    "-n",
+    "count",
+    type=click.IntRange(min=0),
+    default=10,
+    show_default=True,
+    metavar="N",
+    help="Begin with the last N changes.",
+)
+@click.option("--follow", "-f", is_flag=True, help="Go on with the changes from now on, until Ctrl-C.")
+@click.option(
+    "--every",
+    type=click.FloatRange(min=0.1),
+    default=1.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How often --follow looks.",
+)
+@click.option("--source", metavar="NAME", help="The source of the table.  [default: OMNISUPPORT_SOURCE]")
+@click.option("--json", "as_json", is_flag=True, help="Print each change as one line of JSON.")
+def tail(table: str, count: int, follow: bool, every: float, source: str | None, as_json: bool) -> None:
+    """Print the rows of TABLE's dimension as they change: inserts, updates, deletes.
+
+    Reads the log of the dimension and the files that each version replaced, without Spark. A version that
+    several events of a row led to shows that row once. Values are those of the dimension, as the policies
+    for personal data left them. What `sweep` has deleted can not be shown any more; the events themselves
+    are shown by `landing tail`.
+
+    \b
+    Examples:
+      omnisupport-ingest tail tickets
+      omnisupport-ingest tail tickets -n 0 --follow
+      omnisupport-ingest tail tickets -f --json | jq 'select(.change == "delete")'
+
+    Exit code: 0 done or stopped, 1 a file of the lake is damaged, 2 usage or settings, 3 no home.
+    """
+    from omnisupport_ingest.contracts.model import table_named
+    from omnisupport_ingest.read.dimension_changes import changes_of, last_changes, newest_version
+
+    workspace = open_workspace()
+    of_source = contracted_source(workspace, source or workspace.settings.source)
+    contract = table_named(table, workspace.contracts.of_source(of_source))
+    seen = newest_version(workspace, contract)
+    if seen is None and not follow:
+        click.echo(f"dim_{contract.name} is not there yet.", err=True)
+        return
+    for change in last_changes(workspace, contract, count):
+        _print(change, contract, as_json=as_json)
+    if not follow:
+        return
+    with stop_on_signal() as stop:
+        while not stop.wait(every):
+            newest = newest_version(workspace, contract)
+            for version in range((-1 if seen is None else seen) + 1, (-1 if newest is None else newest) + 1):
+                changes = changes_of(workspace, contract, version)
+                if changes is None:
+                    render.say_err(f"Version {version} can not be told any more: its files were swept.")
+                for change in changes or ():
+                    _print(change, contract, as_json=as_json)
+                seen = version
+
+
+def _print(change: RowChange, contract: TableContract, *, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(_document(change, contract), ensure_ascii=False, default=_plain))
+        return
+    at = f"{change.at:%H:%M:%S}"
+    click.echo(f"{at} {change.kind:<6} {change.key} at {change.position}: {_told(change, contract)}")
+
+
+def _document(change: RowChange, contract: TableContract) -> dict[str, Any]:
+    return {
+        "table": contract.full_name,
+        "version": change.version,
+        "at": change.at.isoformat(),
+        "change": change.kind,
+        "key": change.key,
+        "position": str(change.position),
+        "before": change.before,
+        "row": change.row,
+    }
+
+
+def _told(change: RowChange, contract: TableContract) -> str:
+    if change.before:
+        changed = (
+            f"{name} {_short(old)} → {_short(change.row.get(name))}" for name, old in change.before.items()
+        )
+        return ", ".join(changed)
+    values = ((name, change.row.get(name)) for name in contract.column_names if name not in contract.key)
+    return ", ".join(f"{name} {_short(value)}" for name, value in values if value is not None)
+
+
+def _short(value: Any) -> str:
+    text = "NULL" if value is None else value if isinstance(value, str) else str(_plain(value))
+    text = " ".join(text.split())
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+
+
+def _plain(value: Any) -> Any:
+    """A value of a column as JSON has it: numbers that JSON cannot hold, times and bytes as text."""
+    if isinstance(value, (datetime, date, time)):
+        return value.isoformat()
+    if isinstance(value, (Decimal, UUID)):
+        return str(value)
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value).hex()
+    return str(value)

@@ -1,0 +1,55 @@
+"""The report as an asset: the page with plots, written to the home every hour.
+
+`omnisupport-ingest report` writes the same one.
+"""
+
+from datetime import UTC, datetime
+
+import dagster as dg
+
+from omnisupport_ingest.defs.lost_runs import run_executor
+from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.report import page
+
+
+@dg.asset(
+    name="report",
+    group_name="reports",
+    description="One HTML page with plots: freshness, lag, latency, events, faults, growth and cost of runs. "
+    "Made from the manifests of landed batches and the tables' own logs; no value of a row is in it.",
+    kinds={"html"},
+)
+def report_page(
+    context: dg.AssetExecutionContext, workspace: dg.ResourceParam[Workspace]
+) -> dg.MaterializeResult[None]:
+    """Write the page to the home."""
+    sources = page.collect(workspace)
+    path = workspace.home.path / page.FILE_NAME
+    size = page.write(workspace, path, sources)
+    context.log.info(f"Wrote {path}.")
+    return dg.MaterializeResult(
+        metadata={
+            "page": dg.MetadataValue.path(str(path)),
+            "bytes": dg.MetadataValue.int(size),
+            "made_at": dg.MetadataValue.timestamp(datetime.now(UTC)),
+            "numbers": dg.MetadataValue.json(page.document(str(workspace.home.path), sources)["sources"]),
+        }
+    )
+
+
+def build_report() -> dg.Definitions:
+    """The asset, its job and its schedule; the first page is written at minute 20 of an hour."""
+    job = dg.define_asset_job(
+        "write_report",
+        selection=[report_page],
+        description="Writes the report of all sources to the home.",
+        executor_def=run_executor,
+    )
+    hourly = dg.ScheduleDefinition(
+        name="hourly_report",
+        job=job,
+        cron_schedule="20 * * * *",
+        default_status=dg.DefaultScheduleStatus.RUNNING,
+        description="Writes the report at minute 20 of every hour.",
+    )
+    return dg.Definitions(assets=[report_page], jobs=[job], schedules=[hourly])

@@ -1,0 +1,323 @@
+"""Which event decided each column of a row, and why every other event of its key did not.
+
+The fold itself is asked, not told again: the events are folded by the kernel that the layers use, but each
+column that an event carries holds the event's number in place of its value. So what stands in a column
+afterwards is the number of the event that decided it, through windows, lives, truncates and key changes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+import pyarrow as pa
+
+from omnisupport_ingest.cdc import columnar
+from omnisupport_ingest.cdc.current_rows import EXISTENCE, current_groups
+from omnisupport_ingest.cdc.event_fold import ENDED, KEY, LEFT, Events, Shape, fold_groups
+from omnisupport_ingest.cdc.images import read_image, with_unsent
+from omnisupport_ingest.cdc.life import Ending, Position, latest, life_begins
+from omnisupport_ingest.cdc.table_ends import TableEnds
+
+_NO_LIMIT = 1 << 62
+"""More rows than are ever folded here: all go through the exact kernel, one group after another."""
+
+_LIVING, _STARTS, _TABLE = frozenset("cur"), frozenset("cr"), frozenset("tb")
+
+
+class Role(StrEnum):
+    """What an event is for a column of the row."""
+
+    DECIDES = "decides"
+    OLDER = "older position"
+    EARLIER_LIFE = "earlier life"
+    NOT_SENT = "column not sent"
+    NO_VALUES = "carries no values"
+    WITHHELD = "quarantined"
+    HIDES = "quarantined, and hides older values"
+    VOIDED = "quarantined, an accepted event has its position"
+    IN_DOUBT = "below a quarantined delete"
+    OLD_KEY = "of an old key"
+
+
+@dataclass(frozen=True, slots=True)
+class KeyEvent:
+    """An accepted event of the table, or one that is in quarantine (``hole``). Times are timezone-aware.
+
+    ``facts``: what else is known of it (batch, file, transaction, reason), for whoever shows it.
+    """
+
+    window: str
+    position: Position
+    op: str
+    key: str | None
+    source_ts: datetime
+    batch_id: str
+    landed_at: datetime | None
+    before: str | None = None
+    after: str | None = None
+    unchanged: tuple[str, ...] | None = None
+    moved_from_key: str | None = None
+    identity: str | None = None
+    hole: bool = False
+    facts: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+    def carried(self) -> Mapping[str, Any]:
+        """The columns that it carried, by name."""
+        return with_unsent(read_image(self.after) or {}, self.unchanged, self.before)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a column's value comes from. ``event`` decides it, None where no event carried the column.
+
+    ``resolved``: the value is known; else ``event`` is in quarantine, and hides what older ones carried.
+    ``old_key``: a key change did not send the column, and the life that it ended had the value.
+    """
+
+    column: str
+    event: KeyEvent | None
+    resolved: bool
+    old_key: bool = False
+
+    @property
+    def value(self) -> str | None:
+        """The value as text, None for NULL; without a meaning where it is not resolved."""
+        return self.event.carried().get(self.column) if self.event is not None and self.resolved else None
+
+
+@dataclass(frozen=True, slots=True)
+class RowOrigins:
+    """Where a row stands by its events, and where each column beside its key comes from.
+
+    ``last``: its last event. ``ended_by``: what deleted it, None while it lives. ``begins``: events below
+    belong to an earlier life. ``existence``: False where a delete in quarantine leaves open whether it lives.
+    """
+
+    key: str
+    last: KeyEvent
+    ended_by: KeyEvent | None
+    begins: Position | None
+    existence: bool
+    columns: Mapping[str, Origin]
+    voided: frozenset[Position]
+
+    def role(self, event: KeyEvent, column: str) -> Role:
+        """What ``event`` is for ``column``."""
+        origin = self.columns[column]
+        if event.hole and event.position in self.voided:
+            return Role.VOIDED
+        if origin.event == event:
+            return Role.DECIDES if origin.resolved else Role.HIDES
+        if event.hole:
+            return Role.WITHHELD
+        if event.op not in _LIVING:
+            return Role.NO_VALUES
+        if event.key != self.key:
+            return Role.OLD_KEY
+        if column not in event.carried():
+            return Role.NOT_SENT
+        if self.begins is not None and event.position < self.begins:
+            return Role.EARLIER_LIFE
+        if origin.event is not None and event.position < origin.event.position:
+            return Role.OLDER
+        return Role.IN_DOUBT
+
+
+def origins_of(events: Iterable[KeyEvent], key: str, shape: Shape) -> RowOrigins | None:
+    """The origins of the row with ``key``; None if the fold has none.
+
+    ``events``: all of ``key``, all of the keys it had before (``former_keys``), and the table's truncates and
+    snapshot ends, each once, in any order.
+    """
+    ordered = _by_rank(events)
+    accepted = {(each.position, each.identity) for each in ordered if not each.hole}
+    voided = frozenset(
+        each.position for each in ordered if each.hole and (each.position, each.identity) in accepted
+    )
+    counted = [each for each in ordered if not (each.hole and each.position in voided)]
+    ends = _ends(counted)
+    life = _life(ordered, counted, key, shape, ends, None)
+    if life is None:
+        return None
+    of_key = [each for each in counted if each.key == key and each.op not in _TABLE]
+    last = max(of_key, key=lambda each: each.position)
+    alive = max((each.position for each in of_key if each.op in _LIVING), default=None)
+    ending, begins = _bounds(of_key, ends.of(key), alive)
+    found = {name: _origin(ordered, counted, life, name, shape, ends) for name in shape.plain}
+    unresolved = life["_cdc_unresolved"] or ()
+    return RowOrigins(
+        key=key,
+        last=last,
+        ended_by=_at(counted, ending, key) if life["_ended"] and ending is not None else None,
+        begins=begins,
+        existence=EXISTENCE not in unresolved,
+        columns=found,
+        voided=voided,
+    )
+
+
+def former_keys(events: Iterable[KeyEvent]) -> set[str]:
+    """The keys that rows of ``events`` had before a key change."""
+    return {each.moved_from_key for each in events if each.moved_from_key is not None}
+
+
+def _by_rank(events: Iterable[KeyEvent]) -> list[KeyEvent]:
+    """The events so that their numbers order those of one position as the kernel orders their content."""
+    found = list(events)
+    table = Events(_table(list(enumerate(found)), None)) if found else None
+    numbers = sorted(
+        range(len(found)), key=lambda row: (found[row].position, table.rank(row) if table else ())
+    )
+    return [found[row] for row in numbers]
+
+
+def _ends(events: Sequence[KeyEvent]) -> TableEnds:
+    return TableEnds.told(
+        (
+            each.position,
+            _micros(each.source_ts),
+            each.position if each.hole else None,
+            each.after if each.op == "b" else None,
+        )
+        for each in events
+        if each.op in _TABLE
+    )
+
+
+def _life(
+    ordered: Sequence[KeyEvent],
+    counted: Sequence[KeyEvent],
+    key: str,
+    shape: Shape,
+    ends: TableEnds,
+    ended_at: Position | None,
+) -> dict[str, Any] | None:
+    """The current life of ``key``, or the one that a key change ended at ``ended_at``: a row of
+    ``current.lives_type`` with the numbers of deciding events (of ``ordered``) in its columns."""
+    number = {id(each): place for place, each in enumerate(ordered)}
+    numbered = [(number[id(each)], each) for each in counted if each.key == key and each.op not in _TABLE]
+    numbered += [
+        (number[id(each)], replace(each, key=key, op=LEFT))
+        for each in counted
+        if each.moved_from_key == key and not each.hole
+    ]
+    if not numbered:
+        return None
+    folded = fold_groups(_table(numbered, shape).to_batches(), shape, few=_NO_LIMIT)
+    batches = [batch for each in folded for batch in _with_typed_columns(each)]
+    for batch in current_groups(batches, shape, ends):
+        for row in batch.to_pylist():
+            at = row["_cdc_ended_at"]
+            here = None if at is None else tuple(at.values())
+            if row["_cdc_kind"] == (KEY if ended_at is None else ENDED) and here == ended_at:
+                return dict(row)
+    return None
+
+
+def _origin(
+    ordered: Sequence[KeyEvent],
+    counted: Sequence[KeyEvent],
+    life: Mapping[str, Any],
+    column: str,
+    shape: Shape,
+    ends: TableEnds,
+) -> Origin:
+    key, old_key = str(life["_cdc_key"]), False
+    seen: set[tuple[str, Position]] = set()
+    current: Mapping[str, Any] | None = life
+    while current is not None:
+        if column not in (current["_cdc_unresolved"] or ()):
+            number = current[column]
+            return Origin(column, None if number is None else ordered[int(number)], True, old_key)
+        if column not in (current["_open"] or ()) or current["_from_key"] is None:
+            break
+        key, place = current["_from_key"], tuple(current["_from_at"].values())
+        if (key, place) in seen:
+            break
+        seen.add((key, place))
+        old_key = True
+        current = _life(ordered, counted, key, shape, ends, place)
+    hiding = [each for each in counted if each.hole and _hides(each, key, column)]
+    newest = max(hiding, key=lambda each: each.position, default=None)
+    return Origin(column, newest, False, old_key and newest is not None)
+
+
+def _hides(event: KeyEvent, key: str, column: str) -> bool:
+    if event.op in _TABLE:
+        return True
+    return event.key == key and (event.op == "d" or column in event.carried())
+
+
+def _bounds(
+    of_key: Sequence[KeyEvent], ends: TableEnds, alive: Position | None
+) -> tuple[Position | None, Position | None]:
+    """What ended the row, and where its life begins."""
+    first = min(each.position for each in of_key)
+    deletes = [Ending(each.position, _micros(each.source_ts)) for each in of_key if _deletes(each)]
+    endings = sorted([*deletes, *(each for each in ends.endings if each.position > first)])
+    start = max((each.position for each in of_key if each.op in _STARTS), default=None)
+    ended = next((each.position for each in endings if alive is None or each.position > alive), None)
+    return ended, latest(None, life_begins(alive, start, endings))
+
+
+def _deletes(event: KeyEvent) -> bool:
+    return event.op == "d" and not event.hole
+
+
+def _at(events: Sequence[KeyEvent], position: Position, key: str) -> KeyEvent | None:
+    found = [each for each in events if each.position == position and not each.hole]
+    return next((each for each in found if each.key == key), found[0] if found else None)
+
+
+def _table(numbered: Sequence[tuple[int, KeyEvent]], shape: Shape | None) -> pa.Table:
+    """The events as the fold takes them; with a ``shape`` each column holds its event's number, by the order
+    of which events of one position are ordered as by their content."""
+    events = [event for _, event in numbered]
+    after: list[str | None] = [event.after for event in events]
+    if shape is not None:
+        after = [_numbered_image(event, number, shape) for number, event in numbered]
+    return pa.table(
+        {
+            "window": pa.array([each.window for each in events], pa.string()),
+            "key": pa.array([each.key for each in events], pa.string()),
+            "op": pa.array([each.op for each in events], pa.string()),
+            "epoch": pa.array([each.position[0] for each in events], pa.int32()),
+            "commit_lsn": pa.array([each.position[1] for each in events], pa.int64()),
+            "ordinal": pa.array([each.position[2] for each in events], pa.int64()),
+            "source_ts": pa.array([_micros(each.source_ts) for each in events]).cast(columnar.TIME),
+            "before": pa.array([None] * len(events), pa.string()),
+            "after": pa.array(after, pa.string()),
+            "unchanged": pa.array([None] * len(events), pa.list_(pa.string())),
+            "moved_from_key": pa.array([each.moved_from_key for each in events], pa.string()),
+            "batch_id": pa.array([each.batch_id for each in events], pa.string()),
+            "landed_at": pa.array([each.landed_at for each in events], columnar.TIME),
+            "hole": pa.array([each.hole for each in events], pa.bool_()),
+        }
+    )
+
+
+def _numbered_image(event: KeyEvent, number: int, shape: Shape) -> str | None:
+    if event.op not in _LIVING and event.op != LEFT:
+        return event.after
+    carried = event.carried()
+    # The first entry is of no column: it orders the texts of events at one position by their numbers.
+    return json.dumps({"": f"{number:012d}"} | {n: str(number) for n in shape.plain if n in carried})
+
+
+def _with_typed_columns(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+    """What typing adds to folded rows."""
+    table = pa.Table.from_batches([batch])
+    exact = columnar.text_maps([()] * table.num_rows)
+    table = table.append_column("_cdc_exact", exact)
+    table = table.append_column("_cdc_row_hash", pa.nulls(table.num_rows, pa.int64()))
+    batches: list[pa.RecordBatch] = table.to_batches()
+    return batches
+
+
+def _micros(moment: datetime) -> int:
+    return int(pa.scalar(moment, columnar.TIME).value)

@@ -1,0 +1,211 @@
+"""Did we lose anything? What landing can prove of a source, from the creation of its first slot to now.
+
+Landing never forgets quietly: the chain of the stream names its gaps, an epoch says why it began, an
+accepted loss who accepted it, a stretch of missed changes when it was noticed, and quarantine what is
+withheld. This puts them side by side, and says in one sentence what they come to. Manifests and notes alone
+are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.landing.accepted_losses import AcceptedLoss, AcceptedLosses
+from omnisupport_ingest.landing.chain import Hole
+from omnisupport_ingest.landing.completeness import Incomplete, incomplete_now
+from omnisupport_ingest.landing.epochs import EpochRecord
+from omnisupport_ingest.landing.lost_changes import LostChanges, LostStretch
+from omnisupport_ingest.landing.standing import EpochStanding
+from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.position import Lsn
+
+
+class Verdict(StrEnum):
+    """What the account comes to, from best to worst."""
+
+    NOTHING_LANDED = "nothing_landed"
+    NOTHING_LOST = "nothing_lost"
+    NAMED = "named"
+    WITHHELD = "withheld"
+    MISSING = "missing"
+
+    @property
+    def is_finding(self) -> bool:
+        """Whether a person has something to do about it."""
+        return self in (Verdict.WITHHELD, Verdict.MISSING)
+
+
+@dataclass(frozen=True, slots=True)
+class EpochAccount:
+    """One epoch: the stretch of the log that landed without a gap, and what is known to lack.
+
+    ``start`` and ``end`` are None where the source has no log, or nothing of it has landed. ``gap`` holds
+    back what landed behind it. ``accepted``: what a person accepted as lost before the epoch. ``proved`` is
+    how often, after a crash, batches that were durable and not confirmed were sent again and recognized.
+    """
+
+    number: int
+    reason: str
+    began_at: datetime | None
+    slot: str | None
+    start: Lsn | None
+    end: Lsn | None
+    batches: int
+    events: int
+    gap: Hole | None
+    accepted: AcceptedLoss | None
+    missed: tuple[LostStretch, ...]
+    proved: int
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetsGone:
+    """Kafka offsets that were deleted before they were read; ``accepted`` is why a person went on."""
+
+    topic: str
+    partition: int
+    start: int
+    gone: int
+    accepted: str
+
+
+@dataclass(frozen=True, slots=True)
+class LossAccount:
+    """Everything of one source. ``incomplete``: tables that show no state which the source had.
+
+    ``withheld``: events in quarantine by the state of their review. ``slot_problem``: why the server can not
+    send what comes next, None if it can or was not asked.
+    """
+
+    source: str
+    epochs: tuple[EpochAccount, ...]
+    incomplete: tuple[Incomplete, ...]
+    offsets_gone: tuple[OffsetsGone, ...]
+    withheld: Mapping[str, int]
+    slot_problem: str | None
+
+    @property
+    def open_gaps(self) -> list[Hole]:
+        return [each.gap for each in self.epochs if each.gap is not None and each.gap.later_epoch is None]
+
+    @property
+    def named_losses(self) -> int:
+        """Stretches whose single events are not known, and whose tables were read again since."""
+        repaired = sum(each.gap is not None and each.gap.later_epoch is not None for each in self.epochs)
+        accepted = sum(each.accepted is not None for each in self.epochs)
+        read_again = sum(not stretch.open for each in self.epochs for stretch in each.missed)
+        begun_again = max(0, len(self.epochs) - 1 - repaired - accepted)
+        return repaired + accepted + read_again + begun_again + len(self.offsets_gone)
+
+    @property
+    def waiting(self) -> int:
+        """Withheld events that nobody has decided on."""
+        return self.withheld.get("open", 0)
+
+    @property
+    def verdict(self) -> Verdict:
+        if not self.epochs:
+            return Verdict.NOTHING_LANDED
+        if self.open_gaps or self.incomplete or self.slot_problem:
+            return Verdict.MISSING
+        if any(stretch.open for each in self.epochs for stretch in each.missed):
+            return Verdict.MISSING
+        if self.waiting:
+            return Verdict.WITHHELD
+        return Verdict.NAMED if self.named_losses else Verdict.NOTHING_LOST
+
+    @property
+    def sentence(self) -> str:
+        """The verdict in one sentence."""
+        events, batches = (sum(getattr(each, name) for each in self.epochs) for name in ("events", "batches"))
+        all_of_it = f"all {events:,} events of {batches:,} batches are there"
+        match self.verdict:
+            case Verdict.NOTHING_LANDED:
+                return f"Nothing of {self.source} has landed yet, so nothing can be lost."
+            case Verdict.NOTHING_LOST:
+                return f"Nothing of {self.source} was lost: {all_of_it}, without a gap."
+            case Verdict.NAMED:
+                count = self.named_losses
+                stretches = "1 stretch" if count == 1 else f"{count:,} stretches"
+                return (
+                    f"Nothing of {self.source} is missing now; of {stretches} named below single changes are "
+                    "not known, only what the tables were afterwards."
+                )
+            case Verdict.WITHHELD:
+                return (
+                    f"Nothing of {self.source} was lost, and {self.waiting:,} events in quarantine wait for "
+                    "a decision."
+                )
+            case Verdict.MISSING:
+                return f"Changes of {self.source} may be missing: see what is marked below."
+
+
+def loss_account(
+    workspace: Workspace,
+    source: str,
+    *,
+    withheld: Mapping[str, int],
+    slot_problem: str | None = None,
+) -> LossAccount:
+    """The account of ``source``; errors as of reading landing.
+
+    ``withheld``: events in quarantine by the state of their review.
+    """
+    if not (workspace.home.path / "landing" / source / "manifests").is_dir():
+        return LossAccount(source, (), (), (), withheld, None)
+    store = workspace.landing(source)
+    landed = store.landed()
+    records = {each.number: each for each in store.epochs()}
+    newest = max([*records, *(each.epoch for each in landed.epochs)], default=0)
+    return LossAccount(
+        source=source,
+        epochs=tuple(_epoch(store, each, records, newest) for each in landed.epochs),
+        incomplete=tuple(_incomplete(workspace.contracts.of_source(source), store, newest)),
+        offsets_gone=() if landed.captured else tuple(_offsets_gone(store)),
+        withheld=withheld,
+        slot_problem=slot_problem,
+    )
+
+
+def _epoch(
+    store: LandingStore, standing: EpochStanding, records: Mapping[int, EpochRecord], newest: int
+) -> EpochAccount:
+    record = records.get(standing.epoch)
+    return EpochAccount(
+        number=standing.epoch,
+        reason=record.reason if record is not None else "not recorded",
+        began_at=record.began_at if record is not None else None,
+        slot=record.facts.slot if record is not None and record.facts is not None else None,
+        start=standing.start,
+        end=standing.end,
+        batches=standing.batches,
+        events=standing.events,
+        gap=standing.hole(newest),
+        accepted=AcceptedLosses(store.folder).of(standing.epoch),
+        missed=LostChanges(store.folder, standing.epoch).all(),
+        proved=standing.recoveries,
+    )
+
+
+def _incomplete(contracts: Sequence[TableContract], store: LandingStore, epoch: int) -> Iterator[Incomplete]:
+    """The tables of a captured source whose newest state is incomplete."""
+    landed = store.landed()
+    if not landed.captured:
+        return
+    batches, lost = landed.around_snapshots(epoch), LostChanges(store.folder, epoch).all()
+    for contract in contracts:
+        found = incomplete_now(batches, contract.name, epoch, lost)
+        if found is not None:
+            yield found
+
+
+def _offsets_gone(store: LandingStore) -> Iterator[OffsetsGone]:
+    for batch in store.manifests():
+        for span in batch.file.offsets or () if batch.file is not None else ():
+            if span.gone:
+                yield OffsetsGone(span.topic, span.partition, span.start, span.gone, span.accepted)

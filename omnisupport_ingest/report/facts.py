@@ -1,0 +1,230 @@
+"""What a report is made from: the manifests of landed batches, and the commits in the tables' own logs.
+
+Nothing else is read: no row, no server, no event log of Dagster. How much is read is bounded, so that a
+report of a large home takes seconds; what was left out is said.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from omnisupport_ingest.lake import layout
+from omnisupport_ingest.lake.commit import NOTE
+from omnisupport_ingest.lake.table import LakeTable
+from omnisupport_ingest.landing.manifest import Manifest
+from omnisupport_ingest.layers.lateness import Lateness
+from omnisupport_ingest.layers.looking import look
+from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.position import Position
+from omnisupport_ingest.windows import OUT_OF_RANGE
+
+MOST_BATCHES = 2000
+MOST_COMMITS = 500
+"""Of each source, and of each table: the newest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A landed batch. ``first_commit`` and ``last_commit``: of a span of the stream with events, else None.
+
+    ``last``: by table (schema and name) an upper bound of the positions of its events.
+    """
+
+    batch_id: str
+    kind: str
+    landed_at: datetime
+    events: int
+    bytes: int
+    first_commit: datetime | None
+    last_commit: datetime | None
+    watermark: datetime | None
+    windows: tuple[str, ...]
+    tables: Mapping[str, int]
+    last: Mapping[str, Position]
+
+
+@dataclass(frozen=True, slots=True)
+class TableCommit:
+    """A commit in the log of a table.
+
+    ``position``: the highest that it shows, None where the entry says none.
+    ``size``: bytes of the table's files afterwards; ``written``: of files that it added.
+    """
+
+    version: int
+    at: datetime
+    run_id: str | None
+    position: Position | None
+    written: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class TableFacts:
+    """A table of the lake, and its newest commits in order. ``name``: what people call it; ``source_table``:
+    schema and name at the source, None for tables of all of them."""
+
+    name: str
+    source_table: str | None
+    rows: int
+    commits: tuple[TableCommit, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WindowCounts:
+    """What happened in a window that has events: copies that were dropped, late events, withheld ones."""
+
+    window: str
+    starts: datetime
+    duplicates: int
+    late: int
+    withheld: int
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFacts:
+    """Everything of one source. ``left_out``: batches that landed earlier than those told."""
+
+    source: str
+    batches: tuple[Batch, ...]
+    left_out: int
+    tables: tuple[TableFacts, ...]
+    windows: tuple[WindowCounts, ...]
+    problem: str | None = field(default=None)
+
+
+def source_facts(workspace: Workspace, source: str, *, most: int = MOST_BATCHES) -> SourceFacts | None:
+    """The facts of ``source``; None where nothing has landed. ``most``: batches to read, the newest."""
+    if not (workspace.home.path / "landing" / source / "manifests").is_dir():
+        return None
+    store = workspace.landing(source)
+    landed = store.landed()
+    names = store.batch_ids()
+    if not names:
+        return None
+    newest = _newest(workspace, source, names, most)
+    batches = sorted((_batch(store.read(name)) for name in newest), key=lambda each: each.landed_at)
+    windows = {window for each in batches for window in each.windows}
+    return SourceFacts(
+        source=source,
+        batches=tuple(batches),
+        left_out=len(names) - len(batches),
+        tables=tuple(_tables(workspace, source)),
+        windows=tuple(_windows(workspace, source, windows)),
+        problem=str(landed.hole) if landed.hole is not None and landed.hole.later_epoch is None else None,
+    )
+
+
+def _newest(workspace: Workspace, source: str, names: list[str], most: int) -> list[str]:
+    """The batches that landed last, by the times of their manifests."""
+    folder = workspace.home.path / "landing" / source / "manifests"
+    if len(names) <= most:
+        return names
+    times = {name: (folder / f"{name}.json").stat().st_mtime_ns for name in names}
+    return sorted(names, key=times.__getitem__)[-most:]
+
+
+def _batch(manifest: Manifest) -> Batch:
+    tables: Counter[str] = Counter()
+    last: dict[str, Position] = {}
+    for file in manifest.files:
+        tables.update(file.rows_per_table)
+        for name in file.rows_per_table:
+            last[name] = max(last.get(name, file.last), file.last)
+    stream = manifest.stream
+    kind = "stream" if stream is not None else "snapshot" if manifest.chunk is not None else "file"
+    return Batch(
+        batch_id=manifest.batch_id,
+        kind=kind,
+        landed_at=manifest.arrival.landed_at,
+        events=manifest.rows,
+        bytes=sum(file.bytes for file in manifest.files),
+        first_commit=stream.first_commit_ts if stream is not None else None,
+        last_commit=stream.last_commit_ts if stream is not None else None,
+        watermark=manifest.arrival.watermark,
+        windows=manifest.windows,
+        tables=dict(tables),
+        last=last,
+    )
+
+
+def _tables(workspace: Workspace, source: str) -> Iterator[TableFacts]:
+    shared = (workspace.raw(source), workspace.deduped(source), workspace.quarantine(source))
+    for table in shared:
+        yield from _table(table, table.spec.path.rpartition("/")[2], None)
+    for contract in workspace.contracts.of_source(source):
+        yield from _table(workspace.net_changes(contract), f"net_changes/{contract.name}", None)
+        yield from _table(workspace.dimension(contract), f"dim_{contract.name}", contract.full_name)
+        yield from _table(workspace.history(contract), f"dim_{contract.name}_history", None)
+
+
+def _table(table: LakeTable, name: str, source_table: str | None) -> Iterator[TableFacts]:
+    snapshot = look(table)
+    if snapshot is None:
+        return
+    files = snapshot.all_files()
+    commits = tuple(commits_of(table.folder, snapshot.version, sum(file.bytes for file in files)))
+    yield TableFacts(name, source_table, sum(file.rows for file in files), commits)
+
+
+def commits_of(folder: Path, version: int, size: int, *, most: int = MOST_COMMITS) -> Iterator[TableCommit]:
+    """The newest commits of the Delta table in ``folder``, in order, as far back as the log has entries.
+
+    ``version``: the last one, at which its data files have ``size`` bytes.
+    """
+    found: list[TableCommit] = []
+    for number in range(version, max(-1, version - most), -1):
+        try:
+            text = (folder / "_delta_log" / f"{number:020d}.json").read_text()
+        except FileNotFoundError:
+            break
+        commit, grown = _commit(number, [json.loads(line) for line in text.splitlines() if line], size)
+        if commit is not None:
+            found.append(commit)
+        size -= grown
+    yield from reversed(found)
+
+
+def _commit(version: int, actions: list[dict[str, Any]], size: int) -> tuple[TableCommit | None, int]:
+    """The commit, None where the entry is of no work of ours, and by how many bytes the table grew."""
+    added = sum(_bytes(each["add"]) for each in actions if "add" in each)
+    removed = sum(_bytes(each["remove"]) for each in actions if "remove" in each)
+    info: Mapping[str, Any] = next((each["commitInfo"] for each in actions if "commitInfo" in each), {})
+    note = info.get(NOTE)
+    if not isinstance(note, dict):
+        return None, added - removed
+    told = [each.get("position") for each in note.get("windows") or () if each.get("position")]
+    commit = TableCommit(
+        version=version,
+        at=datetime.fromtimestamp(info.get("timestamp", 0) / 1000, UTC),
+        run_id=note.get("run_id"),
+        position=max((Position.parse(each) for each in told), default=None),
+        written=added,
+        size=size,
+    )
+    return commit, added - removed
+
+
+def _bytes(action: Mapping[str, Any]) -> int:
+    return 0 if layout.is_state(action["path"]) else int(action.get("size") or 0)
+
+
+def _windows(workspace: Workspace, source: str, windows: set[str]) -> Iterator[WindowCounts]:
+    judged, landed = look(workspace.deduped(source)), workspace.landing(source).landed()
+    lateness = Lateness.of(workspace, source)
+    for window in sorted(windows - {OUT_OF_RANGE}):
+        state = judged.state(window) if judged is not None else None
+        counts = state.checkpoint if state is not None else None
+        yield WindowCounts(
+            window=window,
+            starts=workspace.grid.start_of(window),
+            duplicates=counts.duplicates if counts is not None else 0,
+            late=sum(each.events for each in lateness.late_parts(landed.parts(window))),
+            withheld=counts.quarantined if counts is not None else 0,
+        )

@@ -1,0 +1,241 @@
+"""From facts to figures: percentiles over time, and the numbers that a report says first. Pure.
+
+Latency of a change runs from its commit at the source, taken as the first commit of its batch (so it is
+never told shorter than it was), to the moment at which its batch had landed, or at which the dimension
+showed it. Every event of a batch counts with that time.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from omnisupport_ingest.position import Position
+from omnisupport_ingest.report.facts import Batch, SourceFacts, TableFacts
+from omnisupport_ingest.report.svg import Series
+
+PERCENTILES = (50, 95, 99)
+BUCKETS = 48
+"""Stretches of equal length that a time axis is cut into."""
+
+_TABLES_SHOWN = 6
+_TOGETHER = 4
+"""Stretches of time: over a longer pause no line is drawn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """How long the events of a batch took: ``events`` of them, ``seconds`` each, known at ``at``."""
+
+    at: datetime
+    seconds: float
+    events: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunCost:
+    """What a run left in the tables' logs: its first and last commit, and what it wrote.
+
+    The time between the two is the least that it took.
+    """
+
+    run_id: str
+    began: datetime
+    ended: datetime
+    commits: int
+    written: int
+
+    @property
+    def seconds(self) -> float:
+        return (self.ended - self.began).total_seconds()
+
+
+def to_landing(facts: SourceFacts) -> list[Latency]:
+    """From commit to durable batch, of every span of the stream with events."""
+    return [
+        Latency(each.landed_at, (each.landed_at - each.first_commit).total_seconds(), each.events)
+        for each in facts.batches
+        if each.first_commit is not None and each.events
+    ]
+
+
+def to_dimension(facts: SourceFacts) -> list[Latency]:
+    """From commit to the version of the dimension that first showed the batch, of every table and span."""
+    found = []
+    for table in facts.tables:
+        if table.source_table is None:
+            continue
+        shown = _first_shown(table)
+        for batch in facts.batches:
+            events = batch.tables.get(table.source_table, 0)
+            if batch.first_commit is None or not events:
+                continue
+            at = shown(batch)
+            if at is not None:
+                found.append(Latency(at, (at - batch.first_commit).total_seconds(), events))
+    return sorted(found, key=lambda each: each.at)
+
+
+def _first_shown(table: TableFacts) -> Callable[[Batch], datetime | None]:
+    """When the dimension first showed a batch: its first commit at or above it, none of before it landed."""
+    told = [each for each in table.commits if each.position is not None]
+    highest: list[Position] = []
+    for each in told:
+        assert each.position is not None
+        highest.append(max(highest[-1], each.position) if highest else each.position)
+
+    def shown(batch: Batch) -> datetime | None:
+        below = [each for name, each in batch.last.items() if name == table.source_table]
+        start = bisect.bisect_left(highest, below[0]) if below else len(told)
+        return next((each.at for each in told[start:] if each.at >= batch.landed_at), None)
+
+    return shown
+
+
+def percentile(latencies: Iterable[Latency], rank: float) -> float | None:
+    """The ``rank`` (0 to 100) percentile of the seconds, each event counted once; None of nothing.
+
+    The least number that at least that share of the events do not exceed ("nearest rank").
+    """
+    ordered = sorted((each.seconds, each.events) for each in latencies)
+    total = sum(events for _, events in ordered)
+    if not total:
+        return None
+    below = 0
+    for seconds, events in ordered:
+        below += events
+        if below * 100 >= rank * total:
+            return seconds
+    return ordered[-1][0]
+
+
+def percentiles_over_time(latencies: Sequence[Latency]) -> list[Series]:
+    """A series for each of ``PERCENTILES``, a point for each stretch of time that has any."""
+    if not latencies:
+        return []
+    bucket, apart = bucketing([each.at for each in latencies])
+    held: dict[float, list[Latency]] = defaultdict(list)
+    for each in latencies:
+        held[bucket(each.at)].append(each)
+    return [
+        Series(
+            f"p{rank}",
+            tuple((at, percentile(held[at], rank) or 0.0) for at in sorted(held)),
+            apart,
+        )
+        for rank in PERCENTILES
+    ]
+
+
+def bucketing(moments: Sequence[datetime]) -> tuple[Callable[[datetime], float], float]:
+    """Which of ``BUCKETS`` stretches a moment is in, as its middle in seconds since 1970; and how far apart
+    points may be that belong together, in seconds."""
+    low = min(moments).timestamp()
+    length = (max(moments).timestamp() - low) / BUCKETS or 1.0
+
+    def middle(moment: datetime) -> float:
+        number = min(int((moment.timestamp() - low) / length), BUCKETS - 1)
+        return low + (number + 0.5) * length
+
+    return middle, _TOGETHER * length
+
+
+def lag(facts: SourceFacts) -> list[Series]:
+    """How far the watermark was behind the clock as each batch landed."""
+    points = [
+        (each.landed_at.timestamp(), max(0.0, (each.landed_at - each.watermark).total_seconds()))
+        for each in facts.batches
+        if each.watermark is not None
+    ]
+    return [Series("watermark behind the clock", tuple(points))]
+
+
+def size_and_latency(facts: SourceFacts) -> list[Series]:
+    """Events of a batch against the seconds from its first commit to landing."""
+    points = [
+        (float(each.events), (each.landed_at - each.first_commit).total_seconds())
+        for each in facts.batches
+        if each.first_commit is not None and each.events
+    ]
+    return [Series("a batch of the stream", tuple(sorted(points)))]
+
+
+def events_by_table(facts: SourceFacts) -> list[Series]:
+    """Landed events of each table over time; the smallest tables together.
+
+    Rows of snapshots count only where nothing else has landed: they would dwarf every change.
+    """
+    batches = [each for each in facts.batches if each.events and each.kind != "snapshot"] or [
+        each for each in facts.batches if each.events
+    ]
+    if not batches:
+        return []
+    bucket, apart = bucketing([each.landed_at for each in batches])
+    counted: dict[str, dict[float, int]] = defaultdict(lambda: defaultdict(int))
+    for each in batches:
+        for table, events in each.tables.items():
+            counted[table][bucket(each.landed_at)] += events
+    ordered = sorted(counted, key=lambda table: -sum(counted[table].values()))
+    shown = ordered if len(ordered) <= _TABLES_SHOWN else ordered[: _TABLES_SHOWN - 1]
+    found = [Series(table, tuple(sorted(counted[table].items())), apart) for table in shown]
+    if rest := ordered[len(shown) :]:
+        together: dict[float, int] = defaultdict(int)
+        for table in rest:
+            for at, events in counted[table].items():
+                together[at] += events
+        found.append(Series(f"{len(rest)} more", tuple(sorted(together.items())), apart))
+    return found
+
+
+def faults_by_window(facts: SourceFacts) -> list[Series]:
+    """Duplicates, late and withheld events of each window; nothing where there are none at all."""
+    named = {
+        "duplicates": [each.duplicates for each in facts.windows],
+        "late": [each.late for each in facts.windows],
+        "withheld": [each.withheld for each in facts.windows],
+    }
+    starts = [each.starts.timestamp() for each in facts.windows]
+    return [
+        Series(name, tuple(zip(starts, map(float, counts), strict=True)))
+        for name, counts in named.items()
+        if any(counts)
+    ]
+
+
+def growth(facts: SourceFacts) -> list[Series]:
+    """Bytes of the largest tables after each of their commits."""
+    grown = [each for each in facts.tables if each.commits]
+    grown.sort(key=lambda table: -table.commits[-1].size)
+    return [
+        Series(table.name, tuple((each.at.timestamp(), float(each.size)) for each in table.commits))
+        for table in grown[:_TABLES_SHOWN]
+    ]
+
+
+def runs(facts: SourceFacts) -> list[RunCost]:
+    """Every run that the logs name, by its first commit."""
+    found: dict[str, RunCost] = {}
+    for table in facts.tables:
+        for each in table.commits:
+            if each.run_id is None:
+                continue
+            held = found.get(each.run_id, RunCost(each.run_id, each.at, each.at, 0, 0))
+            found[each.run_id] = RunCost(
+                each.run_id,
+                min(held.began, each.at),
+                max(held.ended, each.at),
+                held.commits + 1,
+                held.written + each.written,
+            )
+    return sorted(found.values(), key=lambda each: each.began)
+
+
+def cost_of_runs(facts: SourceFacts) -> tuple[list[Series], list[Series]]:
+    """Of each run the seconds from its first commit to its last, and the bytes that it wrote."""
+    found = runs(facts)
+    times = tuple((each.began.timestamp(), each.seconds) for each in found)
+    written = tuple((each.began.timestamp(), float(each.written)) for each in found)
+    return [Series("first to last commit", times)], [Series("bytes written", written)]

@@ -1,0 +1,28 @@
+"""``ledger``: a sentence first, and its exit code."""
+
+from __future__ import annotations
+
+from omnisupport_ingest.cli.ledger import ledger
+from omnisupport_ingest_tests.cli.home_to_look_at import Told, document, run, told, whole
+from omnisupport_ingest_tests.layers.story import SOURCE
+
+__all__ = ["told", "whole"]
+
+
+def test_a_table_that_was_never_read_whole_may_lack_rows(told: Told) -> None:
+    done = run(ledger)
+    assert done.return_value == 1
+    assert done.stdout.startswith(f"Changes of {SOURCE} may be missing")
+    assert "Table notes has not been read" in " ".join(done.stdout.split())
+    (source,) = document(ledger)["sources"]
+    assert (source["verdict"], source["withheld"]) == ("missing", {})
+    (epoch,) = source["epochs"]
+    assert (epoch["to_lsn"], epoch["events"], epoch["gap"]) == ("0/14", 4, None)
+
+
+def test_a_home_in_which_nothing_landed_lost_nothing(told: Told) -> None:
+    for manifest in (told.home / "landing" / SOURCE / "manifests").glob("*.json"):
+        manifest.unlink()
+    done = run(ledger)
+    assert done.return_value == 0
+    assert "nothing can be lost" in done.stdout
