@@ -126,7 +126,7 @@ def test_removing_old_runs_killed_at_its_gate_loses_no_checkpoint(old_home, tmp_
     workspace, raw = opened(home, contracts), keys.raw_key(SOURCE)
 
     @dg.op(out=dg.Out(dg.Nothing))
-    def make(context: dg.OpExecutionContext) -> None:
+    def make(context) -> None:  # type: ignore[no-untyped-def]
         for window in (FIRST, SECOND):
             context.log_event(dg.AssetMaterialization(raw, partition=window))
 
