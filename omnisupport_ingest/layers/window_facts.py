@@ -72,7 +72,7 @@ def numbers_of(
         numbers |= {"closed": int(closed), TO_CLOSE: int(not closed)}
     if judged is None:
         return numbers
-    checkpoint, arrived = judged.checkpoint, raw.checkpoint if raw is not None and not sealed else None
+    checkpoint, arrived = judged.checkpoint, raw.checkpoint if raw is not None else None
     return {
         **numbers,
         "judged": 1,
@@ -80,7 +80,7 @@ def numbers_of(
         "deduped": checkpoint.deduped,
         "duplicates": checkpoint.duplicates,
         "quarantined": checkpoint.quarantined,
-        WRONG: int(not _adds_up(checkpoint, arrived)),
+        WRONG: int(not (_is_whole(checkpoint) if sealed else _adds_up(checkpoint, arrived))),
     }
 
 
@@ -120,8 +120,12 @@ def _not_passed(index: WindowIndex, is_passed: Callable[[str], bool]) -> Iterato
         below = found[-1]
 
 
+def _is_whole(judged: Checkpoint) -> bool:
+    return judged.raw == judged.deduped + judged.duplicates + judged.quarantined
+
+
 def _adds_up(judged: Checkpoint, raw: Checkpoint | None) -> bool:
-    if judged.raw != judged.deduped + judged.duplicates + judged.quarantined:
+    if not _is_whole(judged):
         return False
     # Raw may be further, but what deduped has judged can be no more than raw holds.
     if raw is None or judged.raw > raw.rows:
