@@ -231,8 +231,8 @@ def retype(name: str, yes: bool) -> int:
 def changes(tables: tuple[str, ...], as_json: bool) -> int:
     """Show the schema changes of captured tables, and what each asks of the contract.
 
-    Capture sees a change when it starts, within ten seconds while it runs, and before the first row in the
-    new form lands. Each has the time, its place in the WAL, the rows that the table had, and whether the
+    Capture sees a change when it starts, within ten seconds while it runs, and before the first row with the
+    new schema lands. Each has the time, its place in the WAL, the rows that the table had, and whether the
     contract has to follow. Values are in raw whatever the contract says (docs/schema_change.md).
 
     \b

@@ -93,7 +93,7 @@ class SchemaChange:
 
     ``number``: counts the changes of a source, from 1. ``noticed_at``: when it was seen. It was made in the
     WAL between ``above`` (0: not known) and ``below``. ``first_commit``: of the first transaction whose rows
-    came in the new form; None as long as there is none. ``rows``: how many the table had, by the server's
+    came with the new schema; None as long as there is none. ``rows``: how many the table had, by the server's
     estimate; None: not known.
     """
 
@@ -169,7 +169,7 @@ class SchemaChanges:
     ) -> tuple[SchemaChange, ...]:
         """Record ``tables``, by contract, as they are now, and the ``differences`` to what they were.
 
-        Returns the new changes. A table that is gone keeps the form that it had.
+        Returns the new changes. A table that is gone keeps the schema that it had.
         """
         with self._lock:
             held = self._held()
@@ -215,7 +215,7 @@ class SchemaChanges:
 
     def first_rows(self, table: str, columns: Mapping[str, str], commit_lsn: Lsn) -> None:
         """Rows of ``table`` with ``columns`` (name → type) came with the transaction that committed at
-        ``commit_lsn``: the first in the form of every change that they show."""
+        ``commit_lsn``: the first with every change that they show."""
         with self._lock:
             held = self._held()
             shown = tuple(
@@ -261,7 +261,7 @@ class SchemaChanges:
 
 
 def _differs(before: SeenTable | None, now: SeenTable) -> bool:
-    """Whether the form of a table is another; how many rows it has does not count."""
+    """Whether the schema of a table is another; how many rows it has does not count."""
     return before is None or replace(before, rows=None) != replace(now, rows=None)
 
 

@@ -297,7 +297,8 @@ class Capture:
             self._published(epoch).require_publication(connection)
         blocked: dict[str, str] = {}
         if epoch is not None:
-            blocked = self._look_at_schemas(epoch, connection, wanted, requested)
+            with suppress(SourceRefused):  # As above.
+                blocked = self._look_at_schemas(epoch, connection, wanted, requested)
         ready, wrong = ready_tables(found, wanted)
         ready = tuple(each for each in ready if each.name not in blocked)
         self._captured = CapturedTables(ready, (each for each in known.values() if each not in ready))

@@ -21,7 +21,7 @@ from omnisupport_ingest.contracts.type_fit import Fit, fit
 from omnisupport_ingest.landing.schema_changes import SchemaChange
 from omnisupport_ingest.sources.postgres.catalog.live_table import LiveColumn
 from omnisupport_ingest.sources.postgres.catalog.new_contract import column_document, left_out_columns
-from omnisupport_ingest.sources.postgres.catalog.schema_watch import LiveForm
+from omnisupport_ingest.sources.postgres.catalog.schema_watch import LiveSchema
 
 ADDITIVE, WIDENING, BREAKING = "additive", "widening", "breaking"
 _WORST = (ADDITIVE, WIDENING, BREAKING)
@@ -55,7 +55,7 @@ class NextContract:
 
 
 def next_contract(
-    document: dict[str, Any], form: LiveForm, changes: Sequence[SchemaChange], *, every: bool = False
+    document: dict[str, Any], form: LiveSchema, changes: Sequence[SchemaChange], *, every: bool = False
 ) -> NextContract:
     """Return the next version of the contract ``document`` of the table that is ``form`` now.
 
@@ -86,7 +86,7 @@ def next_contract(
 class _Draft:
     """A contract on its way to its next version."""
 
-    def __init__(self, document: dict[str, Any], form: LiveForm) -> None:
+    def __init__(self, document: dict[str, Any], form: LiveSchema) -> None:
         self.document, self._form = document, form
         self.steps: list[Step] = []
         self.for_a_person: list[str] = []

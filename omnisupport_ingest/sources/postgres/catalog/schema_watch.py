@@ -2,8 +2,8 @@
 applied.
 
 A look reads the catalogs and compares them with what is recorded (``landing.schema_changes``). It is made at
-every start, every few seconds, and before the first row lands that the stream describes in another form. Then
-``x-cdc.evolution`` decides: a table that is ``additive`` learns its nullable new columns
+every start, every few seconds, and before the first row lands that the stream describes with another schema.
+Then ``x-cdc.evolution`` decides: a table that is ``additive`` learns its nullable new columns
 (``contracts.learned``); one that is ``block`` is left out of capture until a person has it read again;
 ``pinned`` goes on. Raw has every value in each case.
 """
@@ -137,7 +137,7 @@ class SchemaWatch:
         changes = [each.kind for each in self.changes.all() if each.table == name]
         return bool(changes) and changes[-1] == "table_gone"
 
-    def _learn(self, found: Mapping[str, LiveForm]) -> None:
+    def _learn(self, found: Mapping[str, LiveSchema]) -> None:
         """Let additive contracts learn the recorded new columns that they may take by themselves."""
         added: dict[str, set[str]] = {}
         for change in self.changes.all():
@@ -158,7 +158,7 @@ class SchemaWatch:
                 _log.warning("the contract %s has learned %s", name, ", ".join(lines))
 
 
-class LiveForm:
+class LiveSchema:
     """A table as it is now: ``live``, by its definition, and ``seen``, as it is recorded."""
 
     def __init__(self, live: LiveTable, seen: SeenTable) -> None:
@@ -177,7 +177,7 @@ class LiveForm:
         return next((each for each in self.seen.columns if each.name == name), None)
 
 
-def why_not_by_itself(form: LiveForm, name: str) -> str | None:
+def why_not_by_itself(form: LiveSchema, name: str) -> str | None:
     """Why no contract takes the new column ``name`` by itself; None if an additive one does."""
     live = form.live.column(name)
     if live is None:
@@ -205,7 +205,7 @@ def in_words(change: SchemaChange) -> str:
 
 def read_seen(
     connection: Connection, contracts: Sequence[TableContract], held: Mapping[str, SeenTable]
-) -> dict[str, LiveForm]:
+) -> dict[str, LiveSchema]:
     """Return the tables of ``contracts`` by their names, or by the numbers that they had in ``held``."""
     names = {(each.schema, each.table): each.name for each in contracts}
     numbers = {held[each.name].relation: each.name for each in contracts if each.name in held}
@@ -217,13 +217,13 @@ def read_seen(
         for oid, *facts in cursor.fetchall():
             columns.setdefault(oid, []).append((facts[0], facts[1], facts[2], facts[3]))
     live = read_live_tables(connection, [(schema, table) for _, schema, table, _ in rows])
-    found: dict[str, LiveForm] = {}
+    found: dict[str, LiveSchema] = {}
     # By name first: a table that has the name of the contract is the table that it is about.
     for oid, schema, table, estimate in sorted(rows, key=lambda row: (row[1], row[2]) not in names):
         contract = names.get((schema, table)) or numbers[oid]
         form = live.get((schema, table))
         if contract not in found and form is not None:
-            found[contract] = LiveForm(form, _seen(oid, form, columns.get(oid, []), estimate))
+            found[contract] = LiveSchema(form, _seen(oid, form, columns.get(oid, []), estimate))
     return found
 
 

@@ -16,7 +16,7 @@ from omnisupport_ingest.read.schema_changes import judged
 from omnisupport_ingest.sources.postgres.catalog.live_table import LiveColumn, LiveIndex, LiveTable
 from omnisupport_ingest.sources.postgres.catalog.new_contract import draft
 from omnisupport_ingest.sources.postgres.catalog.next_contract import NextContract, next_contract
-from omnisupport_ingest.sources.postgres.catalog.schema_watch import LiveForm, why_not_by_itself
+from omnisupport_ingest.sources.postgres.catalog.schema_watch import LiveSchema, why_not_by_itself
 
 
 def live(name: str, pg_type: str = "text", *, not_null: bool = False, **other: Any) -> LiveColumn:
@@ -30,7 +30,7 @@ COLUMNS = (ID, TITLE, SIZE, PLAN)
 DEFAULTS = {"n": ("7", "7"), "at": ("now()", None)}
 
 
-def form(*columns: LiveColumn, key: tuple[str, ...] = ("id",)) -> LiveForm:
+def form(*columns: LiveColumn, key: tuple[str, ...] = ("id",)) -> LiveSchema:
     index = LiveIndex("tickets_pkey", key, primary=True, identity=False, deferrable=False)
     table = LiveTable("public", "tickets", "r", "p", "d", None, None, None, columns, (index,))
     seen = tuple(
@@ -39,7 +39,7 @@ def form(*columns: LiveColumn, key: tuple[str, ...] = ("id",)) -> LiveForm:
         )
         for n, each in enumerate(columns, 1)
     )
-    return LiveForm(table, SeenTable(7, "public.tickets", seen, key, None))
+    return LiveSchema(table, SeenTable(7, "public.tickets", seen, key, None))
 
 
 DOCUMENT = draft(form(*COLUMNS).live, source="desk", name="tickets", owner="team:desk").document

@@ -88,7 +88,7 @@ def test_each_policy_does_what_it_says(three: SourceUnderTest) -> None:
         three.catch_up()
     assert set(ParkedTables(three.store.folder, 1).all()) == {"orders"}
     keys = {each.source_table: each.key for each in three.events()}
-    assert keys["orders"] is None, "it lands without a key from the first row in the new form on"
+    assert keys["orders"] is None, "it lands without a key from the first row with the new schema on"
     for name in ("tickets", "agents"):
         rows = folded([each for each in three.events() if each.source_table == name], name)
         assert rows.keys() == three.rows(name, COLUMNS).keys(), "the others go on"
