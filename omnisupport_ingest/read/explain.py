@@ -123,7 +123,7 @@ def explain(workspace: Workspace, contract: TableContract, key: str) -> Explanat
     waiting = _waiting(workspace, contract, files)
     raw = _raw_rows(workspace, contract, key, events, {*windows, *waiting})
     copies = copies_of(key, events, raw)
-    if not events and not copies:
+    if not _has_row(events, key) and not copies:
         raise NothingToExplain(
             f"The lake has no event of that key in {contract.full_name} of {contract.source}.",
             fix=f"Write the key ({', '.join(contract.key)}) as PostgreSQL prints it. What has landed and is "

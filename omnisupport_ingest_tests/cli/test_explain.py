@@ -65,6 +65,7 @@ def test_a_quarantined_event_hides_a_value_and_its_review_is_named(
     long = "a title that is much too long"
     story = Story(tmp_path)
     story.land(
+        Commit(5, 0, [Change("t")]),
         Commit(10, 1, [Change("c", 1, {"title": "one", "body": "text"})]),
         Commit(20, 2, [Change("u", 1, {"title": long}, unchanged=("body",))]),
     )
@@ -77,7 +78,8 @@ def test_a_quarantined_event_hides_a_value_and_its_review_is_named(
         monkeypatch.setenv(f"OMNISUPPORT_{name}", str(value))
     found = document(explain, "notes", "--key", "1", "--column", "title")
     (column,) = found["columns"]
-    lost, hides = found["events"]
+    truncate, lost, hides = found["events"]
+    assert truncate["role"] == "carries no values"
     assert (column["resolved"], column["decided_by"]) == (False, hides["id"])
     assert (lost["role"], hides["role"]) == ("older position", "quarantined, and hides older values")
     assert hides["quarantine_reason"] == "contract_violation"
@@ -88,5 +90,7 @@ def test_a_quarantined_event_hides_a_value_and_its_review_is_named(
     assert long not in done
     event = EventRef.parse(hides["id"])
     decide(open_workspace(tmp_path), SOURCE, "discard", [event], reviewer="ana", why="a typo")
-    (review,) = document(explain, "notes", "--key", "1")["events"][1]["reviews"]
+    (review,) = document(explain, "notes", "--key", "1")["events"][2]["reviews"]
     assert (review["decision"], review["by"], review["why"]) == ("discard", "ana", "a typo")
+    with pytest.raises(NothingToExplain):
+        run(explain, "notes", "--key", "9")
