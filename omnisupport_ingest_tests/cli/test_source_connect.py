@@ -21,7 +21,7 @@ from omnisupport_ingest.runtime.home_lock import EMBEDDED_SERVER, HomeLock, hold
 from omnisupport_ingest.sources.postgres.embedded.server import EmbeddedPostgres
 from omnisupport_ingest.windows import WindowSize
 from omnisupport_ingest_tests.cli import pgbench
-from omnisupport_ingest_tests.waiting import until
+from omnisupport_ingest_tests.waiting import PATIENCE, until
 
 _CONFIGURED = "host=db.example port=5433 dbname=shop user=me password=s3cret-word"
 
@@ -44,7 +44,7 @@ def psql(tmp_path: Path) -> Path:
 
 def ours(home: Home, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
     return pgbench.command(
-        *arguments, folder=home.path, variables={"OMNISUPPORT_HOME": str(home.path), **more}, timeout=60
+        *arguments, folder=home.path, variables={"OMNISUPPORT_HOME": str(home.path), **more}, timeout=PATIENCE
     )
 
 

@@ -162,7 +162,7 @@ def test_destroy_leaves_nothing(tmp_path: Path) -> None:
         assert not path.exists()
     assert location.base == server.folder or not location.base.exists()
     assert not location.shared.exists()
-    gone, _ = psutil.wait_procs(processes, timeout=5)
+    gone, _ = psutil.wait_procs(processes, timeout=PATIENCE)
     assert len(gone) == len(processes)
     server.destroy()
 
