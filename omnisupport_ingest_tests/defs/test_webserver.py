@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -228,6 +229,9 @@ def test_no_other_page_may_show_the_ui_in_a_frame() -> None:
 
 PLAIN, GUARDED = "dagster_webserver", "omnisupport_ingest.defs.webserver"
 
+_PYTHONPATH = {name: value for name, value in os.environ.items() if name == "PYTHONPATH"}
+"""So that the server is that of the code under test, wherever another version is installed."""
+
 
 @dataclass(frozen=True)
 class Server:
@@ -294,7 +298,7 @@ def served(
                 "--empty-workspace",
             ],
             cwd=folder,
-            env={"DAGSTER_HOME": str(folder), "PATH": "/usr/bin:/bin"},
+            env={"DAGSTER_HOME": str(folder), "PATH": "/usr/bin:/bin"} | _PYTHONPATH,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
