@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omnisupport_ingest.processes import ProcessIdentity
+from omnisupport_ingest_tests.waiting import PATIENCE
 
 LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="of the kernel of Linux")
 
@@ -26,7 +27,7 @@ def test_a_living_process_lives_and_an_ended_one_does_not_also_before_it_was_wai
         assert identity.lives()
     finally:
         process.kill()
-    give_up = time.monotonic() + 10
+    give_up = time.monotonic() + PATIENCE
     while identity.lives():
         assert time.monotonic() < give_up, "the killed process still counts as alive"
         time.sleep(0.01)

@@ -123,12 +123,12 @@ def test_where_no_server_runs_the_way_to_start_it_is_named(home: Home) -> None:
 
 def until_kept(home: Home, process: subprocess.Popen[str]) -> None:
     """Wait until the server of ``home`` runs and is kept by ``process``."""
-    give_up = time.monotonic() + 60
+    give_up = time.monotonic() + PATIENCE
     while (found := holder(home, EMBEDDED_SERVER)) is None or not (
         found.pid == process.pid and EmbeddedPostgres(home.postgres).running
     ):
         assert process.poll() is None, "the command ended before its server ran"
-        assert time.monotonic() < give_up, "the server did not run within 60 s"
+        assert time.monotonic() < give_up, f"the server did not run within {PATIENCE:.0f} s"
         time.sleep(0.05)
 
 
@@ -174,14 +174,14 @@ def test_a_second_postgres_ends_nothing_of_the_first_and_a_client_is_let_in(home
             # What it started, it ends.
             assert server.pid == pid
             first.send_signal(signal.SIGINT)
-            assert first.wait(60) == 0
+            assert first.wait(PATIENCE) == 0
             assert not server.running
         server.start()
         with keeping(home) as third:
             until_kept(home, third)
             # It has found it running.
             third.send_signal(signal.SIGINT)
-            assert third.wait(60) == 0
+            assert third.wait(PATIENCE) == 0
             assert server.running
     finally:
         server.destroy()
@@ -207,7 +207,7 @@ def test_a_service_waits_for_the_one_before_it_that_may_be_ending_the_server(hom
             before.release()
             until_kept(home, service)
             service.send_signal(signal.SIGTERM)
-            assert service.wait(60) == 0
+            assert service.wait(PATIENCE) == 0
             assert not server.running
     finally:
         server.destroy()

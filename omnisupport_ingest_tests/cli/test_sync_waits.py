@@ -16,6 +16,7 @@ from omnisupport_ingest.sources.postgres.embedded.server import EmbeddedPostgres
 from omnisupport_ingest.sources.postgres.session.connection import connect
 from omnisupport_ingest_tests.cli import pgbench
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest
+from omnisupport_ingest_tests.waiting import PATIENCE
 
 
 @pytest.fixture
@@ -81,7 +82,7 @@ def test_what_has_landed_is_in_the_lake_while_verify_waits_and_ctrl_c_leaves_no_
             assert f"of process {connection.info.backend_pid}, postgres in database beside, for " in line
             assert "prepared as 'order 17' by postgres in database beside, for " in line
             process.send_signal(signal.SIGINT)
-            assert process.wait(60) == 130
+            assert process.wait(PATIENCE) == 130
         finally:
             process.kill()
             process.wait()
