@@ -21,6 +21,8 @@ NONE := 5
 TESTS := omnisupport_ingest_tests
 # Their tests wait for servers and processes most of the time, and few of them start a JVM.
 WAITING := $(TESTS)/sources/postgres $(TESTS)/sources/kafka $(TESTS)/sources/query $(TESTS)/runtime
+# Where tests are marked `crash`.
+CRASHED := $(TESTS)/recovery/test_crash_*.py $(TESTS)/sources/*/test_killed.py $(TESTS)/layers/test_window_index.py
 POSTGRES_15 ?= /usr/lib/postgresql/15
 
 .DEFAULT_GOAL := help
@@ -62,7 +64,7 @@ test-huge: $(INSTALLED) ## Take in transactions of ten million rows (3.5 GB of d
 
 .PHONY: crash-test
 crash-test: $(INSTALLED) ## Kill the processes at every gate of recovery
-	$(BIN)/python -m pytest -m "crash or not crash" -n 2 omnisupport_ingest_tests/recovery/test_crash_*.py $(ARGS)
+	$(BIN)/python -m pytest -m crash -n 2 $(CRASHED) $(ARGS)
 
 .PHONY: prove
 prove: $(INSTALLED) ## Hold random histories in every layer against the oracle (SEEDS=1000 START=0)

@@ -17,28 +17,40 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from omnisupport_ingest_tests.waiting import PATIENCE
+
 SECONDS = 10.0
-"""For one example, on a busy machine; the slowest takes some tenths of a second."""
+"""Of processor time, for one example; the slowest takes some tenths of a second."""
 
 
 class Hangs(BaseException):
-    """A reader took longer than ``SECONDS``. No handler for errors may catch it."""
+    """A reader worked longer than ``SECONDS``, or waited in vain. No handler for errors may catch it."""
 
 
 @contextmanager
 def in_time(seconds: float = SECONDS) -> Iterator[None]:
-    """What is done inside ends within ``seconds``, or the test fails."""
+    """What is done inside ends within ``seconds`` of this process's processor time, or the test fails.
 
-    def stop(*_: object) -> None:
-        raise Hangs(f"still reading after {seconds} s")
+    Beside others a process may stand still, so of the clock it has the patience of every other test.
+    """
 
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    def stop(number: int, _: object) -> None:
+        raise Hangs(f"still reading after {limits[signal.Signals(number)][1]:g} s")
+
+    limits = {
+        signal.SIGPROF: (signal.ITIMER_PROF, seconds),
+        signal.SIGALRM: (signal.ITIMER_REAL, max(seconds, PATIENCE)),
+    }
+    before = {number: signal.signal(number, stop) for number in limits}
+    for timer, limit in limits.values():
+        signal.setitimer(timer, limit)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        for timer, _ in limits.values():
+            signal.setitimer(timer, 0)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omnisupport_ingest.processes import ProcessIdentity
+from omnisupport_ingest_tests.waiting import until
 
 LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="of the kernel of Linux")
 
@@ -26,10 +26,7 @@ def test_a_living_process_lives_and_an_ended_one_does_not_also_before_it_was_wai
         assert identity.lives()
     finally:
         process.kill()
-    give_up = time.monotonic() + 10
-    while identity.lives():
-        assert time.monotonic() < give_up, "the killed process still counts as alive"
-        time.sleep(0.01)
+    until(lambda: not identity.lives(), every=0.01)
     # Until here nobody has asked for its end: it is a zombie.
     process.wait()
     assert not identity.lives()

@@ -21,7 +21,7 @@ from omnisupport_ingest.runtime.home_lock import EMBEDDED_SERVER, HomeLock, hold
 from omnisupport_ingest.sources.postgres.embedded.server import EmbeddedPostgres
 from omnisupport_ingest.windows import WindowSize
 from omnisupport_ingest_tests.cli import pgbench
-from omnisupport_ingest_tests.waiting import until
+from omnisupport_ingest_tests.waiting import PATIENCE, until
 
 _CONFIGURED = "host=db.example port=5433 dbname=shop user=me password=s3cret-word"
 
@@ -44,7 +44,7 @@ def psql(tmp_path: Path) -> Path:
 
 def ours(home: Home, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
     return pgbench.command(
-        *arguments, folder=home.path, variables={"OMNISUPPORT_HOME": str(home.path), **more}, timeout=60
+        *arguments, folder=home.path, variables={"OMNISUPPORT_HOME": str(home.path), **more}, timeout=PATIENCE
     )
 
 
@@ -123,12 +123,12 @@ def test_where_no_server_runs_the_way_to_start_it_is_named(home: Home) -> None:
 
 def until_kept(home: Home, process: subprocess.Popen[str]) -> None:
     """Wait until the server of ``home`` runs and is kept by ``process``."""
-    give_up = time.monotonic() + 60
+    give_up = time.monotonic() + PATIENCE
     while (found := holder(home, EMBEDDED_SERVER)) is None or not (
         found.pid == process.pid and EmbeddedPostgres(home.postgres).running
     ):
         assert process.poll() is None, "the command ended before its server ran"
-        assert time.monotonic() < give_up, "the server did not run within 60 s"
+        assert time.monotonic() < give_up, f"the server did not run within {PATIENCE:.0f} s"
         time.sleep(0.05)
 
 
@@ -174,14 +174,14 @@ def test_a_second_postgres_ends_nothing_of_the_first_and_a_client_is_let_in(home
             # What it started, it ends.
             assert server.pid == pid
             first.send_signal(signal.SIGINT)
-            assert first.wait(60) == 0
+            assert first.wait(PATIENCE) == 0
             assert not server.running
         server.start()
         with keeping(home) as third:
             until_kept(home, third)
             # It has found it running.
             third.send_signal(signal.SIGINT)
-            assert third.wait(60) == 0
+            assert third.wait(PATIENCE) == 0
             assert server.running
     finally:
         server.destroy()
@@ -207,7 +207,7 @@ def test_a_service_waits_for_the_one_before_it_that_may_be_ending_the_server(hom
             before.release()
             until_kept(home, service)
             service.send_signal(signal.SIGTERM)
-            assert service.wait(60) == 0
+            assert service.wait(PATIENCE) == 0
             assert not server.running
     finally:
         server.destroy()

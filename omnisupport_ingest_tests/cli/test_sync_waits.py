@@ -5,8 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from omnisupport_ingest.sources.postgres.embedded.server import EmbeddedPostgres
 from omnisupport_ingest.sources.postgres.session.connection import connect
 from omnisupport_ingest_tests.cli import pgbench
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest
+from omnisupport_ingest_tests.waiting import PATIENCE, until
 
 
 @pytest.fixture
@@ -31,13 +31,6 @@ def server(tmp_path: Path) -> Iterator[EmbeddedPostgres]:
     made.start()
     yield made
     made.destroy()
-
-
-def until(condition: Callable[[], bool], what: str, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {seconds:.0f} s for: {what}"
-        time.sleep(0.2)
 
 
 @pytest.mark.slow
@@ -73,15 +66,14 @@ def test_what_has_landed_is_in_the_lake_while_verify_waits_and_ctrl_c_leaves_no_
             told = tmp_path / "stderr"
             until(
                 lambda: "waits for transactions" in told.read_text() or process.poll() is not None,
-                "a wait for transactions to be told on standard error",
-                300,
+                max(300, PATIENCE),
             )
             assert pgbench.rows_of_lake(tmp_path / "home", "pgbench_branches") == expected
             (line,) = [each for each in told.read_text().splitlines() if "waits for transactions" in each]
             assert f"of process {connection.info.backend_pid}, postgres in database beside, for " in line
             assert "prepared as 'order 17' by postgres in database beside, for " in line
             process.send_signal(signal.SIGINT)
-            assert process.wait(60) == 130
+            assert process.wait(PATIENCE) == 130
         finally:
             process.kill()
             process.wait()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from websockets.sync.client import connect
 
 from omnisupport_ingest.defs.webserver import Asked, Message, Receive, RequestGuard, Scope, Send, refusal
 from omnisupport_ingest.runtime.ports import LOOPBACK, answers, free_port
+from omnisupport_ingest_tests.waiting import PATIENCE
 
 PORT = 3000
 OWN = {"host": f"{LOOPBACK}:{PORT}"}
@@ -228,6 +230,9 @@ def test_no_other_page_may_show_the_ui_in_a_frame() -> None:
 
 PLAIN, GUARDED = "dagster_webserver", "omnisupport_ingest.defs.webserver"
 
+_PYTHONPATH = {name: value for name, value in os.environ.items() if name == "PYTHONPATH"}
+"""So that the server is that of the code under test, wherever another version is installed."""
+
 
 @dataclass(frozen=True)
 class Server:
@@ -240,7 +245,7 @@ class Server:
         return f"{LOOPBACK}:{self.port}"
 
     def request(self, method: str, target: str, body: str | None, headers: dict[str, str]) -> tuple[int, str]:
-        connection = http.client.HTTPConnection(LOOPBACK, self.port, timeout=30)
+        connection = http.client.HTTPConnection(LOOPBACK, self.port, timeout=PATIENCE)
         connection.request(method, target, body, headers)
         answer = connection.getresponse()
         return answer.status, answer.read().decode()
@@ -268,7 +273,7 @@ class Server:
                 talked.send(json.dumps(start))
                 kinds = []
                 while not {"data", "error", "complete"} & set(kinds):
-                    kinds.append(json.loads(talked.recv(timeout=30))["type"])
+                    kinds.append(json.loads(talked.recv(timeout=PATIENCE))["type"])
                 return kinds[-1]
         except InvalidStatus as refused:
             return f"refused {refused.response.status_code}"
@@ -294,22 +299,22 @@ def served(
                 "--empty-workspace",
             ],
             cwd=folder,
-            env={"DAGSTER_HOME": str(folder), "PATH": "/usr/bin:/bin"},
+            env={"DAGSTER_HOME": str(folder), "PATH": "/usr/bin:/bin"} | _PYTHONPATH,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
         )
         try:
-            give_up = time.monotonic() + 120
+            give_up = time.monotonic() + PATIENCE
             while not answers(server.port):
                 said = (folder / "log").read_text()
                 assert process.poll() is None, f"the webserver ended: {said}"
-                assert time.monotonic() < give_up, f"the webserver does not listen after 120 s: {said}"
+                assert time.monotonic() < give_up, f"it does not listen after {PATIENCE:.0f} s: {said}"
                 time.sleep(0.2)
             yield request.param, server
         finally:
             process.terminate()
-            process.wait(30)
+            process.wait(PATIENCE)
 
 
 LOG_OF_A_RUN = """subscription { pipelineRunLogs(runId: "4711") {

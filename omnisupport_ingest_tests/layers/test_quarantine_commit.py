@@ -21,6 +21,7 @@ from omnisupport_ingest.layers import quarantine
 from omnisupport_ingest.layers.checkpoints import Identity
 from omnisupport_ingest.layers.quarantine_files import EventsGone, QuarantineFiles, gone_from_disk
 from omnisupport_ingest_tests.lake.tables import W1, W2, state
+from omnisupport_ingest_tests.waiting import PATIENCE
 
 IDENTITY = Identity("quarantine", "desk", "run")
 SCHEMA = StructType(
@@ -253,7 +254,7 @@ def test_two_writers_at_once_leave_exactly_what_the_last_state_names(tmp_path: P
     for process in writers:
         process.start()
     for process in writers:
-        process.join(60)
+        process.join(PATIENCE)
         assert process.exitcode == 0
     pair = Pair(tmp_path)
     pair.settle()

@@ -28,6 +28,7 @@ from omnisupport_ingest.runtime.sensors_seen import sensors_seen
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.windows import WindowSize
 from omnisupport_ingest_tests.foreign_bytes import IN_THE_PLACE, in_time, mutated, odd_texts
+from omnisupport_ingest_tests.waiting import PATIENCE
 
 HOURLY = WindowSize(60)
 same_folder = settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -159,5 +160,5 @@ def test_any_answer_at_the_port_of_the_ui_is_read(port: int, content: bytes) -> 
 
 def test_the_answer_that_the_others_are_made_of_is_read(port: int) -> None:
     Answering.content = json.dumps(ANSWER).encode()
-    (seen,) = sensors_seen(port, seconds=5) or ()
+    (seen,) = sensors_seen(port, seconds=PATIENCE) or ()
     assert seen.running

@@ -33,7 +33,7 @@ from omnisupport_ingest.runtime.spark_connect import NAME, start_spark_connect
 from omnisupport_ingest.runtime.supervisor import Supervisor
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest_tests.other_user import as_another_user, open_folder
-from omnisupport_ingest_tests.waiting import until
+from omnisupport_ingest_tests.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.slow
 
@@ -181,7 +181,7 @@ def test_who_takes_the_ports_after_a_stop_is_sent_nothing(platform: Platform) ->
     ports = platform.ports(NAME)
     processes = platform.processes(NAME)
     processes[0].send_signal(signal.SIGKILL)
-    _, left = psutil.wait_procs(processes, timeout=30)
+    _, left = psutil.wait_procs(processes, timeout=PATIENCE)
     assert left == [], "the server ends with what started it"
     reading, writing = os.pipe()
     ready_reading, ready_writing = os.pipe()

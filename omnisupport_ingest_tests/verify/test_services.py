@@ -13,6 +13,7 @@ from omnisupport_ingest.runtime.supervisor import Supervisor
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres.embedded.server import EmbeddedPostgres
 from omnisupport_ingest.verify import services
+from omnisupport_ingest_tests.waiting import PATIENCE
 
 
 def test_a_spark_that_runs_elsewhere_is_not_started_again(
@@ -44,7 +45,7 @@ def test_the_first_start_of_the_embedded_server_leaves_no_error_in_its_log(tmp_p
     asking.start()
     try:
         server.start()
-        asking.join(30)
+        asking.join(PATIENCE)
         assert asked[-1], f"asked {len(asked)} times, and it never had its database"
         assert asked.count(False) > 0
         assert "FATAL:  database" not in (tmp_path / "postgres" / "postgres.log").read_text()

@@ -162,7 +162,7 @@ def test_destroy_leaves_nothing(tmp_path: Path) -> None:
         assert not path.exists()
     assert location.base == server.folder or not location.base.exists()
     assert not location.shared.exists()
-    gone, _ = psutil.wait_procs(processes, timeout=5)
+    gone, _ = psutil.wait_procs(processes, timeout=PATIENCE)
     assert len(gone) == len(processes)
     server.destroy()
 
@@ -319,7 +319,7 @@ def test_a_user_who_is_not_root_keeps_everything_in_the_folder() -> None:
             status = 0 if inside and answered and not folder.exists() else 2
         finally:
             os._exit(status)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE
     while (ended := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < deadline:
         time.sleep(0.1)
     assert ended == (child, 0)
