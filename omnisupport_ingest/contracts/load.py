@@ -28,6 +28,7 @@ from omnisupport_ingest.contracts.model import (
 )
 from omnisupport_ingest.contracts.names import PLAIN_NAME
 from omnisupport_ingest.contracts.pii_policies import lake_columns, read_policies
+from omnisupport_ingest.contracts.quality_document import judged_by, read_quality
 
 __all__ = [
     "Column",
@@ -46,7 +47,7 @@ SCHEMA = "contracts/contract.schema.json"
 _LONGEST_DELAY = timedelta(hours=12)
 """Files of net changes that closing has folded into others are kept for a day; a merge reads them."""
 
-_NOT_JUDGED_BY = ("cursor", "target", "delayed_merge")
+_NOT_JUDGED_BY = ("cursor", "target", "delayed_merge", "quality")
 """Parts of ``x-cdc`` that change no row of what has landed."""
 
 
@@ -129,6 +130,7 @@ def contract_of(document: dict[str, Any], path: Path) -> TableContract:
         target=_target(path, policy),
         delayed_merge=_delayed_merge(path, policy.get("delayed_merge")),
         unprotected=() if in_lake == columns else columns,
+        quality=read_quality(path, policy.get("quality"), columns),
     )
 
 
@@ -136,6 +138,7 @@ def _fingerprint(document: dict[str, Any]) -> str:
     """The SHA-256 of ``document``, but for what bears on reading, on a target or on the time of merges alone:
     that changes nothing that landed."""
     policy = {name: value for name, value in document["x-cdc"].items() if name not in _NOT_JUDGED_BY}
+    policy |= judged_by(document["x-cdc"].get("quality"))
     judged = document | {"x-cdc": policy}
     text = json.dumps(judged, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -13,6 +13,7 @@ from decimal import Decimal
 from omnisupport_ingest.contracts.masks import Mask
 from omnisupport_ingest.contracts.names import lake_name, spellings
 from omnisupport_ingest.contracts.pg_types import PgType
+from omnisupport_ingest.contracts.quality import DEFAULT, NO_QUALITY, Policies, Quality
 from omnisupport_ingest.errors import IngestError
 
 DEFAULT_ALLOWED_LATENESS = timedelta(hours=1)
@@ -34,6 +35,7 @@ class Column:
     ``enum``, ``minimum``, ``maximum``, ``pattern`` and ``max_length`` (in characters) are rules on
     the value; empty or null: no rule. ``personal`` marks personal data; ``pii`` is the policy for it, one of
     ``pii_policies.POLICIES``; ``pii_note`` says why that is right; ``mask`` is how it is masked, if it is.
+    ``policies``: what becomes of a row that breaks one of the rules.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Column:
     personal: bool = False
     pii_note: str = ""
     mask: Mask | None = None
+    policies: Policies = DEFAULT
 
     @property
     def type(self) -> PgType:
@@ -113,8 +116,10 @@ class TableContract:
     ``delayed_merge``: how long net changes may wait for their merge, null if every run merges at once.
     ``columns`` are those of the lake, where a policy for personal data leaves a column out or makes it text;
     ``unprotected``: the same as the source has them, empty where they do not differ.
+    ``quality``: rules of several columns, and what is expected of the table.
     ``path`` is the contract's file and ``fingerprint`` the SHA-256 of its canonical JSON without cursor,
-    target and delayed merge, which change no row that has landed: another fingerprint is another contract.
+    target, delayed merge and expectations, which change no row that has landed: another fingerprint is
+    another contract.
     """
 
     name: str
@@ -137,6 +142,7 @@ class TableContract:
     target: TargetPolicy | None = None
     delayed_merge: DelayedMerge | None = None
     unprotected: tuple[Column, ...] = ()
+    quality: Quality = NO_QUALITY
 
     @property
     def source_columns(self) -> tuple[Column, ...]:
