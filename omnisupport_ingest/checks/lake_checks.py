@@ -7,7 +7,7 @@ event log cannot make them green.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime, timedelta
 
 from deltalake.exceptions import DeltaError
@@ -154,17 +154,19 @@ def watermark_fresh(workspace: Workspace, source: str, now: datetime) -> CheckFi
 def tables_fresh(workspace: Workspace, source: str, now: datetime) -> dict[str, CheckFinding]:
     """Whether the dimension shows what was committed until shortly before ``now`` (timezone-aware).
 
-    By name of the contract; where it lets net changes wait for their merge, that time is added. Unlike
-    ``watermark_fresh`` this is of what people read.
+    By name of the contract, which may say how far behind is too far; where it lets net changes wait for their
+    merge, that time is added. Unlike ``watermark_fresh`` this is of what people read.
     """
     landing = workspace.landing(source)
 
     def fresh(contract: TableContract) -> CheckFinding:
         net_changes, dimension = look(workspace.net_changes(contract)), look(workspace.dimension(contract))
-        within = FRESH_WITHIN
+        asked = contract.quality.freshness
+        within = asked.max_lag if asked is not None and asked.max_lag is not None else FRESH_WITHIN
         if contract.delayed_merge is not None:
             within += contract.delayed_merge.max_age
-        return _table_fresh(freshness(contract, net_changes, dimension, landing), now, within)
+        found = _table_fresh(freshness(contract, net_changes, dimension, landing), now, within)
+        return found if asked is None else replace(found, severity=asked.severity)
 
     return _of_each_table(workspace, source, fresh)
 

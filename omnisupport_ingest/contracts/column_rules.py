@@ -94,7 +94,8 @@ class ColumnRules:
         what was not sent, and what was sent. What was not sent is not judged.
         """
         rows = len(next(iter(texts.values())))
-        kept, warned = pa.array(np.ones(rows, np.bool_)), {}
+        kept = pa.array(np.ones(rows, np.bool_))
+        warned: dict[str, pa.BooleanArray] = {}
         for name in self.columns:
             of_column, broken = self._columns[name].judged(texts[name], sent[name])
             kept = pc.and_(kept, of_column)

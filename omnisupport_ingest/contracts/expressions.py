@@ -2,7 +2,7 @@
 
 DuckDB parses and binds them, so there is no language of ours. What an expression may be is told by its syntax
 tree: columns of the contract, constants, operators, CASE, casts, and functions that give the same for the
-same row for ever. The database that evaluates them has no file, no network and no setting that can be changed.
+same row for ever. The database that evaluates them has no file and no network, and its settings are locked.
 
 An expression is asked of typed values, as the lake has them (``typed_values``). It is not asked of a row that
 lacks a column it names (not sent), or has a value there that the type cannot hold (``infinity``): nothing is
@@ -184,34 +184,34 @@ def _quoted(name: str) -> str:
 
 def _tree(expression: str) -> dict[str, Any]:
     """The syntax tree of ``expression``, which stands where one expression can stand and nowhere else."""
-    tree = _parsed(f"SELECT ({expression}\n) FROM rows", expression)
+    tree = _parsed(f"SELECT ({expression}\n) FROM rows")
     (node,) = tree["select_list"] if len(tree["select_list"]) == 1 else ({},)
-    plain = _parsed("SELECT (true\n) FROM rows", expression)
+    plain = _parsed("SELECT (true\n) FROM rows")
     if not node or node.get("alias") or _without(tree) != _without(plain):
         raise ExpressionProblem("is not one expression", "Write one expression that is true or false.")
     return dict(node)
 
 
-def _parsed(query: str, expression: str) -> dict[str, Any]:
+def _parsed(query: str) -> dict[str, Any]:
     import duckdb
 
     # The query text is data here: nothing of it is run.
     try:
         ((text,),) = _connection().execute("SELECT json_serialize_sql(?)", [query]).fetchall()
     except duckdb.Error as problem:
-        raise _not_sql(expression, str(problem)) from None
+        raise _not_sql(str(problem)) from None
     found = json.loads(text)
     if found["error"] or len(found["statements"]) != 1:
-        raise _not_sql(expression, found.get("error_message") or "it has several statements")
+        raise _not_sql(found.get("error_message") or "it has several statements")
     return dict(found["statements"][0]["node"])
 
 
-def _not_sql(expression: str, why: str) -> ExpressionProblem:
+def _not_sql(why: str) -> ExpressionProblem:
     first = why.strip().splitlines()[0] if why.strip() else "it cannot be parsed"
     return ExpressionProblem(f"is no expression of SQL: {first}", "Correct it; DuckDB's SQL is meant.")
 
 
-def _without(tree: Mapping[str, Any]) -> Any:
+def _without(tree: Any) -> Any:
     """``tree`` without its select list and without where things stand in the text."""
     if isinstance(tree, Mapping):
         left_out = ("select_list", "query_location", "query_location_length")
@@ -286,7 +286,8 @@ def _bind(expression: str, columns: Sequence[Column]) -> None:
     query = f"SELECT ({expression}\n) FROM ({_select(types)}) AS rows"
     try:
         bound = _connection().from_arrow(empty).query("given", query)
-        found = "" if bound is None else str(bound.types[0])
+        assert bound is not None, "a SELECT has a result"
+        found = str(bound.types[0])
     except duckdb.Error as problem:
         first = str(problem).strip().splitlines()[0]
         raise ExpressionProblem(

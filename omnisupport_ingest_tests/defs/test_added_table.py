@@ -92,4 +92,5 @@ def test_a_contract_file_brings_the_rows_that_landed_before_it_into_a_dimension(
             "no_unresolved_cells": True,
             "meets_contract": True,
             "fresh": True,
+            "rules_kept": True,
         }
