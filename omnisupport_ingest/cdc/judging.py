@@ -236,10 +236,10 @@ class _Judge:
             decided = self._law.reviews.get(rows.event(row)) if self._law.reviews else None
             carried = _Carried(images[row], rules[row], self._law.rejected.get(rows.of_batch(row), ()))
             found = self._finding(rows, row, late, too_late, carried, released=decided == RELEASE)
-            if found is _BATCH_REJECTED:
-                rules[row] = [*dict.fromkeys([*rules[row], *carried.rejected])]
             if rows.copy[row] > 1:
                 found = _COPY
+            if found is _BATCH_REJECTED:
+                rules[row] = [*dict.fromkeys([*rules[row], *carried.rejected])]
             verdict, state = self._verdict(found, decided)
             lates.append(late)
             findings.append(found)

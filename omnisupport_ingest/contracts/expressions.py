@@ -34,6 +34,23 @@ LONGEST = 2_000
 _MEMORY = "512MB"
 _CONNECTIONS = 4
 
+_SQL_TYPES = {
+    Kind.BOOLEAN: "BOOLEAN",
+    Kind.SHORT: "SMALLINT",
+    Kind.INTEGER: "INTEGER",
+    Kind.LONG: "BIGINT",
+    Kind.FLOAT: "FLOAT",
+    Kind.DOUBLE: "DOUBLE",
+    Kind.NUMERIC_TEXT: "DOUBLE",
+    Kind.DATE: "DATE",
+    Kind.TIMESTAMP: "TIMESTAMP WITH TIME ZONE",
+    Kind.TIMESTAMPTZ: "TIMESTAMP WITH TIME ZONE",
+    Kind.BINARY: "BLOB",
+    Kind.TEXT_ARRAY: "VARCHAR[]",
+    Kind.INTEGER_ARRAY: "BIGINT[]",
+    Kind.TEXT: "VARCHAR",
+}
+
 _ALLOWED = frozenset(
     ("COLUMN_REF", "CONSTANT", "COMPARISON", "CONJUNCTION", "OPERATOR", "FUNCTION", "CASE", "CAST", "BETWEEN")
 )
@@ -277,17 +294,12 @@ def _every_function() -> frozenset[str]:
 def _bind(expression: str, columns: Sequence[Column]) -> None:
     """``ExpressionProblem`` if DuckDB cannot evaluate ``expression`` over ``columns`` to true or false."""
     import duckdb
-    import pyarrow as pa
 
-    from omnisupport_ingest.contracts.typed_values import arrow_type
-
-    types = {column.name: column.type for column in columns}
-    empty = pa.table({name: pa.array([], arrow_type(of)) for name, of in types.items()})
-    query = f"SELECT ({expression}\n) FROM ({_select(types)}) AS rows"
+    nothing = ", ".join(f"CAST(NULL AS {_sql_type(each.type)}) AS {_quoted(each.name)}" for each in columns)
+    # Only described: nothing is computed, were it of NULL alone.
+    query = f"DESCRIBE SELECT ({expression}\n) FROM (SELECT {nothing}) AS rows"
     try:
-        bound = _connection().from_arrow(empty).query("given", query)
-        assert bound is not None, "a SELECT has a result"
-        found = str(bound.types[0])
+        ((_, found, *_),) = _connection().execute(query).fetchall()
     except duckdb.Error as problem:
         first = str(problem).strip().splitlines()[0]
         raise ExpressionProblem(
@@ -296,6 +308,11 @@ def _bind(expression: str, columns: Sequence[Column]) -> None:
         ) from None
     if found != "BOOLEAN":
         raise ExpressionProblem(f"gives {found}, not BOOLEAN", "Write what must be true of the row.")
+
+
+def _sql_type(of: PgType) -> str:
+    """The type that values of ``of`` have in an expression (``typed_values.arrow_type``, ``_select``)."""
+    return f"DECIMAL({of.precision},{of.scale})" if of.kind is Kind.DECIMAL else _SQL_TYPES[of.kind]
 
 
 def _connection() -> duckdb.DuckDBPyConnection:
