@@ -297,9 +297,9 @@ def _bind(expression: str, columns: Sequence[Column]) -> None:
 
     nothing = ", ".join(f"CAST(NULL AS {_sql_type(each.type)}) AS {_quoted(each.name)}" for each in columns)
     # Only described: nothing is computed, were it of NULL alone.
-    query = f"DESCRIBE SELECT ({expression}\n) FROM (SELECT {nothing}) AS rows"
     try:
-        ((_, found, *_),) = _connection().execute(query).fetchall()
+        described = _connection().execute(f"DESCRIBE SELECT ({expression}\n) FROM (SELECT {nothing}) AS rows")
+        ((_, found, *_),) = described.fetchall()
     except duckdb.Error as problem:
         first = str(problem).strip().splitlines()[0]
         raise ExpressionProblem(

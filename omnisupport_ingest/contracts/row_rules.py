@@ -19,7 +19,7 @@ from omnisupport_ingest.contracts import model
 from omnisupport_ingest.contracts.expressions import ExpressionRules
 from omnisupport_ingest.contracts.pg_types import Kind
 from omnisupport_ingest.contracts.pg_values import above, below, number, value_test
-from omnisupport_ingest.contracts.quality import ACCEPT, QUARANTINE, REJECT_BATCH, WITHHOLDING
+from omnisupport_ingest.contracts.quality import ACCEPT, QUARANTINE, WITHHOLDING
 
 Breaks = Callable[[str], bool]
 """Whether a text breaks a rule."""
@@ -61,10 +61,6 @@ class RowRules:
     def withheld(self, broken: Iterable[str]) -> bool:
         """Whether one of the ``broken`` rules keeps the row out."""
         return any(self._policies.get(name, QUARANTINE) in WITHHOLDING for name in broken)
-
-    def rejecting(self, broken: Iterable[str]) -> tuple[str, ...]:
-        """Those of the ``broken`` rules that reject the batch of the row."""
-        return tuple(name for name in broken if self._policies.get(name) == REJECT_BATCH)
 
     def broken_of(self, images: Sequence[Mapping[str, str | None]]) -> list[list[str]]:
         """The names of all rules that each of ``images`` breaks: those of its columns, then the others."""
