@@ -202,7 +202,8 @@ def _quoted(name: str) -> str:
 def _tree(expression: str) -> dict[str, Any]:
     """The syntax tree of ``expression``, which stands where one expression can stand and nowhere else."""
     tree = _parsed(f"SELECT ({expression}\n) FROM rows")
-    (node,) = tree["select_list"] if len(tree["select_list"]) == 1 else ({},)
+    selected = tree.get("select_list", ())
+    (node,) = selected if len(selected) == 1 else ({},)
     plain = _parsed("SELECT (true\n) FROM rows")
     if not node or node.get("alias") or _without(tree) != _without(plain):
         raise ExpressionProblem("is not one expression", "Write one expression that is true or false.")

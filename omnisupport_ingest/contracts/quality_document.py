@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from omnisupport_ingest.contracts.quality import (
 )
 
 if TYPE_CHECKING:
-    from omnisupport_ingest.contracts.model import Column
+    from omnisupport_ingest.contracts.model import Column, ContractError, Contracts
 
 _LEARNS_FROM, _SPREAD = 48, 6.0
 
@@ -48,6 +49,29 @@ def read_quality(path: Path, document: dict[str, Any] | None, columns: Sequence[
         _freshness(path, document.get("freshness")),
         _volume(path, document.get("volume")),
     )
+
+
+def reference_problems(contracts: Contracts) -> list[ContractError]:
+    """What is wrong with references among ``contracts``: a table that has none, another number of columns.
+
+    Reading a contract alone does not tell, and no row depends on it: the check of the table says so, too.
+    """
+    found = []
+    for contract in contracts:
+        tables = {each.name: each for each in contracts.of_source(contract.source)}
+        for place, reference in enumerate(contract.quality.references):
+            path, at = Path(contract.path), f"x-cdc.quality.references[{place}]"
+            other = tables.get(reference.table)
+            if other is None:
+                near = difflib.get_close_matches(reference.table, tables, n=1)
+                fix = f"Write {near[0]}, if that is meant." if near else f"Name one of: {', '.join(tables)}."
+                problem = f"{reference.table!r} is no table of the source {contract.source!r}"
+                found.append(refused(path, f"{at}.table", problem, fix))
+            elif len(other.key) != len(reference.columns):
+                problem = f"has {len(reference.columns)} columns, the key of {other.name} {len(other.key)}"
+                fix = f"Name a column for each of: {', '.join(other.key)}."
+                found.append(refused(path, f"{at}.columns", problem, fix))
+    return found
 
 
 def judged_by(document: dict[str, Any] | None) -> dict[str, Any]:

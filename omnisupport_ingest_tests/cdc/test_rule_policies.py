@@ -30,7 +30,9 @@ MOMENT = datetime(2026, 11, 21, 9, 30, tzinfo=UTC)
 
 RULES = (
     ExpressionRule("solved_after_opened", "solved >= opened", ("opened", "solved"), "warn"),
-    ExpressionRule("owned_when_solved", "solved IS NULL OR owner <> ''", ("owner", "solved"), "quarantine"),
+    ExpressionRule(
+        "owned_when_solved", "solved IS NULL OR coalesce(owner, '') <> ''", ("owner", "solved"), "quarantine"
+    ),
     ExpressionRule("cost_of_owner", "cost < 50 OR owner = 'boss'", ("owner", "cost"), "reject_batch"),
     ExpressionRule("never_asked", "id < 0", ("id",), "accept"),
 )
@@ -103,7 +105,7 @@ def read_plainly(image: Image) -> list[str]:
     # What the type cannot hold is not known to a rule of several columns.
     if opened[:2] == solved[:2] == "20" and solved < opened:
         broken.append("solved_after_opened")
-    if "owner" in image and solved[:2] == "20" and sent.get("owner") == "":
+    if "owner" in image and solved[:2] == "20" and sent.get("owner") in (None, ""):
         broken.append("owned_when_solved")
     if sent.get("cost") == "50" and sent.get("owner") not in (None, "boss"):
         broken.append("cost_of_owner")
@@ -179,8 +181,29 @@ def test_each_event_gets_what_the_policies_of_its_broken_rules_say(
     assert again.column("reason").to_pylist() == reasons
     for reason, rules, batch in zip(reasons, again.column("rules").to_pylist(), batches, strict=True):
         assert reason != "batch_rejected" or rejecting[batch] <= set(rules)
+    assert RulesLookout([CONTRACT]).found(again).counts == Counter(
+        (*PLACE, rule)
+        for broken, reason in zip(due, reasons, strict=True)
+        if reason != "batch_rejected"
+        for rule in broken
+    )
     # Counted once, whether the batch was rejected or not: those rows keep the rule themselves.
     assert RulesLookout([CONTRACT]).found(again).rejected == found.rejected
+
+
+def test_each_row_of_a_batch_is_told_its_own_warnings() -> None:
+    late = {"opened": _hour(10), "solved": _hour(9), "owner": "boss"}
+    images: list[Image] = [
+        {"id": "1", "opened": _hour(9), "rank": "5"},
+        {"id": "2", "opened": _hour(9)},
+        {"id": "3", "state": "lost", **late},
+        {"id": "4", "opened": _hour(9), "state": "lost", "rank": "5"},
+        {"id": "5", **late},
+    ]
+    for few in (0, FEW):
+        found = judged(marked(images, ["a"] * 5), law(), few)
+        assert found.column("rules").to_pylist() == [read_plainly(image) for image in images]
+        assert found.column("reason").null_count == 5
 
 
 def test_keys_are_samples_unless_they_are_personal() -> None:

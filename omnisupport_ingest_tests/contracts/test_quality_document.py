@@ -14,9 +14,10 @@ import pytest
 from omnisupport_ingest.contracts import expressions
 from omnisupport_ingest.contracts.expressions import ExpressionProblem, ExpressionRules, columns_of
 from omnisupport_ingest.contracts.load import contract_of, default_contracts_dir
-from omnisupport_ingest.contracts.model import Column, ContractError
+from omnisupport_ingest.contracts.model import Column, ContractError, Contracts
 from omnisupport_ingest.contracts.pg_types import PgType
 from omnisupport_ingest.contracts.quality import ExpressionRule
+from omnisupport_ingest.contracts.quality_document import reference_problems
 from omnisupport_ingest.contracts.row_rules import policies_of
 from omnisupport_ingest.contracts.typed_values import typed_array
 
@@ -60,6 +61,7 @@ def rule(expression: str, **more: str) -> dict[str, Any]:
         ("id > 0) AS x, (id > 1", "is no"),
         ("id > 0) FROM rows; DROP TABLE rows; --", "is no"),
         ("id > 0) FROM (SELECT 1 AS id) AS rows --", "is no"),
+        ("id > 0) UNION SELECT (true", "is not one expression"),
         ("tickets.id > 0", "names 'tickets.id'"),
         ("id > " + "1 + " * 600 + "1", "has .* characters"),
     ],
@@ -196,6 +198,19 @@ def test_a_policy_that_cannot_be_is_refused(column: str, policies: dict[str, str
 def test_an_expectation_that_cannot_be_is_refused(quality: dict[str, Any], problem: str) -> None:
     with pytest.raises(ContractError, match=problem):
         contract_of(with_quality(**quality), Path("t.json"))
+
+
+def test_a_reference_to_no_table_or_by_another_number_of_columns_is_a_problem_of_all_contracts() -> None:
+    references = [
+        {"name": "one", "columns": ["organization_id"], "table": "tikets"},
+        {"name": "two", "columns": ["organization_id", "id"], "table": "tickets"},
+        {"name": "three", "columns": ["organization_id"], "table": "tickets"},
+    ]
+    contract = contract_of(with_quality(references=references), Path("t.json"))
+    problems = [str(each) for each in reference_problems(Contracts((contract,)))]
+    assert len(problems) == 2
+    assert "'tikets' is no table of the source" in problems[0] and "Write tickets" in problems[0]
+    assert "has 2 columns, the key of tickets 1" in problems[1]
 
 
 def test_rules_make_another_contract_and_expectations_do_not() -> None:
