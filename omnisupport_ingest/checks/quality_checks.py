@@ -143,21 +143,27 @@ def not_quiet(workspace: Workspace, source: str) -> dict[str, CheckFinding]:
 
 
 def _closed(workspace: Workspace, contract: TableContract, most: int) -> tuple[list[str], list[int]]:
-    """The newest closed windows, at most ``most`` in order, and the events of the table in each; windows in
-    which nothing landed included."""
+    """The newest closed windows, at most ``most`` in order, and the events of the table in each.
+
+    Windows in which nothing landed are among them; from the first on that a run has not closed yet, none is.
+    """
     net_changes, deduped = look(workspace.net_changes(contract)), look(workspace.deduped(contract.source))
-    known = _of_time(deduped)
-    if deduped is None or net_changes is None or not known:
-        return [], []
-    last = next((each for each in reversed(known) if (s := deduped.state(each)) and s.closed), None)
-    if last is None:
+    landing, known = workspace.landing(contract.source), _of_time(deduped)
+    watermark = landing.landed().watermark
+    if deduped is None or net_changes is None or not known or watermark is None:
         return [], []
     grid = workspace.grid
-    earliest = grid.start_of(last) - (most - 1) * grid.size.length
-    first = max(known[0], earliest.strftime(KEY_FORMAT))
-    windows = grid.keys_between(first, last)[-most:]
-    states = [net_changes.state(window) for window in windows]
-    return windows, [state.checkpoint.deduped if state is not None else 0 for state in states]
+    last = grid.truncate(watermark - contract.allowed_lateness) - grid.size.length
+    first = max(grid.start_of(known[0]), last - (most - 1) * grid.size.length)
+    landed, windows, counts = frozenset(landing.windows()), [], []
+    while first <= last:
+        window, first = first.strftime(KEY_FORMAT), first + grid.size.length
+        state, of_table = deduped.state(window), net_changes.state(window)
+        if window in landed and (state is None or not state.closed):
+            break
+        windows.append(window)
+        counts.append(of_table.checkpoint.deduped if of_table is not None else 0)
+    return windows, counts
 
 
 def _of_time(snapshot: TableSnapshot | None) -> list[str]:
