@@ -7,11 +7,13 @@ here but in the decision table.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -23,6 +25,7 @@ from omnisupport_ingest.cdc.ordinary import FEW, IMAGE_OPS, ROW_OPS, Ordinary, T
 from omnisupport_ingest.cdc.protecting import Protections, protect_batches
 from omnisupport_ingest.contracts.decision_table import (
     ACCEPT,
+    BATCH_REJECTED,
     COLLISION,
     CONTRACT,
     DEDUPE,
@@ -81,13 +84,21 @@ _OUT_OF_RANGE = WINDOW.found(OUT_OF_RANGE_TIME)
 _COLLISION, _COPY = DEDUPE_KEY.found(COLLISION), DEDUPE_KEY.found(DUPLICATE_POSITION)
 _OLDER_EPOCH = EPOCH.found(OLDER_EPOCH)
 _MALFORMED, _ROW_RULE = ENVELOPE.found(MALFORMED), CONTRACT.found(ROW_RULE)
+_BATCH_REJECTED = CONTRACT.found(BATCH_REJECTED)
 _OUT_OF_ORDER = SEQUENCE_OR_TS.found(OUT_OF_ORDER)
 _TOO_LATE = MAX_LATENESS.found(TOO_LATE)
 LATE_FOUND = WATERMARK_GAP.found(LATE)
 """What judging finds, each where it looks for it. An event may be late besides what else it is."""
 
+Image = Mapping[str, Any]
+"""A row image: column name → text or null."""
+
 EventId = tuple[int, int, int, int]
 """(epoch, commit LSN, ordinal, event hash): one event, whatever batch brought it."""
+
+
+TableOfBatch = tuple[str, str, str, str]
+"""(window, schema, table, batch): the events of one table that one batch brought into one window."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +108,9 @@ class Law:
     ``contracts``: of the source. ``decisions``: the decision table. ``reviews``: what people decided of
     single events (``RELEASE`` or ``DISCARD``). ``erasures``: the rows whose values are taken out of their
     events once these are judged. ``window_length``: of the lake. ``secrets``: what policies for personal data
-    need. ``sealed``: windows that retention has sealed. Nothing is accepted in them any more.
+    need. ``sealed``: windows that retention has sealed; nothing is accepted in them any more. ``rejected``:
+    the batches of a table in which an event breaks a rule that rejects its batch, with these rules; a first
+    judgement finds them (``broken_rules``), a second withholds their events.
     """
 
     contracts: tuple[TableContract, ...]
@@ -107,6 +120,7 @@ class Law:
     erasures: Erasures = field(default_factory=Erasures)
     secrets: Secrets = field(default_factory=Secrets)
     sealed: frozenset[str] = frozenset()
+    rejected: Mapping[TableOfBatch, tuple[str, ...]] = field(default_factory=dict)
 
 
 def judge_batches(
@@ -146,14 +160,28 @@ class _Tables:
 
     def __init__(self, contracts: Sequence[TableContract]) -> None:
         self._contracts = {(each.schema, each.table): each for each in contracts}
-        self._rules: dict[tuple[str, str], RowRules | None] = {}
+        self._rules: dict[tuple[str, str], RowRules] = {}
 
-    def broken(self, place: tuple[str, str], image: Mapping[str, str | None]) -> list[str]:
+    def broken(self, events: Sequence[tuple[tuple[str, str], Image | None]]) -> list[list[str]]:
+        """The rules that the row of each event breaks, by its table and image."""
+        found: list[list[str]] = [[] for _ in events]
+        rows: dict[tuple[str, str], list[int]] = {}
+        for row, (place, image) in enumerate(events):
+            if image is not None and place in self._contracts:
+                rows.setdefault(place, []).append(row)
+        for place, of_place in rows.items():
+            images = [image for row in of_place if (image := events[row][1]) is not None]
+            for row, broken in zip(of_place, self._rules_of(place).broken_of(images), strict=True):
+                found[row] = broken
+        return found
+
+    def withheld(self, place: tuple[str, str], broken: Sequence[str]) -> bool:
+        return bool(broken) and self._rules_of(place).withheld(broken)
+
+    def _rules_of(self, place: tuple[str, str]) -> RowRules:
         if place not in self._rules:
-            contract = self._contracts.get(place)
-            self._rules[place] = None if contract is None else RowRules(contract)
-        rules = self._rules[place]
-        return rules.broken(image) if rules is not None else []
+            self._rules[place] = RowRules(self._contracts[place])
+        return self._rules[place]
 
     def lateness(self, place: tuple[str, str]) -> tuple[timedelta, timedelta]:
         contract = self._contracts.get(place)
@@ -172,17 +200,16 @@ class _Judge:
             {event_hash for *_, event_hash in law.reviews},
             self._window_end,
             few=few,
+            rejected={batch_id for *_, batch_id in law.rejected},
+            sealed=law.sealed,
         )
         # Scenarios that let an event pass are not looked for.
         self._strict = {name for name in SCENARIOS if law.decisions.action(name) not in _PASSES}
 
     def judged(self, batch: pa.RecordBatch) -> list[pa.Array]:
         """The added columns, in the order of ``ADDED``."""
-        ordinary = self._ordinary.among(batch)
-        if self._law.sealed:
-            sealed = pc.is_in(batch.column("window"), pa.array(self._law.sealed, pa.string()))
-            ordinary = pc.and_(ordinary, pc.invert(sealed))
-        others = pc.invert(ordinary)
+        plain = self._ordinary.among(batch, self._taken)
+        others = pc.invert(plain.ordinary)
         self._taken.events += batch.num_rows
         self._taken.exactly += others.true_count
         exactly = [
@@ -191,25 +218,33 @@ class _Judge:
         ]
         # The first is what every ordinary event gets, the rest what the others got, one after another.
         numbers = pc.multiply(pc.cumulative_sum(others.cast(pa.int64())), others.cast(pa.int64()))
-        return [column.take(numbers) for column in exactly]
+        added = [column.take(numbers) for column in exactly]
+        if plain.warned:
+            place = ADDED.index("rules")
+            added[place] = _with_warned(exactly[place], numbers.to_numpy(), plain.warned)
+        return added
 
     def _one_by_one(self, batch: pa.RecordBatch) -> list[pa.Array]:
-        rows = _Rows(batch)
+        rows = _Rows(batch, with_batch=bool(self._law.rejected))
+        started = time.perf_counter()
+        images = [self._carried(rows, row) for row in range(batch.num_rows)]
+        rules = self._tables.broken([(rows.place(row), image) for row, image in enumerate(images)])
+        self._taken.rules_seconds += time.perf_counter() - started
         lates: list[bool] = []
-        rules: list[Sequence[str]] = []
         findings: list[Finding | None] = []
         verdicts: list[str] = []
         states: list[str | None] = []
         for row in range(batch.num_rows):
-            broken: list[str] = []
             late, too_late = self._lateness(rows, row) if rows.watermark_before[row] else _IN_TIME
             decided = self._law.reviews.get(rows.event(row)) if self._law.reviews else None
-            found = self._finding(rows, row, late, too_late, broken, released=decided == RELEASE)
+            carried = _Carried(images[row], rules[row], self._law.rejected.get(rows.of_batch(row), ()))
+            found = self._finding(rows, row, late, too_late, carried, released=decided == RELEASE)
             if rows.copy[row] > 1:
                 found = _COPY
+            if found is _BATCH_REJECTED:
+                rules[row] = [*dict.fromkeys([*rules[row], *carried.rejected])]
             verdict, state = self._verdict(found, decided)
             lates.append(late)
-            rules.append(broken)
             findings.append(found)
             verdicts.append(verdict)
             states.append(state)
@@ -217,6 +252,16 @@ class _Judge:
         detectors = [None if found is None else found.detector for found in findings]
         added = (lates, rules, reasons, verdicts, detectors, states)
         return [pa.array(values, kind) for values, (_, kind) in zip(added, _ORDINARY, strict=True)]
+
+    def _carried(self, rows: _Rows, row: int) -> Image | None:
+        """The image of an event that brings a row; null where there is none, or it cannot be read.
+
+        What the fold takes from the old image is judged too, else it would reach the gate.
+        """
+        if rows.op[row] not in IMAGE_OPS:
+            return None
+        image = read_image(rows.after[row])
+        return None if image is None else with_unsent(image, rows.unchanged[row], rows.before(row))
 
     def _verdict(self, found: Finding | None, decided: str | None) -> tuple[str, str | None]:
         if found is None:
@@ -248,21 +293,14 @@ class _Judge:
         return self._window_ends[window]
 
     def _finding(
-        self, rows: _Rows, row: int, late: bool, too_late: bool, broken: list[str], *, released: bool
+        self, rows: _Rows, row: int, late: bool, too_late: bool, carried: _Carried, *, released: bool
     ) -> Finding | None:
-        """The first scenario that keeps the event out; the broken rules of its row go to ``broken``.
+        """The first scenario that keeps the event out.
 
         A release outweighs doubts about when and where an event came, never what it carries: a row that
         cannot be read, or breaks its contract by now, would break the dimension.
         """
-        image, malformed = None, False
-        if rows.op[row] in IMAGE_OPS:
-            image = read_image(rows.after[row])
-            malformed = image is None
-            if image is not None:
-                # What the fold takes from the old image is judged too, else it would reach the gate.
-                carried = with_unsent(image, rows.unchanged[row], rows.before(row))
-                broken += self._tables.broken(rows.place(row), carried)
+        malformed = rows.op[row] in IMAGE_OPS and carried.image is None
         # Nothing can be said of the row of an event without a whole key, were it a delete.
         malformed |= rows.op[row] in ROW_OPS and not rows.has_whole_keys(row)
         newest = rows.newest_epoch_before[row]
@@ -277,10 +315,12 @@ class _Judge:
             return _OLDER_EPOCH
         if malformed:
             return _MALFORMED
-        if broken:
+        if self._tables.withheld(rows.place(row), carried.broken):
             return _ROW_RULE
         if released:
             return None
+        if carried.rejected:
+            return _BATCH_REJECTED
         if rows.misplaced[row] and OUT_OF_ORDER in strict:
             return _OUT_OF_ORDER
         if too_late:
@@ -288,10 +328,21 @@ class _Judge:
         return LATE_FOUND if late and LATE in strict else None
 
 
+@dataclass(frozen=True, slots=True)
+class _Carried:
+    """The row image of an event, the rules that it breaks, and the rules that reject its whole batch."""
+
+    image: Image | None
+    broken: Sequence[str]
+    rejected: tuple[str, ...]
+
+
 class _Rows:
     """The columns of a batch that every event is asked for."""
 
-    def __init__(self, batch: pa.RecordBatch) -> None:
+    def __init__(self, batch: pa.RecordBatch, *, with_batch: bool) -> None:
+        """``with_batch``: whether it is asked which batch brought an event."""
+        self._batch_id: list[str] | None = batch.column("batch_id").to_pylist() if with_batch else None
         self.window: list[str] = batch.column("window").to_pylist()
         self.copy: list[int] = batch.column("copy").to_pylist()
         self.collision: list[bool] = batch.column("collision").to_pylist()
@@ -311,6 +362,11 @@ class _Rows:
 
     def place(self, row: int) -> tuple[str, str]:
         return self._schema[row], self._table[row]
+
+    def of_batch(self, row: int) -> TableOfBatch:
+        """The table's part of the batch that brought the event; of no batch if that is not asked."""
+        batch_id = "" if self._batch_id is None else self._batch_id[row]
+        return (self.window[row], *self.place(row), batch_id)
 
     def before(self, row: int) -> str | None:
         """The old image; it is read only where a column was not sent."""
@@ -333,6 +389,24 @@ class _Rows:
             self._batch.column("ordinal")[row].as_py(),
             self._batch.column("event_hash")[row].as_py(),
         )
+
+
+def _with_warned(
+    exactly: pa.ListArray, numbers: np.ndarray[Any, Any], warned: Mapping[str, pa.BooleanArray]
+) -> pa.ListArray:
+    """The broken rules of all events: those of ``exactly`` by ``numbers``, and for ordinary events, which
+    have the number 0, the rules in ``warned`` that they break."""
+    names = list(warned)
+    places = [np.flatnonzero(warned[name].to_numpy(zero_copy_only=False)) for name in names]
+    rows = np.concatenate(places)
+    rules = np.repeat(np.arange(len(names)), [len(each) for each in places])
+    order = np.lexsort((rules, rows))
+    passing, counts = np.unique(rows, return_counts=True)
+    offsets = pa.array(np.concatenate([[0], np.cumsum(counts)]), pa.int32())
+    lists = pa.ListArray.from_arrays(offsets, pa.array(names, pa.string()).take(pa.array(rules[order])))
+    numbers = numbers.copy()
+    numbers[passing] = len(exactly) + np.arange(len(passing))
+    return pa.concat_arrays([exactly, lists]).take(pa.array(numbers))
 
 
 def _moments(column: pa.Array) -> list[datetime | None]:

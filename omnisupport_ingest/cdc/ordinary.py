@@ -7,6 +7,7 @@ neither late nor reviewed.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -47,18 +48,34 @@ _NULL = "null"
 
 @dataclass
 class Taken:
-    """How many events the kernels of a task took, and how many of them one by one, exactly."""
+    """How many events the kernels of a task took, and how many of them one by one, exactly.
+
+    ``rules_seconds``: what it took to read their rows and ask them for the rules of contracts.
+    """
 
     events: int = 0
     exactly: int = 0
+    rules_seconds: float = 0.0
 
     def __add__(self, other: Taken) -> Taken:
-        return Taken(self.events + other.events, self.exactly + other.exactly)
+        return Taken(
+            self.events + other.events,
+            self.exactly + other.exactly,
+            self.rules_seconds + other.rules_seconds,
+        )
 
     @property
     def share(self) -> float | None:
         """The share that was taken one by one; None without events."""
         return round(self.exactly / self.events, 6) if self.events else None
+
+
+@dataclass(frozen=True)
+class Plain:
+    """Which events of a batch are ordinary, and by rule that lets rows pass, which of those break it."""
+
+    ordinary: pa.BooleanArray
+    warned: Mapping[str, pa.BooleanArray]
 
 
 class Ordinary:
@@ -71,29 +88,50 @@ class Ordinary:
         window_end: Callable[[str], datetime],
         *,
         few: int = FEW,
+        rejected: Collection[str] = (),
+        sealed: Collection[str] = (),
     ) -> None:
         """``reviewed``: the hashes of events that people decided about. ``window_end``: of a window.
 
-        ``few``: of so many events of a table in a batch, or fewer, none is called ordinary.
+        ``few``: of so many events of a table in a batch, or fewer, none is called ordinary. ``rejected``:
+        batches of which some table's events are rejected; none of theirs is called ordinary. ``sealed``:
+        windows in which none is.
         """
         self._contracts = contracts
         self._rules: dict[Place, ColumnRules] = {}
         self._reviewed = pa.array(sorted(reviewed), pa.int64())
         self._window_end = window_end
         self._few = few
+        self._rejected = pa.array(sorted(rejected), pa.string()) if rejected else None
+        self._sealed = pa.array(sorted(sealed), pa.string()) if sealed else None
 
-    def among(self, batch: pa.RecordBatch) -> pa.BooleanArray:
-        """For each marked event of ``batch``, whether it is ordinary."""
-        ordinary = pa.array(np.zeros(batch.num_rows, np.bool_))
+    def among(self, batch: pa.RecordBatch, taken: Taken) -> Plain:
+        """What is plain of the marked events of ``batch``; the time that rules took is added to ``taken``."""
+        none = ordinary = pa.array(np.zeros(batch.num_rows, np.bool_))
+        warned: dict[str, pa.BooleanArray] = {}
         if batch.num_rows <= self._few:
-            return ordinary
+            return Plain(ordinary, warned)
         found = pc.and_(_alone(batch), self._unreviewed(batch))
+        if self._rejected is not None:
+            found = pc.and_not(found, pc.is_in(batch.column("batch_id"), self._rejected))
+        if self._sealed is not None:
+            found = pc.and_not(found, pc.is_in(batch.column("window"), self._sealed))
         for place, of_place in self._places(batch):
             mask = pc.and_(found, of_place)
             events = batch if mask.true_count == batch.num_rows else batch.select(_LOOKED_AT).filter(mask)
-            if events.num_rows:
-                ordinary = pc.replace_with_mask(ordinary, mask, self._plain(events, place))
-        return ordinary
+            if not events.num_rows:
+                continue
+            in_time = self._in_time(events, self._contracts[place].allowed_lateness)
+            started = time.perf_counter()
+            kept, broken = self._rows_kept(events, place)
+            taken.rules_seconds += time.perf_counter() - started
+            plain = pc.and_(in_time, kept)
+            ordinary = pc.replace_with_mask(ordinary, mask, plain)
+            for name, of_events in broken.items():
+                passing = pc.and_(plain, of_events)
+                if passing.true_count:
+                    warned[name] = pc.replace_with_mask(warned.get(name, none), mask, passing)
+        return Plain(ordinary, warned)
 
     def _places(self, batch: pa.RecordBatch) -> Iterator[tuple[Place, pa.BooleanArray]]:
         """The tables with a contract and more than a few events, each with a mask of its events.
@@ -109,11 +147,6 @@ class Ordinary:
             if events > self._few and place in self._contracts:
                 yield place, pa.array(codes == code)
 
-    def _plain(self, events: pa.RecordBatch, place: Place) -> pa.BooleanArray:
-        return pc.and_(
-            self._in_time(events, self._contracts[place].allowed_lateness), self._rows_kept(events, place)
-        )
-
     def _unreviewed(self, batch: pa.RecordBatch) -> pa.BooleanArray:
         return pc.invert(pc.is_in(batch.column("event_hash"), self._reviewed))
 
@@ -126,15 +159,23 @@ class Ordinary:
         mark = events.column("watermark_before")
         return pc.fill_null(pc.less(mark, closing.take(windows.indices)), True)
 
-    def _rows_kept(self, events: pa.RecordBatch, place: Place) -> pa.BooleanArray:
-        """Whether the event brings a row that can be read and keeps its table's rules, or brings none."""
+    def _rows_kept(
+        self, events: pa.RecordBatch, place: Place
+    ) -> tuple[pa.BooleanArray, dict[str, pa.BooleanArray]]:
+        """Whether the event brings a row that can be read and no rule keeps out, or brings none; and by rule
+        that lets rows pass, whether it brings one that breaks it."""
         bringing = pc.is_in(events.column("op"), _IMAGES)
         rules = self._rules_of(place)
         images = read_flat(
             events.column("after").filter(bringing), rules.columns or self._contracts[place].key
         )
-        kept = pc.and_(images.proven, rules.kept(images.texts, images.sent))
-        return pc.replace_with_mask(pc.invert(bringing), bringing, kept)
+        judged = rules.judged(images.texts, images.sent)
+        brings_none = pc.invert(bringing)
+        kept = pc.replace_with_mask(brings_none, bringing, pc.and_(images.proven, judged.kept))
+        none = pc.and_(bringing, brings_none)
+        return kept, {
+            name: pc.replace_with_mask(none, bringing, broken) for name, broken in judged.warned.items()
+        }
 
     def _rules_of(self, place: Place) -> ColumnRules:
         if place not in self._rules:

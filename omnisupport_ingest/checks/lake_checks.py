@@ -7,7 +7,7 @@ event log cannot make them green.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime, timedelta
 
 from deltalake.exceptions import DeltaError
@@ -159,18 +159,21 @@ def tables_fresh(
 ) -> dict[str, CheckFinding]:
     """Whether the dimension shows what was committed until shortly before ``now`` (timezone-aware).
 
-    By name of the contract, of those in ``names`` or all; where it lets net changes wait for their merge,
-    that time is added. Unlike ``watermark_fresh`` this is of what people read.
+    By name of the contract, of those in ``names`` or all. A contract may say how far behind is too far; where
+    it lets net changes wait for their merge, that time is added. Unlike ``watermark_fresh`` this is of what
+    people read.
     """
     landing = workspace.landing(source)
     landed = landing.landed()
 
     def fresh(contract: TableContract) -> CheckFinding:
         net_changes, dimension = look(workspace.net_changes(contract)), look(workspace.dimension(contract))
-        within = FRESH_WITHIN
+        asked = contract.quality.freshness
+        within = asked.max_lag if asked is not None and asked.max_lag is not None else FRESH_WITHIN
         if contract.delayed_merge is not None:
             within += contract.delayed_merge.max_age
-        return _table_fresh(freshness(contract, net_changes, dimension, landing, landed), now, within)
+        found = _table_fresh(freshness(contract, net_changes, dimension, landing, landed), now, within)
+        return found if asked is None else replace(found, severity=asked.severity)
 
     return _of_each_table(workspace, source, names, fresh)
 

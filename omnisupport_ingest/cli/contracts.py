@@ -23,6 +23,7 @@ from omnisupport_ingest.contracts.load import (
     contract_paths,
     load_contract,
 )
+from omnisupport_ingest.contracts.quality_document import reference_problems
 
 _as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
@@ -314,6 +315,7 @@ def _read_all(folder: Path) -> _Reading:
             usable = Contracts((*usable, contract))
         except ContractError as error:
             problems.append(error)
+    problems += reference_problems(usable)
     return _Reading(folder, usable, tuple(problems))
 
 

@@ -2,21 +2,25 @@
 
 Beside ``row_rules``, which stays the meaning and names the rule that is broken. Here a short expression says
 of most texts that they are surely values of their type and within their bounds. Each other text is asked of
-the rule itself, once, however many rows have it.
+the rule itself, once, however many rows have it. Rules of several columns are one query over their typed
+values (``expressions``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
-from functools import reduce
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from omnisupport_ingest.contracts import model
+from omnisupport_ingest.contracts.expressions import ExpressionRules
 from omnisupport_ingest.contracts.pg_types import ALWAYS_FITS, ARRAYS, INTEGERS, NUMBERS, Kind
+from omnisupport_ingest.contracts.quality import WITHHOLDING
 from omnisupport_ingest.contracts.row_rules import Breaks, rules_of
 
 Surely = Callable[[pa.StringArray], pa.BooleanArray]
@@ -50,29 +54,72 @@ _FEW_DIGITS = r"-?[0-9]{1,11}(?:\.[0-9]{1,4})?"
 
 _MARGIN = 1e-6
 
+_UNSET: Mapping[str, Any] = {
+    "enum": (),
+    "minimum": None,
+    "maximum": None,
+    "max_length": None,
+    "pattern": None,
+}
+"""Rules that may let rows pass, by their name, which is that of the column's field; and what no rule is."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What whole columns say of rows: ``kept``: no rule that keeps a row out is broken. ``warned``: by rule
+    that lets rows pass, the rows that break it; none where no row does."""
+
+    kept: pa.BooleanArray
+    warned: Mapping[str, pa.BooleanArray]
+
 
 class ColumnRules:
-    """Every rule of a contract."""
+    """Every rule of a contract that is asked."""
 
     def __init__(self, contract: model.TableContract) -> None:
         self._columns = {column.name: _ColumnRules(column) for column in contract.source_columns}
+        self._expressions = ExpressionRules(contract.quality.asked, contract.source_columns)
+        self._withholding = {rule.name for rule in contract.quality.asked if rule.policy in WITHHOLDING}
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that have a rule, in the contract's order."""
-        return tuple(name for name, rules in self._columns.items() if rules.any)
+        """The columns that rules look at, in the contract's order."""
+        named = frozenset(self._expressions.columns)
+        return tuple(name for name, rules in self._columns.items() if rules.any or name in named)
 
-    def kept(
-        self, texts: Mapping[str, pa.StringArray], sent: Mapping[str, pa.BooleanArray]
-    ) -> pa.BooleanArray:
-        """Which rows break no rule.
+    def judged(self, texts: Mapping[str, pa.StringArray], sent: Mapping[str, pa.BooleanArray]) -> Kept:
+        """What the rules say of rows.
 
         ``texts`` and ``sent``: by column, at least ``columns`` and not none: the texts, null for NULL and for
         what was not sent, and what was sent. What was not sent is not judged.
         """
         rows = len(next(iter(texts.values())))
-        kept = (self._columns[name].kept(texts[name], sent[name]) for name in self.columns)
-        return reduce(pc.and_, kept, pa.array(np.ones(rows, np.bool_)))
+        kept = pa.array(np.ones(rows, np.bool_))
+        warned: dict[str, pa.BooleanArray] = {}
+        for name in self.columns:
+            of_column, broken = self._columns[name].judged(texts[name], sent[name])
+            kept = pc.and_(kept, of_column)
+            warned |= broken
+        for name, broken in self._expressions.broken(texts, sent).items():
+            if name in self._withholding:
+                kept = pc.and_not(kept, broken)
+            elif broken.true_count:
+                warned[name] = broken
+        return Kept(kept, warned)
+
+    def kept(
+        self, texts: Mapping[str, pa.StringArray], sent: Mapping[str, pa.BooleanArray]
+    ) -> pa.BooleanArray:
+        """Which rows break no rule that keeps them out; as of ``judged``."""
+        return self.judged(texts, sent).kept
+
+
+def gated(column: model.Column) -> model.Column:
+    """``column`` with those of its rules that keep rows out: the others say nothing of a dimension."""
+    if not column.policies.given:
+        return column
+    lets_pass = [name for name in _UNSET if not column.policies.withholds(name)]
+    return replace(column, **{name: _UNSET[name] for name in lets_pass})
 
 
 def surely_kept(rows: pa.Table, contract: model.TableContract) -> bool:
@@ -83,7 +130,8 @@ def surely_kept(rows: pa.Table, contract: model.TableContract) -> bool:
     return all(_values_surely_kept(rows[column.name], column) for column in contract.columns)
 
 
-def _values_surely_kept(values: pa.ChunkedArray, column: model.Column) -> bool:
+def _values_surely_kept(values: pa.ChunkedArray, of: model.Column) -> bool:
+    column = gated(of)
     kind = column.type.kind
     if not column.nullable and kind in ALWAYS_FITS and values.null_count:
         return False
@@ -126,20 +174,33 @@ class _ColumnRules:
     def __init__(self, column: model.Column) -> None:
         rules = rules_of(column)
         self._nullable = rules.not_null is None
-        self._rules = [(_surely(column, name), breaks) for name, breaks in rules.by_name.items()]
+        withholding, warning = [], {}
+        for name, breaks in rules.by_name.items():
+            if column.policies.withholds(name):
+                withholding.append((_surely(column, name), breaks))
+            else:
+                warning[f"{column.name}:{name}"] = (_surely(column, name), breaks)
+        self._withholding, self._warning = withholding, warning
 
     @property
     def any(self) -> bool:
-        return bool(self._rules) or not self._nullable
+        return bool(self._withholding) or bool(self._warning) or not self._nullable
 
-    def kept(self, texts: pa.StringArray, sent: pa.BooleanArray) -> pa.BooleanArray:
+    def judged(
+        self, texts: pa.StringArray, sent: pa.BooleanArray
+    ) -> tuple[pa.BooleanArray, dict[str, pa.BooleanArray]]:
         missing = texts.is_null()
         # A NULL keeps every rule but one.
         kept = missing if self._nullable else pc.and_(missing, pc.invert(sent))
         values = texts.is_valid()
-        for surely, breaks in self._rules:
+        for surely, breaks in self._withholding:
             values = pc.and_(values, pc.fill_null(_keep(texts, surely, breaks), False))
-        return pc.or_(kept, values)
+        warned = {}
+        for name, (surely, breaks) in self._warning.items():
+            broken = pc.invert(pc.fill_null(_keep(texts, surely, breaks), True))
+            if broken.true_count:
+                warned[name] = broken
+        return pc.or_(kept, values), warned
 
 
 def _keep(texts: pa.StringArray, surely: Surely | None, breaks: Breaks) -> pa.BooleanArray:

@@ -18,6 +18,7 @@ from omnisupport_ingest.contracts.pg_types import (
     PgType,
     nearest_type,
 )
+from omnisupport_ingest.contracts.quality import Policies
 
 RESERVED_PREFIX = "_cdc_"
 """Names of the lake's own columns begin so; no source column may."""
@@ -33,6 +34,18 @@ _RULES = {
     "maximum": NUMBERS,
 }
 """JSON Schema keyword → the kinds of column it is enforced on."""
+
+
+_RULE_OF = {
+    "type": "type",
+    "required": "not_null",
+    "enum": "enum",
+    "minimum": "minimum",
+    "maximum": "maximum",
+    "maxLength": "max_length",
+    "pattern": "pattern",
+}
+"""Keyword that makes a rule → the rule's name behind the column's (``row_rules``)."""
 
 
 def read_columns(path: Path, document: dict[str, Any]) -> tuple[Column, ...]:
@@ -69,7 +82,24 @@ def _column(path: Path, name: str, body: dict[str, Any], *, nullable: bool) -> C
         pattern=body.get("pattern"),
         max_length=body.get("maxLength"),
         default=Default(body["default"]) if "default" in body else None,
+        policies=_policies(path, name, body, nullable=nullable),
     )
+
+
+def _policies(path: Path, name: str, body: dict[str, Any], *, nullable: bool) -> Policies:
+    """``x-policy`` of a column: what becomes of a row that breaks one of its rules."""
+    given = body.get("x-policy", {})
+    of_text = PgType.parse(body["x-pg-type"]).kind is Kind.TEXT
+    has = {"required": not nullable, "type": not of_text}
+    for keyword in given:
+        if not has.get(keyword, keyword in body):
+            raise refused(
+                path,
+                f"properties.{name}.x-policy.{keyword}",
+                "is the policy of a rule that the column does not have",
+                "Take it out, or write the rule.",
+            )
+    return Policies(tuple(sorted((_RULE_OF[keyword], policy) for keyword, policy in given.items())))
 
 
 def _check_names(path: Path, document: dict[str, Any]) -> None:

@@ -21,6 +21,7 @@ LATE, TOO_LATE = "late_arrival", "too_late_arrival"
 DUPLICATE_WRITE, DUPLICATE_POSITION = "duplicate_event", "duplicate_position"
 COLLISION, OUT_OF_ORDER, OLDER_EPOCH = "collision", "out_of_order_event", "older_epoch"
 MALFORMED, ROW_RULE, OUT_OF_RANGE_TIME = "malformed_image", "row_rule", "out_of_range"
+BATCH_REJECTED = "batch_rejected"
 CRASH_AFTER_EMIT, STREAM_HOLE = "crash_after_emit", "stream_hole"
 CONTRACT_CHANGE, REVIEW_DECISION, MANUAL_BACKFILL = "contract_change", "review_decision", "manual_backfill"
 
@@ -95,6 +96,7 @@ SCENARIOS: Mapping[str, Scenario] = {
     OLDER_EPOCH: Scenario(EPOCH, (QUARANTINE, ACCEPT, STOP)),
     MALFORMED: Scenario(ENVELOPE, (QUARANTINE, STOP)),
     ROW_RULE: Scenario(CONTRACT, (QUARANTINE, STOP)),
+    BATCH_REJECTED: Scenario(CONTRACT, (QUARANTINE, STOP)),
     OUT_OF_RANGE_TIME: Scenario(WINDOW, (QUARANTINE, STOP)),
     CRASH_AFTER_EMIT: Scenario(RECOVERY_LSN, (REPLAY_AND_DEDUPE, STOP)),
     STREAM_HOLE: Scenario(CHAIN_LSN, (HOLD_BACK, STOP)),
@@ -110,6 +112,7 @@ JUDGED = (
     OLDER_EPOCH,
     MALFORMED,
     ROW_RULE,
+    BATCH_REJECTED,
     OUT_OF_ORDER,
     TOO_LATE,
     LATE,

@@ -32,6 +32,7 @@ from omnisupport_ingest.contracts.model import (
 from omnisupport_ingest.contracts.names import PLAIN_NAME
 from omnisupport_ingest.contracts.pg_types import Kind
 from omnisupport_ingest.contracts.pii_policies import lake_columns, read_policies
+from omnisupport_ingest.contracts.quality_document import judged_by, read_quality
 
 __all__ = [
     "Column",
@@ -53,7 +54,7 @@ _LONGEST_DELAY = timedelta(hours=12)
 LEAST_OLD_FILES = timedelta(hours=1)
 """A run in progress has placed files that it has not committed yet."""
 
-_NOT_JUDGED_BY = ("cursor", "target", "delayed_merge", "retention", "evolution", "history")
+_NOT_JUDGED_BY = ("cursor", "target", "delayed_merge", "retention", "evolution", "history", "quality")
 """Parts of ``x-cdc`` that change no row of net changes and dimension."""
 
 _WITHOUT_RULE = frozenset({"type", "x-pg-type", "description", "default"})
@@ -153,6 +154,7 @@ def contract_of(document: dict[str, Any], path: Path) -> TableContract:
         evolution=policy.get("evolution", PINNED),
         changed_only=policy.get("history") == "changed_only",
         verdicts_by=_verdicts_by(document, columns),
+        quality=read_quality(path, policy.get("quality"), columns),
     )
 
 
@@ -160,6 +162,7 @@ def _fingerprint(document: dict[str, Any]) -> str:
     """The SHA-256 of ``document``, but for what bears on reading, on a target, on the time of merges or on
     retention alone: that changes nothing that landed."""
     policy = {name: value for name, value in document["x-cdc"].items() if name not in _NOT_JUDGED_BY}
+    policy |= judged_by(document["x-cdc"].get("quality"))
     judged = document | {"x-cdc": policy}
     text = json.dumps(judged, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -13,6 +13,7 @@ from decimal import Decimal
 from omnisupport_ingest.contracts.masks import Mask
 from omnisupport_ingest.contracts.names import lake_name, spellings
 from omnisupport_ingest.contracts.pg_types import PgType
+from omnisupport_ingest.contracts.quality import DEFAULT, NO_QUALITY, Policies, Quality
 from omnisupport_ingest.errors import IngestError
 
 DEFAULT_ALLOWED_LATENESS = timedelta(hours=1)
@@ -48,6 +49,7 @@ class Column:
     the value; empty or null: no rule. ``personal`` marks personal data; ``pii`` is the policy for it, one of
     ``pii_policies.POLICIES``; ``pii_note`` says why that is right; ``mask`` is how it is masked, if it is.
     ``default``: what rows have that are older than the column; null: not known, so it is unresolved in them.
+    ``policies``: what becomes of a row that breaks one of the rules.
     """
 
     name: str
@@ -64,6 +66,7 @@ class Column:
     pii_note: str = ""
     mask: Mask | None = None
     default: Default | None = None
+    policies: Policies = DEFAULT
 
     @property
     def type(self) -> PgType:
@@ -144,11 +147,11 @@ class TableContract:
     ``columns`` are those of the lake, where a policy for personal data leaves a column out or makes it text;
     ``unprotected``: the same as the source has them, empty where they do not differ.
     ``evolution``: one of ``EVOLUTION``. ``changed_only``: the history has no version for what changed
-    nothing.
+    nothing. ``quality``: rules of several columns, and what is expected of the table.
     ``path`` is the contract's file and ``fingerprint`` the SHA-256 of its canonical JSON without cursor,
-    target, delayed merge, retention, evolution and history, which change no row of net changes and dimension:
-    another fingerprint is another contract. ``verdicts_by``: ``judged_by``, empty where that is the
-    fingerprint.
+    target, delayed merge, retention, evolution, history and expectations, which change no row of net changes
+    and dimension: another fingerprint is another contract. ``verdicts_by``: ``judged_by``, empty where that
+    is the fingerprint.
     """
 
     name: str
@@ -175,6 +178,7 @@ class TableContract:
     evolution: str = PINNED
     changed_only: bool = False
     verdicts_by: str = ""
+    quality: Quality = NO_QUALITY
 
     @property
     def judged_by(self) -> str:

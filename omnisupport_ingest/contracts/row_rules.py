@@ -1,20 +1,25 @@
 """The rules of a contract about one row: every row judged in one pass, every broken rule named.
 
 A rule is named ``<column>:<rule>``, where the rule is one of ``not_null``, ``type``, ``enum``,
-``minimum``, ``maximum``, ``max_length`` and ``pattern``. Rules read the row as PostgreSQL's text. The
-``gate`` asks those that bear on a typed value once more, of the whole table, before the dimension shows it.
+``minimum``, ``maximum``, ``max_length`` and ``pattern``; a rule of several columns (``expressions``) has the
+name that the contract gives it. Rules read the row as PostgreSQL's text. The ``gate`` asks those that bear on
+a typed value once more, of the whole table, before the dimension shows it.
+
+The policy of a rule says what its breach comes to. One with ``accept`` is not asked.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
 from omnisupport_ingest.contracts import model
+from omnisupport_ingest.contracts.expressions import ExpressionRules
 from omnisupport_ingest.contracts.pg_types import Kind
 from omnisupport_ingest.contracts.pg_values import above, below, number, value_test
+from omnisupport_ingest.contracts.quality import ACCEPT, QUARANTINE, WITHHOLDING
 
 Breaks = Callable[[str], bool]
 """Whether a text breaks a rule."""
@@ -38,6 +43,8 @@ class RowRules:
 
     def __init__(self, contract: model.TableContract) -> None:
         self._columns = tuple(rules_of(column) for column in contract.source_columns)
+        self._expressions = ExpressionRules(contract.quality.asked, contract.source_columns)
+        self._policies = policies_of(contract)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -49,10 +56,21 @@ class RowRules:
                 *([each.not_null] if each.not_null else []),
                 *(f"{each.column}:{name}" for name in each.by_name),
             )
-        )
+        ) + tuple(rule.name for rule in self._expressions.rules)
+
+    def withheld(self, broken: Iterable[str]) -> bool:
+        """Whether one of the ``broken`` rules keeps the row out."""
+        return any(self._policies.get(name, QUARANTINE) in WITHHOLDING for name in broken)
+
+    def broken_of(self, images: Sequence[Mapping[str, str | None]]) -> list[list[str]]:
+        """The names of all rules that each of ``images`` breaks: those of its columns, then the others."""
+        return [
+            self.broken(image) + others
+            for image, others in zip(images, self._expressions.of_images(images), strict=True)
+        ]
 
     def broken(self, image: Mapping[str, str | None]) -> list[str]:
-        """The names of the rules that a row image breaks; none when it is fine.
+        """The names of the rules of single columns that a row image breaks; none when it is fine.
 
         ``image``: column name → text. A column that it does not name was not sent and is not judged.
         """
@@ -85,7 +103,18 @@ def rules_of(column: model.Column) -> RulesOfColumn:
         rules["max_length"] = _longer_than(column.max_length)
     if column.pattern is not None:
         rules["pattern"] = _without(re.compile(column.pattern))
+    rules = {name: breaks for name, breaks in rules.items() if column.policies.of(name) != ACCEPT}
     return RulesOfColumn(column.name, None if column.nullable else f"{column.name}:not_null", rules)
+
+
+def policies_of(contract: model.TableContract) -> dict[str, str]:
+    """The policies that ``contract`` gives, by the name of the rule; any other rule has quarantine."""
+    of_columns = {
+        f"{column.name}:{rule}": policy
+        for column in contract.source_columns
+        for rule, policy in column.policies.given
+    }
+    return of_columns | {rule.name: rule.policy for rule in contract.quality.rules}
 
 
 def _unless(holds: Callable[[str], bool]) -> Breaks:

@@ -12,6 +12,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from omnisupport_ingest.contracts import model
+from omnisupport_ingest.contracts.column_rules import gated
 from omnisupport_ingest.contracts.pg_types import FLOATS, Kind
 
 # Java's regular expressions: \z is the true end, where $ would let a line break follow. A cast alone would
@@ -23,11 +24,13 @@ Judge = Callable[[Column], Column]
 """From a value to whether it breaks a rule: true, or else false or NULL."""
 
 
-def value_rules(column: model.Column) -> dict[str, Judge]:
+def value_rules(of: model.Column) -> dict[str, Judge]:
     """The rules about a value that is there: name of the rule → how it judges the typed column.
 
-    A judge gives true for a value that breaks the rule, false or NULL for one that is NULL.
+    Those that keep rows out; a dimension has rows that break the others. A judge gives true for a value that
+    breaks the rule, false or NULL for one that is NULL.
     """
+    column = gated(of)
     rules: dict[str, Judge] = {}
     if column.enum:
         rules["enum"] = lambda value: ~value.isin(*column.enum)

@@ -12,10 +12,11 @@ import dagster as dg
 from dagster_pyspark import LazyPySparkResource
 from pyspark.sql import SparkSession
 
-from omnisupport_ingest.checks import content_checks, window_checks
+from omnisupport_ingest.checks import content_checks, quality_checks, window_checks
 from omnisupport_ingest.checks import lake_checks as checks
 from omnisupport_ingest.checks.findings import CheckFinding
 from omnisupport_ingest.checks.schema_checks import schemas_as_contracted
+from omnisupport_ingest.contracts import quality
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.defs import keys
 from omnisupport_ingest.layers.workspace import Workspace
@@ -25,6 +26,7 @@ _CheckKeys = Set[dg.AssetCheckKey]
 
 _WARN = dg.AssetCheckSeverity.WARN
 _ERROR = dg.AssetCheckSeverity.ERROR
+_SEVERITIES = {quality.WARN: _WARN, quality.ERROR: _ERROR}
 
 _ENDS = {
     dg.DagsterEventType.STEP_SUCCESS,
@@ -75,14 +77,14 @@ def build_log_checks(source: str, contracts: Sequence[TableContract]) -> list[dg
 
 def build_content_checks(contract: TableContract) -> list[dg.AssetChecksDefinition]:
     """The checks of one dimension that read its rows with Spark."""
-    return [
-        _content_check(contract=contract, name=name, finding=finding)
-        for name, finding in (
-            ("keys_unique", content_checks.keys_unique),
-            ("no_unresolved_cells", content_checks.no_unresolved_cells),
-            ("meets_contract", content_checks.meets_contract),
-        )
+    listed = [
+        ("keys_unique", content_checks.keys_unique),
+        ("no_unresolved_cells", content_checks.no_unresolved_cells),
+        ("meets_contract", content_checks.meets_contract),
     ]
+    if contract.quality.references:
+        listed.append(("references_kept", quality_checks.references_kept))
+    return [_content_check(contract=contract, name=name, finding=finding) for name, finding in listed]
 
 
 def _log_check(
@@ -124,12 +126,19 @@ def _layers_check(
 
 
 def _table_checks(source: str, contracts: Sequence[TableContract]) -> dg.AssetChecksDefinition:
-    """Three checks per dimension, for those that the run visits; landing is read once for all of them."""
+    """The checks of every dimension, and those that its contract asks for; landing is read once for all."""
     asset_of = {contract.name: keys.dimension_key(contract) for contract in contracts}
     listed: Mapping[str, Callable[[Workspace, str, Collection[str]], dict[str, CheckFinding]]] = {
         "complete": checks.tables_complete,
         "fresh": _tables_fresh_now,
         "schema_as_contracted": schemas_as_contracted,
+        "rules_kept": quality_checks.rules_kept,
+        "volume_expected": quality_checks.volume_expected,
+        "not_quiet": quality_checks.not_quiet,
+    }
+    of_some = {
+        "volume_expected": {each.name for each in contracts if each.quality.volume is not None},
+        "not_quiet": {each.name for each in contracts if (f := each.quality.freshness) and f.quiet},
     }
 
     def findings(workspace: Workspace, chosen: _CheckKeys) -> Iterator[dg.AssetCheckResult]:
@@ -146,8 +155,9 @@ def _table_checks(source: str, contracts: Sequence[TableContract]) -> dg.AssetCh
         name=f"complete_{source}",
         specs=[
             dg.AssetCheckSpec(name, asset=asset, description=_description(of_tables))
-            for asset in asset_of.values()
+            for table, asset in asset_of.items()
             for name, of_tables in listed.items()
+            if table in of_some.get(name, asset_of)
         ],
         findings=findings,
     )
@@ -250,16 +260,19 @@ def _result(
     asset: dg.AssetKey | None = None,
     name: str | None = None,
 ) -> dg.AssetCheckResult:
+    metadata: dict[str, dg.MetadataValue] = {
+        name: dg.MetadataValue.int(value) if isinstance(value, int) else dg.MetadataValue.float(value)
+        for name, value in finding.numbers.items()
+    }
+    if finding.samples:
+        metadata["keys"] = dg.MetadataValue.json({rule: list(keys) for rule, keys in finding.samples.items()})
     return dg.AssetCheckResult(
         asset_key=asset,
         check_name=name,
         passed=finding.passed,
-        severity=severity,
+        severity=severity if finding.severity is None else _SEVERITIES[finding.severity],
         description=finding.summary,
-        metadata={
-            name: dg.MetadataValue.int(value) if isinstance(value, int) else dg.MetadataValue.float(value)
-            for name, value in finding.numbers.items()
-        },
+        metadata=metadata,
     )
 
 

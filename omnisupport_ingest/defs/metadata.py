@@ -18,7 +18,7 @@ from omnisupport_ingest.contracts.decision_table import (
     REVIEW_DECISION,
 )
 from omnisupport_ingest.contracts.model import TableContract
-from omnisupport_ingest.lake.checkpoint import Checkpoint
+from omnisupport_ingest.lake.checkpoint import Checkpoint, RulesAsked
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.layers import deduped, net_changes, raw
 from omnisupport_ingest.layers.delayed_merge import waiting_merge
@@ -46,7 +46,8 @@ def checkpoint_metadata(
 
     ``duration_seconds`` is how long the step took for all of its windows; left out where unknown.
     ``watermark_lag_seconds``, where there is a watermark, is how far it lay behind the commit.
-    ``exact_kernel_share``: as of ``Checkpoint``.
+    ``exact_kernel_share``: as of ``Checkpoint``; ``rules_share``: of the time that tasks took to judge, what
+    asking rows for the rules of their contracts took.
     """
     entries: dict[str, dg.MetadataValue] = {
         "cursor": MetadataValue.text(checkpoint.cursor or "none: no event yet"),
@@ -89,6 +90,8 @@ def checkpoint_metadata(
         }
         if checkpoint.exact_share is not None:
             entries["exact_kernel_share"] = MetadataValue.float(checkpoint.exact_share)
+        if checkpoint.rules is not None:
+            entries |= _rules(checkpoint.rules)
         if checkpoint.detectors:
             entries["detected_by"] = MetadataValue.text(
                 ", ".join(f"{name}: {by}" for name, by in sorted(checkpoint.detectors.items()))
@@ -102,6 +105,16 @@ def checkpoint_metadata(
             entries[name] = MetadataValue.int(value)
     if duration_seconds is not None:
         entries["duration_seconds"] = MetadataValue.float(round(duration_seconds, 3))
+    return entries
+
+
+def _rules(asked: RulesAsked) -> Mapping[str, dg.MetadataValue]:
+    """What the rules of contracts found, and what they cost."""
+    entries: dict[str, dg.MetadataValue] = {"rules_broken": MetadataValue.int(sum(asked.broken.values()))}
+    if asked.broken:
+        entries["rules_broken_by_name"] = MetadataValue.json(dict(asked.broken))
+    if asked.share is not None:
+        entries["rules_share"] = MetadataValue.float(asked.share)
     return entries
 
 

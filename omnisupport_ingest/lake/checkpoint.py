@@ -24,6 +24,20 @@ class MergeCost:
 
 
 @dataclass(frozen=True, slots=True)
+class RulesAsked:
+    """What asking the events of a window for the rules of their contracts came to.
+
+    ``broken``: by rule, as ``<table>/<rule>``, the events that break it, whatever its policy; ``keys``: a few
+    of their keys, of tables whose key is no personal data. ``share``: of the time that the run's tasks took
+    to judge, over all its windows, the share that the rules took; null where nobody measured.
+    """
+
+    broken: Mapping[str, int] = field(default_factory=dict)
+    keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    share: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Checkpoint:
     """The record of one window after a commit; kept in the table, mirrored in run metadata.
 
@@ -41,7 +55,7 @@ class Checkpoint:
     another state, and ``changed_by`` why (``late events``, ``contract``, …).
 
     ``exact_share``: of the events that the run took here, over all its windows, the share that went one by
-    one through the exact kernel; null where nobody counted.
+    one through the exact kernel; null where nobody counted. ``rules``: null where no rule was asked.
 
     ``closed``: the watermark had passed the window's end and allowed lateness, and the content was
     written whole or folded since. What the window takes in later opens it again.
@@ -80,6 +94,7 @@ class Checkpoint:
     detectors: Mapping[str, str] = field(default_factory=dict)
     merges: tuple[MergeCost, ...] = ()
     exact_share: float | None = None
+    rules: RulesAsked | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON values; moments in ISO 8601."""

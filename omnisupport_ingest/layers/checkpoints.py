@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 from omnisupport_ingest.cdc.dedupe import DEDUPE_KEY
 from omnisupport_ingest.contracts.decision_table import SCENARIOS, Finding
-from omnisupport_ingest.lake.checkpoint import Checkpoint
+from omnisupport_ingest.lake.checkpoint import Checkpoint, RulesAsked
 from omnisupport_ingest.lake.commit import WindowChange
 from omnisupport_ingest.lake.contenthash import ContentHash, hash_of_files
 from omnisupport_ingest.lake.staging import StagedFiles
@@ -56,7 +56,8 @@ class Outcome:
     """What a plan comes to: the key of its work, the batches its content holds then, and the counts.
 
     ``past_closing``: the watermark has closed the window by now. ``content``: hash of the content that the
-    work adds, where the rows written do not say it. ``exact_share``: as of ``Checkpoint``.
+    work adds, where the rows written do not say it. ``exact_share`` and ``rules``: as of
+    ``Checkpoint``.
     """
 
     idempotency_key: str
@@ -69,6 +70,7 @@ class Outcome:
     past_closing: bool = False
     content: ContentHash | None = None
     exact_share: float | None = None
+    rules: RulesAsked | None = None
 
 
 def change_for(
@@ -149,6 +151,7 @@ def checkpoint_of(
         committed_at=datetime.now(UTC),
         upstream_version=outcome.upstream_version,
         exact_share=outcome.exact_share,
+        rules=outcome.rules,
         scenarios={each.scenario: count for each, count in _ordered(outcome.found)},
         detectors={each.scenario: each.detector for each, _ in _ordered(outcome.found)},
     )

@@ -9,7 +9,6 @@ table of quarantine (``quarantine``).
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -23,7 +22,6 @@ from pyspark.sql import functions as F
 from omnisupport_ingest.cdc import dedupe
 from omnisupport_ingest.cdc.envelope import RAW_TYPE
 from omnisupport_ingest.cdc.judging import ACCEPTED, DUPLICATE, QUARANTINED, Law
-from omnisupport_ingest.cdc.ordinary import Taken
 from omnisupport_ingest.contracts.decision_table import JUDGED, Finding
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.lake.checkpoint import Checkpoint
@@ -45,7 +43,7 @@ from omnisupport_ingest.layers.checkpoints import (
 )
 from omnisupport_ingest.layers.erasures import refuse_lost
 from omnisupport_ingest.layers.event_copies import Copies, mark_copies
-from omnisupport_ingest.layers.event_tasks import judge
+from omnisupport_ingest.layers.event_tasks import Judged, judge
 from omnisupport_ingest.layers.explained import Replaced, reasons
 from omnisupport_ingest.layers.idempotency import idempotency_key, unit_key
 from omnisupport_ingest.layers.lateness import Lateness
@@ -53,6 +51,7 @@ from omnisupport_ingest.layers.plan import Asked, Upstream, WindowPlan, Work, pl
 from omnisupport_ingest.layers.progress import facts_of_parts, rise_from
 from omnisupport_ingest.layers.quarantine_files import gone_from_disk, named_by
 from omnisupport_ingest.layers.removed import Removed, lasting, refuse_remake
+from omnisupport_ingest.layers.rules_asked import broken_in, rules_asked, with_rejected
 from omnisupport_ingest.layers.scenarios import Tallies
 from omnisupport_ingest.layers.upstream_files import files_to_read, units_of
 from omnisupport_ingest.layers.versions import ERASURE, LawVersions, found_in
@@ -83,9 +82,9 @@ class _Job:
     distinct: bool
 
 
-_Verdicts = tuple[StagedFiles, Tallies, StagedFiles, float | None]
-"""The accepted events that were written, what was found, the quarantined events that were written, and which
-share of all was judged one by one, where it is known."""
+_Verdicts = tuple[StagedFiles, Tallies, StagedFiles, Judged]
+"""The accepted events that were written, what was found, the quarantined events that were written, and what
+judging says of all."""
 
 
 @dataclass(frozen=True)
@@ -235,10 +234,11 @@ def _commit(judging: _Judging, snapshot: TableSnapshot, raw: TableSnapshot, jobs
     law = _law(workspace, source, judging.versions, [job.plan.window for job in jobs])
     law = replace(law, sealed=judging.sealed)
     if law.erasures:
-        judged = dedupe.judge(_marked(judging.spark, raw, jobs), law)
-        accepted, tallies, staged, exact_share = _judged(judging, snapshot, judged, jobs, unit)
+        marked = _marked(judging.spark, raw, jobs)
+        judged = dedupe.judge(marked, with_rejected(marked, law))
+        accepted, tallies, staged, told = _judged(judging, snapshot, judged, jobs, unit)
     else:
-        accepted, tallies, staged, exact_share = _judged_by_tasks(judging, snapshot, jobs, law, unit)
+        accepted, tallies, staged, told = _judged_by_tasks(judging, snapshot, jobs, law, unit)
     counts = _counts(snapshot, jobs, accepted, tallies)
     quarantine.add(workspace.quarantine(source), staged, replace(identity, layer=quarantine.LAYER))
     companions = {job.plan.window: _companions(snapshot, job, staged) for job in jobs}
@@ -257,7 +257,8 @@ def _commit(judging: _Judging, snapshot: TableSnapshot, raw: TableSnapshot, jobs
                     upstream_version=raw.version,
                     found=_found(snapshot, job, tallies),
                     past_closing=job.plan.window in judging.sealed or judging.passed(job.plan.window),
-                    exact_share=exact_share,
+                    exact_share=told.taken.share,
+                    rules=rules_asked(workspace, source, told, job.plan, snapshot.state(job.plan.window)),
                 ),
                 identity,
                 accepted,
@@ -293,8 +294,17 @@ def _judged_by_tasks(
             found = drafts.enter_context(make([partial(mark_copies, files=each) for each in together]))
             assert found is not None, "copies are always found"
             copies = Copies(found.aside, {file.uri: number for each in together for number, file in each})
-        works = [partial(judge, files=share, law=law, copies=copies) for share in in_shares(files)]
-        return _placed(judging, snapshot, jobs, drafts.enter_context(make(works)), unit)
+
+        def made(by: Law) -> Made | None:
+            works = [partial(judge, files=share, law=by, copies=copies) for share in in_shares(files)]
+            return drafts.enter_context(make(works))
+
+        first = made(law)
+        told = _told(first)
+        if told.broken.rejected:
+            # Who judges a batch must have seen all of it; that is another task's work, and seldom to be done.
+            first = made(replace(law, rejected=told.broken.rejected))
+        return _placed(judging, snapshot, jobs, first, unit)
 
 
 def _placed(
@@ -306,8 +316,11 @@ def _placed(
     if made.aside:
         others = judging.spark.read.schema(dedupe.JUDGED_TYPE).parquet(*_uris(made.aside))
     tallies, staged = _others(judging, snapshot, jobs, others, unit)
-    taken = sum((Taken(*json.loads(told)) for told in made.told), Taken())
-    return made.place(), tallies, staged, taken.share
+    return made.place(), tallies, staged, _told(made)
+
+
+def _told(made: Made | None) -> Judged:
+    return sum(map(Judged.read, made.told if made is not None else ()), Judged())
 
 
 def _uris(paths: Iterable[str]) -> list[str]:
@@ -342,6 +355,7 @@ def _judged(
             seen,
             F.count_if(F.col("verdict") != ACCEPTED).alias("refused"),
             F.count_if("late").alias("late"),
+            F.count_if(F.size("rules") > 0).alias("broken"),
         )
         .where(F.col("verdict") == ACCEPTED)
         .select(*RAW_TYPE.names),
@@ -350,19 +364,22 @@ def _judged(
         rows=sum(file.rows for job in jobs for file in job.files),
     )
     with _kept(judged, seen) as others:
-        return accepted, *_others(judging, snapshot, jobs, others, unit), None
+        broken = broken_in(others, judging.workspace.contracts.of_source(judging.source))
+        return accepted, *_others(judging, snapshot, jobs, others, unit), Judged(broken=broken)
 
 
 @contextmanager
 def _kept(judged: DataFrame, seen: Observation) -> Iterator[DataFrame | None]:
-    """The events that were refused or late, kept by Spark meanwhile, so that they are judged once.
+    """The events that were refused or late or break a rule, kept by Spark meanwhile, so that they are judged
+    once.
 
     None if every event was accepted in time, which is the rule: then the events are read once.
     """
-    if not seen.get["refused"] and not seen.get["late"]:
+    if not seen.get["refused"] and not seen.get["late"] and not seen.get["broken"]:
         yield None
         return
-    others = judged.where((F.col("verdict") != ACCEPTED) | F.col("late")).persist()
+    odd = (F.col("verdict") != ACCEPTED) | F.col("late") | (F.size("rules") > 0)
+    others = judged.where(odd).persist()
     try:
         yield others
     finally:

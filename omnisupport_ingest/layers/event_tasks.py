@@ -7,14 +7,16 @@ files alone: what it needs to know of the others is known beforehand, or said af
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from omnisupport_ingest.cdc.broken_rules import BrokenRules, RulesLookout
 from omnisupport_ingest.cdc.envelope import LANDED_TYPE, RAW_TYPE
 from omnisupport_ingest.cdc.event_hashes import event_hashes
 from omnisupport_ingest.cdc.judging import ACCEPTED, Law, judge_batches, judge_unprotected
@@ -31,7 +33,8 @@ from omnisupport_ingest.layers.event_copies import Copies, Marks
 
 _RAW = arrow_schema(RAW_TYPE, without=())
 _NOT_JUDGED_BY = frozenset({"tx_id", "lsn", "chunk_id", "envelope", "batch_id", "landed_at", "file_name"})
-_JUDGED_BY = pa.schema([field for field in _RAW if field.name not in _NOT_JUDGED_BY])
+_JUDGED_BY = pa.schema([each for each in _RAW if each.name not in _NOT_JUDGED_BY])
+_WITH_BATCH = _JUDGED_BY.append(_RAW.field("batch_id"))
 
 _WHOLE_NUMBERS = frozenset({Kind.SHORT, Kind.INTEGER, Kind.LONG})
 
@@ -66,17 +69,43 @@ def judge(output: Output, files: Sequence[LakeFile], law: Law, copies: Copies | 
     ``copies``: which of them have not their position for themselves; without it, every one has. Accepted
     events are written; all that are refused or late are put aside, with what ``dedupe.judge`` adds. A file of
     one table whose every event is accepted is taken over as it is, unless a policy for personal data changes
-    its values. Says how many events there were, and how many were judged one by one.
+    its values. Says what ``Judged`` reads: how many events there were, and which rules they broke.
     """
-    taken, protected, copies = Taken(), _protected_tables(law), copies or Copies()
+    started = time.perf_counter()
+    told, protected, copies = Judged(), _protected_tables(law), copies or Copies()
+    lookout = RulesLookout(law.contracts)
     for file in files:
-        table, of_file, marked = _only_table(file), Taken(), copies.of(file)
+        table, marked = _only_table(file), copies.of(file)
         whole = table is not None and not marked and not protected(table)
-        if table is None or not whole or not _taken_over(output, file, table, law, of_file):
-            of_file = Taken()
-            _judge_rows(output, file, law, marked, of_file)
-        taken += of_file
-    return json.dumps([taken.events, taken.exactly])
+        found = _taken_over(output, file, table, law, lookout) if table is not None and whole else None
+        told += found or _judge_rows(output, file, law, marked, lookout)
+    return replace(told, seconds=time.perf_counter() - started).told()
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What a task of ``judge`` says of its events; ``seconds``: how long it took."""
+
+    taken: Taken = field(default_factory=Taken)
+    broken: BrokenRules = field(default_factory=BrokenRules)
+    seconds: float = 0.0
+
+    def __add__(self, other: Judged) -> Judged:
+        return Judged(self.taken + other.taken, self.broken + other.broken, self.seconds + other.seconds)
+
+    @property
+    def rules_share(self) -> float | None:
+        """The share of the time that asking rows for the rules of contracts took; None without time."""
+        return round(self.taken.rules_seconds / self.seconds, 6) if self.seconds else None
+
+    def told(self) -> str:
+        taken = [self.taken.events, self.taken.exactly, self.taken.rules_seconds]
+        return json.dumps([taken, self.broken.told(), self.seconds])
+
+    @classmethod
+    def read(cls, told: str) -> Judged:
+        taken, broken, seconds = json.loads(told)
+        return cls(Taken(*taken), BrokenRules.read(broken), seconds)
 
 
 def _protected_tables(law: Law) -> Callable[[str], bool]:
@@ -89,33 +118,37 @@ def _protected_tables(law: Law) -> Callable[[str], bool]:
     return lambda table: bool(protected) and table not in kept
 
 
-def _judge_rows(output: Output, file: LakeFile, law: Law, marks: Marks, taken: Taken) -> None:
-    start = 0
+def _judge_rows(output: Output, file: LakeFile, law: Law, marks: Marks, lookout: RulesLookout) -> Judged:
+    start, taken, broken = 0, Taken(), BrokenRules()
     for batch in batches_of(file.uri, _RAW, dict(file.partition)):
         marked = _marked(batch, *marks.between(start, start + len(batch)))
         start += len(batch)
         for judged in judge_batches([marked], law, taken=taken):
+            broken += lookout.found(judged)
             rows = pa.Table.from_batches([judged])
             accepted = pc.equal(rows["verdict"], ACCEPTED)
             output.add(rows if pc.all(accepted).as_py() else rows.filter(accepted))
             output.put_aside(rows.filter(pc.or_(pc.invert(accepted), rows["late"])))
+    return Judged(taken, broken)
 
 
-def _taken_over(output: Output, file: LakeFile, table: str, law: Law, taken: Taken) -> bool:
-    """Whether all events of ``file``, which is of one ``table``, are accepted in time: then it is taken over.
+def _taken_over(output: Output, file: LakeFile, table: str, law: Law, lookout: RulesLookout) -> Judged | None:
+    """Take ``file`` over, if all its events, which are of one ``table``, are accepted in time; else None.
 
     It is what nearly every file comes to, and no column but those that are judged by is read for it.
     """
-    for batch in batches_of(file.uri, _JUDGED_BY, dict(file.partition)):
+    taken, broken = Taken(), BrokenRules()
+    for batch in batches_of(file.uri, _WITH_BATCH if law.rejected else _JUDGED_BY, dict(file.partition)):
         marked = _marked(batch, *_distinct(len(batch)))
         if not marked.column("identity").equals(batch.column("identity")):
-            return False
+            return None
         for judged in judge_unprotected([marked], law, taken=taken):
             in_time = pc.and_(pc.equal(judged.column("verdict"), ACCEPTED), pc.invert(judged.column("late")))
             if not pc.all(in_time).as_py():
-                return False
+                return None
+            broken += lookout.found(judged)
     output.link(file, (("window", file.window), ("source_table", table)))
-    return True
+    return Judged(taken, broken)
 
 
 def _distinct(count: int) -> tuple[pa.Array, pa.Array]:

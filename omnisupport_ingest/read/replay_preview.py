@@ -20,6 +20,7 @@ from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.layers import raw
 from omnisupport_ingest.layers.deduped import law_of, to_judge
 from omnisupport_ingest.layers.explained import changed
+from omnisupport_ingest.layers.rules_asked import with_rejected
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.windows import OUT_OF_RANGE
 
@@ -67,7 +68,8 @@ def preview_replay(
     """Judge and fold ``windows`` of ``source`` as a replay would; ``contracts``: the tables to compare."""
     asked = [*windows, OUT_OF_RANGE]
     events = raw.all_events(workspace, spark, source, asked)
-    judged = dedupe.judge(dedupe.mark_copies(to_judge(events)), law_of(workspace, source, asked)).cache()
+    marked = dedupe.mark_copies(to_judge(events))
+    judged = dedupe.judge(marked, with_rejected(marked, law_of(workspace, source, asked))).cache()
     try:
         verdicts = {
             row["verdict"]: row["count"]

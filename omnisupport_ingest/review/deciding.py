@@ -17,11 +17,15 @@ from deltalake import DeltaTable
 
 from omnisupport_ingest.cdc.judging import DISCARD, RELEASE
 from omnisupport_ingest.contracts.decision_table import (
+    BATCH_REJECTED,
     DUPLICATE_POSITION,
     MALFORMED,
     OUT_OF_RANGE_TIME,
     ROW_RULE,
 )
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.contracts.quality import QUARANTINE, WITHHOLDING
+from omnisupport_ingest.contracts.row_rules import policies_of
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.lake.ledger import SEQUENCE
 from omnisupport_ingest.lake.schema import arrow_schema
@@ -161,7 +165,11 @@ class _Plan:
             return error.problem, error.fix
         if self._decision == DISCARD:
             return None
-        return _unreleasable(row, values) or places.taken(row)
+        return self._unreleasable(row, values) or places.taken(row)
+
+    def _unreleasable(self, row: Quarantined, values: dict[str, Any]) -> tuple[str, str] | None:
+        contract = self._workspace.contracts.find(self._source, row.source_schema, row.source_table)
+        return _unreleasable(row, values) or _broken(row, contract)
 
     def _beside(self, new: Iterable[Quarantined | Review], found: Iterable[Quarantined]) -> list[Quarantined]:
         if self._decision != RELEASE:
@@ -254,8 +262,18 @@ def _unreleasable(row: Quarantined, values: dict[str, Any]) -> tuple[str, str] |
             "Its row image or its key cannot be read.",
             "Discard it; if its row matters, let the source write it again.",
         )
-    if row.reason == ROW_RULE or row.rules:
-        rules = ", ".join(row.rules) or "unknown"
+    return None
+
+
+def _broken(row: Quarantined, contract: TableContract | None) -> tuple[str, str] | None:
+    """What of its contract the event breaks; a rule that lets rows pass is nothing, nor is one that another
+    row of its batch breaks."""
+    if row.reason == BATCH_REJECTED:
+        return None
+    policies = policies_of(contract) if contract is not None else {}
+    broken = [rule for rule in row.rules if policies.get(rule, QUARANTINE) in WITHHOLDING]
+    if row.reason == ROW_RULE or broken:
+        rules = ", ".join(broken or row.rules) or "unknown"
         return (
             f"It breaks its contract ({row.table}: {rules}), and so would the dimension.",
             f"Change the contract of {row.table} if the rule is wrong: its windows are then judged again by "

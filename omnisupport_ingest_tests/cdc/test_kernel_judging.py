@@ -64,7 +64,7 @@ _SCHEMA = pa.schema(
     [
         *(
             pa.field(name, pa.string())
-            for name in ("window", "op", "key", "moved_from_key", "before", "after", "envelope")
+            for name in ("window", "op", "key", "moved_from_key", "before", "after", "envelope", "batch_id")
         ),
         *(pa.field(name, pa.string()) for name in ("source_schema", "source_table")),
         *(pa.field(name, pa.int32()) for name in ("copy", "epoch", "newest_epoch_before")),
@@ -252,8 +252,12 @@ def drawn_laws(rng: Random, deliveries: Sequence[Delivery]) -> Laws:
     reviews = {each.key: rng.choice(("release", "discard")) for each in deliveries if rng.random() < 0.15}
     first = {each.key: each for each in deliveries}
     by_event = {(*first[key].event.at, _hash(first[key])): what for key, what in reviews.items()}
+    rejected = [each for each in deliveries if rng.random() < 0.1]
+    of_batches = {
+        (each.window, "public", each.event.table, str(each.number)): (oracle.REJECTING,) for each in rejected
+    }
     return Laws(
-        Law((CONTRACT,), DecisionTable(decisions), HOUR, by_event),
+        Law((CONTRACT,), DecisionTable(decisions), HOUR, by_event, rejected=of_batches),
         oracle.Law(
             {name: each.action for name, each in decisions.items()},
             frozenset(name for name, each in decisions.items() if each.needs_manual_review),
@@ -261,6 +265,7 @@ def drawn_laws(rng: Random, deliveries: Sequence[Delivery]) -> Laws:
             {SHAPE.name: {"status": LIMIT}},
             HOUR,
             reviews,
+            rejected=frozenset(each.number for each in rejected),
         ),
     )
 
@@ -341,6 +346,7 @@ def _row(each: Delivery, copy: int, collision: bool) -> Mapping[str, Any]:
         "before": _image(event.before, event.key),
         "after": each.unreadable if each.unreadable is not None else _image(event.after, event.key),
         "envelope": "as delivered",
+        "batch_id": str(each.number),
         "source_schema": "public",
         "source_table": event.table,
         "copy": copy,

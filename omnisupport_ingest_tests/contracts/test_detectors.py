@@ -89,6 +89,7 @@ OF_EVENTS: Mapping[str, Mapping[str, Any]] = {
     "older_epoch": {"newest_epoch_before": 2},
     "malformed_image": {"after": '{"id":"1","ti'},
     "row_rule": {"after": '{"id":"1","title":"too long"}'},
+    "batch_rejected": {"batch_id": "b1"},
     "out_of_order_event": {"misplaced": True},
     "too_late_arrival": {"watermark_before": NOON + timedelta(hours=4)},
     "late_arrival": {"watermark_before": NOON + timedelta(hours=2)},
@@ -108,7 +109,9 @@ def decisions(**actions: str) -> DecisionTable:
 def judged(event: Mapping[str, Any], table: DecisionTable) -> tuple[str, Finding | None]:
     """The verdict of an event, and what was found of it."""
     arrays = {name: pa.array([value], TYPES.get(name)) for name, value in event.items()}
-    law = Law((CONTRACT,), table, timedelta(hours=1))
+    of_batch = (event["window"], "public", "tickets", event.get("batch_id", ""))
+    rejected = {of_batch: ("title:max_length",)} if "batch_id" in event else {}
+    law = Law((CONTRACT,), table, timedelta(hours=1), rejected=rejected)
     (batch,) = judge_batches([pa.RecordBatch.from_pydict(arrays)], law)
     (found,) = batch.to_pylist()
     reason = found["reason"]

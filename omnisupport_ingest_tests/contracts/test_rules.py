@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
 
@@ -17,7 +18,8 @@ from omnisupport_ingest.cdc.fold import with_types
 from omnisupport_ingest.contracts import pandera_schema
 from omnisupport_ingest.contracts.model import Column, TableContract
 from omnisupport_ingest.contracts.pandera_schema import GateFailed, failures
-from omnisupport_ingest.contracts.row_rules import RowRules
+from omnisupport_ingest.contracts.quality import Policies
+from omnisupport_ingest.contracts.row_rules import RowRules, policies_of
 from omnisupport_ingest.contracts.typed_values import typed_array
 
 CONTRACT = TableContract(
@@ -169,6 +171,33 @@ ROWS = st.fixed_dictionaries(
 def everything_fits(row: Image) -> bool:
     texts = [(row.get(column.name), column.type) for column in CONTRACT.columns]
     return all(text is None or typed_array(pa.array([text]), of)[0].is_valid for text, of in texts)
+
+
+WITH_POLICIES = replace(
+    CONTRACT,
+    columns=tuple(
+        replace(
+            column, policies=Policies((("maximum", "warn"), ("enum", "reject_batch"), ("pattern", "accept")))
+        )
+        for column in CONTRACT.columns
+    ),
+)
+
+
+@settings(max_examples=2, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rows=st.lists(ROWS.filter(lambda row: everything_fits(row)), min_size=4, max_size=6))
+def test_the_gate_says_of_each_row_alone_what_the_row_rules_say(
+    spark: SparkSession, rows: list[Image]
+) -> None:
+    """Each row is a frame of its own, so what pandera says is said of that row."""
+    rules, policies = RowRules(WITH_POLICIES), policies_of(WITH_POLICIES)
+    verdicts = [failures(typed_frame(frame_of(spark, [row])), WITH_POLICIES) for row in rows]
+    due = [
+        {name for name in rules.broken(row) if policies.get(name) != "warn"}
+        - {"sent_at:not_null", "value:type"}
+        for row in rows
+    ]
+    assert [set(each) for each in verdicts] == due
 
 
 @settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -93,4 +93,5 @@ def test_a_contract_file_brings_the_rows_that_landed_before_it_into_a_dimension(
             "meets_contract": True,
             "fresh": True,
             "schema_as_contracted": True,
+            "rules_kept": True,
         }

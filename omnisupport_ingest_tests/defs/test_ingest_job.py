@@ -61,6 +61,7 @@ def test_a_range_of_windows_goes_through_every_layer_and_survives_the_loss_of_da
             "no_unresolved_cells": True,
             "quarantine_not_rising": True,
             "replays_explained": True,
+            "rules_kept": True,
             "sentinel_empty": True,
             "watermark_fresh": True,
             "windows_settled": True,

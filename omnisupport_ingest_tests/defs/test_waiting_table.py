@@ -32,7 +32,7 @@ def materialized(run: dg.ExecuteInProcessResult) -> set[dg.AssetKey]:
     return {key for key in found if key is not None}
 
 
-OF_A_TABLE = {"complete", "fresh"}
+OF_A_TABLE = {"complete", "fresh", "rules_kept"}
 OF_ALL_LAYERS = {"windows_settled", "replays_explained"}
 
 

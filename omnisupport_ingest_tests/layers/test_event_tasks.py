@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,7 @@ from omnisupport_ingest.lake import file_tasks
 from omnisupport_ingest.lake.file_tasks import Output, batches_of, in_shares, rows_of
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.schema import arrow_schema
-from omnisupport_ingest.layers.event_tasks import LandedFile, judge, order_of, take_in
+from omnisupport_ingest.layers.event_tasks import Judged, LandedFile, judge, order_of, take_in
 from omnisupport_ingest.layers.fold_tasks import Share, fold
 from omnisupport_ingest_tests.cdc.lanes import CONTRACT
 
@@ -147,7 +146,7 @@ def judged(tmp_path: Path, name: str, events: list[dict[str, object]]) -> tuple[
     place = (("window", "2026-11-21T12"),)
     file = LakeFile(path.name, str(path), place[0][1], place, len(rows), path.stat().st_size)
     output = Output(tmp_path / f"of {name}", 0, RAW, ("window", "source_table"))
-    assert json.loads(judge(output, [file], LAW))[0] == len(rows)
+    assert Judged.read(judge(output, [file], LAW)).taken.events == len(rows)
     output.close()
     [accepted] = (tmp_path / f"of {name}" / "rows").rglob("*.parquet")
     return path, accepted, list((tmp_path / f"of {name}" / "aside").iterdir())

@@ -22,6 +22,7 @@ _IN_ORDER = (
     "older_epoch",
     "malformed_image",
     "row_rule",
+    "batch_rejected",
     "out_of_order_event",
     "too_late_arrival",
     "late_arrival",
@@ -35,11 +36,15 @@ FOUND_BY = {
     "older_epoch": "epoch",
     "malformed_image": "envelope",
     "row_rule": "contract",
+    "batch_rejected": "contract",
     "out_of_order_event": "sequence_or_ts",
     "too_late_arrival": "max_lateness",
     "late_arrival": "watermark_gap",
 }
 """What finds each of them."""
+
+REJECTING = "rejects"
+"""The rule of the row for which a batch is rejected."""
 
 _PASSING = {"accept", "ingest", "replay_window", "dedupe"}
 
@@ -92,7 +97,8 @@ class Law:
     open after its end, and how far behind an event may land. ``longest``: by table and column, the most
     characters that a value may have. ``no_values``: by table and column, texts that are no value of its type.
     ``key_columns``: by table. ``reviews``: what was decided last of an event. ``erasures``: by table
-    and key, between which positions (above the first one, up to the second) a row was erased.
+    and key, between which positions (above the first one, up to the second) a row was erased. ``rejected``:
+    the numbers of deliveries whose batch has a row that breaks the rule ``REJECTING``.
     """
 
     actions: Mapping[str, str]
@@ -106,6 +112,7 @@ class Law:
     erasures: Mapping[tuple[str, Key], Collection[tuple[Position | None, Position]]] = field(
         default_factory=dict
     )
+    rejected: Collection[int] = frozenset()
 
     def passes(self, scenario: str) -> bool:
         return self.actions[scenario] in _PASSING
@@ -217,6 +224,7 @@ def _verdict(delivery: Delivery, law: Law, *, collision: bool) -> Verdict:
         "out_of_order_event": delivery.misplaced and not law.passes("out_of_order_event"),
         "too_late_arrival": too_late and not law.passes("too_late_arrival"),
         "late_arrival": late and not too_late and not law.passes("late_arrival"),
+        "batch_rejected": delivery.number in law.rejected,
     }
     faults = {
         "out_of_range": delivery.window == OUT_OF_RANGE,
@@ -228,6 +236,8 @@ def _verdict(delivery: Delivery, law: Law, *, collision: bool) -> Verdict:
     reason = next((each for each in _IN_ORDER if holds.get(each)), None)
     if reason is None:
         return Verdict(delivery, ACCEPTED, None, None, rules, late)
+    if reason == "batch_rejected":
+        rules = (*rules, REJECTING)
     return Verdict(delivery, QUARANTINED, reason, _state(reason, decided, law), rules, late)
 
 

@@ -118,7 +118,7 @@ class RowGates:
         found = self._of_form(record)
         if record.row is not None:
             broken = self._rules.broken(record.row)
-            if broken:
+            if self._rules.withheld(broken):
                 found.append(("row", f"breaks {', '.join(broken)}", "Correct the row at its owner's."))
         return found
 

@@ -1,0 +1,134 @@
+"""Which rules of contracts the events of some windows broke: counted by whole columns, as they are judged.
+
+A rule that lets rows pass keeps nothing back, so this is all that is left of its breach: how many rows, and a
+few keys, of tables whose key is no personal data. Copies count once. A rule that rejects its batch is also
+why the other events of that batch are withheld: which these are is found here, and told to a second
+judgement (``judging.Law.rejected``).
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from omnisupport_ingest.cdc.judging import DUPLICATE, TableOfBatch
+from omnisupport_ingest.contracts.decision_table import BATCH_REJECTED, ROW_RULE
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.contracts.quality import REJECT_BATCH
+from omnisupport_ingest.contracts.row_rules import policies_of
+
+SAMPLES = 3
+"""Keys that are kept of the rows that break one rule in one window."""
+
+_LOOKED_AT = ("window", "source_schema", "source_table", "key", "reason", "rules")
+
+RuleOfWindow = tuple[str, str, str, str]
+"""(window, schema, table, rule)"""
+
+
+@dataclass
+class BrokenRules:
+    """``counts``: rows that break a rule. ``keys``: some of them. ``rejected``: as of ``judging.Law``."""
+
+    counts: Counter[RuleOfWindow] = field(default_factory=Counter)
+    keys: dict[RuleOfWindow, tuple[str, ...]] = field(default_factory=dict)
+    rejected: dict[TableOfBatch, tuple[str, ...]] = field(default_factory=dict)
+
+    def __add__(self, other: BrokenRules) -> BrokenRules:
+        keys = dict(self.keys)
+        for rule, found in other.keys.items():
+            keys[rule] = tuple(sorted({*keys.get(rule, ()), *found})[:SAMPLES])
+        rejected = dict(self.rejected)
+        for batch, rules in other.rejected.items():
+            rejected[batch] = tuple(sorted({*rejected.get(batch, ()), *rules}))
+        return BrokenRules(self.counts + other.counts, keys, rejected)
+
+    def told(self) -> str:
+        """For ``read``: what a task says of its events."""
+        return json.dumps(
+            [
+                [[*rule, count] for rule, count in sorted(self.counts.items())],
+                [[*rule, *keys] for rule, keys in sorted(self.keys.items())],
+                [[*batch, *rules] for batch, rules in sorted(self.rejected.items())],
+            ]
+        )
+
+    @classmethod
+    def read(cls, told: str) -> BrokenRules:
+        counts, keys, rejected = json.loads(told)
+        return cls(
+            Counter({tuple(rule): count for *rule, count in counts}),
+            {tuple(each[:4]): tuple(each[4:]) for each in keys},
+            {tuple(each[:4]): tuple(each[4:]) for each in rejected},
+        )
+
+
+class RulesLookout:
+    """Looks for broken rules in judged events of the tables of ``contracts``."""
+
+    def __init__(self, contracts: Iterable[TableContract]) -> None:
+        every = {(each.schema, each.table): each for each in contracts}
+        self._personal = {place for place, each in every.items() if _has_personal_key(each)}
+        self._rejecting = {place: rules for place, each in every.items() if (rules := _rejecting(each))}
+
+    @property
+    def rejects(self) -> bool:
+        """Whether any rule rejects batches."""
+        return bool(self._rejecting)
+
+    def found(self, judged: pa.RecordBatch) -> BrokenRules:
+        """The rules that ``judged`` events break; ``batch_id`` is read where one rejects its batch."""
+        broken = pc.greater(pc.list_value_length(judged.column("rules")), 0)
+        if not broken.true_count:
+            return BrokenRules()
+        # The rows of a rejected batch name its rule, and keep it themselves.
+        other = pc.or_(
+            pc.equal(judged.column("verdict"), DUPLICATE),
+            pc.fill_null(pc.equal(judged.column("reason"), BATCH_REJECTED), False),
+        )
+        # An event that was accepted rejects no batch, and may be without that column.
+        read = [*_LOOKED_AT, *(["batch_id"] if "batch_id" in judged.schema.names else [])]
+        rows = pa.table({name: judged.column(name) for name in read}).filter(pc.and_not(broken, other))
+        return BrokenRules(*self._counted(rows), self._rejected(rows))
+
+    def _counted(self, rows: pa.Table) -> tuple[Counter[RuleOfWindow], dict[RuleOfWindow, tuple[str, ...]]]:
+        lists = rows["rules"].combine_chunks()
+        row_of_rule = pc.list_parent_indices(lists)
+        by_rule = rows.select(["window", "source_schema", "source_table", "key"]).take(row_of_rule)
+        by_rule = by_rule.append_column("rule", pc.list_flatten(lists))
+        of = ["window", "source_schema", "source_table", "rule"]
+        counts: Counter[RuleOfWindow] = Counter()
+        keys = {}
+        for each in by_rule.group_by(of).aggregate([([], "count_all")]).to_pylist():
+            rule = tuple(each[name] for name in of)
+            counts[rule] = each["count_all"]
+            if rule[1:3] not in self._personal:
+                masks = [pc.equal(by_rule[name], value) for name, value in zip(of, rule, strict=True)]
+                mask = pc.and_(pc.and_(masks[0], masks[1]), pc.and_(masks[2], masks[3]))
+                first = by_rule["key"].take(pc.indices_nonzero(mask).slice(0, SAMPLES))
+                keys[rule] = tuple(sorted({key for key in first.to_pylist() if key is not None}))
+        return counts, keys
+
+    def _rejected(self, rows: pa.Table) -> dict[TableOfBatch, tuple[str, ...]]:
+        found: dict[TableOfBatch, tuple[str, ...]] = {}
+        if not self._rejecting:
+            return found
+        for row in rows.filter(pc.fill_null(pc.equal(rows["reason"], ROW_RULE), False)).to_pylist():
+            rules = self._rejecting.get((row["source_schema"], row["source_table"]), frozenset())
+            if broken := rules & set(row["rules"]):
+                batch = (row["window"], row["source_schema"], row["source_table"], row["batch_id"])
+                found[batch] = tuple(sorted({*found.get(batch, ()), *broken}))
+        return found
+
+
+def _rejecting(contract: TableContract) -> frozenset[str]:
+    return frozenset(name for name, policy in policies_of(contract).items() if policy == REJECT_BATCH)
+
+
+def _has_personal_key(contract: TableContract) -> bool:
+    return any(column.personal for column in contract.columns if column.name in contract.key)

@@ -1,0 +1,250 @@
+"""Checks of what contracts say of quality: rules kept, events as many as expected, references that lead
+somewhere. Counts, and a few keys where the key is no personal data.
+
+Rules and volumes are read from checkpoints, so they cost no Spark; references look into the dimensions.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from omnisupport_ingest.checks.expectations import quiet_stretches, range_of
+from omnisupport_ingest.checks.findings import CheckFinding
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.contracts.quality import ERROR, QUARANTINE, WARN, WITHHOLDING, Reference
+from omnisupport_ingest.contracts.row_rules import policies_of
+from omnisupport_ingest.lake.layout import WHOLE_TABLE
+from omnisupport_ingest.lake.table import TableSnapshot
+from omnisupport_ingest.layers.looking import look
+from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.windows import KEY_FORMAT, OUT_OF_RANGE
+
+WINDOWS = 24
+"""The newest windows with events in which broken rules are counted."""
+
+_SAMPLES = 3
+
+
+def rules_kept(
+    workspace: Workspace, source: str, names: Collection[str] | None = None
+) -> dict[str, CheckFinding]:
+    """Whether the events of the newest windows keep every rule of their contract.
+
+    By name of the contract, of those in ``names`` or all. Red where a broken rule keeps rows out, a warning where all let them pass.
+    """
+    deduped = look(workspace.deduped(source))
+    broken: Counter[str] = Counter()
+    keys: dict[str, tuple[str, ...]] = {}
+    windows = _of_time(deduped)[-WINDOWS:]
+    for window in windows:
+        state = deduped.state(window) if deduped is not None else None
+        if state is not None and state.checkpoint.rules is not None:
+            broken.update(state.checkpoint.rules.broken)
+            keys |= state.checkpoint.rules.keys
+    return {
+        contract.name: _rules_of(contract, broken, keys, len(windows))
+        for contract in _chosen(workspace, source, names)
+    }
+
+
+def _chosen(workspace: Workspace, source: str, names: Collection[str] | None) -> list[TableContract]:
+    return [each for each in workspace.contracts.of_source(source) if names is None or each.name in names]
+
+
+def _rules_of(
+    contract: TableContract, broken: Counter[str], keys: dict[str, tuple[str, ...]], windows: int
+) -> CheckFinding:
+    policies = policies_of(contract)
+    of_table = {
+        name.partition("/")[2]: count
+        for name, count in sorted(broken.items())
+        if name.partition("/")[0] == contract.name
+    }
+    numbers: dict[str, int | float] = {
+        "windows": windows,
+        "rows_broken": sum(of_table.values()),
+        **{f"broken_{rule}": count for rule, count in of_table.items()},
+    }
+    if not of_table:
+        return CheckFinding(True, f"Every rule is kept in the newest {windows} windows.", numbers)
+    withheld = any(policies.get(rule, QUARANTINE) in WITHHOLDING for rule in of_table)
+    named = ", ".join(
+        f"{rule} {count} ({policies.get(rule, QUARANTINE)})" for rule, count in of_table.items()
+    )
+    samples = {rule: keys[name] for rule in of_table if (name := f"{contract.name}/{rule}") in keys}
+    return CheckFinding(
+        False,
+        f"Rows of the newest {windows} windows break rules of their contract: {named}.",
+        numbers,
+        severity=ERROR if withheld else WARN,
+        samples=samples,
+    )
+
+
+def volume_expected(
+    workspace: Workspace, source: str, names: Collection[str] | None = None
+) -> dict[str, CheckFinding]:
+    """Whether the newest closed window has as many events of the table as its contract expects.
+
+    By name of the contract, of those in ``names`` or all that expect something; a window in which nothing landed has none.
+    """
+    found = {}
+    for contract in _chosen(workspace, source, names):
+        expected = contract.quality.volume
+        if expected is not None:
+            windows, counts = _closed(workspace, contract, expected.windows + 1)
+            found[contract.name] = _volume(contract, windows, counts)
+    return found
+
+
+def _volume(contract: TableContract, windows: Sequence[str], counts: Sequence[int]) -> CheckFinding:
+    expected = contract.quality.volume
+    assert expected is not None, "asked for a contract that expects a volume"
+    if not windows:
+        return CheckFinding(True, "No window is closed yet.")
+    between, events = range_of(expected, counts[:-1]), counts[-1]
+    numbers: dict[str, int | float] = {"events": events, "windows_before": len(counts) - 1}
+    if between is None:
+        return CheckFinding(True, f"It is learned yet: {len(counts) - 1} windows are closed.", numbers)
+    numbers |= {
+        name: bound for name, bound in (("low", between.low), ("high", between.high)) if bound is not None
+    }
+    told = f"Window {windows[-1]} has {events} events; expected are {between}"
+    if between.holds(events):
+        return CheckFinding(True, f"{told}.", numbers)
+    return CheckFinding(
+        False, f"{told}. Look at the source, or at the expectation.", numbers, severity=expected.severity
+    )
+
+
+def not_quiet(
+    workspace: Workspace, source: str, names: Collection[str] | None = None
+) -> dict[str, CheckFinding]:
+    """Whether the table has events as often as it used to.
+
+    By name of the contract, of those in ``names`` or all that have the expectation; counted are closed windows without events.
+    """
+    found = {}
+    for contract in _chosen(workspace, source, names):
+        freshness = contract.quality.freshness
+        if freshness is None or freshness.quiet is None:
+            continue
+        _, counts = _closed(workspace, contract, freshness.quiet.windows + 1)
+        stretches, now = quiet_stretches(counts)
+        between = range_of(freshness.quiet, stretches)
+        numbers: dict[str, int | float] = {"windows_quiet": now, "windows": len(counts)}
+        if between is None or between.high is None:
+            found[contract.name] = CheckFinding(True, "It is learned yet.", numbers)
+            continue
+        numbers["high"] = between.high
+        told = f"The last {now} closed windows have no event; usual are at most {between.high:g}"
+        passed = now <= between.high
+        found[contract.name] = CheckFinding(
+            passed,
+            f"{told}." if passed else f"{told}. Is the source silent, or its capture?",
+            numbers,
+            severity=freshness.severity,
+        )
+    return found
+
+
+def _closed(workspace: Workspace, contract: TableContract, most: int) -> tuple[list[str], list[int]]:
+    """The newest closed windows, at most ``most`` in order, and the events of the table in each.
+
+    Windows in which nothing landed are among them; from the first on that a run has not closed yet, none is.
+    """
+    net_changes, deduped = look(workspace.net_changes(contract)), look(workspace.deduped(contract.source))
+    landing, known = workspace.landing(contract.source), _of_time(deduped)
+    watermark = landing.landed().watermark
+    if deduped is None or net_changes is None or not known or watermark is None:
+        return [], []
+    grid = workspace.grid
+    last = grid.truncate(watermark - contract.allowed_lateness) - grid.size.length
+    first = max(grid.start_of(known[0]), last - (most - 1) * grid.size.length)
+    landed, windows, counts = frozenset(landing.windows()), [], []
+    while first <= last:
+        window, first = first.strftime(KEY_FORMAT), first + grid.size.length
+        state, of_table = deduped.state(window), net_changes.state(window)
+        if window in landed and (state is None or not state.closed):
+            break
+        windows.append(window)
+        counts.append(of_table.checkpoint.deduped if of_table is not None else 0)
+    return windows, counts
+
+
+def _of_time(snapshot: TableSnapshot | None) -> list[str]:
+    return [] if snapshot is None else sorted(set(snapshot.windows()) - {OUT_OF_RANGE})
+
+
+def references_kept(workspace: Workspace, spark: SparkSession, contract: TableContract) -> CheckFinding:
+    """Whether every living row names living rows of the tables that it refers to.
+
+    Nothing is kept back for it: tables are brought up to date one after another, so for a moment a row may be
+    there before the one that it names.
+    """
+    numbers: dict[str, int | float] = {}
+    samples: dict[str, tuple[str, ...]] = {}
+    problems = []
+    severity = WARN
+    hidden = any(column.personal for column in contract.columns if column.name in contract.key)
+    for reference in contract.quality.references:
+        orphans = _orphans(workspace, spark, contract, reference)
+        if isinstance(orphans, str):
+            problems.append(orphans)
+            severity = ERROR if reference.severity == ERROR else severity
+            continue
+        found = orphans.groupBy().agg(F.count("*"), F.count_if("deleted")).collect()[0]
+        numbers |= {f"orphans_{reference.name}": found[0], f"deleted_{reference.name}": found[1]}
+        if not found[0]:
+            continue
+        severity = ERROR if reference.severity == ERROR else severity
+        problems.append(
+            f"{found[0]} rows name no living row of {reference.table} by {', '.join(reference.columns)}, "
+            f"{found[1]} of them one that was deleted"
+        )
+        if not hidden:
+            first = orphans.orderBy("_cdc_key").limit(_SAMPLES).collect()
+            samples[reference.name] = tuple(row["_cdc_key"] for row in first)
+    if problems:
+        return CheckFinding(False, f"{'; '.join(problems)}.", numbers, severity=severity, samples=samples)
+    return CheckFinding(True, "Every reference leads to a living row.", numbers)
+
+
+def _orphans(
+    workspace: Workspace, spark: SparkSession, contract: TableContract, reference: Reference
+) -> DataFrame | str:
+    """Rows whose ``reference`` leads nowhere, or to a row that was ``deleted``; or why that is not known."""
+    other = next(
+        (each for each in workspace.contracts.of_source(contract.source) if each.name == reference.table),
+        None,
+    )
+    if other is None:
+        return f"{reference.name} refers to {reference.table}, which has no contract"
+    if len(other.key) != len(reference.columns):
+        return f"{reference.name} has not as many columns as the key of {other.name}"
+    here, there = look(workspace.dimension(contract)), look(workspace.dimension(other))
+    if here is None or there is None:
+        return f"{reference.name} waits for dim_{(contract if here is None else other).name}"
+    rows = here.read(spark, here.files(WHOLE_TABLE)).where(~F.col("_cdc_is_deleted"))
+    named = rows.select(
+        "_cdc_key", *[_text(name).alias(f"ref_{n}") for n, name in enumerate(reference.columns)]
+    )
+    for n in range(len(reference.columns)):
+        named = named.where(F.col(f"ref_{n}").isNotNull())
+    keys = there.read(spark, there.files(WHOLE_TABLE)).select(
+        *[_text(name).alias(f"key_{n}") for n, name in enumerate(other.key)],
+        F.col("_cdc_is_deleted").alias("deleted"),
+    )
+    same = [F.col(f"ref_{n}") == F.col(f"key_{n}") for n in range(len(other.key))]
+    joined = named.join(keys, same, "left")
+    gone = F.col("key_0").isNull()
+    return joined.where(gone | F.col("deleted")).select("_cdc_key", (~gone).alias("deleted"))
+
+
+def _text(name: str) -> Column:
+    # As texts, so that a bigint may refer to an integer.
+    return F.col(f"`{name}`").cast("string")

@@ -1,0 +1,340 @@
+"""Rules about several columns of a row: SQL expressions that DuckDB evaluates over whole columns.
+
+DuckDB parses and binds them, so there is no language of ours. What an expression may be is told by its syntax
+tree: columns of the contract, constants, operators, CASE, casts, and functions that give the same for the
+same row for ever. The database that evaluates them has no file and no network, and its settings are locked.
+
+An expression is asked of typed values, as the lake has them (``typed_values``). It is not asked of a row that
+lacks a column it names (not sent), or has a value there that the type cannot hold (``infinity``): nothing is
+known then. NULL, and a computation that fails for a row (a cast, an overflow), keep the rule.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache, lru_cache, reduce
+from typing import TYPE_CHECKING, Any
+
+from omnisupport_ingest.contracts.pg_types import Kind, PgType
+from omnisupport_ingest.contracts.quality import ExpressionRule
+
+if TYPE_CHECKING:
+    import duckdb
+    import pyarrow as pa
+
+    from omnisupport_ingest.contracts.model import Column
+
+LONGEST = 2_000
+"""Characters of an expression."""
+
+_MEMORY = "512MB"
+_CONNECTIONS = 4
+
+_SQL_TYPES = {
+    Kind.BOOLEAN: "BOOLEAN",
+    Kind.SHORT: "SMALLINT",
+    Kind.INTEGER: "INTEGER",
+    Kind.LONG: "BIGINT",
+    Kind.FLOAT: "FLOAT",
+    Kind.DOUBLE: "DOUBLE",
+    Kind.NUMERIC_TEXT: "DOUBLE",
+    Kind.DATE: "DATE",
+    Kind.TIMESTAMP: "TIMESTAMP WITH TIME ZONE",
+    Kind.TIMESTAMPTZ: "TIMESTAMP WITH TIME ZONE",
+    Kind.BINARY: "BLOB",
+    Kind.TEXT_ARRAY: "VARCHAR[]",
+    Kind.INTEGER_ARRAY: "BIGINT[]",
+    Kind.TEXT: "VARCHAR",
+}
+
+_ALLOWED = frozenset(
+    ("COLUMN_REF", "CONSTANT", "COMPARISON", "CONJUNCTION", "OPERATOR", "FUNCTION", "CASE", "CAST", "BETWEEN")
+)
+"""Classes of nodes of DuckDB's syntax tree: no subquery, window, lambda, star, parameter or setting."""
+
+_NODES = {"SUBQUERY": "a query", "WINDOW": "a window function", "LAMBDA": "a lambda", "STAR": "a star"}
+
+_NOT_OF_THE_ROW = frozenset(("age", "version", "hash", "current_localtime", "current_localtimestamp"))
+"""Functions that DuckDB calls consistent, and that look at the clock or are another with another DuckDB."""
+
+
+class ExpressionProblem(ValueError):
+    """What is wrong with an expression, and ``fix``."""
+
+    def __init__(self, problem: str, fix: str) -> None:
+        super().__init__(problem)
+        self.fix = fix
+
+
+def columns_of(expression: str, columns: Sequence[Column]) -> tuple[str, ...]:
+    """The columns among ``columns`` that ``expression`` names, in their order.
+
+    ``ExpressionProblem`` if it is no expression of SQL, has what may not be there, or is no yes or no.
+    """
+    if len(expression) > LONGEST:
+        raise ExpressionProblem(f"has {len(expression)} characters", f"Write at most {LONGEST}.")
+    named = _names_in(_tree(expression))
+    known = {column.name.lower(): column.name for column in columns}
+    found = set()
+    for name in named:
+        if name.lower() not in known:
+            near = difflib.get_close_matches(name.lower(), known, n=1)
+            fix = f"Write {known[near[0]]}, if that is meant." if near else "Name columns under properties."
+            raise ExpressionProblem(f"names {name!r}, which is not a column of this contract", fix)
+        found.add(known[name.lower()])
+    if not found:
+        raise ExpressionProblem("names no column", "Let it say something about the row.")
+    used = tuple(column for column in columns if column.name in found)
+    _bind(expression, used)
+    return tuple(column.name for column in used)
+
+
+class ExpressionRules:
+    """The rules of ``rules`` over ``columns``, which hold those they name as the source has them."""
+
+    def __init__(self, rules: Iterable[ExpressionRule], columns: Iterable[Column]) -> None:
+        self.rules = tuple(rules)
+        named = {name for rule in self.rules for name in rule.columns}
+        self._types = {column.name: column.type for column in columns if column.name in named}
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that some rule names."""
+        return tuple(self._types)
+
+    def broken(
+        self, texts: Mapping[str, pa.Array], sent: Mapping[str, pa.Array]
+    ) -> dict[str, pa.BooleanArray]:
+        """By rule, the rows that break it.
+
+        ``texts`` and ``sent``: by column, at least ``columns``: PostgreSQL's texts, null for NULL and for
+        what was not sent, and what was sent.
+        """
+        if not self.rules:
+            return {}
+        import pyarrow.compute as pc
+
+        from omnisupport_ingest.contracts.typed_values import typed_array
+
+        typed = {name: typed_array(texts[name], of) for name, of in self._types.items()}
+        known = {
+            name: pc.and_(sent[name], pc.or_(texts[name].is_null(), values.is_valid()))
+            for name, values in typed.items()
+        }
+        false = self.false_of(typed)
+        return {
+            rule.name: reduce(pc.and_, (known[name] for name in rule.columns), false[rule.name])
+            for rule in self.rules
+        }
+
+    def of_images(self, images: Sequence[Mapping[str, str | None]]) -> list[list[str]]:
+        """The names of the rules that each row image breaks; an image has no column that was not sent."""
+        if not self.rules or not images:
+            return [[] for _ in images]
+        import numpy as np
+        import pyarrow as pa
+
+        texts, sent = {}, {}
+        for name in self.columns:
+            values = [image.get(name) for image in images]
+            readable = [value is None or _is_text(value) for value in values]
+            texts[name] = pa.array(
+                [value if each else None for value, each in zip(values, readable, strict=True)], pa.string()
+            )
+            sent[name] = pa.array(
+                np.array([name in image for image in images]) & np.array(readable, np.bool_)
+            )
+        found = self.broken(texts, sent)
+        masks = {name: mask.to_pylist() for name, mask in found.items()}
+        return [[name for name, mask in masks.items() if mask[row]] for row in range(len(images))]
+
+    def false_of(self, typed: Mapping[str, pa.Array]) -> dict[str, pa.BooleanArray]:
+        """By rule, the rows of typed columns, at least ``columns``, for which it is false."""
+        import pyarrow as pa
+
+        answers = ", ".join(
+            f"coalesce(NOT TRY(({rule.expression}\n)), false) AS rule_{place}"
+            for place, rule in enumerate(self.rules)
+        )
+        given = pa.table({name: typed[name] for name in self.columns})
+        relation = _connection().from_arrow(given)
+        found = relation.query("given", f"SELECT {answers} FROM ({_select(self._types)}) AS rows")
+        assert found is not None, "a SELECT has a result"
+        held = found.to_arrow_table().combine_chunks()
+        return {
+            rule.name: held.column(place).chunk(0) if held.num_rows else pa.array([], pa.bool_())
+            for place, rule in enumerate(self.rules)
+        }
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        # Half of a surrogate pair: no text of PostgreSQL's.
+        return False
+    return "\x00" not in value
+
+
+def _select(types: Mapping[str, PgType]) -> str:
+    """The columns as an expression sees them: ``numeric`` without precision is a double there, as it is for
+    ``minimum`` and ``maximum``."""
+    return (
+        "SELECT "
+        + ", ".join(
+            f"TRY_CAST({_quoted(name)} AS DOUBLE) AS {_quoted(name)}"
+            if of.kind is Kind.NUMERIC_TEXT
+            else _quoted(name)
+            for name, of in types.items()
+        )
+        + " FROM given"
+    )
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _tree(expression: str) -> dict[str, Any]:
+    """The syntax tree of ``expression``, which stands where one expression can stand and nowhere else."""
+    tree = _parsed(f"SELECT ({expression}\n) FROM rows")
+    selected = tree.get("select_list", ())
+    (node,) = selected if len(selected) == 1 else ({},)
+    plain = _parsed("SELECT (true\n) FROM rows")
+    if not node or node.get("alias") or _without(tree) != _without(plain):
+        raise ExpressionProblem("is not one expression", "Write one expression that is true or false.")
+    return dict(node)
+
+
+def _parsed(query: str) -> dict[str, Any]:
+    import duckdb
+
+    # The query text is data here: nothing of it is run.
+    try:
+        ((text,),) = _connection().execute("SELECT json_serialize_sql(?)", [query]).fetchall()
+    except duckdb.Error as problem:
+        raise _not_sql(str(problem)) from None
+    found = json.loads(text)
+    if found["error"] or len(found["statements"]) != 1:
+        raise _not_sql(found.get("error_message") or "it has several statements")
+    return dict(found["statements"][0]["node"])
+
+
+def _not_sql(why: str) -> ExpressionProblem:
+    first = why.strip().splitlines()[0] if why.strip() else "it cannot be parsed"
+    return ExpressionProblem(f"is no expression of SQL: {first}", "Correct it; DuckDB's SQL is meant.")
+
+
+def _without(tree: Any) -> Any:
+    """``tree`` without its select list and without where things stand in the text."""
+    if isinstance(tree, Mapping):
+        left_out = ("select_list", "query_location", "query_location_length")
+        return {name: _without(each) for name, each in tree.items() if name not in left_out}
+    return [_without(each) for each in tree] if isinstance(tree, list) else tree
+
+
+def _names_in(node: Any) -> Iterator[str]:
+    """The columns named in a syntax tree; ``ExpressionProblem`` for what may not stand there."""
+    if isinstance(node, list):
+        for each in node:
+            yield from _names_in(each)
+        return
+    if not isinstance(node, dict):
+        return
+    kind = node.get("class")
+    if kind == "TYPE":
+        return
+    if kind is not None and kind not in _ALLOWED:
+        what = _NODES.get(kind, f"{kind.lower().replace('_', ' ')}")
+        raise ExpressionProblem(
+            f"has {what}", "Use columns, constants, operators, CASE, casts and functions of the row alone."
+        )
+    if kind == "COLUMN_REF":
+        names = node["column_names"]
+        yield names[0] if len(names) == 1 else ".".join(names)
+        return
+    if kind == "FUNCTION":
+        _check_function(node)
+    for name, each in node.items():
+        if name != "qualified_name":
+            yield from _names_in(each)
+
+
+def _check_function(node: Mapping[str, Any]) -> None:
+    name = str(node["function_name"]).lower()
+    if node.get("is_operator"):
+        return
+    if name not in _functions():
+        near = difflib.get_close_matches(name, _functions(), n=1)
+        fix = f"Write {near[0]}, if that is meant." if near else "Use a scalar function of DuckDB."
+        if name in _every_function():
+            fix = "Use a function that gives the same for the same row, today and tomorrow."
+        raise ExpressionProblem(f"calls {name}, which an expression may not", fix)
+
+
+@cache
+def _functions() -> frozenset[str]:
+    """Scalar functions that give the same for the same arguments for ever."""
+    found = _connection().execute(
+        "SELECT lower(function_name) FROM duckdb_functions() GROUP BY 1 HAVING "
+        "bool_and(function_type = 'scalar' AND stability = 'CONSISTENT' AND NOT has_side_effects)"
+    )
+    return frozenset(name for (name,) in found.fetchall()) - _NOT_OF_THE_ROW
+
+
+@cache
+def _every_function() -> frozenset[str]:
+    found = _connection().execute("SELECT DISTINCT lower(function_name) FROM duckdb_functions()")
+    return frozenset(name for (name,) in found.fetchall())
+
+
+def _bind(expression: str, columns: Sequence[Column]) -> None:
+    """``ExpressionProblem`` if DuckDB cannot evaluate ``expression`` over ``columns`` to true or false."""
+    import duckdb
+
+    nothing = ", ".join(f"CAST(NULL AS {_sql_type(each.type)}) AS {_quoted(each.name)}" for each in columns)
+    # Only described: nothing is computed, were it of NULL alone.
+    try:
+        described = _connection().execute(f"DESCRIBE SELECT ({expression}\n) FROM (SELECT {nothing}) AS rows")
+        ((_, found, *_),) = described.fetchall()
+    except duckdb.Error as problem:
+        first = str(problem).strip().splitlines()[0]
+        raise ExpressionProblem(
+            f"does not fit the types of its columns: {first}",
+            "Compare values of one type; cast where that is meant.",
+        ) from None
+    if found != "BOOLEAN":
+        raise ExpressionProblem(f"gives {found}, not BOOLEAN", "Write what must be true of the row.")
+
+
+def _sql_type(of: PgType) -> str:
+    """The type that values of ``of`` have in an expression (``typed_values.arrow_type``, ``_select``)."""
+    return f"DECIMAL({of.precision},{of.scale})" if of.kind is Kind.DECIMAL else _SQL_TYPES[of.kind]
+
+
+def _connection() -> duckdb.DuckDBPyConnection:
+    return _connection_of(os.getpid(), threading.get_ident())
+
+
+@lru_cache(maxsize=_CONNECTIONS)
+def _connection_of(_process: int, _thread: int) -> duckdb.DuckDBPyConnection:
+    """A database in memory, without files and network, whose settings nobody changes any more.
+
+    One for each thread: two must not share one, and a forked process must not use its parent's.
+    """
+    import duckdb
+
+    connection = duckdb.connect(config={"threads": 1, "enable_external_access": "false"})
+    for setting in (
+        "autoinstall_known_extensions = false",
+        "autoload_known_extensions = false",
+        "TimeZone = 'UTC'",
+        f"memory_limit = '{_MEMORY}'",
+        "lock_configuration = true",
+    ):
+        connection.execute(f"SET {setting}")
+    return connection

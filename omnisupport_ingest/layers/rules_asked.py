@@ -1,0 +1,81 @@
+"""What rules came to, where whole windows of events are judged: which batches they reject, and what the
+checkpoint of a window says of them.
+
+``reject_batch``: where an event breaks a rule with that policy, every event of its table that the same
+batch brought into the same window is withheld, for the reason ``batch_rejected`` and with the rule's name.
+Raw takes a batch in whole, so it is judged at once, and a rebuild withholds the same; and the events stay in
+quarantine, from where a release or a corrected contract lets them go on, in order. What the same batch
+brought into another window is another matter: a window is made from its own events alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import partial
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+
+from omnisupport_ingest.cdc import dedupe
+from omnisupport_ingest.cdc.broken_rules import SAMPLES, BrokenRules, RulesLookout
+from omnisupport_ingest.cdc.erasing import Erasures
+from omnisupport_ingest.cdc.judging import Law
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.lake.checkpoint import RulesAsked
+from omnisupport_ingest.lake.state import WindowState
+from omnisupport_ingest.layers.event_tasks import Judged
+from omnisupport_ingest.layers.plan import WindowPlan, Work
+from omnisupport_ingest.layers.workspace import Workspace
+
+
+def with_rejected(marked: DataFrame, law: Law) -> Law:
+    """``law``, with the batches that it rejects among ``marked`` events (``dedupe.mark_copies``).
+
+    Nothing is judged where no rule rejects batches.
+    """
+    if not RulesLookout(law.contracts).rejects:
+        return law
+    # What stays of values does not matter here, so that nothing is erased or protected twice.
+    found = broken_in(dedupe.judge(marked, replace(law, erasures=Erasures())), law.contracts)
+    return replace(law, rejected=found.rejected)
+
+
+def broken_in(judged: DataFrame | None, contracts: Iterable[TableContract]) -> BrokenRules:
+    """The rules that judged events break; None: there are none."""
+    if judged is None:
+        return BrokenRules()
+    look = partial(_told, contracts=tuple(contracts))
+    told = judged.mapInArrow(look, "told string").collect()
+    return sum((BrokenRules.read(each["told"]) for each in told), BrokenRules())
+
+
+def _told(
+    batches: Iterable[pa.RecordBatch], contracts: tuple[TableContract, ...]
+) -> Iterator[pa.RecordBatch]:
+    lookout = RulesLookout(contracts)
+    for batch in batches:
+        told = pa.array([lookout.found(batch).told()], pa.string())
+        yield pa.RecordBatch.from_arrays([told], names=["told"])
+
+
+def rules_asked(
+    workspace: Workspace, source: str, judged: Judged, plan: WindowPlan, before: WindowState | None
+) -> RulesAsked:
+    """What the checkpoint of the window of ``plan`` says of rules, with what it said ``before`` where the
+    events are added to those it held."""
+    names = {(each.schema, each.table): each.name for each in workspace.contracts.of_source(source)}
+    broken: Counter[str] = Counter()
+    keys: dict[str, tuple[str, ...]] = {}
+    held = before.checkpoint.rules if before is not None and plan.work is Work.APPEND else None
+    if held is not None:
+        broken, keys = Counter(held.broken), dict(held.keys)
+    for (window, schema, table, rule), count in judged.broken.counts.items():
+        if window == plan.window:
+            name = f"{names.get((schema, table), table)}/{rule}"
+            broken[name] += count
+            found = judged.broken.keys.get((window, schema, table, rule), ())
+            if found:
+                keys[name] = tuple(sorted({*keys.get(name, ()), *found})[:SAMPLES])
+    return RulesAsked(dict(sorted(broken.items())), dict(sorted(keys.items())), judged.rules_share)
