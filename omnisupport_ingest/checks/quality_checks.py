@@ -34,7 +34,8 @@ def rules_kept(
 ) -> dict[str, CheckFinding]:
     """Whether the events of the newest windows keep every rule of their contract.
 
-    By name of the contract, of those in ``names`` or all. Red where a broken rule keeps rows out, a warning where all let them pass.
+    By name of the contract, of those in ``names`` or all. Red where a broken rule keeps rows out, a
+    warning where all let them pass.
     """
     deduped = look(workspace.deduped(source))
     broken: Counter[str] = Counter()
@@ -90,7 +91,8 @@ def volume_expected(
 ) -> dict[str, CheckFinding]:
     """Whether the newest closed window has as many events of the table as its contract expects.
 
-    By name of the contract, of those in ``names`` or all that expect something; a window in which nothing landed has none.
+    By name of the contract, of those in ``names`` or all that expect something; a window in
+    which nothing landed has none.
     """
     found = {}
     for contract in _chosen(workspace, source, names):
@@ -126,7 +128,8 @@ def not_quiet(
 ) -> dict[str, CheckFinding]:
     """Whether the table has events as often as it used to.
 
-    By name of the contract, of those in ``names`` or all that have the expectation; counted are closed windows without events.
+    By name of the contract, of those in ``names`` or all that have the expectation; counted
+    are closed windows without events.
     """
     found = {}
     for contract in _chosen(workspace, source, names):
