@@ -1,8 +1,8 @@
-"""Which events are plainly ordinary: in time, in order, alone at their place, and their rows keep every rule.
+"""Which events are plainly ordinary: in time, in order, no other content at their place, every rule kept.
 
 Nearly all events are. They are told apart by whole columns; each other event is judged by itself, by the
-rules in ``judging``, which are the meaning. An event that is called ordinary would be accepted by those, and
-neither late nor reviewed.
+rules in ``judging``, which are the meaning. An event that is called ordinary would be accepted by those, were
+it not a copy of one that landed before, and is neither late nor reviewed.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Ordinary:
         self._few = few
 
     def among(self, batch: pa.RecordBatch) -> pa.BooleanArray:
-        """For each marked event of ``batch``, whether it is ordinary."""
+        """For each marked event of ``batch``, whether it is ordinary; a copy of such an event is too."""
         ordinary = pa.array(np.zeros(batch.num_rows, np.bool_))
         if batch.num_rows <= self._few:
             return ordinary
@@ -143,7 +143,8 @@ class Ordinary:
 
 
 def _alone(batch: pa.RecordBatch) -> pa.BooleanArray:
-    """What the marks and the event's own columns say: nothing shares its place, and it came as it should."""
+    """What the marks and the event's own columns say: no other content is at its place, and it came as it
+    should."""
     column = batch.column
     unsent = pc.greater(pc.fill_null(pc.list_value_length(column("unchanged")), 0), 0)
     moved = column("moved_from_key").is_valid()
@@ -151,7 +152,6 @@ def _alone(batch: pa.RecordBatch) -> pa.BooleanArray:
     return reduce(
         pc.and_,
         (
-            pc.equal(column("copy"), 1),
             pc.invert(column("collision")),
             pc.not_equal(column("window"), OUT_OF_RANGE),
             pc.less_equal(pc.fill_null(column("newest_epoch_before"), 0), column("epoch")),
