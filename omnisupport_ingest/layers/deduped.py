@@ -9,7 +9,6 @@ table of quarantine (``quarantine``).
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -23,7 +22,6 @@ from pyspark.sql import functions as F
 from omnisupport_ingest.cdc import dedupe
 from omnisupport_ingest.cdc.envelope import RAW_TYPE
 from omnisupport_ingest.cdc.judging import ACCEPTED, DUPLICATE, QUARANTINED, Law
-from omnisupport_ingest.cdc.ordinary import Taken
 from omnisupport_ingest.contracts.decision_table import JUDGED, Finding
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.lake.checkpoint import Checkpoint
@@ -45,7 +43,7 @@ from omnisupport_ingest.layers.checkpoints import (
 )
 from omnisupport_ingest.layers.erasures import refuse_lost
 from omnisupport_ingest.layers.event_copies import Copies, mark_copies
-from omnisupport_ingest.layers.event_tasks import judge
+from omnisupport_ingest.layers.event_tasks import Judged, judge
 from omnisupport_ingest.layers.explained import Replaced, reasons
 from omnisupport_ingest.layers.idempotency import idempotency_key, unit_key
 from omnisupport_ingest.layers.lateness import Lateness
@@ -288,33 +286,17 @@ def _placed(
 ) -> _Verdicts:
     """What tasks made of the jobs, with its counts."""
     assert made is not None, "an event is always judged"
-    others = None
-    if made.aside:
-        others = judging.spark.read.schema(dedupe.JUDGED_TYPE).parquet(*_uris(made.aside))
-    tallies, staged = _others(judging, snapshot, jobs, others, unit)
-    taken = sum((Taken(*json.loads(told)) for told in made.told), Taken())
-    return made.place(), tallies, staged, taken.share
-
-
-def _uris(paths: Iterable[str]) -> list[str]:
-    return [f"file://{path}" for path in paths]
-
-
-def _others(
-    judging: _Judging, snapshot: TableSnapshot, jobs: Sequence[_Job], others: DataFrame | None, unit: str
-) -> tuple[Tallies, StagedFiles]:
-    """Count the events that were refused or late, if there are any, and write those that were refused."""
-    tallies = scenarios.tally(others) if others is not None else scenarios.NONE
+    found = sum((Judged.parse(told) for told in made.told), Judged())
+    tallies = scenarios.tally(found.groups)
     scenarios.refuse_stopped(tallies, judging.workspace.decisions, judging.source)
-    refused = any(verdict != ACCEPTED for _, verdict in tallies.verdicts)
-    staged = quarantine.stage(
+    withheld = quarantine.stage_written(
         judging.workspace.quarantine(judging.source),
-        others if refused else None,
+        made.beside if tallies.withheld else (),
         [job.plan.window for job in jobs],
         unit=unit,
         version=snapshot.version + 1,
     )
-    return tallies, staged
+    return made.place(), tallies, withheld, found.taken.share
 
 
 def _judged(
@@ -336,7 +318,16 @@ def _judged(
         rows=sum(file.rows for job in jobs for file in job.files),
     )
     with _kept(judged, seen) as others:
-        return accepted, *_others(judging, snapshot, jobs, others, unit), None
+        tallies = scenarios.tally(scenarios.groups_of(others) if others is not None else {})
+        scenarios.refuse_stopped(tallies, judging.workspace.decisions, judging.source)
+        withheld = quarantine.stage(
+            judging.workspace.quarantine(judging.source),
+            others if tallies.withheld else None,
+            [job.plan.window for job in jobs],
+            unit=unit,
+            version=snapshot.version + 1,
+        )
+        return accepted, tallies, withheld, None
 
 
 @contextmanager

@@ -7,18 +7,20 @@ files alone: what it needs to know of the others is known beforehand, or said af
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from omnisupport_ingest.cdc.envelope import LANDED_TYPE, RAW_TYPE
+from omnisupport_ingest.cdc.envelope import LANDED_TYPE, QUARANTINE_BY, QUARANTINE_TYPE, RAW_TYPE
 from omnisupport_ingest.cdc.event_hashes import event_hashes
-from omnisupport_ingest.cdc.judging import ACCEPTED, Law, judge_batches, judge_unprotected
+from omnisupport_ingest.cdc.judging import ACCEPTED, DUPLICATE, Law, judge_unprotected
 from omnisupport_ingest.cdc.ordinary import Taken
+from omnisupport_ingest.cdc.protecting import Protections, protect_batches
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.pg_types import Kind
 from omnisupport_ingest.contracts.protection import needs_protection
@@ -28,8 +30,10 @@ from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.schema import arrow_schema
 from omnisupport_ingest.landing.rows import EARLIER_IDENTITY
 from omnisupport_ingest.layers.event_copies import Copies, Marks
+from omnisupport_ingest.layers.scenarios import Group, groups_in
 
 _RAW = arrow_schema(RAW_TYPE, without=())
+_QUARANTINE = arrow_schema(QUARANTINE_TYPE, without=())
 _NOT_JUDGED_BY = frozenset({"tx_id", "lsn", "chunk_id", "envelope", "batch_id", "landed_at", "file_name"})
 _JUDGED_BY = pa.schema([field for field in _RAW if field.name not in _NOT_JUDGED_BY])
 
@@ -64,19 +68,41 @@ def judge(output: Output, files: Sequence[LakeFile], law: Law, copies: Copies | 
     """Judge the events of the raw ``files`` by ``law``.
 
     ``copies``: which of them have not their position for themselves; without it, every one has. Accepted
-    events are written; all that are refused or late are put aside, with what ``dedupe.judge`` adds. A file of
-    one table whose every event is accepted is taken over as it is, unless a policy for personal data changes
-    its values. Says how many events there were, and how many were judged one by one.
+    events are written; quarantined ones are put beside, as ``quarantine`` has them. A file of one table whose
+    every event is accepted is taken over as it is, unless a policy for personal data changes its values. Says
+    what ``Judged`` reads.
     """
-    taken, protected, copies = Taken(), _protected_tables(law), copies or Copies()
+    found, protected, copies = Judged(), _protected_tables(law), copies or Copies()
     for file in files:
-        table, of_file, marked = _only_table(file), Taken(), copies.of(file)
+        table, of_file, marked = _only_table(file), Judged(), copies.of(file)
         whole = table is not None and not marked and not protected(table)
-        if table is None or not whole or not _taken_over(output, file, table, law, of_file):
-            of_file = Taken()
+        if table is None or not whole or not _taken_over(output, file, table, law, of_file.taken):
+            of_file = Judged()
             _judge_rows(output, file, law, marked, of_file)
-        taken += of_file
-    return json.dumps([taken.events, taken.exactly])
+        found += of_file
+    return found.text
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What judging comes to: how many events were ``taken``, and how many that were refused or late are
+    alike."""
+
+    taken: Taken = field(default_factory=Taken)
+    groups: Counter[Group] = field(default_factory=Counter)
+
+    def __add__(self, other: Judged) -> Judged:
+        return Judged(self.taken + other.taken, self.groups + other.groups)
+
+    @property
+    def text(self) -> str:
+        """What a task says."""
+        return json.dumps([self.taken.events, self.taken.exactly, [*self.groups.items()]])
+
+    @classmethod
+    def parse(cls, text: str) -> Judged:
+        events, exactly, groups = json.loads(text)
+        return cls(Taken(events, exactly), Counter({Group(*group): alike for group, alike in groups}))
 
 
 def _protected_tables(law: Law) -> Callable[[str], bool]:
@@ -89,16 +115,20 @@ def _protected_tables(law: Law) -> Callable[[str], bool]:
     return lambda table: bool(protected) and table not in kept
 
 
-def _judge_rows(output: Output, file: LakeFile, law: Law, marks: Marks, taken: Taken) -> None:
+def _judge_rows(output: Output, file: LakeFile, law: Law, marks: Marks, found: Judged) -> None:
+    protections = Protections.of(law.contracts, law.secrets)
     start = 0
     for batch in batches_of(file.uri, _RAW, dict(file.partition)):
         marked = _marked(batch, *marks.between(start, start + len(batch)))
         start += len(batch)
-        for judged in judge_batches([marked], law, taken=taken):
-            rows = pa.Table.from_batches([judged])
-            accepted = pc.equal(rows["verdict"], ACCEPTED)
-            output.add(rows if pc.all(accepted).as_py() else rows.filter(accepted))
-            output.put_aside(rows.filter(pc.or_(pc.invert(accepted), rows["late"])))
+        for judged in judge_unprotected([marked], law, taken=found.taken):
+            found.groups.update(groups_in(judged))
+            kept = judged.filter(pc.not_equal(judged.column("verdict"), DUPLICATE))
+            for protected in protect_batches([kept], protections):
+                rows = pa.Table.from_batches([protected])
+                accepted = pc.equal(rows["verdict"], ACCEPTED)
+                output.add(rows if pc.all(accepted).as_py() else rows.filter(accepted))
+                output.put_beside(rows.filter(pc.invert(accepted)), _QUARANTINE, QUARANTINE_BY)
 
 
 def _taken_over(output: Output, file: LakeFile, table: str, law: Law, taken: Taken) -> bool:

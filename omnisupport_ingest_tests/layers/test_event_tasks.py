@@ -138,7 +138,7 @@ LAW = Law((CONTRACT,), load_decision_table(default_decision_table()), timedelta(
 
 
 def judged(tmp_path: Path, name: str, events: list[dict[str, object]]) -> tuple[Path, Path, list[Path]]:
-    """The raw file of ``events``, the accepted file that judging them leaves, and the files put aside."""
+    """The raw file of ``events``, the accepted file that judging them leaves, and those of the quarantine."""
     known = {"window": "2026-11-21T12", "landed_at": NOON, "event_hash": 1}
     of_table = {"source_schema": CONTRACT.schema, "source_table": CONTRACT.table}
     rows = [EVENT | of_table | known | event for event in events]
@@ -150,19 +150,20 @@ def judged(tmp_path: Path, name: str, events: list[dict[str, object]]) -> tuple[
     assert json.loads(judge(output, [file], LAW))[0] == len(rows)
     output.close()
     [accepted] = (tmp_path / f"of {name}" / "rows").rglob("*.parquet")
-    return path, accepted, list((tmp_path / f"of {name}" / "aside").iterdir())
+    return path, accepted, list((tmp_path / f"of {name}" / "beside").rglob("*.parquet"))
 
 
 def test_a_raw_file_whose_every_event_is_accepted_is_linked_and_any_other_is_written(tmp_path: Path) -> None:
     row = {"after": '{"lane":"1","id":"1","status":"open","note":null,"body":null}', "key": '["1","1"]'}
     events = [row | {"commit_lsn": 7}, row | {"commit_lsn": 8}]
-    raw, accepted, aside = judged(tmp_path, "whole", events)
-    assert accepted.samefile(raw) and not aside
+    raw, accepted, withheld = judged(tmp_path, "whole", events)
+    assert accepted.samefile(raw) and not withheld
     assert accepted.parent.name == f"source_table={CONTRACT.table}"
-    raw, accepted, aside = judged(tmp_path, "refused", [*events, row | {"commit_lsn": 9, "after": "{"}])
+    raw, accepted, withheld = judged(tmp_path, "refused", [*events, row | {"commit_lsn": 9, "after": "{"}])
     assert not accepted.samefile(raw)
     assert pq.read_table(accepted, partitioning=None)["commit_lsn"].to_pylist() == [7, 8]
-    assert pq.read_table(aside[0])["commit_lsn"].to_pylist() == [9]
+    assert withheld[0].parent.name == "reason=malformed_image"
+    assert pq.read_table(withheld[0], partitioning=None)["commit_lsn"].to_pylist() == [9]
 
 
 def test_an_identity_of_an_earlier_version_is_written_as_it_would_land_today(tmp_path: Path) -> None:
