@@ -197,17 +197,19 @@ def _known(files: Sequence[LakeFile], share: Share, contract: TableContract) -> 
 def filled(holes: pa.Table, accepted: pa.Table) -> npt.NDArray[np.bool_]:
     """Which of the withheld events ``holes`` have a place that one of ``accepted`` has too, which voids them
     (``fold.without_filled_holes``). Both have the columns ``_PLACES``."""
+    found = np.zeros(len(holes), np.bool_)
     if not len(holes):
-        return np.zeros(0, np.bool_)
-    one, other = _marks_of(holes), _marks_of(accepted)
-    found: npt.NDArray[np.bool_] = np.isin(one, other)
-    if found.any():
-        # Events of other places may have the same mark.
-        nearby = accepted.filter(pa.array(np.isin(other, one[found])))
-        taken = {tuple(place.values()) for place in nearby.select(_PLACES.names).to_pylist()}
-        for row in np.flatnonzero(found):
-            [place] = holes.slice(row, 1).select(_PLACES.names).to_pylist()
-            found[row] = tuple(place.values()) in taken
+        return found
+    marks, mine, theirs = np.unique(_marks_of(holes)), _marks_of(holes), _marks_of(accepted)
+    # Withheld events are few. Events of other places may have the same mark.
+    nearby = marks[np.minimum(np.searchsorted(marks, theirs), len(marks) - 1)] == theirs
+    if not nearby.any():
+        return found
+    places = accepted.filter(pa.array(nearby)).select(_PLACES.names).to_pylist()
+    taken = {tuple(place.values()) for place in places}
+    for row in np.flatnonzero(np.isin(mine, theirs[nearby])):
+        [place] = holes.slice(row, 1).select(_PLACES.names).to_pylist()
+        found[row] = tuple(place.values()) in taken
     return found
 
 
