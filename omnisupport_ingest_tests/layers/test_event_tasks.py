@@ -13,14 +13,16 @@ import pytest
 
 from omnisupport_ingest.cdc.envelope import LANDED_TYPE, RAW_TYPE
 from omnisupport_ingest.cdc.folded import folded_type
-from omnisupport_ingest.cdc.judging import Law
+from omnisupport_ingest.cdc.judging import ACCEPTED, DUPLICATE, QUARANTINED, Law
 from omnisupport_ingest.contracts.decision_table import default_decision_table, load_decision_table
 from omnisupport_ingest.lake import file_tasks
 from omnisupport_ingest.lake.file_tasks import Output, batches_of, in_shares, rows_of
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.schema import arrow_schema
-from omnisupport_ingest.layers.event_tasks import LandedFile, judge, order_of, take_in
+from omnisupport_ingest.layers.event_copies import Copies
+from omnisupport_ingest.layers.event_tasks import Judged, LandedFile, judge, order_of, take_in
 from omnisupport_ingest.layers.fold_tasks import Share, fold
+from omnisupport_ingest.layers.scenarios import Group
 from omnisupport_ingest_tests.cdc.lanes import CONTRACT
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -164,6 +166,42 @@ def test_a_raw_file_whose_every_event_is_accepted_is_linked_and_any_other_is_wri
     assert pq.read_table(accepted, partitioning=None)["commit_lsn"].to_pylist() == [7, 8]
     assert withheld[0].parent.name == "reason=malformed_image"
     assert pq.read_table(withheld[0], partitioning=None)["commit_lsn"].to_pylist() == [9]
+
+
+def test_a_task_counts_what_it_refuses_and_writes_no_copy(tmp_path: Path) -> None:
+    row = {"after": '{"lane":"1","id":"1","status":"open","note":null,"body":null}', "key": '["1","1"]'}
+    of_table = {"source_schema": CONTRACT.schema, "source_table": CONTRACT.table, "landed_at": NOON}
+    rows = [EVENT | row | of_table | {"commit_lsn": lsn // 2, "event_hash": lsn // 2} for lsn in range(200)]
+    rows[0] |= {"watermark_before": NOON + timedelta(days=1)}
+    rows += [EVENT | row | of_table | {"commit_lsn": 300, "after": "{"}]
+    path, marks = tmp_path / "events.parquet", tmp_path / "marks.parquet"
+    pq.write_table(pa.Table.from_pylist(rows, schema=RAW).drop_columns("window"), path)
+    copies = [{"file": 0, "row": number, "copy": 2, "collision": False} for number in range(1, 200, 2)]
+    schema = pa.schema(
+        [("file", pa.int32()), ("row", pa.int64()), ("copy", pa.int32()), ("collision", pa.bool_())]
+    )
+    pq.write_table(pa.Table.from_pylist(copies, schema=schema), marks)
+    window = "2026-11-21T1200"
+    file = LakeFile(path.name, str(path), window, (("window", window),), len(rows), path.stat().st_size)
+    output = Output(tmp_path / "of events", 0, RAW, ("window", "source_table"))
+    told = Judged.parse(judge(output, [file], LAW, Copies((str(marks),), {file.uri: 0})))
+    output.close()
+    # The late event and the refused one go one by one, no copy does.
+    assert (told.taken.events, told.taken.exactly) == (201, 2)
+    assert told.groups == {
+        Group(window, DUPLICATE, "duplicate_position", "dedupe_key", False): 100,
+        Group(window, QUARANTINED, "malformed_image", "envelope", False): 1,
+        Group(window, ACCEPTED, None, None, True): 1,
+    }
+    written = {
+        name: sorted(
+            lsn
+            for each in (tmp_path / "of events" / name).rglob("*.parquet")
+            for lsn in pq.read_table(each, partitioning=None)["commit_lsn"].to_pylist()
+        )
+        for name in ("rows", "beside")
+    }
+    assert written == {"rows": list(range(100)), "beside": [300]}
 
 
 def test_an_identity_of_an_earlier_version_is_written_as_it_would_land_today(tmp_path: Path) -> None:
