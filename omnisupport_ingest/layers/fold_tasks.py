@@ -171,27 +171,32 @@ def _known(files: Sequence[LakeFile], share: Share, contract: TableContract) -> 
     narrow = pa.schema([*_NARROW, *_APART]) if share.withheld or share.elsewhere else _NARROW
     accepted = rows_that_fit(files, narrow)
     holes, others = rows_that_fit(share.withheld, narrow), rows_that_fit(share.elsewhere, _PLACES)
-    if accepted is None or holes is None or others is None or filled(others, accepted).any():
+    if accepted is None or holes is None or others is None:
+        return None
+    if accepted.nbytes + holes.nbytes > file_tasks.MOST_BYTES_HELD:
         return None
     numbers = np.arange(len(accepted) + len(holes))
-    accepted, holes = (
-        events.append_column(ROW, pa.array(rows)).append_column(
-            "hole", pa.repeat(pa.scalar(hole), len(events))
-        )
-        for events, rows, hole in (
-            (accepted, numbers[: len(accepted)], False),
-            (holes, numbers[len(accepted) :], True),
-        )
-    )
-    events = accepted
+    known = _of_table(accepted, numbers[: len(accepted)], contract, hole=False)
+    if filled(others, known).any():
+        return None
     if len(holes):
-        holes = holes.filter(pa.array(~filled(holes, accepted)))
-        holes = holes.filter(pc.equal(holes["source_table"], contract.table))
-        events = pa.concat_tables([accepted, holes]).combine_chunks()
-    of_schema = pc.equal(events["source_schema"], contract.schema)
-    if not pc.all(of_schema).as_py():
-        events = events.filter(of_schema)
-    return events_to_fold(events.select([name for name in events.column_names if name not in _APART.names]))
+        withheld = _of_table(holes, numbers[len(accepted) :], contract, hole=True)
+        withheld = withheld.filter(pa.array(~filled(withheld, known)))
+        known = pa.concat_tables([known, withheld]).combine_chunks()
+    return events_to_fold(known.select([name for name in known.column_names if name not in _APART.names]))
+
+
+def _of_table(
+    events: pa.Table, numbers: npt.NDArray[np.int64], contract: TableContract, *, hole: bool
+) -> pa.Table:
+    """Those of ``events``, which have the ``numbers``, that are of the contract's table."""
+    mine = pc.equal(events["source_schema"], contract.schema)
+    if hole:
+        # The files of the quarantine are of all tables.
+        mine = pc.and_(mine, pc.equal(events["source_table"], contract.table))
+    events = events.append_column(ROW, pa.array(numbers))
+    events = events.append_column("hole", pa.repeat(pa.scalar(hole), len(events)))
+    return events if pc.all(mine).as_py() else events.filter(mine)
 
 
 def filled(holes: pa.Table, accepted: pa.Table) -> npt.NDArray[np.bool_]:
