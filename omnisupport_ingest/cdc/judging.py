@@ -86,7 +86,7 @@ _TOO_LATE = MAX_LATENESS.found(TOO_LATE)
 LATE_FOUND = WATERMARK_GAP.found(LATE)
 """What judging finds, each where it looks for it. An event may be late besides what else it is."""
 
-_PLAIN_COPY = (False, [], _COPY.scenario, DUPLICATE, _COPY.detector, None)
+_PLAIN_COPY: tuple[Any, ...] = (False, [], _COPY.scenario, DUPLICATE, _COPY.detector, None)
 """What a copy of an ordinary event gets in each of ``ADDED``, where copies are dropped."""
 
 EventId = tuple[int, int, int, int]

@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from omnisupport_ingest.cdc import columnar, ordinary
-from omnisupport_ingest.cdc.event_fold import LEFT, Shape, fold_groups
+from omnisupport_ingest.cdc.event_fold import Shape, fold_groups
+from omnisupport_ingest.cdc.key_changes import LEFT
 from omnisupport_ingest.cdc.ordinary import ROW_OPS
 from omnisupport_ingest.cdc.typed_rows import typed_batches
 from omnisupport_ingest.contracts.model import Column
