@@ -70,6 +70,9 @@ QUARANTINE_TYPE = T.StructType(
 names of the broken row rules, and the state of its review (``open``, ``discarded``, or
 ``not_needed`` where the decision table asks for none). First seen: ``landed_at``."""
 
+QUARANTINE_BY = ("window", "reason")
+"""By what ``quarantine`` is partitioned."""
+
 
 def event_hash() -> Column:
     """64-bit hash (xxHash64) of an event's position and content, without capture metadata.

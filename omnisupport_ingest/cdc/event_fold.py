@@ -17,16 +17,13 @@ import pyarrow as pa
 
 from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.cdc.images import read_image, with_unsent
+from omnisupport_ingest.cdc.key_changes import LEFT
 from omnisupport_ingest.cdc.life import Ending, Life, Part, Position, just_below, merge
 from omnisupport_ingest.cdc.ordinary import FEW, Taken
 from omnisupport_ingest.cdc.ordinary_fold import Defaults, fold_ordinary
 
 KEY, ENDED, TRUNCATE, BOUNDARY = "key", "ended", "truncate", "boundary"
 """Kinds of folded rows (see ``folded``)."""
-
-LEFT = "left"
-"""Operation of a row that tells the old key of a key change that its life ended: the ``c`` again, under
-the old key. It is in no table; the fold makes it for itself."""
 
 ORDER = {op: number for number, op in enumerate("tbdcru")}
 """Operation → where it stands among events of one position, which differ in their identity: a delete comes

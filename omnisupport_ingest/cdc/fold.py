@@ -24,8 +24,9 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from omnisupport_ingest.cdc import ordinary
-from omnisupport_ingest.cdc.event_fold import LEFT, Shape
+from omnisupport_ingest.cdc.event_fold import Shape
 from omnisupport_ingest.cdc.folded import STATE_NAMES, folded_type, row_hash
+from omnisupport_ingest.cdc.key_changes import LEFT
 from omnisupport_ingest.cdc.row_fold import merge_groups
 from omnisupport_ingest.cdc.typed_fold import EVENT_COLUMNS, fold_typed
 from omnisupport_ingest.cdc.typed_rows import EXACT, typed_batches

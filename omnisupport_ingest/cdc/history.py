@@ -17,10 +17,11 @@ from pyspark.sql import types as T
 
 from omnisupport_ingest.cdc.current import filled, followed, is_marked
 from omnisupport_ingest.cdc.envelope import POSITION_TYPE
-from omnisupport_ingest.cdc.event_fold import ENDED, KEY, LEFT
+from omnisupport_ingest.cdc.event_fold import ENDED, KEY
 from omnisupport_ingest.cdc.fold import by_group, shape_of, to_fold, with_types
 from omnisupport_ingest.cdc.folded import row_hash
 from omnisupport_ingest.cdc.history_rows import CHANGE_NOTHING, CLOSING, TableEvent, history_groups
+from omnisupport_ingest.cdc.key_changes import LEFT
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.spark_types import spark_schema
 from omnisupport_ingest.key_range import KeyRange

@@ -17,7 +17,8 @@ import pyarrow as pa
 
 from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.cdc.current_rows import EXISTENCE
-from omnisupport_ingest.cdc.event_fold import ENDED, KEY, LEFT, ORDER, Events, Shape, key_columns
+from omnisupport_ingest.cdc.event_fold import ENDED, KEY, ORDER, Events, Shape, key_columns
+from omnisupport_ingest.cdc.key_changes import LEFT
 from omnisupport_ingest.cdc.life import Micros, Position, just_below
 from omnisupport_ingest.cdc.ordinary_fold import Defaults
 from omnisupport_ingest.key_range import KeyRange

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 
 from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.cdc.current_rows import EXISTENCE
-from omnisupport_ingest.cdc.event_fold import LEFT, Shape, key_columns
+from omnisupport_ingest.cdc.event_fold import Shape, key_columns
 from omnisupport_ingest.cdc.history_rows import (
     CHANGE_NOTHING,
     CLOSING,
@@ -35,6 +35,7 @@ from omnisupport_ingest.cdc.history_rows import (
     Versions,
     Walk,
 )
+from omnisupport_ingest.cdc.key_changes import LEFT
 from omnisupport_ingest.cdc.life import Position, just_below
 from omnisupport_ingest.cdc.stored import with_hashes
 from omnisupport_ingest.cdc.typed_fold import events_to_fold

@@ -74,7 +74,7 @@ _ORDINARY: tuple[tuple[Any, pa.DataType], ...] = (
     (None, pa.string()),
     (None, pa.string()),
 )
-"""What an ordinary event gets in each of ``ADDED``, and the column's type."""
+"""What an ordinary event that is no copy gets in each of ``ADDED``, and the column's type."""
 
 _IN_TIME = (False, False)
 _MARKS = ("copy", "collision")
@@ -89,6 +89,9 @@ _OUT_OF_ORDER = SEQUENCE_OR_TS.found(OUT_OF_ORDER)
 _TOO_LATE = MAX_LATENESS.found(TOO_LATE)
 LATE_FOUND = WATERMARK_GAP.found(LATE)
 """What judging finds, each where it looks for it. An event may be late besides what else it is."""
+
+_PLAIN_COPY: tuple[Any, ...] = (False, [], _COPY.scenario, DUPLICATE, _COPY.detector, None)
+"""What a copy of an ordinary event gets in each of ``ADDED``, where copies are dropped."""
 
 Image = Mapping[str, Any]
 """A row image: column name → text or null."""
@@ -209,19 +212,29 @@ class _Judge:
     def judged(self, batch: pa.RecordBatch) -> list[pa.Array]:
         """The added columns, in the order of ``ADDED``."""
         plain = self._ordinary.among(batch, self._taken)
-        others = pc.invert(plain.ordinary)
+        copies = pc.greater(batch.column("copy"), 1)
+        ordinary = plain.ordinary
+        if DUPLICATE_POSITION in self._strict:
+            ordinary = pc.and_not(ordinary, copies)
+        others = pc.invert(ordinary)
         self._taken.events += batch.num_rows
         self._taken.exactly += others.true_count
         exactly = [
-            pa.concat_arrays([pa.array([value], kind), found])
-            for (value, kind), found in zip(_ORDINARY, self._one_by_one(batch.filter(others)), strict=True)
+            pa.concat_arrays([pa.array([plain, copy], kind), found])
+            for (plain, kind), copy, found in zip(
+                _ORDINARY, _PLAIN_COPY, self._one_by_one(batch.filter(others)), strict=True
+            )
         ]
-        # The first is what every ordinary event gets, the rest what the others got, one after another.
-        numbers = pc.multiply(pc.cumulative_sum(others.cast(pa.int64())), others.cast(pa.int64()))
+        # The first is what every ordinary event gets, the next what a copy of one does; then what the others
+        # got, one after another.
+        place = pc.add(pc.cumulative_sum(others.cast(pa.int64())), 1)
+        numbers = pc.if_else(others, place, copies.cast(pa.int64()))
         added = [column.take(numbers) for column in exactly]
         if plain.warned:
-            place = ADDED.index("rules")
-            added[place] = _with_warned(exactly[place], numbers.to_numpy(), plain.warned)
+            first = pc.and_not(ordinary, copies)
+            warned = {name: pc.and_(broken, first) for name, broken in plain.warned.items()}
+            number = ADDED.index("rules")
+            added[number] = _with_warned(exactly[number], numbers.to_numpy(), warned)
         return added
 
     def _one_by_one(self, batch: pa.RecordBatch) -> list[pa.Array]:

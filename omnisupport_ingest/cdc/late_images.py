@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.cdc.event_fold import Shape, fold_groups
@@ -25,16 +26,24 @@ IMAGES = ("before", "after")
 ROW = "_row"
 """The column with the number by which the images of an event are asked for."""
 
+_READ = "_read"
+"""Whether the images of an event have been asked for."""
+
 Numbers = npt.NDArray[np.int64]
 
 
 def fold_late(
-    events: pa.Table, images: Callable[[Numbers], pa.Table], shape: Shape, taken: Taken | None = None
+    events: pa.Table,
+    images: Callable[[Numbers], pa.Table],
+    shape: Shape,
+    taken: Taken | None = None,
+    moves: set[str] | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Fold ``events``, which have the columns of ``typed_fold.EVENT_COLUMNS`` but ``IMAGES``, and ``ROW``.
 
     ``images``: gives the columns ``IMAGES`` of the events with the numbers asked for, which rise and are
-    distinct. ``taken``: counts the events. Out: as of ``event_fold.fold_groups``.
+    distinct. ``taken``: counts the events. ``moves``: gets the windows in which a key change left a column
+    unsent. Out: as of ``event_fold.fold_groups``.
     """
     if not events.num_rows:
         return
@@ -42,14 +51,18 @@ def fold_late(
         taken.events += events.num_rows
     groups = SortedGroups(events)
     needed = groups.needed_images()
-    groups.events = _with_images(groups.events, images, needed)
+    groups.events = _with_images(groups.events, images, needed).append_column(_READ, pa.array(needed))
     ordinary, rest = fold_sorted(groups, shape.columns, shape.key, shape.defaults)
     if ordinary is not None:
         yield from ordinary.to_batches()
     if rest.num_rows:
-        # Whatever was found odd in an image: here every image counts.
-        whole = _with_images(rest.drop_columns(list(IMAGES)), images, np.ones(rest.num_rows, np.bool_))
-        yield from fold_groups(whole.drop_columns([ROW]).to_batches(), shape, taken=taken)
+        if moves is not None:
+            moved = pc.and_not(pc.is_valid(rest["moved_from_key"]), rest["hole"])
+            moves.update(rest.filter(moved)["window"].unique().to_pylist())
+        if not pc.all(rest[_READ]).as_py():
+            # Whatever was found odd in an image: here every image counts.
+            rest = _with_images(rest.drop_columns(list(IMAGES)), images, np.ones(rest.num_rows, np.bool_))
+        yield from fold_groups(rest.drop_columns([ROW, _READ]).to_batches(), shape, taken=taken)
 
 
 def _with_images(

@@ -1,8 +1,8 @@
-"""Which events are plainly ordinary: in time, in order, alone at their place, and their rows keep every rule.
+"""Which events are plainly ordinary: in time, in order, no other content at their place, every rule kept.
 
 Nearly all events are. They are told apart by whole columns; each other event is judged by itself, by the
-rules in ``judging``, which are the meaning. An event that is called ordinary would be accepted by those, and
-neither late nor reviewed.
+rules in ``judging``, which are the meaning. An event that is called ordinary would be accepted by those, were
+it not a copy of one that landed before, and is neither late nor reviewed.
 """
 
 from __future__ import annotations
@@ -106,7 +106,10 @@ class Ordinary:
         self._sealed = pa.array(sorted(sealed), pa.string()) if sealed else None
 
     def among(self, batch: pa.RecordBatch, taken: Taken) -> Plain:
-        """What is plain of the marked events of ``batch``; the time that rules took is added to ``taken``."""
+        """What is plain of the marked events of ``batch``; a copy of an ordinary event is ordinary too.
+
+        The time that rules took is added to ``taken``.
+        """
         none = ordinary = pa.array(np.zeros(batch.num_rows, np.bool_))
         warned: dict[str, pa.BooleanArray] = {}
         if batch.num_rows <= self._few:
@@ -184,7 +187,8 @@ class Ordinary:
 
 
 def _alone(batch: pa.RecordBatch) -> pa.BooleanArray:
-    """What the marks and the event's own columns say: nothing shares its place, and it came as it should."""
+    """What the marks and the event's own columns say: no other content is at its place, and it came as it
+    should."""
     column = batch.column
     unsent = pc.greater(pc.fill_null(pc.list_value_length(column("unchanged")), 0), 0)
     moved = column("moved_from_key").is_valid()
@@ -192,7 +196,6 @@ def _alone(batch: pa.RecordBatch) -> pa.BooleanArray:
     return reduce(
         pc.and_,
         (
-            pc.equal(column("copy"), 1),
             pc.invert(column("collision")),
             pc.not_equal(column("window"), OUT_OF_RANGE),
             pc.less_equal(pc.fill_null(column("newest_epoch_before"), 0), column("epoch")),

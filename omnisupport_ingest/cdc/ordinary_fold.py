@@ -1,13 +1,11 @@
-"""Folding by whole columns, where a group is ordinary: accepted events, each at a position of its own.
+"""Folding by whole columns, where a group is ordinary: each of its events stands at a position of its own.
 
-Nearly all groups are. The others (a withheld event, a key change, two events at one position, an image that
-is not proven to be flat) are left to ``event_fold``, which is the meaning and folds one group after another.
-For a group both give the same row.
+Nearly all groups are. The others (a key change that left a column unsent, two events at one position, an
+image that is not proven to be flat) are left to ``event_fold``, which is the meaning and folds one group
+after another. For a group both give the same row.
 """
 
 from __future__ import annotations
-
-from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +14,7 @@ import pyarrow.compute as pc
 
 from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.cdc.flat_images import read_flat, read_keys
+from omnisupport_ingest.cdc.key_changes import settled
 
 Rows = npt.NDArray[np.int64]
 """Numbers of events, or -1 for none."""
@@ -45,21 +44,34 @@ class SortedGroups:
         if key is None:
             key = _numbers(pc.fill_null(columnar.one_chunk(events["key"]).dictionary_encode().indices, -1))
         position = [_numbers(events[name]) for name in ("ordinal", "commit_lsn", "epoch")]
-        self.order = _sorted(window, key, position)
-        place = [each[self.order] for each in (window, key, *position)]
+        order = _sorted(window, key, position)
+        self.events = events.take(pa.array(order))
+        self._divide([each[order] for each in (window, key, *position)])
+
+    def _divide(self, place: list[Rows]) -> None:
+        """``place``: window, key and position of each event."""
+        self._place = place
         same = [each[1:] == each[:-1] for each in place]
         new_group = np.concatenate([[True], ~(same[0] & same[1])])
         self.first = np.flatnonzero(new_group)
         self.group = np.cumsum(new_group) - 1
         self.at_one_position = np.concatenate([[False], np.logical_and.reduce(same)])
-        self.events = events.take(pa.array(self.order))
+
+    def settle(self, plain: tuple[str, ...]) -> None:
+        """Forget the key changes that brought all of ``plain`` (``key_changes``); their images must be there.
+
+        It may be that no event is left.
+        """
+        self.events, stay = settled(self.events, plain)
+        if stay is not None and not stay.all():
+            self._divide([each[stay] for each in self._place])
 
     def __len__(self) -> int:
         return len(self.first)
 
-    @cached_property
+    @property
     def last(self) -> Rows:
-        return np.append(self.first[1:], len(self.order)) - 1
+        return np.append(self.first[1:], self.events.num_rows) - 1
 
     def latest(self, chosen: Mask) -> Rows:
         """The last of the ``chosen`` events of each group."""
@@ -72,17 +84,22 @@ class SortedGroups:
     def ops(self, among: pa.Array) -> Mask:
         return _mask(pc.is_in(self.events["op"], among))
 
-    @cached_property
+    @property
     def unsent(self) -> Mask:
         """Which events name columns that were not sent."""
         return _mask(pc.greater(pc.fill_null(pc.list_value_length(self.events["unchanged"]), 0), 0))
 
+    @property
+    def holes(self) -> Mask:
+        """Which events are withheld."""
+        return _mask(self.events["hole"])
+
     def odd(self) -> Mask:
         """Which events make their group one for ``event_fold``, whatever is in their images."""
-        events = self.events
         odd: Mask = ~(self.ops(_LIVING) | self.ops(_DELETES)) | self.at_one_position
-        for column in (events["hole"], events["key"].is_null(), events["moved_from_key"].is_valid()):
-            odd |= _mask(column)
+        odd |= _mask(self.events["key"].is_null())
+        # Nothing is ever taken for what was withheld.
+        odd |= _mask(self.events["moved_from_key"].is_valid()) & ~self.holes
         return odd
 
     def needed_images(self) -> Mask:
@@ -90,7 +107,7 @@ class SortedGroups:
         out not to be what it should."""
         living = self.ops(_LIVING)
         alive = self.latest(living)
-        newest = np.zeros(len(self.order), np.bool_)
+        newest = np.zeros(self.events.num_rows, np.bool_)
         newest[alive[alive >= 0]] = True
         incomplete = self.have(newest & self.unsent) | self.have(self.odd())
         needed: Mask = newest | incomplete[self.group]
@@ -135,6 +152,9 @@ def fold_sorted(
 ) -> tuple[pa.Table | None, pa.Table]:
     """``fold_ordinary`` of events that are sorted."""
     plain = tuple(name for name in columns if name not in key)
+    groups.settle(plain)
+    if not groups.events.num_rows:
+        return None, groups.events
     found = _Found(groups, plain, tuple(each for each in defaults if each[0] in plain))
     keys_read, keys = read_keys(columnar.one_chunk(groups.events["key"]).take(pa.array(groups.first)), key)
     ordinary = found.ordinary & _mask(keys_read)
@@ -155,10 +175,14 @@ class _Found:
 
     def __init__(self, groups: SortedGroups, plain: tuple[str, ...], defaults: Defaults) -> None:
         self._groups, self._plain, self._defaults = groups, plain, defaults
-        numbers = np.arange(len(groups.order))
+        numbers = np.arange(groups.events.num_rows)
+        self._holes = groups.holes
         self._living, deletes = groups.ops(_LIVING), groups.ops(_DELETES)
         self._starts = groups.ops(_STARTS)
         self._alive = groups.latest(self._living)
+        self._vouching = groups.latest(self._living & ~self._holes)
+        self._doubting = groups.latest(deletes & self._holes)
+        deletes &= ~self._holes
         self._start = groups.latest(self._starts)
         alive = self._alive[groups.group]
         ending = groups.latest(deletes & (numbers < alive))
@@ -185,8 +209,8 @@ class _Found:
         self._decided = {name: alive.copy() for name in plain}
         if not incomplete.any():
             return
-        numbers = np.arange(len(self._groups.order))
         group = self._groups.group
+        numbers = np.arange(len(group))
         below = (
             self._living & incomplete[group] & (numbers >= self._begins[group]) & (numbers != alive[group])
         )
@@ -218,9 +242,9 @@ class _Found:
         return images.texts, sent
 
     def values(self) -> dict[str, pa.StringArray]:
-        """The texts of the plain columns."""
-        stands = np.full(len(self._groups.order) + 1, -1)
-        stands[self._read] = np.arange(len(self._read))
+        """The texts of the plain columns; of what was withheld nothing is known."""
+        stands = np.full(len(self._holes) + 1, -1)
+        stands[self._read] = np.where(self._holes[self._read], -1, np.arange(len(self._read)))
         # The last is nobody's: -1 leads to it.
         return {name: _take(self._texts[name], stands[self._decided[name]]) for name in self._plain}
 
@@ -244,8 +268,8 @@ class _Found:
             "_cdc_life_start": _take(at, self._start),
             "_cdc_moved_from_key": no_text,
             "_cdc_deletes": self._delete_lists(at),
-            "_cdc_doubt": _take(at, nothing),
-            "_cdc_vouched": _take(at, alive),
+            "_cdc_doubt": _take(at, self._doubting),
+            "_cdc_vouched": _take(at, self._vouching),
             "_cdc_scope": no_text,
             "_cdc_column_positions": self._positions(at),
             "_cdc_unresolved": self._unresolved(),
@@ -262,15 +286,18 @@ class _Found:
         return pa.ListArray.from_arrays(_offsets(counts), items)
 
     def _positions(self, at: pa.StructArray) -> pa.MapArray:
-        """Where a column was decided, if the last living event did not decide it."""
+        """Where a column was decided, if the last living event did not decide it, or a withheld one did."""
         columns = [self._decided[name] for name in self._plain]
-        apart = self._by_group([(each != self._alive) & (each >= 0) for each in columns])
+        apart = self._by_group(
+            [(each >= 0) & ((each != self._alive) | self._holes[each]) for each in columns]
+        )
         decided = np.stack(columns, axis=1)[apart] if columns else np.zeros(0, np.int64)
         names = pa.array(self._plain, pa.string()).take(pa.array(np.nonzero(apart)[1]))
         return pa.MapArray.from_arrays(_offsets(apart.sum(axis=1)), names, _take(at, decided))
 
     def _unresolved(self) -> pa.ListArray:
-        missing = self._by_group([self._decided[name] < 0 for name in self._plain])
+        columns = [self._decided[name] for name in self._plain]
+        missing = self._by_group([(each < 0) | self._holes[each] for each in columns])
         names = pa.array(self._plain, pa.string()).take(pa.array(np.nonzero(missing)[1]))
         return pa.ListArray.from_arrays(_offsets(missing.sum(axis=1)), names)
 

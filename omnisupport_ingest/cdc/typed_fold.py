@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from omnisupport_ingest.cdc import columnar, ordinary
-from omnisupport_ingest.cdc.event_fold import LEFT, Shape, fold_groups
+from omnisupport_ingest.cdc.event_fold import Shape, fold_groups
+from omnisupport_ingest.cdc.key_changes import LEFT
 from omnisupport_ingest.cdc.ordinary import ROW_OPS
 from omnisupport_ingest.cdc.typed_rows import typed_batches
 from omnisupport_ingest.contracts.model import Column
@@ -43,7 +44,7 @@ def fold_typed(
 
 
 def events_to_fold(events: pa.Table) -> pa.Table:
-    """What ``fold.to_fold`` gives of accepted ``events`` (``EVENT_COLUMNS``), where none is withheld.
+    """What ``fold.to_fold`` gives of ``events`` (``EVENT_COLUMNS``), of which none voids a withheld one.
 
     Images may be missing, and another column is passed on.
     """
@@ -54,7 +55,7 @@ def events_to_fold(events: pa.Table) -> pa.Table:
         of_row[row] = None not in json.loads(key[row].as_py())
     speaks = of_row | pc.is_in(op, _TABLE_OPS).to_numpy(zero_copy_only=False)
     known = events if speaks.all() else events.filter(pa.array(speaks))
-    left = known.filter(pc.is_valid(known["moved_from_key"]))
+    left = known.filter(pc.and_not(pc.is_valid(known["moved_from_key"]), known["hole"]))
     values = {"key": left["moved_from_key"], "op": pa.repeat(pa.scalar(LEFT), left.num_rows)}
     if not left.num_rows:
         return known.combine_chunks()

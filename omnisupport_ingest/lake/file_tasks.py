@@ -27,7 +27,7 @@ from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.lake import layout
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.schema import arrow_schema
-from omnisupport_ingest.lake.staging import StagedFiles, place_draft, room_on_disk
+from omnisupport_ingest.lake.staging import StagedFiles, gathered, place_draft, room_on_disk
 from omnisupport_ingest.lake.table import LakeTable
 
 if TYPE_CHECKING:
@@ -193,7 +193,8 @@ class Output:
     def __init__(self, folder: Path, number: int, schema: pa.Schema, partition_by: tuple[str, ...]) -> None:
         """``number``: of the task. ``schema``: of the table, partition columns included."""
         self._rows, self._aside, self.scratch = folder / "rows", folder / "aside", folder / "scratch"
-        for each in (folder, self._rows, self._aside, self.scratch):
+        self._beside = folder / "beside"
+        for each in (folder, self._rows, self._aside, self._beside, self.scratch):
             each.mkdir(mode=0o700)
         self._schema, self._partition_by = schema, partition_by
         self._files: dict[Path, _Growing] = {}
@@ -202,9 +203,16 @@ class Output:
 
     def add(self, rows: pa.Table) -> None:
         """Rows of the table: its columns, partition columns included."""
-        kept = rows.select(self._schema.names).cast(self._schema)
-        for folder, part in _parts(kept, self._partition_by):
-            self._file(self._rows / folder).add(part.drop_columns(list(self._partition_by)))
+        self._add(self._rows, rows, self._schema, self._partition_by)
+
+    def put_beside(self, rows: pa.Table, schema: pa.Schema, partition_by: tuple[str, ...]) -> None:
+        """Rows of another table, as ``add`` takes them; ``staging.stage_folders`` gives them their place."""
+        self._add(self._beside, rows, schema, partition_by)
+
+    def _add(self, place: Path, rows: pa.Table, schema: pa.Schema, partition_by: tuple[str, ...]) -> None:
+        kept = rows.select(schema.names).cast(schema)
+        for folder, part in _parts(kept, partition_by):
+            self._file(place / folder).add(part.drop_columns(list(partition_by)))
 
     def link(self, file: LakeFile, partition: Sequence[tuple[str, str | None]]) -> None:
         """The rows of a file of another table, as they stand in it; ``partition``: where they belong here.
@@ -292,11 +300,13 @@ Work = Callable[[Output], "str | None"]
 class Made:
     """What tasks made, which is gone when the ``with`` ends unless it is placed.
 
-    ``told``: what the works say, in their order. ``aside``: files of rows put aside.
+    ``told``: what the works say, in their order. ``aside``: files of rows put aside. ``beside``: folders with
+    the files of rows that were put beside.
     """
 
     told: tuple[str, ...]
     aside: tuple[str, ...]
+    beside: tuple[str, ...]
     place: Callable[[], StagedFiles]
 
 
@@ -333,25 +343,16 @@ def made_by_tasks(
         yield Made(
             told=tuple(each["told"] for each in outcomes),
             aside=tuple(str(file) for folder in folders for file in sorted((folder / "aside").iterdir())),
-            place=lambda: place_draft(table, _together(draft, folders), unit=unit, generation=generation),
+            beside=tuple(str(folder / "beside") for folder in folders),
+            place=lambda: place_draft(
+                table,
+                gathered((folder / "rows" for folder in folders), draft / "whole"),
+                unit=unit,
+                generation=generation,
+            ),
         )
     finally:
         shutil.rmtree(draft, ignore_errors=True)
-
-
-def _together(draft: Path, folders: Iterable[Path]) -> Path:
-    """The rows of all attempts in one folder."""
-    whole = draft / "whole"
-    whole.mkdir(mode=0o700)
-    made = {whole}
-    for folder in folders:
-        for file in (folder / "rows").rglob("*.parquet"):
-            place = whole / file.relative_to(folder / "rows")
-            if place.parent not in made:
-                place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                made.add(place.parent)
-            file.rename(place)
-    return whole
 
 
 def _write(

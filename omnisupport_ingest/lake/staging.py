@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,6 +99,37 @@ def stage_frame(
         return place_draft(table, draft, unit=unit, generation=generation)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+
+
+def stage_folders(
+    table: LakeTable, folders: Iterable[str], *, unit: str, generation: Mapping[str, int]
+) -> StagedFiles:
+    """Put what tasks wrote to ``folders``, in folders by the table's partition, in its final place.
+
+    The files leave ``folders``. The other parameters and errors are those of ``stage_frame``.
+    """
+    draft = table.folder / layout.STAGING / uuid.uuid4().hex
+    draft.parent.mkdir(mode=0o700, exist_ok=True)
+    try:
+        with gate("lake.write", table.spec.path):
+            gathered(folders, draft)
+        return place_draft(table, draft, unit=unit, generation=generation)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def gathered(folders: Iterable[str | Path], whole: Path) -> Path:
+    """Move the Parquet files of ``folders``, by partition, to the new folder ``whole``, which is returned."""
+    whole.mkdir(mode=0o700)
+    made = {whole}
+    for folder in folders:
+        for file in Path(folder).rglob("*.parquet"):
+            place = whole / file.relative_to(folder)
+            if place.parent not in made:
+                place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                made.add(place.parent)
+            file.rename(place)
+    return whole
 
 
 def place_draft(table: LakeTable, draft: Path, *, unit: str, generation: Mapping[str, int]) -> StagedFiles:

@@ -312,36 +312,21 @@ def _placed(
 ) -> _Verdicts:
     """What tasks made of the jobs, with its counts."""
     assert made is not None, "an event is always judged"
-    others = None
-    if made.aside:
-        others = judging.spark.read.schema(dedupe.JUDGED_TYPE).parquet(*_uris(made.aside))
-    tallies, staged = _others(judging, snapshot, jobs, others, unit)
-    return made.place(), tallies, staged, _told(made)
-
-
-def _told(made: Made | None) -> Judged:
-    return sum(map(Judged.read, made.told if made is not None else ()), Judged())
-
-
-def _uris(paths: Iterable[str]) -> list[str]:
-    return [f"file://{path}" for path in paths]
-
-
-def _others(
-    judging: _Judging, snapshot: TableSnapshot, jobs: Sequence[_Job], others: DataFrame | None, unit: str
-) -> tuple[Tallies, StagedFiles]:
-    """Count the events that were refused or late, if there are any, and write those that were refused."""
-    tallies = scenarios.tally(others) if others is not None else scenarios.NONE
+    told = _told(made)
+    tallies = scenarios.tally(told.groups)
     scenarios.refuse_stopped(tallies, judging.workspace.decisions, judging.source)
-    refused = any(verdict != ACCEPTED for _, verdict in tallies.verdicts)
-    staged = quarantine.stage(
+    withheld = quarantine.stage_written(
         judging.workspace.quarantine(judging.source),
-        others if refused else None,
+        made.beside if tallies.withheld else (),
         [job.plan.window for job in jobs],
         unit=unit,
         version=snapshot.version + 1,
     )
-    return tallies, staged
+    return made.place(), tallies, withheld, told
+
+
+def _told(made: Made | None) -> Judged:
+    return sum(map(Judged.read, made.told if made is not None else ()), Judged())
 
 
 def _judged(
@@ -364,8 +349,18 @@ def _judged(
         rows=sum(file.rows for job in jobs for file in job.files),
     )
     with _kept(judged, seen) as others:
-        broken = broken_in(others, judging.workspace.contracts.of_source(judging.source))
-        return accepted, *_others(judging, snapshot, jobs, others, unit), Judged(broken=broken)
+        contracts = judging.workspace.contracts.of_source(judging.source)
+        told = Judged(broken=broken_in(others, contracts))
+        tallies = scenarios.tally(scenarios.groups_of(others) if others is not None else {})
+        scenarios.refuse_stopped(tallies, judging.workspace.decisions, judging.source)
+        withheld = quarantine.stage(
+            judging.workspace.quarantine(judging.source),
+            others if tallies.withheld else None,
+            [job.plan.window for job in jobs],
+            unit=unit,
+            version=snapshot.version + 1,
+        )
+        return accepted, tallies, withheld, told
 
 
 @contextmanager

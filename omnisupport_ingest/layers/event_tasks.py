@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,10 +18,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from omnisupport_ingest.cdc.broken_rules import BrokenRules, RulesLookout
-from omnisupport_ingest.cdc.envelope import LANDED_TYPE, RAW_TYPE
+from omnisupport_ingest.cdc.envelope import LANDED_TYPE, QUARANTINE_BY, QUARANTINE_TYPE, RAW_TYPE
 from omnisupport_ingest.cdc.event_hashes import event_hashes
-from omnisupport_ingest.cdc.judging import ACCEPTED, Law, judge_batches, judge_unprotected
+from omnisupport_ingest.cdc.judging import ACCEPTED, DUPLICATE, Law, judge_unprotected
 from omnisupport_ingest.cdc.ordinary import Taken
+from omnisupport_ingest.cdc.protecting import Protections, protect_batches
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.pg_types import Kind
 from omnisupport_ingest.contracts.protection import needs_protection
@@ -30,8 +32,10 @@ from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.schema import arrow_schema
 from omnisupport_ingest.landing.rows import EARLIER_IDENTITY
 from omnisupport_ingest.layers.event_copies import Copies, Marks
+from omnisupport_ingest.layers.scenarios import Group, groups_in
 
 _RAW = arrow_schema(RAW_TYPE, without=())
+_QUARANTINE = arrow_schema(QUARANTINE_TYPE, without=())
 _NOT_JUDGED_BY = frozenset({"tx_id", "lsn", "chunk_id", "envelope", "batch_id", "landed_at", "file_name"})
 _JUDGED_BY = pa.schema([each for each in _RAW if each.name not in _NOT_JUDGED_BY])
 _WITH_BATCH = _JUDGED_BY.append(_RAW.field("batch_id"))
@@ -67,9 +71,9 @@ def judge(output: Output, files: Sequence[LakeFile], law: Law, copies: Copies | 
     """Judge the events of the raw ``files`` by ``law``.
 
     ``copies``: which of them have not their position for themselves; without it, every one has. Accepted
-    events are written; all that are refused or late are put aside, with what ``dedupe.judge`` adds. A file of
-    one table whose every event is accepted is taken over as it is, unless a policy for personal data changes
-    its values. Says what ``Judged`` reads: how many events there were, and which rules they broke.
+    events are written; quarantined ones are put beside, as ``quarantine`` has them. A file of one table whose
+    every event is accepted is taken over as it is, unless a policy for personal data changes its values. Says
+    what ``Judged`` reads.
     """
     started = time.perf_counter()
     told, protected, copies = Judged(), _protected_tables(law), copies or Copies()
@@ -84,14 +88,21 @@ def judge(output: Output, files: Sequence[LakeFile], law: Law, copies: Copies | 
 
 @dataclass(frozen=True)
 class Judged:
-    """What a task of ``judge`` says of its events; ``seconds``: how long it took."""
+    """What a task of ``judge`` says of its events: how many there were, which rules they broke, and how many
+    that were refused or late are alike. ``seconds``: how long it took."""
 
     taken: Taken = field(default_factory=Taken)
     broken: BrokenRules = field(default_factory=BrokenRules)
+    groups: Counter[Group] = field(default_factory=Counter)
     seconds: float = 0.0
 
     def __add__(self, other: Judged) -> Judged:
-        return Judged(self.taken + other.taken, self.broken + other.broken, self.seconds + other.seconds)
+        return Judged(
+            self.taken + other.taken,
+            self.broken + other.broken,
+            self.groups + other.groups,
+            self.seconds + other.seconds,
+        )
 
     @property
     def rules_share(self) -> float | None:
@@ -99,13 +110,15 @@ class Judged:
         return round(self.taken.rules_seconds / self.seconds, 6) if self.seconds else None
 
     def told(self) -> str:
+        """What a task says, for ``read``."""
         taken = [self.taken.events, self.taken.exactly, self.taken.rules_seconds]
-        return json.dumps([taken, self.broken.told(), self.seconds])
+        return json.dumps([taken, self.broken.told(), [*self.groups.items()], self.seconds])
 
     @classmethod
     def read(cls, told: str) -> Judged:
-        taken, broken, seconds = json.loads(told)
-        return cls(Taken(*taken), BrokenRules.read(broken), seconds)
+        taken, broken, groups, seconds = json.loads(told)
+        alike = Counter({Group(*group): events for group, events in groups})
+        return cls(Taken(*taken), BrokenRules.read(broken), alike, seconds)
 
 
 def _protected_tables(law: Law) -> Callable[[str], bool]:
@@ -119,17 +132,21 @@ def _protected_tables(law: Law) -> Callable[[str], bool]:
 
 
 def _judge_rows(output: Output, file: LakeFile, law: Law, marks: Marks, lookout: RulesLookout) -> Judged:
-    start, taken, broken = 0, Taken(), BrokenRules()
+    protections = Protections.of(law.contracts, law.secrets)
+    start, taken, broken, groups = 0, Taken(), BrokenRules(), Counter[Group]()
     for batch in batches_of(file.uri, _RAW, dict(file.partition)):
         marked = _marked(batch, *marks.between(start, start + len(batch)))
         start += len(batch)
-        for judged in judge_batches([marked], law, taken=taken):
+        for judged in judge_unprotected([marked], law, taken=taken):
             broken += lookout.found(judged)
-            rows = pa.Table.from_batches([judged])
-            accepted = pc.equal(rows["verdict"], ACCEPTED)
-            output.add(rows if pc.all(accepted).as_py() else rows.filter(accepted))
-            output.put_aside(rows.filter(pc.or_(pc.invert(accepted), rows["late"])))
-    return Judged(taken, broken)
+            groups.update(groups_in(judged))
+            kept = judged.filter(pc.not_equal(judged.column("verdict"), DUPLICATE))
+            for protected in protect_batches([kept], protections):
+                rows = pa.Table.from_batches([protected])
+                accepted = pc.equal(rows["verdict"], ACCEPTED)
+                output.add(rows if pc.all(accepted).as_py() else rows.filter(accepted))
+                output.put_beside(rows.filter(pc.invert(accepted)), _QUARANTINE, QUARANTINE_BY)
+    return Judged(taken, broken, groups)
 
 
 def _taken_over(output: Output, file: LakeFile, table: str, law: Law, lookout: RulesLookout) -> Judged | None:

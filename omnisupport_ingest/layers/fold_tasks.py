@@ -8,8 +8,9 @@ row per key, and no event is sent from one task to another.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -49,6 +50,10 @@ SHARES = (2, 16)
 
 _RAW = arrow_schema(RAW_TYPE, without=())
 _IMAGES = pa.schema([_RAW.field(name) for name in IMAGES])
+_PLACES = pa.schema([_RAW.field(name) for name in ("window", "epoch", "commit_lsn", "ordinal", "identity")])
+_APART = pa.schema([_RAW.field(name) for name in ("source_table", "identity")])
+"""What is read of events besides, where some are withheld."""
+
 _NARROW = pa.schema([field for field in _RAW if field.name in {*EVENT_COLUMNS, "source_schema"} - {*IMAGES}])
 
 
@@ -58,19 +63,51 @@ class TooLarge(IngestError):
 
 @dataclass(frozen=True)
 class Share:
-    """The keys of a task: the ``number``-th of ``count`` parts of those in its block of files."""
+    """The keys of a task: the ``number``-th of ``count`` parts of those in its block of files.
+
+    ``files``: of accepted events. ``withheld``: of quarantined ones, of all tables. ``elsewhere``: of those
+    that other blocks have of the same windows.
+    """
 
     files: tuple[LakeFile, ...]
     number: int = 0
     count: int = 1
+    withheld: tuple[LakeFile, ...] = ()
+    elsewhere: tuple[LakeFile, ...] = ()
 
 
-def in_key_shares(files: Sequence[LakeFile], count: int) -> list[list[Share]]:
-    """The blocks of ``files``, in their order, each with the ``count`` shares that its keys are folded in."""
+def in_key_shares(
+    files: Sequence[LakeFile], count: int, withheld: Collection[LakeFile] = ()
+) -> list[list[Share]]:
+    """The blocks of ``files``, in their order, each with the ``count`` shares that its keys are folded in.
+
+    ``withheld``: those of ``files`` that are of the quarantine.
+    """
     if not files:
         return []
     if are_few(files) and count == SHARES[0]:
-        return [[Share(tuple(files))]]
+        blocks, count = [list(files)], 1
+    else:
+        blocks = _blocks(files)
+    held, found = {file.uri for file in withheld}, []
+    for block in blocks:
+        mine, windows = {file.uri for file in block}, {file.window for file in block}
+        found.append(
+            [
+                Share(
+                    tuple(file for file in block if file.uri not in held),
+                    number,
+                    count,
+                    tuple(file for file in block if file.uri in held),
+                    tuple(file for file in withheld if file.window in windows and file.uri not in mine),
+                )
+                for number in range(count)
+            ]
+        )
+    return found
+
+
+def _blocks(files: Sequence[LakeFile]) -> list[list[LakeFile]]:
     blocks: list[list[LakeFile]] = [[]]
     rows = size = 0
     for file in files:
@@ -81,23 +118,25 @@ def in_key_shares(files: Sequence[LakeFile], count: int) -> list[list[Share]]:
             rows = size = 0
         blocks[-1].append(file)
         rows, size = rows + file.rows, size + file.bytes
-    return [[Share(tuple(block), number, count) for number in range(count)] for block in blocks]
+    return blocks
 
 
 def fold(output: Output, share: Share, contract: TableContract, order: KeyOrder) -> str | None:
-    """Fold the accepted events of the contract's table in ``share``: ``folded_type`` rows, in ``order``.
+    """Fold the events of the contract's table in ``share``: ``folded_type`` rows, in ``order``.
 
-    Says what ``Told`` reads. None if the events are more than a task may hold.
+    Says what ``Told`` reads. None if the events are more than a task may hold, or if one of them voids one
+    that another block has.
     """
     # A file lies in the partition of its table, if not in that of a namesake in another schema.
     files = [file for file in share.files if dict(file.partition)["source_table"] == contract.table]
-    events = rows_that_fit(files, _NARROW)
-    if events is None:
+    known = _known(files, share, contract)
+    if known is None:
         return None
-    known = _known(events, contract)
-    stretches, taken = json.dumps(stretches_of(known)), Taken()
+    stretches, taken, moves = stretches_of(known), Taken(), set[str]()
     shape = shape_of(contract)
-    folded = fold_late(of_share(known, share), lambda rows: _images_at(files, rows), shape, taken)
+    folded = fold_late(
+        of_share(known, share), partial(_images_at, [*files, *share.withheld]), shape, taken, moves
+    )
     kind = arrow_schema(folded_type(contract), without=())
     names = ("window", *shape.columns, *STATE_NAMES)
     try:
@@ -107,12 +146,15 @@ def fold(output: Output, share: Share, contract: TableContract, order: KeyOrder)
         return None
     if rows:
         output.add(order.sort(pa.concat_tables(rows)))
-    return json.dumps([stretches, taken.events, taken.exactly])
+    # A key change that brought every column takes nothing from the old key.
+    told = {window: (first, last, window in moves) for window, (first, last, _) in stretches.items()}
+    return json.dumps([json.dumps(told), taken.events, taken.exactly])
 
 
 @dataclass(frozen=True)
 class Told:
-    """What ``fold`` says: of its block the ``stretches`` of positions (``parts_agree``), and what it took."""
+    """What ``fold`` says: of its block the ``stretches`` of positions (``parts_agree``), with the key changes
+    of its share alone, and what it took."""
 
     stretches: str
     taken: Taken
@@ -123,13 +165,63 @@ class Told:
         return cls(stretches, Taken(events, exactly))
 
 
-def _known(events: pa.Table, contract: TableContract) -> pa.Table:
-    """What the fold takes of the events of the contract's table, each with the number of its row."""
-    events = events.append_column(ROW, pa.array(np.arange(events.num_rows)))
-    of_schema = pc.equal(events["source_schema"], contract.schema)
-    if not pc.all(of_schema).as_py():
-        events = events.filter(of_schema)
-    return events_to_fold(events.append_column("hole", pa.repeat(pa.scalar(False), len(events))))
+def _known(files: Sequence[LakeFile], share: Share, contract: TableContract) -> pa.Table | None:
+    """What the fold takes of the contract's events in ``files`` and in those that ``share`` has of the
+    quarantine, each with the number of its row. None as of ``fold``."""
+    narrow = pa.schema([*_NARROW, *_APART]) if share.withheld or share.elsewhere else _NARROW
+    accepted = rows_that_fit(files, narrow)
+    holes, others = rows_that_fit(share.withheld, narrow), rows_that_fit(share.elsewhere, _PLACES)
+    if accepted is None or holes is None or others is None:
+        return None
+    if accepted.nbytes + holes.nbytes > file_tasks.MOST_BYTES_HELD:
+        return None
+    numbers = np.arange(len(accepted) + len(holes))
+    known = _of_table(accepted, numbers[: len(accepted)], contract, hole=False)
+    if filled(others, known).any():
+        return None
+    if len(holes):
+        withheld = _of_table(holes, numbers[len(accepted) :], contract, hole=True)
+        withheld = withheld.filter(pa.array(~filled(withheld, known)))
+        known = pa.concat_tables([known, withheld]).combine_chunks()
+    return events_to_fold(known.select([name for name in known.column_names if name not in _APART.names]))
+
+
+def _of_table(
+    events: pa.Table, numbers: npt.NDArray[np.int64], contract: TableContract, *, hole: bool
+) -> pa.Table:
+    """Those of ``events``, which have the ``numbers``, that are of the contract's table."""
+    mine = pc.equal(events["source_schema"], contract.schema)
+    if hole:
+        # The files of the quarantine are of all tables.
+        mine = pc.and_(mine, pc.equal(events["source_table"], contract.table))
+    events = events.append_column(ROW, pa.array(numbers))
+    events = events.append_column("hole", pa.repeat(pa.scalar(hole), len(events)))
+    return events if pc.all(mine).as_py() else events.filter(mine)
+
+
+def filled(holes: pa.Table, accepted: pa.Table) -> npt.NDArray[np.bool_]:
+    """Which of the withheld events ``holes`` have a place that one of ``accepted`` has too, which voids them
+    (``fold.without_filled_holes``). Both have the columns ``_PLACES``."""
+    found = np.zeros(len(holes), np.bool_)
+    if not len(holes):
+        return found
+    marks, mine, theirs = np.unique(_marks_of(holes)), _marks_of(holes), _marks_of(accepted)
+    # Withheld events are few. Events of other places may have the same mark.
+    nearby = marks[np.minimum(np.searchsorted(marks, theirs), len(marks) - 1)] == theirs
+    if not nearby.any():
+        return found
+    places = accepted.filter(pa.array(nearby)).select(_PLACES.names).to_pylist()
+    taken = {tuple(place.values()) for place in places}
+    for row in np.flatnonzero(np.isin(mine, theirs[nearby])):
+        [place] = holes.slice(row, 1).select(_PLACES.names).to_pylist()
+        found[row] = tuple(place.values()) in taken
+    return found
+
+
+def _marks_of(events: pa.Table) -> npt.NDArray[np.int64]:
+    lsn, ordinal = (columnar.one_chunk(events[name]).to_numpy() for name in ("commit_lsn", "ordinal"))
+    marks: npt.NDArray[np.int64] = lsn * np.int64(1_000_003) + ordinal
+    return marks
 
 
 def of_share(known: pa.Table, share: Share) -> pa.Table:
@@ -174,11 +266,21 @@ def _images_at(files: Sequence[LakeFile], rows: npt.NDArray[np.int64]) -> pa.Tab
     return pa.concat_tables(found or [_IMAGES.empty_table()]).combine_chunks()
 
 
+def of_block(told: Iterable[str]) -> str:
+    """The stretches of a block, from those that its shares tell: a key changed where one of them says so."""
+    together: dict[str, tuple[list[int], list[int], bool]] = {}
+    for part in told:
+        for window, (first, last, moves) in json.loads(part).items():
+            known = together.get(window, (first, last, False))
+            together[window] = (first, last, moves or known[2])
+    return json.dumps(together)
+
+
 def parts_agree(told: Iterable[str]) -> bool:
     """Whether what was folded in parts is what all events together fold to, by the stretches of each.
 
-    It is where no key changes, and where each part has a stretch of positions of its own: then none folds
-    what the old key of a change holds on both sides of it (``cdc.fold``).
+    It is where no key change left a column unsent, and where each part has a stretch of positions of its own:
+    then none folds what the old key of a change holds on both sides of it (``cdc.fold``).
     """
     by_window: dict[str, list[tuple[list[int], list[int], bool]]] = {}
     for part in told:

@@ -34,7 +34,14 @@ from omnisupport_ingest.layers.checkpoints import Counts, Identity, Outcome, cha
 from omnisupport_ingest.layers.event_files import EventFiles
 from omnisupport_ingest.layers.event_tasks import order_of
 from omnisupport_ingest.layers.explained import Replaced, keys_changed, reasons
-from omnisupport_ingest.layers.fold_tasks import SHARES, Told, fold, in_key_shares, parts_agree
+from omnisupport_ingest.layers.fold_tasks import (
+    SHARES,
+    Told,
+    fold,
+    in_key_shares,
+    of_block,
+    parts_agree,
+)
 from omnisupport_ingest.layers.idempotency import idempotency_key, unit_key
 from omnisupport_ingest.layers.lateness import Lateness
 from omnisupport_ingest.layers.plan import Asked, Upstream, WindowPlan, Work, plan_window, repeats_writes
@@ -291,23 +298,22 @@ def _stage(
         return StagedFiles(()), None
     events = [file for job in working for file in job.files]
     generation = {job.plan.window: job.plan.generation for job in working}
-    if not any(job.holes for job in working):
-        events.sort(key=lambda file: (file.window, file.path))
-        for count in SHARES:
-            blocks = in_key_shares(events, count)
-            shares = [share for block in blocks for share in block]
-            works = [
-                partial(fold, share=share, contract=contract, order=order_of(contract)) for share in shares
-            ]
-            with made_by_tasks(spark, snapshot.table, works, unit=unit, generation=generation) as made:
-                if made is None:
-                    continue
-                told = [Told.parse(each) for each in made.told]
-                # Every share of a block says the same of it.
-                of_blocks = [each for share, each in zip(shares, told, strict=True) if not share.number]
-                if parts_agree(each.stretches for each in of_blocks):
-                    return made.place(), sum((each.taken for each in told), Taken()).share
-                break
+    holes = [file for job in working for file in job.holes]
+    withheld = {file.uri for file in holes}
+    events.sort(key=lambda file: (file.window, file.uri in withheld, file.path))
+    for count in SHARES:
+        blocks = in_key_shares(events, count, holes)
+        shares = [share for block in blocks for share in block]
+        works = [partial(fold, share=share, contract=contract, order=order_of(contract)) for share in shares]
+        with made_by_tasks(spark, snapshot.table, works, unit=unit, generation=generation) as made:
+            if made is None:
+                continue
+            told = [Told.parse(each) for each in made.told]
+            each_told = iter(told)
+            of_blocks = [of_block(next(each_told).stretches for _ in block) for block in blocks]
+            if parts_agree(of_blocks):
+                return made.place(), sum((each.taken for each in told), Taken()).share
+            break
     rows = fold_events(_events(spark, contract, files, working), contract, partitions=_parts(events))
     staged = stage_frame(
         snapshot.table,

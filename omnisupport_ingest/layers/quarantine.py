@@ -22,7 +22,7 @@ from omnisupport_ingest.lake import layout
 from omnisupport_ingest.lake.commit import WindowChange, until_first
 from omnisupport_ingest.lake.contenthash import ContentHash, hash_of_files
 from omnisupport_ingest.lake.layout import LakeFile, StagedFile
-from omnisupport_ingest.lake.staging import StagedFiles, stage_frame
+from omnisupport_ingest.lake.staging import StagedFiles, stage_folders, stage_frame
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.stats import delta_stats
 from omnisupport_ingest.lake.table import LakeTable, TableSnapshot, retrying
@@ -50,6 +50,16 @@ def stage(
         return StagedFiles(())
     rows = others.where(F.col("verdict") == QUARANTINED).select(*QUARANTINE_TYPE.names)
     return stage_frame(table, rows, unit=unit, generation=dict.fromkeys(windows, version))
+
+
+def stage_written(
+    table: LakeTable, folders: Sequence[str], windows: Collection[str], *, unit: str, version: int
+) -> StagedFiles:
+    """``stage`` of events that tasks wrote to ``folders`` already."""
+    table.open()
+    if not folders:
+        return StagedFiles(())
+    return stage_folders(table, folders, unit=unit, generation=dict.fromkeys(windows, version))
 
 
 def add(table: LakeTable, staged: StagedFiles, identity: Identity) -> None:

@@ -5,17 +5,30 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from omnisupport_ingest.cdc.judging import DUPLICATE, LATE_FOUND
+from omnisupport_ingest.cdc.judging import ACCEPTED, DUPLICATE, LATE_FOUND, QUARANTINED
 from omnisupport_ingest.contracts.decision_table import STOP, DecisionTable, Finding
 from omnisupport_ingest.errors import IngestError
 
 
 class Stopped(IngestError):
     """Events of a scenario for which the decision table says stop; nothing was committed."""
+
+
+class Group(NamedTuple):
+    """What events that are counted together have in common."""
+
+    window: str
+    verdict: str
+    reason: str | None
+    detector: str | None
+    late: bool
 
 
 @dataclass(frozen=True)
@@ -25,27 +38,42 @@ class Tallies:
     verdicts: Mapping[tuple[str, str], int] = field(default_factory=dict)
     found: Mapping[str, Mapping[Finding, int]] = field(default_factory=dict)
 
+    @property
+    def withheld(self) -> bool:
+        """Whether there are events for the quarantine."""
+        return any(verdict == QUARANTINED for _, verdict in self.verdicts)
 
-NONE = Tallies()
-"""Of events that were all accepted and in time."""
+
+def groups_of(judged: DataFrame) -> Counter[Group]:
+    """How many of the judged events are alike."""
+    groups = judged.groupBy(*Group._fields).agg(F.count("*").alias("events"))
+    return Counter({Group(*row): events for *row, events in groups.collect()})
 
 
-def tally(judged: DataFrame) -> Tallies:
-    """Count judged events, those that were refused or late at least; of others there is nothing to find.
+def groups_in(judged: pa.RecordBatch) -> Counter[Group]:
+    """How many of the judged events that were refused or late are alike."""
+    plain = pc.and_not(pc.equal(judged.column("verdict"), ACCEPTED), judged.column("late"))
+    told = pa.Table.from_batches([judged.select(list(Group._fields))]).filter(pc.invert(plain))
+    groups = told.group_by(list(Group._fields), use_threads=False).aggregate([([], "count_all")])
+    columns = [groups[name].to_pylist() for name in (*Group._fields, "count_all")]
+    return Counter({Group(*row): events for *row, events in zip(*columns, strict=True)})
+
+
+def tally(groups: Mapping[Group, int]) -> Tallies:
+    """Count events, those that were refused or late at least; of others there is nothing to find.
 
     A late one counts as late besides what else it is, a copy as a copy alone.
     """
     verdicts: Counter[tuple[str, str]] = Counter()
     found: dict[str, Counter[Finding]] = defaultdict(Counter)
-    groups = judged.groupBy("window", "verdict", "reason", "detector", "late")
-    for row in groups.agg(F.count("*").alias("events")).collect():
-        window, verdict, events = row["window"], row["verdict"], row["events"]
-        verdicts[window, verdict] += events
-        reason = None if row["reason"] is None else Finding(row["reason"], row["detector"])
-        if row["late"] and verdict != DUPLICATE:
-            found[window][LATE_FOUND] += events
-        if reason is not None and reason != LATE_FOUND:
-            found[window][reason] += events
+    for group, events in groups.items():
+        verdicts[group.window, group.verdict] += events
+        if group.late and group.verdict != DUPLICATE:
+            found[group.window][LATE_FOUND] += events
+        if group.reason is not None and group.detector is not None:
+            reason = Finding(group.reason, group.detector)
+            if reason != LATE_FOUND:
+                found[group.window][reason] += events
     return Tallies(verdicts, found)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from omnisupport_ingest.cdc.envelope import QUARANTINE_TYPE, RAW_TYPE
+from omnisupport_ingest.cdc.envelope import QUARANTINE_BY, QUARANTINE_TYPE, RAW_TYPE
 from omnisupport_ingest.cdc.folded import folded_type
 from omnisupport_ingest.cdc.history import history_type
 from omnisupport_ingest.cdc.stored import stored_type
@@ -134,7 +134,7 @@ class Workspace:
             TableSpec(
                 path=f"{source}/quarantine",
                 schema=QUARANTINE_TYPE,
-                partition_by=("window", "reason"),
+                partition_by=QUARANTINE_BY,
                 description=f"Events of {source} that were not accepted, each with its reason.",
             )
         )

@@ -18,8 +18,9 @@ import pyarrow as pa
 
 from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.cdc.current_rows import EXISTENCE, current_groups
-from omnisupport_ingest.cdc.event_fold import ENDED, KEY, LEFT, Events, Shape, fold_groups
+from omnisupport_ingest.cdc.event_fold import ENDED, KEY, Events, Shape, fold_groups
 from omnisupport_ingest.cdc.images import read_image, with_unsent
+from omnisupport_ingest.cdc.key_changes import LEFT
 from omnisupport_ingest.cdc.life import Ending, Position, latest, life_begins
 from omnisupport_ingest.cdc.table_ends import TableEnds
 

@@ -21,7 +21,8 @@ import pyarrow as pa
 
 from omnisupport_ingest.cdc import columnar, late_images
 from omnisupport_ingest.cdc.current_rows import EXISTENCE, current_groups
-from omnisupport_ingest.cdc.event_fold import ENDED, KEY, LEFT, Shape, fold_groups
+from omnisupport_ingest.cdc.event_fold import ENDED, KEY, Shape, fold_groups
+from omnisupport_ingest.cdc.key_changes import LEFT
 from omnisupport_ingest.cdc.late_images import IMAGES, ROW
 from omnisupport_ingest.cdc.row_fold import merge_groups
 from omnisupport_ingest.cdc.table_ends import TableEnds

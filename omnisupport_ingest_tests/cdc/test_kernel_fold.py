@@ -13,11 +13,13 @@ from datetime import UTC, datetime, timedelta
 from random import Random
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from omnisupport_ingest.cdc import columnar, current_rows, event_fold, row_fold
+from omnisupport_ingest.cdc.key_changes import LEFT
 from omnisupport_ingest.cdc.ordinary_fold import whole_keys
 from omnisupport_ingest.layers.fold_tasks import Share, of_share, parts_agree, stretches_of
 from omnisupport_ingest_tests.cdc import kernels
@@ -222,6 +224,35 @@ def test_ordinary_groups_are_folded_by_whole_columns_alone(monkeypatch: pytest.M
             table = kernels.events_table(alone, TABLE, in_windows(rng, alone, 2))
             folded += kernels.fold(table, TABLE).num_rows
     assert folded > 200
+
+
+def test_withheld_events_and_key_changes_that_brought_all_are_folded_by_whole_columns_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    due = []
+    for seed in range(100):
+        rng = Random(seed)
+        told = [each for each in drawn(rng) if each.op in "crud"]
+        places = [(event.at, event.key) for event in told]
+        alone = [each for each, place in zip(told, places, strict=True) if places.count(place) == 1]
+        alone = [_whole_move(event) for event in alone]
+        if alone:
+            table = kernels.events_table(alone, TABLE, in_windows(rng, alone, 2))
+            due.append((table, kernels.same_rows(kernels.fold(table, TABLE, Cut(few=table.num_rows)))))
+    monkeypatch.setattr(event_fold, "_folded_by_group", None)
+    for table, rows in due:
+        assert kernels.same_rows(kernels.fold(table, TABLE)) == rows
+        assert kernels.same_rows(kernels.fold_late(table, TABLE)) == rows
+    assert sum(row["_cdc_doubt"] is not None for _, rows in due for row in rows) > 10
+    assert sum(pc.sum(pc.equal(table["op"], LEFT)).as_py() or 0 for table, _ in due) > 20
+
+
+def _whole_move(event: Event) -> Event:
+    """An event whose columns not sent anew are nowhere, and a key change with all of them."""
+    if event.moved_from is None or event.quarantined:
+        return replace(event, before=None)
+    image = _image(dict.fromkeys(SHAPE.columns, "v 1")) or {}
+    return replace(event, before=None, after=image | dict(event.after or {}), unchanged=frozenset())
 
 
 @settings(max_examples=examples(EXAMPLES))

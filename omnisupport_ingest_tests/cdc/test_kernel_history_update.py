@@ -16,10 +16,11 @@ import pyarrow.compute as pc
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omnisupport_ingest.cdc.event_fold import ENDED, KEY, LEFT
+from omnisupport_ingest.cdc.event_fold import ENDED, KEY
 from omnisupport_ingest.cdc.history import history_type
 from omnisupport_ingest.cdc.history_rows import history_groups
 from omnisupport_ingest.cdc.history_update import HistoryRules, only_changes
+from omnisupport_ingest.cdc.key_changes import LEFT
 from omnisupport_ingest.cdc.stored import with_hashes
 from omnisupport_ingest.cdc.updating import CHANGE, GONE, SET
 from omnisupport_ingest.contracts.model import Column, TableContract

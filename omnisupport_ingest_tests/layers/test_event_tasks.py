@@ -12,14 +12,16 @@ import pytest
 
 from omnisupport_ingest.cdc.envelope import LANDED_TYPE, RAW_TYPE
 from omnisupport_ingest.cdc.folded import folded_type
-from omnisupport_ingest.cdc.judging import Law
+from omnisupport_ingest.cdc.judging import ACCEPTED, DUPLICATE, QUARANTINED, Law
 from omnisupport_ingest.contracts.decision_table import default_decision_table, load_decision_table
 from omnisupport_ingest.lake import file_tasks
 from omnisupport_ingest.lake.file_tasks import Output, batches_of, in_shares, rows_of
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.schema import arrow_schema
+from omnisupport_ingest.layers.event_copies import Copies
 from omnisupport_ingest.layers.event_tasks import Judged, LandedFile, judge, order_of, take_in
 from omnisupport_ingest.layers.fold_tasks import Share, fold
+from omnisupport_ingest.layers.scenarios import Group
 from omnisupport_ingest_tests.cdc.lanes import CONTRACT
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -137,7 +139,7 @@ LAW = Law((CONTRACT,), load_decision_table(default_decision_table()), timedelta(
 
 
 def judged(tmp_path: Path, name: str, events: list[dict[str, object]]) -> tuple[Path, Path, list[Path]]:
-    """The raw file of ``events``, the accepted file that judging them leaves, and the files put aside."""
+    """The raw file of ``events``, the accepted file that judging them leaves, and those of the quarantine."""
     known = {"window": "2026-11-21T12", "landed_at": NOON, "event_hash": 1}
     of_table = {"source_schema": CONTRACT.schema, "source_table": CONTRACT.table}
     rows = [EVENT | of_table | known | event for event in events]
@@ -149,19 +151,56 @@ def judged(tmp_path: Path, name: str, events: list[dict[str, object]]) -> tuple[
     assert Judged.read(judge(output, [file], LAW)).taken.events == len(rows)
     output.close()
     [accepted] = (tmp_path / f"of {name}" / "rows").rglob("*.parquet")
-    return path, accepted, list((tmp_path / f"of {name}" / "aside").iterdir())
+    return path, accepted, list((tmp_path / f"of {name}" / "beside").rglob("*.parquet"))
 
 
 def test_a_raw_file_whose_every_event_is_accepted_is_linked_and_any_other_is_written(tmp_path: Path) -> None:
     row = {"after": '{"lane":"1","id":"1","status":"open","note":null,"body":null}', "key": '["1","1"]'}
     events = [row | {"commit_lsn": 7}, row | {"commit_lsn": 8}]
-    raw, accepted, aside = judged(tmp_path, "whole", events)
-    assert accepted.samefile(raw) and not aside
+    raw, accepted, withheld = judged(tmp_path, "whole", events)
+    assert accepted.samefile(raw) and not withheld
     assert accepted.parent.name == f"source_table={CONTRACT.table}"
-    raw, accepted, aside = judged(tmp_path, "refused", [*events, row | {"commit_lsn": 9, "after": "{"}])
+    raw, accepted, withheld = judged(tmp_path, "refused", [*events, row | {"commit_lsn": 9, "after": "{"}])
     assert not accepted.samefile(raw)
     assert pq.read_table(accepted, partitioning=None)["commit_lsn"].to_pylist() == [7, 8]
-    assert pq.read_table(aside[0])["commit_lsn"].to_pylist() == [9]
+    assert withheld[0].parent.name == "reason=malformed_image"
+    assert pq.read_table(withheld[0], partitioning=None)["commit_lsn"].to_pylist() == [9]
+
+
+def test_a_task_counts_what_it_refuses_and_writes_no_copy(tmp_path: Path) -> None:
+    row = {"after": '{"lane":"1","id":"1","status":"open","note":null,"body":null}', "key": '["1","1"]'}
+    of_table = {"source_schema": CONTRACT.schema, "source_table": CONTRACT.table, "landed_at": NOON}
+    rows = [EVENT | row | of_table | {"commit_lsn": lsn // 2, "event_hash": lsn // 2} for lsn in range(200)]
+    rows[0] |= {"watermark_before": NOON + timedelta(days=1)}
+    rows += [EVENT | row | of_table | {"commit_lsn": 300, "after": "{"}]
+    path, marks = tmp_path / "events.parquet", tmp_path / "marks.parquet"
+    pq.write_table(pa.Table.from_pylist(rows, schema=RAW).drop_columns("window"), path)
+    copies = [{"file": 0, "row": number, "copy": 2, "collision": False} for number in range(1, 200, 2)]
+    schema = pa.schema(
+        [("file", pa.int32()), ("row", pa.int64()), ("copy", pa.int32()), ("collision", pa.bool_())]
+    )
+    pq.write_table(pa.Table.from_pylist(copies, schema=schema), marks)
+    window = "2026-11-21T1200"
+    file = LakeFile(path.name, str(path), window, (("window", window),), len(rows), path.stat().st_size)
+    output = Output(tmp_path / "of events", 0, RAW, ("window", "source_table"))
+    told = Judged.read(judge(output, [file], LAW, Copies((str(marks),), {file.uri: 0})))
+    output.close()
+    # The late event and the refused one go one by one, no copy does.
+    assert (told.taken.events, told.taken.exactly) == (201, 2)
+    assert told.groups == {
+        Group(window, DUPLICATE, "duplicate_position", "dedupe_key", False): 100,
+        Group(window, QUARANTINED, "malformed_image", "envelope", False): 1,
+        Group(window, ACCEPTED, None, None, True): 1,
+    }
+    written = {
+        name: sorted(
+            lsn
+            for each in (tmp_path / "of events" / name).rglob("*.parquet")
+            for lsn in pq.read_table(each, partitioning=None)["commit_lsn"].to_pylist()
+        )
+        for name in ("rows", "beside")
+    }
+    assert written == {"rows": list(range(100)), "beside": [300]}
 
 
 def test_an_identity_of_an_earlier_version_is_written_as_it_would_land_today(tmp_path: Path) -> None:

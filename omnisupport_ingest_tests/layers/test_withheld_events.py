@@ -263,7 +263,7 @@ def named(story: Story) -> set[str]:
     return set(named_anywhere(story.workspace, SOURCE))
 
 
-def test_withheld_events_of_one_table_leave_the_others_their_fold_by_whole_files(
+def test_withheld_events_are_folded_by_tasks_over_files_and_are_of_their_table_alone(
     tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     story = Story(tmp_path / "told")
@@ -283,7 +283,7 @@ def test_withheld_events_of_one_table_leave_the_others_their_fold_by_whole_files
 
     monkeypatch.setattr(net_changes, "fold_events", folded)
     run_layers(story.workspace, spark, [FIRST])
-    assert by_spark == ["others"]
+    assert by_spark == []
     assert pending_windows(story.workspace, SOURCE).nothing
     counts = {
         each.name: sum(file.rows for file in story.workspace.net_changes(each).open().all_files())

@@ -60,7 +60,7 @@ FIRST_HALF = [
     Death("lake.place.after@quarantine", "quarantine", Moment.PLACED),
     Death("lake.commit.after@quarantine", "quarantine", Moment.COMMITTED),
     Death(None, "net_changes", Moment.WRITING),
-    Death("lake.write.after@net_changes", "net_changes", Moment.STAGED),
+    Death("lake.write.after@net_changes", "net_changes", Moment.WRITING),
     Death("lake.commit.after@dim_", "dim", Moment.COMMITTED),
 ]
 SECOND_HALF = [
@@ -74,7 +74,7 @@ OTHERS_OF_FIRST_HALF = [
     Death("lake.commit.after@raw", "raw", Moment.COMMITTED),
     Death("lake.write.after@deduped", "deduped", Moment.WRITING),
     Death("lake.place.after@deduped", "deduped", Moment.PLACED),
-    Death("lake.write.after@quarantine", "quarantine", Moment.STAGED),
+    Death("lake.write.after@quarantine", "quarantine", Moment.WRITING),
     Death("lake.commit.after@deduped", "deduped", Moment.COMMITTED),
 ]
 OTHERS_OF_SECOND_HALF = [
