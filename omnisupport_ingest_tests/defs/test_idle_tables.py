@@ -31,7 +31,7 @@ class Desk:
     """The desk's home and its Dagster instance, with what the sensor's answer would launch."""
 
     def __init__(self, folder: Path, instance: dg.DagsterInstance) -> None:
-        self.story = ThreeTables(folder, lateness={"allowed": "PT0S", "max": "P7D"})
+        self.story = ThreeTables(folder, lateness={"allowed": "PT30S", "max": "P7D"})
         self.instance = instance
         self.definitions = build_definitions(self.story.workspace)
 
