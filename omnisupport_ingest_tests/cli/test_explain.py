@@ -82,7 +82,7 @@ def test_a_quarantined_event_hides_a_value_and_its_review_is_named(
     assert truncate["role"] == "carries no values"
     assert (column["resolved"], column["decided_by"]) == (False, hides["id"])
     assert (lost["role"], hides["role"]) == ("older position", "quarantined, and hides older values")
-    assert hides["quarantine_reason"] == "contract_violation"
+    assert hides["quarantine_reason"] == "row_rule"
     assert (hides["quarantine_state"], hides["reviews"]) == ("open", [])
     done = run(explain, "notes", "--key", "1", "--column", "title").stdout
     assert "title = unresolved" in done
