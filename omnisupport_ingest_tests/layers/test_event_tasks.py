@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -14,6 +16,7 @@ from omnisupport_ingest.cdc.envelope import LANDED_TYPE, RAW_TYPE
 from omnisupport_ingest.cdc.folded import folded_type
 from omnisupport_ingest.cdc.judging import ACCEPTED, DUPLICATE, QUARANTINED, Law
 from omnisupport_ingest.contracts.decision_table import default_decision_table, load_decision_table
+from omnisupport_ingest.contracts.quality import Policies
 from omnisupport_ingest.lake import file_tasks
 from omnisupport_ingest.lake.file_tasks import Output, batches_of, in_shares, rows_of
 from omnisupport_ingest.lake.layout import LakeFile
@@ -209,3 +212,46 @@ def test_an_identity_of_an_earlier_version_is_written_as_it_would_land_today(tmp
     raw, accepted, _ = judged(tmp_path, "earlier", [row | {"identity": earlier}])
     assert not accepted.samefile(raw)
     assert pq.read_table(accepted, partitioning=None)["identity"].to_pylist() == ['["s","t",null,"t"]']
+
+
+def test_a_rejected_batch_is_withheld_whole_whichever_task_has_its_files(tmp_path: Path) -> None:
+    columns = tuple(
+        replace(each, enum=("open",), policies=Policies((("enum", "reject_batch"),)))
+        if each.name == "status"
+        else each
+        for each in CONTRACT.columns
+    )
+    law = replace(LAW, contracts=(replace(CONTRACT, columns=columns),))
+    known = {"window": "2026-11-21T12", "landed_at": NOON, "event_hash": 1}
+    of_table = {"source_schema": CONTRACT.schema, "source_table": CONTRACT.table}
+    files = []
+    for number, (batch, status) in enumerate([("a", "open"), ("a", "lost"), ("b", "open")]):
+        row = {"after": json.dumps({"lane": "1", "id": "1", "status": status, "note": None, "body": None})}
+        event = EVENT | of_table | known | row | {"key": '["1","1"]', "batch_id": batch, "commit_lsn": number}
+        path = tmp_path / f"{number}.parquet"
+        pq.write_table(pa.Table.from_pylist([event], schema=RAW).drop_columns("window"), path)
+        place = (("window", "2026-11-21T12"),)
+        files.append(LakeFile(path.name, str(path), place[0][1], place, 1, path.stat().st_size))
+
+    def judged_by(by: Law, name: str) -> tuple[Judged, list[int], dict[int, str]]:
+        """What a task for each file says, which events were accepted, and why others were not."""
+        told, accepted, aside = Judged(), [], {}
+        for number, file in enumerate(files):
+            folder = tmp_path / f"{name} {number}"
+            output = Output(folder, number, RAW, ("window", "source_table"))
+            told += Judged.read(judge(output, [file], by))
+            output.close()
+            for each in (folder / "rows").rglob("*.parquet"):
+                accepted += pq.read_table(each, partitioning=None)["commit_lsn"].to_pylist()
+            for each in (folder / "aside").iterdir():
+                rows = pq.read_table(each)
+                aside |= dict(zip(rows["commit_lsn"].to_pylist(), rows["reason"].to_pylist(), strict=True))
+        return told, accepted, aside
+
+    first, accepted, aside = judged_by(law, "first")
+    assert (accepted, aside) == ([0, 2], {1: "row_rule"})
+    place = ("2026-11-21T12", CONTRACT.schema, CONTRACT.table, "a")
+    assert first.broken.rejected == {place: ("status:enum",)}
+    again, accepted, aside = judged_by(replace(law, rejected=first.broken.rejected), "again")
+    assert (accepted, aside) == ([2], {0: "batch_rejected", 1: "row_rule"})
+    assert again.broken.counts == first.broken.counts
