@@ -235,7 +235,7 @@ def test_a_rejected_batch_is_withheld_whole_whichever_task_has_its_files(tmp_pat
 
     def judged_by(by: Law, name: str) -> tuple[Judged, list[int], dict[int, str]]:
         """What a task for each file says, which events were accepted, and why others were not."""
-        told, accepted, aside = Judged(), [], {}
+        told, accepted, beside = Judged(), [], {}
         for number, file in enumerate(files):
             folder = tmp_path / f"{name} {number}"
             output = Output(folder, number, RAW, ("window", "source_table"))
@@ -243,15 +243,16 @@ def test_a_rejected_batch_is_withheld_whole_whichever_task_has_its_files(tmp_pat
             output.close()
             for each in (folder / "rows").rglob("*.parquet"):
                 accepted += pq.read_table(each, partitioning=None)["commit_lsn"].to_pylist()
-            for each in (folder / "aside").iterdir():
-                rows = pq.read_table(each)
-                aside |= dict(zip(rows["commit_lsn"].to_pylist(), rows["reason"].to_pylist(), strict=True))
-        return told, accepted, aside
+            for each in (folder / "beside").rglob("*.parquet"):
+                place = dict(part.split("=") for part in each.relative_to(folder).parts if "=" in part)
+                rows = pq.read_table(each, partitioning=None)
+                beside |= dict.fromkeys(rows["commit_lsn"].to_pylist(), place["reason"])
+        return told, accepted, beside
 
-    first, accepted, aside = judged_by(law, "first")
-    assert (accepted, aside) == ([0, 2], {1: "row_rule"})
+    first, accepted, beside = judged_by(law, "first")
+    assert (accepted, beside) == ([0, 2], {1: "row_rule"})
     place = ("2026-11-21T12", CONTRACT.schema, CONTRACT.table, "a")
     assert first.broken.rejected == {place: ("status:enum",)}
-    again, accepted, aside = judged_by(replace(law, rejected=first.broken.rejected), "again")
-    assert (accepted, aside) == ([2], {0: "batch_rejected", 1: "row_rule"})
+    again, accepted, beside = judged_by(replace(law, rejected=first.broken.rejected), "again")
+    assert (accepted, beside) == ([2], {0: "batch_rejected", 1: "row_rule"})
     assert again.broken.counts == first.broken.counts
