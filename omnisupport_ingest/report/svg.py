@@ -104,14 +104,27 @@ def chart(series: Sequence[Series], x: Axis, y: Axis, marks: Marks = Marks.LINE,
     root = ET.Element(
         "svg", {"viewBox": f"0 0 {_WIDTH} {height}", "role": "img", "aria-label": title, "class": "chart"}
     )
-    _axes(root, across, up, x, y, y_ticks)
+    plane = _Plane(root, across, up, x, y)
+    _axes(plane, y_ticks)
     for number, each in enumerate(given):
-        _draw(root, each, f"c{number % _COLOURS}", across, up, x, y, marks, (number, len(given)))
+        _draw(plane, each, marks, number, len(given))
     _legend(root, given, places)
     return ET.tostring(root, encoding="unicode")
 
 
-def _axes(root: ET.Element, across: _Scale, up: _Scale, x: Axis, y: Axis, y_ticks: Sequence[float]) -> None:
+@dataclass(frozen=True, slots=True)
+class _Plane:
+    """What a chart is drawn on: its element, both scales, and what their numbers are."""
+
+    root: ET.Element
+    across: _Scale
+    up: _Scale
+    x: Axis
+    y: Axis
+
+
+def _axes(plane: _Plane, y_ticks: Sequence[float]) -> None:
+    root, across, up, x, y = plane.root, plane.across, plane.up, plane.x, plane.y
     right, bottom = across.start + across.length, up.start
     for value in y_ticks:
         at = up.at(value)
@@ -126,34 +139,26 @@ def _axes(root: ET.Element, across: _Scale, up: _Scale, x: Axis, y: Axis, y_tick
     _text(root, 4, 10, y.name, "start", "name")
 
 
-def _draw(
-    root: ET.Element,
-    series: Series,
-    colour: str,
-    across: _Scale,
-    up: _Scale,
-    x: Axis,
-    y: Axis,
-    marks: Marks,
-    place: tuple[int, int],
-) -> None:
+def _draw(plane: _Plane, series: Series, marks: Marks, number: int, of: int) -> None:
+    """Draw the series with its ``number`` among ``of`` series, which bars stand beside."""
+    root, across, up, colour = plane.root, plane.across, plane.up, f"c{number % _COLOURS}"
     for stretch in series.stretches() if marks is Marks.LINE else ():
         path = " ".join(f"{across.at(a):.1f},{up.at(b):.1f}" for a, b in stretch)
         ET.SubElement(root, "polyline", {"points": path, "class": f"line {colour}"})
-    width = min(18.0, max(1.5, across.length / max(len(series.points), 1) / place[1] * 0.7))
+    width = min(18.0, max(1.5, across.length / max(len(series.points), 1) / of * 0.7))
     for a, b in series.points:
-        when = f"{datetime.fromtimestamp(a, UTC):%Y-%m-%d %H:%M:%S} UTC" if x.time else x.text(a)
+        when = f"{datetime.fromtimestamp(a, UTC):%Y-%m-%d %H:%M:%S} UTC" if plane.x.time else plane.x.text(a)
         if marks is Marks.BARS:
             if not b:
                 continue
-            left = across.at(a) + width * (place[0] - place[1] / 2)
+            left = across.at(a) + width * (number - of / 2)
             box = {"x": left, "y": up.at(b), "width": width, "height": up.start - up.at(b)}
             mark = ET.SubElement(root, "rect", {n: f"{v:.1f}" for n, v in box.items()} | {"class": colour})
         else:
             radius = "2.5" if marks is Marks.DOTS else "1.8"
             at = {"cx": f"{across.at(a):.1f}", "cy": f"{up.at(b):.1f}", "r": radius}
             mark = ET.SubElement(root, "circle", at | {"class": colour})
-        ET.SubElement(mark, "title").text = f"{series.name}, {when}: {y.text(b)}"
+        ET.SubElement(mark, "title").text = f"{series.name}, {when}: {plane.y.text(b)}"
 
 
 def _legend_places(given: Sequence[Series]) -> list[tuple[float, float]]:
