@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from functools import cached_property
+from functools import cached_property, partial
 
 from omnisupport_ingest.cdc.judging import OPEN
+from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.table import TableSnapshot
 from omnisupport_ingest.landing.completeness import incomplete_now
 from omnisupport_ingest.landing.lost_changes import LostChanges
@@ -22,7 +23,7 @@ from omnisupport_ingest.layers.looking import look
 from omnisupport_ingest.layers.pending import standing_of_windows
 from omnisupport_ingest.layers.quarantine_files import named_by
 from omnisupport_ingest.layers.removed import LANDING, RAW, Removal, Removed
-from omnisupport_ingest.layers.reviews import ReviewLedger
+from omnisupport_ingest.layers.versions import LawVersions
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.retention.keeping import keep_of
 from omnisupport_ingest.retention.rules import (
@@ -120,7 +121,7 @@ class _Looked:
             window=window,
             end=self.workspace.grid.end_of(window),
             closed=judged is not None and judged.closed,
-            settled=window not in self._unsettled,
+            settled=window not in self._unsettled and self._is_current(window, judged),
             landed=sum(part.rows for part in parts),
             held=held,
             all_held={part.batch_id for part in parts} <= taken,
@@ -145,6 +146,12 @@ class _Looked:
             sizes, events = list(map(self._size, parts)), sum(part.rows for part in parts)
         return Doomed(verdict.layer, verdict.window, until, len(sizes), events, sum(sizes))
 
+    def _is_current(self, window: str, judged: WindowState | None) -> bool:
+        """Whether the window was judged by the rules in force. One that the decision table lets wait for a
+        replay is not pending, and still needs its events for it."""
+        parts = partial(self._store.parts, window)
+        return judged is None or judged.versions == self._laws.of_held(window, judged, parts)
+
     def _size(self, part: LandedPart) -> int:
         try:
             return self._store.path_of(part).stat().st_size
@@ -153,7 +160,7 @@ class _Looked:
 
     def _undecided(self, window: str) -> int:
         where = Filter(state=OPEN, window=window)
-        return len(quarantined(self.workspace, self.source, self._reviews, where))
+        return len(quarantined(self.workspace, self.source, self._laws.reviews, where))
 
     @property
     def _store(self) -> LandingStore:
@@ -173,8 +180,8 @@ class _Looked:
         return frozenset((*standing.unsettled, *standing.closing, *standing.late, *standing.wrong))
 
     @cached_property
-    def _reviews(self) -> ReviewLedger:
-        return ReviewLedger.open(self.workspace, self.source)
+    def _laws(self) -> LawVersions:
+        return LawVersions(self.workspace, self.source)
 
     @cached_property
     def _snapshot(self) -> str | None:

@@ -99,7 +99,7 @@ def _needed(facts: WindowFacts) -> str | None:
     if not facts.closed:
         return "it is not closed"
     if not facts.settled:
-        return "work in it is pending"
+        return "work in it is pending, or it was made by other rules"
     if not facts.all_held:
         return "raw has not taken every batch of it"
     if facts.landed != facts.held:
