@@ -10,8 +10,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import cached_property, partial
+from pathlib import Path
 
 from omnisupport_ingest.cdc.judging import OPEN
+from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.table import TableSnapshot
 from omnisupport_ingest.landing.completeness import incomplete_now
@@ -21,7 +23,7 @@ from omnisupport_ingest.landing.standing import LandedPart
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.layers.looking import look
 from omnisupport_ingest.layers.pending import standing_of_windows
-from omnisupport_ingest.layers.quarantine_files import named_by
+from omnisupport_ingest.layers.quarantine_files import gone_from_disk, named_by
 from omnisupport_ingest.layers.removed import LANDING, RAW, Removal, Removed
 from omnisupport_ingest.layers.versions import LawVersions
 from omnisupport_ingest.layers.workspace import Workspace
@@ -115,7 +117,7 @@ class _Looked:
         parts = self._store.parts(window)
         raw = self._raw.state(window) if self._raw is not None else None
         judged = self._judged.state(window) if self._judged is not None else None
-        held = sum(file.rows for file in self._raw.files(window)) if self._raw is not None else 0
+        files = self._raw.files(window) if self._raw is not None else ()
         taken = frozenset(raw.inputs) if raw is not None else frozenset()
         return WindowFacts(
             window=window,
@@ -123,7 +125,7 @@ class _Looked:
             closed=judged is not None and judged.closed,
             settled=window not in self._unsettled and self._is_current(window, judged),
             landed=sum(part.rows for part in parts),
-            held=held,
+            held=sum(file.rows for file in files if _is_on_disk(file)),
             all_held={part.batch_id for part in parts} <= taken,
             of_files=any(
                 part.begins is None and not part.batch_id.startswith(chunk_prefix(part.epoch))
@@ -131,6 +133,9 @@ class _Looked:
             ),
             snapshot=self._snapshot,
             undecided=self._undecided(window) if named_by(judged) else 0,
+            judged_whole=self._judged is not None
+            and all(map(_is_on_disk, self._judged.files(window)))
+            and not gone_from_disk(self.workspace.quarantine(self.source), judged),
             trimmed=window in self.removed.trimmed,
             sealed=window in self.removed.sealed,
         )
@@ -196,3 +201,11 @@ class _Looked:
             if incomplete_now(batches, contract.name, epoch, lost) is not None:
                 return contract.full_name
         return None
+
+
+def _is_on_disk(file: LakeFile) -> bool:
+    """Whether ``file`` is there as long as its table's log says: what was made from it may be made again."""
+    try:
+        return Path(file.uri).stat().st_size == file.bytes
+    except OSError:
+        return False

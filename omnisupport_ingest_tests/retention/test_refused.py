@@ -7,13 +7,20 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from omnisupport_ingest.contracts.decision_table import CONTRACT_CHANGE, WAIT
+from omnisupport_ingest.lake.commit import WindowChange
+from omnisupport_ingest.lake.layout import StagedFile, partition_in, unit_folder
+from omnisupport_ingest.lake.stats import delta_stats
+from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.layers.pending import pending_windows
+from omnisupport_ingest.layers.removed import LANDING, RAW
 from omnisupport_ingest.retention.plan import RetentionPlan, plan_retention
 from omnisupport_ingest_tests.layers.story import FIRST, SOURCE, START
-from omnisupport_ingest_tests.layers.three_tables import TABLES, ThreeTables
+from omnisupport_ingest_tests.layers.three_tables import TABLES, ThreeTables, commit
 
 pytestmark = pytest.mark.quick
 
@@ -52,3 +59,50 @@ def test_a_window_that_waits_to_be_judged_by_other_rules_keeps_everything(desk: 
     workspace = replace(desk.workspace, decisions=decisions)
     assert pending_windows(workspace, SOURCE).nothing
     assert why(plan_retention(workspace, SOURCE)) == {"work in it is pending, or it was made by other rules"}
+
+
+def put_file(table: LakeTable, rows: int) -> Path:
+    """Add a file of ``rows`` to the first window of ``table``."""
+    snapshot = table.open()
+    state = snapshot.state(FIRST)
+    assert state is not None
+    folders = "".join(f"/{name}=notes" for name in table.spec.partition_by[1:])
+    path = f"{unit_folder(FIRST, 1, 'unit')}{folders}/part-0.parquet"
+    file = table.folder / path
+    file.parent.mkdir(parents=True)
+    pq.write_table(pa.table({"commit_lsn": pa.array(range(rows), pa.int64())}), file)
+    count, stats = delta_stats(file)
+    partition = partition_in(path, table.spec.partition_by)
+    staged = StagedFile(path, FIRST, partition, count, file.stat().st_size, stats)
+    snapshot.commit([WindowChange(FIRST, (staged,), (), state, replaces=False)])
+    return file
+
+
+@pytest.mark.parametrize("harm", ["gone", "cut"])
+def test_landing_keeps_what_is_damaged_in_raw(desk: ThreeTables, harm: str) -> None:
+    """The log of raw counts rows of files that somebody has deleted, or a disk has cut."""
+    file = put_file(desk.workspace.raw(SOURCE), 3)
+    plan = plan_retention(desk.workspace, SOURCE)
+    assert [(each.layer, each.window) for each in plan.doomed] == [(LANDING, FIRST), (RAW, FIRST)]
+    if harm == "gone":
+        file.unlink()
+    else:
+        file.write_bytes(file.read_bytes()[:-9])
+    assert why(plan_retention(desk.workspace, SOURCE)) == {"raw holds 0 of its 3 events"}
+
+
+def test_raw_keeps_what_the_deduped_events_have_lost(desk: ThreeTables) -> None:
+    """They can be made again from raw, and from nothing else."""
+    put_file(desk.workspace.raw(SOURCE), 3)
+    deduped, net_changes = desk.workspace.deduped(SOURCE), desk.workspace.net_changes(desk.of("notes"))
+    file = put_file(deduped, 3)
+    state = net_changes.open().state(FIRST)
+    assert state is not None
+    commit(net_changes, [replace(state, inputs=(file.relative_to(deduped.folder).as_posix(),))])
+    desk.show(desk.of("notes"))
+    assert [each.layer for each in plan_retention(desk.workspace, SOURCE).doomed] == [LANDING, RAW]
+    file.unlink()
+    plan = plan_retention(desk.workspace, SOURCE)
+    assert [each.layer for each in plan.doomed] == [LANDING]
+    (refused,) = plan.refused
+    assert (refused.layer, refused.why) == (RAW, "files of what was judged of it are gone from disk")
