@@ -15,6 +15,7 @@ from pathlib import Path
 from omnisupport_ingest.cdc.judging import OPEN
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.state import WindowState
+from omnisupport_ingest.lake.sweep import freed_by
 from omnisupport_ingest.lake.table import TableSnapshot
 from omnisupport_ingest.landing.completeness import incomplete_now
 from omnisupport_ingest.landing.lost_changes import LostChanges
@@ -41,8 +42,8 @@ from omnisupport_ingest.windows import OUT_OF_RANGE
 
 @dataclass(frozen=True, slots=True)
 class Doomed:
-    """What leaves ``layer`` of one window: ``files`` with ``events`` and ``bytes``, of batches that landed
-    until ``landed_until``."""
+    """What leaves ``layer`` of one window: ``files`` with ``events``, of batches that landed until
+    ``landed_until``. ``bytes`` of disk are free then; files of raw that deduped events share free none."""
 
     layer: str
     window: str
@@ -146,7 +147,8 @@ class _Looked:
         if verdict.layer == RAW:
             assert self._raw is not None, "a window that raw does not hold is refused"
             files = self._raw.files(verdict.window)
-            sizes, events = [file.bytes for file in files], sum(file.rows for file in files)
+            sizes = [freed_by(Path(file.uri)) for file in files]
+            events = sum(file.rows for file in files)
         else:
             sizes, events = list(map(self._size, parts)), sum(part.rows for part in parts)
         return Doomed(verdict.layer, verdict.window, until, len(sizes), events, sum(sizes))

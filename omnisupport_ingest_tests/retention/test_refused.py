@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -15,10 +16,12 @@ from omnisupport_ingest.contracts.decision_table import CONTRACT_CHANGE, WAIT
 from omnisupport_ingest.lake.commit import WindowChange
 from omnisupport_ingest.lake.layout import StagedFile, partition_in, unit_folder
 from omnisupport_ingest.lake.stats import delta_stats
+from omnisupport_ingest.lake.sweep import sweepable
 from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.layers.pending import pending_windows
 from omnisupport_ingest.layers.removed import LANDING, RAW
 from omnisupport_ingest.retention.plan import RetentionPlan, plan_retention
+from omnisupport_ingest.retention.removing import Carried, carry_out
 from omnisupport_ingest_tests.layers.story import FIRST, SOURCE, START
 from omnisupport_ingest_tests.layers.three_tables import TABLES, ThreeTables, commit
 
@@ -106,3 +109,22 @@ def test_raw_keeps_what_the_deduped_events_have_lost(desk: ThreeTables) -> None:
     assert [each.layer for each in plan.doomed] == [LANDING]
     (refused,) = plan.refused
     assert (refused.layer, refused.why) == (RAW, "files of what was judged of it are gone from disk")
+
+
+def test_a_file_that_the_deduped_events_share_frees_no_disk(desk: ThreeTables) -> None:
+    """An ordinary file of raw is taken over into the deduped events as it is: by a link to it."""
+    raw, deduped = desk.workspace.raw(SOURCE), desk.workspace.deduped(SOURCE)
+    file = put_file(raw, 3)
+    state = deduped.open().state(FIRST)
+    assert state is not None
+    commit(deduped, [replace(state, inputs=(file.relative_to(raw.folder).as_posix(),))])
+    size = file.stat().st_size
+    plan = plan_retention(desk.workspace, SOURCE)
+    assert [(each.events, each.bytes) for each in plan.of(RAW)] == [(3, size)]
+    (desk.workspace.home.path / "shared").hardlink_to(file)
+    shared = plan_retention(desk.workspace, SOURCE)
+    assert [(each.events, each.bytes) for each in shared.of(RAW)] == [(3, 0)]
+    assert carry_out(desk.workspace, shared, removed_by="test")[-1] == Carried(RAW, 1, 1, 0)
+    time.sleep(0.01)
+    count, freed = sweepable(raw, timedelta(0))
+    assert count and freed < size
