@@ -57,8 +57,8 @@ def sweep(
 def sweepable(
     table: LakeTable, older_than: timedelta = timedelta(days=1), *, spare: Collection[str] = ()
 ) -> tuple[int, int]:
-    """How many files ``sweep`` would delete of ``table``, but for unfinished writes, and the bytes of disk that
-    this would free."""
+    """How many files ``sweep`` would delete of ``table``, but for unfinished writes, and the bytes of disk
+    that this would free."""
     if not table.exists:
         return 0, 0
     limit, sizes = time.time() - older_than.total_seconds(), []

@@ -37,8 +37,8 @@ _AT_ONCE = 200
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """What left a layer: ``files`` of ``windows``, and the ``bytes`` of disk that they alone have. Those of raw
-    are on disk until a sweep."""
+    """What left a layer: ``files`` of ``windows``, and the ``bytes`` of disk that they alone have. Those of
+    raw are on disk until a sweep."""
 
     layer: str
     windows: int
