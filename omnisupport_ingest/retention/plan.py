@@ -6,7 +6,7 @@ of windows that are young it asks nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import cached_property, partial
@@ -19,7 +19,9 @@ from omnisupport_ingest.lake.sweep import freed_by
 from omnisupport_ingest.lake.table import TableSnapshot
 from omnisupport_ingest.landing.completeness import incomplete_now
 from omnisupport_ingest.landing.lost_changes import LostChanges
+from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.landing.names import chunk_prefix
+from omnisupport_ingest.landing.snapshot_plans import Search, SnapshotPlan, SnapshotPlans, that_count
 from omnisupport_ingest.landing.standing import LandedPart
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.layers.looking import look
@@ -192,17 +194,33 @@ class _Looked:
 
     @cached_property
     def _snapshot(self) -> str | None:
-        """A table whose snapshot the stream has not passed: its chunks may look into the stream again."""
+        """A table whose snapshot is not over: the stream has not passed it, or has still to be searched for
+        rows that moved while it was read."""
         landed = self._store.landed()
-        if not any(each.chunks for each in landed.epochs):
+        epoch = max(
+            [*(each.number for each in self._store.epochs()), *(e.epoch for e in landed.epochs)], default=0
+        )
+        plans = that_count(SnapshotPlans(self._store.folder).all(epoch))
+        if not plans and not any(each.chunks for each in landed.epochs):
             return None
-        epoch = max([*(each.number for each in self._store.epochs()), *(e.epoch for e in landed.epochs)])
         batches = landed.around_snapshots(epoch)
         lost = LostChanges(self._store.folder, epoch).all()
         for contract in self.workspace.contracts.of_source(self.source):
             if incomplete_now(batches, contract.name, epoch, lost) is not None:
                 return contract.full_name
+            if any(self._needs_stream(plan, batches) for plan in plans if plan.table == contract.name):
+                return contract.full_name
         return None
+
+    def _needs_stream(self, plan: SnapshotPlan, batches: Sequence[Manifest]) -> bool:
+        """Whether capture has still to look into the stream for what moved during the snapshot."""
+        spans = [
+            each.chunk
+            for each in batches
+            if each.chunk is not None and each.chunk.snapshot_id == plan.snapshot_id
+        ]
+        search = Search.due(spans)
+        return search is None or SnapshotPlans(self._store.folder).searched(plan) != search
 
 
 def _is_on_disk(file: LakeFile) -> bool:

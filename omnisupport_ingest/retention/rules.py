@@ -32,7 +32,7 @@ class WindowFacts:
     ``deduped_events``. ``settled``: every layer has all that landed in it, made by the rules in force.
     ``landed``: events by the manifests; ``held``: events that raw holds of it, in files that are on
     disk; ``all_held``: raw has taken every batch. ``of_files``: something in it came by files of events.
-    ``snapshot``: a table whose snapshot the stream has not passed, null if there is none. ``undecided``:
+    ``snapshot``: a table whose snapshot is not over, null if there is none. ``undecided``:
     events in quarantine that wait for a person. ``judged_whole``: all files of what was judged of it are on
     disk. ``trimmed``: its data files left landing; ``sealed``: its events left raw.
     """
@@ -72,7 +72,7 @@ def judge_landing(facts: WindowFacts, keep: timedelta | None, watermark: datetim
     if why is None and facts.of_files:
         why = "events of a file are in it, and the positions of the next file are compared with them"
     if why is None and facts.snapshot is not None:
-        why = f"the snapshot of {facts.snapshot} is not passed by the stream, and may read it once more"
+        why = f"the snapshot of {facts.snapshot} is not over: it may look into the stream again"
     return _verdict(LANDING, facts, why)
 
 

@@ -18,11 +18,14 @@ from omnisupport_ingest.lake.layout import StagedFile, partition_in, unit_folder
 from omnisupport_ingest.lake.stats import delta_stats
 from omnisupport_ingest.lake.sweep import sweepable
 from omnisupport_ingest.lake.table import LakeTable
+from omnisupport_ingest.landing.manifest import ChunkSpan
+from omnisupport_ingest.landing.snapshot_plans import Search, SnapshotPlan, SnapshotPlans
 from omnisupport_ingest.layers.pending import pending_windows
 from omnisupport_ingest.layers.removed import LANDING, RAW
+from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.retention.plan import RetentionPlan, plan_retention
 from omnisupport_ingest.retention.removing import Carried, carry_out
-from omnisupport_ingest_tests.layers.story import FIRST, SOURCE, START
+from omnisupport_ingest_tests.layers.story import FIRST, SOURCE, START, Change, Commit
 from omnisupport_ingest_tests.layers.three_tables import TABLES, ThreeTables, commit
 
 pytestmark = pytest.mark.quick
@@ -128,3 +131,54 @@ def test_a_file_that_the_deduped_events_share_frees_no_disk(desk: ThreeTables) -
     time.sleep(0.01)
     count, freed = sweepable(raw, timedelta(0))
     assert count and freed < size
+
+
+def test_landing_keeps_the_stream_until_it_was_searched_for_rows_that_moved_during_a_snapshot(
+    tmp_path: Path,
+) -> None:
+    """Capture does that once the stream has passed the snapshot; a new process would do it again."""
+    desk = ThreeTables(tmp_path, retention=KEPT)
+    for table in ("labels", "tags"):
+        (desk.contracts / f"{table}.json").unlink()
+    desk.reopen()
+    desk.clock = START + timedelta(days=60)
+    read = Commit(5, 1, [Change("r", 1, {"title": "one", "body": None})])
+    chunk = desk.land_chunk(read).chunk
+    assert chunk is not None
+    plans, plan = SnapshotPlans(desk.store.folder), snapshot_plan(chunk)
+    plans.write(plan)
+    desk.land_boundary(read)
+    desk.land_of(2, "notes")
+    desk.land_of(11 * DAY, "notes")
+    desk.take_in("2026-01-12T1200", tables=["notes"])
+    desk.take_in(FIRST, tables=["notes"], closed=True)
+    put_file(desk.workspace.raw(SOURCE), 3)
+
+    def refused() -> list[str]:
+        return [each.why for each in plan_retention(desk.workspace, SOURCE).refused]
+
+    (why, _) = refused()
+    assert why == "the snapshot of public.notes is not over: it may look into the stream again"
+    search = Search.due([chunk])
+    assert search == Search(Lsn(5), 1)
+    plans.note_searched(plan, replace(search, chunks=2))
+    assert refused()[0] == why, "another chunk was read since"
+    plans.note_searched(plan, search)
+    assert SnapshotPlans(desk.store.folder).searched(plan) == search
+    assert refused() == []
+
+
+def snapshot_plan(chunk: ChunkSpan) -> SnapshotPlan:
+    """The plan of a snapshot of one ``chunk``."""
+    return SnapshotPlan(
+        snapshot_id=chunk.snapshot_id,
+        epoch=1,
+        table=chunk.table,
+        reason="a test",
+        planned_at=START,
+        boundary_ordinal=-100,
+        rows=100,
+        by=("id",),
+        types=("bigint",),
+        bounds=(),
+    )
