@@ -181,7 +181,8 @@ def test_old_windows_lose_landing_then_raw_and_the_dimension_stays_what_it_was(t
 def as_of_first(story: Story, spark):  # type: ignore[no-untyped-def]
     from omnisupport_ingest.position import Lsn, Position
 
-    return read_as_of(story.workspace, spark, story.contract, Position(1, Lsn(15), 0)).collect()
+    found = read_as_of(story.workspace, spark, [story.contract], Position(1, Lsn(15), 0))
+    return found[story.contract.name].collect()
 
 
 def test_retention_refuses_what_waits_and_keeps_what_no_contract_gives_up(tmp_path, spark):
