@@ -167,7 +167,7 @@ def tail(source: str | None, table: str | None, count: int, follow: bool) -> Non
     ("42", "t"), where Debezium has typed values. A column that was not sent (TOAST) is
     "__debezium_unavailable_value". `ts_ms` is when the event landed, `source.ts_ms` when it was committed;
     the first number of `source.sequence` is the LSN of its own commit. Snapshot ends have no form in Debezium
-    and are left out.
+    and are left out, and so are batches of which retention has removed a data file.
 
     \b
     Examples:
