@@ -153,6 +153,18 @@ def refuse_remake(plan: WindowPlan, table: str) -> None:
         )
 
 
+def refuse_less(window: str, held: int, taken: int) -> None:
+    """``RecordLost`` if raw holds (``held``) less of ``window`` than it had ``taken`` in, in events, and no
+    record says that they were to go: what was made of them would be lost with them."""
+    if held < taken:
+        raise RecordLost(
+            f"Raw holds of window {window} {held} of {taken} events that it had taken in, and the retention "
+            "ledger does not say that they were removed.",
+            fix="Restore retention_ledger, or the folder of raw, from a backup of the lake. Nothing was "
+            "changed.",
+        )
+
+
 def refuse_sealed(workspace: Workspace, source: str, windows: Collection[str]) -> None:
     """``WindowSealed`` if any of ``windows`` is sealed: it names the first, when and why."""
     removals = Removed.open(workspace, source).of(RAW)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from dataclasses import replace
 from datetime import timedelta
@@ -20,8 +21,9 @@ from omnisupport_ingest.lake.sweep import sweepable
 from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.landing.manifest import ChunkSpan
 from omnisupport_ingest.landing.snapshot_plans import Search, SnapshotPlan, SnapshotPlans
+from omnisupport_ingest.layers import deduped as layer
 from omnisupport_ingest.layers.pending import pending_windows
-from omnisupport_ingest.layers.removed import LANDING, RAW
+from omnisupport_ingest.layers.removed import LANDING, RAW, RecordLost, Removed
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.retention.plan import RetentionPlan, plan_retention
 from omnisupport_ingest.retention.removing import Carried, carry_out
@@ -166,6 +168,24 @@ def test_landing_keeps_the_stream_until_it_was_searched_for_rows_that_moved_duri
     plans.note_searched(plan, search)
     assert SnapshotPlans(desk.store.folder).searched(plan) == search
     assert refused() == []
+
+
+def test_nothing_is_judged_from_less_than_raw_has_taken_though_no_record_says_what_left(
+    desk: ThreeTables,
+) -> None:
+    """A ledger that is lost, or older than the lake, must not make of a sealed window an empty one."""
+    file = put_file(desk.workspace.raw(SOURCE), 3)
+    raw, deduped = desk.workspace.raw(SOURCE), desk.workspace.deduped(SOURCE)
+    state = deduped.open().state(FIRST)
+    assert state is not None
+    commit(deduped, [replace(state, inputs=(file.relative_to(raw.folder).as_posix(),))])
+    carry_out(desk.workspace, plan_retention(desk.workspace, SOURCE), removed_by="test")
+    assert raw.open().files(FIRST) == () and Removed.open(desk.workspace, SOURCE).sealed == {FIRST}
+    shutil.rmtree(desk.workspace.removals(SOURCE).folder)
+    version = deduped.open().version
+    with pytest.raises(RecordLost, match=f"{FIRST}.*0 of 3 events"):
+        layer.materialize(desk.workspace, None, SOURCE, [FIRST], "run", replay=True)  # type: ignore[arg-type]
+    assert deduped.open().version == version
 
 
 def snapshot_plan(chunk: ChunkSpan) -> SnapshotPlan:
