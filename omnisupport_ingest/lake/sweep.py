@@ -61,7 +61,8 @@ def sweepable(
     that this would free."""
     if not table.exists:
         return 0, 0
-    limit, sizes = time.time() - older_than.total_seconds(), []
+    limit = time.time() - older_than.total_seconds()
+    sizes: list[int] = []
     for target in _targets(table.folder, _unreferenced(table, older_than, spare)):
         path = table.folder / target
         with contextlib.suppress(FileNotFoundError):
