@@ -53,7 +53,7 @@ GATES: dict[str, Gate] = {
         _gate("source.restart_clear", "that note is gone"),
         _gate("source.capture_record", "how the last capture began or ended"),
         _gate("source.snapshot_request", "the note that a table is to be read again"),
-        _gate("landing.snapshot_plan", "the chunks of a snapshot"),
+        _gate("landing.snapshot_plan", "the chunks of a snapshot, and that it needs the stream no more"),
         _gate("source.snapshot_request_clear", "that note is gone"),
         _gate("source.partitions", "the note of the partitions whose rows are known"),
         _gate("landing.epoch", "the record of an epoch"),

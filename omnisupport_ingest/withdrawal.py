@@ -20,6 +20,7 @@ from psycopg2.extensions import connection as Connection
 from omnisupport_ingest.contracts.in_force import contracts_in_force, in_force, use
 from omnisupport_ingest.contracts.load import load_contract
 from omnisupport_ingest.contracts.model import TableContract, UnknownTable, table_named
+from omnisupport_ingest.contracts.protection import needs_protection
 from omnisupport_ingest.contracts.sources import sources_folder
 from omnisupport_ingest.durable import sync_folder
 from omnisupport_ingest.errors import IngestError
@@ -92,7 +93,8 @@ def plan_table(settings: Settings, home: Home, contract: TableContract) -> Withd
             fix="Take it out there first: a definition names tables that have contracts.",
         )
     tables = (workspace.net_changes(contract), workspace.dimension(contract), workspace.history(contract))
-    stay = [each for each in workspace.contracts.of_source(contract.source) if each != contract]
+    stay = [each for each in workspace.contracts.of_source(contract.source) if each not in there]
+    _refuse_to_uncover(there, stay)
     judged = look(workspace.deduped(contract.source)) if there and stay else None
     windows = len(judged.windows()) if judged is not None else 0
     return Withdrawal(contract.source, there, None, tuple(_data(tables)), windows)
@@ -176,6 +178,23 @@ def _refuse(workspace: Workspace, going: Sequence[TableContract]) -> None:
             f"{packaged} comes with the program, so it is not moved.",
             fix="Copy the contracts that stay to a folder of your own, then: omnisupport-ingest contracts "
             "use FOLDER",
+        )
+
+
+def _refuse_to_uncover(going: Sequence[TableContract], stay: Sequence[TableContract]) -> None:
+    """``WithdrawalRefused`` if events of ``going`` would be judged again with personal values uncovered.
+
+    While any table of the source has a policy, values of a table without a contract are left out.
+    """
+    covered = [each.full_name for each in going if needs_protection(each)]
+    if covered and stay and not any(map(needs_protection, stay)):
+        raise WithdrawalRefused(
+            f"{covered[0]} is the last table of {going[0].source} with a policy for personal data. Without "
+            "its contract its events, which stay in deduped_events, would be judged again with their values "
+            "uncovered.",
+            fix="Give a column of another table of the source a policy (x-cdc.pii), or retire the source: "
+            f"omnisupport-ingest sources retire {going[0].source}. To stop its changes alone, take the table "
+            "out of the publication.",
         )
 
 

@@ -167,7 +167,7 @@ def tail(source: str | None, table: str | None, count: int, follow: bool) -> Non
     ("42", "t"), where Debezium has typed values. A column that was not sent (TOAST) is
     "__debezium_unavailable_value". `ts_ms` is when the event landed, `source.ts_ms` when it was committed;
     the first number of `source.sequence` is the LSN of its own commit. Snapshot ends have no form in Debezium
-    and are left out.
+    and are left out, and so are batches of which retention has removed a data file.
 
     \b
     Examples:
@@ -178,6 +178,7 @@ def tail(source: str | None, table: str | None, count: int, follow: bool) -> Non
     """
     from omnisupport_ingest.landing.debezium_shape import OPERATIONS
     from omnisupport_ingest.landing.tail import events_of, last_events
+    from omnisupport_ingest.layers.removed import Present, Removed
 
     store = _store(source)
     if table is not None:
@@ -186,7 +187,9 @@ def tail(source: str | None, table: str | None, count: int, follow: bool) -> Non
     batches = store.manifests()
     seen = {batch.batch_id for batch in batches}
     printer = _Printer(store)
-    for batch, event in last_events(store, batches, count, operations=OPERATIONS, table=table):
+    removed = Removed.in_lake(existing_home(open_settings()).lake, store.source)
+    left = list(filter(Present(store, removed).has_all, batches))
+    for batch, event in last_events(store, left, count, operations=OPERATIONS, table=table):
         printer.print(batch, event)
     if not follow:
         return

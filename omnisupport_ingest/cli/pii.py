@@ -236,13 +236,16 @@ def _images(settings: Settings, contract: TableContract, rows: int) -> Iterator[
     from omnisupport_ingest.cdc.ordinary import IMAGE_OPS
     from omnisupport_ingest.landing.store import LandingStore
     from omnisupport_ingest.landing.tail import last_events
+    from omnisupport_ingest.layers.removed import Present, Removed
 
     home = home_if_any(settings)
     if home is None or not (home.landing / contract.source / "manifests").is_dir():
         # Looking makes no folder.
         return
     store = LandingStore(home.landing, contract.source)
-    found = last_events(store, store.manifests(), rows, operations=IMAGE_OPS, table=contract.full_name)
+    present = Present(store, Removed.in_lake(home.lake, contract.source))
+    left = list(filter(present.has_all, store.manifests()))
+    found = last_events(store, left, rows, operations=IMAGE_OPS, table=contract.full_name)
     for _, event in found:
         image = read_image(event.after)
         if image is not None:

@@ -57,17 +57,25 @@ def sweep(
 def sweepable(
     table: LakeTable, older_than: timedelta = timedelta(days=1), *, spare: Collection[str] = ()
 ) -> tuple[int, int]:
-    """How many files ``sweep`` would delete of ``table``, but for unfinished writes, and their bytes."""
+    """How many files ``sweep`` would delete of ``table``, but for unfinished writes, and the bytes of disk
+    that this would free."""
     if not table.exists:
         return 0, 0
-    limit, sizes = time.time() - older_than.total_seconds(), []
+    limit = time.time() - older_than.total_seconds()
+    sizes: list[int] = []
     for target in _targets(table.folder, _unreferenced(table, older_than, spare)):
         path = table.folder / target
         with contextlib.suppress(FileNotFoundError):
             if path.stat().st_mtime < limit:
                 files = path.rglob("*.parquet") if path.is_dir() else (path,)
-                sizes += [file.stat().st_size for file in files]
+                sizes += map(freed_by, files)
     return len(sizes), sum(sizes)
+
+
+def freed_by(file: Path) -> int:
+    """How many bytes of disk are free once ``file`` is deleted: none of one that another table shares."""
+    found = file.stat()
+    return found.st_size if found.st_nlink == 1 else 0
 
 
 def _unreferenced(table: LakeTable, older_than: timedelta, spare: Collection[str]) -> set[str]:

@@ -14,15 +14,19 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from omnisupport_ingest.durable import create_exclusively
+from omnisupport_ingest.durable import create_exclusively, replace
 from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.foreign import Unreadable
+from omnisupport_ingest.json_values import read_note
 from omnisupport_ingest.key_range import KeyRange
 from omnisupport_ingest.landing.encoding import content_of, decode, encode, unreadable
 from omnisupport_ingest.landing.manifest import ChunkSpan
 from omnisupport_ingest.landing.names import chunk_batch_id
+from omnisupport_ingest.position import Lsn
 
 FORMAT_VERSION = 4
 _FOLDER = "snapshots"
+_SEARCHED = "searched-"
 
 SCHEMA_ONLY = "schema"
 """The snapshot id of a batch that holds the form of a table and none of its rows."""
@@ -73,8 +77,23 @@ class SnapshotPlan:
         return chunk_batch_id(self.epoch, self.snapshot_id, self.table, self.chunks, 1, boundary=True)
 
 
+@dataclass(frozen=True, slots=True)
+class Search:
+    """The stream was searched up to ``high``, below which ``chunks`` of a snapshot were read, for rows that
+    moved while it was read (``moved_rows``), and none was left to be read again."""
+
+    high: Lsn
+    chunks: int
+
+    @classmethod
+    def due(cls, chunks: Iterable[ChunkSpan]) -> Search | None:
+        """What is to be searched once ``chunks``, of one snapshot, have landed; None if none has."""
+        highs = [chunk.high for chunk in chunks if not chunk.boundary]
+        return cls(max(highs), len(highs)) if highs else None
+
+
 class SnapshotPlans:
-    """The plans of one source, in its landing folder."""
+    """The plans of one source, in its landing folder, and which of them need the stream no more."""
 
     def __init__(self, folder: Path) -> None:
         """``folder``: the landing folder of the source."""
@@ -90,9 +109,24 @@ class SnapshotPlans:
     def write(self, plan: SnapshotPlan) -> None:
         """Durable when this returns. Two plans never have one boundary's ordinal, so no two one name."""
         self._folder.mkdir(mode=0o700, exist_ok=True)
-        file = self._folder / f"e{plan.epoch:06d}-{plan.boundary_ordinal & 0xFFFFFFFFFFFF:012x}.json"
         with gate("landing.snapshot_plan", plan.table):
-            create_exclusively(file, encode(plan))
+            create_exclusively(self._folder / _file_name(plan), encode(plan))
+
+    def searched(self, plan: SnapshotPlan) -> Search | None:
+        """The last search that is noted; None if there is none, or its note cannot be read."""
+        try:
+            return read_note(Search, self._folder / f"{_SEARCHED}{_file_name(plan)}")
+        except (FileNotFoundError, Unreadable):
+            return None
+
+    def note_searched(self, plan: SnapshotPlan, search: Search) -> None:
+        """Durable when this returns: what landed up to there is not read again for ``plan``, and may go."""
+        with gate("landing.snapshot_plan", plan.table):
+            replace(self._folder / f"{_SEARCHED}{_file_name(plan)}", encode(search))
+
+
+def _file_name(plan: SnapshotPlan) -> str:
+    return f"e{plan.epoch:06d}-{plan.boundary_ordinal & 0xFFFFFFFFFFFF:012x}.json"
 
 
 def _read(file: Path) -> SnapshotPlan:

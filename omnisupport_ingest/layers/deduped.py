@@ -50,7 +50,7 @@ from omnisupport_ingest.layers.lateness import Lateness
 from omnisupport_ingest.layers.plan import Asked, Upstream, WindowPlan, Work, plan_window, repeats_writes
 from omnisupport_ingest.layers.progress import facts_of_parts, rise_from
 from omnisupport_ingest.layers.quarantine_files import gone_from_disk, named_by
-from omnisupport_ingest.layers.removed import Removed, lasting, refuse_remake
+from omnisupport_ingest.layers.removed import Removed, lasting, refuse_less, refuse_remake
 from omnisupport_ingest.layers.rules_asked import broken_in, rules_asked, with_rejected
 from omnisupport_ingest.layers.scenarios import Tallies
 from omnisupport_ingest.layers.upstream_files import files_to_read, units_of
@@ -205,6 +205,8 @@ def _job(
         distinct = _rises(parts, batches, None)
     if asked is None:
         refuse_remake(plan, table)
+    elif plan.work is Work.REPLACE:
+        refuse_less(window, sum(file.rows for file in files), sum(part.rows for part in parts))
     read = files_to_read(paths, stands_for, plan.read) or ()
     return _Job(
         plan=plan,

@@ -170,6 +170,9 @@ class _Look:
         windows = [each for each in judged.windows() if each != OUT_OF_RANGE]
         if contract.purge_deleted_after is None or not windows or net_changes is None or dimension is None:
             return None
+        if any(waiting(self._workspace, contract, each) for each in (net_changes, dimension)):
+            # A run would purge nothing either, and be asked for again at once.
+            return None
         above, held = judged.state(windows[-1]), net_changes.state(windows[-1])
         shown = dimension.state(WHOLE_TABLE)
         if above is None or shown is None or (held is not None and set(held.batches) == set(above.batches)):

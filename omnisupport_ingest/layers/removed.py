@@ -19,6 +19,7 @@ import pyarrow as pa
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.lake.ledger import SEQUENCE, refuse_row, require_rows
 from omnisupport_ingest.lake.state import WindowState
+from omnisupport_ingest.landing.manifest import DataFile, Manifest
 from omnisupport_ingest.landing.standing import LandedPart
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.layers.plan import Upstream, WindowPlan, Work
@@ -118,9 +119,16 @@ class Present:
 
     def has(self, part: LandedPart) -> bool:
         """Whether the file of ``part`` is there, or should be."""
-        removal = self._removals.get(part.window)
+        return self._has(part, part.landed_at)
+
+    def has_all(self, batch: Manifest) -> bool:
+        """The same of every file of ``batch``."""
+        return all(self._has(file, batch.arrival.landed_at) for file in batch.files)
+
+    def _has(self, file: LandedPart | DataFile, landed_at: datetime) -> bool:
+        removal = self._removals.get(file.window)
         # A file that is there is never taken for a removed one: the record is written before it goes.
-        return removal is None or part.landed_at > removal.landed_until or self._store.path_of(part).exists()
+        return removal is None or landed_at > removal.landed_until or self._store.path_of(file).exists()
 
 
 def lasting(upstream: Upstream, state: WindowState | None, *, window: str, table: str) -> Upstream:
@@ -142,6 +150,18 @@ def refuse_remake(plan: WindowPlan, table: str) -> None:
             f"Files of window {plan.window} of {table} were rewritten or its state is damaged, and retention "
             "has removed what it was made from.",
             fix="Restore the folder of the table from a backup of the lake. Nothing was changed.",
+        )
+
+
+def refuse_less(window: str, held: int, taken: int) -> None:
+    """``RecordLost`` if raw holds (``held``) less of ``window`` than it had ``taken`` in, in events, and no
+    record says that they were to go: what was made of them would be lost with them."""
+    if held < taken:
+        raise RecordLost(
+            f"Raw holds of window {window} {held} of {taken} events that it had taken in, and the retention "
+            "ledger does not say that they were removed.",
+            fix="Restore retention_ledger, or the folder of raw, from a backup of the lake. Nothing was "
+            "changed.",
         )
 
 

@@ -16,7 +16,7 @@ from omnisupport_ingest.contracts.decision_table import (
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.pii_keys import current_version
 from omnisupport_ingest.contracts.pii_policies import HASH, TOKENIZE
-from omnisupport_ingest.contracts.protection import has_policy
+from omnisupport_ingest.contracts.protection import has_policy, needs_protection
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.landing.standing import LandedPart
 from omnisupport_ingest.layers.erasures import VERSION, ErasureLedger
@@ -66,6 +66,7 @@ class LawVersions:
             *_of_secrets(workspace, contracts),
         )
         self._names = {contract.name: contract.full_name for contract in contracts}
+        self._protects = any(map(needs_protection, contracts))
         self.reviews = ReviewLedger.open(workspace, source)
         self.erasures = ErasureLedger.open(workspace, source)
 
@@ -92,6 +93,9 @@ class LawVersions:
             # What landing has forgotten may be of any table.
             return wanted
         here = {table for part in parts for table in part.rows_per_table}
+        if self._protects and not here <= set(self._names.values()):
+            # What is left of an event that has no contract depends on every contract (``cdc.protecting``).
+            return wanted
         held = {_contract_of(each): each for each in state.versions if each.startswith(_CONTRACT)}
         absent = {name for name, table in self._names.items() if table not in here}
         kept = []

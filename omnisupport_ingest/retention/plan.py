@@ -6,23 +6,29 @@ of windows that are young it asks nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from functools import cached_property
+from functools import cached_property, partial
+from pathlib import Path
 
 from omnisupport_ingest.cdc.judging import OPEN
+from omnisupport_ingest.lake.layout import LakeFile
+from omnisupport_ingest.lake.state import WindowState
+from omnisupport_ingest.lake.sweep import freed_by
 from omnisupport_ingest.lake.table import TableSnapshot
 from omnisupport_ingest.landing.completeness import incomplete_now
 from omnisupport_ingest.landing.lost_changes import LostChanges
+from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.landing.names import chunk_prefix
+from omnisupport_ingest.landing.snapshot_plans import Search, SnapshotPlan, SnapshotPlans, that_count
 from omnisupport_ingest.landing.standing import LandedPart
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.layers.looking import look
 from omnisupport_ingest.layers.pending import standing_of_windows
-from omnisupport_ingest.layers.quarantine_files import named_by
+from omnisupport_ingest.layers.quarantine_files import gone_from_disk, named_by
 from omnisupport_ingest.layers.removed import LANDING, RAW, Removal, Removed
-from omnisupport_ingest.layers.reviews import ReviewLedger
+from omnisupport_ingest.layers.versions import LawVersions
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.retention.keeping import keep_of
 from omnisupport_ingest.retention.rules import (
@@ -38,8 +44,8 @@ from omnisupport_ingest.windows import OUT_OF_RANGE
 
 @dataclass(frozen=True, slots=True)
 class Doomed:
-    """What leaves ``layer`` of one window: ``files`` with ``events`` and ``bytes``, of batches that landed
-    until ``landed_until``."""
+    """What leaves ``layer`` of one window: ``files`` with ``events``, of batches that landed until
+    ``landed_until``. ``bytes`` of disk are free then; files of raw that deduped events share free none."""
 
     layer: str
     window: str
@@ -114,15 +120,15 @@ class _Looked:
         parts = self._store.parts(window)
         raw = self._raw.state(window) if self._raw is not None else None
         judged = self._judged.state(window) if self._judged is not None else None
-        held = sum(file.rows for file in self._raw.files(window)) if self._raw is not None else 0
+        files = self._raw.files(window) if self._raw is not None else ()
         taken = frozenset(raw.inputs) if raw is not None else frozenset()
         return WindowFacts(
             window=window,
             end=self.workspace.grid.end_of(window),
             closed=judged is not None and judged.closed,
-            settled=window not in self._unsettled,
+            settled=window not in self._unsettled and self._is_current(window, judged),
             landed=sum(part.rows for part in parts),
-            held=held,
+            held=sum(file.rows for file in files if _is_on_disk(file)),
             all_held={part.batch_id for part in parts} <= taken,
             of_files=any(
                 part.begins is None and not part.batch_id.startswith(chunk_prefix(part.epoch))
@@ -130,6 +136,9 @@ class _Looked:
             ),
             snapshot=self._snapshot,
             undecided=self._undecided(window) if named_by(judged) else 0,
+            judged_whole=self._judged is not None
+            and all(map(_is_on_disk, self._judged.files(window)))
+            and not gone_from_disk(self.workspace.quarantine(self.source), judged),
             trimmed=window in self.removed.trimmed,
             sealed=window in self.removed.sealed,
         )
@@ -140,10 +149,17 @@ class _Looked:
         if verdict.layer == RAW:
             assert self._raw is not None, "a window that raw does not hold is refused"
             files = self._raw.files(verdict.window)
-            sizes, events = [file.bytes for file in files], sum(file.rows for file in files)
+            sizes = [freed_by(Path(file.uri)) for file in files]
+            events = sum(file.rows for file in files)
         else:
             sizes, events = list(map(self._size, parts)), sum(part.rows for part in parts)
         return Doomed(verdict.layer, verdict.window, until, len(sizes), events, sum(sizes))
+
+    def _is_current(self, window: str, judged: WindowState | None) -> bool:
+        """Whether the window was judged by the rules in force. One that the decision table lets wait for a
+        replay is not pending, and still needs its events for it."""
+        parts = partial(self._store.parts, window)
+        return judged is None or judged.versions == self._laws.of_held(window, judged, parts)
 
     def _size(self, part: LandedPart) -> int:
         try:
@@ -153,7 +169,7 @@ class _Looked:
 
     def _undecided(self, window: str) -> int:
         where = Filter(state=OPEN, window=window)
-        return len(quarantined(self.workspace, self.source, self._reviews, where))
+        return len(quarantined(self.workspace, self.source, self._laws.reviews, where))
 
     @property
     def _store(self) -> LandingStore:
@@ -173,19 +189,43 @@ class _Looked:
         return frozenset((*standing.unsettled, *standing.closing, *standing.late, *standing.wrong))
 
     @cached_property
-    def _reviews(self) -> ReviewLedger:
-        return ReviewLedger.open(self.workspace, self.source)
+    def _laws(self) -> LawVersions:
+        return LawVersions(self.workspace, self.source)
 
     @cached_property
     def _snapshot(self) -> str | None:
-        """A table whose snapshot the stream has not passed: its chunks may look into the stream again."""
+        """A table whose snapshot is not over: the stream has not passed it, or has still to be searched for
+        rows that moved while it was read."""
         landed = self._store.landed()
-        if not any(each.chunks for each in landed.epochs):
+        epoch = max(
+            [*(each.number for each in self._store.epochs()), *(e.epoch for e in landed.epochs)], default=0
+        )
+        plans = that_count(SnapshotPlans(self._store.folder).all(epoch))
+        if not plans and not any(each.chunks for each in landed.epochs):
             return None
-        epoch = max([*(each.number for each in self._store.epochs()), *(e.epoch for e in landed.epochs)])
         batches = landed.around_snapshots(epoch)
         lost = LostChanges(self._store.folder, epoch).all()
         for contract in self.workspace.contracts.of_source(self.source):
             if incomplete_now(batches, contract.name, epoch, lost) is not None:
                 return contract.full_name
+            if any(self._needs_stream(plan, batches) for plan in plans if plan.table == contract.name):
+                return contract.full_name
         return None
+
+    def _needs_stream(self, plan: SnapshotPlan, batches: Sequence[Manifest]) -> bool:
+        """Whether capture has still to look into the stream for what moved during the snapshot."""
+        spans = [
+            each.chunk
+            for each in batches
+            if each.chunk is not None and each.chunk.snapshot_id == plan.snapshot_id
+        ]
+        search = Search.due(spans)
+        return search is None or SnapshotPlans(self._store.folder).searched(plan) != search
+
+
+def _is_on_disk(file: LakeFile) -> bool:
+    """Whether ``file`` is there as long as its table's log says: what was made from it may be made again."""
+    try:
+        return Path(file.uri).stat().st_size == file.bytes
+    except OSError:
+        return False

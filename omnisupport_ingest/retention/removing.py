@@ -22,6 +22,7 @@ from omnisupport_ingest.lake.commit import WindowChange
 from omnisupport_ingest.lake.contenthash import hash_of_files
 from omnisupport_ingest.lake.ledger import SEQUENCE
 from omnisupport_ingest.lake.schema import arrow_schema
+from omnisupport_ingest.lake.sweep import freed_by
 from omnisupport_ingest.lake.table import TableSnapshot, retrying
 from omnisupport_ingest.layers.looking import look
 from omnisupport_ingest.layers.removed import BEGUN, DONE, LANDING, RAW, Removal, Removed
@@ -36,7 +37,8 @@ _AT_ONCE = 200
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """What left a layer: ``files`` with ``bytes`` in ``windows``. Those of raw are on disk until a sweep."""
+    """What left a layer: ``files`` of ``windows``, and the ``bytes`` of disk that they alone have. Those of
+    raw are on disk until a sweep."""
 
     layer: str
     windows: int
@@ -128,7 +130,8 @@ class _Remover:
                 change = _emptied(snapshot, judged, removal.window)
                 if change is not None:
                     changes.append(change)
-                    left.append((len(change.remove), sum(file.bytes for file in change.remove)))
+                    sizes = (freed_by(Path(file.uri)) for file in change.remove)
+                    left.append((len(change.remove), sum(sizes)))
             snapshot.commit(changes)
 
         retrying(attempt, self.workspace.raw(self.source))

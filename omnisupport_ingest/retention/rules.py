@@ -30,10 +30,11 @@ class WindowFacts:
 
     ``end`` (timezone-aware): its end. ``closed``: the watermark has passed it and a run has closed it in
     ``deduped_events``. ``settled``: every layer has all that landed in it, made by the rules in force.
-    ``landed``: events by the manifests; ``held``: events that raw holds of it; ``all_held``: raw has taken
-    every batch. ``of_files``: something in it came by files of events. ``snapshot``: a table whose snapshot
-    the stream has not passed, null if there is none. ``undecided``: events in quarantine that wait for a
-    person. ``trimmed``: its data files left landing; ``sealed``: its events left raw.
+    ``landed``: events by the manifests; ``held``: events that raw holds of it, in files that are on
+    disk; ``all_held``: raw has taken every batch. ``of_files``: something in it came by files of events.
+    ``snapshot``: a table whose snapshot is not over, null if there is none. ``undecided``:
+    events in quarantine that wait for a person. ``judged_whole``: all files of what was judged of it are on
+    disk. ``trimmed``: its data files left landing; ``sealed``: its events left raw.
     """
 
     window: str
@@ -46,6 +47,7 @@ class WindowFacts:
     of_files: bool = False
     snapshot: str | None = None
     undecided: int = 0
+    judged_whole: bool = True
     trimmed: bool = False
     sealed: bool = False
 
@@ -70,7 +72,7 @@ def judge_landing(facts: WindowFacts, keep: timedelta | None, watermark: datetim
     if why is None and facts.of_files:
         why = "events of a file are in it, and the positions of the next file are compared with them"
     if why is None and facts.snapshot is not None:
-        why = f"the snapshot of {facts.snapshot} is not passed by the stream, and may read it once more"
+        why = f"the snapshot of {facts.snapshot} is not over: it may look into the stream again"
     return _verdict(LANDING, facts, why)
 
 
@@ -84,6 +86,8 @@ def judge_raw(facts: WindowFacts, keep: timedelta | None, watermark: datetime | 
     why = _needed(facts)
     if why is None and facts.undecided:
         why = f"{facts.undecided} of its events in quarantine wait for a decision"
+    if why is None and not facts.judged_whole:
+        why = "files of what was judged of it are gone from disk"
     if why is None and not facts.trimmed:
         why = "landing keeps its data files"
     return _verdict(RAW, facts, why)
@@ -99,7 +103,7 @@ def _needed(facts: WindowFacts) -> str | None:
     if not facts.closed:
         return "it is not closed"
     if not facts.settled:
-        return "work in it is pending"
+        return "work in it is pending, or it was made by other rules"
     if not facts.all_held:
         return "raw has not taken every batch of it"
     if facts.landed != facts.held:

@@ -11,14 +11,18 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
 
 from omnisupport_ingest.cli.landing import landing
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.home import Home
+from omnisupport_ingest.lake.ledger import SEQUENCE
+from omnisupport_ingest.lake.schema import arrow_schema
 from omnisupport_ingest.landing.epochs import EpochFacts
 from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.layers.retention_columns import RETENTION_TYPE, retention_ledger
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.windows import WindowSize
 from omnisupport_ingest_tests.landing.batches import land
@@ -104,6 +108,22 @@ def test_the_last_events_are_json_lines_in_debeziums_envelope(store: LandingStor
     assert records[0]["op"] == "c"
     assert records[0]["source"] | {"db": "desk", "name": SOURCE, "table": "tickets"} == records[0]["source"]
     assert run("tail", "--table", "agents").stdout == ""
+
+
+def test_batches_of_which_retention_removed_a_file_are_left_out_of_the_last_events(
+    store: LandingStore, tmp_path: Path
+) -> None:
+    first = store.manifests()[0]
+    gone = first.files[0]
+    removal = {"window": gone.window, "landed_until": first.arrival.landed_at, "why": "a test"}
+    row = {"layer": "landing", "step": "begun", "files": 1, "events": 1, "bytes": 1, **removal}
+    row |= {"removed_by": "a test", "removed_at": first.arrival.landed_at}
+    schema = arrow_schema(RETENTION_TYPE, without=(SEQUENCE,))
+    ledger = retention_ledger(tmp_path / "home" / "lake", SOURCE)
+    ledger.append(lambda _: pa.Table.from_pylist([row], schema=schema))
+    store.path_of(gone).unlink()
+    records = [json.loads(line) for line in run("tail", "-n", "3").stdout.splitlines()]
+    assert [each["source"]["lsn"] for each in records] == [101, 201]
 
 
 def test_following_prints_what_lands_and_ends_when_it_is_told_to(store: LandingStore) -> None:

@@ -80,6 +80,19 @@ def test_a_retired_source_takes_its_contracts_and_the_last_contract_stays(folder
     assert command("sources", "retire", SOURCE, "--yes").code == 1
 
 
+def test_the_last_table_with_a_policy_is_not_withdrawn_as_its_values_would_come_uncovered(folder: Path):
+    """Without its contract nothing says what of its events, which stay in deduped events, is personal."""
+    file = folder / "contracts" / "other.json"
+    document = json.loads(file.read_text())
+    document["x-cdc"]["pii"] = {"title": {"policy": "drop", "note": "A name."}}
+    file.write_text(json.dumps(document))
+    refused = command("contracts", "withdraw", "other", "--yes")
+    assert refused.code == 1, refused.told
+    assert "policy for personal data" in refused.err
+    assert in_force() == {f"{SOURCE}.notes", f"{SOURCE}.other", "shop.far"}
+    assert command("contracts", "withdraw", "notes", "--yes").code == 0
+
+
 def test_nothing_is_changed_without_a_yes(folder: Path):
     refused = command("contracts", "withdraw", "other")
     assert refused.code != 0

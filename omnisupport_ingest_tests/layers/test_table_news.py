@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import replace
 from datetime import timedelta
@@ -119,13 +120,16 @@ def test_a_closed_window_that_a_table_has_never_seen_is_asked_for_with_that_tabl
     assert (found.windows, found.tables) == ((SECOND,), ("labels", "tags"))
 
 
-def test_a_changed_contract_has_every_table_visited_in_every_window(desk: ThreeTables) -> None:
+def test_a_changed_contract_has_every_table_visited_in_windows_with_events_of_its_own(
+    desk: ThreeTables,
+) -> None:
+    """No verdict on events of other tables depends on it (``test_versions``)."""
     desk.land_of(61, "notes")
     desk.take_in(SECOND, tables=["notes"])
     desk.put_contract("tags", version="2.0.0", lateness={"allowed": "PT2H", "max": "P7D"})
     desk.reopen()
     found = asked(desk)
-    assert (found.windows, found.tables) == ((FIRST, SECOND), TABLES)
+    assert (found.windows, found.tables) == ((FIRST,), TABLES)
 
 
 def test_a_table_that_is_added_has_news_though_nothing_names_it(desk: ThreeTables) -> None:
@@ -267,3 +271,25 @@ def test_an_idle_dimension_notes_now_and_then_how_far_it_has_read(
     after = dimension.open()
     assert after.version == before.version + 1
     assert after.all_files() == before.all_files() and shown.checkpoint.merges == ()
+
+
+def test_a_table_that_waits_for_a_person_is_not_asked_for_again_and_again_to_be_purged(
+    tmp_path: Path,
+) -> None:
+    """A run over it changes nothing, so the next look would ask for the same run."""
+    purging = {"soft_delete_column": None, "purge_deleted_after": "P7D"}
+    desk = ThreeTables(tmp_path, events=purging)
+    desk.land_of(1, *TABLES)
+    desk.take_in(FIRST)
+    desk.clock = START + timedelta(days=9)
+    desk.land_of(8 * 24 * 3600, "notes")
+    window = "2026-01-09T1200"
+    retyped = json.loads((desk.contracts / "tags.json").read_text())
+    retyped["properties"]["title"] = {"type": ["integer", "null"], "x-pg-type": "integer", "description": "."}
+    (desk.contracts / "tags.json").write_text(json.dumps(retyped))
+    desk.reopen()
+    others = ["labels", "notes"]
+    desk.take_in(window, tables=others)
+    desk.take_in(FIRST, tables=others, closed=True)
+    desk.take_in(window, tables=others)
+    assert asked(desk).nothing

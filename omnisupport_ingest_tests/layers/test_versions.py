@@ -93,6 +93,20 @@ def test_a_table_that_is_new_makes_only_windows_stale_that_have_events_of_it(tmp
     assert now.of_held(W, before, lambda: [part("b1", "agents", "tickets")]) != before.versions
 
 
+@pytest.mark.parametrize(("tables", "stale"), [(("agents",), False), (("agents", "elsewhere"), True)])
+def test_the_first_policy_of_a_source_reaches_windows_with_events_of_no_contract(
+    tmp_path: Path, tables: tuple[str, ...], stale: bool
+) -> None:
+    """Where one table has a policy, events of tables without a contract, and messages, lose their images."""
+    document = json.loads(json.dumps(DOCUMENT))
+    document["x-cdc"] |= {"table": "tickets", "pii": {"note": {"policy": "drop", "note": "Personal."}}}
+    document["properties"]["note"] = NOTE
+    covered = contract_of(document, Path("tickets.json"))
+    before = held(laws(tmp_path, contract("agents"), contract("tickets", note=NOTE)), "b1")
+    now = laws(tmp_path, contract("agents"), covered)
+    assert (now.of_held(W, before, lambda: [part("b1", *tables)]) != before.versions) == stale
+
+
 @pytest.mark.parametrize(
     ("columns", "judges"),
     [

@@ -34,6 +34,7 @@ facts = st.builds(
     of_files=st.booleans(),
     snapshot=st.sampled_from((None, "public.notes")),
     undecided=st.integers(0, 1),
+    judged_whole=st.booleans(),
     trimmed=st.booleans(),
     sealed=st.booleans(),
 )
@@ -52,7 +53,7 @@ def test_what_goes_is_old_and_nothing_of_it_is_needed_any_more(found, keep, wate
         if verdict.layer == LANDING:
             assert not found.of_files and found.snapshot is None and not found.trimmed
         else:
-            assert found.trimmed and not found.undecided and not found.sealed
+            assert found.trimmed and not found.undecided and not found.sealed and found.judged_whole
 
 
 @given(facts, st.timedeltas(timedelta(0), timedelta(days=3)), marks, st.timedeltas(timedelta(0), DAY))

@@ -16,10 +16,12 @@ from omnisupport_ingest.landing.damage import look_through
 from omnisupport_ingest.landing.standing import LandedPart
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.layers import deduped, dimensions, net_changes, raw
+from omnisupport_ingest.layers.event_files import EventFiles
 from omnisupport_ingest.layers.pending import pending_windows
 from omnisupport_ingest.layers.removed import LANDING, RAW, Present, Removed, WindowSealed, refuse_sealed
 from omnisupport_ingest.layers.workspace import Workspace
-from omnisupport_ingest.read.as_of import read_as_of
+from omnisupport_ingest.position import Lsn, Position
+from omnisupport_ingest.read.as_of import Reading
 from omnisupport_ingest.read.overview import overview
 from omnisupport_ingest.read.window_list import Stand, window_list
 from omnisupport_ingest.retention.forecast import disk_forecast
@@ -179,9 +181,11 @@ def test_old_windows_lose_landing_then_raw_and_the_dimension_stays_what_it_was(t
 
 
 def as_of_first(story: Story, spark):  # type: ignore[no-untyped-def]
-    from omnisupport_ingest.position import Lsn, Position
-
-    return read_as_of(story.workspace, spark, story.contract, Position(1, Lsn(15), 0)).collect()
+    """The state below the second event, as ``as_of`` folds it; the story has no snapshot that it asks for."""
+    files = EventFiles.newest(story.workspace, SOURCE)
+    assert files is not None
+    reading = Reading((story.contract,), Position(1, Lsn(15), 0), files)
+    return reading.table(spark, story.contract).collect()
 
 
 def test_retention_refuses_what_waits_and_keeps_what_no_contract_gives_up(tmp_path, spark):

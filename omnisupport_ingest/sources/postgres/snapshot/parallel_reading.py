@@ -15,7 +15,7 @@ from omnisupport_ingest.landing.manifest import ChunkSpan, Manifest
 from omnisupport_ingest.landing.moved_rows import moved_rows
 from omnisupport_ingest.landing.names import chunk_prefix
 from omnisupport_ingest.landing.rows import LandedEvent
-from omnisupport_ingest.landing.snapshot_plans import SnapshotPlan
+from omnisupport_ingest.landing.snapshot_plans import Search, SnapshotPlan, SnapshotPlans
 from omnisupport_ingest.landing.writer import BatchWriter
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.sources.postgres.snapshot.chunk_reader import (
@@ -145,6 +145,7 @@ class MovedReading:
         self.settled = False
         """Whether the stream was searched for every snapshot so far."""
         self._of, self._store, self._epoch = epoch, epoch.store, epoch.number
+        self._plans = SnapshotPlans(epoch.store.folder)
         self._searched: set[str] = set()
 
     def run(
@@ -209,7 +210,13 @@ class MovedReading:
             and each.chunk.snapshot_id == plan.snapshot_id
             and not each.chunk.boundary
         ]
-        high = max(chunk.high for chunk in chunks)
+        search = Search.due(chunks)
+        assert search is not None, "a snapshot that has landed has chunks"
+        high = search.high
+        if self._plans.searched(plan) == search:
+            # By a process before this one. Landing may have lost that stretch of the stream since.
+            self._searched.add(plan.snapshot_id)
+            return None
         epochs = {each.epoch: each for each in self._store.landed().epochs}
         if self._epoch not in epochs or (epochs[self._epoch].end or Lsn(0)) < high:
             return None
@@ -218,6 +225,7 @@ class MovedReading:
         batches = self._store.stream_between(self._epoch, since, high)
         moved = moved_rows(self._store, batches, table.schema, table.table, since, high)
         if not moved:
+            self._plans.note_searched(plan, search)
             self._searched.add(plan.snapshot_id)
             return None
         with closing(self._of.connect()) as connection:

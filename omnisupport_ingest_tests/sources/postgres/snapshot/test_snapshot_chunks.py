@@ -520,3 +520,24 @@ def test_row_that_moves_on_while_it_is_read_again_is_read_once_more(source: Sour
     capture(source, landed)
     source.catch_up()
     assert folded(source.events(), "papers") == source.rows("papers", ("id", "v", "long"))
+
+
+def test_a_snapshot_that_was_searched_for_moved_rows_needs_its_stream_no_more(
+    source: SourceUnderTest,
+) -> None:
+    """Retention removes the data files of old windows from landing; capture starts again all the same."""
+    make_papers(source, 11, 300)
+
+    def landed(batch: Manifest) -> None:
+        if batch.chunk is not None and (batch.chunk.chunk, batch.chunk.boundary) == (0, False):
+            source.sql("UPDATE papers SET v = 'changed' WHERE id IN (20, 300)")
+
+    capture(source, landed)
+    assert complete(source, "papers")
+    gone = [source.store.path_of(file) for batch in source.manifests() for file in batch.files]
+    for file in gone:
+        file.unlink()
+    source.sql("INSERT INTO papers VALUES (2, 'new', 'row')")
+    source.catch_up()
+    files = [file for batch in source.store.manifests() for file in batch.files]
+    assert sum(file.rows for file in files if source.store.path_of(file).exists()) == 1
