@@ -110,6 +110,19 @@ def test_only_what_a_verdict_may_depend_on_has_events_judged_again(
     assert (other.judged_by != plain.judged_by) == judges
 
 
+@pytest.mark.parametrize("policy", ["drop", "mask", "keep"])
+def test_a_column_that_protection_dropped_before_it_was_known_has_events_made_anew(policy: str) -> None:
+    document = json.loads(json.dumps(DOCUMENT))
+    document["properties"]["mail"] = NOTE
+    mask = {"mask": "email"} if policy == "mask" else {}
+    document["x-cdc"]["pii"] = {"mail": {"policy": policy, "note": "Whose ticket it is."} | mask}
+    learned = json.loads(json.dumps(document))
+    learned["properties"]["note"] = NOTE | {"default": "none"}
+    before, after = (contract_of(each, Path("t.json")) for each in (document, learned))
+    # Where nothing is protected, what deduped events hold is what landed.
+    assert (after.judged_by == before.judged_by) == (policy == "keep")
+
+
 def test_a_contract_that_was_made_without_a_file_is_judged_by_its_fingerprint() -> None:
     assert replace(contract("tickets"), verdicts_by="", fingerprint="f").judged_by == "f"
 
