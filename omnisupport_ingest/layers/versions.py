@@ -92,6 +92,9 @@ class LawVersions:
             # What landing has forgotten may be of any table.
             return wanted
         here = {table for part in parts for table in part.rows_per_table}
+        if not here <= set(self._names.values()):
+            # What no contract describes is protected as soon as one table of the source is.
+            return wanted
         held = {_contract_of(each): each for each in state.versions if each.startswith(_CONTRACT)}
         absent = {name for name, table in self._names.items() if table not in here}
         kept = []

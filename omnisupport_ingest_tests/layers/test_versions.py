@@ -86,6 +86,13 @@ def test_a_window_of_which_landing_has_forgotten_a_batch_is_stale(tmp_path: Path
     assert now.of_held(W, before, lambda: [part("b1", "agents")]) != before.versions
 
 
+def test_a_window_with_rows_that_no_contract_describes_is_stale_by_every_contract(tmp_path: Path) -> None:
+    before = held(laws(tmp_path, contract("agents"), contract("tickets")), "b1")
+    now = laws(tmp_path, contract("agents"), contract("tickets", size=SIZE))
+    # They lose their values once a policy of any table of the source protects some (cdc.protecting).
+    assert now.of_held(W, before, lambda: [part("b1", "agents", "nobodys")]) != before.versions
+
+
 def test_a_table_that_is_new_makes_only_windows_stale_that_have_events_of_it(tmp_path: Path) -> None:
     before = held(laws(tmp_path, contract("agents")), "b1")
     now = laws(tmp_path, contract("agents"), contract("tickets"))
