@@ -237,3 +237,16 @@ def test_an_expression_that_cannot_be_computed_for_a_row_keeps_the_rule(few: int
     events = marked([{"id": "1", "owner": owner, "opened": _hour(9)} for owner in owners], ["a"] * 5)
     found = judged(events, law(contract=contract), few).column("rules").to_pylist()
     assert found == [[], ["owner_is_high"], [], [], []]
+
+
+@pytest.mark.parametrize("few", [0, FEW])
+def test_a_value_that_stops_a_whole_query_keeps_the_rule_of_its_row_alone(few: int) -> None:
+    # TRY catches a failed cast, and no unknown time zone.
+    expression = "hour(opened AT TIME ZONE owner) < 10"
+    rule = ExpressionRule("opened_early", expression, ("owner", "opened"), "quarantine")
+    contract = replace(CONTRACT, quality=Quality((rule, RULES[0])))
+    owners = ["UTC", "Asia/Tokyo", "no zone", "UTC", None, "nor this"]
+    images = [{"id": "1", "owner": owner, "opened": _hour(9)} for owner in owners]
+    images[3]["solved"] = _hour(8)
+    found = judged(marked(images, ["a"] * 6), law(contract=contract), few).column("rules").to_pylist()
+    assert found == [[], ["opened_early"], [], ["solved_after_opened"], [], []]

@@ -48,6 +48,7 @@ def rule(expression: str, **more: str) -> dict[str, Any]:
         ("id > random() * 10", "calls random"),
         ("age(created_at) > INTERVAL 1 DAY", "calls age"),
         ("sum(id) > 1", "calls sum"),
+        ("rpad(subject, id, 'x') = subject", "calls rpad"),
         ("count(*) > id", "calls count_star"),
         ("row_number() OVER () > id", "has a window function"),
         ("id IN (SELECT 1)", "has a query"),
