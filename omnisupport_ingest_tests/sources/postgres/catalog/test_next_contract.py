@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -140,6 +141,51 @@ def test_a_new_column_says_what_older_rows_have_in_it_if_that_is_known() -> None
     assert (lines["extra"]["default"], lines["n"]["default"]) == (None, "7")
     assert "default" not in lines["at"], "each row has its own"
     assert found.document["x-cdc"]["pii"].keys() == {"email"}, "a person has to decide"
+    assert found.document["x-cdc"]["pii"]["email"]["policy"] == "drop", "and until then nobody reads it"
+    assert any("e-mail" in each for each in found.for_a_person)
+
+
+RULE = {"name": "big", "expression": "SIZE > 1 OR \"size\" = 0 OR title = 'size' OR length(title) > 2"}
+REFERENCE = {"name": "sized", "columns": ["size"], "table": "sizes"}
+
+
+def with_rules() -> dict[str, Any]:
+    document = deepcopy(DOCUMENT)
+    document["properties"]["size"] |= {"minimum": 1, "x-policy": {"minimum": "warn", "type": "quarantine"}}
+    document["properties"]["title"] |= {"x-policy": {"required": "reject_batch"}}
+    document["x-cdc"]["quality"] = {"rules": [dict(RULE)], "references": [dict(REFERENCE)]}
+    contract_of(document, Path("t.json"))
+    return document
+
+
+def test_rules_follow_a_column_that_is_renamed() -> None:
+    renamed = (change("column_renamed", "width", "size", "width"),)
+    found = next_contract(with_rules(), form(*with_column("size", name="width")), renamed).document
+    contract_of(found, Path("t.json"))
+    (rule,) = found["x-cdc"]["quality"]["rules"]
+    assert rule["expression"] == '"width" > 1 OR "width" = 0 OR title = \'size\' OR length(title) > 2'
+    assert found["x-cdc"]["quality"]["references"] == [REFERENCE | {"columns": ["width"]}]
+    assert found["properties"]["width"]["x-policy"] == {"minimum": "warn", "type": "quarantine"}
+
+
+def test_what_a_person_wrote_is_taken_out_only_in_words() -> None:
+    gone = next_contract(with_rules(), form(ID, TITLE, PLAN), ())
+    told = "; ".join(each.what for each in gone.steps)
+    contract_of(gone.document, Path("t.json"))
+    assert "the rule big (SIZE > 1" in told and "sized (size) is taken out" in told
+    document = with_rules()
+    document["x-cdc"]["quality"]["rules"][0]["expression"] = "size IS NOT NULL"
+    retyped = next_contract(document, form(*with_column("size", pg_type="text")), ())
+    contract_of(retyped.document, Path("t.json"))
+    assert "minimum 1" in retyped.steps[0].what
+    assert "x-policy" not in retyped.document["properties"]["size"]
+    assert retyped.document["x-cdc"]["quality"] == document["x-cdc"]["quality"]
+
+
+def test_the_policy_of_a_rule_goes_with_the_rule() -> None:
+    nullable = next_contract(with_rules(), form(*with_column("title", not_null=False)), ())
+    contract_of(nullable.document, Path("t.json"))
+    assert "x-policy" not in nullable.document["properties"]["title"]
 
 
 def test_what_no_edit_answers_is_left_to_a_person() -> None:
