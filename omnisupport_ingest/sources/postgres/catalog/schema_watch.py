@@ -148,6 +148,11 @@ class SchemaWatch:
             if contract is None or name not in found or contract.evolution != ADDITIVE:
                 continue
             new = columns - {each.name for each in contract.source_columns} - self._learned.of(name).keys()
+            gone = personal_columns_gone(contract, found[name])
+            if new and gone:
+                told = "the contract %s learns nothing by itself: %s is gone, and may have another name now"
+                _log.warning(told, name, ", ".join(gone))
+                continue
             lines = {
                 column: found[name].line(column)
                 for column in sorted(new)
@@ -190,6 +195,14 @@ def why_not_by_itself(form: LiveSchema, name: str) -> str | None:
     for proposal in scan([Column(name, live.pg_type)], ()):
         return f"it seems to be {proposal.what} {proposal.why}: a person has to choose its policy"
     return None
+
+
+def personal_columns_gone(contract: TableContract, form: LiveSchema) -> tuple[str, ...]:
+    """The columns with personal data that the table has no more: a new column may be one of them, under a
+    name that does not tell (a table that was made anew, a copy that took its place)."""
+    return tuple(
+        each.name for each in contract.source_columns if each.personal and form.live.column(each.name) is None
+    )
 
 
 def in_words(change: SchemaChange) -> str:

@@ -10,14 +10,19 @@ from typing import Any
 
 import pytest
 
+from omnisupport_ingest.contracts.learned import LearnedColumns
 from omnisupport_ingest.contracts.load import contract_of
-from omnisupport_ingest.landing.schema_changes import SchemaChange, SeenColumn, SeenTable
+from omnisupport_ingest.landing.schema_changes import Difference, Look, SchemaChange, SeenColumn, SeenTable
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.read.schema_changes import judged
 from omnisupport_ingest.sources.postgres.catalog.live_table import LiveColumn, LiveIndex, LiveTable
 from omnisupport_ingest.sources.postgres.catalog.new_contract import draft
 from omnisupport_ingest.sources.postgres.catalog.next_contract import NextContract, next_contract
-from omnisupport_ingest.sources.postgres.catalog.schema_watch import LiveSchema, why_not_by_itself
+from omnisupport_ingest.sources.postgres.catalog.schema_watch import (
+    LiveSchema,
+    SchemaWatch,
+    why_not_by_itself,
+)
 
 
 def live(name: str, pg_type: str = "text", *, not_null: bool = False, **other: Any) -> LiveColumn:
@@ -219,3 +224,22 @@ def test_what_no_edit_answers_is_left_to_a_person() -> None:
 def test_what_an_additive_contract_takes_by_itself(column: LiveColumn, reason: str | None) -> None:
     why = why_not_by_itself(form(*COLUMNS, column), column.name)
     assert (why is None) if reason is None else (why is not None and reason in why)
+
+
+@pytest.mark.parametrize(
+    ("columns", "learns"), [((*COLUMNS, live("extra")), True), ((ID, SIZE, PLAN), False)]
+)
+def test_nothing_is_learned_while_a_personal_column_is_gone(
+    tmp_path: Path, columns: tuple[LiveColumn, ...], learns: bool
+) -> None:
+    document = deepcopy(DOCUMENT)
+    document["x-cdc"]["evolution"] = "additive"
+    document["x-cdc"]["pii"] = {"title": {"policy": "mask", "mask": "text", "note": "Who asked for it."}}
+    contract = contract_of(document, Path("tickets.json"))
+    watch = SchemaWatch.of(tmp_path, "desk", tmp_path, 1, [contract])
+    # It may be the title, by a name that does not tell: the table was made anew.
+    now = form(*columns) if learns else form(*columns, live("extra"))
+    added = Difference("column_added", "extra", None, "text")
+    watch.changes.seen(Look(1, Lsn(1), Lsn(2)), {"tickets": now.seen}, {"tickets": [added]})
+    watch._learn({"tickets": now})
+    assert set(LearnedColumns(tmp_path, "desk").of("tickets")) == ({"extra"} if learns else set())
