@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from omnisupport_ingest.contracts.load import contract_of
-from omnisupport_ingest.contracts.model import Contracts, TableContract
+from omnisupport_ingest.contracts.model import ContractError, Contracts, TableContract
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.landing.standing import LandedPart
@@ -140,3 +140,17 @@ def test_how_a_table_evolves_makes_nothing_again(policy: dict[str, str]) -> None
     document["x-cdc"] |= policy
     found, plain = contract_of(document, Path("t.json")), contract("tickets")
     assert (found.fingerprint, found.judged_by) == (plain.fingerprint, plain.judged_by)
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        SIZE | {"default": "large"},
+        SIZE | {"default": "0", "minimum": 1},
+        NOTE | {"default": "b", "enum": ["a", None]},
+    ],
+)
+def test_a_default_that_the_gate_would_refuse_is_refused_with_the_contract(column: dict[str, Any]) -> None:
+    with pytest.raises(ContractError, match=r"properties\.note\.default: breaks note:"):
+        contract("tickets", note=column)
+    assert contract("tickets", note=column | {"default": None}).columns[1].default is not None

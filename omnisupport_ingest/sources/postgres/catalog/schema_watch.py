@@ -147,7 +147,10 @@ class SchemaWatch:
             contract = self._contracts.get(name)
             if contract is None or name not in found or contract.evolution != ADDITIVE:
                 continue
-            new = columns - {each.name for each in contract.source_columns} - self._learned.of(name).keys()
+            named = {*(each.name for each in contract.source_columns), *self._learned.of(name)}
+            # A name that differs only in case from one that is gone would be a contract that nobody can read.
+            lower = {each.lower() for each in named}
+            new = {column for column in columns if column.lower() not in lower}
             gone = personal_columns_gone(contract, found[name])
             if new and gone:
                 told = "the contract %s learns nothing by itself: %s is gone, and may have another name now"
@@ -174,7 +177,7 @@ class LiveSchema:
         live, seen = self.live.column(column), self.column(column)
         assert live is not None and seen is not None, "a column of this table"
         line = column_document(live, in_key=False)
-        if seen.before is not None or seen.default is None:
+        if seen.before is not None or (seen.default is None and not live.not_null):
             line["default"] = seen.before
         return line
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from omnisupport_ingest.contracts.learned import LearnedColumns
+from omnisupport_ingest.contracts.learned import LearnedColumns, with_learned
 from omnisupport_ingest.contracts.load import contract_of
 from omnisupport_ingest.landing.schema_changes import Difference, Look, SchemaChange, SeenColumn, SeenTable
 from omnisupport_ingest.position import Lsn
@@ -140,11 +140,13 @@ def test_an_older_column_that_the_contract_leaves_out_is_taken_in_only_when_aske
 
 
 def test_a_new_column_says_what_older_rows_have_in_it_if_that_is_known() -> None:
-    added = (live("extra"), live("n", "integer"), live("at", "timestamp with time zone"), live("email"))
+    at, due = live("at", "timestamp with time zone"), live("due", "date", not_null=True)
+    added = (live("extra"), live("n", "integer"), at, live("email"), due)
     found = proposed(*COLUMNS, *added, changes=tuple(change("column_added", each.name) for each in added))
     lines = found.document["properties"]
     assert (lines["extra"]["default"], lines["n"]["default"]) == (None, "7")
     assert "default" not in lines["at"], "each row has its own"
+    assert "default" not in lines["due"], "no row was there, else it could not be NOT NULL"
     assert found.document["x-cdc"]["pii"].keys() == {"email"}, "a person has to decide"
     assert found.document["x-cdc"]["pii"]["email"]["policy"] == "drop", "and until then nobody reads it"
     assert any("e-mail" in each for each in found.for_a_person)
@@ -243,3 +245,18 @@ def test_nothing_is_learned_while_a_personal_column_is_gone(
     watch.changes.seen(Look(1, Lsn(1), Lsn(2)), {"tickets": now.seen}, {"tickets": [added]})
     watch._learn({"tickets": now})
     assert set(LearnedColumns(tmp_path, "desk").of("tickets")) == ({"extra"} if learns else set())
+
+
+@pytest.mark.parametrize(("name", "learned"), [("extra", {"extra"}), ("Title", set())])
+def test_a_name_that_differs_from_one_in_the_contract_only_in_case_is_not_learned(
+    tmp_path: Path, name: str, learned: set[str]
+) -> None:
+    document = deepcopy(DOCUMENT)
+    document["x-cdc"]["evolution"] = "additive"
+    watch = SchemaWatch.of(tmp_path, "desk", tmp_path, 1, [contract_of(document, Path("tickets.json"))])
+    now = form(ID, live(name), SIZE, PLAN)
+    added = Difference("column_added", name, None, "text")
+    watch.changes.seen(Look(1, Lsn(1), Lsn(2)), {"tickets": now.seen}, {"tickets": [added]})
+    watch._learn({"tickets": now})
+    assert set(LearnedColumns(tmp_path, "desk").of("tickets")) == learned
+    contract_of(with_learned(tmp_path, document), Path("tickets.json"))
