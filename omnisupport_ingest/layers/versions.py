@@ -16,7 +16,7 @@ from omnisupport_ingest.contracts.decision_table import (
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.pii_keys import current_version
 from omnisupport_ingest.contracts.pii_policies import HASH, TOKENIZE
-from omnisupport_ingest.contracts.protection import has_policy
+from omnisupport_ingest.contracts.protection import has_policy, needs_protection
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.landing.standing import LandedPart
 from omnisupport_ingest.layers.erasures import VERSION, ErasureLedger
@@ -66,6 +66,7 @@ class LawVersions:
             *_of_secrets(workspace, contracts),
         )
         self._names = {contract.name: contract.full_name for contract in contracts}
+        self._protecting = {contract.name for contract in contracts if needs_protection(contract)}
         self.reviews = ReviewLedger.open(workspace, source)
         self.erasures = ErasureLedger.open(workspace, source)
 
@@ -92,7 +93,7 @@ class LawVersions:
             # What landing has forgotten may be of any table.
             return wanted
         here = {table for part in parts for table in part.rows_per_table}
-        if not here <= set(self._names.values()):
+        if not here <= set(self._names.values()) and self._protect_since(state.versions):
             # What no contract describes is protected as soon as one table of the source is.
             return wanted
         held = {_contract_of(each): each for each in state.versions if each.startswith(_CONTRACT)}
@@ -105,6 +106,13 @@ class LawVersions:
             elif name in held:
                 kept.append(held[name])
         return tuple(kept)
+
+    def _protect_since(self, held: Collection[str]) -> bool:
+        """Whether contracts protect values now, and it may be that none did by the ``held`` versions."""
+        unchanged = {
+            _contract_of(each) for each in self._common if each.startswith(_CONTRACT) and each in held
+        }
+        return bool(self._protecting) and not self._protecting & unchanged
 
     def of(self, window: str) -> tuple[str, ...]:
         """The versions that ``window`` should be made with."""
