@@ -69,6 +69,10 @@ _NOT_OF_THE_ROW = frozenset(
 _OF_ANY_SIZE = frozenset(("lpad", "rpad", "bitstring", "list_resize", "array_resize", "bar"))
 """Functions of which a number tells how large a value they make: one row could take minutes and gigabytes."""
 
+_STOPS_A_QUERY = frozenset(("timezone", "like_escape", "not_like_escape", "ilike_escape", "not_ilike_escape"))
+"""``AT TIME ZONE`` and ``ESCAPE``: a value that they cannot take stops the query, and TRY does not catch it.
+Whatever else may is asked row by row, which takes long."""
+
 
 class ExpressionProblem(ValueError):
     """What is wrong with an expression, and ``fix``."""
@@ -298,6 +302,11 @@ def _names_in(node: Any) -> Iterator[str]:
 
 def _check_function(node: Mapping[str, Any]) -> None:
     name = str(node["function_name"]).lower()
+    if name in _STOPS_A_QUERY:
+        raise ExpressionProblem(
+            f"calls {name}, which fails for the rows of a whole batch where one value is odd",
+            "Leave AT TIME ZONE and ESCAPE out; times are in UTC.",
+        )
     if node.get("is_operator"):
         return
     if name not in _functions():

@@ -49,6 +49,8 @@ def rule(expression: str, **more: str) -> dict[str, Any]:
         ("age(created_at) > INTERVAL 1 DAY", "calls age"),
         ("sum(id) > 1", "calls sum"),
         ("rpad(subject, id, 'x') = subject", "calls rpad"),
+        ("hour(created_at AT TIME ZONE subject) < 10", "calls timezone"),
+        ("subject NOT LIKE 'a' ESCAPE subject", "calls (not_)?like_escape"),
         ("count(*) > id", "calls count_star"),
         ("row_number() OVER () > id", "has a window function"),
         ("id IN (SELECT 1)", "has a query"),
