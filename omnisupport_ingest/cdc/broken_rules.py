@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from omnisupport_ingest.cdc.judging import DUPLICATE, TableOfBatch
-from omnisupport_ingest.contracts.decision_table import BATCH_REJECTED, ROW_RULE
+from omnisupport_ingest.contracts.decision_table import BATCH_REJECTED, DUPLICATE_POSITION, ROW_RULE
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.quality import REJECT_BATCH
 from omnisupport_ingest.contracts.row_rules import policies_of
@@ -26,6 +26,9 @@ SAMPLES = 3
 """Keys that are kept of the rows that break one rule in one window."""
 
 _LOOKED_AT = ("window", "source_schema", "source_table", "key", "reason", "rules")
+
+_NOT_THEIR_OWN = pa.array([BATCH_REJECTED, DUPLICATE_POSITION])
+"""Reasons of events that count for no rule."""
 
 RuleOfWindow = tuple[str, str, str, str]
 """(window, schema, table, rule)"""
@@ -86,10 +89,10 @@ class RulesLookout:
         broken = pc.greater(pc.list_value_length(judged.column("rules")), 0)
         if not broken.true_count:
             return BrokenRules()
-        # The rows of a rejected batch name its rule, and keep it themselves.
+        # A copy is dropped or, if the decision table says so, quarantined. The rows of a rejected batch name
+        # its rule, and keep it themselves.
         other = pc.or_(
-            pc.equal(judged.column("verdict"), DUPLICATE),
-            pc.fill_null(pc.equal(judged.column("reason"), BATCH_REJECTED), False),
+            pc.equal(judged.column("verdict"), DUPLICATE), pc.is_in(judged.column("reason"), _NOT_THEIR_OWN)
         )
         # An event that was accepted rejects no batch, and may be without that column.
         read = [*_LOOKED_AT, *(["batch_id"] if "batch_id" in judged.schema.names else [])]

@@ -19,6 +19,7 @@ from omnisupport_ingest.contracts.pg_types import (
     nearest_type,
 )
 from omnisupport_ingest.contracts.quality import Policies
+from omnisupport_ingest.contracts.row_rules import rules_of
 
 RESERVED_PREFIX = "_cdc_"
 """Names of the lake's own columns begin so; no source column may."""
@@ -71,7 +72,7 @@ def _column(path: Path, name: str, body: dict[str, Any], *, nullable: bool) -> C
     kind = PgType.parse(body["x-pg-type"]).kind
     _check_type(path, f"properties.{name}.type", body, kind, nullable=nullable)
     _check_rules(path, f"properties.{name}", body, kind)
-    return Column(
+    column = Column(
         name=name,
         pg_type=body["x-pg-type"],
         nullable=nullable,
@@ -84,6 +85,26 @@ def _column(path: Path, name: str, body: dict[str, Any], *, nullable: bool) -> C
         default=Default(body["default"]) if "default" in body else None,
         policies=_policies(path, name, body, nullable=nullable),
     )
+    _check_default(path, column)
+    return column
+
+
+def _check_default(path: Path, column: Column) -> None:
+    """Refuse a default that breaks a rule of its column: no event has it, so only the gate would find it."""
+    if column.default is None:
+        return
+    text, rules = column.default.text, rules_of(column)
+    broken = [rules.not_null] if text is None and rules.not_null else []
+    if text is not None:
+        broken = [f"{column.name}:{name}" for name, breaks in rules.by_name.items() if breaks(text)]
+    broken = [each for each in broken if column.policies.withholds(each.rpartition(":")[2])]
+    if broken:
+        raise refused(
+            path,
+            f"properties.{column.name}.default",
+            f"breaks {', '.join(broken)}",
+            "Write what older rows have in the column, as PostgreSQL's text; or leave it out: not known.",
+        )
 
 
 def _policies(path: Path, name: str, body: dict[str, Any], *, nullable: bool) -> Policies:

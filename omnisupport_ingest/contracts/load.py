@@ -31,7 +31,7 @@ from omnisupport_ingest.contracts.model import (
 )
 from omnisupport_ingest.contracts.names import PLAIN_NAME
 from omnisupport_ingest.contracts.pg_types import Kind
-from omnisupport_ingest.contracts.pii_policies import lake_columns, read_policies
+from omnisupport_ingest.contracts.pii_policies import is_plain, lake_columns, read_policies
 from omnisupport_ingest.contracts.quality_document import judged_by, read_quality
 
 __all__ = [
@@ -153,7 +153,9 @@ def contract_of(document: dict[str, Any], path: Path) -> TableContract:
         retention=_retention(path, policy.get("retention", {}), longest),
         evolution=policy.get("evolution", PINNED),
         changed_only=policy.get("history") == "changed_only",
-        verdicts_by=_verdicts_by(document, columns),
+        # Where values are protected, columns that the contract does not name are dropped: once it names one,
+        # its events are made anew from raw.
+        verdicts_by=_verdicts_by(document, columns) if all(map(is_plain, columns)) else "",
         quality=read_quality(path, policy.get("quality"), columns),
     )
 

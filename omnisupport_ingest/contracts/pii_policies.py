@@ -145,6 +145,15 @@ def _in_lake(column: Column) -> Column:
     if is_plain(column):
         return column
     # The rules are about values that the lake does not have; events are judged by them before.
+    # So is a default: beside hashes and masks it would be a value that no event has.
+    known = column.default if column.default is not None and column.default.text is None else None
     return replace(
-        column, pg_type=LAKE_TYPE, enum=(), minimum=None, maximum=None, pattern=None, max_length=None
+        column,
+        pg_type=LAKE_TYPE,
+        enum=(),
+        minimum=None,
+        maximum=None,
+        pattern=None,
+        max_length=None,
+        default=known,
     )

@@ -66,7 +66,7 @@ class LawVersions:
             *_of_secrets(workspace, contracts),
         )
         self._names = {contract.name: contract.full_name for contract in contracts}
-        self._protects = any(map(needs_protection, contracts))
+        self._protecting = {contract.name for contract in contracts if needs_protection(contract)}
         self.reviews = ReviewLedger.open(workspace, source)
         self.erasures = ErasureLedger.open(workspace, source)
 
@@ -93,8 +93,8 @@ class LawVersions:
             # What landing has forgotten may be of any table.
             return wanted
         here = {table for part in parts for table in part.rows_per_table}
-        if self._protects and not here <= set(self._names.values()):
-            # What is left of an event that has no contract depends on every contract (``cdc.protecting``).
+        if not here <= set(self._names.values()) and self._protect_since(state.versions):
+            # What no contract describes is protected as soon as one table of the source is.
             return wanted
         held = {_contract_of(each): each for each in state.versions if each.startswith(_CONTRACT)}
         absent = {name for name, table in self._names.items() if table not in here}
@@ -106,6 +106,13 @@ class LawVersions:
             elif name in held:
                 kept.append(held[name])
         return tuple(kept)
+
+    def _protect_since(self, held: Collection[str]) -> bool:
+        """Whether contracts protect values now, and it may be that none did by the ``held`` versions."""
+        unchanged = {
+            _contract_of(each) for each in self._common if each.startswith(_CONTRACT) and each in held
+        }
+        return bool(self._protecting) and not self._protecting & unchanged
 
     def of(self, window: str) -> tuple[str, ...]:
         """The versions that ``window`` should be made with."""

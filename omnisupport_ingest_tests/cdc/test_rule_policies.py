@@ -19,7 +19,13 @@ from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.cdc.broken_rules import SAMPLES, BrokenRules, RulesLookout
 from omnisupport_ingest.cdc.judging import Law, judge_batches
 from omnisupport_ingest.cdc.ordinary import FEW
-from omnisupport_ingest.contracts.decision_table import default_decision_table, load_decision_table
+from omnisupport_ingest.contracts.decision_table import (
+    DUPLICATE_POSITION,
+    Decision,
+    DecisionTable,
+    default_decision_table,
+    load_decision_table,
+)
 from omnisupport_ingest.contracts.model import Column, TableContract
 from omnisupport_ingest.contracts.quality import ExpressionRule, Policies, Quality
 from omnisupport_ingest_tests.cdc import lanes
@@ -237,3 +243,28 @@ def test_an_expression_that_cannot_be_computed_for_a_row_keeps_the_rule(few: int
     events = marked([{"id": "1", "owner": owner, "opened": _hour(9)} for owner in owners], ["a"] * 5)
     found = judged(events, law(contract=contract), few).column("rules").to_pylist()
     assert found == [[], ["owner_is_high"], [], [], []]
+
+
+@pytest.mark.parametrize("few", [0, FEW])
+def test_a_value_that_stops_a_whole_query_keeps_the_rule_of_its_row_alone(few: int) -> None:
+    # TRY catches a failed cast, and no unknown time zone.
+    expression = "hour(opened AT TIME ZONE owner) < 10"
+    rule = ExpressionRule("opened_early", expression, ("owner", "opened"), "quarantine")
+    contract = replace(CONTRACT, quality=Quality((rule, RULES[0])))
+    owners = ["UTC", "Asia/Tokyo", "no zone", "UTC", None, "nor this"]
+    images = [{"id": "1", "owner": owner, "opened": _hour(9)} for owner in owners]
+    images[3]["solved"] = _hour(8)
+    found = judged(marked(images, ["a"] * 6), law(contract=contract), few).column("rules").to_pylist()
+    assert found == [[], ["opened_early"], [], ["solved_after_opened"], [], []]
+
+
+@pytest.mark.parametrize("action", ["dedupe", "quarantine"])
+def test_a_copy_counts_for_no_rule_wherever_it_is_put(action: str) -> None:
+    events = marked([{"id": "1", "state": "lost", "opened": _hour(9)}] * 3, ["a"] * 3)
+    place = events.schema.get_field_index("copy")
+    events = events.set_column(place, events.schema.field(place), pa.array([1, 2, 3], pa.int32()))
+    ours = load_decision_table(default_decision_table())
+    decided = ours.decisions | {DUPLICATE_POSITION: Decision(DUPLICATE_POSITION, action, False, "")}
+    for few in (0, FEW):
+        found = judged(events, replace(law(), decisions=DecisionTable(decided)), few)
+        assert RulesLookout([CONTRACT]).found(found).counts == {(*PLACE, "state:enum"): 1}

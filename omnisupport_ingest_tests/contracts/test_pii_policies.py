@@ -211,3 +211,13 @@ def test_another_key_and_another_secret_under_its_id_are_other_versions(
     monkeypatch.setenv("PII_ONE", SECRET[::-1])
     assert current_version("a=env:PII_ONE") != one
     assert current_version(None) == current_version("a=env:PII_NOWHERE") == NO_KEY
+
+
+@pytest.mark.parametrize(("default", "known"), [("nobody@example.com", False), (None, True)])
+def test_a_default_is_protected_as_values_are(tmp_path: Path, default: str | None, known: bool) -> None:
+    document = copy.deepcopy(DOCUMENT)
+    document["properties"]["email"]["default"] = default
+    document["x-cdc"]["pii"] = {"email": {"policy": "mask", "mask": "email", "note": "Because."}}
+    (email,) = (each for each in contract_of(document, tmp_path / "p.json").columns if each.name == "email")
+    # A constant that no mask or hash has made is no value of the lake's: not known, it is unresolved.
+    assert (email.default is not None) == known and (email.default is None or email.default.text is None)

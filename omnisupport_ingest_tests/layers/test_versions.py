@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from omnisupport_ingest.contracts.load import contract_of
-from omnisupport_ingest.contracts.model import Contracts, TableContract
+from omnisupport_ingest.contracts.model import ContractError, Contracts, TableContract
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.landing.standing import LandedPart
@@ -41,14 +41,18 @@ DOCUMENT: dict[str, Any] = {
 }
 
 
-def contract(table: str, **columns: dict[str, Any]) -> TableContract:
+def contract(
+    table: str, *, pii: dict[str, dict[str, str]] | None = None, **columns: dict[str, Any]
+) -> TableContract:
     document = json.loads(json.dumps(DOCUMENT))
+    document["x-cdc"] |= {"pii": pii} if pii else {}
     document["x-cdc"]["table"] = table
     document["properties"] |= columns
     return contract_of(document, Path(f"{table}.json"))
 
 
 SIZE = {"type": ["integer", "null"], "x-pg-type": "integer", "description": "Size."}
+DROPPED = {"policy": "drop", "note": "Nobody needs it."}
 NOTE = {"type": ["string", "null"], "x-pg-type": "text", "description": "Note."}
 
 
@@ -84,6 +88,27 @@ def test_a_window_of_which_landing_has_forgotten_a_batch_is_stale(tmp_path: Path
     before = held(laws(tmp_path, contract("agents"), contract("tickets")), "b0", "b1")
     now = laws(tmp_path, contract("agents"), contract("tickets", size=SIZE))
     assert now.of_held(W, before, lambda: [part("b1", "agents")]) != before.versions
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "stale"),
+    [((), ("tickets",), True), (("agents",), ("agents", "tickets"), False), ((), (), False)],
+)
+def test_a_window_with_rows_that_no_contract_describes_is_stale_by_the_first_policy_of_any_table(
+    tmp_path: Path, before: tuple[str, ...], now: tuple[str, ...], stale: bool
+) -> None:
+    def made(protected: tuple[str, ...], **columns: dict[str, Any]) -> LawVersions:
+        return laws(
+            tmp_path,
+            *(
+                contract(name, pii={"mail": DROPPED} if name in protected else {}, mail=NOTE, **of_table)
+                for name, of_table in (("agents", {}), ("tickets", columns))
+            ),
+        )
+
+    # Rows of nobody's, and logical messages, lose their values then (cdc.protecting).
+    first, second = held(made(before), "b1"), made(now, size=SIZE)
+    assert (second.of_held(W, first, lambda: [part("b1", "agents", "nobodys")]) != first.versions) == stale
 
 
 def test_a_table_that_is_new_makes_only_windows_stale_that_have_events_of_it(tmp_path: Path) -> None:
@@ -124,6 +149,19 @@ def test_only_what_a_verdict_may_depend_on_has_events_judged_again(
     assert (other.judged_by != plain.judged_by) == judges
 
 
+@pytest.mark.parametrize("policy", ["drop", "mask", "keep"])
+def test_a_column_that_protection_dropped_before_it_was_known_has_events_made_anew(policy: str) -> None:
+    document = json.loads(json.dumps(DOCUMENT))
+    document["properties"]["mail"] = NOTE
+    mask = {"mask": "email"} if policy == "mask" else {}
+    document["x-cdc"]["pii"] = {"mail": {"policy": policy, "note": "Whose ticket it is."} | mask}
+    learned = json.loads(json.dumps(document))
+    learned["properties"]["note"] = NOTE | {"default": "none"}
+    before, after = (contract_of(each, Path("t.json")) for each in (document, learned))
+    # Where nothing is protected, what deduped events hold is what landed.
+    assert (after.judged_by == before.judged_by) == (policy == "keep")
+
+
 def test_a_contract_that_was_made_without_a_file_is_judged_by_its_fingerprint() -> None:
     assert replace(contract("tickets"), verdicts_by="", fingerprint="f").judged_by == "f"
 
@@ -134,3 +172,17 @@ def test_how_a_table_evolves_makes_nothing_again(policy: dict[str, str]) -> None
     document["x-cdc"] |= policy
     found, plain = contract_of(document, Path("t.json")), contract("tickets")
     assert (found.fingerprint, found.judged_by) == (plain.fingerprint, plain.judged_by)
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        SIZE | {"default": "large"},
+        SIZE | {"default": "0", "minimum": 1},
+        NOTE | {"default": "b", "enum": ["a", None]},
+    ],
+)
+def test_a_default_that_the_gate_would_refuse_is_refused_with_the_contract(column: dict[str, Any]) -> None:
+    with pytest.raises(ContractError, match=r"properties\.note\.default: breaks note:"):
+        contract("tickets", note=column)
+    assert contract("tickets", note=column | {"default": None}).columns[1].default is not None

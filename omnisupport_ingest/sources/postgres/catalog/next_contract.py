@@ -9,13 +9,15 @@ column less, or other values).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import re
+from collections.abc import Collection, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
 from omnisupport_ingest.contracts.learned import raised
-from omnisupport_ingest.contracts.pg_types import PgType
+from omnisupport_ingest.contracts.pg_types import Kind, PgType
+from omnisupport_ingest.contracts.pii_policies import DROP
 from omnisupport_ingest.contracts.pii_scan import with_notes
 from omnisupport_ingest.contracts.type_fit import Fit, fit
 from omnisupport_ingest.landing.schema_changes import SchemaChange
@@ -25,6 +27,12 @@ from omnisupport_ingest.sources.postgres.catalog.schema_watch import LiveSchema
 
 ADDITIVE, WIDENING, BREAKING = "additive", "widening", "breaking"
 _WORST = (ADDITIVE, WIDENING, BREAKING)
+
+_RULES = ("enum", "pattern", "maxLength", "minimum", "maximum")
+"""Keywords of rules of one kind of value."""
+
+_TOKEN = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|[^\W\d]\w*(?:\s*\()?|\d\w*|.""", re.DOTALL)
+"""A part of an expression of SQL: a text, a quoted name, a name, that of a function with its bracket."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +83,10 @@ def next_contract(
     policies = made.policy.get("pii", {})
     new = {name: note for name, note in noted.items() if name in made.added and name not in policies}
     if new:
-        made.policy["pii"] = policies | new
+        # Writing the contract must not be what publishes it.
+        made.policy["pii"] = policies | {name: note | {"policy": DROP} for name, note in new.items()}
+    for name, note in new.items():
+        made.for_a_person.append(f"x-cdc.pii.{name} leaves the column out until you decide. {note['note']}")
     found = NextContract(made.document, tuple(made.steps), tuple(made.for_a_person))
     if found.compatibility is not None:
         major = int(found.compatibility == BREAKING)
@@ -128,6 +139,7 @@ class _Draft:
             events["soft_delete_column"] = names.get(
                 events["soft_delete_column"], events["soft_delete_column"]
             )
+            self._rename_in_quality(old, new)
             self._step(
                 BREAKING, f"properties.{new}", f"{old} is called {new}",
                 f"events from before the change carry {old}; rows that were not written since have {new} "
@@ -151,6 +163,32 @@ class _Draft:
                 f"{name} is taken out",
                 "the table has no such column any more",
             )
+            self._take_out_of_quality(name)
+
+    def _quality(self, part: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.policy.get("quality", {}).get(part, [])
+        return found
+
+    def _rename_in_quality(self, old: str, new: str) -> None:
+        for rule in self._quality("rules"):
+            rule["expression"] = "".join(
+                '"' + new.replace('"', '""') + '"' if _is_name(token, old) else token
+                for token in _tokens(rule["expression"])
+            )
+        for reference in self._quality("references"):
+            reference["columns"] = [new if each == old else each for each in reference["columns"]]
+
+    def _take_out_of_quality(self, column: str) -> None:
+        for rule in list(self._quality("rules")):
+            if any(_is_name(token, column) for token in _tokens(rule["expression"])):
+                self._quality("rules").remove(rule)
+                what = f"the rule {rule['name']} ({rule['expression']}) is taken out"
+                self._step(BREAKING, "x-cdc.quality.rules", what, f"it names {column}")
+        for reference in list(self._quality("references")):
+            if column in reference["columns"]:
+                self._quality("references").remove(reference)
+                what = f"{reference['name']} ({', '.join(reference['columns'])}) is taken out"
+                self._step(BREAKING, "x-cdc.quality.references", what, f"it names {column}")
 
     def follow(self, name: str) -> None:
         """Let the column hold what the source may send in it."""
@@ -161,6 +199,7 @@ class _Draft:
         self._follow_type(name, line, live)
         if not live.not_null and name in self.document["required"] and name not in self.policy["key"]:
             self.document["required"].remove(name)
+            _without_policies(line, "required")
             types = line["type"] if isinstance(line["type"], list) else [line["type"]]
             line["type"] = [*types, "null"]
             if "enum" in line:
@@ -179,6 +218,7 @@ class _Draft:
         if length is not None and (live.max_length or length + 1) > length:
             if live.max_length is None:
                 del line["maxLength"]
+                _without_policies(line, "maxLength")
             else:
                 line["maxLength"] = live.max_length
             of = "any length" if live.max_length is None else f"{live.max_length} characters"
@@ -199,10 +239,11 @@ class _Draft:
             line.pop(key, None)
             if key in body:
                 line[key] = body[key]
+        gone: list[str] = []
         if now.kind is not before.kind:
             # Rules of another kind of value.
-            for rule in ("enum", "pattern", "maxLength", "minimum", "maximum"):
-                line.pop(rule, None)
+            gone = [f"{rule} {line.pop(rule)}" for rule in _RULES if rule in line]
+            _without_policies(line, *_RULES, *(["type"] if now.kind is Kind.TEXT else []))
         widens = fit(now, before) is Fit.ALL and now.kind.name != "TEXT"
         why = (
             "values that came before have their place in it"
@@ -213,6 +254,8 @@ class _Draft:
         if not widens:
             why += "; `omnisupport-ingest contracts retype` lets readers have it"
         told = f"{name} is {live.pg_type}, was {was}"
+        if gone:
+            told += f", and its rules are taken out ({', '.join(gone)})"
         self._step(WIDENING if widens else BREAKING, f"properties.{name}.x-pg-type", told, why)
 
     def add(self, names: Collection[str | None] | None) -> None:
@@ -265,3 +308,22 @@ class _Draft:
 
     def _step(self, compatibility: str, at: str, what: str, why: str) -> None:
         self.steps.append(Step(compatibility, at, what, why))
+
+
+def _tokens(expression: str) -> Iterator[str]:
+    return (found[0] for found in _TOKEN.finditer(expression))
+
+
+def _is_name(token: str, column: str) -> bool:
+    """Whether a part of an expression names ``column``; SQL ignores case."""
+    name = token[1:-1].replace('""', '"') if token.startswith('"') else token
+    return name.lower() == column.lower()
+
+
+def _without_policies(line: dict[str, Any], *keywords: str) -> None:
+    """Take policies of rules that the column has no more out of its line."""
+    given = line.get("x-policy", {})
+    for keyword in keywords:
+        given.pop(keyword, None)
+    if "x-policy" in line and not given:
+        del line["x-policy"]

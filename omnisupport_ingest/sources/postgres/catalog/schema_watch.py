@@ -147,7 +147,15 @@ class SchemaWatch:
             contract = self._contracts.get(name)
             if contract is None or name not in found or contract.evolution != ADDITIVE:
                 continue
-            new = columns - {each.name for each in contract.source_columns} - self._learned.of(name).keys()
+            named = {*(each.name for each in contract.source_columns), *self._learned.of(name)}
+            # A name that differs only in case from one that is gone would be a contract that nobody can read.
+            lower = {each.lower() for each in named}
+            new = {column for column in columns if column.lower() not in lower}
+            gone = personal_columns_gone(contract, found[name])
+            if new and gone:
+                told = "the contract %s learns nothing by itself: %s is gone, and may have another name now"
+                _log.warning(told, name, ", ".join(gone))
+                continue
             lines = {
                 column: found[name].line(column)
                 for column in sorted(new)
@@ -169,7 +177,7 @@ class LiveSchema:
         live, seen = self.live.column(column), self.column(column)
         assert live is not None and seen is not None, "a column of this table"
         line = column_document(live, in_key=False)
-        if seen.before is not None or seen.default is None:
+        if seen.before is not None or (seen.default is None and not live.not_null):
             line["default"] = seen.before
         return line
 
@@ -190,6 +198,14 @@ def why_not_by_itself(form: LiveSchema, name: str) -> str | None:
     for proposal in scan([Column(name, live.pg_type)], ()):
         return f"it seems to be {proposal.what} {proposal.why}: a person has to choose its policy"
     return None
+
+
+def personal_columns_gone(contract: TableContract, form: LiveSchema) -> tuple[str, ...]:
+    """The columns with personal data that the table has no more: a new column may be one of them, under a
+    name that does not tell (a table that was made anew, a copy that took its place)."""
+    return tuple(
+        each.name for each in contract.source_columns if each.personal and form.live.column(each.name) is None
+    )
 
 
 def in_words(change: SchemaChange) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,14 +10,19 @@ from typing import Any
 
 import pytest
 
+from omnisupport_ingest.contracts.learned import LearnedColumns, with_learned
 from omnisupport_ingest.contracts.load import contract_of
-from omnisupport_ingest.landing.schema_changes import SchemaChange, SeenColumn, SeenTable
+from omnisupport_ingest.landing.schema_changes import Difference, Look, SchemaChange, SeenColumn, SeenTable
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.read.schema_changes import judged
 from omnisupport_ingest.sources.postgres.catalog.live_table import LiveColumn, LiveIndex, LiveTable
 from omnisupport_ingest.sources.postgres.catalog.new_contract import draft
 from omnisupport_ingest.sources.postgres.catalog.next_contract import NextContract, next_contract
-from omnisupport_ingest.sources.postgres.catalog.schema_watch import LiveSchema, why_not_by_itself
+from omnisupport_ingest.sources.postgres.catalog.schema_watch import (
+    LiveSchema,
+    SchemaWatch,
+    why_not_by_itself,
+)
 
 
 def live(name: str, pg_type: str = "text", *, not_null: bool = False, **other: Any) -> LiveColumn:
@@ -134,12 +140,59 @@ def test_an_older_column_that_the_contract_leaves_out_is_taken_in_only_when_aske
 
 
 def test_a_new_column_says_what_older_rows_have_in_it_if_that_is_known() -> None:
-    added = (live("extra"), live("n", "integer"), live("at", "timestamp with time zone"), live("email"))
+    at, due = live("at", "timestamp with time zone"), live("due", "date", not_null=True)
+    added = (live("extra"), live("n", "integer"), at, live("email"), due)
     found = proposed(*COLUMNS, *added, changes=tuple(change("column_added", each.name) for each in added))
     lines = found.document["properties"]
     assert (lines["extra"]["default"], lines["n"]["default"]) == (None, "7")
     assert "default" not in lines["at"], "each row has its own"
+    assert "default" not in lines["due"], "no row was there, else it could not be NOT NULL"
     assert found.document["x-cdc"]["pii"].keys() == {"email"}, "a person has to decide"
+    assert found.document["x-cdc"]["pii"]["email"]["policy"] == "drop", "and until then nobody reads it"
+    assert any("e-mail" in each for each in found.for_a_person)
+
+
+RULE = {"name": "big", "expression": "SIZE > 1 OR \"size\" = 0 OR title = 'size' OR length(title) > 2"}
+REFERENCE = {"name": "sized", "columns": ["size"], "table": "sizes"}
+
+
+def with_rules() -> dict[str, Any]:
+    document = deepcopy(DOCUMENT)
+    document["properties"]["size"] |= {"minimum": 1, "x-policy": {"minimum": "warn", "type": "quarantine"}}
+    document["properties"]["title"] |= {"x-policy": {"required": "reject_batch"}}
+    document["x-cdc"]["quality"] = {"rules": [dict(RULE)], "references": [dict(REFERENCE)]}
+    contract_of(document, Path("t.json"))
+    return document
+
+
+def test_rules_follow_a_column_that_is_renamed() -> None:
+    renamed = (change("column_renamed", "width", "size", "width"),)
+    found = next_contract(with_rules(), form(*with_column("size", name="width")), renamed).document
+    contract_of(found, Path("t.json"))
+    (rule,) = found["x-cdc"]["quality"]["rules"]
+    assert rule["expression"] == '"width" > 1 OR "width" = 0 OR title = \'size\' OR length(title) > 2'
+    assert found["x-cdc"]["quality"]["references"] == [REFERENCE | {"columns": ["width"]}]
+    assert found["properties"]["width"]["x-policy"] == {"minimum": "warn", "type": "quarantine"}
+
+
+def test_what_a_person_wrote_is_taken_out_only_in_words() -> None:
+    gone = next_contract(with_rules(), form(ID, TITLE, PLAN), ())
+    told = "; ".join(each.what for each in gone.steps)
+    contract_of(gone.document, Path("t.json"))
+    assert "the rule big (SIZE > 1" in told and "sized (size) is taken out" in told
+    document = with_rules()
+    document["x-cdc"]["quality"]["rules"][0]["expression"] = "size IS NOT NULL"
+    retyped = next_contract(document, form(*with_column("size", pg_type="text")), ())
+    contract_of(retyped.document, Path("t.json"))
+    assert "minimum 1" in retyped.steps[0].what
+    assert "x-policy" not in retyped.document["properties"]["size"]
+    assert retyped.document["x-cdc"]["quality"] == document["x-cdc"]["quality"]
+
+
+def test_the_policy_of_a_rule_goes_with_the_rule() -> None:
+    nullable = next_contract(with_rules(), form(*with_column("title", not_null=False)), ())
+    contract_of(nullable.document, Path("t.json"))
+    assert "x-policy" not in nullable.document["properties"]["title"]
 
 
 def test_what_no_edit_answers_is_left_to_a_person() -> None:
@@ -173,3 +226,37 @@ def test_what_no_edit_answers_is_left_to_a_person() -> None:
 def test_what_an_additive_contract_takes_by_itself(column: LiveColumn, reason: str | None) -> None:
     why = why_not_by_itself(form(*COLUMNS, column), column.name)
     assert (why is None) if reason is None else (why is not None and reason in why)
+
+
+@pytest.mark.parametrize(
+    ("columns", "learns"), [((*COLUMNS, live("extra")), True), ((ID, SIZE, PLAN), False)]
+)
+def test_nothing_is_learned_while_a_personal_column_is_gone(
+    tmp_path: Path, columns: tuple[LiveColumn, ...], learns: bool
+) -> None:
+    document = deepcopy(DOCUMENT)
+    document["x-cdc"]["evolution"] = "additive"
+    document["x-cdc"]["pii"] = {"title": {"policy": "mask", "mask": "text", "note": "Who asked for it."}}
+    contract = contract_of(document, Path("tickets.json"))
+    watch = SchemaWatch.of(tmp_path, "desk", tmp_path, 1, [contract])
+    # It may be the title, by a name that does not tell: the table was made anew.
+    now = form(*columns) if learns else form(*columns, live("extra"))
+    added = Difference("column_added", "extra", None, "text")
+    watch.changes.seen(Look(1, Lsn(1), Lsn(2)), {"tickets": now.seen}, {"tickets": [added]})
+    watch._learn({"tickets": now})
+    assert set(LearnedColumns(tmp_path, "desk").of("tickets")) == ({"extra"} if learns else set())
+
+
+@pytest.mark.parametrize(("name", "learned"), [("extra", {"extra"}), ("Title", set())])
+def test_a_name_that_differs_from_one_in_the_contract_only_in_case_is_not_learned(
+    tmp_path: Path, name: str, learned: set[str]
+) -> None:
+    document = deepcopy(DOCUMENT)
+    document["x-cdc"]["evolution"] = "additive"
+    watch = SchemaWatch.of(tmp_path, "desk", tmp_path, 1, [contract_of(document, Path("tickets.json"))])
+    now = form(ID, live(name), SIZE, PLAN)
+    added = Difference("column_added", name, None, "text")
+    watch.changes.seen(Look(1, Lsn(1), Lsn(2)), {"tickets": now.seen}, {"tickets": [added]})
+    watch._learn({"tickets": now})
+    assert set(LearnedColumns(tmp_path, "desk").of("tickets")) == learned
+    contract_of(with_learned(tmp_path, document), Path("tickets.json"))
