@@ -79,7 +79,7 @@ def test_the_archive_holds_no_secret_no_value_of_a_row_and_no_word_of_a_person(
 ) -> None:
     password, personal, name = "hunter2secret", "ada.lovelace@example.org", "grace.hopper"
     monkeypatch.setenv(
-        "OMNISUPPORT_SOURCE_DSN", f"host=127.0.0.1 port=9 user=u password={password} connect_timeout=1"
+        "OMNISUPPORT_SOURCE_DSN", f"host=127.0.0.1 port=9 user={name} password={password} connect_timeout=1"
     )
     monkeypatch.setenv("OMNISUPPORT_ALARM_WEBHOOK", f"https://hooks.example/{password}")
     monkeypatch.setenv("OMNISUPPORT_ALARM_COMMAND", f"page --token {password}")
