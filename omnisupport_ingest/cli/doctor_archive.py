@@ -168,7 +168,7 @@ class _Hiding:
                     *(part for found in _PASSWORD.findall(text) for part in (found, unquote(found))),
                 }
                 users |= {name for found in _USER.findall(text) for name in (found, unquote(found))}
-        # A role may be called as a person is. Its name may be any word, so it goes where it is said to be one.
+        # A role may be called as a person is. Its name may be any word: it goes where it is named as one.
         names = "|".join(map(re.escape, sorted(users, key=len, reverse=True)))
         self._user = re.compile(rf'(\b(?:user|role) (?:\\?")?)(?:{names})(?![\w.-])') if users else None
         self._secrets = sorted((each for each in secrets if each), key=len, reverse=True)
