@@ -303,7 +303,7 @@ WITHOUT_GATE: dict[tuple[str, str], str] = {
     ("read/export.py", "write_file"): "the draft of an export, before export.file",
     ("read/export.py", "write_rows"): "the same draft, written by a database in memory",
     ("cli/doctor_machine.py", "_java"): _SCRATCH,
-    ("read/dimension_changes.py", "_changes"): _MEMORY,
+    ("read/dimension_changes.py", "_rows_of"): _MEMORY,
     ("read/dimension_changes.py", "_rows"): _MEMORY,
     ("report/page.py", "write"): "a page for people; the same command makes it again",
     ("cli/doctor_archive.py", "write_archive"): "a file for people; the same command makes it again",

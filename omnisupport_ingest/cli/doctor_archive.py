@@ -32,6 +32,7 @@ _OF_PEOPLE = frozenset({"by", "reason", "accepted", "paused", "epoch_reason"})
 """Fields of documents that hold what a person wrote, or who did."""
 
 _PASSWORD = re.compile(r"(?:password\s*=\s*'?|://[^:/@\s]*:)([^'@\s]+)", re.IGNORECASE)
+_USER = re.compile(r"(?:://|\buser\s*=\s*'?)([^:/@\s']+)", re.IGNORECASE)
 _ERROR_CLASS = re.compile(r"\b([A-Z][A-Za-z]*(?:Error|Exception))\b")
 _PACKAGES = (
     "dagster",
@@ -157,7 +158,7 @@ class _Hiding:
     """Takes secrets, and the folder of this user, out of a text."""
 
     def __init__(self, settings: Settings) -> None:
-        secrets = set()
+        secrets, users = set(), set()
         for name in type(settings).model_fields:
             value = getattr(settings, name)
             if isinstance(value, SecretStr):
@@ -166,10 +167,16 @@ class _Hiding:
                     text,
                     *(part for found in _PASSWORD.findall(text) for part in (found, unquote(found))),
                 }
+                users |= {name for found in _USER.findall(text) for name in (found, unquote(found))}
+        # A role may be called as a person is. Its name may be any word: it goes where it is named as one.
+        names = "|".join(map(re.escape, sorted(users, key=len, reverse=True)))
+        self._user = re.compile(rf'(\b(?:user|role) (?:\\?")?)(?:{names})(?![\w.-])') if users else None
         self._secrets = sorted((each for each in secrets if each), key=len, reverse=True)
         self._folder = str(Path.home())
 
     def __call__(self, text: str) -> str:
         for each in self._secrets:
             text = text.replace(json.dumps(each)[1:-1], _HIDDEN).replace(each, _HIDDEN)
+        if self._user is not None:
+            text = self._user.sub(rf"\g<1>{_HIDDEN}", text)
         return text if self._folder == "/" else text.replace(self._folder, "~")

@@ -71,6 +71,11 @@ def report(error: BaseException, *, debug: bool) -> int:
     return known.exit_code
 
 
+_OF_DAMAGE = frozenset({"DeltaError", "ArrowInvalid", "InvalidInputException", "IOException"})
+_READERS = frozenset({"deltalake", "_internal", "pyarrow", "duckdb", "_duckdb"})
+"""Class and package of what readers raise at a damaged file; by name, as importing them takes a second."""
+
+
 def _known(error: BaseException) -> IngestError | None:
     if isinstance(error, IngestError):
         return error
@@ -90,6 +95,13 @@ def _known(error: BaseException) -> IngestError | None:
         return IngestError(
             f"Not permitted: {os.strerror(error.errno)}{_at(error)}.",
             fix="Give this user the right, or set OMNISUPPORT_HOME to a folder it may write.",
+        )
+    classes = type(error).__mro__
+    if any(of.__name__ in _OF_DAMAGE and of.__module__.partition(".")[0] in _READERS for of in classes):
+        return IngestError(
+            f"A table or a file cannot be read ({type(error).__name__}).",
+            fix="omnisupport-ingest doctor names a damaged one: restore it from a backup. If it names none, "
+            "run the command again as `omnisupport-ingest --debug …` and report the traceback.",
         )
     with suppress(ValidationError, IngestError):
         return name_spark_error(error, Settings())

@@ -93,6 +93,9 @@ def _document(found: Explanation, column: str | None) -> dict[str, Any]:
         else {
             "last_event": _id(found, origins.last),
             "deleted_by": _id(found, origins.ended_by) if origins.ended_by else None,
+            "marked_deleted_by": _id(found, found.marked.event)
+            if found.marked is not None and found.marked.event is not None
+            else None,
             "existence_resolved": origins.existence,
             "dimension_shows_last_event": found.up_to_date,
         },
@@ -151,7 +154,7 @@ def _event_document(found: Explanation, event: KeyEvent, column: str | None) -> 
         "committed_at": event.source_ts.isoformat(),
         "landed_at": render.iso(event.landed_at),
         "batch_id": event.batch_id,
-        "landing_file": landed.file,
+        "landing_file": landed.file_of(event),
         "origin": landed.origin,
         "file_name": event.facts["file_name"],
         "file_row": event.facts["file_row"],
@@ -203,6 +206,8 @@ def _row_facts(found: Explanation) -> Iterator[tuple[str, str]]:
             state = "not known to exist: a delete of it is in quarantine"
         elif origins.ended_by is not None:
             state = f"deleted by {_event(origins.ended_by)}; columns show the last known values"
+        elif found.marked is not None and found.marked.event is not None:
+            state = f"deleted: {found.marked.column} was set by {_event(found.marked.event)}"
         else:
             state = "lives"
         yield "row", state
@@ -269,7 +274,7 @@ def _origin_facts(found: Explanation, origin: Origin) -> Iterator[tuple[str, str
     if facts["tx_id"] is not None:
         yield "transaction", f"{facts['tx_id']}, change LSN {_lsn(facts['lsn'])}"
     yield "landing", f"batch {event.batch_id}, landed {render.clock(event.landed_at)}"
-    for part in (landed.origin, landed.file):
+    for part in (landed.origin, landed.file_of(event)):
         if part is not None:
             yield "", part
     if facts["file_name"] is not None and facts["file_row"] is not None:

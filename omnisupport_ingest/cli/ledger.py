@@ -35,8 +35,9 @@ def ledger(source: str | None, as_json: bool) -> int:
 
     \b
     nothing_lost   every change since the slot was made is there
-    named          single changes of some stretches are not known; the tables were read again since
-    withheld       nothing was lost, and events in quarantine wait for a decision
+    named          single changes of some stretches are not known, and that is accepted or the tables were
+                   read again since; messages that a topic has deleted are not
+    withheld       nothing else is to be done, and events in quarantine wait for a decision
     missing        a gap, a lost slot, missed changes or an unfinished snapshot: something is to be done
 
     \b
@@ -225,7 +226,7 @@ def _epoch_facts(epoch: EpochAccount) -> Iterator[tuple[str, str]]:
             yield "  GAP", span
             yield "  fix", epoch.gap.fix
         else:
-            yield "  gap", f"{span}; epoch {epoch.gap.later_epoch} has read the tables since"
+            yield "  gap", f"{span}; epoch {epoch.gap.later_epoch} has begun since"
     for each in epoch.missed:
         until = each.lost_to or each.mended
         title = "  missed changes" if until is not None else "  MISSED CHANGES"

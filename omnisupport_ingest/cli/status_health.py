@@ -83,7 +83,10 @@ def _broken(document: dict[str, Any]) -> Iterator[str]:
 
 def _warned(document: dict[str, Any]) -> Iterator[str]:
     platform = document["platform"]
+    followed = {each["source"] for each in document["sources"] if each["landing"].get("stream_end")}
     for log in (document["source"], *document["other_logs"]):
+        if log["slot"].get("there") is False and log["name"] in followed:
+            yield f"the slot of {log['name']} is not on the server any more"
         if log["slot"]["wal_status"] in _IN_DANGER:
             yield f"the slot of {log['name']} is {log['slot']['wal_status']}"
     failed = platform["checks"]["failed"] if platform["checks"] else []

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 _LONGEST = 32
 """Characters of a value that people see; ``--json`` has all of it."""
 
+_NULL, _UNRESOLVED, _NOT_SHOWN = "NULL", "(unresolved)", "(not shown)"
+
 
 @click.command()
 @click.argument("table")
@@ -49,8 +51,9 @@ def tail(table: str, count: int, follow: bool, every: float, source: str | None,
 
     Reads the log of the dimension and the files that each version replaced, without Spark. A version that
     several events of a row led to shows that row once. Values are those of the dimension, as the policies
-    for personal data left them. What `sweep` has deleted can not be shown any more; the events themselves
-    are shown by `landing tail`.
+    for personal data left them: what was erased since is "(not shown)", and so is a column with a policy in
+    a version that another contract made. What `sweep` has deleted can not be shown any more; the events
+    themselves are shown by `landing tail`. Times are UTC.
 
     \b
     Examples:
@@ -77,6 +80,9 @@ def tail(table: str, count: int, follow: bool, every: float, source: str | None,
     with stop_on_signal() as stop:
         while not stop.wait(every):
             newest = newest_version(workspace, contract)
+            if seen is not None and newest is not None and newest < seen:
+                render.say_err(f"dim_{contract.name} was made anew.")
+                seen = newest
             for version in range((-1 if seen is None else seen) + 1, (-1 if newest is None else newest) + 1):
                 changes = changes_of(workspace, contract, version)
                 if changes is None:
@@ -90,7 +96,7 @@ def _print(change: RowChange, contract: TableContract, *, as_json: bool) -> None
     if as_json:
         click.echo(json.dumps(_document(change, contract), ensure_ascii=False, default=_plain))
         return
-    at = f"{change.at:%H:%M:%S}"
+    at = f"{change.at:%Y-%m-%d %H:%M:%S}"
     click.echo(f"{at} {change.kind:<6} {change.key} at {change.position}: {_told(change, contract)}")
 
 
@@ -103,23 +109,42 @@ def _document(change: RowChange, contract: TableContract) -> dict[str, Any]:
         "key": change.key,
         "position": str(change.position),
         "before": change.before,
+        "unresolved_before": sorted(change.unresolved_before),
+        "not_told": sorted(change.not_told),
         "row": change.row,
     }
 
 
 def _told(change: RowChange, contract: TableContract) -> str:
-    if change.before:
-        changed = (
-            f"{name} {_short(old)} → {_short(change.row.get(name))}" for name, old in change.before.items()
-        )
-        return ", ".join(changed)
-    values = ((name, change.row.get(name)) for name in contract.column_names if name not in contract.key)
-    return ", ".join(f"{name} {_short(value)}" for name, value in values if value is not None)
+    told, every = [], change.kind != "update" and not (change.before or change.unresolved_before)
+    for name in contract.column_names:
+        old, now = _old(change, name), _now(change, name)
+        if old is not None:
+            told.append(f"{name} {old}" if old == now else f"{name} {old} → {now}")
+        elif every and name not in contract.key and now != _NULL:
+            told.append(f"{name} {now}")
+    return ", ".join(told)
+
+
+def _old(change: RowChange, name: str) -> str | None:
+    """What people read of the value before; None where the column has not changed."""
+    if name in change.not_told:
+        return _NOT_SHOWN
+    if name in change.unresolved_before:
+        return _UNRESOLVED
+    return _short(change.before[name]) if name in change.before else None
+
+
+def _now(change: RowChange, name: str) -> str:
+    if name in change.not_told and name not in change.row:
+        return _NOT_SHOWN
+    return _UNRESOLVED if name in change.unresolved else _short(change.value(name))
 
 
 def _short(value: Any) -> str:
-    text = "NULL" if value is None else value if isinstance(value, str) else str(_plain(value))
-    text = " ".join(text.split())
+    text = _NULL if value is None else value if isinstance(value, str) else str(_plain(value))
+    # What a terminal would act on is no part of what people read.
+    text = "".join(each if each.isprintable() else "�" for each in " ".join(text.split()))
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
 

@@ -3,11 +3,15 @@
 A version takes files out and puts others in, and rows that did not change stand in both. So the keys are
 found whose row has another hash, and of these alone the rows are read. Files of older versions are there
 until `sweep` deletes them: from there on back nothing can be told.
+
+Such files may hold what the dimension must not show any more: values of a row that was erased since, and of
+columns that a policy protects since. They are not told.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,9 +21,14 @@ import duckdb
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
+from omnisupport_ingest.cdc.erasing import Erasures
 from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.contracts.pii_policies import is_plain
+from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.lake.log import files_since
 from omnisupport_ingest.lake.table import LakeTable, TableSnapshot
+from omnisupport_ingest.layers.erasures import ErasureLedger
+from omnisupport_ingest.layers.versions import of_contract
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Lsn, Position
 
@@ -27,6 +36,7 @@ INSERT, UPDATE, DELETE, PURGE = "insert", "update", "delete", "purge"
 """Kinds of changes: a row that was not there or lives again, another state of it, its soft delete, and a
 deleted row that the dimension shows no more."""
 
+UNRESOLVED, _EXACT = "_cdc_unresolved", "_cdc_exact"
 _HIDDEN = ("_cdc_state",)
 
 
@@ -34,6 +44,9 @@ _HIDDEN = ("_cdc_state",)
 class RowChange:
     """One row in one version. ``row``: its columns afterwards, before it where it was purged; ``before``:
     those columns of the contract that had another value, with that value. ``at``: when it was committed.
+
+    ``unresolved_before``: columns that changed and whose value was not known. ``not_told``: columns that have
+    or had a value which must not be shown any more; they lack in ``row``, in ``before``, or in both.
     """
 
     version: int
@@ -43,6 +56,18 @@ class RowChange:
     position: Position
     row: dict[str, Any]
     before: dict[str, Any]
+    unresolved_before: frozenset[str] = frozenset()
+    not_told: frozenset[str] = frozenset()
+
+    @property
+    def unresolved(self) -> frozenset[str]:
+        """The columns whose value is not known."""
+        return frozenset(self.row.get(UNRESOLVED) or ())
+
+    def value(self, column: str) -> Any:
+        """The value afterwards, as text where the column's type cannot hold it; None for NULL and where it
+        is not known."""
+        return _value(self.row, column)
 
 
 def newest_version(workspace: Workspace, contract: TableContract) -> int | None:
@@ -57,7 +82,7 @@ def last_changes(workspace: Workspace, contract: TableContract, count: int) -> l
     found: list[RowChange] = []
     version = newest or 0
     while newest is not None and version >= 0 and len(found) < count:
-        changes = changes_of(workspace, contract, version)
+        changes = changes_of(workspace, contract, version, most=count - len(found))
         if changes is None:
             break
         found = [*changes, *found]
@@ -65,8 +90,13 @@ def last_changes(workspace: Workspace, contract: TableContract, count: int) -> l
     return found[-count:] if count else []
 
 
-def changes_of(workspace: Workspace, contract: TableContract, version: int) -> list[RowChange] | None:
-    """The changes of one version, by position; None if its log entry or a file of it is gone."""
+def changes_of(
+    workspace: Workspace, contract: TableContract, version: int, *, most: int | None = None
+) -> list[RowChange] | None:
+    """The changes of one version, by position; None if its log entry or a file of it is gone.
+
+    ``most``: no more than so many, those with the highest positions.
+    """
     table = workspace.dimension(contract)
     try:
         snapshot = TableSnapshot(table, DeltaTable(str(table.folder), version=version))
@@ -78,43 +108,148 @@ def changes_of(workspace: Workspace, contract: TableContract, version: int) -> l
     added, gone = ([each.uri for each in held] for held in (files.added, files.gone))
     if not all(Path(each).exists() for each in (*added, *gone)):
         return None
+    if not added and not gone:
+        return []
+    after, before = _rows_of(added, gone, most)
+    erased = ErasureLedger.open(workspace, contract.source).in_force()
+    now, then = (
+        _Version(contract, erased, _protected(contract, each))
+        for each in (snapshot, _snapshot(table, version - 1))
+    )
     at = _committed_at(table, version)
-    return sorted(_changes(contract, version, at, added, gone), key=lambda each: (each.position, each.key))
+    found = [
+        _change(contract, version, at, now.row(after.get(key)), then.row(before.get(key)))
+        for key in after.keys() | before.keys()
+    ]
+    return sorted(found, key=lambda each: (each.position, each.key))
 
 
 def _committed_at(table: LakeTable, version: int) -> datetime:
     entry = table.folder / "_delta_log" / f"{version:020d}.json"
-    return datetime.fromtimestamp(entry.stat().st_mtime, UTC)
+    actions = (json.loads(line) for line in entry.read_text().splitlines() if line)
+    told = next((each["commitInfo"].get("timestamp") for each in actions if "commitInfo" in each), None)
+    # A copy of the file has another time than the commit; an entry that another program wrote may have none.
+    moment = told / 1000 if isinstance(told, (int, float)) else entry.stat().st_mtime
+    return datetime.fromtimestamp(moment, UTC)
 
 
-def _changes(
-    contract: TableContract, version: int, at: datetime, added: Sequence[str], gone: Sequence[str]
-) -> Iterator[RowChange]:
-    if not added and not gone:
-        return
+# --- what must not be shown any more -----------------------------------------------------------------------
+
+
+def _snapshot(table: LakeTable, version: int) -> TableSnapshot | None:
+    try:
+        return TableSnapshot(table, DeltaTable(str(table.folder), version=version)) if version >= 0 else None
+    except DeltaError:
+        return None
+
+
+def _protected(contract: TableContract, snapshot: TableSnapshot | None) -> frozenset[str]:
+    """The columns with a policy, unless the version was made by the contract in force."""
+    state = snapshot.state(WHOLE_TABLE) if snapshot is not None else None
+    if state is not None and set(of_contract(contract)) <= set(state.versions):
+        return frozenset()
+    return frozenset(each.name for each in contract.columns if not is_plain(each))
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A row of a version. ``not_told``: the columns whose values must not leave here."""
+
+    columns: Mapping[str, Any]
+    not_told: frozenset[str]
+
+    def cell(self, column: str) -> tuple[bool, Any]:
+        """Whether the value is known, and it."""
+        return column not in (self.columns.get(UNRESOLVED) or ()), _value(self.columns, column)
+
+    def told(self, contract: TableContract) -> dict[str, Any]:
+        """The columns that may be told: none that the contract has dropped, for what it held."""
+        names = frozenset(contract.column_names) - self.not_told
+        told = {
+            name: each for name, each in self.columns.items() if name in names or name.startswith("_cdc_")
+        }
+        if told.get(_EXACT):
+            told[_EXACT] = {name: text for name, text in told[_EXACT].items() if name in names}
+        return told
+
+
+@dataclass(frozen=True)
+class _Version:
+    """What may be told of rows of one version, whose columns ``protected`` may hold plain values."""
+
+    contract: TableContract
+    erased: Erasures
+    protected: frozenset[str]
+
+    def row(self, columns: Mapping[str, Any] | None) -> _Row | None:
+        if columns is None:
+            return None
+        place = (self.contract.schema, self.contract.table)
+        if self.erased.holds(place, columns["_cdc_key"], _position(columns)):
+            return _Row(columns, frozenset(self.contract.column_names) - set(self.contract.key))
+        return _Row(columns, self.protected)
+
+
+def _change(
+    contract: TableContract, version: int, at: datetime, row: _Row | None, then: _Row | None
+) -> RowChange:
+    shown = row or then
+    assert shown is not None, "a key is of one of both"
+    changed: dict[str, tuple[bool, Any]] = {}
+    hidden = shown.not_told
+    if row is not None and then is not None:
+        names = [name for name in contract.column_names if name in then.columns]
+        changed = {name: cell for name in names if (cell := then.cell(name)) != row.cell(name)}
+        hidden |= then.not_told & changed.keys()
+    told = {name: cell for name, cell in changed.items() if name not in hidden}
+    epoch, commit_lsn, ordinal = _position(shown.columns)
+    return RowChange(
+        version=version,
+        at=at,
+        kind=_kind(row.columns if row else None, then.columns if then else None),
+        key=shown.columns["_cdc_key"],
+        position=Position(epoch, Lsn(commit_lsn), ordinal),
+        row=shown.told(contract),
+        before={name: value for name, (known, value) in told.items() if known},
+        unresolved_before=frozenset(name for name, (known, _) in told.items() if not known),
+        not_told=hidden,
+    )
+
+
+def _position(row: Mapping[str, Any]) -> tuple[int, int, int]:
+    return row["_cdc_epoch"], row["_cdc_commit_lsn"], row["_cdc_ordinal"]
+
+
+def _value(row: Mapping[str, Any], column: str) -> Any:
+    exact = (row.get(_EXACT) or {}).get(column)
+    return row.get(column) if exact is None else exact
+
+
+# --- the rows ----------------------------------------------------------------------------------------------
+
+
+def _rows_of(
+    added: Sequence[str], gone: Sequence[str], most: int | None
+) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
+    """The rows that differ, in the files that a version added and in those that it took out, by key."""
     with duckdb.connect(config={"threads": 2}) as connection:
         connection.execute("SET TimeZone = 'UTC'")
         new, old = (_rows(connection, name, held) for name, held in (("new", added), ("old", gone)))
         state = "SELECT _cdc_key, _cdc_row_hash FROM"
         either = f"({state} {new} EXCEPT {state} {old}) UNION ALL ({state} {old} EXCEPT {state} {new})"
-        connection.execute(f"CREATE TABLE keys AS SELECT DISTINCT _cdc_key FROM ({either})")
+        keys = f"SELECT DISTINCT _cdc_key FROM ({either})"
+        if most is not None:
+            order = ", ".join(f"coalesce(n.{name}, o.{name}) DESC" for name in _ORDER)
+            keys = (
+                f"SELECT _cdc_key FROM ({keys}) LEFT JOIN {new} n USING (_cdc_key)"
+                f" LEFT JOIN {old} o USING (_cdc_key) ORDER BY {order} LIMIT {most:d}"
+            )
+        connection.execute(f"CREATE TABLE keys AS {keys}")
         after, before = (_of_keys(connection, name) for name in (new, old))
-    for key in after.keys() | before.keys():
-        row, then = after.get(key), before.get(key)
-        shown = row or then or {}
-        yield RowChange(
-            version=version,
-            at=at,
-            kind=_kind(row, then),
-            key=key,
-            position=Position(shown["_cdc_epoch"], Lsn(shown["_cdc_commit_lsn"]), shown["_cdc_ordinal"]),
-            row=shown,
-            before={
-                name: then[name]
-                for name in contract.column_names
-                if row is not None and then is not None and name in then and then[name] != row.get(name)
-            },
-        )
+    return after, before
+
+
+_ORDER = ("_cdc_epoch", "_cdc_commit_lsn", "_cdc_ordinal", "_cdc_key")
 
 
 def _rows(connection: duckdb.DuckDBPyConnection, name: str, files: Sequence[str]) -> str:
@@ -124,7 +259,10 @@ def _rows(connection: duckdb.DuckDBPyConnection, name: str, files: Sequence[str]
         source = f"read_parquet([{listed}], hive_partitioning = false, union_by_name = true)"
         connection.execute(f"CREATE VIEW {name} AS SELECT * FROM {source}")
     else:
-        connection.execute(f"CREATE TABLE {name} (_cdc_key VARCHAR, _cdc_row_hash BIGINT)")
+        connection.execute(
+            f"CREATE TABLE {name} (_cdc_key VARCHAR, _cdc_row_hash BIGINT, _cdc_epoch INTEGER,"
+            " _cdc_commit_lsn BIGINT, _cdc_ordinal BIGINT)"
+        )
     return name
 
 
@@ -138,7 +276,7 @@ def _of_keys(connection: duckdb.DuckDBPyConnection, name: str) -> dict[str, dict
     }
 
 
-def _kind(row: dict[str, Any] | None, then: dict[str, Any] | None) -> str:
+def _kind(row: Mapping[str, Any] | None, then: Mapping[str, Any] | None) -> str:
     if row is None:
         return PURGE
     lived = then is not None and not then["_cdc_is_deleted"]

@@ -26,14 +26,15 @@ from omnisupport_ingest.lake.checkpoint import Checkpoint
 from omnisupport_ingest.lake.layout import WHOLE_TABLE, LakeFile
 from omnisupport_ingest.lake.schema import arrow_schema
 from omnisupport_ingest.lake.table import LakeTable
-from omnisupport_ingest.landing.manifest import Manifest
+from omnisupport_ingest.landing.manifest import DataFile, Manifest
 from omnisupport_ingest.layers.erasures import Erasure, ErasureLedger
 from omnisupport_ingest.layers.event_files import EventFiles
 from omnisupport_ingest.layers.event_ref import EventRef
 from omnisupport_ingest.layers.looking import look
 from omnisupport_ingest.layers.reviews import Review, ReviewLedger
 from omnisupport_ingest.layers.workspace import Workspace
-from omnisupport_ingest.read.cell_origins import KeyEvent, RowOrigins, former_keys, origins_of
+from omnisupport_ingest.position import Lsn, Position
+from omnisupport_ingest.read.cell_origins import KeyEvent, Origin, RowOrigins, former_keys, origins_of
 from omnisupport_ingest.windows import OUT_OF_RANGE
 
 _FACTS = ("tx_id", "lsn", "event_hash", "file_name", "file_row", "chunk_id", "watermark_before")
@@ -65,13 +66,25 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Landed:
-    """Where an event landed: its batch, its data file in landing (None where landing has it no more), and the
-    input file it came from, if any."""
+    """What landing has of a batch: its data files (none where landing has it no more), and the input file it
+    came from, if any."""
 
     batch: str
-    file: str | None
+    files: tuple[DataFile, ...]
     kind: str | None
     origin: str | None
+
+    def file_of(self, event: KeyEvent) -> str | None:
+        """The data file of an event of the batch; None where landing has it no more."""
+        inside = (each.path for each in self.files if _holds(each, event))
+        return next(inside, None)
+
+
+def _holds(file: DataFile, event: KeyEvent) -> bool:
+    epoch, commit_lsn, ordinal = event.position
+    return (
+        file.window == event.window and file.first <= Position(epoch, Lsn(commit_lsn), ordinal) <= file.last
+    )
 
 
 @dataclass(frozen=True)
@@ -106,6 +119,15 @@ class Explanation:
         ended = self.origins.ended_by
         lasts = {self.origins.last.position} | ({ended.position} if ended is not None else set())
         return tuple(at) in lasts
+
+    @property
+    def marked(self) -> Origin | None:
+        """The soft-delete column where the source has set it: the row counts as deleted, and is there."""
+        mark = self.contract.soft_delete_column
+        if self.origins is None or mark is None or self.origins.ended_by is not None:
+            return None
+        found = self.origins.columns.get(mark)
+        return found if found is not None and found.resolved and found.value is not None else None
 
     def ref(self, event: KeyEvent) -> EventRef:
         """The name that the event has in `quarantine`."""
@@ -144,7 +166,7 @@ def explain(workspace: Workspace, contract: TableContract, key: str) -> Explanat
         late=frozenset(_late(workspace, contract, events)),
         reviews={ref: found for ref in refs if (found := reviews.history(ref))},
         erasures=tuple(_erasures(workspace, contract, keys)),
-        landed={batch: _landed(workspace, contract, batch, windows) for batch in sorted(batches)},
+        landed={batch: _landed(workspace, contract, batch) for batch in sorted(batches)},
         checkpoints=tuple(_checkpoints(workspace, contract, windows)),
         shown=_shown(workspace, contract, key),
         waiting=tuple(sorted({batch for held in waiting.values() for batch in held})),
@@ -286,14 +308,13 @@ def _erasures(workspace: Workspace, contract: TableContract, keys: Iterable[str]
             yield each
 
 
-def _landed(workspace: Workspace, contract: TableContract, batch_id: str, windows: Iterable[str]) -> Landed:
+def _landed(workspace: Workspace, contract: TableContract, batch_id: str) -> Landed:
     store = workspace.landing(contract.source)
     if not store.exists(batch_id):
-        return Landed(batch_id, None, None, None)
+        return Landed(batch_id, (), None, None)
     batch = store.read(batch_id)
-    wanted = set(windows)
-    files = [each.path for each in batch.files if each.window in wanted]
-    return Landed(batch_id, files[0] if files else None, kind_of(batch), _origin(batch))
+    files = tuple(each for each in batch.files if contract.full_name in each.rows_per_table)
+    return Landed(batch_id, files, kind_of(batch), _origin(batch))
 
 
 def kind_of(batch: Manifest) -> str:

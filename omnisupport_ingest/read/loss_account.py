@@ -103,6 +103,21 @@ class LossAccount:
         return repaired + accepted + read_again + begun_again + len(self.offsets_gone)
 
     @property
+    def _named(self) -> str:
+        """What was lost and named, as a sentence without its end."""
+        gone = len(self.offsets_gone)
+        if gone:
+            # A topic is not read again, unlike tables.
+            return (
+                f"Messages of {self.source} were deleted before they were read, and that was accepted: of "
+                f"{_stretches(gone)} named below nothing is known"
+            )
+        return (
+            f"Nothing of {self.source} is missing now; of {_stretches(self.named_losses)} named below single "
+            "changes are not known, only what the tables were afterwards"
+        )
+
+    @property
     def waiting(self) -> int:
         """Withheld events that nobody has decided on."""
         return self.withheld.get("open", 0)
@@ -130,19 +145,17 @@ class LossAccount:
             case Verdict.NOTHING_LOST:
                 return f"Nothing of {self.source} was lost: {all_of_it}, without a gap."
             case Verdict.NAMED:
-                count = self.named_losses
-                stretches = "1 stretch" if count == 1 else f"{count:,} stretches"
-                return (
-                    f"Nothing of {self.source} is missing now; of {stretches} named below single changes are "
-                    "not known, only what the tables were afterwards."
-                )
+                return f"{self._named}."
             case Verdict.WITHHELD:
-                return (
-                    f"Nothing of {self.source} was lost, and {self.waiting:,} events in quarantine wait for "
-                    "a decision."
-                )
+                told = self._named if self.named_losses else f"Nothing of {self.source} was lost"
+                events, wait = ("event", "waits") if self.waiting == 1 else ("events", "wait")
+                return f"{told}, and {self.waiting:,} {events} in quarantine {wait} for a decision."
             case Verdict.MISSING:
                 return f"Changes of {self.source} may be missing: see what is marked below."
+
+
+def _stretches(count: int) -> str:
+    return "1 stretch" if count == 1 else f"{count:,} stretches"
 
 
 def loss_account(

@@ -46,6 +46,27 @@ def test_a_table_whose_file_is_gone_is_named(told: Told) -> None:
     assert "1 file of desk/dim_notes" in problem["seen"]
 
 
+def lake_problems() -> list[str]:
+    found = document(doctor)["findings"]
+    return [each["seen"] for each in found if each["area"] == "lake" and each["level"] == "problem"]
+
+
+def test_a_table_whose_file_was_cut_is_named(told: Told) -> None:
+    cut = next((told.home / "lake" / SOURCE / "dim_notes").rglob("part-*.parquet"))
+    cut.write_bytes(cut.read_bytes()[:20])
+    assert lake_problems() == ["1 file of desk/dim_notes has another size than its log says."]
+
+
+def test_a_table_whose_log_is_broken_is_named_and_hides_no_other_finding(told: Told) -> None:
+    log = told.home / "lake" / SOURCE / "dim_notes" / "_delta_log"
+    newest = max(log.glob("*.json"))
+    newest.write_text('{"add": {"stats": "ada.lovelace')
+    found = document(doctor)
+    assert lake_problems() == ["The log of desk/dim_notes cannot be read (DeltaError)."]
+    assert {"chain", "lake", "dagster"} <= {each["area"] for each in found["findings"]}
+    assert "ada" not in json.dumps(found)
+
+
 def test_a_home_that_is_not_there_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OMNISUPPORT_HOME", str(tmp_path / "nowhere"))
@@ -58,7 +79,7 @@ def test_the_archive_holds_no_secret_no_value_of_a_row_and_no_word_of_a_person(
 ) -> None:
     password, personal, name = "hunter2secret", "ada.lovelace@example.org", "grace.hopper"
     monkeypatch.setenv(
-        "OMNISUPPORT_SOURCE_DSN", f"host=127.0.0.1 port=9 user=u password={password} connect_timeout=1"
+        "OMNISUPPORT_SOURCE_DSN", f"host=127.0.0.1 port=9 user={name} password={password} connect_timeout=1"
     )
     monkeypatch.setenv("OMNISUPPORT_ALARM_WEBHOOK", f"https://hooks.example/{password}")
     monkeypatch.setenv("OMNISUPPORT_ALARM_COMMAND", f"page --token {password}")

@@ -7,7 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import duckdb
 import psycopg2
+import pyarrow.parquet as pq
 import pytest
 
 from omnisupport_ingest.cli import errors
@@ -118,6 +120,21 @@ def test_a_full_disk_is_told_as_such(capsys: pytest.CaptureFixture[str]) -> None
     told = capsys.readouterr().err
     assert "No space left on the disk at /lake/file." in told
     assert "run the same command again" in told
+
+
+def test_a_damaged_file_has_an_exit_code_and_nothing_of_it_is_quoted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "rows.parquet"
+    file.write_bytes(b"ada.lovelace@example.org")
+    for read in (pq.read_table, lambda path: duckdb.read_parquet(str(path)).fetchall()):
+        with pytest.raises(Exception) as raised:
+            read(file)
+        assert errors.report(raised.value, debug=False) == 1
+        told = capsys.readouterr().err
+        assert "cannot be read" in told
+        assert "doctor" in told
+        assert "ada" not in told
 
 
 def test_an_error_nobody_foresaw_is_told_without_its_message_which_may_quote_a_row(

@@ -86,6 +86,13 @@ def test_the_forecast_of_a_slot_takes_two_looks() -> None:
     assert wal.with_rates(grown, now=16.0)["source"]["slot"]["bytes_per_second"] is None
 
 
+def test_a_slot_that_is_gone_is_a_warning_once_its_stream_has_landed() -> None:
+    gone = changed("source", "slot", "there", to=False)
+    assert health(gone)["level"] == "healthy"
+    gone["sources"][0]["landing"]["stream_end"] = "0/A"
+    assert health(gone) == {"level": "warning", "reasons": ["the slot of desk is not on the server any more"]}
+
+
 def test_sources_that_are_not_in_use_are_counted_until_they_are_asked_for(told: Told) -> None:
     contract = json.loads((told.folder / "contracts" / "notes.json").read_text())
     contract["x-cdc"]["source"] = "unused"

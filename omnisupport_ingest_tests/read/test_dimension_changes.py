@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +15,9 @@ import pytest
 from click.testing import CliRunner
 from deltalake import DeltaTable, write_deltalake
 
-from omnisupport_ingest.cli.tail import tail
+from omnisupport_ingest.cdc.erasing import Span, key_hash
+from omnisupport_ingest.cli.tail import _told, tail
+from omnisupport_ingest.layers.erasures import Erasure, ErasureLedger
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.read.dimension_changes import changes_of, last_changes, newest_version
 from omnisupport_ingest_tests.layers.story import Story
@@ -28,6 +34,8 @@ COLUMNS = pa.schema(
         ("_cdc_is_deleted", pa.bool_()),
         ("_cdc_row_hash", pa.int64()),
         ("_cdc_state", pa.string()),
+        ("_cdc_unresolved", pa.list_(pa.string())),
+        ("_cdc_exact", pa.map_(pa.string(), pa.string())),
     ]
 )
 
@@ -63,6 +71,73 @@ def workspace(tmp_path: Path) -> Workspace:
     for rows in VERSIONS:
         write_deltalake(str(folder), pa.Table.from_pylist(rows, schema=COLUMNS), mode="overwrite")
     return story.workspace
+
+
+def test_a_cell_that_is_not_known_or_that_its_type_cannot_hold_is_no_null(tmp_path: Path) -> None:
+    story = Story(tmp_path)
+    folder = story.workspace.dimension(story.contract).folder
+    known = row(1, "one", 10) | {"body": "text", "_cdc_row_hash": 1}
+    unknown = row(1, "one", 20) | {"_cdc_unresolved": ["body"], "_cdc_exact": [("title", "infinity")]}
+    null = row(1, "two", 30)
+    for rows in ([known], [unknown | {"title": None, "_cdc_row_hash": 2}], [null | {"_cdc_row_hash": 3}]):
+        write_deltalake(str(folder), pa.Table.from_pylist(rows, schema=COLUMNS), mode="overwrite")
+    (contract,) = story.workspace.contracts.all
+    (first,) = changes_of(story.workspace, contract, 1) or ()
+    assert first.before == {"title": "one", "body": "text"}
+    assert (first.value("title"), first.unresolved) == ("infinity", {"body"})
+    (second,) = changes_of(story.workspace, contract, 2) or ()
+    assert (second.before, second.unresolved_before) == ({"title": "infinity"}, {"body"})
+
+
+def test_a_change_is_of_when_it_was_committed_not_of_when_its_file_was_copied(workspace: Workspace) -> None:
+    (contract,) = workspace.contracts.all
+    entry = workspace.dimension(contract).folder / "_delta_log" / f"{4:020d}.json"
+    before = last_changes(workspace, contract, 1)[0].at
+    os.utime(entry, (0, 0))
+    assert last_changes(workspace, contract, 1)[0].at == before
+    assert before.year > 2000
+
+
+def test_the_last_changes_of_a_version_are_its_highest_positions(workspace: Workspace) -> None:
+    (contract,) = workspace.contracts.all
+    (only,) = changes_of(workspace, contract, 1, most=1) or ()
+    assert only.row["id"] in (2, 3)
+    (ended,) = changes_of(workspace, contract, 4, most=1) or ()
+    assert ended.kind == "purge"
+
+
+def test_versions_before_a_policy_tell_no_plain_value(workspace: Workspace) -> None:
+    (plain,) = workspace.contracts.all
+    columns = tuple(replace(each, pii="mask") if each.name == "title" else each for each in plain.columns)
+    contract = replace(plain, columns=columns)
+    (update, insert) = changes_of(workspace, contract, 1) or ()
+    assert (update.before, update.not_told) == ({}, {"title"})
+    assert "title" not in insert.row
+    assert insert.row["id"] == 3
+
+
+def test_a_column_that_the_contract_dropped_is_not_told(workspace: Workspace) -> None:
+    (plain,) = workspace.contracts.all
+    contract = replace(plain, columns=tuple(each for each in plain.columns if each.name != "title"))
+    (update, _) = changes_of(workspace, contract, 1) or ()
+    assert "title" not in update.row
+
+
+def test_an_erased_row_tells_nothing_but_its_key(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (contract,) = workspace.contracts.all
+    erasure = Erasure(
+        contract.schema, contract.table, key_hash('["2"]'), Span(None, (1, 30, 0)), (), "ana", "asked",
+        datetime(2026, 1, 1, tzinfo=UTC), 1,
+    )  # fmt: skip
+    monkeypatch.setattr(ErasureLedger, "open", lambda *_: ErasureLedger((erasure,)))
+    (update, insert) = changes_of(workspace, contract, 1) or ()
+    assert (update.before, update.row.get("title"), update.row["id"]) == ({}, None, 2)
+    assert update.not_told >= {"title", "body"}
+    assert insert.row["title"] == "three"
+    (again,) = changes_of(workspace, contract, 3) or ()
+    assert (again.row["title"], again.before, again.not_told) == ("deux", {}, {"title"})
 
 
 def told(workspace: Workspace, version: int) -> list[tuple[str, int, dict[str, Any]]]:
@@ -106,9 +181,23 @@ def test_the_command_prints_a_line_for_each_change(
         monkeypatch.setenv(f"OMNISUPPORT_{name}", str(value))
     run = CliRunner(catch_exceptions=False).invoke
     lines = run(tail, ["notes", "-n", "4"]).stdout.splitlines()
-    assert [line.split()[1] for line in lines] == ["insert", "delete", "insert", "purge"]
+    assert [line.split()[2] for line in lines] == ["insert", "delete", "insert", "purge"]
     assert "title zwei → deux" in lines[2]
+    assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d insert", lines[0])
     (last,) = run(tail, ["notes", "-n", "1", "--json"]).stdout.splitlines()
     document = json.loads(last)
     assert (document["change"], document["key"], document["version"]) == ("purge", '["3"]', 4)
     assert "_cdc_state" not in document["row"]
+
+
+def test_a_line_shows_what_is_unresolved_and_nothing_that_a_terminal_acts_on(workspace: Workspace) -> None:
+    (contract,) = workspace.contracts.all
+    ((*_, change),) = (last_changes(workspace, contract, 4)[:3],)
+    odd = replace(
+        change,
+        row=change.row | {"title": "a\x1b[2Jb", "_cdc_unresolved": ["body"]},
+        before={"title": None, "body": "x"},
+    )
+    assert _told(odd, contract) == "title NULL → a�[2Jb, body x → (unresolved)"
+    first = replace(odd, kind="insert", before={}, row={"title": "new"}, not_told=frozenset({"body"}))
+    assert _told(first, contract) == "title new, body (not shown)"

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 
-from omnisupport_ingest.read.cell_origins import KeyEvent
-from omnisupport_ingest.read.explain import copies_of
+from omnisupport_ingest.cdc.fold import shape_of
+from omnisupport_ingest.landing.manifest import DataFile
+from omnisupport_ingest.position import Lsn, Position
+from omnisupport_ingest.read.cell_origins import KeyEvent, origins_of
+from omnisupport_ingest.read.explain import Explanation, Landed, copies_of
+from omnisupport_ingest_tests.layers.story import Story
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 KEY, OTHER = '["1"]', '["2"]'
@@ -44,3 +50,33 @@ def test_a_copy_is_known_by_its_position_whatever_became_of_its_key() -> None:
 
 def test_where_positions_are_not_unique_the_key_tells_events_apart() -> None:
     assert told(raw(10, "a", identity="1 u"), raw(10, "a", OTHER, identity="2 u")) == []
+
+
+def test_an_event_names_the_file_of_its_window_and_position() -> None:
+    def file(path: str, window: str, first: int, last: int) -> DataFile:
+        at = (Position(1, Lsn(lsn), 0) for lsn in (first, last))
+        return DataFile(path, window, 1, 1, "", *at, True, {"public.notes": 1})
+
+    files = (file("other", "v", 10, 10), file("first", "w", 1, 9), file("second", "w", 10, 20))
+    landed = Landed("a", files, "stream", None)
+    assert landed.file_of(event(10, "a")) == "second"
+    assert Landed("a", (), None, None).file_of(event(10, "a")) is None
+
+
+def test_a_row_whose_source_marks_it_as_deleted_names_what_marked_it(tmp_path: Path) -> None:
+    contract = replace(Story(tmp_path).contract, soft_delete_column="body")
+    created = replace(event(10, "a"), op="c", after='{"id": "1", "title": "one", "body": null}')
+    marked = replace(event(20, "a"), after='{"id": "1", "title": "one", "body": "2026-01-01"}')
+
+    def told(*events: KeyEvent) -> Explanation:
+        origins = origins_of(events, KEY, shape_of(contract))
+        return Explanation(
+            contract, KEY, events, origins, (), frozenset(), {}, (), {}, (), shown=None, waiting=()
+        )
+
+    found = told(created, marked).marked
+    assert found is not None
+    assert found.event == marked
+    assert told(created).marked is None
+    ended = replace(event(30, "a"), op="d")
+    assert told(created, marked, ended).marked is None

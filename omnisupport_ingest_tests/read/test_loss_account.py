@@ -69,6 +69,25 @@ def test_a_new_epoch_is_one_stretch_whether_a_gap_or_an_accepted_loss_explains_i
     assert replace(WHOLE, epochs=(EPOCH, SECOND)).named_losses == 1
 
 
+def test_events_in_quarantine_do_not_hide_what_was_lost() -> None:
+    one = replace(WHOLE, withheld={"open": 1})
+    assert one.sentence == "Nothing of desk was lost, and 1 event in quarantine waits for a decision."
+    both = replace(of(accepted=LOSS), withheld={"open": 2})
+    assert both.verdict is Verdict.WITHHELD
+    assert "was lost" not in both.sentence
+    assert "1 stretch named below" in both.sentence
+    assert "2 events in quarantine wait for a decision" in both.sentence
+
+
+def test_deleted_offsets_are_not_said_to_be_read_again() -> None:
+    gone = replace(WHOLE, offsets_gone=(OffsetsGone("t", 0, 5, 3, "old"),))
+    assert gone.sentence == (
+        "Messages of desk were deleted before they were read, and that was accepted: of 1 stretch named "
+        "below nothing is known."
+    )
+    assert "a decision" in replace(gone, withheld={"open": 2}).sentence
+
+
 EMPTY = Commit(5, 0, [])
 
 
