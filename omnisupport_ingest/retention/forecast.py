@@ -11,9 +11,11 @@ import itertools
 import shutil
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.landing.names import chunk_prefix, offsets_prefix, stream_prefix
 from omnisupport_ingest.landing.store import LandingStore
@@ -54,7 +56,9 @@ def disk_forecast(workspace: Workspace, now: datetime) -> DiskForecast:
     since = max(now - LOOKS_BACK, workspace.grid.first)
     for source in workspace.contracts.sources():
         if (workspace.home.landing / source / "manifests").is_dir():
-            layers[LANDING] += _landing_bytes(workspace, source)
+            # A landing that cannot be read is a finding of its own, and hides nothing else.
+            with suppress(IngestError):
+                layers[LANDING] += _landing_bytes(workspace, source)
         for layer, table in _tables(workspace, source):
             for window, size in _sizes(table).items():
                 layers[layer] += size

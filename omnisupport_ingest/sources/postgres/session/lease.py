@@ -14,7 +14,7 @@ def take_lease(run_folder: Path, source: str) -> NamedLock:
         return NamedLock.take(_file(run_folder, source))
     except LockTaken as taken:
         raise CaptureRunning(
-            f"Source {source} is being captured into this home already, by {taken.holder}.",
+            f"Source {source} is being captured into this home already by {taken.holder}.",
             fix="Leave that process running, or stop it before you start another.",
         ) from None
 
