@@ -90,6 +90,7 @@ def test_a_contract_file_adds_assets_checks_and_pools(story: Story):
         "desk/dim_labels:complete",
         "desk/dim_labels:fresh",
         "desk/dim_labels:rules_kept",
+        "desk/dim_labels:schema_as_contracted",
         "desk/dim_labels:keys_unique",
         "desk/dim_labels:no_unresolved_cells",
         "desk/dim_labels:meets_contract",

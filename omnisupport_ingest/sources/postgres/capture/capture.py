@@ -350,7 +350,8 @@ class Capture:
 
     def _schemas(self, epoch: EpochRecord) -> SchemaWatch:
         folder, source = self._store.folder, self._settings.source
-        return SchemaWatch.of(self._home.path, source, folder, epoch.number, self._contracted)
+        publication = self._settings.publication
+        return SchemaWatch.of(self._home.path, source, folder, epoch.number, self._contracted, publication)
 
     def _published(self, epoch: EpochRecord) -> PublishedTables:
         requests = SnapshotRequests(self._store.folder)

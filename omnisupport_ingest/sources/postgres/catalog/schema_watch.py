@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from omnisupport_ingest.landing.schema_changes import (
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.sources.postgres.catalog.live_table import LiveTable, TableName, read_live_tables
 from omnisupport_ingest.sources.postgres.catalog.new_contract import column_document, left_out_columns
+from omnisupport_ingest.sources.postgres.catalog.publication import read_publication
 from omnisupport_ingest.sources.postgres.catalog.table_differences import differences
 from omnisupport_ingest.sources.postgres.session.connection import source_errors
 from omnisupport_ingest.sources.postgres.session.errors import SchemaChangeBlocked
@@ -44,9 +46,15 @@ class SchemaWatch:
     """The looks of one capture at the tables of ``contracts``. For use by several threads."""
 
     def __init__(
-        self, changes: SchemaChanges, learned: LearnedColumns, epoch: int, contracts: Sequence[TableContract]
+        self,
+        changes: SchemaChanges,
+        learned: LearnedColumns,
+        epoch: int,
+        contracts: Sequence[TableContract],
+        publication: str | None = None,
     ) -> None:
-        self.changes = changes
+        """``publication``: what it leaves out of a table is no column of it here."""
+        self.changes, self._publication = changes, publication
         self._learned, self._epoch = learned, epoch
         self._contracts = {each.name: each for each in contracts}
         self._looks, self._lock = CatalogLooks(), threading.Lock()
@@ -54,10 +62,16 @@ class SchemaWatch:
 
     @classmethod
     def of(
-        cls, home: Path, source: str, folder: Path, epoch: int, contracts: Sequence[TableContract]
+        cls,
+        home: Path,
+        source: str,
+        folder: Path,
+        epoch: int,
+        contracts: Sequence[TableContract],
+        publication: str | None = None,
     ) -> SchemaWatch:
         """The watch of ``source`` into ``home``. ``folder``: its landing folder."""
-        return cls(SchemaChanges(folder), LearnedColumns(home, source), epoch, contracts)
+        return cls(SchemaChanges(folder), LearnedColumns(home, source), epoch, contracts, publication)
 
     def add_tables(self, contracts: Sequence[TableContract]) -> None:
         """Look at the tables of ``contracts``, too, or by them: they were read anew."""
@@ -71,6 +85,7 @@ class SchemaWatch:
             certain = self._looks.begin(connection)
             held = self.changes.tables()
             found = read_seen(connection, tuple(self._contracts.values()), held)
+            self._leave_out_unpublished(connection, found)
             with source_errors("reading the end of the WAL"), connection.cursor() as cursor:
                 cursor.execute("SELECT pg_current_wal_insert_lsn()::text")
                 end = Lsn.parse(cursor.fetchone()[0])
@@ -132,6 +147,17 @@ class SchemaWatch:
     def accept(self, tables: Collection[str]) -> None:
         """A person has had ``tables`` read again: their changes so far block them no more."""
         self.changes.accept(tables)
+
+    def _leave_out_unpublished(self, connection: Connection, found: Mapping[str, LiveSchema]) -> None:
+        """Forget the columns that a column list leaves out: not even their names are for the home."""
+        published = read_publication(connection, self._publication) if self._publication else None
+        if published is None:
+            return
+        for each in found.values():
+            table = published.tables.get((each.live.schema, each.live.table))
+            if table is not None and table.columns:
+                columns = tuple(column for column in each.seen.columns if column.name in table.columns)
+                each.seen = replace(each.seen, columns=columns)
 
     def _is_gone(self, name: str) -> bool:
         changes = [each.kind for each in self.changes.all() if each.table == name]
