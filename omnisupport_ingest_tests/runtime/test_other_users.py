@@ -65,7 +65,8 @@ class Platform:
     """A client of Spark that has rows in a shuffle and in a cache, and runs a job at a line of its input."""
 
     def processes(self, name: str) -> list[psutil.Process]:
-        """The service ``name`` and everything below it."""
+        """The service ``name``, once it is there, and everything below it."""
+        until(lambda: name in running_services(self.home.run))
         service = psutil.Process(running_services(self.home.run)[name])
         return [service, *service.children(recursive=True)]
 
