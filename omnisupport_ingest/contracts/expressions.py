@@ -16,7 +16,7 @@ import json
 import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cache, lru_cache, reduce
+from functools import cache, reduce
 from typing import TYPE_CHECKING, Any
 
 from omnisupport_ingest.contracts.pg_types import Kind, PgType
@@ -357,18 +357,25 @@ def _sql_type(of: PgType) -> str:
     return f"DECIMAL({of.precision},{of.scale})" if of.kind is Kind.DECIMAL else _SQL_TYPES[of.kind]
 
 
+def close() -> None:
+    """Close the connection of this thread, if it has one: its threads, which DuckDB starts whatever it is
+    told, keep a process from being forked (``runtime.fork_server``)."""
+    held = _held.pop((os.getpid(), threading.get_ident()), None)
+    if held is not None:
+        held.close()
+
+
+_held: dict[tuple[int, int], duckdb.DuckDBPyConnection] = {}
+"""By process and thread: two threads must not share one, and a forked process must not use its parent's."""
+
+
 def _connection() -> duckdb.DuckDBPyConnection:
-    return _connection_of(os.getpid(), threading.get_ident())
-
-
-@lru_cache(maxsize=_CONNECTIONS)
-def _connection_of(_process: int, _thread: int) -> duckdb.DuckDBPyConnection:
-    """A database in memory, without files and network, whose settings nobody changes any more.
-
-    One for each thread: two must not share one, and a forked process must not use its parent's.
-    """
+    """A database in memory, without files and network, whose settings nobody changes any more."""
     import duckdb
 
+    mine = os.getpid(), threading.get_ident()
+    if mine in _held:
+        return _held[mine]
     connection = duckdb.connect(config={"threads": 1, "enable_external_access": "false"})
     for setting in (
         "autoinstall_known_extensions = false",
@@ -378,4 +385,7 @@ def _connection_of(_process: int, _thread: int) -> duckdb.DuckDBPyConnection:
         "lock_configuration = true",
     ):
         connection.execute(f"SET {setting}")
-    return connection
+    while len(_held) >= _CONNECTIONS:
+        # Of a thread that has ended, most likely. What it holds is freed when nobody uses it any more.
+        _held.pop(next(iter(_held)))
+    return _held.setdefault(mine, connection)

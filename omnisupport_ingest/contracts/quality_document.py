@@ -33,10 +33,13 @@ def read_quality(path: Path, document: dict[str, Any] | None, columns: Sequence[
     """
     if document is None:
         return NO_QUALITY
-    rules = tuple(
-        _rule(path, f"x-cdc.quality.rules[{place}]", each, columns)
-        for place, each in enumerate(document.get("rules", ()))
-    )
+    given = document.get("rules", ())
+    rules = tuple(_rule(path, f"x-cdc.quality.rules[{n}]", each, columns) for n, each in enumerate(given))
+    if rules:
+        from omnisupport_ingest.contracts.expressions import close
+
+        # A process that only reads contracts may be one that is forked (``cli.run_starter``).
+        close()
     references = tuple(
         _reference(path, f"x-cdc.quality.references[{place}]", each, columns)
         for place, each in enumerate(document.get("references", ()))

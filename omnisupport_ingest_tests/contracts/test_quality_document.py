@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -229,3 +231,16 @@ def test_an_expression_knows_what_is_wrong_with_it() -> None:
     with pytest.raises(ExpressionProblem) as found:
         columns_of("id > 'x' AND subjct = ''", COLUMNS)
     assert found.value.fix == "Write subject, if that is meant."
+
+
+def test_reading_contracts_leaves_no_thread_behind_that_would_forbid_a_fork() -> None:
+    """In a process of its own: threads of this one's libraries are not meant."""
+    program = (
+        "from omnisupport_ingest.contracts.documents import program_file\n"
+        "from omnisupport_ingest.contracts.load import load_contracts\n"
+        "from omnisupport_ingest.runtime.fork_server import threads_in_the_way\n"
+        "assert any(each.quality.rules for each in load_contracts(program_file('contracts/data')))\n"
+        "print(threads_in_the_way())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
