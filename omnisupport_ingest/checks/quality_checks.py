@@ -1,5 +1,5 @@
-"""Checks of what contracts say of quality: rules kept, events as many as expected, references that lead
-somewhere. Counts, and a few keys where the key is no personal data.
+"""Checks of what contracts say: rules kept, events as many as expected, references that lead somewhere, and
+columns as the source has them. Counts, and a few keys where the key is no personal data.
 
 Rules and volumes are read from checkpoints, so they cost no Spark; references look into the dimensions.
 """
@@ -21,12 +21,16 @@ from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.lake.table import TableSnapshot
 from omnisupport_ingest.layers.looking import look
 from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.read.schema_changes import BREAKING, asking, judged_changes
 from omnisupport_ingest.windows import KEY_FORMAT, OUT_OF_RANGE
 
 WINDOWS = 24
 """The newest windows with events in which broken rules are counted."""
 
 _SAMPLES = 3
+
+_CHANGES_NAMED = 3
+"""Schema changes that a summary names."""
 
 
 def rules_kept(
@@ -251,3 +255,36 @@ def _orphans(
 def _text(name: str) -> Column:
     # As texts, so that a bigint may refer to an integer.
     return F.col(f"`{name}`").cast("string")
+
+
+def schemas_as_contracted(
+    workspace: Workspace, source: str, names: Collection[str]
+) -> dict[str, CheckFinding]:
+    """Whether every schema change of the tables ``names`` at their source has been looked after.
+
+    By name of the contract. Names of columns and types only; `contracts changes` has the rest.
+    """
+    changes = judged_changes(workspace, source)
+    found = {}
+    for contract in workspace.contracts.of_source(source):
+        if contract.name not in names:
+            continue
+        open_ones = asking(changes, contract.name)
+        numbers: dict[str, int | float] = {
+            "schema_changes": sum(each.change.table == contract.name for each in changes),
+            "to_be_looked_after": len(open_ones),
+            "breaking": sum(each.compatibility == BREAKING for each in open_ones),
+            "rows_affected": sum(each.change.rows or 0 for each in open_ones),
+        }
+        if not open_ones:
+            found[contract.name] = CheckFinding(True, "The contract says what the source does.", numbers)
+            continue
+        told = "; ".join(
+            f"{each.what} (before {each.change.below}, {each.compatibility}): {each.edit}"
+            for each in open_ones[:_CHANGES_NAMED]
+        )
+        more = f"; and {len(open_ones) - _CHANGES_NAMED} more" if len(open_ones) > _CHANGES_NAMED else ""
+        found[contract.name] = CheckFinding(
+            False, f"{told}{more}. See: omnisupport-ingest contracts propose {contract.name}", numbers
+        )
+    return found

@@ -197,7 +197,7 @@ def contradictions(settings: Settings) -> Iterator[Diagnosis]:
         yield Diagnosis(
             "settings",
             Level.NOTE,
-            "Nobody is told when the slot is in danger.",
+            "Nobody hears of it when the slot is in danger.",
             "Set OMNISUPPORT_ALARM_COMMAND or OMNISUPPORT_ALARM_WEBHOOK.",
         )
 

@@ -86,7 +86,7 @@ def tail(table: str, count: int, follow: bool, every: float, source: str | None,
             for version in range((-1 if seen is None else seen) + 1, (-1 if newest is None else newest) + 1):
                 changes = changes_of(workspace, contract, version)
                 if changes is None:
-                    render.say_err(f"Version {version} can not be told any more: its files were swept.")
+                    render.say_err(f"Version {version} can no longer be shown: its files were swept.")
                 for change in changes or ():
                     _print(change, contract, as_json=as_json)
                 seen = version

@@ -15,7 +15,6 @@ from pyspark.sql import SparkSession
 from omnisupport_ingest.checks import content_checks, quality_checks, window_checks
 from omnisupport_ingest.checks import lake_checks as checks
 from omnisupport_ingest.checks.findings import CheckFinding
-from omnisupport_ingest.checks.schema_checks import schemas_as_contracted
 from omnisupport_ingest.contracts import quality
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.defs import keys
@@ -131,7 +130,7 @@ def _table_checks(source: str, contracts: Sequence[TableContract]) -> dg.AssetCh
     listed: Mapping[str, Callable[[Workspace, str, Collection[str]], dict[str, CheckFinding]]] = {
         "complete": checks.tables_complete,
         "fresh": _tables_fresh_now,
-        "schema_as_contracted": schemas_as_contracted,
+        "schema_as_contracted": quality_checks.schemas_as_contracted,
         "rules_kept": quality_checks.rules_kept,
         "volume_expected": quality_checks.volume_expected,
         "not_quiet": quality_checks.not_quiet,

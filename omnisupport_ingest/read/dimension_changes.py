@@ -77,7 +77,7 @@ def newest_version(workspace: Workspace, contract: TableContract) -> int | None:
 
 
 def last_changes(workspace: Workspace, contract: TableContract, count: int) -> list[RowChange]:
-    """The last ``count`` changes, the oldest first; fewer where older versions can not be told any more."""
+    """The last ``count`` changes, the oldest first; fewer where the files of older versions are gone."""
     newest = newest_version(workspace, contract)
     found: list[RowChange] = []
     version = newest or 0

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import Row, SparkSession
 
-from omnisupport_ingest.checks.schema_checks import schemas_as_contracted
+from omnisupport_ingest.checks.quality_checks import schemas_as_contracted
 from omnisupport_ingest.cli.contracts_changes import propose, write
 from omnisupport_ingest.contracts.document_text import document_text
 from omnisupport_ingest.contracts.in_force import contracts_in_force
