@@ -35,7 +35,7 @@ def capture(
 
 @contextmanager
 def following(source: SourceUnderTest) -> Iterator[threading.Thread]:
-    """A capture that follows, on a thread; what it fails with is raised at the end."""
+    """A capture that follows, on a thread; what it fails with is raised before an assertion of the block."""
     stop, failed = threading.Event(), list[BaseException]()
 
     def run() -> None:
@@ -48,6 +48,10 @@ def following(source: SourceUnderTest) -> Iterator[threading.Thread]:
     thread.start()
     try:
         yield thread
+    except AssertionError as error:
+        if failed:
+            raise failed[0] from error
+        raise
     finally:
         stop.set()
         thread.join()

@@ -52,6 +52,7 @@ from omnisupport_ingest.sources.postgres.session.errors import (
     NotOurSlot,
     SlotMoved,
     SourceRefused,
+    TableDropped,
     TableMissedChanges,
 )
 from omnisupport_ingest.sources.postgres.session.lease import take_lease
@@ -65,6 +66,9 @@ from omnisupport_ingest.sources.postgres.stream.captured import CapturedEpoch, C
 from omnisupport_ingest.sources.postgres.stream.reading import StreamReading, prove_source
 
 _log = logging.getLogger(__name__)
+
+_MOST_LOOKS = 5
+"""How often a start looks again for its tables because one was dropped in the meantime."""
 
 _PROOF = Lsn(0)
 """A goal that is reached once the stream has proved that it continues what has landed."""
@@ -235,6 +239,9 @@ class Capture:
 
     def _prepare(self, dsn: str, connection: Connection, stop: threading.Event) -> EpochRecord:
         try:
+            for _ in range(_MOST_LOOKS):
+                with suppress(TableDropped):
+                    return self._prepared(dsn, connection, stop)
             return self._prepared(dsn, connection, stop)
         except GapInSource as gap:
             return self._after_gap(dsn, connection, gap, stop)

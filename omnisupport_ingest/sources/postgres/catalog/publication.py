@@ -15,7 +15,7 @@ from psycopg2.extensions import connection as Connection
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.sources.postgres.session.connection import source_errors
-from omnisupport_ingest.sources.postgres.session.errors import PreflightFailed
+from omnisupport_ingest.sources.postgres.session.errors import PreflightFailed, TableDropped
 from omnisupport_ingest.sources.postgres.session.quoting import identifier, literal, qualified
 
 OPERATIONS = ("insert", "update", "delete", "truncate")
@@ -126,7 +126,7 @@ def ensure_publication(connection: Connection, name: str, tables: Sequence[Table
     """Make publication ``name`` cover ``tables``; return the tables it added, as ``schema.table``.
 
     Other tables of the publication stay in it. Raises ``PreflightFailed`` if the role may not change it, or
-    if it leaves out operations.
+    if it leaves out operations; ``TableDropped`` if one of ``tables`` is not there (any more).
     """
     publication = read_publication(connection, name)
     if publication is not None and publication.left_out:
@@ -158,6 +158,12 @@ def ensure_publication(connection: Connection, name: str, tables: Sequence[Table
             raise PreflightFailed(
                 f"This role may not prepare publication {name}: {error.diag.message_primary}.",
                 fix=f"Run as the owner of the tables: {command}",
+            ) from None
+        except sql_errors.UndefinedTable as error:
+            cursor.execute("ROLLBACK")
+            raise TableDropped(
+                f"Publication {name} could not be prepared: {error.diag.message_primary}.",
+                fix="Start capture again: it looks which tables are there.",
             ) from None
     return [table.full_name for table in missing]
 

@@ -27,6 +27,10 @@ class TableUnreadable(SourceUnavailable):
         self.table = table
 
 
+class TableDropped(SourceUnavailable):
+    """A table was dropped after capture had found it and before it was published. Worth looking again."""
+
+
 class SourceRefused(IngestError):
     """The source answers, but lets us in only after a person has changed something.
 

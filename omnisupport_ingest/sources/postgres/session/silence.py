@@ -22,7 +22,8 @@ from types import TracebackType
 from typing import Any, Self
 
 import psycopg2
-from psycopg2.extensions import POLL_OK, POLL_READ, cursor
+from psycopg2.errors import InternalError_
+from psycopg2.extensions import POLL_OK, POLL_READ, TRANSACTION_STATUS_IDLE, cursor
 from psycopg2.extensions import connection as Connection
 from psycopg2.extras import ReplicationCursor
 
@@ -257,10 +258,33 @@ def _since_data_came(descriptor: int) -> float | None:
     return None
 
 
+_DROPPED_MEANWHILE = ("could not open relation with OID", "cache lookup failed for")
+"""How the server says that a relation was dropped while a query of the catalogs met it. Never translated."""
+
+_MOST_TRIES = 10
+"""How often a query is sent that meets dropped relations."""
+
+
 class AwaitedCursor(cursor):  # type: ignore[misc]  # psycopg2 ships no types
-    """A cursor of a connection with a ``silence``: its calls that wait for the server are watched."""
+    """A cursor of a connection with a ``silence``: its calls that wait for the server are watched.
+
+    A query of the catalogs fails if a relation is dropped while it runs, whichever relations it is about
+    (``pg_publication_tables`` opens each). It is sent again then, outside transactions.
+    """
 
     def execute(self, query: Any, parameters: Any = None) -> None:
+        for _ in range(_MOST_TRIES - 1):
+            try:
+                self._execute(query, parameters)
+            except InternalError_ as error:
+                alone = self.connection.info.transaction_status == TRANSACTION_STATUS_IDLE
+                if not alone or not str(error).startswith(_DROPPED_MEANWHILE):
+                    raise
+            else:
+                return
+        self._execute(query, parameters)
+
+    def _execute(self, query: Any, parameters: Any) -> None:
         with Awaited(self.connection, self.connection.silence):
             super().execute(query, parameters)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -190,6 +191,23 @@ def test_capture_that_follows_leaves_the_table_out_goes_on_and_takes_it_back(
         assert thread.is_alive()
     keyed = [each for each in three.events() if each.source_table != "tickets" or each.key or each.op == "b"]
     assert folded(keyed, "tickets") == three.rows("tickets", COLUMNS)
+
+
+@pytest.mark.usefixtures("looks_often")
+def test_capture_goes_on_while_a_table_is_dropped_and_made_again_and_again(
+    three: SourceUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The looks at the catalogs meet the table at every moment of its end."""
+    monkeypatch.setattr(follower, "IDLE_SECONDS", 0.005)
+    with following(three) as thread:
+        for number in range(60):
+            three.sql("DROP TABLE tickets", f"UPDATE agents SET v = '{number}'")
+            time.sleep(number % 5 / 100)
+            three.sql("CREATE TABLE tickets (id int PRIMARY KEY, v text NOT NULL)")
+            SnapshotRequests(three.store.folder).write("tickets", "a test")
+            time.sleep(number % 4 / 20)
+            assert thread.is_alive()
+        until(lambda: same(three, "agents") or not thread.is_alive())
 
 
 def test_mode_when_needed_brings_the_table_back_by_itself(three: SourceUnderTest) -> None:

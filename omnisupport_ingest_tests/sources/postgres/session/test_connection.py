@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import pytest
+from psycopg2.errors import InternalError_
 
 from omnisupport_ingest.sources.postgres.session.connection import (
     VALUE_SETTINGS,
@@ -65,3 +68,34 @@ def test_memory_for_decoding_is_set_by_a_role_that_may_only_replicate(shop: Shop
         cursor.execute("SELECT current_setting('logical_decoding_work_mem'), current_setting('is_superuser')")
         assert cursor.fetchone() == ("97kB", "off")
     connection.close()
+
+
+VANISHING = """
+    CREATE SEQUENCE calls;
+    CREATE FUNCTION vanishing(times int) RETURNS bigint LANGUAGE plpgsql AS $$
+    DECLARE call bigint := nextval('calls');
+    BEGIN
+      IF call <= times THEN
+        RAISE EXCEPTION 'could not open relation with OID 16544' USING ERRCODE = 'XX000';
+      END IF;
+      RETURN call;
+    END $$
+"""
+"""A query that meets dropped relations at its first calls. A sequence is not rolled back."""
+
+
+def test_query_that_meets_a_dropped_table_is_sent_again(source: SourceUnderTest) -> None:
+    with closing(connect(source.dsn)) as connection, connection.cursor() as cursor:
+        cursor.execute(VANISHING)
+        cursor.execute("SELECT vanishing(3)")
+        assert cursor.fetchone() == (4,)
+        with pytest.raises(InternalError_, match="could not open relation"):
+            cursor.execute("SELECT vanishing(1000)")
+        cursor.execute("BEGIN")
+        cursor.execute("SELECT currval('calls')")
+        (calls,) = cursor.fetchone()
+        with pytest.raises(InternalError_):
+            cursor.execute("SELECT vanishing(1000)")
+        cursor.execute("ROLLBACK")
+        cursor.execute("SELECT currval('calls')")
+        assert cursor.fetchone() == (calls + 1,), "within a transaction, it is not"
