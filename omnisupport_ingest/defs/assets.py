@@ -1,6 +1,6 @@
 """The asset graph: one landing, raw and deduped asset per source, a dimension per contract.
 
-The tables are data (``_LakeTable``), and one factory makes an asset of each. Its body calls the layer for
+The tables are data (``LakeTable``), and one factory makes an asset of each. Its body calls the layer for
 the windows of the run, however many, and mirrors the checkpoints into Dagster. A layer that finds nothing
 to do returns its checkpoints all the same, so every partition of a run is materialized.
 """
@@ -21,6 +21,7 @@ from omnisupport_ingest.defs import keys
 from omnisupport_ingest.defs.metadata import checkpoint_metadata, dimension_metadata
 from omnisupport_ingest.defs.tables import dimension_lineage, table_metadata
 from omnisupport_ingest.lake.checkpoint import Checkpoint
+from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.lake.table import TableSpec
 from omnisupport_ingest.layers import deduped, dimensions, raw
 from omnisupport_ingest.layers.checkpoints import with_found
@@ -35,8 +36,8 @@ _LAKE_KINDS = {"spark", "deltalake"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
-    """What a run asks a layer for."""
+class LayerRun:
+    """What a run tells a layer. ``windows``: none where the table is not partitioned."""
 
     workspace: Workspace
     spark: SparkSession
@@ -47,7 +48,7 @@ class _Asked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _LakeTable:
+class LakeTable:
     """A table of the lake as an asset: what Dagster shows of it, and the layer that makes it.
 
     ``contract``: whose columns it has; None of a table that holds the events of all ``contracts``.
@@ -61,10 +62,10 @@ class _LakeTable:
     code_version: str
     contracts: Sequence[TableContract]
     contract: TableContract | None = None
-    partitions: dg.PartitionsDefinition[str]
+    partitions: dg.PartitionsDefinition[str] | None
     lineage: Mapping[str, Any] = field(default_factory=dict)
-    make: Callable[[_Asked], Sequence[Checkpoint]]
-    told: Callable[[Workspace], Mapping[str, dg.MetadataValue]] = lambda _: {}
+    make: Callable[[LayerRun], Sequence[Checkpoint]]
+    more: Callable[[Workspace], Mapping[str, dg.MetadataValue]] = lambda _: {}
     """What every materialization says besides its window's checkpoint."""
 
 
@@ -98,12 +99,12 @@ def landing_asset(*, workspace: Workspace, definition: SourceDefinition) -> dg.A
 
 def _tables_of_source(
     workspace: Workspace, source: str, partitions: dg.PartitionsDefinition[str]
-) -> list[_LakeTable]:
+) -> list[LakeTable]:
     """The layers that hold the events of every table of ``source``."""
     contracts = workspace.contracts.of_source(source)
     raw_spec, deduped_spec = workspace.raw(source).spec, workspace.deduped(source).spec
     return [
-        _LakeTable(
+        LakeTable(
             key=keys.raw_key(source),
             above=keys.landing_key(source),
             group=keys.RAW,
@@ -112,11 +113,11 @@ def _tables_of_source(
             code_version=str(LOGIC_VERSION),
             contracts=contracts,
             partitions=partitions,
-            make=lambda asked: raw.materialize(
-                asked.workspace, asked.spark, source, asked.windows, asked.run_id, replay=asked.replay
+            make=lambda run: raw.materialize(
+                run.workspace, run.spark, source, run.windows, run.run_id, replay=run.replay
             ),
         ),
-        _LakeTable(
+        LakeTable(
             key=keys.deduped_key(source),
             above=keys.raw_key(source),
             group=keys.DEDUPED,
@@ -126,8 +127,8 @@ def _tables_of_source(
             code_version=_code_version(contracts),
             contracts=contracts,
             partitions=partitions,
-            make=lambda asked: deduped.materialize(
-                asked.workspace, asked.spark, source, asked.windows, asked.run_id, replay=asked.replay
+            make=lambda run: deduped.materialize(
+                run.workspace, run.spark, source, run.windows, run.run_id, replay=run.replay
             ),
         ),
     ]
@@ -135,10 +136,10 @@ def _tables_of_source(
 
 def _dimension(
     workspace: Workspace, contract: TableContract, partitions: dg.PartitionsDefinition[str]
-) -> _LakeTable:
+) -> LakeTable:
     """``dim_<table>``, the current state: a window is in it once its net changes are merged in."""
     spec = workspace.dimension(contract).spec
-    return _LakeTable(
+    return LakeTable(
         key=keys.dimension_key(contract),
         above=keys.deduped_key(contract.source),
         group=keys.DIMENSIONS,
@@ -149,19 +150,19 @@ def _dimension(
         contract=contract,
         partitions=partitions,
         lineage=dimension_lineage(contract),
-        make=lambda asked: dimensions.materialize(
-            asked.workspace,
-            asked.spark,
-            contract.merged_at_once if asked.merge_now else contract,
-            asked.windows,
-            asked.run_id,
-            replay=asked.replay,
+        make=lambda run: dimensions.materialize(
+            run.workspace,
+            run.spark,
+            contract.merged_at_once if run.merge_now else contract,
+            run.windows,
+            run.run_id,
+            replay=run.replay,
         ),
-        told=lambda opened: dimension_metadata(opened, contract),
+        more=lambda opened: dimension_metadata(opened, contract),
     )
 
 
-def lake_asset(table: _LakeTable) -> dg.AssetsDefinition:
+def lake_asset(table: LakeTable) -> dg.AssetsDefinition:
     """The asset of one table of the lake."""
     contract = table.contract
 
@@ -172,7 +173,7 @@ def lake_asset(table: _LakeTable) -> dg.AssetsDefinition:
         dagster_type=keys.NO_VALUE,
         deps=[table.above],
         partitions_def=table.partitions,
-        backfill_policy=dg.BackfillPolicy.single_run(),
+        backfill_policy=dg.BackfillPolicy.single_run() if table.partitions is not None else None,
         description=table.description,
         group_name=table.group,
         kinds=_LAKE_KINDS,
@@ -190,19 +191,23 @@ def lake_asset(table: _LakeTable) -> dg.AssetsDefinition:
         started = time.monotonic()
         if contract is not None and _waits(context, workspace, contract):
             return
-        replay = _replays(context, workspace)
+        replay = keys.TAKE_NEW_TAG not in context.run.tags
+        if table.partitions is not None:
+            _refuse_replay(context, workspace, replay=replay)
         with named_spark_errors(workspace.settings):
             done = table.make(
-                _Asked(
+                LayerRun(
                     workspace=workspace,
                     spark=pyspark.spark_session,
-                    windows=context.partition_keys,
+                    windows=context.partition_keys
+                    if context.has_partition_key_range or context.has_partition_key
+                    else (),
                     run_id=context.run_id,
                     replay=replay,
                     merge_now=keys.MERGE_NOW_TAG in context.run.tags,
                 )
             )
-        _mirror(context, done, started, table.told(workspace))
+        _mirror(context, done, started, table.more(workspace))
         yield dg.Output(None)
 
     return materialize
@@ -221,26 +226,26 @@ def _mirror(
     context: dg.AssetExecutionContext,
     done: Sequence[Checkpoint],
     started: float,
-    told: Mapping[str, dg.MetadataValue],
+    more: Mapping[str, dg.MetadataValue],
 ) -> None:
     duration = time.monotonic() - started
     for checkpoint in done:
-        if _by_hand(context):
+        partition = checkpoint.window if checkpoint.window != WHOLE_TABLE else None
+        if partition is not None and _by_hand(context):
             checkpoint = with_found(checkpoint, BY_HAND)
         context.add_asset_metadata(
-            {**checkpoint_metadata(checkpoint, duration_seconds=duration), **told},
-            partition_key=checkpoint.window,
+            {**checkpoint_metadata(checkpoint, duration_seconds=duration), **more}, partition_key=partition
         )
 
 
-def _replays(context: dg.AssetExecutionContext, workspace: Workspace) -> bool:
-    """Whether the run makes its windows again; ``BackfillsRefused`` where the decision table forbids it."""
+def _refuse_replay(context: dg.AssetExecutionContext, workspace: Workspace, *, replay: bool) -> None:
+    """Raise if the run's windows may not be made again: ``BackfillsRefused`` where the decision table forbids
+    it, ``WindowSealed`` if all of them are sealed.
+    """
     if _by_hand(context):
         refuse_backfill(workspace.decisions)
-    replay = keys.TAKE_NEW_TAG not in context.run.tags
     if replay:
         _leave_sealed(context, workspace)
-    return replay
 
 
 def _leave_sealed(context: dg.AssetExecutionContext, workspace: Workspace) -> None:

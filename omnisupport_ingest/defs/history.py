@@ -3,8 +3,7 @@
 No ingest run waits for a history: the job runs every hour, and whenever a person launches it.
 """
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import dagster as dg
 from dagster_pyspark import LazyPySparkResource
@@ -13,11 +12,9 @@ from omnisupport_ingest.checks import history_checks
 from omnisupport_ingest.checks.findings import CheckFinding
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.defs import keys
+from omnisupport_ingest.defs.assets import LakeTable, lake_asset
 from omnisupport_ingest.defs.lost_runs import run_executor
-from omnisupport_ingest.defs.metadata import checkpoint_metadata
-from omnisupport_ingest.defs.tables import table_metadata
 from omnisupport_ingest.layers import history
-from omnisupport_ingest.layers.retyping import waits
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.runtime.spark_errors import named_spark_errors
 
@@ -43,54 +40,31 @@ def build_history(workspace: Workspace, source: str) -> dg.Definitions:
         description=f"Updates the histories of {source} at minute 35 of every hour.",
     )
     return dg.Definitions(
-        assets=[history_asset(workspace=workspace, contract=contract) for contract in contracts],
+        assets=[lake_asset(_history(workspace, contract)) for contract in contracts],
         asset_checks=checks,
         jobs=[job],
         schedules=[hourly],
     )
 
 
-def history_asset(*, workspace: Workspace, contract: TableContract) -> dg.AssetsDefinition:
+def _history(workspace: Workspace, contract: TableContract) -> LakeTable:
     """``dim_<table>_history``: every version of every row; not partitioned."""
-    key, spec = keys.history_key(contract), workspace.history(contract).spec
-
-    @dg.asset(
-        key=key,
-        # As for its dimension: a table that waits for a person holds up no other.
-        output_required=False,
-        dagster_type=keys.NO_VALUE,
-        deps=[keys.deduped_key(contract.source)],
+    spec = workspace.history(contract).spec
+    return LakeTable(
+        key=keys.history_key(contract),
+        above=keys.deduped_key(contract.source),
+        group=keys.HISTORY,
+        spec=spec,
         description=f"{contract.description} {spec.description}",
-        group_name=keys.HISTORY,
-        kinds={"spark", "deltalake"},
-        owners=[contract.owner],
-        tags={"contract_version": contract.version},
-        metadata=table_metadata(spec, contract),
         code_version=f"{history.HISTORY_VERSION}-{contract.fingerprint[:12]}",
-        pool=keys.pool_of(key),
+        contracts=(contract,),
+        contract=contract,
+        partitions=None,
+        # A click on Materialize makes it again, whether or not anything has changed.
+        make=lambda run: [
+            history.materialize(run.workspace, run.spark, contract, run.run_id, replay=run.replay)
+        ],
     )
-    def materialize_history(
-        context: dg.AssetExecutionContext,
-        workspace: dg.ResourceParam[Workspace],
-        pyspark: LazyPySparkResource,
-    ) -> Iterator[dg.Output[None]]:
-        started = time.monotonic()
-        if (waiting := waits(workspace, contract)) is not None:
-            context.log.error(f"{waiting.problem} Fix: {waiting.fix}")
-            return
-        with named_spark_errors(workspace.settings):
-            done = history.materialize(
-                workspace,
-                pyspark.spark_session,
-                contract,
-                context.run_id,
-                # A click on Materialize makes it again, whether or not anything has changed.
-                replay=keys.TAKE_NEW_TAG not in context.run.tags,
-            )
-        context.add_asset_metadata(checkpoint_metadata(done, duration_seconds=time.monotonic() - started))
-        yield dg.Output(None)
-
-    return materialize_history
 
 
 def history_asset_checks(contract: TableContract) -> list[dg.AssetChecksDefinition]:

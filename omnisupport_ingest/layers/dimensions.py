@@ -16,10 +16,7 @@ net changes keep what ended them, so nothing that arrives below brings them back
 
 from __future__ import annotations
 
-import shutil
-import uuid
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property, partial
 from pathlib import Path
@@ -39,29 +36,18 @@ from omnisupport_ingest.cdc.updating import UpdateRules
 from omnisupport_ingest.contracts.column_rules import surely_kept
 from omnisupport_ingest.contracts.load import TableContract
 from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.lake import layout
 from omnisupport_ingest.lake.checkpoint import Checkpoint, MergeCost
-from omnisupport_ingest.lake.commit import WindowChange
-from omnisupport_ingest.lake.contenthash import ContentHash
 from omnisupport_ingest.lake.key_files import (
     ROWS_PER_FILE,
-    KeyFile,
-    WrittenFile,
-    key_files,
-    written_file,
 )
 from omnisupport_ingest.lake.layout import WHOLE_TABLE, LakeFile, StagedFile
 from omnisupport_ingest.lake.schema import arrow_schema
-from omnisupport_ingest.lake.staging import place_files
-from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.table import TableSnapshot, retrying
 from omnisupport_ingest.layers import net_changes
-from omnisupport_ingest.layers.checkpoints import Counts, Identity, Outcome, checkpoint_of, report
+from omnisupport_ingest.layers.checkpoints import Identity, report
 from omnisupport_ingest.layers.delayed_merge import MERGES_KEPT, waiting_merge
-from omnisupport_ingest.layers.event_tasks import order_of
-from omnisupport_ingest.layers.idempotency import idempotency_key
+from omnisupport_ingest.layers.keyed_update import KeyedUpdate
 from omnisupport_ingest.layers.odd_keys import keyless_in, keys_in, odd_files, odd_keys, refolded
-from omnisupport_ingest.layers.plan import WindowPlan, Work
 from omnisupport_ingest.layers.progress import BatchFacts
 from omnisupport_ingest.layers.retyping import require_types
 from omnisupport_ingest.layers.shown import (
@@ -78,10 +64,6 @@ from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.windows import OUT_OF_RANGE
 
 LAYER = "dimension"
-
-_FAR_BEHIND = 256
-"""Versions of the net changes after which a dimension that shows them notes so: every look would read the log
-in between again."""
 
 
 class GateClosed(IngestError):
@@ -131,8 +113,10 @@ def update(
     return report(table, [WHOLE_TABLE])[0]
 
 
-class _Update:
-    """One update of a dimension, planned on one version of it and of its net changes."""
+class _Update(KeyedUpdate):
+    """One update of a dimension."""
+
+    layer = LAYER
 
     def __init__(
         self,
@@ -143,19 +127,16 @@ class _Update:
         *,
         whole: bool,
     ) -> None:
-        self._spark, self._contract = spark, contract
-        self._snapshot, self._net_changes = snapshot, net_changes
-        self._before = snapshot.state(WHOLE_TABLE)
+        super().__init__(spark, contract, snapshot, net_changes)
+        self._net_changes = net_changes
         self._carried = Carried.parse(self._before.carried) if self._before is not None else None
-        self._order = order_of(contract)
-        files = key_files(snapshot.handle, snapshot.table.folder, self._order)
         changes = shown_since(self._before, net_changes)
         stale = (
             whole
             or bool(snapshot.retyped)
             or self._before is None
             or self._carried is None
-            or files is None
+            or self._held is None
             or law_of(self._before.versions) != set(of_contract(contract))
         )
         if not stale and changes is not None and changes.gone:
@@ -164,14 +145,13 @@ class _Update:
             stale = any(True for _ in keyless_in(again)) or _most(again, snapshot)
         self._whole = stale or changes is None
         self._changes = changes
-        self._files: list[KeyFile] = [] if self._whole or files is None else files
+        self._files = [] if self._whole or self._held is None else self._held
 
     @property
     def is_due(self) -> bool:
         if self._whole or self._changes is None or self._before is None or self._changes_rows:
             return True
-        version = self._before.checkpoint.upstream_version
-        return version is None or self._net_changes.version - version >= _FAR_BEHIND
+        return self._far_behind
 
     @property
     def _changes_rows(self) -> bool:
@@ -198,57 +178,23 @@ class _Update:
     def _added(self) -> tuple[LakeFile, ...]:
         return self._net_changes.all_files() if self._whole or self._changes is None else self._changes.added
 
-    def commit(self, identity: Identity) -> None:
-        """Update the files and commit what came of it."""
-        snapshot, contract = self._snapshot, self._contract
-        plan = WindowPlan(
-            WHOLE_TABLE,
-            Work.REPLACE if self._whole else Work.APPEND,
-            frozenset(),
-            snapshot.version + 1,
-        )
-        inputs = (f"version:{self._net_changes.version}",)
-        versions = versions_of(contract, self._purged)
-        since = "" if self._whole or self._before is None else ":".join(self._before.inputs)
-        key = idempotency_key(
-            layer=LAYER,
-            table=contract.full_name,
-            window=WHOLE_TABLE,
-            inputs=[self._net_changes.table_id, f"from:{since}", *inputs],
-            versions=versions,
-        )
-        told = tuple(keyless_in(self._added))
-        carried = (Carried() if self._whole or self._carried is None else self._carried).with_more(told)
-        draft = snapshot.table.folder / layout.STAGING / uuid.uuid4().hex
-        draft.mkdir(mode=0o700, parents=True)
-        try:
-            updated = self._updated(draft, carried)
-            add = self._placed(draft, updated, key, plan.generation)
-        finally:
-            shutil.rmtree(draft, ignore_errors=True)
-        content = updated.added
-        if not self._whole and self._before is not None:
-            content = ContentHash.parse(self._before.checkpoint.content_hash) - updated.removed + content
-        outcome = Outcome(
-            idempotency_key=key,
-            batches=(),
-            facts=self._facts,
-            counts=Counts(),
-            upstream_version=self._net_changes.version,
-        )
-        state = WindowState(
-            generation=plan.generation,
-            inputs=inputs,
-            upstream_table_id=self._net_changes.table_id,
-            checkpoint=replace(
-                checkpoint_of(snapshot, plan, outcome, identity, content), merges=self._merges(updated)
-            ),
-            versions=versions,
-            carried=carried.to_text(),
-        )
-        held = {file.path: file for file in snapshot.files(WHOLE_TABLE)}
-        leaving = () if self._whole else tuple(held[path] for path in updated.replaced)
-        snapshot.commit([WindowChange(WHOLE_TABLE, add, leaving, state, replaces=self._whole)])
+    def _versions(self) -> tuple[str, ...]:
+        return versions_of(self._contract, self._purged)
+
+    def _batch_facts(self) -> BatchFacts:
+        return self._facts
+
+    def _carried_text(self) -> str:
+        return self._carried_after.to_text()
+
+    @cached_property
+    def _carried_after(self) -> Carried:
+        """What the net changes tell, those of this update included."""
+        return self._carried_before.with_more(tuple(keyless_in(self._added)))
+
+    @property
+    def _carried_before(self) -> Carried:
+        return Carried() if self._whole or self._carried is None else self._carried
 
     def _merges(self, updated: FilesUpdated) -> tuple[MergeCost, ...]:
         before = self._before.checkpoint if self._before is not None else None
@@ -258,11 +204,10 @@ class _Update:
         cost = MergeCost(keys, before.rows, len(updated.replaced), len(self._files))
         return (*before.merges, cost)[-MERGES_KEPT:]
 
-    def _updated(self, draft: Path, carried: Carried) -> FilesUpdated:
+    def _updated(self, draft: Path) -> FilesUpdated:
         if not self._changes_rows:
             return FilesUpdated()
-        contract = self._contract
-        known = Carried() if self._whole or self._carried is None else self._carried
+        contract, known, carried = self._contract, self._carried_before, self._carried_after
         new_ends = TableEnds.told(carried.told - known.told)
         gone_before = (
             None
@@ -325,25 +270,12 @@ class _Update:
             )
         return Sent(self._spark, self._added, folded_type(contract), stored_type(contract), again)
 
-    def _placed(
-        self, draft: Path, updated: FilesUpdated, unit: str, generation: int
-    ) -> tuple[StagedFile, ...]:
-        if not updated.written:
-            return ()
-        table = self._snapshot.table
-        known = {file.name: file for file in updated.written}
-        paths = place_files(table, draft, known, unit=unit, generation=generation)
-        staged = tuple(self._staged(path, known.get(Path(path).name)) for path in paths)
+    def _require(self, files: Sequence[StagedFile], updated: FilesUpdated) -> None:
         # What another run placed here before nobody has looked at.
-        looked_at = known.keys() - updated.doubted
-        doubted = tuple(file for file in staged if Path(file.path).name not in looked_at)
+        looked_at = {file.name for file in updated.written} - updated.doubted
+        doubted = tuple(file for file in files if Path(file.path).name not in looked_at)
         if doubted:
             _gate(self._spark, self._snapshot, self._contract, doubted)
-        return staged
-
-    def _staged(self, path: str, told: WrittenFile | None) -> StagedFile:
-        file = told or written_file(self._snapshot.table.folder / path, self._order)
-        return StagedFile(path, WHOLE_TABLE, (), file.rows, file.bytes, file.stats)
 
 
 def _most(files: list[LakeFile], snapshot: TableSnapshot) -> bool:

@@ -10,8 +10,6 @@ quarantine.
 
 from __future__ import annotations
 
-import shutil
-import uuid
 from collections.abc import Iterable, Iterator
 from functools import cached_property, partial
 from pathlib import Path
@@ -30,25 +28,19 @@ from omnisupport_ingest.cdc.life import Position
 from omnisupport_ingest.cdc.typed_fold import EVENT_COLUMNS
 from omnisupport_ingest.cdc.updating import CHANGE, SET
 from omnisupport_ingest.contracts.model import TableContract
-from omnisupport_ingest.lake import layout
 from omnisupport_ingest.lake.checkpoint import Checkpoint
-from omnisupport_ingest.lake.commit import WindowChange
-from omnisupport_ingest.lake.contenthash import ContentHash
 from omnisupport_ingest.lake.file_tasks import are_few
-from omnisupport_ingest.lake.key_files import ROWS_PER_FILE, KeyFile, key_files, sealed_files, written_file
-from omnisupport_ingest.lake.layout import WHOLE_TABLE, StagedFile
+from omnisupport_ingest.lake.key_files import ROWS_PER_FILE, sealed_files
+from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.lake.read import read_files
 from omnisupport_ingest.lake.schema import arrow_schema
-from omnisupport_ingest.lake.staging import place_files
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.table import TableSnapshot, retrying
-from omnisupport_ingest.layers.checkpoints import Counts, Identity, Outcome, checkpoint_of, report
+from omnisupport_ingest.layers.checkpoints import Identity, report
 from omnisupport_ingest.layers.event_files import EventFiles
-from omnisupport_ingest.layers.event_tasks import order_of
 from omnisupport_ingest.layers.history_news import EventNews, differing, ends_in, news_since, tied
-from omnisupport_ingest.layers.idempotency import idempotency_key
+from omnisupport_ingest.layers.keyed_update import KeyedUpdate
 from omnisupport_ingest.layers.odd_keys import absent
-from omnisupport_ingest.layers.plan import WindowPlan, Work
 from omnisupport_ingest.layers.progress import BatchFacts, facts_of
 from omnisupport_ingest.layers.retyping import require_types
 from omnisupport_ingest.layers.updating_files import FilesToUpdate, FilesUpdated, Sent, update_files
@@ -60,10 +52,6 @@ LAYER = "history"
 
 HISTORY_VERSION = 3
 """Version of what a history says of its events, and of its files; raised when the same events give others."""
-
-_FAR_BEHIND = 256
-"""Versions of the deduped events after which a history without news notes that it has none: every run would
-read the log in between again."""
 
 _NOWHERE: Position = (0, 0, 0)
 """Below every position."""
@@ -103,8 +91,10 @@ def news_of(state: WindowState | None, files: EventFiles, contract: TableContrac
     return None if version is None else news_since(files, contract, version)
 
 
-class _Update:
-    """One update of a history, planned on one version of it and of the events."""
+class _Update(KeyedUpdate):
+    """One update of a history."""
+
+    layer = LAYER
 
     def __init__(
         self,
@@ -115,12 +105,8 @@ class _Update:
         *,
         whole: bool,
     ) -> None:
-        self._spark, self._contract = spark, contract
-        self._snapshot, self._events = snapshot, files
-        self._before = snapshot.state(WHOLE_TABLE)
-        self._order = order_of(contract)
-        self._folder = snapshot.table.folder
-        held = key_files(snapshot.handle, self._folder, self._order)
+        super().__init__(spark, contract, snapshot, files.deduped)
+        self._events = files
         self._news = news_of(self._before, files, contract)
         self._ends: tuple[TableEvent, ...] = ()
         self._odd: DataFrame | None = None
@@ -128,11 +114,11 @@ class _Update:
             whole
             or bool(snapshot.retyped)
             or self._before is None
-            or held is None
+            or self._held is None
             or self._before.versions != versions_of(contract)
         )
         self._whole = stale or self._news is None or self._reaches_all(self._news)
-        self._files: list[KeyFile] = [] if self._whole or held is None else held
+        self._files = [] if self._whole or self._held is None else self._held
 
     @property
     def is_due(self) -> bool:
@@ -140,8 +126,7 @@ class _Update:
             return True
         if self._news.added or self._odd is not None:
             return True
-        version = self._before.checkpoint.upstream_version
-        return version is None or self._events.deduped.version - version >= _FAR_BEHIND
+        return self._far_behind
 
     @cached_property
     def _through(self) -> Position:
@@ -164,8 +149,7 @@ class _Update:
             self._odd = found.keys
         return found.keyless or found.events > max(10_000, self._events.size(self._contract)[0] // 4)
 
-    @cached_property
-    def _facts(self) -> BatchFacts:
+    def _batch_facts(self) -> BatchFacts:
         deduped = self._events.deduped
         if self._whole or self._news is None or self._before is None:
             known, windows = [], deduped.windows()
@@ -174,51 +158,8 @@ class _Update:
         states = (deduped.state(window) for window in windows)
         return facts_of([*known, *(state.checkpoint for state in states if state is not None)])
 
-    def commit(self, identity: Identity) -> None:
-        """Update the files and commit what came of it."""
-        snapshot, contract, deduped = self._snapshot, self._contract, self._events.deduped
-        plan = WindowPlan(
-            WHOLE_TABLE,
-            Work.REPLACE if self._whole else Work.APPEND,
-            frozenset(),
-            snapshot.version + 1,
-        )
-        inputs, versions = (f"version:{deduped.version}",), versions_of(contract)
-        since = "" if self._whole or self._before is None else ":".join(self._before.inputs)
-        key = idempotency_key(
-            layer=LAYER,
-            table=contract.full_name,
-            window=WHOLE_TABLE,
-            inputs=[deduped.table_id, f"from:{since}", *inputs],
-            versions=versions,
-        )
-        draft = snapshot.table.folder / layout.STAGING / uuid.uuid4().hex
-        draft.mkdir(mode=0o700, parents=True)
-        try:
-            updated = self._updated(draft)
-            add = self._placed(draft, updated, key, plan.generation)
-        finally:
-            shutil.rmtree(draft, ignore_errors=True)
-        content = updated.added
-        if not self._whole and self._before is not None:
-            content = ContentHash.parse(self._before.checkpoint.content_hash) - updated.removed + content
-        outcome = Outcome(
-            idempotency_key=key,
-            batches=(),
-            facts=self._facts,
-            counts=Counts(),
-            upstream_version=deduped.version,
-        )
-        state = WindowState(
-            generation=plan.generation,
-            inputs=inputs,
-            upstream_table_id=deduped.table_id,
-            checkpoint=checkpoint_of(snapshot, plan, outcome, identity, content),
-            versions=versions,
-        )
-        held = {file.path: file for file in snapshot.files(WHOLE_TABLE)}
-        leaving = () if self._whole else tuple(held[path] for path in updated.replaced)
-        snapshot.commit([WindowChange(WHOLE_TABLE, add, leaving, state, replaces=self._whole)])
+    def _versions(self) -> tuple[str, ...]:
+        return versions_of(self._contract)
 
     def _updated(self, draft: Path) -> FilesUpdated:
         contract = self._contract
@@ -233,7 +174,11 @@ class _Update:
             source_schema=contract.schema,
             changed_only=contract.changed_only,
         )
-        sealed = {} if self._whole else sealed_files(self._snapshot.handle, self._folder, self._order)
+        sealed = (
+            {}
+            if self._whole
+            else sealed_files(self._snapshot.handle, self._snapshot.table.folder, self._order)
+        )
         target = FilesToUpdate(
             self._files, self._order, draft, rules, ROWS_PER_FILE, seals=True, sealed=sealed
         )
@@ -290,23 +235,6 @@ class _Update:
         rows = _to_send(history(events, contract, partitions=parts, keys=wanted), contract)
         gone = wanted.select(*(absent(contract, field) for field in rows.schema.fields))
         return rows.unionByName(gone)
-
-    def _placed(
-        self, draft: Path, updated: FilesUpdated, unit: str, generation: int
-    ) -> tuple[StagedFile, ...]:
-        if not updated.written:
-            return ()
-        table = self._snapshot.table
-        known = {file.name: file for file in updated.written}
-        paths = place_files(table, draft, known, unit=unit, generation=generation)
-        told = {
-            path: known.get(Path(path).name) or written_file(table.folder / path, self._order)
-            for path in paths
-        }
-        return tuple(
-            StagedFile(path, WHOLE_TABLE, (), file.rows, file.bytes, file.stats)
-            for path, file in told.items()
-        )
 
 
 _EVENT = T.StructField(

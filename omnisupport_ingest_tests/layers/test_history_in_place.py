@@ -14,7 +14,15 @@ from omnisupport_ingest.lake.contenthash import hash_of_files
 from omnisupport_ingest.lake.key_files import SEALED
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.table import TableSnapshot
-from omnisupport_ingest.layers import deduped, dimensions, history, net_changes, raw, updating_files
+from omnisupport_ingest.layers import (
+    deduped,
+    dimensions,
+    history,
+    keyed_update,
+    net_changes,
+    raw,
+    updating_files,
+)
 from omnisupport_ingest.layers.event_files import EventFiles
 from omnisupport_ingest_tests.layers.story import FIRST, SECOND, SOURCE, Change, Commit, Story
 
@@ -227,7 +235,7 @@ def test_what_changes_no_event_writes_nothing_until_the_log_to_read_grows_long(
     deduped.materialize(story.workspace, spark, SOURCE, [FIRST], "again", replay=True)
     history.materialize(story.workspace, spark, story.contract, "run")
     assert table.open().version == version
-    monkeypatch.setattr(history, "_FAR_BEHIND", 1)
+    monkeypatch.setattr(keyed_update, "FAR_BEHIND", 1)
     told = history.materialize(story.workspace, spark, story.contract, "run")
     assert told.upstream_version == story.workspace.deduped(SOURCE).open().version
     assert (table.open().version, files_of(story)) == (version + 1, before)

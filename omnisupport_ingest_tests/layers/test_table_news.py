@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
-from omnisupport_ingest.layers import dimensions
+from omnisupport_ingest.layers import dimensions, keyed_update
 from omnisupport_ingest.layers.pending import Pending, pending_windows
 from omnisupport_ingest.layers.quarantine_files import QuarantineFiles
 from omnisupport_ingest.layers.table_news import SourceLayers, TableLayer
@@ -252,7 +252,7 @@ def test_an_idle_dimension_notes_now_and_then_how_far_it_has_read(
     desk: ThreeTables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every look reads the log of the net changes from there on. Nothing is folded without Spark."""
-    monkeypatch.setattr(dimensions, "_FAR_BEHIND", 3)
+    monkeypatch.setattr(keyed_update, "FAR_BEHIND", 3)
     contract = desk.of("tags")
     net_changes, dimension = desk.workspace.net_changes(contract), desk.workspace.dimension(contract)
     before = dimension.open()

@@ -1,0 +1,146 @@
+"""One update of a table with one row per key or version, in place: its files, then one commit.
+
+A dimension and a history are such tables. Each says what its rows are made of (``_updated``); how they come
+into the table is said here, once.
+"""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar
+
+from pyspark.sql import SparkSession
+
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.lake import layout
+from omnisupport_ingest.lake.checkpoint import MergeCost
+from omnisupport_ingest.lake.commit import WindowChange
+from omnisupport_ingest.lake.contenthash import ContentHash
+from omnisupport_ingest.lake.key_files import KeyFile, key_files, written_file
+from omnisupport_ingest.lake.layout import WHOLE_TABLE, StagedFile
+from omnisupport_ingest.lake.staging import place_files
+from omnisupport_ingest.lake.state import WindowState
+from omnisupport_ingest.lake.table import TableSnapshot
+from omnisupport_ingest.layers.checkpoints import Counts, Identity, Outcome, checkpoint_of
+from omnisupport_ingest.layers.event_tasks import order_of
+from omnisupport_ingest.layers.idempotency import idempotency_key
+from omnisupport_ingest.layers.plan import WindowPlan, Work
+from omnisupport_ingest.layers.progress import BatchFacts
+from omnisupport_ingest.layers.updating_files import FilesUpdated
+
+FAR_BEHIND = 256
+"""Versions of the table above after which a table without news notes that it has none: every look would read
+the log in between again."""
+
+
+class KeyedUpdate(ABC):
+    """One update, planned on one version of the table and of the table above it.
+
+    ``whole``: whether every row is made again. A subclass sets it, and leaves ``files`` empty then.
+    """
+
+    layer: ClassVar[str]
+
+    def __init__(
+        self, spark: SparkSession, contract: TableContract, snapshot: TableSnapshot, above: TableSnapshot
+    ) -> None:
+        self._spark, self._contract = spark, contract
+        self._snapshot, self._above = snapshot, above
+        self._before = snapshot.state(WHOLE_TABLE)
+        self._order = order_of(contract)
+        self._held = key_files(snapshot.handle, snapshot.table.folder, self._order)
+        self._whole = False
+        self._files: list[KeyFile] = []
+
+    def commit(self, identity: Identity) -> None:
+        """Update the files and commit what came of it."""
+        snapshot, above, before = self._snapshot, self._above, None if self._whole else self._before
+        work = Work.REPLACE if self._whole else Work.APPEND
+        plan = WindowPlan(WHOLE_TABLE, work, frozenset(), snapshot.version + 1)
+        inputs, versions = (f"version:{above.version}",), self._versions()
+        since = "" if before is None else ":".join(before.inputs)
+        key = idempotency_key(
+            layer=self.layer,
+            table=self._contract.full_name,
+            window=WHOLE_TABLE,
+            inputs=[above.table_id, f"from:{since}", *inputs],
+            versions=versions,
+        )
+        draft = snapshot.table.folder / layout.STAGING / uuid.uuid4().hex
+        draft.mkdir(mode=0o700, parents=True)
+        try:
+            updated = self._updated(draft)
+            add = self._placed(draft, updated, key, plan.generation)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+        content = updated.added
+        if before is not None:
+            content = ContentHash.parse(before.checkpoint.content_hash) - updated.removed + content
+        outcome = Outcome(
+            idempotency_key=key,
+            batches=(),
+            facts=self._batch_facts(),
+            counts=Counts(),
+            upstream_version=above.version,
+        )
+        checkpoint = checkpoint_of(snapshot, plan, outcome, identity, content)
+        state = WindowState(
+            generation=plan.generation,
+            inputs=inputs,
+            upstream_table_id=above.table_id,
+            checkpoint=replace(checkpoint, merges=self._merges(updated)),
+            versions=versions,
+            carried=self._carried_text(),
+        )
+        held = {file.path: file for file in snapshot.files(WHOLE_TABLE)}
+        leaving = () if self._whole else tuple(held[path] for path in updated.replaced)
+        snapshot.commit([WindowChange(WHOLE_TABLE, add, leaving, state, replaces=self._whole)])
+
+    @property
+    def _far_behind(self) -> bool:
+        """Whether the table above has gone on so far that the table is to note it, though it has no news."""
+        version = self._before.checkpoint.upstream_version if self._before is not None else None
+        return version is None or self._above.version - version >= FAR_BEHIND
+
+    @abstractmethod
+    def _versions(self) -> tuple[str, ...]:
+        """What makes the table stale when it changes."""
+
+    @abstractmethod
+    def _batch_facts(self) -> BatchFacts:
+        """How far the table is once the update is committed."""
+
+    @abstractmethod
+    def _updated(self, draft: Path) -> FilesUpdated:
+        """Write the new files into the folder ``draft``."""
+
+    def _require(self, files: Sequence[StagedFile], updated: FilesUpdated) -> None:  # noqa: B027
+        """Raise what keeps ``files``, which are in their place, from being committed; nothing by default."""
+
+    def _merges(self, updated: FilesUpdated) -> tuple[MergeCost, ...]:  # noqa: ARG002
+        """What the last merges cost, this one included; none by default."""
+        return ()
+
+    def _carried_text(self) -> str:
+        """What the next update must know and no row says; nothing by default."""
+        return ""
+
+    def _placed(
+        self, draft: Path, updated: FilesUpdated, unit: str, generation: int
+    ) -> tuple[StagedFile, ...]:
+        if not updated.written:
+            return ()
+        table = self._snapshot.table
+        written = {file.name: file for file in updated.written}
+        staged = []
+        for path in place_files(table, draft, written, unit=unit, generation=generation):
+            # Another run may have placed files here before.
+            file = written.get(Path(path).name) or written_file(table.folder / path, self._order)
+            staged.append(StagedFile(path, WHOLE_TABLE, (), file.rows, file.bytes, file.stats))
+        self._require(staged, updated)
+        return tuple(staged)
