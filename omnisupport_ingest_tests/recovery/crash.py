@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -96,10 +97,18 @@ class CrashDesk:
     # --- the source -------------------------------------------------------------------------------
 
     def contract(self, table: str, *, without: Sequence[str] = ()) -> None:
-        """Contract ``table``, or contract it again, ``without`` some of its columns."""
+        """Contract ``table``, or contract it again, ``without`` some of its columns and their rules."""
         document = json.loads((default_contracts_dir() / f"{table}.json").read_text())
         for name in without:
             del document["properties"][name]
+        quality = document["x-cdc"].get("quality", {})
+        quality["rules"] = [
+            rule
+            for rule in quality.get("rules", ())
+            if not any(re.search(rf"\b{name}\b", rule["expression"]) for name in without)
+        ]
+        if not quality["rules"]:
+            del quality["rules"]
         (self.folder / "contracts" / f"{table}.json").write_text(json.dumps(document))
 
     def change(self) -> None:
