@@ -37,7 +37,7 @@ _HOST = re.compile(r"(?:[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?")
 class SnapshotMode(StrEnum):
     """When capture reads whole tables.
 
-    ``initial``: each table once in an epoch. ``when_needed``: also after a hole, by a new epoch, unless
+    ``initial``: each table once in an epoch. ``when_needed``: also after a gap, by a new epoch, unless
     it may be a mistake (``SlotMoved``, ``AnotherSource``).
 
     ``schema_only``: no rows by itself, only the form of each table. ``never``: nothing by itself.
@@ -161,7 +161,7 @@ class Settings(BaseSettings):
     )
     snapshot_mode: SnapshotMode = Field(
         SnapshotMode.INITIAL,
-        description="When whole tables are read: `initial`: each once; `when_needed`: also after a hole, in "
+        description="When whole tables are read: `initial`: each once; `when_needed`: also after a gap, in "
         "a new epoch that begins by itself (not where somebody has moved the slot, or the server is "
         "another); `schema_only`: only their form; `never`. `source snapshot` reads one in every mode.",
         json_schema_extra={"values": "`initial`, `when_needed`, `schema_only`, `never`"},

@@ -114,7 +114,7 @@ class Events:
                 strict=True,
             )
         )
-        self.hole: list[bool] = table["hole"].to_pylist()
+        self.withheld: list[bool] = table["withheld"].to_pylist()
         self.moved_from: list[str | None] = table["moved_from_key"].to_pylist()
         self.at: list[int] = columnar.micros(table["source_ts"])  # type: ignore[assignment]
         self._window: list[str] = table["window"].to_pylist()
@@ -151,7 +151,7 @@ class Events:
         table = self._table
         return (
             ORDER.get(self.op[row], len(ORDER)),
-            not self.hole[row],
+            not self.withheld[row],
             self.at[row],
             self.after(row) or "",
             table["batch_id"][row].as_py(),
@@ -172,7 +172,7 @@ def _keyless(events: Events, window: str, members: Sequence[int], rows: _Rows) -
             if place not in chosen or events.rank(row) > events.rank(chosen[place]):
                 chosen[place] = row
     for (kind, position, scope), row in chosen.items():
-        part = Part(row, position, position, doubt=position if events.hole[row] else None)
+        part = Part(row, position, position, doubt=position if events.withheld[row] else None)
         rows.add(window, kind, None, None, merge([part], events.rank), Cells({}), scope)
 
 
@@ -208,37 +208,37 @@ def _cells(events: Events, members: Sequence[int], life: Life, shape: Shape) -> 
     if life.living is None:
         return Cells({}, (), shape.plain)
     newest = life.living.row
-    if not events.hole[newest]:
+    if not events.withheld[newest]:
         image = events.carried(newest)
         if image.keys() >= shape.plain_set:
             return Cells(image)
     living = [row for row in members if events.op[row] in _LIVING]
-    living.sort(key=lambda row: (events.position[row], not events.hole[row]), reverse=True)
+    living.sort(key=lambda row: (events.position[row], not events.withheld[row]), reverse=True)
     open_columns = dict.fromkeys(shape.plain)
     known: dict[str, Any] = {}
     apart, alive = [], life.alive
     for row in living:
-        position, hole = events.position[row], events.hole[row]
+        position, withheld = events.position[row], events.withheld[row]
         if not open_columns or (life.begins is not None and position < life.begins):
             break
         carried = events.carried(row)
         for name in [name for name in open_columns if name in carried]:
             del open_columns[name]
-            if not hole:
+            if not withheld:
                 known[name] = carried[name]
-            if hole or position != alive:
+            if withheld or position != alive:
                 apart.append((name, position))
     return Cells(known, apart, [name for name in shape.plain if name not in known])
 
 
 def _part(events: Events, row: int, shape: Shape) -> Part:
-    op, position, hole = events.op[row], events.position[row], events.hole[row]
+    op, position, withheld = events.op[row], events.position[row], events.withheld[row]
     if op == "d":
-        if hole:
+        if withheld:
             return Part(row, position, position, doubt=position)
         return Part(row, position, position, deletes=(Ending(position, events.at[row]),))
     moved_from = events.moved_from[row]
-    if moved_from is not None and (hole or op not in _STARTS or _complete(events, row, shape)):
+    if moved_from is not None and (withheld or op not in _STARTS or _complete(events, row, shape)):
         moved_from = None
     return Part(
         row,
@@ -247,7 +247,7 @@ def _part(events: Events, row: int, shape: Shape) -> Part:
         alive=position,
         life_start=position if op in _STARTS else None,
         moved_from=moved_from,
-        vouched=None if hole else position,
+        vouched=None if withheld else position,
     )
 
 

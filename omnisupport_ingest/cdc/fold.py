@@ -55,7 +55,7 @@ def shape_of(contract: TableContract) -> Shape:
 def fold_events(events: DataFrame, contract: TableContract, *, partitions: int | None = None) -> DataFrame:
     """Fold the events of one table, window by window.
 
-    In: columns of ``RAW_TYPE`` and ``hole`` (boolean: the event is in quarantine), any order,
+    In: columns of ``RAW_TYPE`` and ``withheld`` (boolean: the event is in quarantine), any order,
     repeats allowed. Out: ``folded_type(contract)``, one row per group. ``partitions``: in how many
     parts the work is cut; null: as many as the session shuffles into.
     """
@@ -79,8 +79,8 @@ def to_fold(events: DataFrame) -> DataFrame:
     broken = F.col("key").contains("null") & F.exists(parts, lambda part: part.isNull())
     row_events = F.col("op").isin("c", "u", "d", "r") & F.col("key").isNotNull() & ~broken
     speaking = events.where(row_events | F.col("op").isin("t", "b"))
-    known = without_filled_holes(speaking).select(*EVENT_COLUMNS)
-    left = known.where(F.col("moved_from_key").isNotNull() & ~F.col("hole")).select(
+    known = without_voided(speaking).select(*EVENT_COLUMNS)
+    left = known.where(F.col("moved_from_key").isNotNull() & ~F.col("withheld")).select(
         *(
             {"key": F.col("moved_from_key").alias("key"), "op": F.lit(LEFT).alias("op")}.get(
                 name, F.col(name)
@@ -91,16 +91,16 @@ def to_fold(events: DataFrame) -> DataFrame:
     return known.unionByName(left)
 
 
-def without_filled_holes(events: DataFrame) -> DataFrame:
-    """``events`` but for holes whose place an accepted event of the same window has.
+def without_voided(events: DataFrame) -> DataFrame:
+    """``events`` but for withheld events whose place an accepted event of the same window has.
 
     It voids them whatever key they name: of two events that collided one was released, and the other
-    one never was. Where there are no holes, Spark finds that nothing is to be joined.
+    one never was. Where nothing is withheld, Spark finds that nothing is to be joined.
     """
-    accepted, holes = events.where(~F.col("hole")), events.where(F.col("hole"))
+    accepted, withheld = events.where(~F.col("withheld")), events.where(F.col("withheld"))
     places = accepted.select(*(F.col(name).alias(f"_at_{name}") for name in _PLACE))
     same = reduce(and_, (F.col(name).eqNullSafe(F.col(f"_at_{name}")) for name in _PLACE))
-    return accepted.unionByName(holes.join(places, same, "left_anti"))
+    return accepted.unionByName(withheld.join(places, same, "left_anti"))
 
 
 def merge_rows(rows: DataFrame, contract: TableContract, *, partitions: int | None = None) -> DataFrame:

@@ -142,7 +142,7 @@ def _whole_table(known: DataFrame) -> tuple[tuple[TableEvent, ...], bool]:
     spoken = F.struct(
         F.struct("epoch", "commit_lsn", "ordinal"),
         "op",
-        "hole",
+        "withheld",
         F.unix_micros("source_ts"),
         "batch_id",
         F.unix_micros("landed_at"),
@@ -154,9 +154,9 @@ def _whole_table(known: DataFrame) -> tuple[tuple[TableEvent, ...], bool]:
     ).collect()[0]
     ends = [
         TableEvent(
-            tuple(position), op, hole, at, batch, landed, None if scope is None else KeyRange.parse(scope)
+            tuple(position), op, withheld, at, batch, landed, None if scope is None else KeyRange.parse(scope)
         )
-        for position, op, hole, at, batch, landed, scope in told
+        for position, op, withheld, at, batch, landed, scope in told
     ]
     return chosen_ends(ends), bool(moved)
 
@@ -164,13 +164,13 @@ def _whole_table(known: DataFrame) -> tuple[tuple[TableEvent, ...], bool]:
 def chosen_ends(ends: Iterable[TableEvent]) -> tuple[TableEvent, ...]:
     """Truncates and boundaries by position, each once."""
     ends = list(ends)
-    accepted = {end.position for end in ends if not end.hole}
+    accepted = {end.position for end in ends if not end.withheld}
     chosen = {
         (end.position, end.op != "t", "" if end.scope is None else end.scope.text): end
         # Copies differ in their batch alone; whichever came first, the same one is chosen.
         for end in sorted(ends, key=lambda end: (end.landed_at or 0, end.batch_id or ""))
         # An accepted one voids a quarantined one at its position.
-        if not (end.hole and end.position in accepted)
+        if not (end.withheld and end.position in accepted)
     }
     return tuple(chosen[place] for place in sorted(chosen))
 

@@ -42,14 +42,14 @@ _ENDED_BEFORE = -1
 
 @dataclass(frozen=True, slots=True)
 class TableEvent:
-    """A truncate or boundary: it ends every row below it, or, in quarantine (``hole``), leaves doubt.
+    """A truncate or boundary: it ends every row below it, or, in quarantine (``withheld``), leaves doubt.
 
     ``scope``: the range of keys that it is about; null: all.
     """
 
     position: Position
     op: str
-    hole: bool
+    withheld: bool
     at: Micros
     batch_id: str | None
     landed_at: Micros | None
@@ -159,28 +159,30 @@ class Walk:
             self.rows.add(self.key, self.standing, None)
 
     def _once(self, members: Sequence[int]) -> list[int]:
-        """The events of this key: an accepted one once, and no hole at its position that it comes after."""
+        """The events of this key: an accepted one once, no withheld one that an accepted one voids."""
         events = self.events
         accepted: dict[tuple[Position, str], int] = {}
-        holes = []
+        withheld = []
         for row in members:
             place = (events.position[row], events.op[row])
             if events.op[row] == LEFT:
                 continue
-            if events.hole[row]:
-                holes.append(row)
+            if events.withheld[row]:
+                withheld.append(row)
             elif place not in accepted or events.rank(row) > events.rank(accepted[place]):
                 accepted[place] = row
         highest: dict[Position, int] = {}
         for position, op in accepted:
             highest[position] = max(ORDER[op], highest.get(position, 0))
-        standing = (row for row in holes if ORDER[events.op[row]] > highest.get(events.position[row], -1))
+        standing = (row for row in withheld if ORDER[events.op[row]] > highest.get(events.position[row], -1))
         return [*accepted.values(), *standing]
 
     def _order(self, row: int) -> int:
         op = self.events.op[row]
         key_changed = self.events.position[row] in self.left_at
-        return _ENDED_BEFORE if op == "d" and not self.events.hole[row] and not key_changed else _ORDER[op]
+        return (
+            _ENDED_BEFORE if op == "d" and not self.events.withheld[row] and not key_changed else _ORDER[op]
+        )
 
     def _is_complete(self, row: int) -> bool:
         return self.events.carried(row).keys() >= self.shape.plain_set
@@ -193,11 +195,11 @@ class Walk:
             end = self.ends[self.next_end]
             opening = Opening(end.position, end.op, end.at, end.batch_id, end.landed_at)
             self._close(opening)
-            self.standing = Version(opening, {}, doubtful=True) if end.hole else None
+            self.standing = Version(opening, {}, doubtful=True) if end.withheld else None
             self.doubted_after_end = False
             self.next_end += 1
         if self.standing is None and self.seen and self.next_end < stop:
-            self.doubted_after_end = self.ends[stop - 1].hole
+            self.doubted_after_end = self.ends[stop - 1].withheld
 
     def _keep(self, end: Position) -> None:
         """Keep the life as it stands just below the key change whose ``d`` is at ``end``."""
@@ -206,22 +208,22 @@ class Walk:
 
     def _take(self, row: int) -> None:
         events, standing = self.events, self.standing
-        op, hole = events.op[row], events.hole[row]
+        op, withheld = events.op[row], events.withheld[row]
         if op == "d":
-            self._delete(row, hole)
+            self._delete(row, withheld)
             return
         opening = self._opening(row, op)
         # A key change onto a row that stands, as where its delete is in quarantine, closes it as one.
-        came = op != "u" and not hole and events.moved_from[row] is not None
+        came = op != "u" and not withheld and events.moved_from[row] is not None
         self._close(replace(opening, by=MOVED) if came else opening)
         carried = {name: value for name, value in events.carried(row).items() if name in self.shape.plain_set}
         if op != "u":
-            self.standing = Version(opening, {}) if hole else self._begun(opening, row, carried)
+            self.standing = Version(opening, {}) if withheld else self._begun(opening, row, carried)
         elif standing is None:
             # Two events in quarantine above an end: the update may be of a row that the delete ended.
-            doubtful = hole and self.doubted_after_end
-            self.standing = Version(opening, {} if hole else carried, doubtful=doubtful)
-        elif hole:
+            doubtful = withheld and self.doubted_after_end
+            self.standing = Version(opening, {} if withheld else carried, doubtful=doubtful)
+        elif withheld:
             image = {name: value for name, value in standing.image.items() if name not in carried}
             undecided = standing.undecided.difference(carried)
             self.standing = replace(standing, opened=opening, image=image, undecided=undecided)
@@ -242,13 +244,13 @@ class Walk:
         origin = (old_key, just_below(opening.position)) if undecided else None
         return Version(replace(opening, by=MOVED, moved_from=old_key), carried, undecided, origin)
 
-    def _delete(self, row: int, hole: bool) -> None:
-        if self.standing is None and (self.seen or not hole):
-            self.doubted_after_end = self.seen and hole
+    def _delete(self, row: int, withheld: bool) -> None:
+        if self.standing is None and (self.seen or not withheld):
+            self.doubted_after_end = self.seen and withheld
             return
         opening = self._opening(row, MOVED if self.events.position[row] in self.left_at else "d")
         self._close(opening)
-        self.standing = Version(opening, {}, doubtful=True) if hole else None
+        self.standing = Version(opening, {}, doubtful=True) if withheld else None
         self.doubted_after_end = False
 
     def _opening(self, row: int, by: str) -> Opening:

@@ -92,8 +92,8 @@ class HistoryRules:
         """Accepted ``events`` of the table as rows to be sent to the files of their keys."""
         if self.source_schema is not None:
             events = events.filter(pc.equal(events["source_schema"], self.source_schema))
-        if "hole" not in events.column_names:
-            events = events.append_column("hole", pa.array(np.zeros(events.num_rows, np.bool_)))
+        if "withheld" not in events.column_names:
+            events = events.append_column("withheld", pa.array(np.zeros(events.num_rows, np.bool_)))
         known = events_to_fold(events)
         known = known.filter(pc.is_valid(known["key"])).combine_chunks()
         texts = key_columns(known["key"].to_pylist(), self.shape)
@@ -186,7 +186,7 @@ class HistoryRules:
     def _is_new(self, events: BatchEvents, row: int) -> bool:
         position = events.position[row]
         lowest = just_below(position) if events.op[row] == LEFT else position
-        return not events.hole[row] and lowest > self.through
+        return not events.withheld[row] and lowest > self.through
 
     def _typed(self, rows: Versions, old: pa.Table) -> pa.Table:
         """The versions walked over, typed; a value that a held row has is that row's."""

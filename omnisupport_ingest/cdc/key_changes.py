@@ -29,7 +29,7 @@ def settled(events: pa.Table, plain: Sequence[str]) -> tuple[pa.Table, npt.NDArr
 
     ``events``: as ``fold.to_fold`` gives them, with the images at least of those that changed a key.
     """
-    moved = pc.and_not(events["moved_from_key"].is_valid(), events["hole"])
+    moved = pc.and_not(events["moved_from_key"].is_valid(), events["withheld"])
     rows = np.flatnonzero(moved.to_numpy())
     if not len(rows) or not plain:
         return events, None

@@ -57,7 +57,7 @@ def fold_late(
         yield from ordinary.to_batches()
     if rest.num_rows:
         if moves is not None:
-            moved = pc.and_not(pc.is_valid(rest["moved_from_key"]), rest["hole"])
+            moved = pc.and_not(pc.is_valid(rest["moved_from_key"]), rest["withheld"])
             moves.update(rest.filter(moved)["window"].unique().to_pylist())
         if not pc.all(rest[_READ]).as_py():
             # Whatever was found odd in an image: here every image counts.

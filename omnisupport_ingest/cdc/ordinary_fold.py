@@ -90,16 +90,16 @@ class SortedGroups:
         return _mask(pc.greater(pc.fill_null(pc.list_value_length(self.events["unchanged"]), 0), 0))
 
     @property
-    def holes(self) -> Mask:
+    def withheld(self) -> Mask:
         """Which events are withheld."""
-        return _mask(self.events["hole"])
+        return _mask(self.events["withheld"])
 
     def odd(self) -> Mask:
         """Which events make their group one for ``event_fold``, whatever is in their images."""
         odd: Mask = ~(self.ops(_LIVING) | self.ops(_DELETES)) | self.at_one_position
         odd |= _mask(self.events["key"].is_null())
         # Nothing is ever taken for what was withheld.
-        odd |= _mask(self.events["moved_from_key"].is_valid()) & ~self.holes
+        odd |= _mask(self.events["moved_from_key"].is_valid()) & ~self.withheld
         return odd
 
     def needed_images(self) -> Mask:
@@ -176,13 +176,13 @@ class _Found:
     def __init__(self, groups: SortedGroups, plain: tuple[str, ...], defaults: Defaults) -> None:
         self._groups, self._plain, self._defaults = groups, plain, defaults
         numbers = np.arange(groups.events.num_rows)
-        self._holes = groups.holes
+        self._withheld = groups.withheld
         self._living, deletes = groups.ops(_LIVING), groups.ops(_DELETES)
         self._starts = groups.ops(_STARTS)
         self._alive = groups.latest(self._living)
-        self._vouching = groups.latest(self._living & ~self._holes)
-        self._doubting = groups.latest(deletes & self._holes)
-        deletes &= ~self._holes
+        self._vouching = groups.latest(self._living & ~self._withheld)
+        self._doubting = groups.latest(deletes & self._withheld)
+        deletes &= ~self._withheld
         self._start = groups.latest(self._starts)
         alive = self._alive[groups.group]
         ending = groups.latest(deletes & (numbers < alive))
@@ -243,8 +243,8 @@ class _Found:
 
     def values(self) -> dict[str, pa.StringArray]:
         """The texts of the plain columns; of what was withheld nothing is known."""
-        stands = np.full(len(self._holes) + 1, -1)
-        stands[self._read] = np.where(self._holes[self._read], -1, np.arange(len(self._read)))
+        stands = np.full(len(self._withheld) + 1, -1)
+        stands[self._read] = np.where(self._withheld[self._read], -1, np.arange(len(self._read)))
         # The last is nobody's: -1 leads to it.
         return {name: _take(self._texts[name], stands[self._decided[name]]) for name in self._plain}
 
@@ -289,7 +289,7 @@ class _Found:
         """Where a column was decided, if the last living event did not decide it, or a withheld one did."""
         columns = [self._decided[name] for name in self._plain]
         apart = self._by_group(
-            [(each >= 0) & ((each != self._alive) | self._holes[each]) for each in columns]
+            [(each >= 0) & ((each != self._alive) | self._withheld[each]) for each in columns]
         )
         decided = np.stack(columns, axis=1)[apart] if columns else np.zeros(0, np.int64)
         names = pa.array(self._plain, pa.string()).take(pa.array(np.nonzero(apart)[1]))
@@ -297,7 +297,7 @@ class _Found:
 
     def _unresolved(self) -> pa.ListArray:
         columns = [self._decided[name] for name in self._plain]
-        missing = self._by_group([(each < 0) | self._holes[each] for each in columns])
+        missing = self._by_group([(each < 0) | self._withheld[each] for each in columns])
         names = pa.array(self._plain, pa.string()).take(pa.array(np.nonzero(missing)[1]))
         return pa.ListArray.from_arrays(_offsets(missing.sum(axis=1)), names)
 

@@ -20,7 +20,7 @@ from omnisupport_ingest.contracts.model import Column
 
 EVENT_COLUMNS = (
     *("window", "key", "op", "epoch", "commit_lsn", "ordinal", "source_ts"),
-    *("before", "after", "unchanged", "moved_from_key", "batch_id", "landed_at", "hole"),
+    *("before", "after", "unchanged", "moved_from_key", "batch_id", "landed_at", "withheld"),
 )
 """What the fold takes of an event."""
 
@@ -55,7 +55,7 @@ def events_to_fold(events: pa.Table) -> pa.Table:
         of_row[row] = None not in json.loads(key[row].as_py())
     speaks = of_row | pc.is_in(op, _TABLE_OPS).to_numpy(zero_copy_only=False)
     known = events if speaks.all() else events.filter(pa.array(speaks))
-    left = known.filter(pc.and_not(pc.is_valid(known["moved_from_key"]), known["hole"]))
+    left = known.filter(pc.and_not(pc.is_valid(known["moved_from_key"]), known["withheld"]))
     values = {"key": left["moved_from_key"], "op": pa.repeat(pa.scalar(LEFT), left.num_rows)}
     if not left.num_rows:
         return known.combine_chunks()

@@ -46,11 +46,11 @@ _REVIEW = "Review them: omnisupport-ingest quarantine list --source {source} --r
 
 
 def chain_unbroken(workspace: Workspace, source: str) -> CheckFinding:
-    """Whether every stream batch continues the one before it; a hole is named with both LSNs."""
+    """Whether every stream batch continues the one before it; a gap is named with both LSNs."""
     landed = workspace.landing(source).landed()
     numbers: dict[str, int | float] = {"batches": landed.count}
-    if landed.hole is not None:
-        summary = f"{landed.hole} Later batches of that epoch are held back. Fix: {landed.hole.fix}"
+    if landed.gap is not None:
+        summary = f"{landed.gap} Later batches of that epoch are held back. Fix: {landed.gap.fix}"
         return CheckFinding(False, summary, numbers)
     return CheckFinding(True, "Every batch continues the one before it.", numbers)
 

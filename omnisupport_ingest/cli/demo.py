@@ -326,8 +326,8 @@ def pending_or_stuck(workspace: Workspace, source: str) -> Pending:
 
     pending = pending_windows(workspace, source)
     # After a later epoch has repaired the gap, the platform goes on.
-    if pending.hole is not None and pending.hole.later_epoch is None:
-        raise DemoStuck(str(pending.hole), fix=pending.hole.fix)
+    if pending.gap is not None and pending.gap.later_epoch is None:
+        raise DemoStuck(str(pending.gap), fix=pending.gap.fix)
     return pending
 
 

@@ -318,11 +318,11 @@ def _why(found: Explanation, event: KeyEvent, column: str | None) -> str:
     if column is not None:
         role = _role(found, event, column)
         parts.append(_WHY.get(role, role))
-    elif event.hole:
+    elif event.withheld:
         parts.append("in quarantine")
     else:
         parts.append("accepted")
-    if event.hole:
+    if event.withheld:
         parts.append(f"{event.facts['reason']}, {event.facts['review_state'] or 'open'}")
     if (event.window, event.position) in found.late:
         parts.append("late")
@@ -333,7 +333,7 @@ def _why(found: Explanation, event: KeyEvent, column: str | None) -> str:
 
 def _role(found: Explanation, event: KeyEvent, column: str) -> str:
     if found.origins is None:
-        return "quarantined" if event.hole else "accepted"
+        return "quarantined" if event.withheld else "accepted"
     if column in found.contract.key:
         return "part of the key"
     return found.origins.role(event, column).value

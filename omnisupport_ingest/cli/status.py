@@ -20,7 +20,7 @@ from omnisupport_ingest.cli.status_platform import plain, platform_document, pla
 if TYPE_CHECKING:
     from omnisupport_ingest.contracts.model import Contracts
     from omnisupport_ingest.home import Home
-    from omnisupport_ingest.landing.chain import Hole
+    from omnisupport_ingest.landing.chain import Gap
     from omnisupport_ingest.layers.workspace import Workspace
     from omnisupport_ingest.read.overview import SourceOverview, TableOverview
     from omnisupport_ingest.settings import Settings
@@ -229,18 +229,18 @@ def _source(
 
 def _source_document(seen: SourceOverview) -> dict[str, Any]:
     """``seen`` as JSON values: times in ISO 8601, positions and LSNs as text."""
-    gap, problem = seen.landing.hole, seen.landing.problem
-    landing = asdict(replace(seen.landing, hole=None, problem=None))
+    gap, problem = seen.landing.gap, seen.landing.problem
+    landing = asdict(replace(seen.landing, gap=None, problem=None))
     landing["problem"] = {"problem": problem.problem, "fix": problem.fix} if problem else None
     landing["stream_end"] = str(seen.landing.stream_end) if seen.landing.stream_end else None
-    landing["hole"] = _gap_document(gap)
+    landing["gap"] = _gap_document(gap)
     lag = (datetime.now(UTC) - seen.landing.watermark).total_seconds() if seen.landing.watermark else None
     landing["watermark_lag_seconds"] = round(lag, 1) if lag is not None else None
     tables = [_table_document(table) for table in seen.tables]
     return {"source": seen.source, "landing": plain(landing), "tables": tables}
 
 
-def _gap_document(gap: Hole | None) -> dict[str, Any] | None:
+def _gap_document(gap: Gap | None) -> dict[str, Any] | None:
     """The gap; ``repaired``: a later epoch has begun, and nothing is held back."""
     if gap is None:
         return None
@@ -378,9 +378,9 @@ def _landing_facts(landing: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if landing["watermark"]:
         mark, behind = render.clock(landing["watermark"]), render.since(landing["watermark"])
         yield "watermark", f"{mark}, {behind} behind the clock"
-    if landing["hole"]:
-        yield "gap", landing["hole"]["problem"]
-        yield "fix", landing["hole"]["fix"]
+    if landing["gap"]:
+        yield "gap", landing["gap"]["problem"]
+        yield "fix", landing["gap"]["fix"]
 
 
 def _freshness_facts(source: str, tables: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:

@@ -77,7 +77,7 @@ def _broken(document: dict[str, Any]) -> Iterator[str]:
         landing = each["landing"]
         if landing["problem"]:
             yield f"landing of {each['source']} cannot be read"
-        elif landing["hole"] and not landing["hole"]["repaired"]:
+        elif landing["gap"] and not landing["gap"]["repaired"]:
             yield f"a gap holds batches of {each['source']} back"
 
 

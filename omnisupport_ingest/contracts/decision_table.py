@@ -22,7 +22,7 @@ DUPLICATE_WRITE, DUPLICATE_POSITION = "duplicate_event", "duplicate_position"
 COLLISION, OUT_OF_ORDER, OLDER_EPOCH = "collision", "out_of_order_event", "older_epoch"
 MALFORMED, ROW_RULE, OUT_OF_RANGE_TIME = "malformed_image", "row_rule", "out_of_range"
 BATCH_REJECTED = "batch_rejected"
-CRASH_AFTER_EMIT, STREAM_HOLE = "crash_after_emit", "stream_hole"
+CRASH_AFTER_EMIT, STREAM_GAP = "crash_after_emit", "stream_gap"
 CONTRACT_CHANGE, REVIEW_DECISION, MANUAL_BACKFILL = "contract_change", "review_decision", "manual_backfill"
 
 QUARANTINE, ACCEPT, STOP, DEDUPE = "quarantine", "accept", "stop", "dedupe"
@@ -99,7 +99,7 @@ SCENARIOS: Mapping[str, Scenario] = {
     BATCH_REJECTED: Scenario(CONTRACT, (QUARANTINE, STOP)),
     OUT_OF_RANGE_TIME: Scenario(WINDOW, (QUARANTINE, STOP)),
     CRASH_AFTER_EMIT: Scenario(RECOVERY_LSN, (REPLAY_AND_DEDUPE, STOP)),
-    STREAM_HOLE: Scenario(CHAIN_LSN, (HOLD_BACK, STOP)),
+    STREAM_GAP: Scenario(CHAIN_LSN, (HOLD_BACK, STOP)),
     CONTRACT_CHANGE: Scenario(CONTRACT_VERSION, (REPLAY_WINDOW, WAIT)),
     REVIEW_DECISION: Scenario(REVIEW_LEDGER, (REPLAY_WINDOW, WAIT)),
     MANUAL_BACKFILL: Scenario(OPERATOR, (REPLAY_WINDOW, REFUSE)),

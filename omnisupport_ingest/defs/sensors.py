@@ -20,7 +20,7 @@ from omnisupport_ingest.defs.run_history import RunHistory
 from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.foreign import Unreadable, parse_json
 from omnisupport_ingest.json_values import from_note
-from omnisupport_ingest.layers.pending import HOLE_FOUND, Pending, pending_soon, pending_windows
+from omnisupport_ingest.layers.pending import GAP_FOUND, Pending, pending_soon, pending_windows
 from omnisupport_ingest.layers.run_requests import RunPlan, plan_runs, retry_at
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.sources.postgres.slot.home_slot import FOUND
@@ -168,8 +168,8 @@ def _nothing(reason: str, cursor: SensorCursor, observations: list[dg.AssetObser
 
 
 def _all_committed(pending: Pending) -> str:
-    if pending.hole is not None:
-        return f"Everything before the hole is committed. {pending.hole} Fix: {pending.hole.fix}"
+    if pending.gap is not None:
+        return f"Everything before the gap is committed. {pending.gap} Fix: {pending.gap.fix}"
     if pending.last_batch_id is None:
         return "Nothing has landed yet."
     if pending.late_windows:
@@ -190,14 +190,14 @@ def _observed(source: str, pending: Pending, now: datetime) -> dg.AssetObservati
     entries: dict[str, dg.MetadataValue] = {
         "batches_landed": dg.MetadataValue.int(pending.landed),
         "scenario_crash_after_emit": dg.MetadataValue.int(pending.recoveries),
-        "scenario_stream_hole": dg.MetadataValue.int(0 if pending.hole is None else 1),
+        "scenario_stream_gap": dg.MetadataValue.int(0 if pending.gap is None else 1),
         "batches_pending": dg.MetadataValue.int(pending.batches),
         "windows_pending": dg.MetadataValue.int(len(pending.windows)),
         "last_batch_id": dg.MetadataValue.text(pending.last_batch_id or "–"),
         "lsn": dg.MetadataValue.text(pending.last_lsn or "–"),
-        "chain": dg.MetadataValue.text(str(pending.hole or "unbroken")),
+        "chain": dg.MetadataValue.text(str(pending.gap or "unbroken")),
     }
-    found = [FOUND] * (pending.recoveries > 0) + [HOLE_FOUND] * (pending.hole is not None)
+    found = [FOUND] * (pending.recoveries > 0) + [GAP_FOUND] * (pending.gap is not None)
     if found:
         by = ", ".join(f"{each.scenario}: {each.detector}" for each in found)
         entries["detected_by"] = dg.MetadataValue.text(by)

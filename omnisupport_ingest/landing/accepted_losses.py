@@ -1,4 +1,4 @@
-"""Holes that a person has accepted: epochs whose tables are not read by themselves.
+"""Gaps that a person has accepted: epochs whose tables are not read by themselves.
 
 What committed between the end of the epoch before and the start of such an epoch is not in landing, and
 nothing will tell of it. The note names that stretch; the tables stay incomplete until a snapshot reads them.

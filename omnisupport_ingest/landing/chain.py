@@ -1,7 +1,7 @@
 """The chain of stream batches: each continues exactly where the one before it ended.
 
 ``previous_end_lsn → end_lsn`` makes "did we lose anything?" a look-up. Where a link is missing,
-everything after it is held back, and the hole is named by both of its ends.
+everything after it is held back, and the gap is named by both of its ends.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from omnisupport_ingest.position import Lsn
 
 
 @dataclass(frozen=True, slots=True)
-class Hole:
+class Gap:
     """A break in the chain of one epoch.
 
     ``after`` is the last batch of the unbroken part, which ends at ``expected``; null if the break is
     at the start of the epoch, which ``expected`` is then. ``before`` is the next batch found, which
     continues ``found`` instead. ``found`` below ``expected`` is an overlap of two writers; above it,
     a batch is missing. ``later_epoch`` is the newest epoch if that is another one: the repair of a
-    hole that cannot be filled has then been made.
+    gap that cannot be filled has then been made.
     """
 
     epoch: int
@@ -44,7 +44,7 @@ class Hole:
         if self.later_epoch is not None:
             repair = (
                 f"nothing is left to do: epoch {self.later_epoch} has begun with a new snapshot, and this "
-                f"hole names what is not known event by event."
+                f"gap names what is not known event by event."
             )
         else:
             repair = (
@@ -56,7 +56,7 @@ class Hole:
             return f"Two writers have landed the same part of the WAL: stop one of them. Then {repair}"
         lost = (
             f" Events between {self.expected} and {self.found} that the source no longer has are lost, and "
-            "this hole names them."
+            "this gap names them."
         )
         return (
             "Restore the manifest and the data of the missing batch from a backup of the landing folder. "
@@ -66,11 +66,11 @@ class Hole:
 
 def unbroken(
     manifests: Iterable[Manifest], start: Lsn | None = None
-) -> tuple[tuple[Manifest, ...], Hole | None]:
-    """The stream batches of one epoch up to the first hole, and that hole.
+) -> tuple[tuple[Manifest, ...], Gap | None]:
+    """The stream batches of one epoch up to the first gap, and that gap.
 
     ``manifests``: stream batches of one epoch, in any order. ``start``: where the epoch's stream
-    starts. A first batch that does not is a hole, for nothing deletes landed batches in this
+    starts. A first batch that does not is a gap, for nothing deletes landed batches in this
     version. Without it the batch with the lowest ``previous_end_lsn`` starts the chain.
     """
     accepted: list[Manifest] = []
@@ -78,7 +78,7 @@ def unbroken(
     for manifest in sorted(manifests, key=lambda each: _span(each).previous_end_lsn):
         found = _span(manifest).previous_end_lsn
         if expected is not None and found != expected:
-            return tuple(accepted), Hole(manifest.epoch, after, expected, manifest.batch_id, found)
+            return tuple(accepted), Gap(manifest.epoch, after, expected, manifest.batch_id, found)
         accepted.append(manifest)
         after, expected = manifest.batch_id, _span(manifest).end_lsn
     return tuple(accepted), None

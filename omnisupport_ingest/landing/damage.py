@@ -72,7 +72,7 @@ def look_through(store: LandingStore, expected: Callable[[LandedPart], bool] = l
             damage += _damage_of(store, manifest, file)
     epochs = _epochs(store, manifests, damage)
     for epoch in sorted({manifest.epoch for manifest in manifests if manifest.stream is not None}):
-        damage += _holes(epoch, manifests, epochs)
+        damage += _gaps(epoch, manifests, epochs)
     store.look_again()
     return Finding(
         source=store.source,
@@ -112,17 +112,17 @@ def _epochs(store: LandingStore, manifests: list[Manifest], damage: list[Damage]
     return records
 
 
-def _holes(epoch: int, manifests: list[Manifest], records: dict[int, EpochRecord]) -> Iterator[Damage]:
+def _gaps(epoch: int, manifests: list[Manifest], records: dict[int, EpochRecord]) -> Iterator[Damage]:
     """Every break in the chain of ``epoch``, not only the first, behind which no batch is taken."""
     left = [each for each in manifests if each.epoch == epoch and each.stream is not None]
     left.sort(key=_previous_end)
     facts = records[epoch].facts if epoch in records else None
     start = facts.consistent_point if facts else None
     while True:
-        accepted, hole = unbroken(left, start)
-        if hole is None:
+        accepted, gap = unbroken(left, start)
+        if gap is None:
             return
-        yield Damage("chain", hole.before, str(hole), hole.fix)
+        yield Damage("chain", gap.before, str(gap), gap.fix)
         left, start = left[len(accepted) :], None
 
 

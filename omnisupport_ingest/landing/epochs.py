@@ -1,6 +1,6 @@
 """Epochs: which history of the source an event belongs to, allocated durably, one number each.
 
-A new epoch begins when continuity cannot be proved (another server, timeline or slot, or a hole).
+A new epoch begins when continuity cannot be proved (another server, timeline or slot, or a gap).
 Its record says why, and what the server was at that moment.
 """
 

@@ -1,7 +1,7 @@
 """Stretches of the log in which changes of single tables may be missing, though their epoch goes on.
 
 A table that was not published for a time, or that rows left with a partition, is read again in the same
-epoch. The chain of the stream has no hole there, and an older snapshot of the table is still whole: nothing
+epoch. The chain of the stream has no gap there, and an older snapshot of the table is still whole: nothing
 else says that what lies between is no state of the source. So a stretch is written down as soon as it is
 known of, before anything is done about it, and stays.
 """

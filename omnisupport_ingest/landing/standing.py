@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from omnisupport_ingest.landing.chain import Hole
+from omnisupport_ingest.landing.chain import Gap
 from omnisupport_ingest.landing.manifest import DataFile, Manifest
 from omnisupport_ingest.landing.names import epoch_in
 from omnisupport_ingest.position import Lsn, Position
@@ -297,14 +297,14 @@ class EpochStanding:
         """Whether downstream may take a batch of this epoch; ``begins``: of the stream, else None."""
         return begins is None or self.break_at is None or begins < self.break_at
 
-    def hole(self, newest_epoch: int) -> Hole | None:
+    def gap(self, newest_epoch: int) -> Gap | None:
         """The break in the chain of the stream; None if there is none."""
         if self.break_at is None or self.break_before is None:
             return None
         expected = self.end if self.streams else self.start
         assert expected is not None, "a break is one from what was expected"
         later = newest_epoch if newest_epoch > self.epoch else None
-        return Hole(self.epoch, self.end_of, expected, self.break_before, self.break_at, later)
+        return Gap(self.epoch, self.end_of, expected, self.break_before, self.break_at, later)
 
 
 def _highest(*ordinals: int | None) -> int | None:

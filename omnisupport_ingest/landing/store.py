@@ -15,7 +15,7 @@ from pathlib import Path
 from omnisupport_ingest.durable import create_exclusively, sync_file, sync_folder
 from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.landing import integrity
-from omnisupport_ingest.landing.chain import Hole
+from omnisupport_ingest.landing.chain import Gap
 from omnisupport_ingest.landing.encoding import content_of, decode_manifest, encode_manifest, unreadable
 from omnisupport_ingest.landing.epochs import (
     EpochFacts,
@@ -40,14 +40,14 @@ _WINDOWS_KEPT = 4
 
 @dataclass(frozen=True)
 class Landed:
-    """What downstream may take, and the hole that holds back the rest of an epoch.
+    """What downstream may take, and the gap that holds back the rest of an epoch.
 
     If several epochs have one, it is that of the newest of them: the one that may still be repaired.
     ``epochs``: how far each epoch with a batch has come, in order.
     """
 
     epochs: tuple[EpochStanding, ...]
-    hole: Hole | None
+    gap: Gap | None
     _store: LandingStore = field(repr=False, compare=False)
     _parts: dict[str, list[LandedPart]] = field(default_factory=dict, repr=False, compare=False)
 
@@ -240,18 +240,18 @@ class LandingStore:
         return sorted((self.read(batch_id) for batch_id in self.batch_ids()), key=_landing_order)
 
     def landed(self) -> Landed:
-        """The batches that downstream may take: all chunks and files, the stream up to a hole.
+        """The batches that downstream may take: all chunks and files, the stream up to a gap.
 
         Chains are per epoch. A chain starts at the consistent point that the epoch's record names;
         nothing deletes landed batches in this version, so a first batch that starts elsewhere is a
-        hole too. Without such a record the lowest batch starts it. A hole holds back the rest of
+        gap too. Without such a record the lowest batch starts it. A gap holds back the rest of
         its epoch and is reported for as long as it is there; a later epoch is taken all the same,
-        as a new epoch is the repair of a hole that cannot be filled.
+        as a new epoch is the repair of a gap that cannot be filled.
         """
         epochs = self._standings()
         newest = max([*(each.epoch for each in epochs), *epoch_numbers(self._epochs)], default=0)
-        holes = [hole for each in epochs if (hole := each.hole(newest)) is not None]
-        return Landed(epochs, holes[-1] if holes else None, self)
+        gaps = [gap for each in epochs if (gap := each.gap(newest)) is not None]
+        return Landed(epochs, gaps[-1] if gaps else None, self)
 
     def parts(self, window: str) -> list[LandedPart]:
         """The data files in ``window``, by batch, whether or not downstream may take them."""
@@ -286,7 +286,7 @@ class LandingStore:
         return [self.read(name) for name in before + self._index.between(start, end)]
 
     def last_stream(self, epoch: int) -> Manifest | None:
-        """The newest stream batch of ``epoch``, whether or not a hole lies before it."""
+        """The newest stream batch of ``epoch``, whether or not a gap lies before it."""
         return self._newest(each.last_stream for each in self._standings() if each.epoch == epoch)
 
     def last_stream_until(self, epoch: int) -> Manifest | None:

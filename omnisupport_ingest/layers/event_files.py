@@ -52,7 +52,7 @@ class EventFiles:
             return None
         try:
             found = cls(TableSnapshot(table, DeltaTable(str(table.folder), version=version)), quarantine)
-            there = all(Path(file.uri).exists() for file in (*found.deduped.all_files(), *found.holes))
+            there = all(Path(file.uri).exists() for file in (*found.deduped.all_files(), *found.withheld))
         except (DeltaError, EventsGone):
             return None
         return found if there else None
@@ -66,36 +66,36 @@ class EventFiles:
         return tuple(file for file in files if ("source_table", contract.table) in file.partition)
 
     @cached_property
-    def holes(self) -> tuple[LakeFile, ...]:
+    def withheld(self) -> tuple[LakeFile, ...]:
         """The files of the quarantine, of all tables. ``EventsGone`` if one is missing."""
-        return tuple(file for window in self.deduped.windows() for file in self.holes_of(window))
+        return tuple(file for window in self.deduped.windows() for file in self.withheld_in(window))
 
-    def holes_of(self, window: str) -> tuple[LakeFile, ...]:
+    def withheld_in(self, window: str) -> tuple[LakeFile, ...]:
         """The quarantine files of one window, of all tables. ``EventsGone`` if one is missing."""
         return QuarantineFiles(self.deduped, self.quarantine).of(window)
 
     def events(self, spark: SparkSession, contract: TableContract) -> DataFrame:
-        """Every event of the table, as the fold takes them: ``hole`` tells the quarantined ones."""
-        return self.events_in(spark, contract, self.accepted(contract), self.holes)
+        """Every event of the table, as the fold takes them: ``withheld`` tells the quarantined ones."""
+        return self.events_in(spark, contract, self.accepted(contract), self.withheld)
 
     def events_in(
         self,
         spark: SparkSession,
         contract: TableContract,
         accepted: Sequence[LakeFile],
-        holes: Sequence[LakeFile],
+        withheld: Sequence[LakeFile],
     ) -> DataFrame:
         """The events of the table in files of accepted ones and in files of the quarantine."""
-        frame = self.deduped.read(spark, accepted).withColumn("hole", F.lit(False))
-        if holes:
-            withheld = self.quarantine.read(spark, holes).select(
-                *(name for name in frame.columns if name != "hole")
+        frame = self.deduped.read(spark, accepted).withColumn("withheld", F.lit(False))
+        if withheld:
+            quarantined = self.quarantine.read(spark, withheld).select(
+                *(name for name in frame.columns if name != "withheld")
             )
-            frame = frame.unionByName(withheld.withColumn("hole", F.lit(True)))
+            frame = frame.unionByName(quarantined.withColumn("withheld", F.lit(True)))
         of_table = (F.col("source_schema") == contract.schema) & (F.col("source_table") == contract.table)
         return frame.where(of_table)
 
     def size(self, contract: TableContract) -> tuple[int, int]:
         """Events to read, and the bytes of their files."""
-        files: Sequence[LakeFile] = (*self.accepted(contract), *self.holes)
+        files: Sequence[LakeFile] = (*self.accepted(contract), *self.withheld)
         return sum(file.rows for file in files), sum(file.bytes for file in files)

@@ -170,42 +170,42 @@ def _known(files: Sequence[LakeFile], share: Share, contract: TableContract) -> 
     quarantine, each with the number of its row. None as of ``fold``."""
     narrow = pa.schema([*_NARROW, *_APART]) if share.withheld or share.elsewhere else _NARROW
     accepted = rows_that_fit(files, narrow)
-    holes, others = rows_that_fit(share.withheld, narrow), rows_that_fit(share.elsewhere, _PLACES)
-    if accepted is None or holes is None or others is None:
+    withheld, others = rows_that_fit(share.withheld, narrow), rows_that_fit(share.elsewhere, _PLACES)
+    if accepted is None or withheld is None or others is None:
         return None
-    if accepted.nbytes + holes.nbytes > file_tasks.MOST_BYTES_HELD:
+    if accepted.nbytes + withheld.nbytes > file_tasks.MOST_BYTES_HELD:
         return None
-    numbers = np.arange(len(accepted) + len(holes))
-    known = _of_table(accepted, numbers[: len(accepted)], contract, hole=False)
-    if filled(others, known).any():
+    numbers = np.arange(len(accepted) + len(withheld))
+    known = _of_table(accepted, numbers[: len(accepted)], contract, withheld=False)
+    if voided(others, known).any():
         return None
-    if len(holes):
-        withheld = _of_table(holes, numbers[len(accepted) :], contract, hole=True)
-        withheld = withheld.filter(pa.array(~filled(withheld, known)))
+    if len(withheld):
+        withheld = _of_table(withheld, numbers[len(accepted) :], contract, withheld=True)
+        withheld = withheld.filter(pa.array(~voided(withheld, known)))
         known = pa.concat_tables([known, withheld]).combine_chunks()
     return events_to_fold(known.select([name for name in known.column_names if name not in _APART.names]))
 
 
 def _of_table(
-    events: pa.Table, numbers: npt.NDArray[np.int64], contract: TableContract, *, hole: bool
+    events: pa.Table, numbers: npt.NDArray[np.int64], contract: TableContract, *, withheld: bool
 ) -> pa.Table:
     """Those of ``events``, which have the ``numbers``, that are of the contract's table."""
     mine = pc.equal(events["source_schema"], contract.schema)
-    if hole:
+    if withheld:
         # The files of the quarantine are of all tables.
         mine = pc.and_(mine, pc.equal(events["source_table"], contract.table))
     events = events.append_column(ROW, pa.array(numbers))
-    events = events.append_column("hole", pa.repeat(pa.scalar(hole), len(events)))
+    events = events.append_column("withheld", pa.repeat(pa.scalar(withheld), len(events)))
     return events if pc.all(mine).as_py() else events.filter(mine)
 
 
-def filled(holes: pa.Table, accepted: pa.Table) -> npt.NDArray[np.bool_]:
-    """Which of the withheld events ``holes`` have a place that one of ``accepted`` has too, which voids them
-    (``fold.without_filled_holes``). Both have the columns ``_PLACES``."""
-    found = np.zeros(len(holes), np.bool_)
-    if not len(holes):
+def voided(withheld: pa.Table, accepted: pa.Table) -> npt.NDArray[np.bool_]:
+    """Which of the events ``withheld`` have a place that one of ``accepted`` has too, which voids them
+    (``fold.without_voided``). Both have the columns ``_PLACES``."""
+    found = np.zeros(len(withheld), np.bool_)
+    if not len(withheld):
         return found
-    marks, mine, theirs = np.unique(_marks_of(holes)), _marks_of(holes), _marks_of(accepted)
+    marks, mine, theirs = np.unique(_marks_of(withheld)), _marks_of(withheld), _marks_of(accepted)
     # Withheld events are few. Events of other places may have the same mark.
     nearby = marks[np.minimum(np.searchsorted(marks, theirs), len(marks) - 1)] == theirs
     if not nearby.any():
@@ -213,7 +213,7 @@ def filled(holes: pa.Table, accepted: pa.Table) -> npt.NDArray[np.bool_]:
     places = accepted.filter(pa.array(nearby)).select(_PLACES.names).to_pylist()
     taken = {tuple(place.values()) for place in places}
     for row in np.flatnonzero(np.isin(mine, theirs[nearby])):
-        [place] = holes.slice(row, 1).select(_PLACES.names).to_pylist()
+        [place] = withheld.slice(row, 1).select(_PLACES.names).to_pylist()
         found[row] = tuple(place.values()) in taken
     return found
 

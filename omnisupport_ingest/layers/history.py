@@ -241,7 +241,7 @@ _EVENT = T.StructField(
     EVENT,
     T.StructType(
         [
-            T.StructField("hole", T.BooleanType()) if name == "hole" else RAW_TYPE[name]
+            T.StructField("withheld", T.BooleanType()) if name == "withheld" else RAW_TYPE[name]
             for name in EVENT_COLUMNS
         ]
     ),

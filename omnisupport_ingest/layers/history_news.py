@@ -38,15 +38,15 @@ class EventNews:
     """Files that joined or left the events of a table.
 
     ``added``: of accepted events, in windows that were not judged again. Of those that were, ``accepted`` are
-    the files now and ``accepted_before`` what they took the place of. ``holes`` joined the quarantine and
-    ``holes_before`` left it, of all tables. ``noted``: windows of the source that have another state.
+    the files now and ``accepted_before`` what they took the place of. ``withheld`` joined the quarantine and
+    ``withheld_before`` left it, of all tables. ``noted``: windows of the source that have another state.
     """
 
     added: tuple[LakeFile, ...]
     accepted: tuple[LakeFile, ...]
     accepted_before: tuple[LakeFile, ...]
-    holes: tuple[LakeFile, ...]
-    holes_before: tuple[LakeFile, ...]
+    withheld: tuple[LakeFile, ...]
+    withheld_before: tuple[LakeFile, ...]
     noted: frozenset[str]
 
     @property
@@ -57,7 +57,7 @@ class EventNews:
     @property
     def judged_again(self) -> bool:
         """Whether there is more than accepted events that were added."""
-        return bool(self.accepted_before or self.holes or self.holes_before)
+        return bool(self.accepted_before or self.withheld or self.withheld_before)
 
 
 def news_since(files: EventFiles, contract: TableContract, version: int) -> EventNews | None:
@@ -74,7 +74,7 @@ def news_since(files: EventFiles, contract: TableContract, version: int) -> Even
     quarantine = QuarantineFiles(files.deduped, files.quarantine)
     try:
         named = {path for file in changes.states for path in named_by(read_state(Path(file.uri)))}
-        now = {file.path: file for window in changes.noted for file in files.holes_of(window)}
+        now = {file.path: file for window in changes.noted for file in files.withheld_in(window)}
         left = tuple(quarantine.on_disk(path) for path in sorted(named - now.keys()))
     except (StateUnreadable, EventsGone):
         return None
@@ -82,8 +82,8 @@ def news_since(files: EventFiles, contract: TableContract, version: int) -> Even
         added=added,
         accepted=tuple(file for window in again for file in files.accepted(contract, window)),
         accepted_before=before,
-        holes=tuple(now[path] for path in sorted(now.keys() - named)),
-        holes_before=left,
+        withheld=tuple(now[path] for path in sorted(now.keys() - named)),
+        withheld_before=left,
         noted=changes.noted,
     )
 
@@ -101,23 +101,23 @@ class Differing:
 def differing(spark: SparkSession, files: EventFiles, contract: TableContract, news: EventNews) -> Differing:
     """The events by which ``news`` differ from what they took the place of."""
     now, before = (
-        files.events_in(spark, contract, accepted, holes).select(
-            "window", "event_hash", "hole", "op", "key", "moved_from_key"
+        files.events_in(spark, contract, accepted, withheld).select(
+            "window", "event_hash", "withheld", "op", "key", "moved_from_key"
         )
-        for accepted, holes in (
-            (news.accepted, news.holes),
-            (news.accepted_before, news.holes_before),
+        for accepted, withheld in (
+            (news.accepted, news.withheld),
+            (news.accepted_before, news.withheld_before),
         )
     )
-    same = ["window", "event_hash", "hole"]
+    same = ["window", "event_hash", "withheld"]
     found = now.join(before, same, "left_anti").unionByName(before.join(now, same, "left_anti"))
     found = found.localCheckpoint()
     keyless = F.col("op").isin("t", "b")
     events, ends = found.agg(F.count("*"), F.count_if(keyless)).collect()[0]
     # A withheld event is voided by an accepted one at its place, whatever the key of that is.
-    withheld = now.unionByName(before).where("hole")
+    quarantined = now.unionByName(before).where("withheld")
     keys = found.select("key").unionByName(found.select(F.col("moved_from_key").alias("key")))
-    keys = keys.unionByName(withheld.select("key")).where(F.col("key").isNotNull())
+    keys = keys.unionByName(quarantined.select("key")).where(F.col("key").isNotNull())
     return Differing(events, bool(ends), keys.select(F.col("key").alias("_cdc_key")))
 
 
@@ -126,7 +126,7 @@ def tied(keys: DataFrame, events: DataFrame) -> DataFrame | None:
 
     Null where a chain of key changes is too long to be followed.
     """
-    moved = events.where(F.col("moved_from_key").isNotNull() & F.col("key").isNotNull() & ~F.col("hole"))
+    moved = events.where(F.col("moved_from_key").isNotNull() & F.col("key").isNotNull() & ~F.col("withheld"))
     pairs = moved.select("key", "moved_from_key").distinct().localCheckpoint()
     found = keys.distinct().localCheckpoint()
     if pairs.isEmpty():

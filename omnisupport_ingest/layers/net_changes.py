@@ -1,8 +1,8 @@
 """``deduped_events`` and ``quarantine`` → net changes: the fold of each window, in parts.
 
 A run adds the fold of its own events to the window, so it costs what is new, whatever the window holds; who
-reads the window folds the parts (``cdc.fold``). Closing leaves one row per key. Quarantined events are holes
-in the fold, never stepped over.
+reads the window folds the parts (``cdc.fold``). Closing leaves one row per key. Quarantined events are
+folded as withheld ones, never stepped over.
 
 The content hash of a window is that of the events folded into it, in however many parts.
 """
@@ -63,7 +63,7 @@ class _Job:
     plan: WindowPlan
     upstream: Upstream
     accepted: tuple[LakeFile, ...]
-    holes: tuple[LakeFile, ...]
+    withheld: tuple[LakeFile, ...]
     counts: Counts
     batches: tuple[str, ...]
 
@@ -74,7 +74,7 @@ class _Job:
 
     @property
     def files(self) -> tuple[LakeFile, ...]:
-        return self.accepted + self.holes
+        return self.accepted + self.withheld
 
 
 def materialize(
@@ -105,7 +105,7 @@ def materialize(
             # All in one commit: no reader ever finds files of both types, or a part of the table.
             asked = sorted({*asked, *snapshot.windows(), *deduped.windows()})
         if deduped.state(OUT_OF_RANGE) is not None and OUT_OF_RANGE not in asked:
-            # Events whose time cannot be right are holes in the fold like any other.
+            # Events whose time cannot be right are withheld in the fold like any other.
             asked.append(OUT_OF_RANGE)
         anew = replace(asked_as, replay=replay or bool(snapshot.retyped))
         jobs = [_job(snapshot, files, contract, window, anew) for window in asked]
@@ -141,7 +141,7 @@ def materialize(
                         upstream_version=deduped.version,
                         past_closing=passed(job.plan.window),
                         exact_share=exact_share,
-                        content=content_of(contract, job.accepted, job.holes),
+                        content=content_of(contract, job.accepted, job.withheld),
                     ),
                     Identity(LAYER, contract.source, run_id),
                     staged,
@@ -166,7 +166,7 @@ def _job(
 ) -> _Job:
     deduped = files.deduped
     above = deduped.state(window)
-    accepted, holes = files.accepted(contract, window), files.holes_of(window)
+    accepted, withheld = files.accepted(contract, window), files.withheld_in(window)
     paths, stands_for = [file.path for file in accepted], above.compacted_units if above else {}
     upstream = Upstream(units_above(paths, above), deduped.table_id, of_contract(contract))
     plan = plan_window(snapshot, window, upstream, asked)
@@ -182,7 +182,7 @@ def _job(
         plan=plan,
         upstream=upstream,
         accepted=tuple(file for file in accepted if file.path in read),
-        holes=tuple(file for file in holes if f"{WITHHELD}{file.path}" in plan.read),
+        withheld=tuple(file for file in withheld if f"{WITHHELD}{file.path}" in plan.read),
         counts=Counts(
             raw=sum(file.rows for file in accepted),
             deduped=sum(file.rows for file in accepted),
@@ -292,17 +292,17 @@ def _stage(
 ) -> tuple[StagedFiles, float | None]:
     """Write the fold of the jobs' new events; and the share of them that was folded one by one, if known."""
     # Windows have the withheld events of all tables of a source; those of others need not be read.
-    of_table = [replace(job, holes=withheld_of(job.holes, contract)) for job in jobs]
+    of_table = [replace(job, withheld=withheld_of(job.withheld, contract)) for job in jobs]
     working = [job for job in of_table if job.files]
     if not working:
         return StagedFiles(()), None
     events = [file for job in working for file in job.files]
     generation = {job.plan.window: job.plan.generation for job in working}
-    holes = [file for job in working for file in job.holes]
-    withheld = {file.uri for file in holes}
-    events.sort(key=lambda file: (file.window, file.uri in withheld, file.path))
+    withheld = [file for job in working for file in job.withheld]
+    apart = {file.uri for file in withheld}
+    events.sort(key=lambda file: (file.window, file.uri in apart, file.path))
     for count in SHARES:
-        blocks = in_key_shares(events, count, holes)
+        blocks = in_key_shares(events, count, withheld)
         shares = [share for block in blocks for share in block]
         works = [partial(fold, share=share, contract=contract, order=order_of(contract)) for share in shares]
         with made_by_tasks(spark, snapshot.table, works, unit=unit, generation=generation) as made:
@@ -335,12 +335,12 @@ def _events(
     files: EventFiles,
     jobs: Sequence[_Job],
 ) -> DataFrame:
-    """The jobs' events of the table; ``hole`` tells the quarantined ones."""
+    """The jobs' events of the table; ``withheld`` tells the quarantined ones."""
     accepted = files.deduped.read(spark, [file for job in jobs for file in job.accepted])
-    frames = [accepted.withColumn("hole", F.lit(False))]
-    withheld = [file for job in jobs for file in job.holes]
+    frames = [accepted.withColumn("withheld", F.lit(False))]
+    withheld = [file for job in jobs for file in job.withheld]
     if withheld:
-        holes = files.quarantine.read(spark, withheld).select(*accepted.columns)
-        frames.append(holes.withColumn("hole", F.lit(True)))
+        quarantined = files.quarantine.read(spark, withheld).select(*accepted.columns)
+        frames.append(quarantined.withColumn("withheld", F.lit(True)))
     of_table = (F.col("source_schema") == contract.schema) & (F.col("source_table") == contract.table)
     return reduce(DataFrame.unionByName, frames).where(of_table)

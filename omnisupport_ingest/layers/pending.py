@@ -19,12 +19,12 @@ from omnisupport_ingest.contracts.decision_table import (
     LATE,
     REPLAY_WINDOW,
     STOP,
-    STREAM_HOLE,
+    STREAM_GAP,
 )
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.lake.table import TableSnapshot
-from omnisupport_ingest.landing.chain import Hole
+from omnisupport_ingest.landing.chain import Gap
 from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.landing.standing import Place
 from omnisupport_ingest.layers import raw
@@ -44,7 +44,7 @@ from omnisupport_ingest.windows import OUT_OF_RANGE
 
 T = TypeVar("T")
 
-HOLE_FOUND = CHAIN_LSN.found(STREAM_HOLE)
+GAP_FOUND = CHAIN_LSN.found(STREAM_GAP)
 """A batch of the stream does not continue where the one before it ended."""
 
 _LOOKS = 5
@@ -64,7 +64,7 @@ class Pending:
     in them after they had closed, which ``late`` names; they are not among ``windows``. ``batches``:
     how many batches wait in all. ``last_batch_id``, ``last_lsn`` and ``watermark``: of the newest
     landed batch. ``recoveries``: how often capture went on after a crash before a confirmation.
-    ``stream_end``: up to where the WAL stream has landed. ``hole``: what holds back
+    ``stream_end``: up to where the WAL stream has landed. ``gap``: what holds back
     later batches. ``tables``: the names of the contracts whose tables have news in ``windows``; a run over
     these need visit no other (``table_news``).
     """
@@ -75,7 +75,7 @@ class Pending:
     last_batch_id: str | None
     last_lsn: str | None
     watermark: datetime | None
-    hole: Hole | None
+    gap: Gap | None
     stream_end: Lsn | None = None
     recoveries: int = 0
     late_windows: tuple[str, ...] = ()
@@ -350,7 +350,7 @@ def _pending(workspace: Workspace, source: str, look: _Look, limit: int, now: da
     )
     landed = look.landed
     newest = workspace.landing(source).read(landed.last.batch_id) if landed.last is not None else None
-    held_up = landed.hole is not None and workspace.decisions.action(HOLE_FOUND.scenario) == STOP
+    held_up = landed.gap is not None and workspace.decisions.action(GAP_FOUND.scenario) == STOP
     return Pending(
         windows=() if held_up else tuple(sorted(windows)),
         batches=len(untaken),
@@ -358,7 +358,7 @@ def _pending(workspace: Workspace, source: str, look: _Look, limit: int, now: da
         last_batch_id=newest.batch_id if newest else None,
         last_lsn=_end(newest),
         watermark=newest.arrival.watermark if newest else None,
-        hole=landed.hole,
+        gap=landed.gap,
         stream_end=landed.stream_end,
         recoveries=sum(each.recoveries for each in landed.epochs),
         late_windows=() if held_up else tuple(sorted(late_windows)),

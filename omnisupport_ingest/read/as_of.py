@@ -144,8 +144,8 @@ def _refuse_incomplete(
     if not found:
         return
     problems = " ".join(each.problem for each in found)
-    if landed.hole is not None and landed.hole.epoch == position.epoch:
-        raise TableIncomplete(f"{problems} {landed.hole}", fix=landed.hole.fix)
+    if landed.gap is not None and landed.gap.epoch == position.epoch:
+        raise TableIncomplete(f"{problems} {landed.gap}", fix=landed.gap.fix)
     raise TableIncomplete(problems, fix=" ".join(dict.fromkeys(each.fix for each in found)))
 
 
@@ -188,10 +188,10 @@ def _first_later(workspace: Workspace, files: EventFiles, moment: datetime) -> P
     windows = [
         window
         for window in files.deduped.windows()
-        if window != OUT_OF_RANGE and (workspace.grid.end_of(window) > moment or files.holes_of(window))
+        if window != OUT_OF_RANGE and (workspace.grid.end_of(window) > moment or files.withheld_in(window))
     ]
     found = [file.uri for window in windows for file in files.deduped.files(window)]
-    found += [file.uri for window in windows for file in files.holes_of(window)]
+    found += [file.uri for window in windows for file in files.withheld_in(window)]
     if not found:
         return None
     with duckdb.connect() as connection:

@@ -49,7 +49,7 @@ _EVENT_TYPE = T.StructType(
         T.StructField("window", T.StringType()),
         *(LANDED_TYPE[name] for name in _FROM_EVENTS),
         T.StructField("landed_at", T.TimestampType()),
-        T.StructField("hole", T.BooleanType()),
+        T.StructField("withheld", T.BooleanType()),
     ]
 )
 _WINDOW = "since"
@@ -155,9 +155,9 @@ class MovedOn:
         )
         added = f"'epoch'::TIMESTAMPTZ AS landed_at, {text(_WINDOW)} AS \"window\""
         moved = "" if self.whole else " WHERE m.key IS NOT NULL"
-        since = events_since(contract, sample, ", ".join(named(name) for name in _FROM_EVENTS), hole=True)
+        since = events_since(contract, sample, ", ".join(named(name) for name in _FROM_EVENTS), withheld=True)
         return (
-            f"SELECT {columns}, {added}, false AS hole FROM source s LEFT JOIN moved m"
+            f"SELECT {columns}, {added}, false AS withheld FROM source s LEFT JOIN moved m"
             f" ON {same_key(contract, 's', 'm')}{moved}"
             f" UNION ALL BY NAME SELECT *, {added} FROM ({since})"
         )

@@ -47,7 +47,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class KeyEvent:
-    """An accepted event of the table, or one that is in quarantine (``hole``). Times are timezone-aware.
+    """An accepted event of the table, or one that is in quarantine (``withheld``). Times are timezone-aware.
 
     ``facts``: what else is known of it (batch, file, transaction, reason), for whoever shows it.
     """
@@ -64,7 +64,7 @@ class KeyEvent:
     unchanged: tuple[str, ...] | None = None
     moved_from_key: str | None = None
     identity: str | None = None
-    hole: bool = False
+    withheld: bool = False
     facts: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def carried(self) -> Mapping[str, Any]:
@@ -110,11 +110,11 @@ class RowOrigins:
     def role(self, event: KeyEvent, column: str) -> Role:
         """What ``event`` is for ``column``."""
         origin = self.columns[column]
-        if event.hole and event.position in self.voided:
+        if event.withheld and event.position in self.voided:
             return Role.VOIDED
         if origin.event == event:
             return Role.DECIDES if origin.resolved else Role.HIDES
-        if event.hole:
+        if event.withheld:
             return Role.WITHHELD
         if event.op not in _LIVING:
             return Role.NO_VALUES
@@ -136,11 +136,11 @@ def origins_of(events: Iterable[KeyEvent], key: str, shape: Shape) -> RowOrigins
     snapshot ends, each once, in any order.
     """
     ordered = _by_rank(events)
-    accepted = {(each.position, each.identity) for each in ordered if not each.hole}
+    accepted = {(each.position, each.identity) for each in ordered if not each.withheld}
     voided = frozenset(
-        each.position for each in ordered if each.hole and (each.position, each.identity) in accepted
+        each.position for each in ordered if each.withheld and (each.position, each.identity) in accepted
     )
-    counted = [each for each in ordered if not (each.hole and each.position in voided)]
+    counted = [each for each in ordered if not (each.withheld and each.position in voided)]
     ends = _ends(counted)
     life = _life(ordered, counted, key, shape, ends, None)
     if life is None:
@@ -182,7 +182,7 @@ def _ends(events: Sequence[KeyEvent]) -> TableEnds:
         (
             each.position,
             _micros(each.source_ts),
-            each.position if each.hole else None,
+            each.position if each.withheld else None,
             each.after if each.op == "b" else None,
         )
         for each in events
@@ -205,7 +205,7 @@ def _life(
     numbered += [
         (number[id(each)], replace(each, key=key, op=LEFT))
         for each in counted
-        if each.moved_from_key == key and not each.hole
+        if each.moved_from_key == key and not each.withheld
     ]
     if not numbered:
         return None
@@ -243,7 +243,7 @@ def _origin(
         seen.add((key, place))
         old_key = True
         current = _life(ordered, counted, key, shape, ends, place)
-    hiding = [each for each in counted if each.hole and _hides(each, key, column)]
+    hiding = [each for each in counted if each.withheld and _hides(each, key, column)]
     newest = max(hiding, key=lambda each: each.position, default=None)
     return Origin(column, newest, False, old_key and newest is not None)
 
@@ -267,11 +267,11 @@ def _bounds(
 
 
 def _deletes(event: KeyEvent) -> bool:
-    return event.op == "d" and not event.hole
+    return event.op == "d" and not event.withheld
 
 
 def _at(events: Sequence[KeyEvent], position: Position, key: str) -> KeyEvent | None:
-    found = [each for each in events if each.position == position and not each.hole]
+    found = [each for each in events if each.position == position and not each.withheld]
     return next((each for each in found if each.key == key), found[0] if found else None)
 
 
@@ -297,7 +297,7 @@ def _table(numbered: Sequence[tuple[int, KeyEvent]], shape: Shape | None) -> pa.
             "moved_from_key": pa.array([each.moved_from_key for each in events], pa.string()),
             "batch_id": pa.array([each.batch_id for each in events], pa.string()),
             "landed_at": pa.array([each.landed_at for each in events], columnar.TIME),
-            "hole": pa.array([each.hole for each in events], pa.bool_()),
+            "withheld": pa.array([each.withheld for each in events], pa.bool_()),
         }
     )
 

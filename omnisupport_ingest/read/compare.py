@@ -147,9 +147,9 @@ def changed_since(contract: TableContract, sample: Sample) -> tuple[int, int]:
     return row[0], row[1]
 
 
-def events_since(contract: TableContract, sample: Sample, columns: str, *, hole: bool = False) -> str:
-    """SQL: ``columns`` of the table's events at or above the sample's LSN; with ``hole`` a column more, which
-    tells the quarantined ones."""
+def events_since(contract: TableContract, sample: Sample, columns: str, *, withheld: bool = False) -> str:
+    """SQL: ``columns`` of the table's events at or above the sample's LSN; with ``withheld`` a column of that
+    name more, which tells the quarantined ones."""
     since = (
         f"(epoch > {sample.epoch} OR (epoch = {sample.epoch} AND commit_lsn >= {sample.from_lsn}))"
         f" AND source_schema = {text(contract.schema)}"
@@ -157,12 +157,12 @@ def events_since(contract: TableContract, sample: Sample, columns: str, *, hole:
     # The accepted events are partitioned by table, so the column is not in their files.
     of_table = f"{since} AND source_table = {text(contract.table)}"
     found = []
-    for files, where, withheld in (
+    for files, where, quarantined in (
         (sample.events, since, "false"),
         (sample.quarantined, of_table, "true"),
     ):
         if files:
-            more = f", {withheld} AS hole" if hole else ""
+            more = f", {quarantined} AS withheld" if withheld else ""
             read = f"read_parquet({listed(files)}, hive_partitioning = false, union_by_name = true)"
             found.append(f"SELECT {columns}{more} FROM {read} WHERE {where}")
     return " UNION ALL ".join(found) or "SELECT NULL::VARCHAR AS key WHERE false"

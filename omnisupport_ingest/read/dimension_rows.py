@@ -125,9 +125,9 @@ class PinnedDimensions:
             # Of a repair that was killed: it holds rows of the source.
             shutil.rmtree(left, ignore_errors=True)
         pending = pending_windows(workspace.merging_at_once(), source)
-        if pending.hole is not None:
+        if pending.gap is not None:
             raise LakeBehind(
-                f"A batch of {source} is missing from landing ({pending.hole}), and with it from the lake.",
+                f"A batch of {source} is missing from landing ({pending.gap}), and with it from the lake.",
                 fix="Restore the batch, or have every table read: source repair --mode resnapshot",
             )
         if not pending.nothing:

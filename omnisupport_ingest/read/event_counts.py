@@ -39,7 +39,7 @@ def events_per_table(workspace: Workspace, source: str) -> dict[str, Counts]:
     for table, events, different in _ask(f"source_table, count(*), {distinct}", taken):
         found[table] = found.get(table, Counts()) + Counts(raw=events, duplicates=events - different)
     for table, events in _ask(
-        "source_table, count(*)", [file.uri for file in judged.holes if file.window not in sealed]
+        "source_table, count(*)", [file.uri for file in judged.withheld if file.window not in sealed]
     ):
         found[table] = found.get(table, Counts()) + Counts(quarantined=events)
     for file in judged.deduped.all_files():

@@ -160,7 +160,7 @@ def explain(workspace: Workspace, contract: TableContract, key: str) -> Explanat
     return Explanation(
         contract=contract,
         key=key,
-        events=tuple(sorted(events, key=lambda each: (each.position, each.hole))),
+        events=tuple(sorted(events, key=lambda each: (each.position, each.withheld))),
         origins=origins_of(events, key, shape_of(contract)) if _has_row(events, key) else None,
         copies=copies,
         late=frozenset(_late(workspace, contract, events)),
@@ -199,7 +199,7 @@ def _read(files: EventFiles, contract: TableContract, where: Any) -> Iterator[Ke
             yield _event(file, row, {})
     schema = arrow_schema(QUARANTINE_TYPE, without=("window", "reason"))
     of_table = of_schema & (pc.field("source_table") == contract.table)
-    for file in files.holes:
+    for file in files.withheld:
         for row in _rows(file, schema, [*_OF_EVENT, *_OF_QUARANTINE], where & of_table):
             reason = dict(file.partition).get("reason") or "unknown"
             yield _event(file, row, {"reason": reason} | {name: row[name] for name in _OF_QUARANTINE})
@@ -226,7 +226,7 @@ def _event(file: LakeFile, row: Mapping[str, Any], quarantine: Mapping[str, Any]
         unchanged=tuple(row["unchanged"]) if row["unchanged"] else None,
         moved_from_key=row["moved_from_key"],
         identity=row["identity"],
-        hole=bool(quarantine),
+        withheld=bool(quarantine),
         facts=facts,
     )
 

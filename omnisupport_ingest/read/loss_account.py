@@ -15,7 +15,7 @@ from enum import StrEnum
 
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.landing.accepted_losses import AcceptedLoss, AcceptedLosses
-from omnisupport_ingest.landing.chain import Hole
+from omnisupport_ingest.landing.chain import Gap
 from omnisupport_ingest.landing.completeness import Incomplete, incomplete_now
 from omnisupport_ingest.landing.epochs import EpochRecord
 from omnisupport_ingest.landing.lost_changes import LostChanges, LostStretch
@@ -57,7 +57,7 @@ class EpochAccount:
     end: Lsn | None
     batches: int
     events: int
-    gap: Hole | None
+    gap: Gap | None
     accepted: AcceptedLoss | None
     missed: tuple[LostStretch, ...]
     proved: int
@@ -90,7 +90,7 @@ class LossAccount:
     slot_problem: str | None
 
     @property
-    def open_gaps(self) -> list[Hole]:
+    def open_gaps(self) -> list[Gap]:
         return [each.gap for each in self.epochs if each.gap is not None and each.gap.later_epoch is None]
 
     @property
@@ -198,7 +198,7 @@ def _epoch(
         end=standing.end,
         batches=standing.batches,
         events=standing.events,
-        gap=standing.hole(newest),
+        gap=standing.gap(newest),
         accepted=AcceptedLosses(store.folder).of(standing.epoch),
         missed=LostChanges(store.folder, standing.epoch).all(),
         proved=standing.recoveries,

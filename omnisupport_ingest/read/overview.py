@@ -15,7 +15,7 @@ from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.table import LakeTable, TableSnapshot
-from omnisupport_ingest.landing.chain import Hole
+from omnisupport_ingest.landing.chain import Gap
 from omnisupport_ingest.landing.standing import LandedPart
 from omnisupport_ingest.landing.store import Landed, LandingStore
 from omnisupport_ingest.layers import deduped, net_changes, quarantine, raw
@@ -40,7 +40,7 @@ from omnisupport_ingest.read.freshness import Freshness, freshness
 class LandingOverview:
     """Where the landing of a source stands. ``events`` counts duplicates too.
 
-    ``last_batch_id`` is the newest batch before any hole; ``stream_end`` the end of the landed WAL.
+    ``last_batch_id`` is the newest batch before any gap; ``stream_end`` the end of the landed WAL.
     ``epoch`` is the one that began last, null before the first. ``problem`` says why landing cannot be
     read; everything else is empty then.
     """
@@ -53,7 +53,7 @@ class LandingOverview:
     last_landed_at: datetime | None
     watermark: datetime | None
     stream_end: Lsn | None
-    hole: Hole | None
+    gap: Gap | None
     problem: IngestError | None = None
 
 
@@ -147,7 +147,7 @@ def _landing_of(store: LandingStore, landed: Landed) -> LandingOverview:
         ),
         watermark=newest.mark if newest else None,
         stream_end=landed.stream_end,
-        hole=landed.hole,
+        gap=landed.gap,
     )
 
 

@@ -97,7 +97,7 @@ def _table(
 ) -> TablePreview:
     of_table = (F.col("source_schema") == contract.schema) & (F.col("source_table") == contract.table)
     events = judged.where((F.col("verdict") != DUPLICATE) & of_table)
-    folded = hashed(fold_events(events.withColumn("hole", F.col("verdict") == QUARANTINED), contract))
+    folded = hashed(fold_events(events.withColumn("withheld", F.col("verdict") == QUARANTINED), contract))
     held = spark.createDataFrame([], folded_type(contract))
     if workspace.net_changes(contract).exists:
         net_changes = workspace.net_changes(contract).open()

@@ -52,13 +52,13 @@ class RowState:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """An event of one of the keys that were asked for. ``hole``: it is in quarantine."""
+    """An event of one of the keys that were asked for. ``withheld``: it is in quarantine."""
 
     window: str
     position: Position
     op: str
     key: str | None
-    hole: bool
+    withheld: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +90,8 @@ def traces(files: EventFiles, contract: TableContract, keys: Iterable[str]) -> l
     """Every event of ``keys``, accepted or in quarantine, by window and position."""
     wanted = pa.array(sorted(set(keys)), pa.string())
     found = (
-        Trace(window, _position(row), row["op"], row["key"], hole)
-        for window, hole, row in _rows(files, contract, pc.field("key").isin(wanted))
+        Trace(window, _position(row), row["op"], row["key"], withheld)
+        for window, withheld, row in _rows(files, contract, pc.field("key").isin(wanted))
     )
     return sorted(found, key=lambda trace: (trace.window, trace.position))
 
@@ -175,7 +175,7 @@ def _rows(
     for file in files.accepted(contract):
         yield from ((file.window, False, row) for row in _read(file, contract, where, _IN_PATH))
     table = pc.field("source_table") == contract.table
-    for file in files.holes:
+    for file in files.withheld:
         yield from ((file.window, True, row) for row in _read(file, contract, where & table, (WINDOW,)))
 
 

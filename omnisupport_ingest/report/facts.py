@@ -117,7 +117,7 @@ def source_facts(workspace: Workspace, source: str, *, most: int = MOST_BATCHES)
         left_out=len(names) - len(batches),
         tables=tuple(_tables(workspace, source)),
         windows=tuple(_windows(workspace, source, windows)),
-        problem=str(landed.hole) if landed.hole is not None and landed.hole.later_epoch is None else None,
+        problem=str(landed.gap) if landed.gap is not None and landed.gap.later_epoch is None else None,
     )
 
 

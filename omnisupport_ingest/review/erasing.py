@@ -198,7 +198,7 @@ def _spans(workspace: Workspace, contract: TableContract, key: str) -> list[_Key
 
 
 def _alive(contract: TableContract, state: RowState, found: Sequence[Trace]) -> ErasureRefused:
-    if state.doubtful or any(each.hole and each.position == state.last for each in found):
+    if state.doubtful or any(each.withheld and each.position == state.last for each in found):
         return ErasureRefused(
             f"Whether that row of {contract.full_name} has ended is not known: an event of it is in "
             "quarantine.",

@@ -161,8 +161,8 @@ class OnePass:
                 done.append(self._run(source, windows, pending))
             for windows in late:
                 done.append(self.replay(source, windows, late_tags(source, pending, windows)))
-        if pending.hole is not None and pending.hole.later_epoch is None:
-            raise IngestError(f"{pending.hole} Everything before it is in the lake.", fix=pending.hole.fix)
+        if pending.gap is not None and pending.gap.later_epoch is None:
+            raise IngestError(f"{pending.gap} Everything before it is in the lake.", fix=pending.gap.fix)
         return done
 
     def _run(self, source: str, windows: WindowRange, pending: Pending) -> FinishedRun:

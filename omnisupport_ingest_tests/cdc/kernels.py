@@ -49,7 +49,7 @@ EVENTS = pa.schema(
         pa.field("moved_from_key", pa.string()),
         pa.field("batch_id", pa.string()),
         pa.field("landed_at", columnar.TIME),
-        pa.field("hole", pa.bool_()),
+        pa.field("withheld", pa.bool_()),
     ]
 )
 """What ``fold.to_fold`` hands to the kernel."""
@@ -107,7 +107,7 @@ def events_table(events: Iterable[Event], table: Table, windows: Mapping[tuple[i
     accepted = {(event.at, event.identity) for event in spoken if not event.quarantined}
     kept = [each for each in spoken if not (each.quarantined and (each.at, each.identity) in accepted)]
     rows = [_event_row(event, table, windows[event.at[:2]], number) for number, event in enumerate(kept)]
-    left = [row for row in rows if row["moved_from_key"] is not None and not row["hole"]]
+    left = [row for row in rows if row["moved_from_key"] is not None and not row["withheld"]]
     rows += [{**row, "key": row["moved_from_key"], "op": LEFT} for row in left]
     return pa.Table.from_pylist(rows, schema=EVENTS)
 
@@ -251,7 +251,7 @@ def _event_row(event: Event, table: Table, window: str, number: int) -> dict[str
         "moved_from_key": key_text(event.moved_from),
         "batch_id": f"batch {number % 3}",
         "landed_at": event.source_ts,
-        "hole": event.quarantined,
+        "withheld": event.quarantined,
     }
 
 

@@ -46,7 +46,7 @@ CONTRACT = TableContract(
 )
 
 _LANES_PER_LSN = 1000
-_SCHEMA = T.StructType([*RAW_TYPE.fields, T.StructField("hole", T.BooleanType())])
+_SCHEMA = T.StructType([*RAW_TYPE.fields, T.StructField("withheld", T.BooleanType())])
 _START = datetime(2026, 11, 1, tzinfo=UTC)
 
 
@@ -69,23 +69,23 @@ class State:
         return replace(self, values=()) == replace(other, values=()) and set(self.values) <= set(other.values)
 
 
-def in_lanes(rng: Random, count: int, *, whole_table_holes: bool = False) -> list[Event]:
-    """``count`` event soups, every other with holes, as lanes of one history.
+def in_lanes(rng: Random, count: int, *, whole_table_withheld: bool = False) -> list[Event]:
+    """``count`` event soups, every other with withheld events, as lanes of one history.
 
     They share a truncate and a boundary, and half of them a boundary of the range of their keys, between
-    what they do in log order; with ``whole_table_holes`` also a truncate and a boundary that are in
+    what they do in log order; with ``whole_table_withheld`` also a truncate and a boundary that are in
     quarantine.
     """
     events = []
     for lane in range(1, count + 1):
-        soup = histories.soup(rng, shape=SHAPE, holes=lane % 2 == 0, whole_table=False)
+        soup = histories.soup(rng, shape=SHAPE, withheld=lane % 2 == 0, whole_table=False)
         events += [_in_lane(event, lane) for event in soup]
     shared = [("t", 2, False), ("b", 4, False)]
-    if whole_table_holes:
+    if whole_table_withheld:
         shared += [("t", 3, True), ("b", 5, True)]
-    for op, lsn, hole in shared:
+    for op, lsn, withheld in shared:
         at = Position(1, lsn * _LANES_PER_LSN, 0)
-        events.append(Event(at, op, SHAPE.name, None, _START, quarantined=hole))
+        events.append(Event(at, op, SHAPE.name, None, _START, quarantined=withheld))
     at = Position(1, 3 * _LANES_PER_LSN, 2)
     events.append(Event(at, "b", SHAPE.name, None, _START, scope=(("1",), (str(count // 2),))))
     rng.shuffle(events)
@@ -142,13 +142,13 @@ def frame(spark: SparkSession, events: Iterable[Event], windows: dict[tuple[int,
 def expected(events: list[Event]) -> dict[Key, State]:
     """What the oracle makes of the events."""
     times = {event.at: event.source_ts for event in events}
-    with_holes = _lanes_with_holes(events)
+    with_withheld = _lanes_with_withheld(events)
     return {
         key: _state(
             row.is_deleted,
             None if row.deleted_at is None else times[row.deleted_at],
             row.existence_unresolved,
-            {} if row.is_deleted and key[0] in with_holes else row.values,
+            {} if row.is_deleted and key[0] in with_withheld else row.values,
         )
         for key, row in current_state(events, SHAPE).items()
     }
@@ -156,19 +156,19 @@ def expected(events: list[Event]) -> dict[Key, State]:
 
 def folded(current: DataFrame, events: list[Event]) -> dict[Key, State]:
     """What Spark makes of them, from the fold's current state."""
-    with_holes = _lanes_with_holes(events)
+    with_withheld = _lanes_with_withheld(events)
     return {
-        (str(row["lane"]), str(row["id"])): _folded_state(row, shown=str(row["lane"]) not in with_holes)
+        (str(row["lane"]), str(row["id"])): _folded_state(row, shown=str(row["lane"]) not in with_withheld)
         for row in current.collect()
     }
 
 
-def _lanes_with_holes(events: list[Event]) -> frozenset[str]:
+def _lanes_with_withheld(events: list[Event]) -> frozenset[str]:
     keys = {event.key for event in events if event.key is not None}
     reaching = [event for event in events if event.key is None and event.quarantined]
     in_doubt = {key for key in keys if any(event.reaches(key) for event in reaching)}
-    holes = {event.key for event in events if event.key is not None and event.quarantined}
-    return frozenset(key[0] for key in in_doubt | holes)
+    withheld = {event.key for event in events if event.key is not None and event.quarantined}
+    return frozenset(key[0] for key in in_doubt | withheld)
 
 
 def _folded_state(row: Row, *, shown: bool) -> State:

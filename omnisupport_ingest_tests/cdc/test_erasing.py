@@ -118,7 +118,7 @@ def expected(deliveries: Sequence[Delivery], spans: Spans) -> list[Verdict]:
 def told(draw: st.DrawFn) -> tuple[list[Delivery], Spans]:
     """Events as they may land, copies, collisions and unreadable ones among them; what is erased of them."""
     rng = draw(st.randoms(use_true_random=False))
-    soup = lanes.in_one_lane(histories.soup(rng, holes=False))
+    soup = lanes.in_one_lane(histories.soup(rng, withheld=False))
     events = histories.collided(rng, [replace(event, source_ts=NOON) for event in soup])
     deliveries = [
         Delivery(
@@ -174,7 +174,7 @@ def test_the_property_meets_erased_events_of_every_verdict() -> None:
     seen = set()
     for seed in range(200):
         rng = Random(seed)
-        events = histories.collided(rng, lanes.in_one_lane(histories.soup(rng, holes=False)))
+        events = histories.collided(rng, lanes.in_one_lane(histories.soup(rng, withheld=False)))
         arrival = Arrival(NOON, None, rng.choice((1, 2)), from_file=False)
         deliveries = [Delivery(number, event, WINDOW, arrival) for number, event in enumerate(events)]
         spans = _drawn_spans(rng, events)

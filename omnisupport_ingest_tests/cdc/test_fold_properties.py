@@ -125,7 +125,7 @@ class TestChainsOfKeyChanges:
 
 
 class TestSoups:
-    """Events that no database would send: gaps, holes, repeats, updates of rows that are gone.
+    """Events that no database would send: gaps, withheld ones, repeats, updates of rows that are gone.
 
     Each transaction is in a window drawn at random, and in one of three parts drawn at random.
     Windows follow commit time, not log order, so a window may hold the first and the last event of
@@ -143,7 +143,7 @@ class TestSoups:
     def test_a_truncate_and_a_boundary_in_quarantine_leave_every_row_below_in_doubt(
         self, spark: SparkSession
     ) -> None:
-        events = lanes.with_distinct_times(lanes.in_lanes(Random(SEED + 2), 80, whole_table_holes=True))
+        events = lanes.with_distinct_times(lanes.in_lanes(Random(SEED + 2), 80, whole_table_withheld=True))
         rng = Random(SEED)
         windows = {at: rng.choice(("w1", "w2")) for at in _transactions(events)}
         found = lanes.folded(current_state(_fold(spark, events, windows), CONTRACT), events)

@@ -126,14 +126,14 @@ def wrong_places(versions: list[Version], events: list[Event]) -> list[str]:
 
 @pytest.fixture(scope="module")
 def soups() -> list[Event]:
-    """Gaps, holes, repeats, truncates, boundaries, key changes and two epochs, in lanes."""
+    """Gaps, withheld, repeats, truncates, boundaries, key changes and two epochs, in lanes."""
     return lanes.with_distinct_times(lanes.in_lanes(Random(SEED), LANES))
 
 
 @pytest.fixture(scope="module")
 def doubtful_soups() -> list[Event]:
     """The same, with a truncate and a boundary in quarantine as well."""
-    return lanes.with_distinct_times(lanes.in_lanes(Random(SEED + 1), LANES, whole_table_holes=True))
+    return lanes.with_distinct_times(lanes.in_lanes(Random(SEED + 1), LANES, whole_table_withheld=True))
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +157,7 @@ def test_a_truncate_in_quarantine_leaves_doubt_from_its_position_on(
     assert not wrong, f"{len(wrong)} lanes differ; the simplest:\n{wrong[0]}"
 
 
-def test_positions_with_two_contents_are_holes_of_both(spark: SparkSession) -> None:
+def test_positions_with_two_contents_are_withheld_of_both(spark: SparkSession) -> None:
     """One position with an update and a delete, or with two updates: neither is accepted."""
     rng = Random(SEED + 2)
     collided = histories.collided(rng, lanes.in_lanes(rng, LANES))
@@ -286,10 +286,10 @@ class TestNaming:
     def test_a_quarantined_update_is_a_version_that_does_not_know_what_it_carried(
         self, spark: SparkSession
     ) -> None:
-        hole = replace(event(20, "u", "1", **{LONG: "b"}), quarantined=True)
+        withheld = replace(event(20, "u", "1", **{LONG: "b"}), quarantined=True)
         events = [
             event(10, "c", "1", **{LONG: "a", OTHERS[0]: "x"}),
-            hole,
+            withheld,
             event(30, "u", "1", **{LONG: "c"}),
         ]
         assert self.told(spark, *events) == [
@@ -297,7 +297,7 @@ class TestNaming:
             ("1", "u", "u", {OTHERS[0]: "x"}),
             ("1", "u", None, {LONG: "c", OTHERS[0]: "x"}),
         ]
-        released = replace(hole, quarantined=False)
+        released = replace(withheld, quarantined=False)
         assert self.told(spark, *events, released)[1] == ("1", "u", "u", {LONG: "b", OTHERS[0]: "x"})
 
     @pytest.mark.slow
@@ -334,7 +334,7 @@ class TestPlantedMistakes:
     """The comparison with the oracle finds what it is there to find."""
 
     @pytest.mark.slow
-    def test_stepping_over_holes_is_found(
+    def test_stepping_over_withheld_is_found(
         self, spark: SparkSession, soups: list[Event], soup_versions: list[Version]
     ) -> None:
         accepted = [each for each in soups if not each.quarantined]

@@ -70,7 +70,7 @@ def folded(found: pa.Table) -> pa.Table:
     """What was judged, folded as the layers do it: what is in quarantine is withheld."""
     held = pa.array([verdict == QUARANTINED for verdict in found["verdict"].to_pylist()])
     return pa.Table.from_batches(
-        fold_groups(found.append_column("hole", held).to_batches(), shape_of(CONTRACT))
+        fold_groups(found.append_column("withheld", held).to_batches(), shape_of(CONTRACT))
     )
 
 

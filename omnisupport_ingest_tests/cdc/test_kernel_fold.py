@@ -119,9 +119,9 @@ def neighbours(rng: Random, events: list[Event]) -> list[Event]:
     return found
 
 
-def drawn(rng: Random, *, holes: bool = True) -> list[Event]:
+def drawn(rng: Random, *, withheld: bool = True) -> list[Event]:
     """A soup of events: gaps, withheld ones, repeats, key changes, truncates, ends of snapshots of ranges."""
-    events = soup(rng, holes=holes)
+    events = soup(rng, withheld=withheld)
     if len({event.at for event in events}) == len(events) and rng.random() < 0.5:
         events = neighbours(rng, events)
     # A commit time of its own for each position, so that times tell what happened when.
@@ -173,7 +173,7 @@ def assert_part(found: dict[Key, State], due: dict[Key, State], events: list[Eve
 @settings(max_examples=examples(2 * EXAMPLES))
 @given(randoms, st.integers(1, 3))
 def test_whole_columns_and_single_groups_fold_to_the_very_same_rows(rng: Random, windows: int) -> None:
-    events = drawn(rng, holes=rng.random() < 0.5)
+    events = drawn(rng, withheld=rng.random() < 0.5)
     table = kernels.events_table(events, TABLE, in_windows(rng, events, windows))
     assume(table.num_rows)
     by_columns, by_group = (kernels.fold(table, TABLE, Cut(few=few)) for few in (0, table.num_rows))
@@ -184,7 +184,7 @@ def test_whole_columns_and_single_groups_fold_to_the_very_same_rows(rng: Random,
 @settings(max_examples=2 * EXAMPLES)
 @given(randoms, st.integers(1, 3))
 def test_images_that_are_read_late_come_to_the_very_same_rows(rng: Random, windows: int) -> None:
-    events = drawn(rng, holes=rng.random() < 0.5)
+    events = drawn(rng, withheld=rng.random() < 0.5)
     table = kernels.events_table(events, TABLE, in_windows(rng, events, windows))
     assume(table.num_rows)
     late = kernels.fold_late(table, TABLE)
@@ -192,7 +192,7 @@ def test_images_that_are_read_late_come_to_the_very_same_rows(rng: Random, windo
 
 
 def test_the_image_of_an_event_that_another_of_its_key_follows_is_not_read() -> None:
-    plain = {"op": "u", "epoch": 1, "ordinal": 0, "source_ts": _START, "hole": False, "window": "w1"}
+    plain = {"op": "u", "epoch": 1, "ordinal": 0, "source_ts": _START, "withheld": False, "window": "w1"}
     images = [f'{{"id":"1","region":"r","status":"{n}","note":null,"body":null}}' for n in range(4)]
     rows = [
         plain | {"key": key, "commit_lsn": lsn, "after": after, "op": op}
@@ -217,7 +217,7 @@ def test_ordinary_groups_are_folded_by_whole_columns_alone(monkeypatch: pytest.M
     monkeypatch.setattr(event_fold, "_folded_by_group", None)
     for seed in range(100):
         rng = Random(seed)
-        events = [each for each in drawn(rng, holes=False) if each.op in "crud" and not each.moved_from]
+        events = [each for each in drawn(rng, withheld=False) if each.op in "crud" and not each.moved_from]
         places = [(event.at, event.key) for event in events]
         alone = [event for event, place in zip(events, places, strict=True) if places.count(place) == 1]
         if alone:
@@ -414,18 +414,26 @@ def _without_batch(table: kernels.pa.Table) -> kernels.Rows:
     return kernels.same_rows(table.drop_columns(["_cdc_batch_id"]))
 
 
-@pytest.mark.parametrize("holes", ["", "c", "d", "cd"])
+@pytest.mark.parametrize("withheld", ["", "c", "d", "cd"])
 @pytest.mark.parametrize("later", [False, True])
-def test_a_delete_and_a_creation_of_one_key_at_one_lsn(holes: str, later: bool) -> None:
+def test_a_delete_and_a_creation_of_one_key_at_one_lsn(withheld: str, later: bool) -> None:
     """A key change whose halves have one key by the contract: the delete first, each by itself accepted or
     withheld; taken in together or apart, with an event above them or none."""
     made = Event(Position(1, 3, 0), "c", SHAPE.name, KEYS[0], _START, after={"status": "v 1", "note": "v 2"})
     at, then = Position(1, 5, 0), _START + timedelta(seconds=5)
     events = [
         made,
-        Event(at, "d", SHAPE.name, KEYS[0], then, identity="d", quarantined="d" in holes),
+        Event(at, "d", SHAPE.name, KEYS[0], then, identity="d", quarantined="d" in withheld),
         Event(
-            at, "c", SHAPE.name, KEYS[0], then, None, {"body": "v 3"}, identity="c", quarantined="c" in holes
+            at,
+            "c",
+            SHAPE.name,
+            KEYS[0],
+            then,
+            None,
+            {"body": "v 3"},
+            identity="c",
+            quarantined="c" in withheld,
         ),
     ]
     if later:
@@ -434,7 +442,7 @@ def test_a_delete_and_a_creation_of_one_key_at_one_lsn(holes: str, later: bool) 
     events = typed(events)
     due = oracle_states(events)
     (state,) = due.values()
-    assert (state.ended_at, state.doubtful) == (None, holes == "cd" and not later)
+    assert (state.ended_at, state.doubtful) == (None, withheld == "cd" and not later)
     windows = {event.at[:2]: "w" for event in events}
     whole = kernels.fold(kernels.events_table(events, TABLE, windows), TABLE)
     parts = [kernels.fold(kernels.events_table([event], TABLE, windows), TABLE) for event in events]
@@ -447,9 +455,9 @@ def test_a_delete_and_a_creation_of_one_key_at_one_lsn(holes: str, later: bool) 
 @settings(max_examples=examples(EXAMPLES))
 @given(randoms, st.booleans())
 def test_parts_merged_by_whole_columns_and_one_by_one_are_the_very_same_rows(
-    rng: Random, holes: bool
+    rng: Random, withheld: bool
 ) -> None:
-    events = drawn(rng, holes=holes)
+    events = drawn(rng, withheld=withheld)
     parts = folded_parts(rng, events, Cut())
     by_columns, by_group = (kernels.merged(parts, TABLE, Cut(few=few)) for few in (0, 1 << 20))
     assert kernels.same_rows(by_columns) == kernels.same_rows(by_group)
@@ -460,7 +468,7 @@ def test_ordinary_parts_are_merged_by_whole_columns_alone(monkeypatch: pytest.Mo
     monkeypatch.setattr(row_fold, "_merge_key", None)
     for seed in range(100):
         rng = Random(seed)
-        events = [each for each in drawn(rng, holes=False) if each.op in "crud" and not each.moved_from]
+        events = [each for each in drawn(rng, withheld=False) if each.op in "crud" and not each.moved_from]
         places = [(event.at, event.key) for event in events]
         alone = [event for event, place in zip(events, places, strict=True) if places.count(place) == 1]
         # An exact text beside its typed column is left to the other path.
@@ -488,7 +496,7 @@ def test_rows_that_live_or_ended_plainly_are_passed_on_by_whole_columns_alone(
     ended = alive = 0
     for seed in range(100):
         rng = Random(seed)
-        events = [each for each in drawn(rng, holes=False) if each.op in "crud" and not each.moved_from]
+        events = [each for each in drawn(rng, withheld=False) if each.op in "crud" and not each.moved_from]
         places = [(event.at, event.key) for event in events]
         alone = [event for event, place in zip(events, places, strict=True) if places.count(place) == 1]
         if alone:
@@ -505,7 +513,7 @@ def test_rows_that_live_or_ended_plainly_are_passed_on_by_whole_columns_alone(
 def test_rows_passed_on_by_whole_columns_are_what_the_exact_kernel_makes_of_them(
     rng: Random, windows: int
 ) -> None:
-    events = drawn(rng, holes=rng.random() < 0.5)
+    events = drawn(rng, withheld=rng.random() < 0.5)
     table = kernels.events_table(events, TABLE, in_windows(rng, events, windows))
     assume(table.num_rows)
     rows = kernels.merged([kernels.fold(table, TABLE)], TABLE)
@@ -533,7 +541,7 @@ class TestTasksWithSharesOfTheEvents:
     def test_parts_that_agree_come_to_what_the_oracle_comes_to(
         self, rng: Random, in_order: bool, cut: Cut
     ) -> None:
-        events = drawn(rng, holes=False)
+        events = drawn(rng, withheld=False)
         windows = in_windows(rng, events, 1)
         transactions = sorted(windows)
         part_of = {at: rng.randrange(3) for at in transactions}
@@ -556,7 +564,7 @@ class TestTasksWithSharesOfTheEvents:
     def test_shares_of_the_keys_come_to_what_the_oracle_comes_to(
         self, rng: Random, count: int, cut: Cut
     ) -> None:
-        events = drawn(rng, holes=False)
+        events = drawn(rng, withheld=False)
         table = kernels.events_table(events, TABLE, in_windows(rng, events, 1))
         shares = [of_share(table, Share((), number, count)) for number in range(count)]
         assert sum(share.num_rows for share in shares) == table.num_rows

@@ -40,20 +40,28 @@ cuts = st.builds(Cut, st.integers(1, 3), st.integers(1, 7), st.none() | st.integ
 
 
 @pytest.mark.parametrize(
-    ("holes", "body", "doubtful"),
+    ("withheld", "body", "doubtful"),
     [("", "new", False), ("c", None, False), ("d", "new", False), ("cd", None, True)],
 )
 @pytest.mark.parametrize("arrived", [1, -1])
 def test_a_delete_stands_before_the_creation_of_its_position(
-    holes: str, body: str | None, doubtful: bool, arrived: int
+    withheld: str, body: str | None, doubtful: bool, arrived: int
 ) -> None:
     """A log without an order inside one LSN has both halves of a key change there."""
     at, then = Position(1, 5, 0), START + timedelta(seconds=5)
     events = [
         Event(Position(1, 3, 0), "c", SHAPE.name, ("1",), START, after={"body": "old"}),
-        Event(at, "d", SHAPE.name, ("1",), then, identity="d", quarantined="d" in holes),
+        Event(at, "d", SHAPE.name, ("1",), then, identity="d", quarantined="d" in withheld),
         Event(
-            at, "c", SHAPE.name, ("1",), then, None, {"body": "new"}, identity="c", quarantined="c" in holes
+            at,
+            "c",
+            SHAPE.name,
+            ("1",),
+            then,
+            None,
+            {"body": "new"},
+            identity="c",
+            quarantined="c" in withheld,
         ),
     ]
     windows = {event.at[:2]: "w" for event in events}

@@ -60,7 +60,7 @@ class Held:
         through = max((tuple(event.at) for event in self.seen), default=(0, 0, 0))
         self.seen += part
         ends = whole_table(part)
-        if any(end.hole or end.position <= through for end in ends):
+        if any(end.withheld or end.position <= through for end in ends):
             self.counts["whole"] += 1
             self._put(self._whole())
             return

@@ -203,7 +203,7 @@ _ARRIVAL = Arrival(_START, None, 1, from_file=True)
 
 def drawn(rng: Random) -> list[Delivery]:
     """Deliveries in landing order: copies, collisions, what is late, unreadable or out of range."""
-    events = [event for event in collided(rng, soup(rng, holes=False)) if event.scope is None]
+    events = [event for event in collided(rng, soup(rng, withheld=False)) if event.scope is None]
     events = [_long(rng, event) for event in events]
     events += [event for event in events if rng.random() < 0.3]
     rng.shuffle(events)

@@ -135,7 +135,7 @@ def agree(events: list[Event], shape: TableShape, rows: dict[Key, Row]) -> None:
 
 
 def judged_alike(raw: list[Event], found: Layers) -> None:
-    """Assert that the kernel of judging sorts ``raw`` as the oracle did; it knows of no holes."""
+    """Assert that the kernel of judging sorts ``raw`` as the oracle did; it knows of no withheld."""
     if any(event.quarantined for event in raw):
         return
     deliveries = [

@@ -165,9 +165,9 @@ def _states(held: Held, events: Any) -> Any:
 @settings(max_examples=examples(EXAMPLES))
 @given(randoms, st.integers(1, 5), st.booleans())
 def test_parts_in_any_order_update_the_rows_to_one_fold_of_everything(
-    rng: Random, count: int, holes: bool
+    rng: Random, count: int, withheld: bool
 ) -> None:
-    events = drawn(rng, holes=holes)
+    events = drawn(rng, withheld=withheld)
     windows = in_windows(rng, events, 3)
     part_of = {at: rng.randrange(count) for at in windows}
     held = Held(rng.choice((0, 1000)))
@@ -199,7 +199,7 @@ def test_most_keys_are_merged_where_they_stand() -> None:
     refolded = keys = 0
     for seed in range(60):
         rng = Random(seed)
-        events = [each for each in drawn(rng, holes=False) if not each.moved_from]
+        events = [each for each in drawn(rng, withheld=False) if not each.moved_from]
         windows = in_windows(rng, events, 1)
         held = Held()
         for part in (events[: len(events) // 2], events[len(events) // 2 :]):

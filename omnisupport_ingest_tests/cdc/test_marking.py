@@ -57,7 +57,7 @@ class Landed:
 def drawn(case: int) -> list[Landed]:
     """The copies of one case in landing order, batch by batch."""
     rng = Random(f"marking {case}")
-    events = collided(rng, soup(rng, holes=False))
+    events = collided(rng, soup(rng, withheld=False))
     events = [replace(event, identity=rng.choice((None, "a", "b"))) for event in events]
     events += [event for event in events for _ in range(rng.choice((0, 0, 1, 3)))]
     rng.shuffle(events)

@@ -24,7 +24,7 @@ def story(tmp_path: Path) -> Story:
     return Story(tmp_path)
 
 
-def test_a_hole_in_the_chain_is_red_and_names_both_ends(story: Story):
+def test_a_gap_in_the_chain_is_red_and_names_both_ends(story: Story):
     story.land(INSERT)
     gone = story.land(Commit(20, 2, [Change("d", 1)]))
     story.land(Commit(30, 3, [Change("c", 1, {"title": "two", "body": None})]))

@@ -188,7 +188,7 @@ def test_the_social_network_is_demonstrated_end_to_end(
     assert not (tmp_path / ".omnisupport-social").exists()
 
 
-def test_a_hole_ends_the_demo_until_a_new_epoch_has_begun(tmp_path: Path) -> None:
+def test_a_gap_ends_the_demo_until_a_new_epoch_has_begun(tmp_path: Path) -> None:
     story = Story(tmp_path)
     for lsn in (10, 20, 30):
         batch = story.land(Commit(lsn, 1, [Change("c", lsn, {"title": "one", "body": None})]))

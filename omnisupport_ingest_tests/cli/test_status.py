@@ -132,7 +132,7 @@ def test_status_of_a_home_where_a_contract_changed_has_its_windows_pending_again
     assert found["dim_notes"]["pending_windows"] == 1
 
 
-def test_a_hole_is_told_with_its_fix_and_by_the_exit_code(told: Told) -> None:
+def test_a_gap_is_told_with_its_fix_and_by_the_exit_code(told: Told) -> None:
     land_another(told)
     manifests = told.home / "landing" / SOURCE / "manifests"
     first = next(each for each in manifests.iterdir() if each.stem.endswith("0000"))

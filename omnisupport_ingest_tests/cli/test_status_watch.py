@@ -33,7 +33,7 @@ WELL: dict[str, Any] = {
         "runs": [{"job": "ingest_desk", "status": "SUCCESS"}, {"job": "ingest_desk", "status": "FAILURE"}],
         "sensors": [{"name": "wal_batches_desk", "running": True, "tick": "SKIPPED"}],
     },
-    "sources": [{"source": "desk", "landing": {"problem": None, "hole": None}, "quarantine": {}}],
+    "sources": [{"source": "desk", "landing": {"problem": None, "gap": None}, "quarantine": {}}],
 }
 
 
@@ -56,8 +56,8 @@ def test_a_run_that_failed_before_one_that_succeeded_is_no_warning() -> None:
         (changed("source", "capture", to="FAILED"), "broken", "capture of desk has failed"),
         (changed("sources", 0, "landing", "problem", to={}), "healthy", None),
         (changed("sources", 0, "landing", "problem", to={"problem": "x"}), "broken", "cannot be read"),
-        (changed("sources", 0, "landing", "hole", to={"repaired": False}), "broken", "gap"),
-        (changed("sources", 0, "landing", "hole", to={"repaired": True}), "healthy", None),
+        (changed("sources", 0, "landing", "gap", to={"repaired": False}), "broken", "gap"),
+        (changed("sources", 0, "landing", "gap", to={"repaired": True}), "healthy", None),
         (changed("source", "slot", "wal_status", to="lost"), "warning", "the slot of desk is lost"),
         (changed("platform", "checks", to={"passed": 1, "failed": [{}]}), "warning", "1 check failed"),
         (changed("platform", "runs", 0, "status", to="FAILURE"), "warning", "last run of ingest_desk failed"),

@@ -14,7 +14,7 @@ from omnisupport_ingest.defs import keys
 from omnisupport_ingest.defs.assets import _mirror
 from omnisupport_ingest.defs.metadata import checkpoint_metadata
 from omnisupport_ingest.defs.sensors import _observed
-from omnisupport_ingest.landing.chain import Hole
+from omnisupport_ingest.landing.chain import Gap
 from omnisupport_ingest.layers.checkpoints import found_before, with_found
 from omnisupport_ingest.layers.pending import Pending
 from omnisupport_ingest.layers.plan import REPEATED
@@ -24,7 +24,7 @@ from omnisupport_ingest_tests.layers.test_plan import CHECKPOINT
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 NOTHING = Pending(
-    windows=(), batches=0, landed=0, last_batch_id=None, last_lsn=None, watermark=None, hole=None
+    windows=(), batches=0, landed=0, last_batch_id=None, last_lsn=None, watermark=None, gap=None
 )
 CONTRACT_CHANGE = Finding("contract_change", "contract_version")
 REVIEW_DECISION = Finding("review_decision", "review_ledger")
@@ -78,21 +78,21 @@ def test_a_checkpoint_of_an_older_version_names_no_detectors_and_has_a_place_for
     assert found_before(old) == {Finding("row_rule", "contract"): 3}
 
 
-def test_landing_counts_holes_and_recoveries_with_what_found_them() -> None:
-    hole = Hole(1, "batch", Lsn(5), "next", Lsn(9))
-    pending = replace(NOTHING, recoveries=2, hole=hole)
+def test_landing_counts_gaps_and_recoveries_with_what_found_them() -> None:
+    gap = Gap(1, "batch", Lsn(5), "next", Lsn(9))
+    pending = replace(NOTHING, recoveries=2, gap=gap)
     found = _observed("desk", pending, NOON).metadata
-    assert (found["scenario_crash_after_emit"].value, found["scenario_stream_hole"].value) == (2, 1)
-    assert found["detected_by"].value == "crash_after_emit: recovery_lsn, stream_hole: chain_lsn"
+    assert (found["scenario_crash_after_emit"].value, found["scenario_stream_gap"].value) == (2, 1)
+    assert found["detected_by"].value == "crash_after_emit: recovery_lsn, stream_gap: chain_lsn"
     found = _observed("desk", NOTHING, NOON).metadata
-    assert (found["scenario_crash_after_emit"].value, found["scenario_stream_hole"].value) == (0, 0)
+    assert (found["scenario_crash_after_emit"].value, found["scenario_stream_gap"].value) == (0, 0)
     assert "detected_by" not in found
 
 
 def test_every_scenario_has_a_counter() -> None:
     counted = {name for layer in ("raw_cdc_staging", "deduped_events") for name in entries_of(layer)}
     # Those of landing are metadata of its asset.
-    assert counted | {"crash_after_emit", "stream_hole"} == SCENARIOS.keys()
+    assert counted | {"crash_after_emit", "stream_gap"} == SCENARIOS.keys()
 
 
 def entries_of(layer: str) -> set[str]:

@@ -1,4 +1,4 @@
-"""The chain of stream batches and its holes."""
+"""The chain of stream batches and its gaps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omnisupport_ingest.landing.chain import Hole, unbroken
+from omnisupport_ingest.landing.chain import Gap, unbroken
 from omnisupport_ingest.landing.epochs import EpochFacts
 from omnisupport_ingest.landing.errors import ChainContested, DamagedBatch
 from omnisupport_ingest.landing.manifest import Manifest
@@ -45,58 +45,58 @@ def test_whole_chain_is_accepted_in_any_order_of_listing(lengths: list[int], rng
 def test_one_missing_batch_holds_back_everything_after_it(lengths: list[int], data: st.DataObject) -> None:
     chain = chain_of(lengths)
     lost = data.draw(st.integers(1, len(chain) - 2))
-    accepted, hole = unbroken(chain[:lost] + chain[lost + 1 :])
+    accepted, gap = unbroken(chain[:lost] + chain[lost + 1 :])
     assert accepted == tuple(chain[:lost])
-    assert hole is not None
+    assert gap is not None
     span = chain[lost].stream
     assert span is not None
-    assert (hole.expected, hole.found) == (span.previous_end_lsn, span.end_lsn)
-    assert (hole.after, hole.before) == (chain[lost - 1].batch_id, chain[lost + 1].batch_id)
-    assert str(hole.expected) in str(hole) and str(hole.found) in str(hole)
+    assert (gap.expected, gap.found) == (span.previous_end_lsn, span.end_lsn)
+    assert (gap.after, gap.before) == (chain[lost - 1].batch_id, chain[lost + 1].batch_id)
+    assert str(gap.expected) in str(gap) and str(gap.found) in str(gap)
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 20)), unique_by=lambda each: each[0]))
 def test_accepted_batches_always_link_up(spans: list[tuple[int, int]]) -> None:
     batches = [manifest(start, start + length) for start, length in spans]
-    accepted, hole = unbroken(batches)
+    accepted, gap = unbroken(batches)
     for before, after in pairwise(each.stream for each in accepted):
         assert before is not None and after is not None
         assert before.end_lsn == after.previous_end_lsn
-    assert (hole is None) == (len(accepted) == len(batches))
+    assert (gap is None) == (len(accepted) == len(batches))
 
 
-def test_overlap_is_a_hole_too() -> None:
-    accepted, hole = unbroken([manifest(1, 9), manifest(5, 12)])
+def test_overlap_is_a_gap_too() -> None:
+    accepted, gap = unbroken([manifest(1, 9), manifest(5, 12)])
     assert accepted == (manifest(1, 9),)
-    assert hole is not None and (hole.expected, hole.found) == (Lsn(9), Lsn(5))
+    assert gap is not None and (gap.expected, gap.found) == (Lsn(9), Lsn(5))
 
 
-def test_fix_of_a_hole_names_what_is_lost_and_of_an_overlap_does_not() -> None:
-    _, hole = unbroken([manifest(1, 9), manifest(12, 15)])
-    assert hole is not None
-    assert "from a backup of the landing folder" in hole.fix
-    assert "capture --new-epoch" in hole.fix and "between 0/9 and 0/C" in hole.fix
+def test_fix_of_a_gap_names_what_is_lost_and_of_an_overlap_does_not() -> None:
+    _, gap = unbroken([manifest(1, 9), manifest(12, 15)])
+    assert gap is not None
+    assert "from a backup of the landing folder" in gap.fix
+    assert "capture --new-epoch" in gap.fix and "between 0/9 and 0/C" in gap.fix
     _, overlap = unbroken([manifest(1, 9), manifest(5, 12)])
     assert overlap is not None
     assert "Two writers" in overlap.fix and "lost" not in overlap.fix
 
 
-def test_missing_first_batch_is_a_hole_where_the_start_of_the_epoch_is_recorded(store: LandingStore) -> None:
+def test_missing_first_batch_is_a_gap_where_the_start_of_the_epoch_is_recorded(
+    store: LandingStore,
+) -> None:
     began = store.begin_epoch("first start", FACTS)
     assert began.facts is not None
     start = began.facts.consistent_point.value
     first, second = land(store, start, start + 8), land(store, start + 8, start + 20)
-    assert (store.landed().batches, store.landed().hole) == ((first, second), None)
+    assert (store.landed().batches, store.landed().gap) == ((first, second), None)
     manifest_of(store, first).rename(store.folder / "lost.json")
     landed = store.landed()
     assert landed.batches == ()
-    assert landed.hole == Hole(1, None, Lsn(start), second.batch_id, Lsn(start + 8))
-    assert "it starts at 0/1234" in str(landed.hole)
+    assert landed.gap == Gap(1, None, Lsn(start), second.batch_id, Lsn(start + 8))
+    assert "it starts at 0/1234" in str(landed.gap)
     (store.folder / "epochs" / "000001.json").unlink()
     landed = store.landed()
-    assert (landed.batches, landed.hole) == ((second,), None), (
-        "without a record the lowest batch is the first"
-    )
+    assert (landed.batches, landed.gap) == ((second,), None), "without a record the lowest batch is the first"
 
 
 def test_new_epoch_goes_on_behind_a_damaged_batch_whose_manifest_was_moved_away(store: LandingStore) -> None:
@@ -111,37 +111,37 @@ def test_new_epoch_goes_on_behind_a_damaged_batch_whose_manifest_was_moved_away(
     assert "capture --new-epoch" in raised.value.fix
     manifest_of(store, damaged).rename(store.folder.parent / "damaged.json")
     again = LandingStore(store.folder.parent, store.source)
-    hole = again.landed().hole
-    assert hole is not None and (hole.before, hole.later_epoch) == (behind.batch_id, None)
+    gap = again.landed().gap
+    assert gap is not None and (gap.before, gap.later_epoch) == (behind.batch_id, None)
     epoch = again.begin_epoch("a batch was damaged", FACTS)
     assert again.landed().batches == (first,)
     later = land(again, start, start + 30, epoch=epoch.number)
     landed = again.landed()
     assert landed.batches == (first, later)
-    assert landed.hole is not None and landed.hole.later_epoch == epoch.number
-    assert "nothing is left to do: epoch 2 has begun" in landed.hole.fix
+    assert landed.gap is not None and landed.gap.later_epoch == epoch.number
+    assert "nothing is left to do: epoch 2 has begun" in landed.gap.fix
     for batch in landed.batches:
         again.verify(batch)
 
 
-def test_of_two_epochs_with_a_hole_the_newer_is_reported(store: LandingStore) -> None:
+def test_of_two_epochs_with_a_gap_the_newer_is_reported(store: LandingStore) -> None:
     for epoch in (1, 2):
         batches = [land(store, start, start + 10, epoch=epoch) for start in (10, 20, 30)]
         manifest_of(store, batches[1]).unlink()
-    hole = store.landed().hole
-    assert hole is not None and (hole.epoch, hole.later_epoch) == (2, None)
+    gap = store.landed().gap
+    assert gap is not None and (gap.epoch, gap.later_epoch) == (2, None)
 
 
-def test_store_gives_batches_up_to_the_hole_and_a_later_epoch(store: LandingStore) -> None:
+def test_store_gives_batches_up_to_the_gap_and_a_later_epoch(store: LandingStore) -> None:
     first, lost, after = (land(store, start, start + 10) for start in (10, 20, 30))
     later = land(store, 5, 9, epoch=2)
     assert store.landed().batches == (first, lost, after, later)
     manifest_of(store, lost).rename(store.folder / "lost.json")
     landed = store.landed()
     assert landed.batches == (first, later)
-    assert landed.hole is not None and (landed.hole.epoch, landed.hole.after) == (1, first.batch_id)
+    assert landed.gap is not None and (landed.gap.epoch, landed.gap.after) == (1, first.batch_id)
     (store.folder / "lost.json").rename(manifest_of(store, lost))
-    assert store.landed().hole is None
+    assert store.landed().gap is None
 
 
 def test_batch_that_does_not_continue_the_last_one_is_refused(store: LandingStore) -> None:

@@ -85,7 +85,7 @@ def test_killed_writer_leaves_whole_batches_only(tmp_path: Path, failpoint: str,
     # What follows continues after what is there, over the garbage of the dead writer.
     for begin in range(10 + 10 * landed, 40, 10):
         land(store, begin, begin + 10)
-    assert store.landed().hole is None
+    assert store.landed().gap is None
     for batch in store.landed().batches:
         store.verify(batch)
         assert len(list(store.data_folder(batch.batch_id).iterdir())) == 1
@@ -105,6 +105,6 @@ def test_of_two_processes_one_lands_each_batch(tmp_path: Path, through: str) -> 
     won = [int(racer.communicate(timeout=PATIENCE)[0]) for racer in racers]
     store = LandingStore(tmp_path, "support_desk")
     assert sum(won) == len(store.batch_ids()) == 39
-    assert store.landed().hole is None
+    assert store.landed().gap is None
     for batch in store.landed().batches:
         store.verify(batch)

@@ -79,7 +79,7 @@ class Told:
 
     names: list[str]
     accepted: list[str]
-    hole: str | None
+    gap: str | None
     count: int
     events: int
     watermark: object
@@ -112,7 +112,7 @@ def by_index(store: LandingStore) -> Told:
     return Told(
         store.batch_ids(),
         [each.batch_id for each in landed.batches],
-        None if landed.hole is None else str(landed.hole),
+        None if landed.gap is None else str(landed.gap),
         landed.count,
         sum(each.events for each in landed.epochs),
         landed.watermark,
@@ -132,13 +132,13 @@ def by_manifests(store: LandingStore) -> Told:
     """The same from every manifest, as it was done before there was an index."""
     manifests = sorted(map(store.read, store.names_on_disk()), key=_landing_order)
     starts = {each.number: each.facts.consistent_point for each in store.epochs() if each.facts}
-    accepted, hole = list(manifests), None
+    accepted, gap = list(manifests), None
     for epoch in EPOCHS:
         stream = [each for each in manifests if each.epoch == epoch and each.stream is not None]
         taken, found = unbroken(stream, starts.get(epoch))
         held_back = {each.batch_id for each in stream} - {each.batch_id for each in taken}
         accepted = [each for each in accepted if each.batch_id not in held_back]
-        hole = found or hole
+        gap = found or gap
     marks = [(each.epoch, each.arrival.watermark) for each in accepted if each.arrival.watermark]
     windows: dict[str, list[tuple[str, str]]] = defaultdict(list)
     for each in accepted:
@@ -172,7 +172,7 @@ def by_manifests(store: LandingStore) -> Told:
     return Told(
         sorted(each.batch_id for each in manifests),
         [each.batch_id for each in accepted],
-        None if hole is None else str(hole),
+        None if gap is None else str(gap),
         len(accepted),
         sum(each.rows for each in accepted),
         max(marks)[1] if marks else None,

@@ -20,7 +20,7 @@ FACTS = EpochFacts("741", 1, "omnisupport_ingest", Lsn(0x1234), "desk", "18.4", 
 
 def test_empty_landing_has_nothing_landed(store: LandingStore) -> None:
     assert store.landed().batches == ()
-    assert store.landed().hole is None
+    assert store.landed().gap is None
     assert store.current_epoch() is None
 
 

@@ -141,7 +141,7 @@ def test_files_of_accepted_and_withheld_events_come_to_what_the_oracle_comes_to(
 
 def test_a_withheld_event_that_another_block_voids_is_left_to_the_shuffle(tmp_path: Path) -> None:
     rng = Random(1)
-    some = next(event for event in drawn(rng, holes=False) if event.op == "c" and event.key)
+    some = next(event for event in drawn(rng, withheld=False) if event.op == "c" and event.key)
     (tmp_path / "events").mkdir()
     accepted = written(tmp_path / "events", [some], withheld=False)
     withheld = written(tmp_path / "events", [replace(some, quarantined=True)], withheld=True)

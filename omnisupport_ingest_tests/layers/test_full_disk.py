@@ -52,7 +52,7 @@ def test_a_batch_that_does_not_fit_lands_whole_once_there_is_room(disk: Disk):
     assert store.batch_ids() == [first.batch_id]
     second = land(store, 20, 30)
     store.verify(second)
-    assert store.landed().hole is None
+    assert store.landed().gap is None
     assert store.batch_ids() == [first.batch_id, second.batch_id]
 
 

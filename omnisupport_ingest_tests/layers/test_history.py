@@ -234,13 +234,13 @@ class TestChecksFindMistakes:
             assert "not been made yet" in found.summary
         assert not told.workspace.history(told.contract).exists
 
-    def test_a_history_that_stepped_over_holes_is_found(
+    def test_a_history_that_stepped_over_withheld_is_found(
         self, told: Story, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def without_holes(rows: DataFrame, contract: TableContract, *, partitions: int) -> DataFrame:
-            return right_history(rows.where(~F.col("hole")), contract, partitions=partitions)
+        def without_withheld(rows: DataFrame, contract: TableContract, *, partitions: int) -> DataFrame:
+            return right_history(rows.where(~F.col("withheld")), contract, partitions=partitions)
 
-        monkeypatch.setattr(history, "history", without_holes)
+        monkeypatch.setattr(history, "history", without_withheld)
         make(told, spark)
         found = open_rows_are_current_state(told.workspace, spark, told.contract)
         assert (found.passed, found.numbers["keys_different"]) == (False, 1)

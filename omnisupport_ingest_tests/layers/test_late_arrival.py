@@ -154,7 +154,7 @@ def test_event_beyond_the_contract_s_longest_lateness_waits_for_a_person(story, 
     story.land_file(put(15, 30, "between", id=2, op="c"))
     assert take_all(story, spark) == ((), (FIRST,))
     assert quarantined(story, spark) == [("too_late_arrival", "max_lateness", "open", 1)]
-    assert titles(story, spark) == {1: "newest", 2: None}, "a hole: whether it says so is not known"
+    assert titles(story, spark) == {1: "newest", 2: None}, "a withheld event: whether it says so is not known"
     assert scenarios(story, FIRST) == {"late_arrival": 1, "too_late_arrival": 1}
 
 
@@ -304,12 +304,12 @@ def _hashes(story: Story) -> dict[tuple[str, str], str]:
 
 
 @pytest.mark.parametrize(("action", "asked"), [("hold_back", (FIRST,)), ("stop", ())])
-def test_hole_in_the_stream_holds_back_what_lies_above_it_or_the_whole_source(story, action, asked):
-    decide(story, "stream_hole", action)
+def test_gap_in_the_stream_holds_back_what_lies_above_it_or_the_whole_source(story, action, asked):
+    decide(story, "stream_gap", action)
     story.land(Commit(10, 1, [Change("c", 1, {"title": "one", "body": None})]))
     missing = story.land(Commit(20, 2, [Change("c", 2, {"title": "two", "body": None})]))
     story.land(Commit(30, 61, [Change("c", 3, {"title": "three", "body": None})]))
     (story.store.folder / "manifests" / f"{missing.batch_id}.json").unlink()
     pending = pending_windows(story.workspace, SOURCE)
-    assert pending.hole is not None
+    assert pending.gap is not None
     assert pending.windows == asked

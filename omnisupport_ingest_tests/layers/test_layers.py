@@ -162,7 +162,7 @@ def test_a_second_delivery_is_kept_in_raw_and_dropped_as_duplicate_downstream(st
 
 
 @pytest.mark.quick
-def test_two_contents_at_one_position_are_both_quarantined_and_leave_a_hole(story, spark):
+def test_two_contents_at_one_position_are_both_quarantined_and_are_withheld(story, spark):
     story.land(INSERT)
     story.land(UPDATE)
     story.land_again(Commit(20, 2, [Change("u", 1, {"title": "another"}, unchanged=("body",))]))
@@ -306,7 +306,7 @@ def test_a_state_that_was_never_one_of_the_source_is_refused_by_name(story, spar
     at(Position(1, Lsn(17), 0))
 
 
-def test_a_state_behind_a_hole_is_refused_with_the_repair_of_the_hole(story):
+def test_a_state_behind_a_gap_is_refused_with_the_repair_of_the_gap(story):
     story.land_chunk(EMPTY)
     story.land_boundary(EMPTY)
     story.land(INSERT)
@@ -317,9 +317,9 @@ def test_a_state_behind_a_hole_is_refused_with_the_repair_of_the_hole(story):
     ask(Position(1, Lsn(INSERT.lsn), 0))
     with pytest.raises(
         TableIncomplete, match=r"Table notes is incomplete.* The chain of epoch 1 is broken"
-    ) as hole:
+    ) as refused:
         ask(Position(1, Lsn(MOVE.lsn), 0))
-    assert hole.value.fix.startswith("Restore the manifest")
+    assert refused.value.fix.startswith("Restore the manifest")
 
 
 def test_rows_that_do_not_meet_the_contract_are_not_shown(story, spark):

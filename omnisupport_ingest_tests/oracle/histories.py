@@ -231,12 +231,12 @@ def _several(rng: Random, source: Source, most: int) -> int:
 
 
 def soup(
-    rng: Random, *, shape: TableShape = SHAPE, holes: bool = True, whole_table: bool = True
+    rng: Random, *, shape: TableShape = SHAPE, withheld: bool = True, whole_table: bool = True
 ) -> list[Event]:
-    """Events that no database would send, in any order: gaps, holes, repeats, collisions.
+    """Events that no database would send, in any order: gaps, withheld ones, repeats, collisions.
 
     Updates of rows that are gone, creations that never came, columns that were never sent; with
-    ``holes`` some are quarantined, and some positions hold an accepted event as well as a hole;
+    ``withheld`` some are quarantined, and some positions hold an accepted event as well as a withheld;
     with ``whole_table`` some are truncates and boundaries of the table, not of ranges of its keys alone.
     """
     events: list[Event] = []
@@ -245,7 +245,7 @@ def soup(
         at = Position(rng.choice((1, 1, 1, 2)), rng.randint(1, 6), 2 * rng.randint(0, 5))
         if at not in {event.at for event in events}:
             events += _soup_events(rng, rng.choice(ops), at, value, shape)
-    if holes:
+    if withheld:
         released = [replace(event, quarantined=True) for event in events if rng.random() < 0.1]
         quarantined = rng.random() < 0.5
         events = [replace(e, quarantined=quarantined and rng.random() < 0.3) for e in events] + released
@@ -306,6 +306,6 @@ def histories() -> st.SearchStrategy[History]:
     return _randoms().map(simulate)
 
 
-def soups(*, holes: bool = True) -> st.SearchStrategy[list[Event]]:
+def soups(*, withheld: bool = True) -> st.SearchStrategy[list[Event]]:
     """Event soups; nobody knows what they should come to but the rules themselves."""
-    return _randoms().map(lambda rng: soup(rng, holes=holes))
+    return _randoms().map(lambda rng: soup(rng, withheld=withheld))

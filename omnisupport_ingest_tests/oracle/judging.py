@@ -143,7 +143,7 @@ class Verdict:
 
     @property
     def told(self) -> Event:
-        """The event as the fold takes it: one in quarantine is a hole."""
+        """The event as the fold takes it: one in quarantine is withheld."""
         return replace(self.kept, quarantined=self.verdict == QUARANTINED)
 
 

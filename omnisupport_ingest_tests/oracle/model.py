@@ -35,7 +35,7 @@ class Event:
     ``op``: ``c`` insert, ``u`` update, ``d`` delete, ``r`` snapshot row, ``t`` truncate, ``b``
     boundary of a finished snapshot. ``after`` holds the columns that were sent, without the key's;
     ``before`` those of the old row, where the source sent it. ``moved_from``: on the ``c`` of a
-    key change, the old key; its ``d`` stands just below. ``quarantined``: the event is a hole.
+    key change, the old key; its ``d`` stands just below. ``quarantined``: the event is a withheld.
 
     ``read_at`` is of ``r`` only: the read saw exactly the transactions that committed below this
     LSN of its epoch. ``None`` says the same of the row's own position: an exact snapshot.

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 from omnisupport_ingest_tests.oracle.model import Cell, Event, Key, Position, Row, TableShape
 
-_HOLES_OF_ONE_POSITION = "crudtb"
-"""The order of holes that share a position: what begins a life first, what may end it last. So
+_WITHHELD_OF_ONE_POSITION = "crudtb"
+"""The order of withheld events that share a position: what begins a life first, what may end it last. So
 the outcome of a collision does not depend on which of its events is looked at first."""
 
 AT_ONE_POSITION = "tbdcru"
@@ -28,7 +28,7 @@ class Layers:
 
     @property
     def folded(self) -> list[Event]:
-        """What the fold sees: accepted events, and the quarantined ones as holes."""
+        """What the fold sees: accepted events, and the quarantined ones as withheld events."""
         return self.accepted + self.quarantined
 
 
@@ -57,7 +57,7 @@ def layers(raw: Iterable[Event]) -> Layers:
 def current_state(events: Iterable[Event], shape: TableShape) -> dict[Key, Row]:
     """Current state of every key of a table that any event named, deleted ones included.
 
-    ``events``: accepted ones and holes, in any order, repeats allowed, of any tables.
+    ``events``: accepted ones and withheld, in any order, repeats allowed, of any tables.
     """
     replay = _Replay(shape)
     for event in _in_order(event for event in events if event.table == shape.name):
@@ -71,7 +71,7 @@ def live(state: dict[Key, Row]) -> dict[Key, Row]:
 
 
 def _in_order(events: Iterable[Event]) -> Iterator[Event]:
-    """Each event once, by position; an accepted event voids the holes at its position."""
+    """Each event once, by position; an accepted event voids the withheld ones at its position."""
     at: dict[tuple[Position, str], list[Event]] = {}
     for event in events:
         known = at.setdefault((event.at, event.identity or ""), [])
@@ -85,7 +85,7 @@ def _in_order(events: Iterable[Event]) -> Iterator[Event]:
             assert len({event.content for event in accepted}) == 1, f"two accepted events at {place}"
             yield accepted[0]
         else:
-            yield from sorted(at[place], key=lambda hole: _HOLES_OF_ONE_POSITION.index(hole.op))
+            yield from sorted(at[place], key=lambda withheld: _WITHHELD_OF_ONE_POSITION.index(withheld.op))
 
 
 class _Replay:
@@ -178,7 +178,7 @@ class _Replay:
 
 
 def _end(row: Row, event: Event) -> None:
-    """End the life of a row; a hole leaves it, with nothing known. An ended life ends once."""
+    """End the life of a row; a withheld event leaves it, with nothing known. An ended life ends once."""
     if row.ended:
         row.doubted_after_end = event.quarantined
         return

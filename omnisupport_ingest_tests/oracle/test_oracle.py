@@ -44,7 +44,7 @@ def moved(
     return [below, above]
 
 
-def hole(quarantined: Event) -> Event:
+def withheld(quarantined: Event) -> Event:
     return replace(quarantined, quarantined=True)
 
 
@@ -109,7 +109,7 @@ class TestSoups:
 
     @settings(max_examples=examples(200), deadline=None)
     @given(source.soups())
-    def test_what_a_hole_leaves_resolved_holds_whether_it_is_released_or_discarded(
+    def test_what_a_withheld_leaves_resolved_holds_whether_it_is_released_or_discarded(
         self, events: list[Event]
     ) -> None:
         rows = live(fold(*events))
@@ -319,19 +319,19 @@ class TestSoftDelete:
 class TestHoles:
     def test_the_columns_of_a_quarantined_update_are_unresolved_until_they_come_again(self) -> None:
         created = event(1, "c", after=FULL)
-        quarantined = hole(event(2, "u", after={"status": "?", "body": "?"}))
+        quarantined = withheld(event(2, "u", after={"status": "?", "body": "?"}))
         assert fold(created, quarantined)[ONE].unresolved == {"status", "body"}
         row = fold(created, quarantined, event(3, "u", after={"status": "known"}))[ONE]
         assert row.values == {"status": "known", "note": None}
 
     @pytest.mark.parametrize("op", ["c", "r"])
     def test_a_quarantined_beginning_begins_a_life_of_which_nothing_is_known(self, op: str) -> None:
-        row = fold(event(1, "c", after=FULL), event(2, "d"), hole(event(3, op, after=FULL)))[ONE]
+        row = fold(event(1, "c", after=FULL), event(2, "d"), withheld(event(3, op, after=FULL)))[ONE]
         assert not row.is_deleted
         assert row.values == NOTHING
 
     def test_a_quarantined_delete_leaves_open_whether_the_row_exists(self) -> None:
-        row = fold(event(1, "c", after=FULL), hole(event(2, "d")))[ONE]
+        row = fold(event(1, "c", after=FULL), withheld(event(2, "d")))[ONE]
         assert row.existence_unresolved
         assert not row.is_deleted
         assert row.values == NOTHING
@@ -339,22 +339,22 @@ class TestHoles:
     @pytest.mark.parametrize("op", ["c", "u", "d", "t"])
     def test_an_accepted_event_above_a_quarantined_delete_settles_existence(self, op: str) -> None:
         settling = event(3, op, None if op == "t" else ONE, after=FULL if op in "cu" else None)
-        row = fold(event(1, "c", after=FULL), hole(event(2, "d")), settling)[ONE]
+        row = fold(event(1, "c", after=FULL), withheld(event(2, "d")), settling)[ONE]
         assert not row.existence_unresolved
         assert row.is_deleted == (op in "dt")
 
     def test_a_quarantined_delete_below_the_accepted_one_of_a_dead_row_changes_nothing(self) -> None:
-        row = fold(event(1, "c", after=FULL), event(2, "d"), hole(event(3, "d")))[ONE]
+        row = fold(event(1, "c", after=FULL), event(2, "d"), withheld(event(3, "d")))[ONE]
         assert row.deleted_at == Position(1, 2, 0)
         assert not row.existence_unresolved
 
-    def test_a_released_event_voids_its_hole(self) -> None:
+    def test_a_released_event_voids_its_withheld(self) -> None:
         update = event(2, "u", after={"status": "released"})
         created = event(1, "c", after=FULL)
-        assert fold(created, hole(update), update) == fold(created, update)
+        assert fold(created, withheld(update), update) == fold(created, update)
 
     def test_an_unknown_column_stays_unknown_when_the_row_moves(self) -> None:
-        quarantined = hole(event(2, "u", after={"body": "?"}))
+        quarantined = withheld(event(2, "u", after={"body": "?"}))
         rows = fold(event(1, "c", after=FULL), quarantined, *moved(3, ONE, TWO, NOTHING))
         assert rows[TWO].values == {"status": "open", "note": None}
 

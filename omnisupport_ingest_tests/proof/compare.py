@@ -89,7 +89,7 @@ def _named_files(workspace: Workspace) -> set[str]:
 def folded_by_columns(workspace: Workspace, shape: TableShape) -> int:
     """How many groups of the events of a table the kernel of whole columns folds, if it is asked."""
     accepted, withheld = _rows(workspace.deduped(SOURCE)), quarantined(workspace)
-    told = [{**row, "hole": False} for row in accepted] + [{**row, "hole": True} for row in withheld]
+    told = [{**row, "withheld": False} for row in accepted] + [{**row, "withheld": True} for row in withheld]
     events = [row for row in told if row["source_table"] == shape.name]
     if not events:
         return 0
@@ -456,7 +456,7 @@ def _hashes(workspace: Workspace) -> Iterator[Difference]:
             contract = folds.get(table.spec.path)
             if contract is not None and files is not None:
                 # The content of a fold is the events folded, in however many parts.
-                held = str(content_of(contract, files.accepted(contract, window), files.holes_of(window)))
+                held = str(content_of(contract, files.accepted(contract, window), files.withheld_in(window)))
             else:
                 held = content_hash((file.uri for file in snapshot.files(window)), column)
             if state is None or state.checkpoint.content_hash != held:

@@ -115,7 +115,7 @@ class Expected:
         return {(event.at, event.identity) for _, event in self._told if not event.quarantined}
 
     def events(self, table: str) -> list[tuple[str, Event]]:
-        """The events of a table that count, by window: a hole whose position is filled is none."""
+        """The events of a table that count, by window: a withheld one whose position is filled is none."""
         return [
             (window, event)
             for window, event in self._told
@@ -230,7 +230,7 @@ class Expected:
 
     def _rows(self, shape: TableShape) -> dict[Key, Current]:
         events = [event for _, event in self.events(shape.name)]
-        doubted = _lanes_with_holes(events)
+        doubted = _lanes_with_withheld(events)
         times = {event.at: event.source_ts for event in events}
         of_key: dict[Key, list[Event]] = defaultdict(list)
         for event in events:
@@ -277,7 +277,7 @@ def _in_window(events: list[Event], shape: TableShape) -> KeyInWindow:
     above = [at for at in deletes if alive is None or at > alive]
     doubts = [event.at for event in events if event.op == "d" and event.quarantined]
     (row,) = current_state(events, shape).values()
-    holes = any(event.quarantined for event in events)
+    withheld = any(event.quarantined for event in events)
     return KeyInWindow(
         latest=Latest.of(events),
         first=min(event.at for event in events),
@@ -286,7 +286,7 @@ def _in_window(events: list[Event], shape: TableShape) -> KeyInWindow:
         life_start=max((event.at for event in living if event.op in "cr"), default=None),
         deletes=(*below[-1:], *above),
         doubt=max(doubts, default=None),
-        values=None if doubts or (row.ended and holes) else _sorted(row.values, shape),
+        values=None if doubts or (row.ended and withheld) else _sorted(row.values, shape),
     )
 
 
@@ -310,7 +310,7 @@ def _current(
     )
 
 
-def _lanes_with_holes(events: Iterable[Event]) -> set[str]:
+def _lanes_with_withheld(events: Iterable[Event]) -> set[str]:
     return {_lane_of(event) or "*" for event in events if event.quarantined}
 
 

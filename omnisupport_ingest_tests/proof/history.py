@@ -79,8 +79,8 @@ def _database(rng: Random, shape: TableShape) -> list[Event]:
 
 
 def _soup(rng: Random, shape: TableShape) -> list[Event]:
-    """Without holes of its own: here judging makes them."""
-    drawn = histories.soup(rng, shape=shape, holes=False)
+    """Without withheld events of its own: here judging makes them."""
+    drawn = histories.soup(rng, shape=shape, withheld=False)
     moved = [replace(each, at=each.at._replace(commit_lsn=992 + 8 * each.at.commit_lsn)) for each in drawn]
     return list({(event.at, event.content): event for event in moved}.values())
 

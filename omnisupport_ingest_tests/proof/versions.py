@@ -41,7 +41,7 @@ class Version:
 
 
 def versions(events: Iterable[Event], shape: TableShape) -> Iterator[Version]:
-    """Every version of every row; ``events``: of one table, accepted ones and holes that nothing fills.
+    """Every version of every row; ``events``: of one table, accepted or withheld, and voided by none.
 
     Rows move within their lane only, so each lane is walked alone, with what has no key and reaches it.
     """

@@ -59,14 +59,14 @@ class _Whole:
             unchanged=tuple(sorted(event.unchanged)),
             moved_from_key=kernels.key_text(event.moved_from),
             identity=event.identity,
-            hole=event.quarantined,
+            withheld=event.quarantined,
         )
 
 
 @settings(max_examples=examples(160))
 @given(randoms)
 def test_the_event_that_is_named_is_the_one_that_decides_by_the_oracle(rng: Random) -> None:
-    events = drawn(rng, holes=rng.random() < 0.6)
+    events = drawn(rng, withheld=rng.random() < 0.6)
     lake, rows, states = told(events, TABLE), current_state(events, SHAPE), oracle_states(events)
     for key, row in rows.items():
         if states[key].doubtful or (row.ended and any(each.quarantined for each in events)):
@@ -108,7 +108,7 @@ def test_every_loser_says_why_it_lost() -> None:
         event("d", 20),
         event("c", 30, '{"id":"1","title":"second life","body":"long"}'),
         event("u", 40, '{"id":"1","title":"renamed"}', unchanged=("body",)),
-        event("u", 50, '{"id":"1","title":"bad","body":"bad"}', hole=True),
+        event("u", 50, '{"id":"1","title":"bad","body":"bad"}', withheld=True),
         event("u", 60, '{"id":"1","title":"last"}', unchanged=("body",)),
     ]
     assert roles(events, "title") == {
@@ -148,7 +148,7 @@ def test_a_column_that_a_key_change_did_not_send_comes_from_the_old_key() -> Non
 
 def test_a_withheld_event_whose_position_an_accepted_one_has_says_nothing() -> None:
     good = event("c", 10, '{"id":"1","title":"good","body":"b"}')
-    bad = event("c", 10, '{"id":"1","title":"bad","body":"b"}', hole=True)
+    bad = event("c", 10, '{"id":"1","title":"bad","body":"b"}', withheld=True)
     found = origins_of([bad, good], '["1"]', NOTES)
     assert found is not None
     assert found.columns["title"].value == "good"

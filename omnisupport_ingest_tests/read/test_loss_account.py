@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from omnisupport_ingest.landing.accepted_losses import AcceptedLoss, AcceptedLosses
-from omnisupport_ingest.landing.chain import Hole
+from omnisupport_ingest.landing.chain import Gap
 from omnisupport_ingest.landing.completeness import Incomplete
 from omnisupport_ingest.landing.lost_changes import LostChanges, LostStretch
 from omnisupport_ingest.position import Lsn
@@ -27,7 +27,7 @@ NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 EPOCH = EpochAccount(1, "first", NOON, "slot", Lsn(0), Lsn(20), 2, 4, None, None, (), 0)
 WHOLE = LossAccount("desk", (EPOCH,), (), (), {}, None)
 
-GAP = Hole(1, "a", Lsn(20), "b", Lsn(30))
+GAP = Gap(1, "a", Lsn(20), "b", Lsn(30))
 LOSS = AcceptedLoss(2, NOON, "ana", "restored", Lsn(20), Lsn(90))
 STRETCH = LostStretch("notes", "not published", NOON, Lsn(10))
 SECOND = replace(EPOCH, number=2)

@@ -206,7 +206,7 @@ class CrashDesk:
 
         The dimensions are the source's, but for the cells that only a quarantined event carried:
         those, and no others, are unresolved. Every landed event is in raw once for each time it
-        landed, and was accepted, a duplicate, or quarantined. No hole, nothing pending, and nothing
+        landed, and was accepted, a duplicate, or quarantined. No gap, nothing pending, and nothing
         is left in a folder that a sweep does not take away.
         """
         self.change()
@@ -234,7 +234,7 @@ class CrashDesk:
         self._nothing_left(workspace)
 
     def landed_rows(self) -> dict[str, int]:
-        """Events of all landed batches by table; fails at a hole, or at a file that is not whole."""
+        """Events of all landed batches by table; fails at a gap, or at a file that is not whole."""
         found: dict[str, int] = {}
         for manifest in self.source.manifests():
             for file in manifest.files:

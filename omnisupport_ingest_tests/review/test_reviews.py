@@ -1,4 +1,4 @@
-"""Reviewing quarantine: what is released becomes true, what is discarded stays a hole; both are recorded."""
+"""Reviewing quarantine: what is released becomes true, what is discarded stays withheld; both are noted."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def test_the_check_of_collisions_is_green_once_each_was_reviewed_and_judged_agai
     assert live(story, spark)[0] == (1, "three", "text", [])
 
 
-def test_a_discarded_event_stays_in_quarantine_and_stays_a_hole(story, spark, collision):
+def test_a_discarded_event_stays_in_quarantine_and_stays_a_withheld(story, spark, collision):
     before = content(story)
     review(story, "discard", *collision)
     assert pending_windows(story.workspace, SOURCE).windows == (FIRST,)

@@ -68,4 +68,4 @@ def test_a_sync_that_is_killed_goes_on_where_it_was(
         assert reader.sync().finished
     # A round is landed or not, so not even a duplicate is left to dedupe.
     assert Counter(reader.keys()) == Counter([*range(15), *range(100, 115)])
-    assert reader.store.landed().hole is None
+    assert reader.store.landed().gap is None

@@ -189,7 +189,7 @@ class SourceUnderTest:
 def landed_batches(store: LandingStore) -> list[Manifest]:
     """Every landed batch; there is no gap, and all are as they were written."""
     landed = store.landed()
-    assert landed.hole is None
+    assert landed.gap is None
     for manifest in landed.batches:
         store.verify(manifest)
     return list(landed.batches)

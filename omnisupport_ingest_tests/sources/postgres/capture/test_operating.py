@@ -186,7 +186,7 @@ def test_restart_goes_on_in_the_same_process_without_loss_and_takes_in_a_new_con
         assert CaptureRecords(record_file(shop).parent).read() == record
     finally:
         assert capture.stop() == 0
-    assert LandingStore(shop.home / "landing", SOURCE).landed().hole is None
+    assert LandingStore(shop.home / "landing", SOURCE).landed().gap is None
 
 
 def test_restart_that_fails_tells_the_error_of_the_start(shop: Shop) -> None:

@@ -144,7 +144,7 @@ def test_paused_capture_waits_in_its_process_and_goes_on_without_loss(shop: Shop
         until(lambda: landed_rows(shop) == 2)
     finally:
         assert capture.stop() == 0
-    assert LandingStore(shop.home / "landing", SOURCE).landed().hole is None
+    assert LandingStore(shop.home / "landing", SOURCE).landed().gap is None
 
 
 def test_pause_is_nothing_that_a_supervisor_starts_again(shop: Shop) -> None:

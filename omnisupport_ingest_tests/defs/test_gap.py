@@ -34,7 +34,7 @@ def chain_check(story: Story, instance: dg.DagsterInstance) -> dg.AssetCheckEval
     return found
 
 
-def test_a_hole_is_named_by_both_its_ends_and_holds_back_what_lies_behind_it(story: Story, definitions):
+def test_a_gap_is_named_by_both_its_ends_and_holds_back_what_lies_behind_it(story: Story, definitions):
     story._seal([], StreamSpan(Lsn(0), Lsn(0x10), None, None, None, None, None))
     gone = story.land(MISSING)
     story.land(BEHIND)
