@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-from types import TracebackType
 from typing import Self
 
 from omnisupport_ingest.landing.rows import LandedEvent
@@ -31,10 +30,5 @@ class LatestTimes:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._base.close()
