@@ -233,7 +233,7 @@ def run_the_workload(demo: Demo) -> None:
 def replay_a_window(demo: Demo) -> StartedReplay:
     """Launch a partition backfill of a finished window, through every layer."""
     from omnisupport_ingest.definitions import build_definitions
-    from omnisupport_ingest.defs.backfills import launch_backfill
+    from omnisupport_ingest.defs.backfills import Backfill, launch_backfill
     from omnisupport_ingest.verify.replayed import replayable, start_replay
 
     workspace, source = demo.workspace, demo.settings.source
@@ -248,7 +248,7 @@ def replay_a_window(demo: Demo) -> StartedReplay:
 
         def launch(window: str) -> str:
             reason = "demo: replay of a finished window"
-            return launch_backfill(instance, graph, source, [window], reason=reason)
+            return launch_backfill(instance, graph, Backfill(source, [window], reason))
 
         replay = start_replay(workspace, source, launch)
     click.echo(f"Backfill {replay.backfill_id}: replaying window {replay.window} through every layer …")

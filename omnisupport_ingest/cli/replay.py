@@ -279,7 +279,7 @@ def _launch(request: ReplayRequest, reason: str) -> str:
     import dagster as dg
 
     from omnisupport_ingest.definitions import build_definitions
-    from omnisupport_ingest.defs.backfills import launch_backfill
+    from omnisupport_ingest.defs.backfills import Backfill, launch_backfill
     from omnisupport_ingest.defs.keys import dimension_key
     from omnisupport_ingest.runtime.dagster_home import dagster_environment
 
@@ -290,8 +290,10 @@ def _launch(request: ReplayRequest, reason: str) -> str:
         return launch_backfill(
             instance,
             graph,
-            request.source,
-            [window for each in _runs(request) for window in grid.keys_between(each.first, each.last)],
-            reason=reason,
-            dimension=dimension_key(request.only) if request.only is not None else None,
+            Backfill(
+                request.source,
+                [window for each in _runs(request) for window in grid.keys_between(each.first, each.last)],
+                reason,
+                dimension=dimension_key(request.only) if request.only is not None else None,
+            ),
         )

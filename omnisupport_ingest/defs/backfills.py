@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -50,61 +50,72 @@ class BackfillStatus:
     asked_at: datetime
 
 
+@dataclass(frozen=True, slots=True)
+class Backfill:
+    """A replay of ``windows`` through every layer of ``source``.
+
+    ``reason`` becomes its title and a tag. With ``dimension`` that one alone is made again, after the layers
+    above it.
+    """
+
+    source: str
+    windows: Sequence[str]
+    reason: str
+    description: str = ""
+    tags: Mapping[str, str] = field(default_factory=dict)
+    dimension: dg.AssetKey | None = None
+
+
 def launch_backfill(
     instance: dg.DagsterInstance,
     graph: BaseAssetGraph[Any],
-    source: str,
-    windows: Sequence[str],
+    wanted: Backfill,
     *,
-    reason: str,
-    description: str = "",
-    tags: Mapping[str, str] | None = None,
     backfill_id: str | None = None,
-    dimension: dg.AssetKey | None = None,
 ) -> str:
-    """Ask for a replay of ``windows`` through every layer of ``source``; returns the backfill's id.
+    """Have the Dagster daemon carry out ``wanted``, one run per gapless range; returns the backfill's id.
 
-    The Dagster daemon carries it out, one run per gapless range, and the backfills page shows it.
-    ``graph``: the assets that the code location defines. ``reason`` becomes its title and a tag.
-    With ``backfill_id`` the same backfill is asked for once, however often this is called. With
-    ``dimension`` it is the only one that is made again, after the layers above it.
-    ``BackfillRefused`` if a window is not a partition.
+    ``graph``: the assets that the code location defines. With ``backfill_id`` the backfill is launched once,
+    however often this is called. ``BackfillRefused`` if a window is not a partition.
     """
     if backfill_id is not None and instance.get_backfill(backfill_id) is not None:
         return backfill_id
-    asked = sorted(set(windows))
+    source, windows = wanted.source, sorted(set(wanted.windows))
     subset: set[AssetKeyPartitionKey] = set()
     for key in graph.materializable_asset_keys:
         if key.path[0] != source:
             continue
-        if dimension not in (None, key) and key not in (keys.raw_key(source), keys.deduped_key(source)):
+        if wanted.dimension not in (None, key) and key not in (
+            keys.raw_key(source),
+            keys.deduped_key(source),
+        ):
             continue
         partitions = graph.get(key).partitions_def
         if partitions is None:
             # Histories have no windows, and a job of their own.
             continue
-        unknown = [window for window in asked if not partitions.has_partition_key(window)]
+        unknown = [window for window in windows if not partitions.has_partition_key(window)]
         if unknown:
             raise BackfillRefused(
                 f"{unknown[0]!r} is not a window that {source} has had so far.",
                 fix="Name windows by their start in UTC, like 2026-01-31T0900, between the home's first "
                 "window and now.",
             )
-        subset |= {AssetKeyPartitionKey(key, window) for window in asked}
-    if not subset or not asked:
+        subset |= {AssetKeyPartitionKey(key, window) for window in windows}
+    if not subset or not windows:
         raise BackfillRefused(
-            f"There is nothing to backfill for {source!r} and {len(asked)} windows.",
+            f"There is nothing to backfill for {source!r} and {len(windows)} windows.",
             fix=f"Name at least one window, and one of these sources: {', '.join(_sources(graph))}.",
         )
     backfill_id = backfill_id or make_new_backfill_id()
     backfill = PartitionBackfill.from_asset_graph_subset(
         backfill_id=backfill_id,
         backfill_timestamp=time.time(),
-        tags={keys.SOURCE_TAG: source, keys.REASON_TAG: reason, **(tags or {})},
+        tags={keys.SOURCE_TAG: source, keys.REASON_TAG: wanted.reason, **wanted.tags},
         dynamic_partitions_store=instance,
         asset_graph_subset=AssetGraphSubset.from_asset_partition_set(subset, graph),
-        title=reason,
-        description=description or f"Replay of {len(asked)} windows of {source}.",
+        title=wanted.reason,
+        description=wanted.description or f"Replay of {len(windows)} windows of {source}.",
         run_config=None,
     )
     with gate("dagster.backfill", backfill_id):

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import dagster as dg
 
 from omnisupport_ingest.defs import keys
-from omnisupport_ingest.defs.backfills import find_backfill, launch_backfill, windows_in_backfills
+from omnisupport_ingest.defs.backfills import Backfill, find_backfill, launch_backfill, windows_in_backfills
 from omnisupport_ingest.defs.lost_runs import end_lost_runs
 from omnisupport_ingest.defs.run_history import RunHistory
 from omnisupport_ingest.failpoints import gate
@@ -63,18 +63,20 @@ def late_arrivals_sensor(*, source: str) -> dg.SensorDefinition:
         backfill_id = launch_backfill(
             context.instance,
             repository.asset_graph,
-            source,
-            replay.windows,
-            reason=replay.reason,
-            description=f"Windows {', '.join(replay.windows[:5])}"
-            + (" …" if len(replay.windows) > 5 else "")
-            + f"; batches {replay.named_batches}.",
-            tags={
-                # As runs that a sensor requested bear it: the backfills page names who launched it.
-                "dagster/sensor_name": f"late_arrivals_{source}",
-                keys.LATE_TAG: str(replay.events),
-                keys.LATE_BATCHES_TAG: replay.named_batches,
-            },
+            Backfill(
+                source,
+                replay.windows,
+                replay.reason,
+                description=f"Windows {', '.join(replay.windows[:5])}"
+                + (" …" if len(replay.windows) > 5 else "")
+                + f"; batches {replay.named_batches}.",
+                tags={
+                    # As runs that a sensor requested bear it: the backfills page names who launched it.
+                    "dagster/sensor_name": f"late_arrivals_{source}",
+                    keys.LATE_TAG: str(replay.events),
+                    keys.LATE_BATCHES_TAG: replay.named_batches,
+                },
+            ),
             backfill_id=replay.name(attempt),
         )
         with gate("sensor.answer", source):

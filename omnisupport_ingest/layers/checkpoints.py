@@ -56,8 +56,8 @@ class Outcome:
     """What a plan comes to: the key of its work, the batches its content holds then, and the counts.
 
     ``past_closing``: the watermark has closed the window by now. ``content``: hash of the content that the
-    work adds, where the rows written do not say it. ``exact_share`` and ``rules``: as of
-    ``Checkpoint``.
+    work adds, where the hashes of the events written do not say it. ``exact_share`` and ``rules``: as of
+    ``Checkpoint``. ``replaced``: what the window held, if it is being made again.
     """
 
     idempotency_key: str
@@ -71,6 +71,7 @@ class Outcome:
     content: ContentHash | None = None
     exact_share: float | None = None
     rules: RulesAsked | None = None
+    replaced: Replaced | None = None
 
 
 def change_for(
@@ -80,30 +81,28 @@ def change_for(
     outcome: Outcome,
     identity: Identity,
     staged: StagedFiles,
-    hash_column: str,
-    replaced: Replaced | None = None,
 ) -> WindowChange:
     """The change that commits ``staged`` to the plan's window, with the checkpoint it leaves.
 
     The content hash of an append is the old one joined with that of the new rows, so its cost
-    follows what is new. ``replaced``: what the window held, if it is being made again. A closed
-    window that files are added to is open again; one that is written whole is closed at once.
+    follows what is new. A closed window that files are added to is open again; one that is written whole
+    is closed at once.
     """
     files = staged.of(plan.window)
     before = snapshot.state(plan.window)
     content = outcome.content
     if content is None:
-        content = hash_of_files((snapshot.table.folder / file.path for file in files), hash_column)
+        content = hash_of_files((snapshot.table.folder / file.path for file in files), "event_hash")
     if plan.work is Work.APPEND and before is not None:
         content = ContentHash.parse(before.checkpoint.content_hash) + content
     checkpoint = checkpoint_of(snapshot, plan, outcome, identity, content)
     if outcome.content is not None:
         held = before.checkpoint.rows if plan.work is Work.APPEND and before is not None else 0
         checkpoint = replace(checkpoint, rows=held + sum(file.rows for file in files))
-    if replaced is not None:
-        keys, why = replaced.explain(str(content))
+    if outcome.replaced is not None:
+        keys, why = outcome.replaced.explain(str(content))
         checkpoint = replace(
-            checkpoint, replaced_hash=replaced.content_hash, keys_changed=keys, changed_by=why
+            checkpoint, replaced_hash=outcome.replaced.content_hash, keys_changed=keys, changed_by=why
         )
     kept = before if plan.work is Work.APPEND else None
     nothing_to_fold = kept is None or (kept.closed and not files)

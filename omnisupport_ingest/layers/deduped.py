@@ -261,17 +261,16 @@ def _commit(judging: _Judging, snapshot: TableSnapshot, raw: TableSnapshot, jobs
                     past_closing=job.plan.window in judging.sealed or judging.passed(job.plan.window),
                     exact_share=told.taken.share,
                     rules=rules_asked(workspace, source, told, job.plan, snapshot.state(job.plan.window)),
+                    replaced=_replaced(
+                        snapshot,
+                        raw,
+                        job,
+                        frozenset(each.batch_id for each in judging.lateness.late_parts(job.landed)),
+                        companions[job.plan.window],
+                    ),
                 ),
                 identity,
                 accepted,
-                "event_hash",
-                _replaced(
-                    snapshot,
-                    raw,
-                    job,
-                    frozenset(each.batch_id for each in judging.lateness.late_parts(job.landed)),
-                    companions[job.plan.window],
-                ),
             )
             for job in jobs
         ]

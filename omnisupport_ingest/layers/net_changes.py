@@ -142,11 +142,10 @@ def materialize(
                         past_closing=passed(job.plan.window),
                         exact_share=exact_share,
                         content=content_of(contract, job.accepted, job.withheld),
+                        replaced=_replaced(snapshot, deduped, job, landing, lateness, changed),
                     ),
                     Identity(LAYER, contract.source, run_id),
                     staged,
-                    "_cdc_row_hash",
-                    _replaced(snapshot, deduped, job, landing, lateness, changed),
                 )
                 for job in jobs
             ]

@@ -7,6 +7,7 @@ against its manifest before it is read, so a damaged file stops here and changes
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial, reduce
 from pathlib import Path
 from typing import Any
@@ -119,11 +120,12 @@ def materialize(
                     snapshot,
                     plan,
                     upstreams[plan.window],
-                    outcomes[plan.window],
+                    replace(
+                        outcomes[plan.window],
+                        replaced=_replaced(snapshot, plan, upstreams[plan.window], landed, lateness),
+                    ),
                     identity,
                     staged,
-                    "event_hash",
-                    _replaced(snapshot, plan, upstreams[plan.window], landed, lateness),
                 )
                 for plan in plans
             ]

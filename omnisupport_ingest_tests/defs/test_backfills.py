@@ -8,7 +8,7 @@ from __future__ import annotations
 import dagster as dg
 import pytest
 
-from omnisupport_ingest.defs.backfills import BackfillRefused, backfill_status, launch_backfill
+from omnisupport_ingest.defs.backfills import Backfill, BackfillRefused, backfill_status, launch_backfill
 from omnisupport_ingest_tests.layers.story import FIRST, SECOND, SOURCE
 
 
@@ -23,10 +23,7 @@ def test_a_backfill_covers_its_windows_in_every_layer_and_is_listed(instance, de
     backfill_id = launch_backfill(
         instance,
         definitions.resolve_asset_graph(),
-        SOURCE,
-        [SECOND, FIRST],
-        reason="replay",
-        tags={"omnisupport/batches": "2"},
+        Backfill(SOURCE, [SECOND, FIRST], "replay", tags={"omnisupport/batches": "2"}),
     )
     (listed,) = instance.get_backfills()
     assert listed.backfill_id == backfill_id
@@ -46,7 +43,7 @@ def test_a_backfill_covers_its_windows_in_every_layer_and_is_listed(instance, de
 
 def test_its_status_is_read_back(instance, definitions):
     backfill_id = launch_backfill(
-        instance, definitions.resolve_asset_graph(), SOURCE, [FIRST], reason="replay"
+        instance, definitions.resolve_asset_graph(), Backfill(SOURCE, [FIRST], "replay")
     )
     status = backfill_status(instance, backfill_id)
     assert (status.status, status.finished, status.succeeded, status.run_ids) == (
@@ -60,14 +57,16 @@ def test_its_status_is_read_back(instance, definitions):
 def test_a_window_that_is_no_partition_is_refused(instance, definitions):
     with pytest.raises(BackfillRefused, match="2025-01-01T0000"):
         launch_backfill(
-            instance, definitions.resolve_asset_graph(), SOURCE, [FIRST, "2025-01-01T0000"], reason="replay"
+            instance,
+            definitions.resolve_asset_graph(),
+            Backfill(SOURCE, [FIRST, "2025-01-01T0000"], "replay"),
         )
     assert not instance.get_backfills()
 
 
 def test_an_unknown_source_is_refused_with_the_known_ones(instance, definitions):
     with pytest.raises(BackfillRefused, match="one of these sources: desk"):
-        launch_backfill(instance, definitions.resolve_asset_graph(), "elsewhere", [FIRST], reason="replay")
+        launch_backfill(instance, definitions.resolve_asset_graph(), Backfill("elsewhere", [FIRST], "replay"))
 
 
 def test_an_unknown_backfill_is_refused(instance):

@@ -25,14 +25,14 @@ for table in Workspace.open(Settings(_env_file=None)).tables():
 BACKFILL = """
 import dagster as dg
 from omnisupport_ingest.definitions import build_definitions
-from omnisupport_ingest.defs.backfills import launch_backfill
+from omnisupport_ingest.defs.backfills import Backfill, launch_backfill
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.layers.workspace import Workspace
 workspace = Workspace.open(Settings(_env_file=None))
 window = workspace.deduped("support_desk").open().windows()[0]
 with dg.DagsterInstance.get() as instance:
     graph = build_definitions(workspace).resolve_asset_graph()
-    launch_backfill(instance, graph, "support_desk", [window], reason="crash")
+    launch_backfill(instance, graph, Backfill("support_desk", [window], "crash"))
 """
 
 COVERED = {
