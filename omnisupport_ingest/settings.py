@@ -198,6 +198,20 @@ class Settings(BaseSettings):
         examples=["2026b=env:PII_2026B,2026a=file:/run/secrets/pii_2026a"],
         json_schema_extra={"values": "comma-separated"},
     )
+    verify_minutes: int | None = Field(
+        None,
+        ge=1,
+        le=60,
+        description="Every how many minutes the platform compares the tables of each log with its source, by "
+        "checksums at one LSN. Unset: it does not, until somebody turns the schedule on.",
+        examples=["5"],
+    )
+    verify_rows: int = Field(
+        1_000_000,
+        ge=10_000,
+        description="Rows of a table that such a comparison takes, about. A larger table is compared in "
+        "parts, the next one each time.",
+    )
     alarm_command: str | None = Field(
         None,
         description="Command line, run by `sh`, when the source's health gets worse, better, or has other "
