@@ -31,7 +31,8 @@ def main(rows: int, part: int, repeats: int) -> None:
     """Check a large table against its source."""
     with source() as server:
         click.echo(f"Making {rows:,} rows …", err=True)
-        add_tickets(server, rows)
+        # Every 977th breaks a rule of its contract, and would wait in quarantine.
+        add_tickets(server, rows, "id % 977 > 0")
         home = server.folder / "home"
         run_sync(server, home, "none")
         for kind, at_once in (("whole", None), ("part", part)):
@@ -68,7 +69,7 @@ def _watched(postmaster: int) -> Iterator[dict[int, float]]:
     stop = threading.Event()
 
     def watch() -> None:
-        while not stop.wait(0.05):
+        while not stop.wait(0.2):
             latest.update(processor_seconds(postmaster))
 
     thread = threading.Thread(target=watch)

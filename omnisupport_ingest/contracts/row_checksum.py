@@ -1,7 +1,7 @@
 """The checksum of a set of rows, by which server and lake tell whether they hold the same ones.
 
 The text of a row is, for each of the contract's columns in order, ``N`` for NULL, else the number of
-characters of the value's text, ``:``, and that text: no two different rows have one text. Two numbers of
+bytes of the value's text in UTF-8, ``:``, and that text: no two different rows have one text. Two numbers of
 60 bits are cut from its SHA-256 and added up over the rows, so the order of the rows does not matter. Rows
 that differ have one checksum with a chance of 2^-120.
 

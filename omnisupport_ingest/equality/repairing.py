@@ -13,6 +13,7 @@ from contextlib import closing
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.row_checksum import Key, by_number
 from omnisupport_ingest.equality.bisecting import Differing
+from omnisupport_ingest.key_range import KeyRange
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.sources.postgres.session.connection import connect
 from omnisupport_ingest.sources.postgres.session.dsn import source_dsn
@@ -37,7 +38,7 @@ def request_repair(
     requests = SnapshotRequests(workspace.landing(contract.source).folder)
     with closing(connect(source_dsn(settings, workspace.home))) as connection:
         try:
-            scopes = [
+            scopes: list[KeyRange | None] = [
                 key_range(connection, settings.publication, contract, *bounds)
                 for bounds in ranges_to_read(found, whole_numbers=by_number(contract))
             ]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
+from omnisupport_ingest.definitions import build_definitions
 from omnisupport_ingest.equality.checking import Asked, Checked, check_source
 from omnisupport_ingest.equality.repairing import request_repair
 from omnisupport_ingest.layers.pending import pending_windows
@@ -93,6 +95,15 @@ def test_source_and_lake_at_one_lsn_under_traffic(source: SourceUnderTest, spark
     story.take_in()
     again = sum(each.events for each in story.workspace.landing(SOURCE).landed().epochs)
     assert again - landed <= 3, "the row that differs, the end of its snapshot, and the update above"
+
+    job = threading.Timer(1.0, story.take_in)
+    job.start()
+    made = build_definitions(story.workspace).get_job_def(f"verify_{SOURCE}").execute_in_process()
+    job.join()
+    (evaluation,) = made.get_asset_check_evaluations()
+    assert evaluation.passed and "Equal to the source at LSN" in (evaluation.description or ""), evaluation
+    assert evaluation.metadata["rows_compared"].value == 20_200
+    assert {"verified_through_lsn", "verified_through"} <= evaluation.metadata.keys()
 
     after = story.check()
     assert (after.note.state, after.note.left_out, after.note.rows) == (EQUAL, 0, 20_200), after.note

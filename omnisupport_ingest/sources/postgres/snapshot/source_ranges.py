@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 import psycopg2
 from psycopg2.extensions import connection as Connection
@@ -34,7 +35,7 @@ from omnisupport_ingest.sources.postgres.catalog.relations import read_relation
 from omnisupport_ingest.sources.postgres.session.connection import connect, source_errors
 from omnisupport_ingest.sources.postgres.session.quoting import identifier, literal
 from omnisupport_ingest.sources.postgres.slot.slot import consistent_snapshot
-from omnisupport_ingest.sources.postgres.snapshot.comparison_rows import row_digest, row_number
+from omnisupport_ingest.sources.postgres.snapshot.comparison_rows import hashed, row_number
 from omnisupport_ingest.sources.postgres.snapshot.key_ranges import by_bytes, kinds_of, source_of_rows
 
 _KEYS_AT_ONCE = 1000
@@ -112,12 +113,9 @@ class SourceRanges:
         """
         listed = ", ".join(literal(cut) for cut in cuts)
         bucket = f"width_bucket(k, ARRAY[{listed}]::{self.cast}[])" if cuts else "0"
-        query = (
-            f"SELECT {bucket}, count(*), sum({row_number(1)})::text, sum({row_number(2)})::text FROM"
-            # Without OFFSET the digest would be worked out once for each of its numbers.
-            f" (SELECT {self._value} AS k, {self._digest} FROM {self.rows}{self._where(spans)} OFFSET 0)"
-            " AS hashed GROUP BY 1"
-        )
+        rows = self._hashed(self._where(spans), k=self._value)
+        sums = ", ".join(f"sum({row_number(number)})::text" for number in (1, 2))
+        query = f"SELECT {bucket}, count(*), {sums} FROM ({rows}) AS hashed GROUP BY 1"
         found = [RowChecksum(0, 0, 0)] * (len(cuts) + 1)
         for number, *sums in self._ask(query):
             found[number] = RowChecksum(*map(int, sums))
@@ -147,7 +145,7 @@ class SourceRanges:
 
     def _numbers(self, where: str) -> dict[Key, RowNumbers]:
         keys = ", ".join(f"concat({identifier(name)})" for name in self.contract.key)
-        rows = f"SELECT ARRAY[{keys}]::text[] AS key, {self._digest} FROM {self.rows}{where} OFFSET 0"
+        rows = self._hashed(where, key=f"ARRAY[{keys}]::text[]")
         query = f"SELECT key, {row_number(1)}, {row_number(2)} FROM ({rows}) AS hashed"
         return {tuple(key): (first, second) for key, first, second in self._ask(query)}
 
@@ -155,9 +153,9 @@ class SourceRanges:
     def _value(self) -> str:
         return f"{self.column}::bigint" if self.cast == "bigint" else self.column
 
-    @property
-    def _digest(self) -> str:
-        return f"{row_digest(checked_columns(self.contract))} AS digest"
+    def _hashed(self, where: str, **kept: str) -> str:
+        columns = checked_columns(self.contract)
+        return hashed(self.connection, columns, f"{self.rows}{where}", **kept)
 
     def _where(self, spans: Sequence[KeySpan]) -> str:
         found = []
@@ -182,9 +180,9 @@ class SourceRanges:
         form = _FORMS.get(self.cast)
         return len(key) == len(self.contract.key) and (form is None or form.fullmatch(key[0]) is not None)
 
-    def _ask(self, query: str) -> list[tuple[object, ...]]:
+    def _ask(self, query: str) -> list[tuple[Any, ...]]:
         about = self.contract.full_name
         with source_errors(f"working out checksums of {about}"), self.connection.cursor() as cursor:
             cursor.execute(query)
-            found: list[tuple[object, ...]] = cursor.fetchall()
+            found: list[tuple[Any, ...]] = cursor.fetchall()
         return found
