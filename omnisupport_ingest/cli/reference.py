@@ -53,6 +53,16 @@ Each command's help says which of them it uses.
 | 130 | Ctrl-C |
 
 The messages behind them are in [recovery](recovery.md#bad-input).
+
+## Shell completion
+
+Tab completes commands and options. Put the line for your shell into its start file, and open a new shell:
+
+| shell | file | line |
+|---|---|---|
+| bash 4.4 | `~/.bashrc` | `eval "$(_OMNISUPPORT_INGEST_COMPLETE=bash_source omnisupport-ingest)"` |
+| zsh | `~/.zshrc` | `eval "$(_OMNISUPPORT_INGEST_COMPLETE=zsh_source omnisupport-ingest)"` |
+| fish | `config.fish` | `_OMNISUPPORT_INGEST_COMPLETE=fish_source omnisupport-ingest \\| source` |
 """
 
 

@@ -143,7 +143,7 @@ class _Round:
                     fix="omnisupport-ingest quarantine list",
                 )
             left_out = {*held.moved, *unresolved}
-            lake.leave_out(left_out)
+            lake.leave_out(held.moved)
             rows = source.table(contract)
             remaining = Remaining(rows, rows.numbers_of(left_out), by_number(contract))
             cuts = lake.even_cuts()
@@ -179,8 +179,7 @@ class _Round:
         through, began = (before.through, before.round) if before is not None else (None, None)
         note = Verified(contract.name, EQUAL, datetime.now(UTC), found.rows, through=through)
         if found.spans:
-            many = f"{'more than ' * found.more}{len(found.keys):,}" if found.keys else "some"
-            why = f"{many} row{'s' * (len(found.keys) != 1)} are not as at the source at {moment.lsn}"
+            why = f"{_differ(found)} from the source at LSN {moment.lsn}"
             return replace(
                 note,
                 state=DIFFERS,
@@ -222,6 +221,16 @@ def _inside(span: KeySpan, cut: str, whole_numbers: bool) -> bool:
     return above and (span.end is None or order(cut) < order(span.end))  # type: ignore[operator]
 
 
+def _differ(found: Differing) -> str:
+    """The rows that differ, with the verb."""
+    if not found.keys:
+        ranges = len(found.spans)
+        return f"rows in {ranges:,} key range{'s' * (ranges != 1)} differ"
+    rows = len(found.keys)
+    verb = "differs" if rows == 1 and not found.more else "differ"
+    return f"{'more than ' * found.more}{rows:,} row{'s' * (rows != 1)} {verb}"
+
+
 def _confirmed(first: Checked, second: Checked | None) -> Checked:
     """The result where ``second`` looked again at what differed."""
     if second is None or first.found is None:
@@ -231,8 +240,7 @@ def _confirmed(first: Checked, second: Checked | None) -> Checked:
         more = first.found.more and second.found.more
         if keys or more:
             found = replace(second.found, keys=keys, more=more)
-            rows = f"{'more than ' * more}{len(keys):,} row{'s' * (len(keys) != 1)}"
-            why = f"{rows} differ from the source, at two LSNs after one another"
+            why = f"{_differ(found)} from the source, at two LSNs after one another"
             return Checked(first.contract, replace(first.note, why=why, differing=len(keys)), found)
     why = "what differed did not do so when it was looked at again; it was on its way"
     if second.note.state == NOT_COMPARABLE:

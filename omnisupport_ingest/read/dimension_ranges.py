@@ -63,8 +63,11 @@ class DimensionRanges:
             self._leaves_out = True
 
     def unresolved_keys(self, most: int) -> list[Key]:
-        """The keys of rows that are not known for certain, ``most`` of them: they wait for a person."""
-        parts = ", ".join(self._parts)
+        """The keys of rows that are not known for certain, ``most`` of them: they wait for a person.
+
+        Such rows are in no checksum.
+        """
+        parts = ", ".join(f"coalesce({part}, '')" for part in self._parts)
         query = f"SELECT {parts} FROM lake l WHERE len(l._cdc_unresolved) > 0 LIMIT {most}"
         return [tuple(each) for each in self._connection.execute(query).fetchall()]
 
@@ -131,7 +134,8 @@ class DimensionRanges:
 
     def _there(self, spans: Sequence[KeySpan]) -> str:
         there = "NOT l._cdc_is_deleted" if living_alone(self._contract) else is_at_source(self._contract)
-        conditions = [self._within(spans), there]
+        # A row that is not known for certain has perhaps no key that could be left out.
+        conditions = [self._within(spans), there, "len(l._cdc_unresolved) = 0"]
         if self._leaves_out:
             same = " AND ".join(f"o.{part} = l.{part}" for part in self._parts)
             conditions.append(f"NOT EXISTS (SELECT 1 FROM left_out o WHERE {same})")

@@ -98,7 +98,7 @@ def test_source_and_lake_at_one_lsn_under_traffic(source: SourceUnderTest, spark
 
     job = threading.Timer(1.0, story.take_in)
     job.start()
-    made = build_definitions(story.workspace).get_job_def(f"verify_{SOURCE}").execute_in_process()
+    made = build_definitions(story.workspace).resolve_job_def(f"verify_{SOURCE}").execute_in_process()
     job.join()
     (evaluation,) = made.get_asset_check_evaluations()
     assert evaluation.passed and "Equal to the source at LSN" in (evaluation.description or ""), evaluation
