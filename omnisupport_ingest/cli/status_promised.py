@@ -69,7 +69,7 @@ def promised_facts(source: str, tables: list[dict[str, Any]]) -> Iterator[tuple[
 def promises_broken(document: dict[str, Any]) -> Iterator[str]:
     """Reasons for a warning: service levels that contracts ask for and are broken, tables that differ."""
     for source in document["sources"]:
-        for table in source["tables"]:
+        for table in source.get("tables", ()):
             name = _name(source["source"], table)
             level, verified = table.get("service_level"), table.get("verified")
             if level and level["by_contract"] and level["broken"]:
