@@ -261,6 +261,14 @@ class Settings(BaseSettings):
     webserver_port: int = Field(
         3000, ge=0, le=65535, description="Port of the Dagster UI on loopback; 0 takes a free one."
     )
+    metrics_port: int | None = Field(
+        None,
+        ge=1,
+        le=65535,
+        description="Port on loopback on which `up` serves metrics for Prometheus; needs the extra "
+        "`metrics`. Unset: none.",
+        examples=["9464"],
+    )
     webserver_hosts: str | None = Field(
         None,
         description="Names under which a reverse proxy shows the Dagster UI, with the port if the browser "

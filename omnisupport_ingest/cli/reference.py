@@ -17,11 +17,13 @@ from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
 from omnisupport_ingest.cli.main import cli
+from omnisupport_ingest.cli.metrics import metrics_page
 from omnisupport_ingest.settings import PREFIX, Settings
 
 REGENERATE = "python -m omnisupport_ingest.cli.reference"
 
 COMMANDS_PAGE, SETTINGS_PAGE, EXAMPLE = Path("docs/cli.md"), Path("docs/settings.md"), Path(".env.example")
+METRICS_PAGE = Path("docs/metrics.md")
 
 _HELP_WIDTH = 96
 
@@ -168,6 +170,7 @@ def main() -> None:
     COMMANDS_PAGE.write_text(commands_page())
     SETTINGS_PAGE.write_text(settings_page(SETTINGS_PAGE.read_text()))
     EXAMPLE.write_text(example())
+    METRICS_PAGE.write_text(metrics_page())
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from omnisupport_ingest.equality.checking import Asked, Checked, check_source
 from omnisupport_ingest.equality.repairing import request_repair
 from omnisupport_ingest.layers.pending import pending_windows
 from omnisupport_ingest.layers.workspace import Workspace
-from omnisupport_ingest.read.verified import DIFFERS, EQUAL, NOT_COMPARABLE, verified_of
+from omnisupport_ingest.read.verified import DIFFERS, EQUAL, NOT_COMPARABLE, PART_EQUAL, verified_of
 from omnisupport_ingest_tests.layers.story import CONTRACT
 from omnisupport_ingest_tests.recovery.pipeline import run_layers
 from omnisupport_ingest_tests.sources.postgres.conftest import source as source
@@ -40,7 +40,9 @@ class Story:
         while windows := pending_windows(self.workspace, SOURCE).windows:
             run_layers(self.workspace, self.spark, windows, SOURCE)
 
-    def check(self, *meanwhile: str, take_in: bool = True, patience: float = 20.0) -> Checked:
+    def check(
+        self, *meanwhile: str, take_in: bool = True, patience: float = 20.0, rows: int | None = None
+    ) -> Checked:
         """Check while the source goes on: ``meanwhile`` commits between the LSN and the look at the lake."""
 
         def advance() -> None:
@@ -48,7 +50,7 @@ class Story:
             if take_in:
                 self.take_in()
 
-        (checked,) = check_source(self.workspace, Asked(patience=patience, advance=advance))
+        (checked,) = check_source(self.workspace, Asked((), rows, patience, advance))
         return checked
 
     def spoil(self, row: int) -> None:
@@ -73,6 +75,13 @@ def test_source_and_lake_at_one_lsn_under_traffic(source: SourceUnderTest, spark
     assert (equal.note.state, equal.note.left_out, equal.note.rows) == (EQUAL, 22, 20_201 - 22), equal.note
     through = equal.note.through
     assert through is not None and verified_of(source.home, story.notes) == equal.note
+
+    parts = [story.check(rows=10_000).note for _ in range(3)]
+    assert [each.state for each in parts] == [PART_EQUAL, PART_EQUAL, EQUAL], parts
+    assert sum(each.rows for each in parts) == 20_200 and max(each.rows for each in parts) < 10_000
+    assert [each.through for each in parts[:2]] == [through, through]
+    through = parts[2].through
+    assert through is not None and through == parts[0].round, "each part was equal there or later"
 
     story.spoil(15_001)
     found = story.check("UPDATE notes SET title = 'three' WHERE id % 1000 = 1 AND id < 9000")

@@ -117,8 +117,8 @@ class SourceRanges:
         sums = ", ".join(f"sum({row_number(number)})::text" for number in (1, 2))
         query = f"SELECT {bucket}, count(*), {sums} FROM ({rows}) AS hashed GROUP BY 1"
         found = [RowChecksum(0, 0, 0)] * (len(cuts) + 1)
-        for number, *sums in self._ask(query):
-            found[number] = RowChecksum(*map(int, sums))
+        for number, *of_range in self._ask(query):
+            found[number] = RowChecksum(*map(int, of_range))
         return found
 
     def numbers(self, spans: Sequence[KeySpan]) -> dict[Key, RowNumbers]:
