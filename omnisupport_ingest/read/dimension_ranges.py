@@ -99,18 +99,21 @@ class DimensionRanges:
 
         The first range lies below all cuts, the next one begins with the first cut.
         """
+        # Numbers before the join, which sorts: they are a third of what digests are.
         rows = self._hashed(f"{first_key(self._contract)} AS k", spans)
-        placed = f"SELECT 0 AS place, digest FROM ({rows})"
+        numbers = f"{row_number('digest', 1)} AS first, {row_number('digest', 2)} AS second"
+        rows = f"SELECT k, {numbers} FROM ({rows})"
+        placed = f"SELECT 0 AS place, first, second FROM ({rows})"
         if cuts:
             kind = "BIGINT" if by_number(self._contract) else "VARCHAR"
             values = ", ".join(f"({self._literal(cut)}, {place})" for place, cut in enumerate(cuts, start=1))
             cut = f"(SELECT k::{kind} AS k, place FROM (VALUES {values}) AS v(k, place)) c"
             joined = f"({rows}) h ASOF LEFT JOIN {cut} ON h.k >= c.k"
-            placed = f"SELECT coalesce(place, 0) AS place, digest FROM {joined}"
-        sums = ", ".join(f"sum({row_number('digest', number)}::HUGEINT)::VARCHAR" for number in (1, 2))
+            placed = f"SELECT coalesce(place, 0) AS place, first, second FROM {joined}"
         found = [NO_ROWS] * (len(cuts) + 1)
         for place, *of_place in self._connection.execute(
-            f"SELECT place, count(*), {sums} FROM ({placed}) GROUP BY place"
+            "SELECT place, count(*), sum(first::HUGEINT)::VARCHAR, sum(second::HUGEINT)::VARCHAR"
+            f" FROM ({placed}) GROUP BY place"
         ).fetchall():
             found[place] = RowChecksum(*map(int, of_place))
         return found
