@@ -8,9 +8,9 @@ that only at what differs.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Protocol
 
@@ -61,6 +61,11 @@ class Differing:
     spans: tuple[KeySpan, ...] = ()
     keys: tuple[Key, ...] = ()
     more: bool = False
+
+    def without(self, same: Collection[Key]) -> Differing:
+        """Less the keys whose rows are the ``same`` value by value; nothing differs if no key is left."""
+        keys = tuple(key for key in self.keys if key not in same)
+        return replace(self, keys=keys) if keys or self.more else Differing(self.rows)
 
 
 def differing(source: Side, lake: CutSide, span: KeySpan, cuts: Sequence[str]) -> Differing:

@@ -150,6 +150,9 @@ class _Round:
             span = self._span(contract, cuts)
             inner = [cut for cut in cuts[1:] if _inside(span, cut, by_number(contract))]
             found = differing(remaining, lake, span, inner)
+            if found.keys:
+                files = rows.write_rows(found.keys, Path(scratch))
+                found = found.without(set().union(*(lake.same_rows(file) for file in files)))
         note = self._note(contract, moment, span, found)
         note = replace(note, left_out=len(held.moved), seconds=round(time.monotonic() - began, 2))
         if note.state in (EQUAL, PART_EQUAL) and unresolved:

@@ -24,7 +24,16 @@ from omnisupport_ingest.contracts.row_checksum import (
     living_alone,
 )
 from omnisupport_ingest.read.lake_checksum import first_key, is_at_source, row_digest, row_number
-from omnisupport_ingest.read.row_equality import key_part, listed, select_lake, text
+from omnisupport_ingest.read.row_equality import (
+    equal,
+    key_part,
+    listed,
+    not_marked,
+    same_key,
+    select_lake,
+    select_source,
+    text,
+)
 
 _MEMORY = "1GB"
 """What DuckDB may take; beyond, it writes to the scratch folder."""
@@ -125,6 +134,21 @@ class DimensionRanges:
         query = f"SELECT {parts}, {numbers} FROM ({self._hashed(parts, spans)})"
         found = self._connection.execute(query).fetchall()
         return {tuple(key): (first, second) for *key, first, second in found}
+
+    def same_rows(self, rows: Path) -> set[Key]:
+        """The keys of rows of the source in the file ``rows`` (``write_text_rows``) that the lake has with
+        equal values. A value has another text here now and then, and so another checksum."""
+        contract = self._contract
+        parts = ", ".join(f"s.{part}" for part in self._parts)
+        alike = [equal(column) for column in checked_columns(contract)]
+        there = f"NOT (l._cdc_is_deleted AND {not_marked(contract)})"
+        found = self._connection.execute(
+            f"SELECT {parts} FROM ({select_source(contract, rows)}) s"
+            f" JOIN lake l ON {same_key(contract, 's', 'l')}"
+            f" WHERE {' AND '.join([there, 'len(l._cdc_unresolved) = 0', *alike])}"
+            f" GROUP BY ALL HAVING count(*) = 1"
+        ).fetchall()
+        return {tuple(key) for key in found}
 
     def _hashed(self, columns: str, spans: Sequence[KeySpan]) -> str:
         """SQL: ``columns`` of the rows in ``spans``, with their digests."""

@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import psycopg2
@@ -35,7 +36,7 @@ from omnisupport_ingest.sources.postgres.catalog.relations import read_relation
 from omnisupport_ingest.sources.postgres.session.connection import connect, source_errors
 from omnisupport_ingest.sources.postgres.session.quoting import identifier, literal
 from omnisupport_ingest.sources.postgres.slot.slot import consistent_snapshot
-from omnisupport_ingest.sources.postgres.snapshot.comparison_rows import hashed, row_number
+from omnisupport_ingest.sources.postgres.snapshot.comparison_rows import hashed, row_number, write_text_rows
 from omnisupport_ingest.sources.postgres.snapshot.key_ranges import by_bytes, kinds_of, source_of_rows
 
 _KEYS_AT_ONCE = 1000
@@ -127,21 +128,35 @@ class SourceRanges:
 
     def numbers_of(self, keys: Collection[Key]) -> dict[Key, RowNumbers]:
         """Return the numbers of the rows with ``keys``, as far as there are any."""
+        found: dict[Key, RowNumbers] = {}
+        for where in self._with_keys(keys):
+            found |= self._numbers(where)
+        return found
+
+    def write_rows(self, keys: Collection[Key], folder: Path) -> list[Path]:
+        """Write the rows with ``keys`` to files in ``folder`` (``write_text_rows``), for their owner only."""
+        files = []
+        for number, where in enumerate(self._with_keys(keys)):
+            files.append(folder / f"rows-{number}.parquet")
+            with source_errors(f"reading rows of {self.contract.full_name}"):
+                write_text_rows(self.connection, self.contract, f"{self.rows}{where}", files[-1])
+        return files
+
+    def _with_keys(self, keys: Collection[Key]) -> Iterator[str]:
+        """The conditions of the rows with ``keys``, some at a time."""
         wanted = [key for key in sorted(keys) if self._may_be(key)]
         names = self.contract.key
-        found: dict[Key, RowNumbers] = {}
         for start in range(0, len(wanted), _KEYS_AT_ONCE):
             some = wanted[start : start + _KEYS_AT_ONCE]
             # The value for the index, the texts for what the types of the contract do not tell.
             firsts = ", ".join(f"{literal(key[0])}::{self.cast}" for key in some)
-            texts = ", ".join(literal(json.dumps(key)) for key in some)
-            whole = ", ".join(f"concat({identifier(name)})" for name in names)
             condition = f"{self._value} IN ({firsts})"
             if len(names) > 1:
+                texts = ", ".join(literal(json.dumps(key)) for key in some)
+                whole = ", ".join(f"concat({identifier(name)})" for name in names)
                 array = f"array_to_json(ARRAY[{whole}])::jsonb"
                 condition += f" AND {array} = ANY(ARRAY[{texts}]::jsonb[])"
-            found |= self._numbers(f" WHERE {condition}{self._alive}")
-        return found
+            yield f" WHERE {condition}{self._alive}"
 
     def _numbers(self, where: str) -> dict[Key, RowNumbers]:
         keys = ", ".join(f"concat({identifier(name)})" for name in self.contract.key)
