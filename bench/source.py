@@ -96,9 +96,11 @@ def source() -> Iterator[Source]:
         shutil.rmtree(folder)
 
 
-def add_tickets(source: Source, rows: int) -> None:
-    """Insert ``rows`` tickets in one transaction."""
-    source.execute(f"{_NEW_TICKETS} FROM generate_series(1, {rows}) id", "VACUUM ANALYZE support.tickets")
+def add_tickets(source: Source, rows: int, where: str = "true") -> None:
+    """Insert ``rows`` tickets in one transaction, those of them that meet ``where`` (SQL over ``id``)."""
+    source.execute(
+        f"{_NEW_TICKETS} FROM generate_series(1, {rows}) id WHERE {where}", "VACUUM ANALYZE support.tickets"
+    )
 
 
 def change_tickets(source: Source, changes: int) -> int:

@@ -8,6 +8,7 @@ from omnisupport_ingest.contracts.in_force import record_in_force, settings_of_h
 from omnisupport_ingest.contracts.sources import SourceKind, sources_in_force
 from omnisupport_ingest.defs.assets import build_assets
 from omnisupport_ingest.defs.checks import build_content_checks, build_log_checks
+from omnisupport_ingest.defs.equality import build_equality
 from omnisupport_ingest.defs.history import build_history
 from omnisupport_ingest.defs.jobs import JobContent, build_jobs
 from omnisupport_ingest.defs.kafka_sensors import topics_sensor
@@ -69,6 +70,8 @@ def build_definitions(workspace: Workspace) -> dg.Definitions:
                 ]
             ),
         ]
+        if captured:
+            parts.append(build_equality(workspace.settings, definition, contracts))
         if definition.kind is SourceKind.QUERY:
             compare, due = comparison(definition)
             due_sensors = [due] if due is not None else []

@@ -62,6 +62,7 @@ GATES: dict[str, Gate] = {
         _gate("landing.accepted_loss", "the note of a loss that was accepted"),
         _gate("landing.schema_changes", "how captured tables look, and every change of it"),
         _gate("home.learned", "the columns that a contract has learned"),
+        _gate("home.verified", "what is known of a table: equal to its source at which LSN"),
         _gate("landing.lost_changes", "the stretches in which changes of single tables may be missing"),
         _gate("landing.data", "the data files of a batch, synced"),
         _gate("landing.manifest", "the manifest: the batch exists"),

@@ -198,6 +198,20 @@ class Settings(BaseSettings):
         examples=["2026b=env:PII_2026B,2026a=file:/run/secrets/pii_2026a"],
         json_schema_extra={"values": "comma-separated"},
     )
+    verify_minutes: int | None = Field(
+        None,
+        ge=1,
+        le=60,
+        description="Every how many minutes the platform compares the tables of each log with its source, by "
+        "checksums at one LSN. Unset: it does not, until somebody turns the schedule on.",
+        examples=["5"],
+    )
+    verify_rows: int = Field(
+        1_000_000,
+        ge=10_000,
+        description="Rows of a table that such a comparison takes, about. A larger table is compared in "
+        "parts, the next one each time.",
+    )
     alarm_command: str | None = Field(
         None,
         description="Command line, run by `sh`, when the source's health gets worse, better, or has other "
@@ -246,6 +260,14 @@ class Settings(BaseSettings):
     )
     webserver_port: int = Field(
         3000, ge=0, le=65535, description="Port of the Dagster UI on loopback; 0 takes a free one."
+    )
+    metrics_port: int | None = Field(
+        None,
+        ge=1,
+        le=65535,
+        description="Port on loopback on which `up` serves metrics for Prometheus; needs the extra "
+        "`metrics`. Unset: none.",
+        examples=["9464"],
     )
     webserver_hosts: str | None = Field(
         None,

@@ -34,9 +34,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "retention": FLOOR_1 | {"contracts", "landing", "lake", "cdc", "layers", "read", "review"},
     "report": FLOOR_1 | {"contracts", "landing", "lake", "layers", "read"},
     "targets": FLOOR_1 | {"contracts", "lake", "sources", "layers", "read"},
+    "equality": FLOOR_1 | {"contracts", "landing", "lake", "sources", "layers", "read"},
     "runtime": FLOOR_1,
     "defs": FLOOR_1
-    | {"contracts", "landing", "lake", "cdc", "sources", "targets", "runtime", "retention", "report"}
+    | {"contracts", "landing", "lake", "cdc", "sources", "targets", "equality", "runtime", "retention"}
+    | {"report"}
     | LAKE_SIDE,
     "definitions": FLOOR_1 | {"contracts", "layers", "defs", "runtime"},
     "verify": FLOOR_1 | {"contracts", "landing", "lake", "sources", "demo", "runtime", "defs"} | LAKE_SIDE,

@@ -39,6 +39,7 @@ ELSEWHERE = {
     "source.published": "sources/postgres/catalog/test_faults_publication.py",
     "landing.schema_changes": "sources/postgres/catalog/test_schema_watch.py",
     "home.learned": "sources/postgres/catalog/test_schema_watch.py",
+    "home.verified": "read/test_verified.py",
     "source.parked": "sources/postgres/capture/test_parked.py",
     "home.identity": "sources/postgres/slot/test_copied_home.py",
     "lake.retype": "layers/test_retyped.py",
@@ -86,6 +87,7 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "landing.lost_changes": ("landing/lost_changes.py",),
     "landing.schema_changes": ("landing/schema_changes.py",),
     "home.learned": ("contracts/learned.py",),
+    "home.verified": ("read/verified.py",),
     "landing.data": ("landing/store.py",),
     "landing.manifest": ("landing/store.py",),
     "landing.index": ("landing/index.py",),
@@ -295,6 +297,19 @@ WITHOUT_GATE: dict[tuple[str, str], str] = {
     **{("read/lake_keys.py", f"DimensionKeys.{name}"): _MEMORY for name in ("__init__", "_one", "places")},
     ("read/as_of_files.py", "write_tables"): _SCRATCH,
     ("read/as_of_files.py", "_remove_left_behind"): _SCRATCH,
+    **{
+        ("read/dimension_ranges.py", name): _MEMORY
+        for name in (
+            "DimensionRanges.__init__",
+            "DimensionRanges.leave_out",
+            "DimensionRanges.unresolved_keys",
+            "DimensionRanges.even_cuts",
+            "DimensionRanges.same_rows",
+            "DimensionRanges.numbers",
+        )
+    },
+    ("sources/postgres/snapshot/source_ranges.py", "SourceRanges._ask"): _READS,
+    ("equality/checking.py", "_Round._compared"): _SCRATCH,
     ("read/brought_forward.py", "MovedOn.compare"): _MEMORY,
     ("read/brought_forward.py", "MovedOn._fold"): _SCRATCH,
     ("read/compare.py", "compare"): _MEMORY,

@@ -28,12 +28,18 @@ from omnisupport_ingest.layers.reviews import ReviewLedger
 from omnisupport_ingest.layers.shown import Shown
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Lsn
-from omnisupport_ingest.read.freshness import Freshness, freshness
+from omnisupport_ingest.read.freshness import (
+    FRESH_WITHIN,
+    Freshness,
+    ServiceLevel,
+    freshness,
+    service_level,
+)
+from omnisupport_ingest.read.verified import verified_of
 from omnisupport_ingest.review.quarantine_stock import rises_of, stock_of
 from omnisupport_ingest.review.quarantined import Filter, Quarantined, quarantined
 from omnisupport_ingest.windows import OUT_OF_RANGE
 
-FRESH_WITHIN = timedelta(minutes=15)
 """How far watermark and dimensions may stay behind the clock before they count as stale."""
 
 RISES_WITHIN = timedelta(days=1)
@@ -159,9 +165,9 @@ def tables_fresh(
 ) -> dict[str, CheckFinding]:
     """Whether the dimension shows what was committed until shortly before ``now`` (timezone-aware).
 
-    By name of the contract, of those in ``names`` or all. A contract may say how far behind is too far; where
-    it lets net changes wait for their merge, that time is added. Unlike ``watermark_fresh`` this is of what
-    people read.
+    By name of the contract, of those in ``names`` or all. A contract may say how far behind is too far, and
+    how long ago the table must have been found equal to its source: its service level. Unlike
+    ``watermark_fresh`` this is of what people read.
     """
     landing = workspace.landing(source)
     landed = landing.landed()
@@ -169,10 +175,9 @@ def tables_fresh(
     def fresh(contract: TableContract) -> CheckFinding:
         net_changes, dimension = look(workspace.net_changes(contract)), look(workspace.dimension(contract))
         asked = contract.quality.freshness
-        within = asked.max_lag if asked is not None and asked.max_lag is not None else FRESH_WITHIN
-        if contract.delayed_merge is not None:
-            within += contract.delayed_merge.max_age
-        found = _table_fresh(freshness(contract, net_changes, dimension, landing, landed), now, within)
+        behind = freshness(contract, net_changes, dimension, landing, landed)
+        level = service_level(contract, behind, verified_of(workspace.home, contract), now)
+        found = _table_fresh(behind, level)
         return found if asked is None else replace(found, severity=asked.severity)
 
     return _of_each_table(workspace, source, names, fresh)
@@ -201,23 +206,37 @@ def _of_each_table(
     return found
 
 
-def _table_fresh(found: Freshness, now: datetime, within: timedelta) -> CheckFinding:
-    lag, behind = found.lag_seconds(now), found.behind_landing_seconds
-    numbers: dict[str, int | float] = {"unshown_batches": found.unshown_batches}
-    if lag is None:
-        return CheckFinding(True, "Nothing of a stream has landed, and nothing waits.", numbers)
-    numbers["lag_seconds"] = lag
+def _table_fresh(found: Freshness, level: ServiceLevel) -> CheckFinding:
+    lag, behind = level.lag, found.behind_landing_seconds
+    numbers: dict[str, int | float] = {
+        "unshown_batches": found.unshown_batches,
+        "allowed_lag_seconds": level.within,
+    }
+    if level.verified_ago is not None:
+        numbers["verified_seconds_ago"] = level.verified_ago
+    if lag is not None:
+        numbers["lag_seconds"] = lag
     if behind is not None:
         numbers["behind_landing_seconds"] = behind
-    if lag > within.total_seconds():
-        why = (
+    promised = "The service level of its contract is" if level.by_contract else "The default service level is"
+    if level.broken:
+        why = "; ".join(level.broken)
+        return CheckFinding(False, f"{promised} broken: {why}. {_help(found, level)}", numbers)
+    if lag is None:
+        return CheckFinding(True, "Nothing of a stream has landed, and nothing waits.", numbers)
+    return CheckFinding(True, f"{promised} kept: the dimension is {lag:.0f} seconds behind.", numbers)
+
+
+def _help(found: Freshness, level: ServiceLevel) -> str:
+    """Where to look, and the command that helps."""
+    if level.lag is None or level.lag <= level.within:
+        return "See: omnisupport-ingest verify --checksums"
+    if found.unshown_batches:
+        return (
             f"{found.unshown_batches} batches with changes of it have landed and are not shown: look at the "
-            "runs."
-            if found.unshown_batches
-            else "It shows all that has landed: is capture running?"
+            "runs (omnisupport-ingest status)."
         )
-        return CheckFinding(False, f"The dimension is {lag / 60:.0f} minutes behind. {why}", numbers)
-    return CheckFinding(True, f"The dimension is {lag:.0f} seconds behind.", numbers)
+    return "It shows all that has landed: is capture running (omnisupport-ingest source status)?"
 
 
 def counts_add_up(workspace: Workspace, source: str) -> CheckFinding:

@@ -30,6 +30,7 @@ from omnisupport_ingest.cli.ledger import ledger
 from omnisupport_ingest.cli.logs import logs
 from omnisupport_ingest.cli.manifest import manifest
 from omnisupport_ingest.cli.materialize import ingest_run, materialize, rebuild
+from omnisupport_ingest.cli.metrics import metrics
 from omnisupport_ingest.cli.pii import pii
 from omnisupport_ingest.cli.preflight import preflight
 from omnisupport_ingest.cli.quarantine import quarantine
@@ -123,6 +124,7 @@ _COMMANDS = (
     sweep,
     clean,
     postgres,
+    metrics,
     ingest_run,
 )
 for command in _COMMANDS:

@@ -17,11 +17,13 @@ from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
 from omnisupport_ingest.cli.main import cli
+from omnisupport_ingest.cli.metrics import metrics_page
 from omnisupport_ingest.settings import PREFIX, Settings
 
 REGENERATE = "python -m omnisupport_ingest.cli.reference"
 
 COMMANDS_PAGE, SETTINGS_PAGE, EXAMPLE = Path("docs/cli.md"), Path("docs/settings.md"), Path(".env.example")
+METRICS_PAGE = Path("docs/metrics.md")
 
 _HELP_WIDTH = 96
 
@@ -53,6 +55,16 @@ Each command's help says which of them it uses.
 | 130 | Ctrl-C |
 
 The messages behind them are in [recovery](recovery.md#bad-input).
+
+## Shell completion
+
+Tab completes commands and options. Put the line for your shell into its start file, and open a new shell:
+
+| shell | file | line |
+|---|---|---|
+| bash 4.4 | `~/.bashrc` | `eval "$(_OMNISUPPORT_INGEST_COMPLETE=bash_source omnisupport-ingest)"` |
+| zsh | `~/.zshrc` | `eval "$(_OMNISUPPORT_INGEST_COMPLETE=zsh_source omnisupport-ingest)"` |
+| fish | `config.fish` | `_OMNISUPPORT_INGEST_COMPLETE=fish_source omnisupport-ingest \\| source` |
 """
 
 
@@ -158,6 +170,7 @@ def main() -> None:
     COMMANDS_PAGE.write_text(commands_page())
     SETTINGS_PAGE.write_text(settings_page(SETTINGS_PAGE.read_text()))
     EXAMPLE.write_text(example())
+    METRICS_PAGE.write_text(metrics_page())
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from omnisupport_ingest.cli.opening import contracted_source, open_settings, ope
 from omnisupport_ingest.cli.render import echo_json
 from omnisupport_ingest.cli.status_health import BROKEN, facts_document, health, health_line, source_facts
 from omnisupport_ingest.cli.status_platform import plain, platform_document, platform_facts
+from omnisupport_ingest.cli.status_promised import promised_document, promised_facts
 
 if TYPE_CHECKING:
     from omnisupport_ingest.contracts.model import Contracts
@@ -248,8 +249,9 @@ def _gap_document(gap: Gap | None) -> dict[str, Any] | None:
 
 
 def _table_document(table: TableOverview) -> dict[str, Any]:
-    found = asdict(replace(table, freshness=None))
-    del found["freshness"], found["waits"], found["scattered"]
+    found = asdict(replace(table, freshness=None, level=None, verified=None))
+    for name in ("freshness", "waits", "scattered", "level", "verified"):
+        del found[name]
     if (fresh := table.freshness) is not None:
         found |= {
             "complete_to": fresh.complete_to,
@@ -258,6 +260,7 @@ def _table_document(table: TableOverview) -> dict[str, Any]:
             "unshown_batches": fresh.unshown_batches,
             "merge_waits": plain(asdict(table.waits)) if table.waits is not None else None,
             "recommended": _recommended(table),
+            **promised_document(table),
         }
     return plain(found)
 
@@ -304,6 +307,7 @@ def _show(document: dict[str, Any], *, everything: bool) -> None:
         click.echo()
         render.heading(each["source"])
         lines = [*_landing_facts(each["landing"]), *_freshness_facts(each["source"], each["tables"])]
+        lines += promised_facts(each["source"], each["tables"])
         lines += source_facts(each)
         render.facts(lines, indent=2, label=11)
         # A source of which nothing has landed has no table to show.

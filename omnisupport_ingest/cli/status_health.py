@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from omnisupport_ingest.cli import render
+from omnisupport_ingest.cli.status_promised import promises_broken
 
 if TYPE_CHECKING:
     from omnisupport_ingest.layers.workspace import Workspace
@@ -101,6 +102,7 @@ def _warned(document: dict[str, Any]) -> Iterator[str]:
     for sensor in platform["sensors"] or ():
         if not sensor["running"] or sensor["tick"] == "FAILURE":
             yield f"sensor {sensor['name']} {'failed' if sensor['running'] else 'is stopped'}"
+    yield from promises_broken(document)
     for each in document["sources"]:
         if events := sum(each["quarantine"].values()):
             yield f"{render.counted(events, 'event')} of {each['source']} in quarantine"

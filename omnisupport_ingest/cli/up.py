@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from omnisupport_ingest.cli.metrics import require_library
 from omnisupport_ingest.cli.opening import open_home, open_settings
 from omnisupport_ingest.cli.render import say_err
 from omnisupport_ingest.cli.stopping import interrupt_on_terminate, stop_on_signal
@@ -21,7 +22,7 @@ from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.runtime.dagster_services import start_dagster
 from omnisupport_ingest.runtime.home_lock import EMBEDDED_SERVER, HomeInUse, HomeLock, holder
-from omnisupport_ingest.runtime.ports import require_port
+from omnisupport_ingest.runtime.ports import LOOPBACK, require_port
 from omnisupport_ingest.runtime.spark_connect import stop_spark_connect
 from omnisupport_ingest.runtime.supervisor import Supervisor
 from omnisupport_ingest.settings import Settings
@@ -67,6 +68,9 @@ def up(rate: float | None) -> None:
         # Checked first: a port that is taken is refused before anything starts, not after a minute.
         port = require_port(settings.webserver_port, "OMNISUPPORT_WEBSERVER_PORT")
         settings = settings.model_copy(update={"webserver_port": port})
+        if settings.metrics_port is not None:
+            require_library()
+            require_port(settings.metrics_port, "OMNISUPPORT_METRICS_PORT")
         captures = Captures(settings, home)
         with Supervisor(home, report=click.echo) as supervisor:
             try:
@@ -77,6 +81,9 @@ def up(rate: float | None) -> None:
                 click.echo("Starting Dagster …")
                 ui = start_dagster(supervisor, settings, home)
                 click.echo(f"\nThe platform runs. UI: {ui}\nHome: {home.path}   Stop with Ctrl-C.")
+                if settings.metrics_port is not None:
+                    supervisor.start(services.metrics(settings))
+                    click.echo(f"Metrics: http://{LOOPBACK}:{settings.metrics_port}/metrics")
                 for name in captures.names:
                     click.echo(f"Source {name}: {captures.shown(name)}")
                 click.echo("Connect to it in another terminal: omnisupport-ingest source connect\n")

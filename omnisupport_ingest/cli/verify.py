@@ -1,4 +1,4 @@
-"""``verify``: compare the source with the lake, row by row."""
+"""``verify``: compare the source with the lake, row by row or by checksums."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import click
 from omnisupport_ingest.cli.errors import FINDINGS
 from omnisupport_ingest.cli.opening import log_of, open_settings
 from omnisupport_ingest.cli.render import echo_json
+from omnisupport_ingest.cli.verify_checksums import verify_by_checksums
 from omnisupport_ingest.cli.views import proof_document, show_proof
 
 if TYPE_CHECKING:
@@ -26,8 +27,18 @@ if TYPE_CHECKING:
     help="Compare about N keys of each table (see above).",
 )
 @click.option("--full", is_flag=True, help="Compare every row and column. This is the default.")
+@click.option("--checksums", is_flag=True, help="Compare by checksums of key ranges (see above).")
+@click.option("--repair", is_flag=True, help="Compare so, and have the source read again for what differs.")
 @click.option("--json", "as_json", is_flag=True, help="Print counts as one JSON document, without any key.")
-def verify(name: str | None, tables: tuple[str, ...], sample: int | None, full: bool, as_json: bool) -> int:
+def verify(
+    name: str | None,
+    tables: tuple[str, ...],
+    sample: int | None,
+    full: bool,
+    checksums: bool,
+    repair: bool,
+    as_json: bool,
+) -> int:
     """Compare the source with the dimensions at one LSN.
 
     NAME is a log of the home (`sources list`); by default it is the log that the settings name.
@@ -42,14 +53,24 @@ def verify(name: str | None, tables: tuple[str, ...], sample: int | None, full: 
     changed since, it also compares the number of live rows. It does not find another value in a row that
     was not chosen. The source reads each table once, with a sample too.
 
+    --checksums asks the server for counts and checksums of key ranges, and works out the same of the lake's
+    files: no row is sent. Ranges that differ are cut until the keys are known, and looked at again at a later
+    LSN before they count. Rows that have changed meanwhile are left out. What cannot be compared now is said
+    to be so, with the reason. What is equal, and at which LSN, is kept: `status`, `report` and the checks
+    show it. OMNISUPPORT_VERIFY_MINUTES has the platform do this by itself.
+
+    --repair does the same, and requests a snapshot of just the keys that differ; a running capture begins
+    within a second. It lands as ordinary batches.
+
     For each table up to 20 differing keys are printed, with the names of the columns, never a value. A key
     may be personal data; --json prints none.
 
     \b
     Example:
       omnisupport-ingest verify --table tickets --sample 5000 --json
+      omnisupport-ingest verify --repair
 
-    Exit code: 0 nothing differs, 1 something differs or the lake did not get there, 2 usage or
+    Exit code: 0 nothing differs, 1 something differs or cannot be compared now, 2 usage or
     settings, 3 no home, 4 the source does not answer, 5 the source is not set up.
     """
     from omnisupport_ingest.layers.workspace import Workspace
@@ -60,12 +81,17 @@ def verify(name: str | None, tables: tuple[str, ...], sample: int | None, full: 
 
     if full and sample is not None:
         raise click.UsageError("--full and --sample exclude each other.")
+    by_checksums = checksums or repair
+    if by_checksums and (full or sample is not None):
+        raise click.UsageError("--checksums and --repair compare every row: leave --full and --sample out.")
     settings = log_of(open_settings(), name)
     workspace = Workspace.open(settings)
     _require_tables(workspace, tables)
     # Checked before anything that takes time: the connection string may be wrong.
     connect(source_dsn(settings, workspace.home)).close()
     require_progress(workspace)
+    if by_checksums:
+        return verify_by_checksums(workspace, tables, repair=repair, as_json=as_json)
     proof = prove(workspace, lambda: session(settings), tables=tables, sample=sample)
     if as_json:
         echo_json(proof_document(proof))

@@ -65,12 +65,14 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class Freshness:
-    """How far behind the clock the dimension may be: ``max_lag``. Or, with ``quiet`` of ``learned``, how long
+    """The service level of a table: how far behind the clock the dimension may be (``max_lag``), and how long
+    ago it was found equal to its source (``verified_within``). Or, with ``quiet`` of ``learned``, how long
     the table may have no event."""
 
     max_lag: timedelta | None = None
     quiet: Expected | None = None
     severity: str = WARN
+    verified_within: timedelta | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -116,19 +117,27 @@ def _reference(path: Path, at: str, document: dict[str, Any], columns: Sequence[
     )
 
 
-def _freshness(path: Path, document: dict[str, Any] | None) -> Freshness | None:
+def _freshness(path: Path, document: dict[str, Any] | str | None) -> Freshness | None:
+    at = "x-cdc.quality.freshness"
     if document is None:
         return None
+    if isinstance(document, str):
+        return Freshness(_duration(path, at, document))
     severity = document.get("severity", WARN)
-    lag = document.get("max_lag")
-    try:
-        max_lag = None if lag is None else parse_duration(lag)
-    except ValueError as problem:
-        raise refused(
-            path, "x-cdc.quality.freshness.max_lag", str(problem), "Write a duration such as PT15M."
-        ) from None
     quiet = document.get("quiet")
-    return Freshness(max_lag, None if quiet is None else _learned(quiet, severity), severity)
+    return Freshness(
+        _duration(path, f"{at}.max_lag", document.get("max_lag")),
+        None if quiet is None else _learned(quiet, severity),
+        severity,
+        _duration(path, f"{at}.verified_within", document.get("verified_within")),
+    )
+
+
+def _duration(path: Path, at: str, text: str | None) -> timedelta | None:
+    try:
+        return None if text is None else parse_duration(text)
+    except ValueError as problem:
+        raise refused(path, at, str(problem), "Write a duration such as PT15M.") from None
 
 
 def _volume(path: Path, document: dict[str, Any] | None) -> Expected | None:

@@ -8,13 +8,17 @@ not show; where it shows all of them, it is as far as landing is. Landing and th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.lake.table import TableSnapshot
 from omnisupport_ingest.landing.standing import LandedPart
 from omnisupport_ingest.landing.store import Landed, LandingStore
 from omnisupport_ingest.layers.shown import Shown
+from omnisupport_ingest.read.verified import EQUAL, PART_EQUAL, Verified
+
+FRESH_WITHIN = timedelta(minutes=15)
+"""How far behind a table may be whose contract does not say it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,3 +79,79 @@ def _before(part: LandedPart, landing: LandingStore) -> datetime:
     # The first batch of all found no watermark.
     stream = landing.read(part.batch_id).stream
     return stream.first_commit_ts if stream and stream.first_commit_ts else part.landed_at
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceLevel:
+    """What a contract promises of a table and how it stands now; ``kept``: None where nothing can be behind.
+
+    ``within`` seconds behind the clock are allowed and ``lag`` is how far it is; ``verified_within`` seconds
+    ago it must have been found equal to its source, ``verified_ago`` it was (None: not asked, never).
+    ``by_contract``: the contract says it, and it is no default. ``broken``: why it is not kept.
+    """
+
+    by_contract: bool
+    within: float
+    lag: float | None
+    verified_within: float | None
+    verified_ago: float | None
+    broken: tuple[str, ...]
+
+    @property
+    def kept(self) -> bool | None:
+        return None if self.lag is None and not self.broken else not self.broken
+
+
+def service_level(
+    contract: TableContract, found: Freshness, verified: Verified | None, now: datetime
+) -> ServiceLevel:
+    """The service level of a dimension at ``now`` (timezone-aware).
+
+    It is of what people read. ``found`` moves with the log of the source alone, so a replay or a backfill of
+    old windows makes no table fresher. Where net changes may wait for their merge, that time is added.
+    """
+    asked = contract.quality.freshness
+    within = asked.max_lag if asked is not None and asked.max_lag is not None else FRESH_WITHIN
+    if contract.delayed_merge is not None:
+        within += contract.delayed_merge.max_age
+    equal_within = asked.verified_within if asked is not None else None
+    through = verified.through if verified is not None else None
+    lag = found.lag_seconds(now)
+    ago = None if through is None else round((now - through.at).total_seconds(), 1)
+    broken = []
+    if lag is not None and lag > within.total_seconds():
+        broken.append(f"it is {in_words(lag)} behind, and {in_words(within.total_seconds())} are allowed")
+    if equal_within is not None and (ago is None or ago > equal_within.total_seconds()):
+        when = "never" if ago is None else f"{in_words(ago)} ago"
+        allowed = in_words(equal_within.total_seconds())
+        broken.append(f"it was {when} found equal to its source, and {allowed} are allowed")
+    return ServiceLevel(
+        asked is not None and (asked.max_lag is not None or equal_within is not None),
+        within.total_seconds(),
+        lag,
+        None if equal_within is None else equal_within.total_seconds(),
+        ago,
+        tuple(broken),
+    )
+
+
+def in_words(seconds: float) -> str:
+    """A length of time for people: ``45 seconds``, ``3 minutes``."""
+    for length, unit in ((86400, "day"), (3600, "hour"), (60, "minute")):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}s"
+    return f"{seconds:.0f} seconds"
+
+
+def verified_in_words(verified: Verified | None, now: datetime) -> str | None:
+    """What is known of a table and its source, as one sentence; None if it was never checked."""
+    if verified is None:
+        return None
+    through = verified.through
+    if through is None:
+        return f"{verified.state}: {verified.why}"
+    ago = in_words((now - through.at).total_seconds())
+    known = f"equal to the source at LSN {through.lsn}, checked {ago} ago"
+    if verified.state in (EQUAL, PART_EQUAL):
+        return known
+    return f"{known}; since then {verified.state}: {verified.why}"

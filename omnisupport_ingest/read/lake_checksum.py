@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from omnisupport_ingest.contracts.model import Column, TableContract
-from omnisupport_ingest.contracts.pg_types import ARRAYS, Kind
-from omnisupport_ingest.contracts.row_checksum import DIGITS
+from omnisupport_ingest.contracts.pg_types import ALWAYS_FITS, ARRAYS, Kind
+from omnisupport_ingest.contracts.row_checksum import DIGITS, by_number
 from omnisupport_ingest.read.row_equality import CASTS, named, text
 
 Bound = Sequence[str] | None
@@ -14,12 +14,31 @@ Bound = Sequence[str] | None
 
 def checksum_columns(contract: TableContract) -> str:
     """The three columns of a ``RowChecksum``, as texts."""
-    row = " || ".join(_part(column) for column in contract.columns)
-    sums = (
-        f"coalesce(sum(('0x' || substr(sha256({row}), {start}, {DIGITS}))::BIGINT::HUGEINT), 0)::VARCHAR"
-        for start in (1, 1 + DIGITS)
-    )
+    digest = row_digest(contract.columns)
+    sums = (f"coalesce(sum({row_number(digest, number)}::HUGEINT), 0)::VARCHAR" for number in (1, 2))
     return f"count(*)::VARCHAR, {', '.join(sums)}"
+
+
+def row_digest(columns: Sequence[Column]) -> str:
+    """The SHA-256 of the text of a row, in hexadecimal digits."""
+    return f"sha256({' || '.join(_part(column) for column in columns)})"
+
+
+def row_number(digest: str, number: int) -> str:
+    """The first or second number of a row with ``digest``."""
+    return f"('0x' || substr({digest}, {1 + (number - 1) * DIGITS}, {DIGITS}))::BIGINT"
+
+
+def first_key(contract: TableContract) -> str:
+    """What the spans of a table's keys are of (``KeySpan``)."""
+    column = contract.column(contract.key[0])
+    value = f"l.{named(column.name)}"
+    if by_number(contract):
+        return f"{value}::BIGINT"
+    # A plain column, so that files are passed over by their statistics.
+    if column.type.kind is Kind.TEXT:
+        return value
+    return f"coalesce(l._cdc_exact[{text(column.name)}], {_text(column, value)})"
 
 
 def in_range(contract: TableContract, by: Sequence[str], start: Bound, end: Bound) -> str:
@@ -58,8 +77,11 @@ def _value(column: Column, value: str) -> str:
 
 def _part(column: Column) -> str:
     value, exact = f"l.{named(column.name)}", f"l._cdc_exact[{text(column.name)}]"
-    shown = f"coalesce({exact}, {_text(column, value)})"
-    return f"CASE WHEN {shown} IS NULL THEN 'N' ELSE length({shown}) || ':' || {shown} END"
+    shown = _text(column, value)
+    # Looking into a map costs more than the rest; such a value never stands there.
+    if column.type.kind not in ALWAYS_FITS:
+        shown = f"coalesce({exact}, {shown})"
+    return f"CASE WHEN {shown} IS NULL THEN 'N' ELSE strlen({shown}) || ':' || {shown} END"
 
 
 def _text(column: Column, value: str) -> str:

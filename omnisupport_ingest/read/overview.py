@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import partial
 
 from omnisupport_ingest.contracts.model import TableContract
@@ -33,7 +33,8 @@ from omnisupport_ingest.layers.shown import Shown
 from omnisupport_ingest.layers.versions import LawVersions, of_contract
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Lsn, Position
-from omnisupport_ingest.read.freshness import Freshness, freshness
+from omnisupport_ingest.read.freshness import Freshness, ServiceLevel, freshness, service_level
+from omnisupport_ingest.read.verified import Verified, verified_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +70,10 @@ class TableOverview:
 
     Both are null for the quarantine, which is committed with the deduped events, and where landing
     cannot be read. ``cursor`` is the highest position taken; ``watermark`` the highest of any window.
-    ``freshness`` is of dimensions alone; so are ``waits``, what waits for its merge as the contract allows,
-    and ``scattered``, where the last updates rewrote much for few keys and the contract lets nothing wait.
+    ``freshness``, ``level`` (what is promised of it, and kept) and ``verified`` (what the last comparison
+    with its source came to) are of dimensions alone; so are ``waits``, what waits for its merge as the
+    contract allows, and ``scattered``, where the last updates rewrote much for few keys and the contract lets
+    nothing wait.
     """
 
     table: str
@@ -85,6 +88,8 @@ class TableOverview:
     freshness: Freshness | None = None
     waits: WaitingMerge | None = None
     scattered: ScatteredWrites | None = None
+    level: ServiceLevel | None = None
+    verified: Verified | None = None
 
     @property
     def pending(self) -> tuple[int | None, int | None]:
@@ -120,7 +125,8 @@ def overview(workspace: Workspace, source: str) -> SourceOverview:
     except IngestError as error:
         tables = _tables(workspace, source, contracts, None)
         unknown = tuple(
-            replace(table, pending_windows=None, pending_batches=None, freshness=None) for table in tables
+            replace(table, pending_windows=None, pending_batches=None, freshness=None, level=None)
+            for table in tables
         )
         return SourceOverview(source, replace(_NOTHING, problem=error), unknown)
     return SourceOverview(source, landing, tuple(_tables(workspace, source, contracts, landed)))
@@ -170,7 +176,11 @@ def _tables(
         if net.pending != dimension.pending and dimension.waits is None:
             # A run that died between the two, or a dimension that a person has to look at.
             yield net
-        yield dimension
+        verified = verified_of(workspace.home, contract)
+        level = None
+        if dimension.freshness is not None:
+            level = service_level(contract, dimension.freshness, verified, datetime.now(UTC))
+        yield replace(dimension, level=level, verified=verified)
 
 
 def _of_judged(laws: LawVersions, judged: _Look, batches: _Batches | None) -> _Versions:

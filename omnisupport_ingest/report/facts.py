@@ -1,4 +1,5 @@
-"""What a report is made from: the manifests of landed batches, and the commits in the tables' own logs.
+"""What a report is made from: the manifests of landed batches, the commits in the tables' own logs, and the
+notes of comparisons with the source.
 
 Nothing else is read: no row, no server, no event log of Dagster. How much is read is bounded, so that a
 report of a large home takes seconds; what was left out is said.
@@ -18,10 +19,13 @@ from omnisupport_ingest.lake import layout
 from omnisupport_ingest.lake.commit import NOTE
 from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.landing.manifest import Manifest
+from omnisupport_ingest.landing.store import Landed, LandingStore
 from omnisupport_ingest.layers.lateness import Lateness
 from omnisupport_ingest.layers.looking import look
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Position
+from omnisupport_ingest.read.freshness import ServiceLevel, freshness, service_level, verified_in_words
+from omnisupport_ingest.read.verified import verified_of
 from omnisupport_ingest.windows import OUT_OF_RANGE
 
 MOST_BATCHES = 2000
@@ -88,6 +92,18 @@ class WindowCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class Promise:
+    """What is promised of a dimension and how it stood when the report was made.
+
+    ``verified``: what the last comparison with the source came to, in words; None if there was none.
+    """
+
+    table: str
+    level: ServiceLevel
+    verified: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class SourceFacts:
     """Everything of one source. ``left_out``: batches that landed earlier than those told."""
 
@@ -97,6 +113,7 @@ class SourceFacts:
     tables: tuple[TableFacts, ...]
     windows: tuple[WindowCounts, ...]
     problem: str | None = field(default=None)
+    promises: tuple[Promise, ...] = ()
 
 
 def source_facts(workspace: Workspace, source: str, *, most: int = MOST_BATCHES) -> SourceFacts | None:
@@ -118,7 +135,18 @@ def source_facts(workspace: Workspace, source: str, *, most: int = MOST_BATCHES)
         tables=tuple(_tables(workspace, source)),
         windows=tuple(_windows(workspace, source, windows)),
         problem=str(landed.gap) if landed.gap is not None and landed.gap.later_epoch is None else None,
+        promises=tuple(_promises(workspace, source, store, landed)),
     )
+
+
+def _promises(workspace: Workspace, source: str, store: LandingStore, landed: Landed) -> Iterator[Promise]:
+    now = datetime.now(UTC)
+    for contract in workspace.contracts.of_source(source):
+        net_changes, dimension = look(workspace.net_changes(contract)), look(workspace.dimension(contract))
+        behind = freshness(contract, net_changes, dimension, store, landed)
+        verified = verified_of(workspace.home, contract)
+        level = service_level(contract, behind, verified, now)
+        yield Promise(f"dim_{contract.name}", level, verified_in_words(verified, now))
 
 
 def _newest(workspace: Workspace, source: str, names: list[str], most: int) -> list[str]:

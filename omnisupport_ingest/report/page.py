@@ -14,7 +14,7 @@ from markupsafe import Markup
 from omnisupport_ingest.durable import replace
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.report import figures
-from omnisupport_ingest.report.facts import MOST_BATCHES, SourceFacts, source_facts
+from omnisupport_ingest.report.facts import MOST_BATCHES, Promise, SourceFacts, source_facts
 from omnisupport_ingest.report.svg import Axis, Marks, Series, chart
 
 _STYLE = """
@@ -55,8 +55,8 @@ _PAGE = """<!doctype html>
 </head>
 <body>
 <h1>Ingest report</h1>
-<p>Home {{ home }}, made {{ made }}. All times are UTC. Made from the manifests of landed batches and the
-tables' own logs alone; no value of a row is in it.</p>
+<p>Home {{ home }}, made {{ made }}. All times are UTC. Made from the manifests of landed batches, the
+tables' own logs and the notes of comparisons alone; no value of a row is in it.</p>
 {% if not sources %}<p>Nothing has landed yet.</p>{% endif %}
 {% for source in sources %}
 <h2>{{ source.name }}</h2>
@@ -73,6 +73,13 @@ tables' own logs alone; no value of a row is in it.</p>
 {% if figure.svg %}{{ figure.svg }}{% else %}<p>{{ figure.empty }}</p>{% endif %}
 </figure>
 {% endfor %}</div>
+<h3>Service levels</h3>
+<p>Of what people read, when this page was made. A replay of old windows makes no table fresher.</p>
+<table><tr><th>table</th><th>service level</th><th class="n">behind</th><th class="n">allowed</th>
+<th>and its source</th></tr>
+{% for name, kept, lag, allowed, verified in source.promises %}<tr><td>{{ name }}</td><td>{{ kept }}</td>
+<td class="n">{{ lag }}</td><td class="n">{{ allowed }}</td><td>{{ verified }}</td></tr>
+{% endfor %}</table>
 <h3>Tables</h3>
 <table><tr><th>table</th><th class="n">rows</th><th class="n">size</th><th class="n">commits</th></tr>
 {% for name, rows, size, commits in source.tables %}<tr><td>{{ name }}</td><td class="n">{{ rows }}</td>
@@ -155,6 +162,17 @@ def _source_document(facts: SourceFacts) -> dict[str, Any]:
             {"table": each.name, "rows": each.rows, "bytes": each.commits[-1].size if each.commits else 0}
             for each in facts.tables
         ],
+        "service_levels": [
+            {
+                "table": each.table,
+                "by_contract": each.level.by_contract,
+                "kept": each.level.kept,
+                "lag_seconds": each.level.lag,
+                "allowed_lag_seconds": each.level.within,
+                "verified": each.verified,
+            }
+            for each in facts.promises
+        ],
         "runs": len(runs),
         "bytes_written": sum(each.written for each in runs),
     }
@@ -168,6 +186,7 @@ def _source(facts: SourceFacts) -> dict[str, Any]:
         "left_out": f"{facts.left_out:,}" if facts.left_out else "",
         "shown": f"{len(facts.batches):,}",
         "figures": list(_figures(facts)),
+        "promises": [_promised(each) for each in facts.promises],
         "tables": [
             (
                 each.name,
@@ -178,6 +197,19 @@ def _source(facts: SourceFacts) -> dict[str, Any]:
             for each in facts.tables
         ],
     }
+
+
+def _promised(promise: Promise) -> tuple[str, str, str, str, str]:
+    level = promise.level
+    kept = "nothing to tell yet" if level.kept is None else "kept" if level.kept else "BROKEN"
+    whose = "" if level.by_contract else " (default)"
+    return (
+        promise.table,
+        f"{kept}{whose}",
+        "" if level.lag is None else _seconds(level.lag),
+        _seconds(level.within),
+        promise.verified or "never compared by checksums",
+    )
 
 
 def _facts(found: dict[str, Any]) -> Iterator[tuple[str, str]]:

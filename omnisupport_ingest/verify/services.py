@@ -27,6 +27,7 @@ Say = Callable[[str], None]
 POSTGRES = "postgres"
 CAPTURE = "capture"
 WORKLOAD = "workload"
+METRICS = "metrics"
 WATCHER = "land"
 
 _START_SECONDS = 120.0
@@ -115,6 +116,11 @@ def watch_inbox_when_used(supervisor: Supervisor, settings: Settings, home: Home
 def workload(settings: Settings, rate: float) -> Service:
     """Traffic of ``rate`` changes per second."""
     return _own(WORKLOAD, settings, f"--rate={rate}")
+
+
+def metrics(settings: Settings) -> Service:
+    """Metrics for Prometheus on ``metrics_port``."""
+    return _own(METRICS, settings)
 
 
 def _own(name: str, settings: Settings, *options: str, grace: float = 10.0) -> Service:

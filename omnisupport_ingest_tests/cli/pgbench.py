@@ -15,6 +15,8 @@ from typing import Any
 
 import duckdb
 import psycopg2
+import pyarrow as pa
+import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from psycopg2.extensions import make_dsn
 
@@ -196,3 +198,11 @@ def rows_of_lake(home: Path, table: str) -> list[tuple[Any, ...]]:
         " WHERE NOT _cdc_is_deleted"
     ).fetchall()
     return sorted(found, key=repr)
+
+
+def spoil_teller(home: Path, number: int) -> None:
+    """Give one row of the dimension of the tellers another balance, behind the back of everything."""
+    for file in DeltaTable(str(home / "lake" / SOURCE / "dim_pgbench_tellers")).file_uris():
+        table = pq.read_table(file, partitioning=None)
+        rows = [each | ({"tbalance": -1} if each["tid"] == number else {}) for each in table.to_pylist()]
+        pq.write_table(pa.Table.from_pylist(rows, table.schema), file)

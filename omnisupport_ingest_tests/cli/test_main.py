@@ -37,6 +37,23 @@ def test_importing_the_command_line_loads_nothing_heavy() -> None:
 
 
 @pytest.mark.quick
+@pytest.mark.parametrize(
+    ("words", "completed"), [("ver", ["plain,verify"]), ("verify --rep", ["plain,--repair"])]
+)
+def test_a_shell_completes_commands_and_options(words: str, completed: list[str]) -> None:
+    typed = f"omnisupport-ingest {words}"
+    asked = {"COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
+    done = subprocess.run(
+        [Path(sys.executable).with_name("omnisupport-ingest")],
+        env=os.environ | asked | {"_OMNISUPPORT_INGEST_COMPLETE": "bash_complete"},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert done.stdout.splitlines() == completed, done.stderr
+
+
+@pytest.mark.quick
 def test_a_setting_that_cannot_be_used_is_named_with_the_fix_and_no_traceback() -> None:
     done = run("settings", OMNISUPPORT_WINDOW="weekly")
     assert done.returncode == 2

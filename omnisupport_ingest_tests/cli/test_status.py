@@ -7,7 +7,7 @@ import os
 import shutil
 import socket
 from contextlib import suppress
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,7 @@ from omnisupport_ingest.landing.manifest import StreamSpan
 from omnisupport_ingest.landing.names import stream_batch_id
 from omnisupport_ingest.landing.writer import BatchWriter
 from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.read.verified import EQUAL, Moment, Verified, write_verified
 from omnisupport_ingest.runtime.running import record_ui_port, ui_port
 from omnisupport_ingest.sources.postgres.capture.state import CaptureRecords, recorded
 from omnisupport_ingest.sources.postgres.embedded.server import EmbeddedPostgres
@@ -95,6 +96,27 @@ def test_status_tells_how_far_what_people_read_is_behind(told: Told) -> None:
     assert (notes["behind_landing_seconds"], notes["unshown_batches"]) == (59.0, 1)
     assert notes["lag_seconds"] == pytest.approx(landing["watermark_lag_seconds"] + 59, abs=1)
     assert "people read what was committed before 2026-01-01 12:00:02" in " ".join(run(status).stdout.split())
+
+
+def test_status_tells_which_promises_are_kept_and_since_when_a_table_is_equal_to_its_source(
+    told: Told,
+) -> None:
+    file = told.folder / "contracts" / "notes.json"
+    contract = json.loads(file.read_text())
+    contract["x-cdc"]["quality"] = {"freshness": "PT1M"}
+    file.write_text(json.dumps(contract))
+    workspace = open_workspace(told.folder)
+    (notes,) = workspace.contracts.of_source(SOURCE)
+    moment = Moment(1, Lsn(20), datetime.now(UTC) - timedelta(minutes=3))
+    write_verified(workspace.home, notes, Verified("notes", EQUAL, moment.at, 3, through=moment))
+    seen = document(status)
+    table = tables(seen)["dim_notes"]
+    assert table["service_level"]["kept"] is False and table["service_level"]["by_contract"] is True
+    assert table["verified"]["in_words"] == "equal to the source at LSN 0/14, checked 3 minutes ago"
+    assert "the service level of dim_notes is broken" in seen["health"]["reasons"]
+    shown = " ".join(run(status).stdout.split())
+    assert "0 service levels kept, 1 broken" in shown and "and 60 seconds are allowed" in shown
+    assert "dim_notes: equal to the source at LSN 0/14, checked 3 minutes ago" in shown
 
 
 def test_a_table_without_new_events_is_as_fresh_as_landing_is(told: Told) -> None:

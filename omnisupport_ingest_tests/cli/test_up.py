@@ -99,6 +99,20 @@ def up_and_verify_as(dsn: str, source: SourceUnderTest, tmp_path: Path) -> None:
         assert "No difference." in whole.stdout
         assert "pgbench_accounts" not in whole.stdout
         assert "WARNING" not in whole.stderr + whole.stdout
+        by_ranges = pgbench.command("verify", "--checksums", "--json", folder=tmp_path, variables={})
+        assert by_ranges.returncode == 0, by_ranges.stderr + by_ranges.stdout
+        compared = json.loads(by_ranges.stdout)["tables"]
+        assert {each["state"] for each in compared.values()} == {"equal"}
+        assert compared["pgbench_accounts"]["rows_compared"] == pgbench.ACCOUNTS
+        status = pgbench.command("status", folder=tmp_path, variables={})
+        assert "equal to the source at LSN" in status.stdout, status.stdout
+        pgbench.spoil_teller(home, 3)
+        repair = ("verify", "--repair", "--table", "pgbench_tellers")
+        repaired = pgbench.command(*repair, folder=tmp_path, variables={})
+        assert repaired.returncode == 1, repaired.stderr + repaired.stdout
+        assert "pgbench_tellers: DIFFERS: 1 row differs from the source" in repaired.stdout
+        assert "Requested: pgbench_tellers, keys 3." in repaired.stdout
+        wait_for("the row as it is at the source", shows_the_change, process, seconds=600)
         refused = pgbench.command("materialize", folder=tmp_path, variables={})
         assert refused.returncode == 6
     finally:

@@ -6,6 +6,7 @@ import copy
 import json
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from omnisupport_ingest.contracts.expressions import ExpressionProblem, Expressi
 from omnisupport_ingest.contracts.load import contract_of, default_contracts_dir
 from omnisupport_ingest.contracts.model import Column, ContractError, Contracts
 from omnisupport_ingest.contracts.pg_types import PgType
-from omnisupport_ingest.contracts.quality import ExpressionRule
+from omnisupport_ingest.contracts.quality import ExpressionRule, Freshness
 from omnisupport_ingest.contracts.quality_document import reference_problems
 from omnisupport_ingest.contracts.row_rules import policies_of
 from omnisupport_ingest.contracts.typed_values import typed_array
@@ -197,12 +198,22 @@ def test_a_policy_that_cannot_be_is_refused(column: str, policies: dict[str, str
         ({"volume": {"at_least": 2, "at_most": 1}}, "is 1, below at_least"),
         ({"volume": {"learned": {}, "at_most": 1}}, "at_least, at_most or both; or learned"),
         ({"freshness": {"max_lag": "soon"}}, "Write a duration such as PT15M"),
+        ({"freshness": "soon"}, "(?s)x-cdc.quality.freshness: .*Write a duration such as PT15M"),
+        ({"freshness": {"verified_within": "PT"}}, "(?s)freshness.verified_within: .*such as PT15M"),
         ({"references": [{"name": "a", "columns": ["x"], "table": "t"}]}, "'x' is not a column"),
     ],
 )
 def test_an_expectation_that_cannot_be_is_refused(quality: dict[str, Any], problem: str) -> None:
     with pytest.raises(ContractError, match=problem):
         contract_of(with_quality(**quality), Path("t.json"))
+
+
+def test_a_freshness_of_one_duration_is_how_far_behind_the_table_may_be() -> None:
+    short, long = (
+        contract_of(with_quality(freshness=each), Path("t.json")).quality.freshness
+        for each in ("PT1M", {"max_lag": "PT1M"})
+    )
+    assert short == long == Freshness(timedelta(minutes=1))
 
 
 def test_a_reference_to_no_table_or_by_another_number_of_columns_is_a_problem_of_all_contracts() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 from pathlib import Path
@@ -11,9 +12,11 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from omnisupport_ingest.position import Lsn, Position
+from omnisupport_ingest.read.freshness import ServiceLevel
 from omnisupport_ingest.report import figures, page
 from omnisupport_ingest.report.facts import (
     Batch,
+    Promise,
     SourceFacts,
     TableCommit,
     TableFacts,
@@ -123,6 +126,22 @@ def test_the_page_is_one_file_and_text_from_outside_is_escaped() -> None:
         ET.fromstring(each)
     assert "duplicates, 2026-01-01 12:00:00 UTC: 2" in html
     assert "withheld, " not in html
+
+
+def test_the_page_tells_which_service_levels_are_kept() -> None:
+    levels = (
+        Promise("dim_orders", ServiceLevel(True, 60.0, 61.0, None, None, ("it is late",)), None),
+        Promise("dim_customers", ServiceLevel(False, 900.0, 3.0, None, 5.0, ()), "equal to the source"),
+    )
+    told = replace(facts([batch(10, 0, 1)], [commit(1, 10, 5)]), promises=levels)
+    html = page.html("/home", [told], made=NOON)
+    assert "<td>dim_orders</td><td>BROKEN</td>" in html and "never compared by checksums" in html
+    assert "<td>dim_customers</td><td>kept (default)</td>" in html and "equal to the source" in html
+    numbers = page.document("/home", [told])["sources"][0]["service_levels"]
+    assert [(each["table"], each["kept"]) for each in numbers] == [
+        ("dim_orders", False),
+        ("dim_customers", True),
+    ]
 
 
 def test_a_page_of_a_home_without_batches_says_so() -> None:

@@ -211,17 +211,17 @@ def drop_slot(connection: Connection, name: str) -> None:
 
 
 @contextmanager
-def consistent_snapshot(dsn: str) -> Iterator[ConsistentSnapshot]:
+def consistent_snapshot(dsn: str, stop: threading.Event | None = None) -> Iterator[ConsistentSnapshot]:
     """Open an exact snapshot of the database, with the LSN it stands for, by a temporary slot.
 
-    The slot is gone when the context ends. Waits for the transactions that run at the start. Raises
-    ``SourceUnavailable``.
+    The slot is gone when the context ends. Waits for the transactions that run at the start; ``SlotNotMade``
+    if ``stop`` comes first. Raises ``SourceUnavailable``.
     """
     connection = connect_replication(dsn)
     name = _temporary_name()
     try:
         command = f"{identifier(name)} TEMPORARY LOGICAL pgoutput EXPORT_SNAPSHOT"
-        point, snapshot = _create(dsn, connection, command, threading.Event())
+        point, snapshot = _create(dsn, connection, command, stop or threading.Event())
         yield ConsistentSnapshot(point, snapshot)
     finally:
         connection.close()

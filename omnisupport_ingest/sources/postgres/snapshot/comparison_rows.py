@@ -7,7 +7,7 @@ out by the server, so no row comes over the wire.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,28 +87,54 @@ def server_checksum(connection: Connection, contract: TableContract, rows: str) 
 
     Read in the open transaction of ``connection``. Raises psycopg2's errors.
     """
-    text = " || ".join(_part(column) for column in contract.columns)
-    # SHA-256 works on servers that have MD5 forbidden.
     with connection.cursor() as cursor:
         cursor.execute(
-            f"SELECT count(*), coalesce(sum({_number(1)}), 0)::text,"
-            f" coalesce(sum({_number(1 + DIGITS)}), 0)::text FROM"
-            f" (SELECT encode(sha256(convert_to({text}, 'UTF8')), 'hex') AS digest FROM {rows}) AS hashed"
+            f"SELECT count(*), coalesce(sum({row_number(1)}), 0)::text,"
+            f" coalesce(sum({row_number(2)}), 0)::text FROM"
+            f" ({hashed(connection, contract.columns, rows)}) AS hashed"
         )
         count, first, second = cursor.fetchone()
     return RowChecksum(count, int(first), int(second))
 
 
-def _part(column: Column) -> str:
+_PAIRS_AT_ONCE = 48
+"""``concat`` takes at most 100 arguments."""
+
+
+def hashed(connection: Connection, columns: Sequence[Column], rows: str, **kept: str) -> str:
+    """Return SQL for the SHA-256 of each of ``rows`` (``row_checksum``), as hexadecimal ``digest``.
+
+    ``kept``: further columns by name, each with its SQL. Every value is written as text once: without OFFSET
+    the planner would have it written for each place where it is used.
+    """
+    texts = [*(f"{sql} AS {name}" for name, sql in kept.items())]
+    texts += [f"{_shown(column)} AS c{number}" for number, column in enumerate(columns)]
+    inner = f"SELECT {', '.join(texts)} FROM {rows} OFFSET 0"
+    utf8 = connection.get_parameter_status("server_encoding") == "UTF8"
+    pairs = []
+    for number in range(len(columns)):
+        length = f"octet_length(c{number})" if utf8 else f"octet_length(convert_to(c{number}, 'UTF8'))"
+        pairs.append(f"coalesce({length}::text || ':', 'N'), c{number}")
+    text = " || ".join(
+        f"concat({', '.join(pairs[start : start + _PAIRS_AT_ONCE])})"
+        for start in range(0, len(pairs), _PAIRS_AT_ONCE)
+    )
+    # SHA-256 works on servers that have MD5 forbidden.
+    digest = f"encode(sha256(convert_to({text}, 'UTF8')), 'hex') AS digest"
+    return f"SELECT {', '.join([*kept, digest])} FROM ({inner}) AS texts OFFSET 0"
+
+
+def _shown(column: Column) -> str:
     name = identifier(column.name)
-    # concat writes by the type's output function, as the log does.
+    # concat writes by the type's output function, as the log does. A row of NULLs is no NULL.
     text = f"to_json({name})::text" if column.type.kind in ARRAYS else f"concat({name})"
-    return f"CASE WHEN {name}::text IS NULL THEN 'N' ELSE length({text}) || ':' || {text} END"
+    return f"CASE WHEN num_nulls({name}) = 0 THEN {text} END"
 
 
-def _number(start: int) -> str:
-    padded = f"'x{'0' * (16 - DIGITS)}' || substr(digest, {start}, {DIGITS})"
-    return f"({padded})::bit(64)::bigint::numeric"
+def row_number(number: int) -> str:
+    """Return SQL for the first or second number of a row, as bigint, from its ``digest``."""
+    start = 1 + (number - 1) * DIGITS
+    return f"('x{'0' * (16 - DIGITS)}' || substr(digest, {start}, {DIGITS}))::bit(64)::bigint"
 
 
 @dataclass(frozen=True, slots=True)

@@ -199,7 +199,7 @@ def key_range(
     columns = table.key[:longest]
     kinds = kinds_of(relation, columns)
     for column, kind in zip(columns, kinds, strict=True):
-        if kind is None or (kind == TEXT and not _by_bytes(connection, table, column)):
+        if kind is None or (kind == TEXT and not by_bytes(connection, table, column)):
             of_type = _type(relation, column)
             collated = " in a collation other than C" if kind == TEXT else ""
             raise NoKeyRange(
@@ -264,7 +264,7 @@ def _canonical(
     return tuple(found)
 
 
-def _by_bytes(connection: Connection, table: TableContract, column: str) -> bool:
+def by_bytes(connection: Connection, table: TableContract, column: str) -> bool:
     """Whether texts in ``column`` are ordered by their UTF-8 bytes."""
     with source_errors(f"reading the collation of {table.full_name}"), connection.cursor() as cursor:
         cursor.execute(

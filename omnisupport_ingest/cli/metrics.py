@@ -1,0 +1,281 @@
+"""Prometheus metrics: what ``status`` says, as numbers that a monitoring system reads again and again.
+
+``METRICS`` is the list of all of them, from which the page of the documentation is made. Everything comes
+from the document of ``status``, so a metric and the command cannot say different things.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from omnisupport_ingest.cli.opening import open_settings
+from omnisupport_ingest.cli.stopping import stop_on_signal
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.runtime.ports import LOOPBACK
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import GaugeMetricFamily
+
+PREFIX = "omnisupport_"
+
+_FRESH_SECONDS = 10.0
+"""A look is kept so long: several readers, or an eager one, cost no more."""
+
+_Values = Iterator[tuple[tuple[str, ...], float | None]]
+
+
+class MetricsMissing(IngestError):
+    """The library that serves metrics is not installed."""
+
+    exit_code = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A gauge: ``name`` without the prefix, its labels, and ``values``, which finds them in the document of
+    ``status``; None says nothing."""
+
+    name: str
+    help: str
+    labels: tuple[str, ...]
+    values: Callable[[dict[str, Any]], _Values]
+
+
+_Found = Callable[[dict[str, Any]], float | None]
+
+
+def _home(name: str, text: str, found: _Found) -> Metric:
+    """A metric of the home."""
+    return Metric(name, text, (), lambda document: iter([((), found(document))]))
+
+
+def _log(name: str, text: str, found: _Found) -> Metric:
+    """A metric of each log of the home."""
+
+    def values(document: dict[str, Any]) -> _Values:
+        for log in (document["source"], *document["other_logs"]):
+            yield (log["name"],), found(log)
+
+    return Metric(name, text, ("source",), values)
+
+
+def _source(name: str, text: str, found: _Found) -> Metric:
+    """A metric of each source in use."""
+
+    def values(document: dict[str, Any]) -> _Values:
+        for source in document["sources"]:
+            yield (source["source"],), found(source)
+
+    return Metric(name, text, ("source",), values)
+
+
+def _table(name: str, text: str, found: _Found) -> Metric:
+    """A metric of each table of the lake."""
+
+    def values(document: dict[str, Any]) -> _Values:
+        for source in document["sources"]:
+            for table in source["tables"]:
+                yield (
+                    (source["source"], str(table["table"]).removeprefix(f"{source['source']}/")),
+                    found(table),
+                )
+
+    return Metric(name, text, ("source", "table"), values)
+
+
+def _quarantine(document: dict[str, Any]) -> _Values:
+    for source in document["sources"]:
+        for reason, events in source["quarantine"].items():
+            yield (source["source"], reason), float(events)
+
+
+def _level(table: dict[str, Any], name: str) -> float | None:
+    level = table.get("service_level")
+    return None if level is None or level[name] is None else float(level[name])
+
+
+def _verified(table: dict[str, Any]) -> float | None:
+    through = (table.get("verified") or {}).get("through")
+    return None if through is None else datetime.fromisoformat(through["at"]).timestamp()
+
+
+def _differs(table: dict[str, Any]) -> float | None:
+    verified = table.get("verified")
+    return None if verified is None else float(verified["state"] == "differs")
+
+
+def _gap(source: dict[str, Any]) -> float:
+    gap = source["landing"]["gap"]
+    return float(gap is not None and not gap["repaired"])
+
+
+METRICS: tuple[Metric, ...] = (
+    _home("broken", "1 if `status` says BROKEN.", lambda home: float(home["health"]["level"] == "broken")),
+    _home(
+        "reasons",
+        "Things that `status` warns of, or calls broken.",
+        lambda home: len(home["health"]["reasons"]),
+    ),
+    _home("disk_free_bytes", "Room on the disk of the home.", lambda home: home["disk"]["free"]),
+    _home("disk_days_left", "Days until the disk is full, an estimate.", lambda home: home["disk"]["days"]),
+    _home(
+        "checks_failed",
+        "Checks whose last evaluation failed.",
+        lambda home: len(home["platform"]["checks"]["failed"]) if home["platform"]["checks"] else None,
+    ),
+    _log("source_reachable", "1 if the server of a log answers.", lambda log: float(log["reachable"])),
+    _log(
+        "capture_failed",
+        "1 if the capture of a log has failed.",
+        lambda log: float(log["capture"] == "FAILED"),
+    ),
+    _log(
+        "slot_retained_bytes",
+        "WAL that the server keeps for the slot.",
+        lambda log: log["slot"]["retained_bytes"],
+    ),
+    _log("slot_safe_bytes", "WAL until the server gives the slot up.", lambda log: log["slot"]["safe_bytes"]),
+    _source("landed_batches", "Batches that have landed.", lambda source: source["landing"]["batches"]),
+    _source("landed_events", "Events that have landed.", lambda source: source["landing"]["events"]),
+    _source(
+        "landing_lag_seconds",
+        "How far the watermark is behind the clock.",
+        lambda source: source["landing"]["watermark_lag_seconds"],
+    ),
+    _source("landing_gap", "1 while a gap holds batches back.", _gap),
+    Metric("quarantine_events", "Events in quarantine, by reason.", ("source", "reason"), _quarantine),
+    _table("table_rows", "Rows of a table of the lake.", lambda table: table["rows"]),
+    _table(
+        "table_pending_batches", "Landed batches that a table lacks.", lambda table: table["pending_batches"]
+    ),
+    _table(
+        "table_lag_seconds",
+        "How far what people read is behind the clock.",
+        lambda table: table.get("lag_seconds"),
+    ),
+    _table(
+        "table_allowed_lag_seconds",
+        "How far it may be behind: its service level.",
+        lambda table: _level(table, "allowed_lag_seconds"),
+    ),
+    _table(
+        "table_service_level_kept",
+        "1 if the service level is kept, 0 if it is broken.",
+        lambda table: _level(table, "kept"),
+    ),
+    _table(
+        "table_verified_timestamp_seconds",
+        "When the table was equal to its source last, in seconds since 1970.",
+        _verified,
+    ),
+    _table("table_differs", "1 if the last comparison with the source found other rows.", _differs),
+)
+"""All of them are gauges; `landed_batches` and `landed_events` grow until landing is trimmed."""
+
+
+class Looks:
+    """A collector of the library: a look at the home, kept for some seconds."""
+
+    def __init__(self, look: Callable[[], dict[str, Any]]) -> None:
+        """``look`` returns the document of ``status``."""
+        self._look = look
+        self._found: dict[str, Any] | None = None
+        self._until = 0.0
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """The metrics of a look; just ``up`` with 0 where the home cannot be looked at."""
+        from prometheus_client.metrics_core import GaugeMetricFamily
+
+        if time.monotonic() >= self._until:
+            try:
+                self._found = self._look()
+            except IngestError:
+                self._found = None
+            self._until = time.monotonic() + _FRESH_SECONDS
+        up = GaugeMetricFamily(f"{PREFIX}up", "1 if the home can be looked at.")
+        up.add_metric((), float(self._found is not None))
+        yield up
+        for metric in METRICS if self._found is not None else ():
+            family = GaugeMetricFamily(f"{PREFIX}{metric.name}", metric.help, labels=metric.labels)
+            for labels, value in metric.values(self._found or {}):
+                if value is not None:
+                    family.add_metric(labels, value)
+            yield family
+
+
+@click.command(hidden=True)
+def metrics() -> None:
+    """Serve metrics for Prometheus at http://127.0.0.1:PORT/metrics until Ctrl-C, as a service of `up`.
+
+    PORT is OMNISUPPORT_METRICS_PORT.
+    """
+    port = open_settings().metrics_port
+    if port is None:
+        raise click.UsageError("Set OMNISUPPORT_METRICS_PORT to the port to serve metrics on.")
+    with stop_on_signal() as stop:
+        end = serve(port)
+        try:
+            stop.wait()
+        finally:
+            end()
+
+
+def serve(port: int) -> Callable[[], None]:
+    """Serve on ``port`` of loopback; returns what ends it. ``MetricsMissing`` without the library."""
+    from omnisupport_ingest.cli.status import status_document
+
+    require_library()
+    from prometheus_client import CollectorRegistry, start_http_server
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Looks(status_document))
+    server, thread = start_http_server(port, addr=LOOPBACK, registry=registry)
+
+    def end() -> None:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+    return end
+
+
+def require_library() -> None:
+    """``MetricsMissing`` if prometheus-client is not installed."""
+    try:
+        import prometheus_client  # noqa: F401
+    except ImportError:
+        raise MetricsMissing(
+            "OMNISUPPORT_METRICS_PORT is set, and prometheus-client is not installed.",
+            fix='Install it: pip install "omnisupport-ingest[metrics]". Or unset the setting.',
+        ) from None
+
+
+def metrics_page() -> str:
+    """The page docs/metrics.md, made from the list."""
+    rows = "\n".join(
+        f"| `{PREFIX}{each.name}` | {', '.join(f'`{label}`' for label in each.labels) or '–'} | {each.help} |"
+        for each in METRICS
+    )
+    return f"""\
+# Metrics
+
+Off unless asked for. With the extra `metrics` installed (`pip install "omnisupport-ingest[metrics]"`) and
+`OMNISUPPORT_METRICS_PORT=9464`, `up` serves them for Prometheus at `http://127.0.0.1:9464/metrics`, on
+loopback alone. Each reading is a look as of `omnisupport-ingest status`, kept for {_FRESH_SECONDS:.0f}
+seconds. This page is made by `python -m omnisupport_ingest.cli.reference`.
+
+`deploy/grafana-dashboard.json` is a dashboard of them: import it in Grafana, and choose your Prometheus.
+
+All are gauges. `{PREFIX}up` is 1 if the home can be looked at; an alarm on its absence also tells that `up`
+itself does not run.
+
+| metric | labels | what it is |
+|---|---|---|
+{rows}
+"""

@@ -1,0 +1,82 @@
+"""The part of ``status`` about what is promised of tables: service levels, and equal to the source since.
+
+The words are those of the check ``fresh`` and of the check ``equal_to_source``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from omnisupport_ingest.cli import render
+
+if TYPE_CHECKING:
+    from omnisupport_ingest.read.overview import TableOverview
+
+
+def promised_document(table: TableOverview) -> dict[str, Any]:
+    """Service level and last comparison of a dimension; None where there is none."""
+    from datetime import UTC, datetime
+
+    from omnisupport_ingest.json_values import to_plain
+    from omnisupport_ingest.read.freshness import verified_in_words
+
+    level = table.level
+    return {
+        "service_level": None
+        if level is None
+        else {
+            "by_contract": level.by_contract,
+            "kept": level.kept,
+            "allowed_lag_seconds": level.within,
+            "lag_seconds": level.lag,
+            "verified_within_seconds": level.verified_within,
+            "verified_seconds_ago": level.verified_ago,
+            "broken": list(level.broken),
+        },
+        "verified": None
+        if table.verified is None
+        else {
+            "state": table.verified.state,
+            "checked_at": to_plain(table.verified.checked_at),
+            "through": to_plain(table.verified.through),
+            "in_words": verified_in_words(table.verified, datetime.now(UTC)),
+        },
+    }
+
+
+def promised_facts(source: str, tables: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
+    """Lines for people: service levels that contracts ask for, and what comparisons came to."""
+    asked = [each for each in tables if (level := each.get("service_level")) and level["by_contract"]]
+    broken = [each for each in asked if each["service_level"]["broken"]]
+    if asked:
+        kept = render.counted(len(asked) - len(broken), "service level")
+        yield "promised", f"{kept} kept, {len(broken)} broken"
+    for each in broken:
+        yield "broken", f"{_name(source, each)}: {'; '.join(each['service_level']['broken'])}"
+    checked = [each for each in tables if each.get("verified")]
+    through = [each for each in checked if each["verified"]["through"]]
+    if through:
+        oldest = min(through, key=lambda each: str(each["verified"]["through"]["at"]))
+        others = f", {len(through)} tables; the oldest" if len(through) > 1 else ""
+        told = oldest["verified"]["in_words"]
+        yield "verified", f"{_name(source, oldest)}{others}: {told}"
+    for each in checked:
+        if each["verified"]["state"] == "differs":
+            yield "differs", f"{_name(source, each)}: {each['verified']['in_words']} (verify --repair)"
+
+
+def promises_broken(document: dict[str, Any]) -> Iterator[str]:
+    """Reasons for a warning: service levels that contracts ask for and are broken, tables that differ."""
+    for source in document["sources"]:
+        for table in source.get("tables", ()):
+            name = _name(source["source"], table)
+            level, verified = table.get("service_level"), table.get("verified")
+            if level and level["by_contract"] and level["broken"]:
+                yield f"the service level of {name} is broken"
+            if verified and verified["state"] == "differs":
+                yield f"{name} differs from its source"
+
+
+def _name(source: str, table: dict[str, Any]) -> str:
+    return str(table["table"]).removeprefix(f"{source}/")

@@ -1,0 +1,159 @@
+"""Are source and dimensions equal? An asset check of every dimension, its job, and a schedule that is off.
+
+The check asks the source, so no ingest run makes it. Red is a key that differs at two LSNs one after another;
+what cannot be compared now, under traffic say, leaves the check as it was for an hour and is a warning then.
+"""
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+
+import dagster as dg
+
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.contracts.sources import SourceDefinition, log_settings
+from omnisupport_ingest.defs import keys
+from omnisupport_ingest.defs.lost_runs import run_executor
+from omnisupport_ingest.equality.checking import Asked, Checked, check_source, not_comparable
+from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.read.freshness import verified_in_words
+from omnisupport_ingest.read.verified import DIFFERS, NOT_COMPARABLE, write_verified
+from omnisupport_ingest.settings import Settings
+from omnisupport_ingest.sources.postgres.session.errors import SourceUnavailable
+
+CHECK = "equal_to_source"
+
+STALE_AFTER = timedelta(hours=1)
+"""How long a table may not be comparable before the check warns."""
+
+_CADENCE_MINUTES = 5
+"""Of the schedule where no setting says another one: somebody has turned it on."""
+
+_KEYS_SHOWN = 20
+
+_UNFINISHED = [
+    dg.DagsterRunStatus.QUEUED,
+    dg.DagsterRunStatus.NOT_STARTED,
+    dg.DagsterRunStatus.STARTING,
+    dg.DagsterRunStatus.STARTED,
+]
+
+
+def build_equality(
+    settings: Settings, definition: SourceDefinition, contracts: Sequence[TableContract]
+) -> dg.Definitions:
+    """Checks, job and schedule of a captured source."""
+    checks = _checks(definition, contracts)
+    job = dg.define_asset_job(
+        f"verify_{definition.name}",
+        selection=dg.AssetSelection.checks(checks),
+        description=f"Compares the dimensions of {definition.name} with their source at one LSN, by "
+        "checksums of key ranges.",
+        executor_def=run_executor,
+        tags={keys.SOURCE_TAG: definition.name},
+    )
+    return dg.Definitions(
+        asset_checks=[checks], jobs=[job], schedules=[_schedule(settings, definition.name, job.name)]
+    )
+
+
+def _checks(definition: SourceDefinition, contracts: Sequence[TableContract]) -> dg.AssetChecksDefinition:
+    by_asset = {keys.dimension_key(contract): contract for contract in contracts}
+
+    @dg.multi_asset_check(
+        name=f"equal_{definition.name}",
+        specs=[
+            dg.AssetCheckSpec(
+                CHECK,
+                asset=asset,
+                description="Whether the dimension has the rows of its source at one LSN, by counts and "
+                "checksums of key ranges that both sides work out.",
+            )
+            for asset in by_asset
+        ],
+        can_subset=True,
+    )
+    def equal_to_source(
+        context: dg.AssetCheckExecutionContext, workspace: dg.ResourceParam[Workspace]
+    ) -> Iterator[dg.AssetCheckResult]:
+        chosen = [by_asset[key.asset_key] for key in context.selected_asset_check_keys]
+        for checked in _checked(workspace, definition, chosen):
+            context.log.info(f"{checked.contract.name}: {checked.note.state}: {checked.note.why}.")
+            yield _result(checked, datetime.now(UTC))
+
+    return equal_to_source
+
+
+def _checked(
+    workspace: Workspace, definition: SourceDefinition, contracts: Sequence[TableContract]
+) -> list[Checked]:
+    own = Workspace.open(log_settings(workspace.settings, definition))
+    names = tuple(contract.name for contract in contracts)
+    try:
+        return check_source(own, Asked(names, own.settings.verify_rows))
+    except SourceUnavailable as error:
+        found = [
+            not_comparable(own, each, f"the source does not answer: {error.problem}") for each in contracts
+        ]
+    for each in found:
+        write_verified(own.home, each.contract, each.note)
+    return found
+
+
+def _result(checked: Checked, now: datetime) -> dg.AssetCheckResult:
+    note, contract = checked.note, checked.contract
+    through = note.through
+    fresh = through is not None and now - through.at <= STALE_AFTER
+    metadata: dict[str, dg.MetadataValue] = {
+        "state": dg.MetadataValue.text(note.state),
+        "rows_compared": dg.MetadataValue.int(note.rows),
+        "keys_changed_since_left_out": dg.MetadataValue.int(note.left_out),
+        "keys_differing": dg.MetadataValue.int(note.differing),
+        "seconds": dg.MetadataValue.float(note.seconds),
+    }
+    if through is not None:
+        metadata["verified_through_lsn"] = dg.MetadataValue.text(f"{through.lsn} of epoch {through.epoch}")
+        metadata["verified_through"] = dg.MetadataValue.timestamp(through.at)
+    personal = any(contract.column(name).personal for name in contract.key)
+    if checked.found is not None and checked.found.keys and not personal:
+        shown = [", ".join(key) for key in checked.found.keys[:_KEYS_SHOWN]]
+        metadata["keys"] = dg.MetadataValue.json(shown)
+    differs = note.state == DIFFERS
+    help_of = " Read them again: omnisupport-ingest verify --repair" if differs else ""
+    return dg.AssetCheckResult(
+        asset_key=keys.dimension_key(contract),
+        check_name=CHECK,
+        passed=not differs and (note.state != NOT_COMPARABLE or fresh),
+        severity=dg.AssetCheckSeverity.ERROR if differs else dg.AssetCheckSeverity.WARN,
+        description=f"{_capital(verified_in_words(note, now) or note.why)}.{help_of}",
+        metadata=metadata,
+    )
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _schedule(settings: Settings, source: str, job: str) -> dg.ScheduleDefinition:
+    minutes = settings.verify_minutes or _CADENCE_MINUTES
+    on = dg.DefaultScheduleStatus.RUNNING
+    off = dg.DefaultScheduleStatus.STOPPED
+
+    @dg.schedule(
+        name=f"verify_{source}_often",
+        job_name=job,
+        cron_schedule="0 * * * *" if minutes == 60 else f"*/{minutes} * * * *",
+        default_status=off if settings.verify_minutes is None else on,
+        description=f"Compares the dimensions of {source} with their source every {minutes} minutes. Off "
+        "until OMNISUPPORT_VERIFY_MINUTES is set, or somebody turns it on.",
+    )
+    def verify_often(
+        context: dg.ScheduleEvaluationContext, workspace: dg.ResourceParam[Workspace]
+    ) -> dg.RunRequest | dg.SkipReason:
+        if not workspace.landing(source).landed().count:
+            return dg.SkipReason(f"Nothing of {source} has landed.")
+        running = dg.RunsFilter(job_name=job, statuses=_UNFINISHED)
+        if context.instance.get_runs(running, limit=1):
+            return dg.SkipReason("The comparison before is still running.")
+        return dg.RunRequest()
+
+    return verify_often

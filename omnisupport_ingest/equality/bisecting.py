@@ -1,0 +1,178 @@
+"""Finding the keys that differ between two sides, by checksums of key ranges that get smaller. Pure.
+
+Both sides answer for all ranges of a step at once. A range that differs is cut again, until it is small
+enough to compare row by row, by two numbers for each row. So the cost is one look at everything, and after
+that only at what differs.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Protocol
+
+from omnisupport_ingest.contracts.row_checksum import (
+    Key,
+    KeySpan,
+    RowChecksum,
+    RowNumbers,
+)
+
+LEAF_ROWS = 4096
+"""A range of at most so many rows is compared row by row."""
+
+PARTS = 16
+"""Into so many a range that differs is cut."""
+
+STEPS = 4
+"""So often ranges are cut: enough for any table, and an end where many rows share a first key column."""
+
+MOST_ROWS = 200_000
+"""Rows of either side that are compared row by row; what differs beyond that is named by range."""
+
+
+class Side(Protocol):
+    """The rows of one table on one side."""
+
+    def sums(self, cuts: Sequence[str], spans: Sequence[KeySpan], /) -> list[RowChecksum]:
+        """The checksum of each range between ``cuts``, of rows in one of ``spans``."""
+
+    def numbers(self, spans: Sequence[KeySpan], /) -> Mapping[Key, RowNumbers]:
+        """The numbers of every row in ``spans``, by its key."""
+
+
+class CutSide(Side, Protocol):
+    """A side that can also say where to cut."""
+
+    def cuts(self, span: KeySpan, parts: int, /) -> list[str]:
+        """First key columns that part the rows in ``span`` into about as many even ranges, rising."""
+
+
+@dataclass(frozen=True, slots=True)
+class Differing:
+    """What differs. ``rows``: of the source, in everything compared. ``spans``: the smallest ranges that
+    differ. ``keys``: the keys that do, in order; where ``more``, not all of them.
+    """
+
+    rows: int
+    spans: tuple[KeySpan, ...] = ()
+    keys: tuple[Key, ...] = ()
+    more: bool = False
+
+    def without(self, same: Collection[Key]) -> Differing:
+        """Less the keys whose rows are the ``same`` value by value; nothing differs if no key is left."""
+        keys = tuple(key for key in self.keys if key not in same)
+        return replace(self, keys=keys) if keys or self.more else Differing(self.rows)
+
+
+def differing(source: Side, lake: CutSide, span: KeySpan, cuts: Sequence[str]) -> Differing:
+    """Compare the rows in ``span``, cut at ``cuts`` in it, which rise."""
+    edges = [span.start, *cuts, span.end]
+    spans = [KeySpan(start, end) for start, end in pairwise(edges)]
+    theirs, ours = _both(source, lake, cuts, [span])
+    rows = sum(each.rows for each in theirs)
+    wrong = {
+        each: max(one.rows, other.rows)
+        for each, one, other in zip(spans, theirs, ours, strict=True)
+        if one != other
+    }
+    for _ in range(STEPS):
+        large = [each for each, size in wrong.items() if size > LEAF_ROWS]
+        finer = {each: inner for each in large if (inner := lake.cuts(each, PARTS))}
+        if not finer:
+            break
+        within = _of_cut(source, lake, finer)
+        # In the order of keys, as the cuts must rise.
+        wrong = {
+            part: size
+            for each, whole in wrong.items()
+            for part, size in (within[each].items() if each in finer else ((each, whole),))
+        }
+    return _by_rows(source, lake, rows, wrong)
+
+
+def _both(
+    source: Side, lake: Side, cuts: Sequence[str], spans: Sequence[KeySpan]
+) -> tuple[list[RowChecksum], list[RowChecksum]]:
+    """The checksums of both sides, which work at the same time."""
+    with ThreadPoolExecutor(1, thread_name_prefix="checksums of the source") as pool:
+        theirs = pool.submit(source.sums, cuts, spans)
+        ours = lake.sums(cuts, spans)
+        return theirs.result(), ours
+
+
+def _of_cut(
+    source: Side, lake: CutSide, finer: Mapping[KeySpan, list[str]]
+) -> dict[KeySpan, dict[KeySpan, int]]:
+    """For each range, cut at the given places, its parts that differ, with their rows."""
+    inside = list(finer)
+    parts_of = {
+        span: [KeySpan(start, end) for start, end in pairwise([span.start, *inner, span.end])]
+        for span, inner in finer.items()
+    }
+    parts = [part for each in parts_of.values() for part in each]
+    # Parts come in the order of keys. Between two spans no row is asked for.
+    cuts = [part.start for part in parts if part.start is not None]
+    theirs, ours = _both(source, lake, cuts, inside)
+    place = {cut: number for number, cut in enumerate(cuts, start=1)}
+    wrong: dict[KeySpan, dict[KeySpan, int]] = {span: {} for span in inside}
+    for span, of_span in parts_of.items():
+        for part in of_span:
+            number = 0 if part.start is None else place[part.start]
+            if theirs[number] != ours[number]:
+                wrong[span][part] = max(theirs[number].rows, ours[number].rows)
+    return wrong
+
+
+def _by_rows(source: Side, lake: Side, rows: int, wrong: Mapping[KeySpan, int]) -> Differing:
+    chosen: list[KeySpan] = []
+    budget = MOST_ROWS
+    for span, size in wrong.items():
+        if size <= budget:
+            chosen.append(span)
+            budget -= size
+    keys: tuple[Key, ...] = ()
+    if chosen:
+        theirs, ours = source.numbers(chosen), lake.numbers(chosen)
+        keys = tuple(sorted(key for key in theirs.keys() | ours.keys() if theirs.get(key) != ours.get(key)))
+    # A row that the lake has twice has one key, and the checksum alone tells.
+    return Differing(rows, tuple(wrong), keys, more=len(chosen) < len(wrong) or bool(wrong and not keys))
+
+
+@dataclass(frozen=True)
+class Remaining:
+    """A side without the rows of some keys, which cannot be compared now.
+
+    ``left_out``: the numbers of those rows, as the side has them. ``whole_numbers``: the order of spans.
+    """
+
+    side: Side
+    left_out: Mapping[Key, RowNumbers]
+    whole_numbers: bool
+
+    def sums(self, cuts: Sequence[str], spans: Sequence[KeySpan], /) -> list[RowChecksum]:
+        """As the side has them, less what is left out."""
+        edges = [self._order(cut) for cut in cuts]
+        away: dict[int, list[RowNumbers]] = {}
+        for key, numbers in self.left_out.items():
+            if any(self._holds(span, key[0]) for span in spans):
+                away.setdefault(bisect_right(edges, self._order(key[0])), []).append(numbers)
+        found = self.side.sums(cuts, spans)
+        return [each.without(away.get(place, ())) for place, each in enumerate(found)]
+
+    def numbers(self, spans: Sequence[KeySpan], /) -> Mapping[Key, RowNumbers]:
+        """As the side has them, less what is left out."""
+        found = self.side.numbers(spans)
+        return {key: numbers for key, numbers in found.items() if key not in self.left_out}
+
+    def _holds(self, span: KeySpan, first: str) -> bool:
+        at = self._order(first)
+        return (span.start is None or at >= self._order(span.start)) and (
+            span.end is None or at < self._order(span.end)
+        )
+
+    def _order(self, first: str) -> tuple[int, str]:
+        return (int(first), "") if self.whole_numbers else (0, first)

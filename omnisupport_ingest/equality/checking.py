@@ -1,0 +1,251 @@
+"""Are source and dimensions the same at one LSN? By checksums of key ranges, for every table of a source.
+
+What differs is looked at a second time, at a later LSN: only a key that differs both times counts. So what is
+on its way, in any form that ``standing`` does not know, is never an alarm.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import duckdb
+import psycopg2
+
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.contracts.row_checksum import EVERY_KEY, KeySpan, by_number
+from omnisupport_ingest.equality.bisecting import Differing, Remaining, differing
+from omnisupport_ingest.equality.standing import MOST_LEFT_OUT, NotComparable, comparable
+from omnisupport_ingest.layers.quarantine_files import EventsGone
+from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.read.as_of import TableIncomplete
+from omnisupport_ingest.read.dimension_ranges import ROWS_BETWEEN_CUTS, DimensionRanges
+from omnisupport_ingest.read.verified import (
+    DIFFERS,
+    EQUAL,
+    NOT_COMPARABLE,
+    PART_EQUAL,
+    Moment,
+    Verified,
+    verified_of,
+    write_verified,
+)
+from omnisupport_ingest.sources.postgres.session.dsn import source_dsn
+from omnisupport_ingest.sources.postgres.session.errors import ColumnsNotSent, TableUnreadable
+from omnisupport_ingest.sources.postgres.slot.slot import SlotNotMade
+from omnisupport_ingest.sources.postgres.snapshot.source_ranges import SourceAt, source_at
+
+PATIENCE_SECONDS = 60.0
+"""How long to wait for transactions under way, and then for the lake."""
+
+_SCRATCH = "equality-"
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What a check of one table came to: its note, and the keys and ranges that differ."""
+
+    contract: TableContract
+    note: Verified
+    found: Differing | None = None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What to check: tables by name (all if empty), in parts of at most ``rows_at_once`` rows (None: whole).
+
+    ``patience`` in seconds. ``advance`` is called before the lake is waited for: without it capture and
+    pipeline must be running.
+    """
+
+    tables: Sequence[str] = ()
+    rows_at_once: int | None = None
+    patience: float = PATIENCE_SECONDS
+    advance: Callable[[], None] = lambda: None
+
+
+def check_source(workspace: Workspace, asked: Asked) -> list[Checked]:
+    """Check tables of the configured log source, and write down what is known now.
+
+    Raises ``SourceUnavailable`` and what connecting raises. Whatever else keeps a table from being compared
+    is in its note.
+    """
+    source = workspace.settings.source
+    contracts = [
+        each
+        for each in workspace.contracts.of_source(source)
+        if not asked.tables or each.name in asked.tables
+    ]
+    first = _Round(workspace, asked, {}).run(contracts)
+    suspects = {each.contract.name: each for each in first if each.note.state == DIFFERS}
+    if suspects:
+        again = _Round(workspace, asked, suspects).run([each.contract for each in suspects.values()])
+        second = {each.contract.name: each for each in again}
+        first = [_confirmed(each, second.get(each.contract.name)) for each in first]
+    for each in first:
+        write_verified(workspace.home, each.contract, each.note)
+    return first
+
+
+@dataclass(frozen=True)
+class _Round:
+    """One look at the source. ``suspects``: what differed in the round before, to be looked at alone."""
+
+    workspace: Workspace
+    asked: Asked
+    suspects: dict[str, Checked]
+
+    def run(self, contracts: Sequence[TableContract]) -> list[Checked]:
+        settings, done = self.workspace.settings, []
+        dsn = source_dsn(settings, self.workspace.home)
+        try:
+            with source_at(dsn, settings.publication, self.asked.patience) as source:
+                self.asked.advance()
+                deadline = time.monotonic() + self.asked.patience
+                for contract in contracts:
+                    done.append(self._table(contract, source, deadline))
+        except SlotNotMade:
+            why = f"transactions that may write are under way for more than {self.asked.patience:.0f} s"
+            done = [not_comparable(self.workspace, each, why) for each in contracts]
+        return done
+
+    def _table(self, contract: TableContract, source: SourceAt, deadline: float) -> Checked:
+        began = time.monotonic()
+        try:
+            return self._compared(contract, source, deadline, began)
+        except (NotComparable, TableIncomplete, EventsGone, ColumnsNotSent, TableUnreadable) as error:
+            why = error.problem
+        except psycopg2.Error as error:
+            # The message of a data error may quote a value.
+            why = f"the source refuses to work it out ({type(error).__name__}): see `preflight`"
+        except duckdb.Error as error:
+            why = f"the files of the dimension could not be read as they were ({type(error).__name__})"
+        return not_comparable(self.workspace, contract, why, time.monotonic() - began)
+
+    def _compared(self, contract: TableContract, source: SourceAt, deadline: float, began: float) -> Checked:
+        held = comparable(self.workspace, contract, source.lsn, deadline)
+        moment = Moment(held.epoch, source.lsn, source.at)
+        run = self.workspace.home.run
+        with (
+            TemporaryDirectory(prefix=f"{_SCRATCH}{os.getpid()}-", dir=run) as scratch,
+            DimensionRanges(contract, held.version.files, Path(scratch)) as lake,
+        ):
+            unresolved = lake.unresolved_keys(MOST_LEFT_OUT + 1)
+            if len(unresolved) > MOST_LEFT_OUT:
+                raise NotComparable(
+                    f"more than {MOST_LEFT_OUT:,} rows have columns that no accepted event carries",
+                    fix="omnisupport-ingest quarantine list",
+                )
+            left_out = {*held.moved, *unresolved}
+            lake.leave_out(held.moved)
+            rows = source.table(contract)
+            remaining = Remaining(rows, rows.numbers_of(left_out), by_number(contract))
+            cuts = lake.even_cuts()
+            span = self._span(contract, cuts)
+            inner = [cut for cut in cuts[1:] if _inside(span, cut, by_number(contract))]
+            found = differing(remaining, lake, span, inner)
+            if found.keys:
+                files = rows.write_rows(found.keys, Path(scratch))
+                found = found.without(set().union(*(lake.same_rows(file) for file in files)))
+        note = self._note(contract, moment, span, found)
+        note = replace(note, left_out=len(held.moved), seconds=round(time.monotonic() - began, 2))
+        if note.state in (EQUAL, PART_EQUAL) and unresolved:
+            held_back = f"{len(unresolved):,} row{'s' * (len(unresolved) != 1)}"
+            why = f"all other rows are equal, and {held_back} wait for a decision: quarantine list"
+            note = replace(not_comparable(self.workspace, contract, why, note.seconds).note, rows=found.rows)
+        return Checked(contract, note, found)
+
+    def _span(self, contract: TableContract, cuts: Sequence[str]) -> KeySpan:
+        """The keys to compare: all, what differed before, or the next part."""
+        if contract.name in self.suspects:
+            found = self.suspects[contract.name].found
+            spans = found.spans if found is not None else ()
+            return KeySpan(spans[0].start, spans[-1].end) if spans else EVERY_KEY
+        most = self.asked.rows_at_once
+        if most is None or len(cuts) * ROWS_BETWEEN_CUTS <= most:
+            return EVERY_KEY
+        before = verified_of(self.workspace.home, contract)
+        start = before.resume_at if before is not None else None
+        order = int if by_number(contract) else str
+        place = 0 if start is None else bisect_left([order(cut) for cut in cuts], order(start))
+        end = place + max(1, most // ROWS_BETWEEN_CUTS)
+        return KeySpan(start, cuts[end] if end < len(cuts) else None)
+
+    def _note(self, contract: TableContract, moment: Moment, span: KeySpan, found: Differing) -> Verified:
+        before = verified_of(self.workspace.home, contract)
+        through, began = (before.through, before.round) if before is not None else (None, None)
+        note = Verified(contract.name, EQUAL, datetime.now(UTC), found.rows, through=through)
+        if found.spans:
+            why = f"{_differ(found)} from the source at LSN {moment.lsn}"
+            return replace(
+                note,
+                state=DIFFERS,
+                differing=len(found.keys),
+                why=why,
+                round=began,
+                resume_at=before.resume_at if before is not None else None,
+            )
+        if span == EVERY_KEY:
+            return replace(note, through=moment, why=f"equal to the source at LSN {moment.lsn}")
+        began = moment if span.start is None or began is None else began
+        if span.end is None:
+            # Each part was equal at this LSN or a later one.
+            return replace(note, through=began, why=f"equal to the source at LSN {began.lsn}, by parts")
+        why = f"the part that was compared is equal to the source at LSN {moment.lsn}"
+        return replace(note, state=PART_EQUAL, why=why, round=began, resume_at=span.end)
+
+
+def not_comparable(workspace: Workspace, contract: TableContract, why: str, seconds: float = 0.0) -> Checked:
+    """The result for a table that cannot be compared now, for the reason ``why``; what was known stays."""
+    before = verified_of(workspace.home, contract)
+    note = before or Verified(contract.name, NOT_COMPARABLE, datetime.now(UTC))
+    note = replace(
+        note,
+        state=NOT_COMPARABLE,
+        checked_at=datetime.now(UTC),
+        rows=0,
+        left_out=0,
+        differing=0,
+        why=why,
+        seconds=round(seconds, 2),
+    )
+    return Checked(contract, note)
+
+
+def _inside(span: KeySpan, cut: str, whole_numbers: bool) -> bool:
+    order: Callable[[str], int | str] = int if whole_numbers else str
+    above = span.start is None or order(cut) > order(span.start)  # type: ignore[operator]
+    return above and (span.end is None or order(cut) < order(span.end))  # type: ignore[operator]
+
+
+def _differ(found: Differing) -> str:
+    """The rows that differ, with the verb."""
+    if not found.keys:
+        ranges = len(found.spans)
+        return f"rows in {ranges:,} key range{'s' * (ranges != 1)} differ"
+    rows = len(found.keys)
+    verb = "differs" if rows == 1 and not found.more else "differ"
+    return f"{'more than ' * found.more}{rows:,} row{'s' * (rows != 1)} {verb}"
+
+
+def _confirmed(first: Checked, second: Checked | None) -> Checked:
+    """The result where ``second`` looked again at what differed."""
+    if second is None or first.found is None:
+        return first
+    if second.found is not None and second.note.state == DIFFERS:
+        keys = tuple(key for key in first.found.keys if key in set(second.found.keys))
+        more = first.found.more and second.found.more
+        if keys or more:
+            found = replace(second.found, keys=keys, more=more)
+            why = f"{_differ(found)} from the source, at two LSNs after one another"
+            return Checked(first.contract, replace(first.note, why=why, differing=len(keys)), found)
+    why = "what differed did not do so when it was looked at again; it was on its way"
+    if second.note.state == NOT_COMPARABLE:
+        why = f"what differed cannot be looked at again yet: {second.note.why}"
+    return Checked(first.contract, replace(first.note, state=NOT_COMPARABLE, why=why, differing=0))

@@ -1,0 +1,195 @@
+"""Checksums of key ranges of one version of a dimension, worked out by DuckDB from its files.
+
+They are those that the server works out for the same rows (``row_checksum``). Rows whose keys are left out,
+because they cannot be compared now, are in none of them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+
+import duckdb
+
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.contracts.row_checksum import (
+    NO_ROWS,
+    Key,
+    KeySpan,
+    RowChecksum,
+    RowNumbers,
+    by_number,
+    checked_columns,
+    living_alone,
+)
+from omnisupport_ingest.read.lake_checksum import first_key, is_at_source, row_digest, row_number
+from omnisupport_ingest.read.row_equality import (
+    equal,
+    key_part,
+    listed,
+    not_marked,
+    same_key,
+    select_lake,
+    select_source,
+    text,
+)
+
+_MEMORY = "1GB"
+"""What DuckDB may take; beyond, it writes to the scratch folder."""
+
+ROWS_BETWEEN_CUTS = 8192
+"""About so many rows lie between two cuts of ``even_cuts``: a file of a dimension has about twice as many."""
+
+
+class DimensionRanges:
+    """The rows of one dimension that the source has, by what the lake knows; as a context."""
+
+    def __init__(self, contract: TableContract, files: Sequence[str], scratch: Path) -> None:
+        """``files``: of the dimension. ``scratch``: a folder for what memory has no room for."""
+        self._contract, self._files = contract, tuple(files)
+        self._connection = duckdb.connect()
+        self._connection.execute("SET TimeZone = 'UTC'")
+        self._connection.execute(f"SET memory_limit = '{_MEMORY}'")
+        self._connection.execute(f"SET temp_directory = {text(str(scratch / 'spill'))}")
+        self._connection.execute(f"CREATE VIEW lake AS {select_lake(contract, files)}")
+        parts = ", ".join(f"{part} VARCHAR" for part in self._parts)
+        self._connection.execute(f"CREATE TABLE left_out ({parts})")
+        self._leaves_out = False
+
+    def __enter__(self) -> DimensionRanges:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+
+    def leave_out(self, keys: Iterable[Key]) -> None:
+        """Leave out the rows with ``keys`` from now on."""
+        rows = list(keys)
+        if rows:
+            marks = ", ".join("?" * len(self._parts))
+            self._connection.executemany(f"INSERT INTO left_out VALUES ({marks})", rows)
+            self._leaves_out = True
+
+    def unresolved_keys(self, most: int) -> list[Key]:
+        """The keys of rows that are not known for certain, ``most`` of them: they wait for a person.
+
+        Such rows are in no checksum.
+        """
+        parts = ", ".join(f"coalesce({part}, '')" for part in self._parts)
+        query = f"SELECT {parts} FROM lake l WHERE len(l._cdc_unresolved) > 0 LIMIT {most}"
+        return [tuple(each) for each in self._connection.execute(query).fetchall()]
+
+    def even_cuts(self) -> list[str]:
+        """First key columns of rows, rising, with about ``ROWS_BETWEEN_CUTS`` rows from one to the next.
+
+        The files are ordered by key, so every so-many-th row of each is taken.
+        """
+        if not self._files:
+            return []
+        files = f"read_parquet({listed(self._files)}, union_by_name = true, file_row_number = true)"
+        query = (
+            f"SELECT DISTINCT {first_key(self._contract)} AS k FROM {files} l"
+            f" WHERE file_row_number % {ROWS_BETWEEN_CUTS} = 0 AND k IS NOT NULL ORDER BY k"
+        )
+        return [str(key) for (key,) in self._connection.execute(query).fetchall()]
+
+    def cuts(self, span: KeySpan, parts: int) -> list[str]:
+        """First key columns that part the rows in ``span`` into about as many even ranges, rising."""
+        rows = f"SELECT {first_key(self._contract)} AS k FROM lake l WHERE {self._within([span])}"
+        placed = f"SELECT k, row_number() OVER (ORDER BY k) AS place, count(*) OVER () AS rows FROM ({rows})"
+        found = self._connection.execute(
+            f"SELECT DISTINCT k FROM ({placed}) WHERE place % greatest(rows // {parts}, 1) = 0 ORDER BY k"
+        ).fetchall()
+        return [str(key) for (key,) in found if str(key) != span.start]
+
+    def sums(self, cuts: Sequence[str], spans: Sequence[KeySpan]) -> list[RowChecksum]:
+        """The checksum of each range between ``cuts``, which rise, of rows in one of ``spans``.
+
+        The first range lies below all cuts, the next one begins with the first cut.
+        """
+        # Numbers before the join, which sorts: they are a third of what digests are.
+        rows = self._hashed(f"{first_key(self._contract)} AS k", spans)
+        numbers = f"{row_number('digest', 1)} AS first, {row_number('digest', 2)} AS second"
+        rows = f"SELECT k, {numbers} FROM ({rows})"
+        placed = f"SELECT 0 AS place, first, second FROM ({rows})"
+        if cuts:
+            kind = "BIGINT" if by_number(self._contract) else "VARCHAR"
+            values = ", ".join(f"({self._literal(cut)}, {place})" for place, cut in enumerate(cuts, start=1))
+            cut = f"(SELECT k::{kind} AS k, place FROM (VALUES {values}) AS v(k, place)) c"
+            joined = f"({rows}) h ASOF LEFT JOIN {cut} ON h.k >= c.k"
+            placed = f"SELECT coalesce(place, 0) AS place, first, second FROM {joined}"
+        found = [NO_ROWS] * (len(cuts) + 1)
+        for place, *of_place in self._connection.execute(
+            "SELECT place, count(*), sum(first::HUGEINT)::VARCHAR, sum(second::HUGEINT)::VARCHAR"
+            f" FROM ({placed}) GROUP BY place"
+        ).fetchall():
+            found[place] = RowChecksum(*map(int, of_place))
+        return found
+
+    def numbers(self, spans: Sequence[KeySpan]) -> dict[Key, RowNumbers]:
+        """The numbers of every row in ``spans``, by its key."""
+        numbers = ", ".join(row_number("digest", number) for number in (1, 2))
+        parts = ", ".join(self._parts)
+        query = f"SELECT {parts}, {numbers} FROM ({self._hashed(parts, spans)})"
+        found = self._connection.execute(query).fetchall()
+        return {tuple(key): (first, second) for *key, first, second in found}
+
+    def same_rows(self, rows: Path) -> set[Key]:
+        """The keys of rows of the source in the file ``rows`` (``write_text_rows``) that the lake has with
+        equal values. A value has another text here now and then, and so another checksum."""
+        contract = self._contract
+        parts = ", ".join(f"s.{part}" for part in self._parts)
+        alike = [equal(column) for column in checked_columns(contract)]
+        there = f"NOT (l._cdc_is_deleted AND {not_marked(contract)})"
+        found = self._connection.execute(
+            f"SELECT {parts} FROM ({select_source(contract, rows)}) s"
+            f" JOIN lake l ON {same_key(contract, 's', 'l')}"
+            f" WHERE {' AND '.join([there, 'len(l._cdc_unresolved) = 0', *alike])}"
+            f" GROUP BY ALL HAVING count(*) = 1"
+        ).fetchall()
+        return {tuple(key) for key in found}
+
+    def _hashed(self, columns: str, spans: Sequence[KeySpan]) -> str:
+        """SQL: ``columns`` of the rows in ``spans``, with their digests."""
+        digest = row_digest(checked_columns(self._contract))
+        return f"SELECT {columns}, {digest} AS digest FROM lake l WHERE {self._there(spans)}"
+
+    @property
+    def _parts(self) -> list[str]:
+        return [key_part(number) for number in range(len(self._contract.key))]
+
+    def _there(self, spans: Sequence[KeySpan]) -> str:
+        there = "NOT l._cdc_is_deleted" if living_alone(self._contract) else is_at_source(self._contract)
+        # A row that is not known for certain has perhaps no key that could be left out.
+        conditions = [self._within(spans), there, "len(l._cdc_unresolved) = 0"]
+        if self._leaves_out:
+            same = " AND ".join(f"o.{part} = l.{part}" for part in self._parts)
+            conditions.append(f"NOT EXISTS (SELECT 1 FROM left_out o WHERE {same})")
+        return " AND ".join(conditions)
+
+    def _within(self, spans: Sequence[KeySpan]) -> str:
+        key, found = first_key(self._contract), []
+        for span in spans:
+            bounds = [
+                f"{key} {compared} {self._literal(bound)}"
+                for bound, compared in ((span.start, ">="), (span.end, "<"))
+                if bound is not None
+            ]
+            if not bounds:
+                return "true"
+            found.append(f"({' AND '.join(bounds)})")
+        return f"({' OR '.join(found)})" if found else "true"
+
+    def _literal(self, bound: str) -> str:
+        return f"{int(bound)}" if by_number(self._contract) else text(bound)
+
+
+def keys_of_events(contract: TableContract, events: str, most: int) -> list[Key]:
+    """The keys of ``events`` (SQL with a column ``key``, JSON arrays), once each, at most ``most``."""
+    with duckdb.connect() as connection:
+        found = connection.execute(
+            f"SELECT DISTINCT key FROM ({events}) WHERE key IS NOT NULL LIMIT {most}"
+        ).fetchall()
+    keys: Collection[Key] = {tuple(str(part) for part in json.loads(key)) for (key,) in found}
+    return [key for key in keys if len(key) == len(contract.key)]

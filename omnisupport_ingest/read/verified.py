@@ -1,0 +1,78 @@
+"""What is known of each table: equal to its source at which LSN, and what the last check came to.
+
+A note for each table in the folder ``verified`` of the home. The freshness of a table may be judged by it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.durable import replace
+from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.foreign import Unreadable
+from omnisupport_ingest.home import Home
+from omnisupport_ingest.json_values import read_note, to_plain
+from omnisupport_ingest.position import Lsn
+
+EQUAL, PART_EQUAL, DIFFERS, NOT_COMPARABLE = "equal", "part equal", "differs", "not comparable yet"
+
+_FOLDER = "verified"
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A state of the source: its LSN in an epoch of ours, and its own clock when it was read."""
+
+    epoch: int
+    lsn: Lsn
+    at: datetime
+
+    def __str__(self) -> str:
+        return f"LSN {self.lsn}"
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """The note of one table.
+
+    ``state`` of the last check, ``why`` in words for a person. ``rows`` of the source were compared, without
+    the ``left_out`` ones, which changed meanwhile; ``differing`` keys differ. ``through``: where the whole
+    table was equal last. Of a table that is taken in parts, ``round`` is where the first part was read, and
+    ``resume_at`` the first key column that the next part begins with.
+    """
+
+    table: str
+    state: str
+    checked_at: datetime
+    rows: int = 0
+    left_out: int = 0
+    differing: int = 0
+    why: str = ""
+    seconds: float = 0.0
+    through: Moment | None = None
+    round: Moment | None = None
+    resume_at: str | None = None
+
+
+def verified_of(home: Home, contract: TableContract) -> Verified | None:
+    """The note of a table; None if it was never checked, or the note cannot be read: it is made again."""
+    try:
+        return read_note(Verified, _file(home, contract))
+    except (OSError, Unreadable):
+        return None
+
+
+def write_verified(home: Home, contract: TableContract, note: Verified) -> None:
+    """Replace the note of a table, durable on return."""
+    file = _file(home, contract)
+    with gate("home.verified", contract.name):
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        replace(file, json.dumps(to_plain(note), indent=2).encode() + b"\n")
+
+
+def _file(home: Home, contract: TableContract) -> Path:
+    return home.path / _FOLDER / contract.source / f"{contract.name}.json"

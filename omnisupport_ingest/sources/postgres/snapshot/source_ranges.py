@@ -1,0 +1,203 @@
+"""Checksums of key ranges, worked out by the server at one LSN: no row comes over the wire.
+
+A read-only transaction takes over the snapshot that a temporary slot exports, and outlives the slot: so the
+server keeps no WAL for it, and ranges can be asked for again, smaller each time, at the same LSN. Each
+question reads its rows once, on one core.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import psycopg2
+from psycopg2.extensions import connection as Connection
+
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.contracts.row_checksum import (
+    Key,
+    KeySpan,
+    RowChecksum,
+    RowNumbers,
+    by_number,
+    checked_columns,
+    living_alone,
+)
+from omnisupport_ingest.key_range import INTEGER, TEXT, UUID
+from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.sources.postgres.catalog.relations import read_relation
+from omnisupport_ingest.sources.postgres.session.connection import connect, source_errors
+from omnisupport_ingest.sources.postgres.session.quoting import identifier, literal
+from omnisupport_ingest.sources.postgres.slot.slot import consistent_snapshot
+from omnisupport_ingest.sources.postgres.snapshot.comparison_rows import hashed, row_number, write_text_rows
+from omnisupport_ingest.sources.postgres.snapshot.key_ranges import by_bytes, kinds_of, source_of_rows
+
+_KEYS_AT_ONCE = 1000
+_FORMS = {
+    "bigint": re.compile(r"[+-]?[0-9]{1,18}"),
+    "uuid": re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"),
+}
+
+
+@dataclass(frozen=True)
+class SourceAt:
+    """The source as it was at ``lsn``, ``at`` by its own clock. ``publication`` says which rows it sends."""
+
+    connection: Connection
+    publication: str
+    lsn: Lsn
+    at: datetime
+
+    def table(self, contract: TableContract) -> SourceRanges:
+        """Return the rows of one table. Raises as ``read_relation``."""
+        relation = read_relation(self.connection, self.publication, contract)
+        first = contract.key[0]
+        kind = kinds_of(relation, (first,))[0]
+        ordered = kind in (INTEGER, UUID) or (kind == TEXT and by_bytes(self.connection, contract, first))
+        # Ordered otherwise than by its bytes, a column is compared by its text, for which it has no index.
+        column = identifier(first) if ordered else f'concat({identifier(first)}) COLLATE "C"'
+        cast = "bigint" if by_number(contract) else "uuid" if kind == UUID else "text"
+        rows = source_of_rows(contract.schema, contract.table, relation)
+        return SourceRanges(self.connection, contract, rows, column, cast)
+
+
+@contextmanager
+def source_at(dsn: str, publication: str, patience: float) -> Iterator[SourceAt]:
+    """Open the source at the LSN of this moment. ``SlotNotMade`` if transactions that may write are still
+    under way after ``patience`` s, and as ``consistent_snapshot``.
+    """
+    stop = threading.Event()
+    timer = threading.Timer(patience, stop.set)
+    timer.start()
+    connection = connect(dsn)
+    try:
+        with (
+            consistent_snapshot(dsn, stop) as (lsn, snapshot),
+            source_errors("reading the source at one LSN"),
+            connection.cursor() as cursor,
+        ):
+            cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            cursor.execute(f"SET TRANSACTION SNAPSHOT {literal(snapshot)}")
+            # One core of the server, however long it takes.
+            cursor.execute("SET LOCAL max_parallel_workers_per_gather = 0")
+            cursor.execute("SET LOCAL jit = off")
+            cursor.execute("SELECT clock_timestamp()")
+            (at,) = cursor.fetchone()
+        yield SourceAt(connection, publication, lsn, at)
+    finally:
+        timer.cancel()
+        with suppress(psycopg2.Error):
+            connection.close()
+
+
+@dataclass(frozen=True)
+class SourceRanges:
+    """The rows of one table. ``rows`` stands behind FROM, ``column`` is what spans are of, as ``cast``."""
+
+    connection: Connection
+    contract: TableContract
+    rows: str
+    column: str
+    cast: str
+
+    def sums(self, cuts: Sequence[str], spans: Sequence[KeySpan]) -> list[RowChecksum]:
+        """Return the checksum of each range between ``cuts``, which rise, of rows in one of ``spans``.
+
+        The first range lies below all cuts, the next one begins with the first cut.
+        """
+        listed = ", ".join(literal(cut) for cut in cuts)
+        bucket = f"width_bucket(k, ARRAY[{listed}]::{self.cast}[])" if cuts else "0"
+        rows = self._hashed(self._where(spans), k=self._value)
+        sums = ", ".join(f"sum({row_number(number)})::text" for number in (1, 2))
+        query = f"SELECT {bucket}, count(*), {sums} FROM ({rows}) AS hashed GROUP BY 1"
+        found = [RowChecksum(0, 0, 0)] * (len(cuts) + 1)
+        for number, *of_range in self._ask(query):
+            found[number] = RowChecksum(*map(int, of_range))
+        return found
+
+    def numbers(self, spans: Sequence[KeySpan]) -> dict[Key, RowNumbers]:
+        """Return the numbers of every row in ``spans``, by its key."""
+        return self._numbers(self._where(spans))
+
+    def numbers_of(self, keys: Collection[Key]) -> dict[Key, RowNumbers]:
+        """Return the numbers of the rows with ``keys``, as far as there are any."""
+        found: dict[Key, RowNumbers] = {}
+        for where in self._with_keys(keys):
+            found |= self._numbers(where)
+        return found
+
+    def write_rows(self, keys: Collection[Key], folder: Path) -> list[Path]:
+        """Write the rows with ``keys`` to files in ``folder`` (``write_text_rows``), for their owner only."""
+        files = []
+        for number, where in enumerate(self._with_keys(keys)):
+            files.append(folder / f"rows-{number}.parquet")
+            with source_errors(f"reading rows of {self.contract.full_name}"):
+                write_text_rows(self.connection, self.contract, f"{self.rows}{where}", files[-1])
+        return files
+
+    def _with_keys(self, keys: Collection[Key]) -> Iterator[str]:
+        """The conditions of the rows with ``keys``, some at a time."""
+        wanted = [key for key in sorted(keys) if self._may_be(key)]
+        names = self.contract.key
+        for start in range(0, len(wanted), _KEYS_AT_ONCE):
+            some = wanted[start : start + _KEYS_AT_ONCE]
+            # The value for the index, the texts for what the types of the contract do not tell.
+            firsts = ", ".join(f"{literal(key[0])}::{self.cast}" for key in some)
+            condition = f"{self._value} IN ({firsts})"
+            if len(names) > 1:
+                texts = ", ".join(literal(json.dumps(key)) for key in some)
+                whole = ", ".join(f"concat({identifier(name)})" for name in names)
+                array = f"array_to_json(ARRAY[{whole}])::jsonb"
+                condition += f" AND {array} = ANY(ARRAY[{texts}]::jsonb[])"
+            yield f" WHERE {condition}{self._alive}"
+
+    def _numbers(self, where: str) -> dict[Key, RowNumbers]:
+        keys = ", ".join(f"concat({identifier(name)})" for name in self.contract.key)
+        rows = self._hashed(where, key=f"ARRAY[{keys}]::text[]")
+        query = f"SELECT key, {row_number(1)}, {row_number(2)} FROM ({rows}) AS hashed"
+        return {tuple(key): (first, second) for key, first, second in self._ask(query)}
+
+    @property
+    def _value(self) -> str:
+        return f"{self.column}::bigint" if self.cast == "bigint" else self.column
+
+    def _hashed(self, where: str, **kept: str) -> str:
+        columns = checked_columns(self.contract)
+        return hashed(self.connection, columns, f"{self.rows}{where}", **kept)
+
+    def _where(self, spans: Sequence[KeySpan]) -> str:
+        found = []
+        for span in spans:
+            bounds = [
+                f"{self.column} {compared} {literal(bound)}::{self.cast}"
+                for bound, compared in ((span.start, ">="), (span.end, "<"))
+                if bound is not None
+            ]
+            found.append(f"({' AND '.join(bounds)})" if bounds else "true")
+        return f" WHERE ({' OR '.join(found)}){self._alive}"
+
+    @property
+    def _alive(self) -> str:
+        mark = self.contract.soft_delete_column
+        if mark is None or not living_alone(self.contract):
+            return ""
+        return f" AND {identifier(mark)} IS NULL"
+
+    def _may_be(self, key: Key) -> bool:
+        """Whether the server can compare ``key``: that of a withheld event may be none of the table's."""
+        form = _FORMS.get(self.cast)
+        return len(key) == len(self.contract.key) and (form is None or form.fullmatch(key[0]) is not None)
+
+    def _ask(self, query: str) -> list[tuple[Any, ...]]:
+        about = self.contract.full_name
+        with source_errors(f"working out checksums of {about}"), self.connection.cursor() as cursor:
+            cursor.execute(query)
+            found: list[tuple[Any, ...]] = cursor.fetchall()
+        return found

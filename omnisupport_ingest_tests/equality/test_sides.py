@@ -1,0 +1,85 @@
+"""Server and lake have the same checksums of the same ranges, whatever the type of key and values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from omnisupport_ingest.contracts.row_checksum import EVERY_KEY, KeySpan
+from omnisupport_ingest.equality.bisecting import Differing, differing
+from omnisupport_ingest.read.dimension_ranges import DimensionRanges
+from omnisupport_ingest.sources.postgres.slot.slot import SlotNotMade
+from omnisupport_ingest.sources.postgres.snapshot.source_ranges import SourceRanges, source_at
+from omnisupport_ingest_tests.sources.postgres.snapshot.test_row_checksum import CONTRACT, ROWS, lake_of
+from omnisupport_ingest_tests.sources.postgres.snapshot.test_row_checksum import things as things
+from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest
+
+CHANGED = "SELECT * REPLACE (CASE id WHEN 9 THEN 'other' ELSE title END AS title) FROM rows WHERE id <> 11"
+
+
+@contextmanager
+def sides(
+    things: SourceUnderTest, folder: Path, key: str, change: str = "SELECT * FROM rows"
+) -> Iterator[tuple[SourceRanges, DimensionRanges]]:
+    """Both sides of the table, as if ``key`` were its key."""
+    contract = replace(CONTRACT, key=(key,))
+    keyed = f"SELECT * REPLACE (to_json([{key}::VARCHAR])::VARCHAR AS _cdc_key) FROM ({change})"
+    lake_of(things, folder, keyed).close()
+    with (
+        source_at(things.dsn, things.slot, 20.0) as source,
+        DimensionRanges(contract, [str(folder / "lake.parquet")], folder) as lake,
+    ):
+        yield source.table(contract), lake
+
+
+@pytest.mark.parametrize("key", ["id", "title", "day", "code"])
+def test_ranges_of_keys_of_any_type_have_one_checksum_on_both_sides(
+    things: SourceUnderTest, tmp_path: Path, key: str
+) -> None:
+    things.sql(f"DELETE FROM things WHERE {key} IS NULL")
+    with sides(things, tmp_path, key) as (source, lake):
+        cuts = lake.cuts(EVERY_KEY, 7)
+        assert len(cuts) > 4
+        theirs, ours = source.sums(cuts, [EVERY_KEY]), lake.sums(cuts, [EVERY_KEY])
+        assert theirs == ours and sum(each.rows for each in ours) >= ROWS - 1
+        some = [KeySpan(None, cuts[1]), KeySpan(cuts[2], cuts[3]), KeySpan(cuts[-1], None)]
+        assert source.sums(cuts, some) == lake.sums(cuts, some)
+        assert source.numbers(some) == lake.numbers(some)
+        found = source.numbers(some)
+        assert source.numbers_of(found) == found
+
+
+def test_what_differs_is_named_and_rows_that_are_equal_value_by_value_are_told(
+    things: SourceUnderTest, tmp_path: Path
+) -> None:
+    with sides(things, tmp_path, "id", CHANGED) as (source, lake):
+        assert differing(source, lake, EVERY_KEY, lake.cuts(EVERY_KEY, 5)) == Differing(
+            ROWS, differing(source, lake, EVERY_KEY, lake.cuts(EVERY_KEY, 5)).spans, (("11",), ("9",))
+        )
+        (file,) = source.write_rows([("9",), ("10",), ("11",), ("-3",)], tmp_path)
+        assert lake.same_rows(file) == {("10",), ("-3",)}
+
+
+def test_rows_that_are_left_out_or_not_known_for_certain_are_in_no_checksum(
+    things: SourceUnderTest, tmp_path: Path
+) -> None:
+    unknown = "SELECT * REPLACE (CASE id WHEN 9 THEN ['title'] ELSE [] END AS _cdc_unresolved) FROM rows"
+    with sides(things, tmp_path, "id", unknown) as (source, lake):
+        lake.leave_out([("10",), ("12",)])
+        assert lake.unresolved_keys(5) == [("9",)]
+        (ours,) = lake.sums([], [EVERY_KEY])
+        (theirs,) = source.sums([], [EVERY_KEY])
+        away = source.numbers_of([("9",), ("10",), ("12",), ("no number",)])
+        assert len(away) == 3 and theirs.without(list(away.values())) == ours
+
+
+def test_a_transaction_that_stays_open_ends_the_wait_for_an_lsn(things: SourceUnderTest) -> None:
+    with things.connected() as writer, writer.cursor() as cursor:
+        cursor.execute("BEGIN; UPDATE things SET title = 'open' WHERE id = 1")
+        with pytest.raises(SlotNotMade), source_at(things.dsn, things.slot, 0.5):
+            pass
+        cursor.execute("ROLLBACK")
