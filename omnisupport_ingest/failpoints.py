@@ -72,6 +72,7 @@ GATES: dict[str, Gate] = {
         _gate("kafka.mirror", "the offsets told to the consumer group"),
         _gate("query.state", "how far a source has been read by its cursors"),
         _gate("pii.tokens", "the tokens of values, before a table has them"),
+        _gate("pii.subject_keys", "keys of subjects before a file has values, and that a key is gone"),
         _gate("landing.clear", "what a dead writer left is gone"),
         _gate("lake.table", "a new Delta table"),
         _gate("lake.columns", "columns added to a Delta table"),
