@@ -44,7 +44,7 @@ def read_at_rest(
             raise refused(
                 path,
                 f"x-cdc.pii.{column.name}",
-                "is of a column that may not be NULL, and a value is NULL once its subject's key is destroyed",
+                "is of a column that may not be NULL, and it is NULL once its subject's key is destroyed",
                 f"Take {column.name} out of required. The source may keep its NOT NULL.",
             )
     return subject

@@ -69,8 +69,7 @@ def encrypt_images(
     while places:
         left = images.take(pa.array(places, pa.int64()))
         names = _names(left[0].as_py())
-        found = pc.extract_regex(left, _regex(names, split)) if names else None
-        if not names or not found[0].is_valid:
+        if not names or not (found := pc.extract_regex(left, _regex(names, split)))[0].is_valid:
             done[places[0]] = _one(left[0].as_py(), rows[places[0]].as_py(), split, of, keys_of)
             places = places[1:]
             continue

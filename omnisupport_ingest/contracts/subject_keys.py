@@ -216,6 +216,11 @@ class SubjectKeys:
             draft.unlink(missing_ok=True)
 
 
+def row_subject(table: str) -> str:
+    """The name of the subjects that the rows of ``table`` are which do not say whose they are."""
+    return f"row of {table}"
+
+
 _TABLES = """
 CREATE TABLE store (one INTEGER PRIMARY KEY CHECK (one = 1), secret BLOB NOT NULL);
 CREATE TABLE keys (id BLOB PRIMARY KEY, secret BLOB, destroyed_at TEXT) WITHOUT ROWID;

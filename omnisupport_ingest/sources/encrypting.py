@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from omnisupport_ingest.contracts.at_rest import readable_columns
 from omnisupport_ingest.contracts.encrypted_images import Split, encrypt_images
 from omnisupport_ingest.contracts.model import TableContract
-from omnisupport_ingest.contracts.subject_keys import SubjectKey, SubjectKeys
+from omnisupport_ingest.contracts.subject_keys import SubjectKey, SubjectKeys, row_subject
 
 _IMAGES = ("before", "after")
 _KEYLESS = pa.array(["t", "b", "m"])
@@ -80,7 +80,7 @@ class EncryptedLanding:
 
     def _keys_of(self, contract: TableContract, whose: Sequence[tuple[bool, str]]) -> list[SubjectKey]:
         assert contract.subject is not None, "its values are encrypted"
-        names = {True: contract.subject.name, False: row_subject(contract)}
+        names = {True: contract.subject.name, False: row_subject(contract.full_name)}
         wanted = [(names[named], text) for named, text in whose]
         with self._lock:
             new = [each for each in wanted if each not in self._known]
@@ -90,8 +90,3 @@ class EncryptedLanding:
                     self._known = {each: self._known[each] for each in wanted if each in self._known}
                 self._known |= dict(zip(new, found, strict=True))
             return [self._known[each] for each in wanted]
-
-
-def row_subject(contract: TableContract) -> str:
-    """The name of the subjects that rows of the table are where they do not say whose they are."""
-    return f"row of {contract.full_name}"

@@ -1,4 +1,4 @@
-"""Images of which the personal part is encrypted: what is readable, what comes back, what is the same anew."""
+"""Images of which a part is encrypted: what is readable, what comes back, what is the same again."""
 
 from __future__ import annotations
 
