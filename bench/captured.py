@@ -21,6 +21,7 @@ from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres.capture.capture import capture_once
+from omnisupport_ingest.sources.postgres.slot.home_identity import HomeIdentity
 
 
 def main() -> None:
@@ -28,6 +29,8 @@ def main() -> None:
     settings = Settings(_env_file=None, home=Path(folder), source_dsn=SecretStr(dsn))
     home = Home.open(settings.home, settings.window_size)
     contracts = load_contracts(Path(contracts_folder))
+    # A run may go on in a copy of a home, whose slot is a copy too.
+    HomeIdentity(home).adopt({})
     landed: list[Manifest] = []
     began, cpu = time.monotonic(), sum(os.times()[:2])
     capture_once(settings, home, contracts, Lsn.parse(until), landed.append)

@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from bench.capture import _UNREAD, _copy_slot, _end_of_wal
+from bench.capture import UNREAD, copy_slot, end_of_wal
 from bench.report import Run, alternate, conclude
 from bench.source import SLOT, Source, change_tickets, source
 from omnisupport_ingest.contracts.load import default_contracts_dir
@@ -33,10 +33,10 @@ def main(changes: int, repeats: int, subject: str) -> None:
         click.echo(f"Making {changes:,} changes …", err=True)
         plain = _contracts(server.folder / "plain", subject=None)
         encrypted = _contracts(server.folder / "encrypted", subject=subject)
-        server.capture(server.folder / "home", _end_of_wal(server), plain)
-        _copy_slot(server, SLOT, _UNREAD)
+        server.capture(server.folder / "home", end_of_wal(server), plain)
+        copy_slot(server, SLOT, UNREAD)
         made = change_tickets(server, changes)
-        until = _end_of_wal(server)
+        until = end_of_wal(server)
         result = alternate(
             made,
             repeats,
@@ -48,7 +48,7 @@ def main(changes: int, repeats: int, subject: str) -> None:
 
 
 def _captured(server: Source, until: Lsn, contracts: Path) -> Run:
-    _copy_slot(server, _UNREAD, SLOT)
+    copy_slot(server, UNREAD, SLOT)
     home = server.folder / "continued"
     shutil.copytree(server.folder / "home", home)
     server.settle()
@@ -62,6 +62,8 @@ def _contracts(folder: Path, *, subject: str | None) -> Path:
     shutil.copytree(default_contracts_dir(), folder)
     path = folder / "tickets.json"
     document: dict[str, Any] = json.loads(path.read_text())
+    for name in document["x-cdc"]["pii"]:
+        document["properties"][name]["type"] = ["string", "null"]
     document["required"] = [name for name in document["required"] if name not in document["x-cdc"]["pii"]]
     if subject is not None:
         document["x-cdc"]["at_rest"] = {"pii": "encrypted", "subject": "asker", "subject_column": subject}

@@ -45,7 +45,8 @@ def read_at_rest(
                 path,
                 f"x-cdc.pii.{column.name}",
                 "is of a column that may not be NULL, and it is NULL once its subject's key is destroyed",
-                f"Take {column.name} out of required. The source may keep its NOT NULL.",
+                f'Take {column.name} out of required, and add "null" to its type. The source may keep its '
+                "NOT NULL.",
             )
     return subject
 

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -23,17 +25,31 @@ from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.subject_keys import SubjectKey, SubjectKeys, row_subject
 
 _IMAGES = ("before", "after")
-_KEYLESS = pa.array(["t", "b", "m"])
-"""Operations without a row: the ``after`` of a snapshot's boundary is a range of keys."""
+_WITHOUT_VALUES = pa.array(["t", "b"])
+"""Operations that bring no value of a row: the ``after`` of a snapshot's boundary is a range of keys."""
+
+_NOTHING = Split(frozenset(), "")
+"""What is readable of an image that no contract describes."""
 
 _MOST_KEYS = 50_000
 """Keys kept in memory, about 2 KB each."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """A table by its full name, how its images are divided, and the name of its subjects, if it has any."""
+
+    name: str
+    split: Split
+    subject: str | None
+
+
 class EncryptedLanding:
     """Encrypts the events of one source. ``contracts``: asked for those that are captured by now.
 
-    The threads that write batches may call it together.
+    Where one contract says encrypted, images that no contract describes, and logical messages, are encrypted
+    whole, by a key of their row or table: of these nobody knows what is personal. The threads that write
+    batches may call it together.
     """
 
     def __init__(
@@ -45,21 +61,23 @@ class EncryptedLanding:
 
     def __call__(self, events: pa.Table) -> pa.Table:
         """``events`` (a table with the columns of ``EVENT_SCHEMA``) as they land."""
-        for contract in {each.full_name: each for each in self._contracts()}.values():
-            if contract.subject is not None:
-                events = self._of_table(events, contract)
+        contracts = {each.full_name: each for each in self._contracts()}
+        if all(each.subject is None for each in contracts.values()):
+            return events
+        named = pc.binary_join_element_wise(events["source_schema"], events["source_table"], ".")
+        for place in named.unique().to_pylist():
+            contract = contracts.get(place)
+            if contract is None:
+                events = self._encrypted(events, pc.equal(named, place), _Table(place, _NOTHING, None))
+            elif contract.subject is not None:
+                split = Split(readable_columns(contract), contract.subject.column)
+                table = _Table(place, split, contract.subject.name)
+                events = self._encrypted(events, pc.equal(named, place), table)
         return events
 
-    def _of_table(self, events: pa.Table, contract: TableContract) -> pa.Table:
-        assert contract.subject is not None, "its values are encrypted"
-        here = pc.and_(
-            pc.and_(
-                pc.equal(events.column("source_schema"), contract.schema),
-                pc.equal(events.column("source_table"), contract.table),
-            ),
-            pc.invert(pc.is_in(events.column("op"), _KEYLESS)),
-        ).combine_chunks()
-        split = Split(readable_columns(contract), contract.subject.column)
+    def _encrypted(self, events: pa.Table, of_table: pa.ChunkedArray, table: _Table) -> pa.Table:
+        """``events`` with the images of one table encrypted."""
+        here = pc.and_not(of_table, pc.is_in(events.column("op"), _WITHOUT_VALUES)).combine_chunks()
         for name in _IMAGES:
             place = events.schema.get_field_index(name)
             images = events.column(place).combine_chunks()
@@ -70,18 +88,17 @@ class EncryptedLanding:
             made = encrypt_images(
                 images.take(rows),
                 events.column("key").take(rows).combine_chunks(),
-                split,
-                contract.full_name.encode(),
-                lambda whose: self._keys_of(contract, whose),
+                table.split,
+                table.name.encode(),
+                partial(self._keys_of, table),
             )
             field = events.schema.field(place)
             events = events.set_column(place, field, pc.replace_with_mask(images, mask, made))
         return events
 
-    def _keys_of(self, contract: TableContract, whose: Sequence[tuple[bool, str]]) -> list[SubjectKey]:
-        assert contract.subject is not None, "its values are encrypted"
-        names = {True: contract.subject.name, False: row_subject(contract.full_name)}
-        wanted = [(names[named], text) for named, text in whose]
+    def _keys_of(self, table: _Table, whose: Sequence[tuple[bool, str]]) -> list[SubjectKey]:
+        own = row_subject(table.name)
+        wanted = [((table.subject if named else None) or own, text) for named, text in whose]
         with self._lock:
             new = [each for each in wanted if each not in self._known]
             if new:
