@@ -15,7 +15,9 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from cryptography.exceptions import InvalidTag
@@ -32,7 +34,6 @@ MARK = f'"{MEMBER}":"'
 """Stands in an encrypted image, and in no other: within a text of JSON the quotes would be escaped."""
 
 _ID_CHARACTERS = ID_BYTES * 4 // 3
-_SUBJECT = "subject"
 _REGEXES = 1_000
 
 
@@ -64,20 +65,21 @@ def encrypt_images(
     The same image of the same row is the same again, whichever come with it. An image that is no object of
     texts is encrypted whole, as the text it is.
     """
-    done: list[str | None] = [None] * len(images)
-    places = [place for place, valid in enumerate(images.is_valid().to_pylist()) if valid]
-    while places:
-        left = images.take(pa.array(places, pa.int64()))
-        names = _names(left[0].as_py())
-        if not names or not (found := pc.extract_regex(left, _regex(names, split)))[0].is_valid:
-            done[places[0]] = _one(left[0].as_py(), rows[places[0]].as_py(), split, of, keys_of)
+    texts: list[str | None] = images.to_pylist()
+    done: list[str | None] = [None] * len(texts)
+    places = np.flatnonzero(np.asarray(images.is_valid()))
+    while len(places):
+        first = places[0]
+        names = _names(texts[first] or "")
+        left = images.take(pa.array(places))
+        alike = np.asarray(pc.match_substring_regex(left, _proof(names))) if names else np.zeros(1, np.bool_)
+        if not alike[0]:
+            done[first] = _one(texts[first] or "", rows[first].as_py(), split, of, keys_of)
             places = places[1:]
             continue
-        alike = found.is_valid()
-        here = [place for place, valid in zip(places, alike.to_pylist(), strict=True) if valid]
-        places = [place for place, valid in zip(places, alike.to_pylist(), strict=True) if not valid]
-        made = _alike(found.filter(alike), rows.take(pa.array(here, pa.int64())), names, split, of, keys_of)
-        for place, text in zip(here, made, strict=True):
+        here, places = places[alike], places[~alike]
+        made = _alike(left.filter(pa.array(alike)).to_pylist(), rows.take(pa.array(here)), names, split)
+        for place, text in zip(here.tolist(), made.encrypted(of, keys_of), strict=True):
             done[place] = text
     return pa.array(done, pa.string())
 
@@ -122,67 +124,78 @@ def _names(image: str) -> tuple[str, ...] | None:
     return names if len(set(names)) == len(names) and MEMBER not in names else None
 
 
-def _runs(names: Sequence[str], split: Split) -> list[tuple[str, list[str]]]:
-    """``names`` in runs of those that are treated alike: ``readable``, ``subject``, ``encrypted``."""
-    runs: list[tuple[str, list[str]]] = []
+@lru_cache(_REGEXES)
+def _proof(names: tuple[str, ...]) -> str:
+    """What matches flat images with just these ``names`` in this order."""
+    members = (f"{re.escape(_name(each))}:{MEMBER_VALUE}" for each in names)
+    return rf"\A\{{{','.join(members)}\}}\z"
+
+
+def _name(name: str) -> str:
+    return json.dumps(name, ensure_ascii=False)
+
+
+def _runs(names: Sequence[str], split: Split) -> list[tuple[str, str]]:
+    """The runs of ``names`` that are treated alike (``shown``, ``subject``, ``hidden``), each with how it
+    begins."""
+    runs: list[tuple[str, str]] = []
     for name in names:
-        kind = _SUBJECT if name == split.subject else "readable" if name in split.readable else "encrypted"
+        kind = "subject" if name == split.subject else "shown" if name in split.readable else "hidden"
         if not runs or runs[-1][0] != kind:
-            runs.append((kind, []))
-        runs[-1][1].append(name)
+            runs.append((kind, f",{_name(name)}:"))
     return runs
 
 
-@lru_cache(_REGEXES)
-def _regex(names: tuple[str, ...], split: Split) -> str:
-    """What matches flat images with just these ``names`` in this order, a group for each run."""
-    groups = (
-        f"(?P<run{place}>"
-        + ",".join(f"{re.escape(json.dumps(each, ensure_ascii=False))}:{MEMBER_VALUE}" for each in run)
-        + ")"
-        for place, (_, run) in enumerate(_runs(names, split))
-    )
-    return rf"\A\{{{','.join(groups)}\}}\z"
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """Of each image the members that are ``shown`` and ``hidden``, and whose it is."""
+
+    shown: list[str]
+    hidden: list[str]
+    whose: list[tuple[bool, str]]
+
+    def encrypted(self, of: bytes, keys_of: KeysOf) -> list[str]:
+        if not any(self.hidden):
+            return [f"{{{text}}}" for text in self.shown]
+        known = dict(zip(distinct := [*dict.fromkeys(self.whose)], keys_of(distinct), strict=True))
+        return [
+            f'{{{shown}{"," if shown else ""}{MARK}{_body(known[whose], hidden.encode(), of)}"}}'
+            for shown, hidden, whose in zip(self.shown, self.hidden, self.whose, strict=True)
+        ]
 
 
-def _alike(
-    found: pa.StructArray,
-    rows: pa.StringArray,
-    names: tuple[str, ...],
-    split: Split,
-    of: bytes,
-    keys_of: KeysOf,
-) -> list[str]:
-    """Encrypt images that were ``found`` to be alike."""
+def _alike(images: Sequence[str], rows: pa.StringArray, names: Sequence[str], split: Split) -> _Parts:
+    """Divide images that are proven to have just ``names`` in this order.
+
+    ``,"name":`` begins a member wherever it stands: within a text the quotes would be escaped.
+    """
     runs = _runs(names, split)
-    texts = [found.field(place) for place in range(len(runs))]
-    hidden = [text for (kind, _), text in zip(runs, texts, strict=True) if kind == "encrypted"]
-    shown = [text for (kind, _), text in zip(runs, texts, strict=True) if kind != "encrypted"]
-    if not hidden:
-        return [f"{{{text}}}" for text in _joined(shown)]
-    subjects = [text for (kind, _), text in zip(runs, texts, strict=True) if kind == _SUBJECT]
-    whose = _subjects(subjects[0].to_pylist() if subjects else [None] * len(rows), rows)
-    known = dict(zip(distinct := [*dict.fromkeys(whose)], keys_of(distinct), strict=True))
-    bodies = [
-        _body(known[subject], text.encode(), of) for subject, text in zip(whose, _joined(hidden), strict=True)
+    starts = [[1] * len(images)]
+    for _, begin in runs[1:]:
+        found = [image.index(begin, start) for image, start in zip(images, starts[-1], strict=True)]
+        starts.append([start + 1 for start in found])
+    starts.append([len(image) for image in images])
+    members = [
+        [image[start : end - 1] for image, start, end in zip(images, begun, ended, strict=True)]
+        for begun, ended in pairwise(starts)
     ]
-    if not shown:
-        return [f'{{{MARK}{body}"}}' for body in bodies]
-    return [f'{{{text},{MARK}{body}"}}' for text, body in zip(_joined(shown), bodies, strict=True)]
+    by_kind: dict[str, list[list[str]]] = {"subject": [], "hidden": [], "shown": []}
+    for (kind, _), each in zip(runs, members, strict=True):
+        by_kind[kind].append(each)
+    values = [_value(each) for each in by_kind["subject"][0]] if by_kind["subject"] else [None] * len(images)
+    shown = [each for (kind, _), each in zip(runs, members, strict=True) if kind != "hidden"]
+    keys: list[str | None] = rows.to_pylist()
+    whose = [
+        (True, value) if value is not None else (False, key or "")
+        for value, key in zip(values, keys, strict=True)
+    ]
+    return _Parts(_joined(shown, len(images)), _joined(by_kind["hidden"], len(images)), whose)
 
 
-def _joined(runs: Sequence[pa.StringArray]) -> list[str]:
-    joined: list[str] = (runs[0] if len(runs) == 1 else pc.binary_join_element_wise(*runs, ",")).to_pylist()
-    return joined
-
-
-def _subjects(fragments: Sequence[str | None], rows: pa.StringArray) -> list[tuple[bool, str]]:
-    """Whose each row is, from the member of the subject's column in its image."""
-    found = []
-    for place, fragment in enumerate(fragments):
-        value = None if fragment is None else _value(fragment)
-        found.append((True, value) if value is not None else (False, rows[place].as_py() or ""))
-    return found
+def _joined(runs: Sequence[Sequence[str]], count: int) -> list[str]:
+    if len(runs) < 2:
+        return [*runs[0]] if runs else [""] * count
+    return [",".join(each) for each in zip(*runs, strict=True)]
 
 
 def _value(member: str) -> str | None:

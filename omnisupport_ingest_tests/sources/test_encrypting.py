@@ -1,4 +1,4 @@
-"""Events as they land where a contract says encrypted: what is readable in them, and whose key has the rest."""
+"""Events as they land where a contract says encrypted: what is readable in them, whose key has the rest."""
 
 from __future__ import annotations
 
